@@ -31,7 +31,7 @@ def check_alike(mine: StreamingGP, theirs: StreamingGP) -> None:
     """
     if type(mine) is not type(theirs):
         _refuse("classes", type(mine).__name__, type(theirs).__name__)
-    ours, others = dict(_settings(mine)), dict(_settings(theirs))
+    ours, others = dict(parts_of(mine)), dict(parts_of(theirs))
     for name in (*ours, *others):
         a, b = ours.get(name), others.get(name)
         if not _is_equal(a, b):
@@ -52,7 +52,7 @@ def _spelled(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _settings(model: StreamingGP) -> Iterator[tuple[str, Any]]:
+def parts_of(model: StreamingGP) -> Iterator[tuple[str, Any]]:
     """List hyperparameters, classes and plain options of kernel, mean, likelihood and inputs."""
     for name in ("covar_module", "mean_module", "likelihood", "input_transform", "stem"):
         module = getattr(model, name, None)

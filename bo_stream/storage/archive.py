@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -51,6 +52,7 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
         raise
 
 
+@cache
 def package_version(name: str) -> str:
     """Return the installed version of a package, ``unknown`` if it runs from a source tree."""
     try:
@@ -187,16 +189,19 @@ def write_archive(path: str | Path, about: Mapping[str, Any], arrays: dict[str, 
         file.write(content)
 
 
-def archive_bytes(about: Mapping[str, Any], arrays: dict[str, Tensor]) -> bytes:
+def archive_bytes(
+    about: Mapping[str, Any], arrays: dict[str, Tensor], kind: FileFormat = MODEL_FILE
+) -> bytes:
     """Return arrays with a header and a digest, as the bytes of a file.
 
     Args:
         about: Further entries of the header: texts, numbers.
         arrays: By name; contiguous, in main memory, none shares memory with another.
+        kind: Format that the header says.
     """
     from safetensors.torch import save
 
-    said = {**MODEL_FILE.head(), **about}
+    said = {**kind.head(), **about}
     said["sha256"] = _archive_digest(said, arrays)
     texts = {name: v if name in _TEXTS else json.dumps(v) for name, v in said.items()}
     return save(arrays, texts)
@@ -219,12 +224,15 @@ def read_archive(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return about, arrays
 
 
-def read_archive_bytes(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_archive_bytes(
+    content: bytes, name: str, kind: FileFormat = MODEL_FILE
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read the header and the arrays of what :func:`archive_bytes` returned.
 
     Args:
         content: The bytes.
         name: What they are, for messages.
+        kind: Format that is expected.
 
     Raises:
         ValueError: They are of another format or version, or damaged.
@@ -237,7 +245,7 @@ def read_archive_bytes(content: bytes, name: str) -> tuple[dict[str, Any], dict[
         arrays = load(content)
     except _DAMAGE as error:
         raise _damaged(name, content[:9], error) from error
-    MODEL_FILE.check(name, about)
+    kind.check(name, about)
     _check_archive(name, about, arrays)
     return about, arrays
 

@@ -1,0 +1,69 @@
+"""What a replica was told and has not sent yet, in deltas that are numbered and never changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bo_stream.distributed.clock import Dot
+from bo_stream.distributed.deltas import Delta
+from bo_stream.distributed.records import Store, delta_key, sealed
+from bo_stream.models.base import StreamingGP
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A delta as it is written, once or several times.
+
+    Attributes:
+        dot: Which one it is.
+        observations: Number of observations.
+        content: Its bytes.
+    """
+
+    dot: Dot
+    observations: int
+    content: bytes
+
+
+class Outbox:
+    """Packs what was told into deltas; one that may have been written is not packed anew.
+
+    Attributes:
+        run: The run whose deltas they are.
+        search: Digest of the search.
+        template: The model without observations that all replicas begin with.
+    """
+
+    def __init__(self, run: str, search: str, template: StreamingGP) -> None:
+        """Begin with nothing, and the number 1."""
+        self.run, self.search, self.template = run, search, template
+        self._told: list[Delta] = []
+        self._parcel: Parcel | None = None
+        self._number = 0
+
+    def add(self, told: Delta) -> None:
+        """Add observations to the next delta."""
+        total = told if not self._told else self._told[0].plus([told])
+        self._told = [total.settled(self.template)]
+
+    def parcel(self) -> Parcel | None:
+        """Return the next delta to be written, None if there is nothing to send."""
+        if self._parcel is None and self._told:
+            delta, self._told = self._told[0], []
+            self._number += 1
+            content = sealed(self.search, {"count": delta.observations}, delta.arrays())
+            self._parcel = Parcel((self.run, self._number), delta.observations, content)
+        return self._parcel
+
+    def send(self, store: Store) -> list[Parcel]:
+        """Write what there is; a call that raises has lost nothing, and the next goes on.
+
+        Returns:
+            Those that are written, for others to take.
+        """
+        written = []
+        while (parcel := self.parcel()) is not None:
+            store[delta_key(parcel.dot)] = parcel.content
+            self._parcel = None
+            written.append(parcel)
+        return written

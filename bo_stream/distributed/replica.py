@@ -1,0 +1,380 @@
+"""Replicas of a search: no driver, each chooses points of its own and exchanges statistics."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+from bo_stream.distributed.clock import VectorClock
+from bo_stream.distributed.compaction import compact
+from bo_stream.distributed.deltas import BestPoints, Delta
+from bo_stream.distributed.gathering import Gathered, Gathering
+from bo_stream.distributed.hyperparameters import arrays_of, set_from
+from bo_stream.distributed.membership import Membership
+from bo_stream.distributed.outbox import Outbox, Parcel
+from bo_stream.distributed.records import (
+    Listing,
+    Store,
+    VanishedError,
+    count_of,
+    counted_key,
+    name_of,
+    new_run,
+    opened,
+    sealed,
+)
+from bo_stream.distributed.search import Search, template_of
+from bo_stream.errors import UsageError, check_whole
+from bo_stream.loops.optimization.acquisition import Situation, best_points
+from bo_stream.loops.optimization.settings import OptimizationSettings
+from bo_stream.loops.optimization.surrogate import FEW_PER_INPUT, FEWEST, learn
+from bo_stream.loops.optimization.trials import LARGEST
+from bo_stream.loops.predictions import predict_mean
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.shell.fitting import learned_values
+from bo_stream.warnings import users_stack_level
+
+CHOICES = ("TS", "random")
+"""Acquisitions that need to know nothing of what others evaluate at the time."""
+
+ATTEMPTS = 10
+"""How often a store is listed anew because it was compacted while it was read."""
+
+
+class ReplicaWarning(UserWarning):
+    """Something in a store cannot be used, or two replicas have one name."""
+
+
+@dataclass(frozen=True)
+class BestPoint:
+    """The best point so far.
+
+    Attributes:
+        X: The point, of all that were told to any replica and exchanged; of the ``SHORTLIST`` best
+            outcomes that with the best posterior mean.
+        mean: That posterior mean.
+    """
+
+    X: tuple[float, ...]
+    mean: float
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What an exchange did.
+
+    Attributes:
+        sent: Observations that were sent.
+        deltas: Deltas that were taken, those in a snapshot not counted.
+        anew: Whether the model began anew from a snapshot.
+        learned: Whether hyperparameters were learned here.
+        adopted: Whether other hyperparameters than before are in use.
+        removed: Deltas that were put into a snapshot and removed.
+        bytes_sent: Bytes that were written.
+        bytes_taken: Bytes that were read.
+        remarks: What was left out, and why; also told as a ``ReplicaWarning``, each once.
+    """
+
+    sent: int
+    deltas: int
+    anew: bool
+    learned: bool
+    adopted: bool
+    removed: int
+    bytes_sent: int
+    bytes_taken: int
+    remarks: tuple[str, ...]
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was sent, taken, learned or adopted."""
+        return self.sent + self.deltas > 0 or self.anew or self.learned or self.adopted
+
+
+class Replica:
+    """One of many workers that optimise a function together, without a driver.
+
+    A replica has a model of all observations that it knows. It asks for points by Thompson
+    sampling: each maximises a function drawn from the posterior, so that replicas which know the
+    same choose different points. What it is told it sends as a *delta*, once; deltas of others it
+    takes from the store, each once, in whatever order they come. Hyperparameters and the
+    standardisation of outcomes travel as one record; of several that from the most observations
+    counts, of equally many that of the last name. Replicas with the same deltas and the same record
+    have the same posterior but for rounding.
+
+    Nothing is locked and nobody is waited for. A replica that dies loses what it has not sent;
+    another one of its name goes on with all that is in the store.
+
+    - An exchange: a listing of the store, the new deltas (few observations as themselves, many as
+      statistics), and a new posterior, as after an update.
+    - Exact: the posterior of all deltas, whatever their order; see the model's class.
+    - Models: statistics must not depend on hyperparameters: ``WISKI`` on the unit cube (the
+      default, one to four inputs), or ``BayesianLastLayer`` with a network that is not learned.
+
+    Example:
+        >>> settings = OptimizationSettings(bounds=((0.0, 1.0), (0.0, 1.0)), acquisition="TS")
+        >>> replica = Replica(settings, FolderStore("shared/search"), name="worker-7")
+        >>> while not enough(replica.best()):
+        ...     X = replica.ask()
+        ...     replica.tell(X, [measure(x) for x in X])
+        ...     replica.exchange()
+
+    Attributes:
+        settings: Of the search; ``acquisition`` is ``TS`` or ``random``, and no acquisition looks
+            at pending points.
+        store: Where deltas are exchanged.
+        name: Of the replica.
+        run: Name of this run of it.
+        model: Over the unit cube, of outcomes of which large ones are good.
+    """
+
+    def __init__(
+        self,
+        settings: OptimizationSettings,
+        store: Store,
+        name: str,
+        model: StreamingGP | None = None,
+        compact_above: int = 1000,
+    ) -> None:
+        """Join the search in a store, or begin one, and take what is there.
+
+        Args:
+            settings: As of the other replicas; seeds may differ.
+            store: ``FolderStore``, ``MemoryStore``, or any mapping of texts to bytes.
+            name: Of its own; letters, digits, dots, dashes and underscores.
+            model: Without observations, the same in all replicas, for more than four inputs; it is
+                copied. Default: ``WISKI``, as the settings say.
+            compact_above: Number of deltas in the store above which an exchange puts them into a
+                snapshot.
+
+        Raises:
+            UsageError: The settings need a driver, the model does not qualify, or the store has
+                another search; it says in what that differs.
+        """
+        if settings.acquisition not in CHOICES:
+            raise UsageError(
+                f"Expected acquisition of a replica to be one of {', '.join(CHOICES)}, got "
+                f"{settings.acquisition!r}: it cannot know which points others evaluate."
+            )
+        check_whole("compact_above", compact_above, 1)
+        self.settings, self.store, self.name, self.run = settings, store, name, new_run(name)
+        self._template = template_of(settings, model)
+        search = Search.of(settings, self._template)
+        self._search, self._compact_above = search.digest, compact_above
+        self._members = Membership(self.run, search, store)
+        self._gathering = Gathering(store, search.digest, self._template)
+        self._outbox = Outbox(self.run, search.digest, self._template)
+        self.model = deepcopy(self._template)
+        self._best = self._told([], []).best
+        self._clock, self._learned, self._said = VectorClock(), "", set[str]()
+        self._asked = -1  # until what is there is taken
+        self.exchange()
+        own = [dot for dot in Listing.of(store).deltas if name_of(dot[0]) == name]
+        self._asked = len(own)  # what was asked for before is not asked for again
+
+    # --- points -------------------------------------------------------------------------------
+
+    @property
+    def observations(self) -> int:
+        """Number of observations in the model."""
+        return round(self.model.num_observations)
+
+    def ask(self, q: int | None = None) -> list[tuple[float, ...]]:
+        """Choose q points (default: as in the settings) within the bounds.
+
+        While fewer than ``initial`` observations are known they are of a Sobol sequence, of which
+        each replica has its own part; then each maximises a function drawn from the posterior. They
+        depend on the seed of the settings, the name, the number of earlier points and the model,
+        not on torch's global random state.
+        """
+        count = self.settings.q if q is None else q
+        check_whole("q", count, 1)
+        few = self.observations < max(self.settings.initial, FEWEST)
+        is_random = few or self.settings.acquisition == "random"
+        points = self._sobol_points(count) if is_random else self._maxima(count)
+        self._asked += count
+        return self.settings.from_unit_cube(points)
+
+    def _sobol_points(self, count: int) -> Tensor:
+        place, names = self._members.place()
+        engine = SobolEngine(self.settings.dim, scramble=True, seed=self.settings.seed)
+        engine.fast_forward(self._asked * names + place)
+        return engine.draw(count * names, dtype=torch.float64)[::names]
+
+    def _maxima(self, count: int) -> Tensor:
+        seed = zlib.crc32(f"{self.settings.seed} {self.name} {self._asked}".encode()) % 2**31
+        X, means = self._means()
+        situation = Situation(self.model, X, means[0].item(), None, self.settings.beta, seed)
+        return best_points(self.settings, situation, count)
+
+    def _means(self) -> tuple[Tensor, Tensor]:
+        """Return the best points, those of the largest posterior means first, and these."""
+        means, order = predict_mean(self.model, self._best.X).sort(descending=True, stable=True)
+        return self._best.X[order], means
+
+    def best(self) -> BestPoint:
+        """Find the point of the best posterior mean; none is a ``UsageError``."""
+        if len(self._best.Y) == 0:
+            raise UsageError("There is no best point yet: no outcome was told.")
+        X, means = self._means()
+        return BestPoint(
+            self.settings.from_unit_cube(X[:1])[0], self.settings.sign * float(means[0])
+        )
+
+    # --- outcomes -----------------------------------------------------------------------------
+
+    def tell(self, X: Sequence[Sequence[float]], Y: Sequence[float]) -> None:
+        """Put the outcomes of n points into the model; others get them by the next exchange.
+
+        Args:
+            X: ``n x d``, within the bounds; asked for or not.
+            Y: ``n``. A point whose evaluation failed is left out.
+
+        Raises:
+            UsageError: A point is not within the bounds, or an outcome is not finite; nothing is
+                put in.
+        """
+        told = self._told(X, Y)
+        if told.observations == 0:
+            return
+        told.put_into(self.model, self._template)
+        self._best = BestPoints.joined((self._best, told.best))
+        self._outbox.add(told)
+
+    def _told(self, X: Sequence[Sequence[float]], Y: Sequence[float]) -> Delta:
+        try:
+            points = torch.as_tensor(X, dtype=torch.float64).reshape(len(X), self.settings.dim)
+            values = torch.as_tensor(Y, dtype=torch.float64).reshape(len(X))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"Expected X of n points of {self.settings.dim} numbers and Y of n outcomes, got "
+                f"{X!r} and {Y!r}."
+            ) from error
+        low, high = torch.tensor(self.settings.bounds, dtype=torch.float64).T
+        for point in points:
+            if not bool(((low <= point) & (point <= high)).all()):
+                raise UsageError(
+                    f"Expected points within {self.settings.bounds}, got {point.tolist()}."
+                )
+        for value in values.tolist():
+            if not abs(value) <= LARGEST:
+                raise UsageError(
+                    f"Expected finite outcomes of at most {LARGEST:g} in size, got {value}. Leave "
+                    "out a point whose evaluation failed."
+                )
+        inside = self.settings.to_unit_cube(points.tolist())
+        return Delta.of(inside, self.settings.sign * values.unsqueeze(-1).to(inside))
+
+    # --- the others ---------------------------------------------------------------------------
+
+    def exchange(self) -> Exchanged:
+        """Send what was told here, take what others have sent, and learn where it is due.
+
+        Raises:
+            UsageError: Another replica of this name has started after this one; what was told here
+                is in the store. Or the store changes faster than it can be read.
+            OSError: The store cannot be reached; nothing is lost, and the next exchange goes on.
+        """
+        parcels = self._send()
+        listing, found = self._look()
+        remarks = [*self._strange(listing), *found.remarks]
+        if self._asked >= 0:
+            remarks += self._members.still_alive(listing, self._clock)
+        self._put(found)
+        adopted = self._adopt(listing, remarks)
+        learned = self._learn()
+        self._warn(remarks)
+        self._members.check_alone(listing)
+        removed = self.compact() if len(listing.deltas) > self._compact_above else 0
+        return Exchanged(
+            sent=sum(parcel.observations for parcel in parcels),
+            deltas=found.deltas,
+            anew=found.anew,
+            learned=learned > 0,
+            adopted=adopted > 0,
+            removed=removed,
+            bytes_sent=sum(len(parcel.content) for parcel in parcels) + learned,
+            bytes_taken=found.bytes + adopted,
+            remarks=tuple(remarks),
+        )
+
+    def compact(self) -> int:
+        """Put all deltas in the store into a snapshot; return how many were removed.
+
+        Any replica may do it at any time; of several that do it at once one or none succeeds.
+        """
+        return compact(self._gathering, self.run)
+
+    def _send(self) -> list[Parcel]:
+        sent = self._outbox.send(self.store)
+        self._clock = self._clock.plus(parcel.dot for parcel in sent)
+        return sent
+
+    def _look(self) -> tuple[Listing, Gathered]:
+        """List the store, and read what is new; anew where it was compacted meanwhile."""
+        for _ in range(ATTEMPTS):
+            listing = Listing.of(self.store)
+            try:
+                return listing, self._gathering.missing(self._clock, listing)
+            except VanishedError as error:
+                vanished = error
+        raise UsageError(
+            f"Records vanish from the store faster than they can be read ({vanished}, at the "
+            f"{ATTEMPTS}th attempt). Nothing but replicas may remove what is in it."
+        )
+
+    def _put(self, found: Gathered) -> None:
+        if found.delta is not None:
+            model = self.model._shallow_copy().clear() if found.anew else self.model
+            found.delta.put_into(model, self._template)
+            kept = () if found.anew else (self._best,)
+            self.model, self._best = model, BestPoints.joined((*kept, found.delta.best))
+        self._clock = found.clock
+
+    def _adopt(self, listing: Listing, remarks: list[str]) -> int:
+        """Set the hyperparameters that count; return the size of their record, 0 if in use."""
+        for key in reversed(listing.learned):
+            if key <= self._learned:
+                break
+            try:
+                _, arrays, size = opened(self.store, key, self._search)
+                set_from(self.model, arrays)
+            except VanishedError:
+                continue
+            except ValueError as error:
+                remarks.append(f"{key} is left out: {error}")
+                continue
+            self._learned = key
+            return size
+        return 0
+
+    def _learn(self) -> int:
+        """Learn hyperparameters where it is due, and send them; return the size of their record."""
+        count, before = self.observations, self._learned and count_of(self._learned)
+        least = max(self.settings.initial, FEWEST)
+        if count < least or not self.settings.refit_is_due(count, [before] if before else []):
+            return 0
+        few = before and count <= FEW_PER_INPUT * self.settings.dim
+        learn(self.model, [learned_values(deepcopy(self._template))] if few else [])
+        key = counted_key("learned", count, self.run)
+        content = sealed(self._search, {}, arrays_of(self.model))
+        self.store[key] = content
+        self._learned = key
+        return len(content)
+
+    def _strange(self, listing: Listing) -> list[str]:
+        return [f"{key} in the store is not a record of replicas." for key in listing.foreign]
+
+    def _warn(self, remarks: Sequence[str]) -> None:
+        """Tell each remark once."""
+        for remark in remarks:
+            if remark not in self._said:
+                self._said.add(remark)
+                warnings.warn(remark, ReplicaWarning, stacklevel=users_stack_level())
