@@ -53,6 +53,7 @@ class Box:
 BOXES: dict[str, Box] = {
     "cli": Box(380, 84, 230, "the command bo-stream"),
     "ax": Box(810, 84, 230, "strategy, models, storage for Ax"),
+    "gest": Box(660, 84, 130, "for libEnsemble"),
     "distributed": Box(60, 134, 220, "files, replicas, processes"),
     "loops": Box(460, 184, 285, "active sampling, optimization, run files"),
     "lazy_names": Box(885, 284, 118, "names on demand"),

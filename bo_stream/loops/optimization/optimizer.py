@@ -286,6 +286,6 @@ def named_functions(folder: Path) -> list[str]:
 
 
 def _functions(content: Mapping[str, Any]) -> list[str]:
-    run = content["run"]
-    names = [] if run is None else [str(run["objective"]["function"])]
+    objective = (content["run"] or {}).get("objective")
+    names = [] if objective is None else [str(objective["function"])]
     return [name for name in (*names, str(content["settings"]["acquisition"])) if ":" in name]

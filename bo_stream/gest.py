@@ -1,0 +1,374 @@
+"""A generator of the standard that libEnsemble, Xopt and Optimas share: the package gest-api."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+import gest_api
+import numpy as np
+import torch
+from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
+from gest_api.vocs import (
+    VOCS,
+    BaseVariable,
+    ContextualVariable,
+    ContinuousVariable,
+    DiscreteVariable,
+    ExploreObjective,
+    MaximizeObjective,
+)
+from torch.quasirandom import SobolEngine
+
+from bo_stream.acquisition import FeatureNIPV
+from bo_stream.acquisition.weight_space import lives_in_features
+from bo_stream.errors import UsageError
+from bo_stream.loops.optimization.acquisition import Situation
+from bo_stream.loops.optimization.objectives import NoOutcomeError, as_number
+from bo_stream.loops.optimization.optimizer import Optimizer, load_optimizer, save_optimizer
+from bo_stream.loops.optimization.settings import OptimizationSettings
+from bo_stream.loops.optimization.trials import LARGEST
+
+ID = "_id"
+"""Key of a point's identifier, by the standard."""
+
+EXPLORE = "bo_stream.gest:explore"
+"""Acquisition of an objective that is to be explored."""
+
+_OF_VOCS = ("bounds", "maximize")
+_INTEGRATION_POINTS = 128
+_ROUNDING = 1e-6  # of float32, in which a driver may hold points
+
+
+class Generator(gest_api.Generator):
+    """Bayesian optimization with a streaming model, as drivers of the standard call it.
+
+    It holds an :class:`~bo_stream.loops.optimization.Optimizer`, whose ledger has every point that
+    was suggested or ingested, under its ``_id``. Results may come in any order, late, or never. One
+    whose objective is missing, NaN, infinite or beyond 1e75 is a failure: the model does not see
+    it, and the point is avoided. A second result of a point corrects the first. Points that were
+    not suggested are ingested without an ``_id``; one without an ``_id`` that equals a point which
+    waits for its result is that point.
+
+    What it cannot do is a ``ValueError`` (:class:`~bo_stream.errors.UsageError`), which changes
+    nothing.
+
+    Attributes:
+        vocs: Variables, objective, constants and observables.
+        optimizer: Points, outcomes and model; ``optimizer.best()`` is the best point so far.
+
+    Example:
+        >>> generator = Generator(VOCS(variables={"x": [0, 1]}, objectives={"f": "MINIMIZE"}))
+        >>> points = generator.suggest(4)
+        >>> generator.ingest([{**point, "f": measure(point["x"])} for point in points])
+    """
+
+    returns_id = True
+
+    def __init__(self, vocs: VOCS, folder: str | Path | None = None, **settings: Any) -> None:
+        """Begin without results.
+
+        Args:
+            vocs: Continuous variables with finite bounds and one objective. ``MINIMIZE`` and
+                ``MAXIMIZE`` look for the best point; ``EXPLORE`` learns the objective everywhere,
+                by the integrated posterior variance. Constants are handed on, observables ignored.
+            folder: Where ``finalize`` saves everything; None: nowhere.
+            settings: Of :class:`~bo_stream.loops.optimization.OptimizationSettings` but ``bounds``
+                and ``maximize``, which are in the VOCS: ``q`` is the number of points where none is
+                asked for.
+
+        Raises:
+            UsageError: A VOCS that it cannot take, with what to use instead, or a setting that is
+                unknown or out of range.
+        """
+        super().__init__(vocs)
+        self.vocs, self._folder = vocs, None if folder is None else Path(folder)
+        self.optimizer = Optimizer(_settings_of(vocs, settings))
+
+    def _validate_vocs(self, vocs: VOCS) -> None:
+        """Check that every variable has an interval and that there is one objective to follow."""
+        if not vocs.variables:
+            raise UsageError("Expected VOCS of at least one variable, got none.")
+        for name, variable in vocs.variables.items():
+            _check_variable(name, variable)
+        if len(vocs.objectives) != 1:
+            raise UsageError(
+                f"Expected VOCS of one objective, got {len(vocs.objectives)}: "
+                f"{', '.join(vocs.objectives) or 'none'}. For several objectives use Ax with "
+                "bo_stream.ax, whose models take several outcomes; or give their weighted sum."
+            )
+        if vocs.constraints:
+            raise UsageError(
+                f"Expected VOCS without constraints, got {', '.join(vocs.constraints)}. For these "
+                "use Ax with bo_stream.ax. Where a violation means that a point is of "
+                "no use, leave them out and return NaN as its objective: it counts as a failure."
+            )
+
+    # --- the standard -------------------------------------------------------------------------
+
+    def suggest(self, num_points: int | None = None) -> list[dict[str, Any]]:
+        """Choose the next points to evaluate.
+
+        Args:
+            num_points: How many; None: ``q`` of the settings.
+
+        Returns:
+            Points as dictionaries of all variables and constants, and their ``_id``.
+
+        Raises:
+            UsageError: Not a whole number of at least 1.
+        """
+        count = None if num_points is None else _whole("num_points", num_points, 1)
+        constants = {name: constant.value for name, constant in self.vocs.constants.items()}
+        return [
+            {**dict(zip(self.vocs.variables, trial.X, strict=True)), **constants, ID: trial.key}
+            for trial in self.optimizer.ask(count)
+        ]
+
+    def ingest(self, results: Sequence[Mapping[str, Any]]) -> None:
+        """Take results of evaluations.
+
+        Args:
+            results: Dictionaries of all variables and the objective; with the ``_id`` of a point
+                that was suggested, without one of others. Constants, if given, are checked.
+
+        Raises:
+            UsageError: A variable is missing, not a number or out of bounds; an objective is not a
+                number; a constant has another value; an ``_id`` is unknown or of another point.
+                Nothing is ingested then.
+        """
+        for result in [self._read(result) for result in results]:
+            self._record(result)
+
+    def finalize(self) -> None:
+        """Bring the model up to date with all results, and save everything if there is a folder."""
+        self.optimizer.surrogate.follow(self.optimizer.ledger)
+        if self._folder is not None:
+            self.save(self._folder)
+
+    # --- files --------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> None:
+        """Write points, results and model; an earlier state in the folder is replaced at once.
+
+        Raises:
+            OSError: The folder cannot be written; the old state stands.
+        """
+        save_optimizer(Path(folder), self.optimizer, {"vocs": _outline(self.vocs)})
+
+    @classmethod
+    def load(cls, folder: str | Path, vocs: VOCS) -> Self:
+        """Go on with what a folder holds: the same points are suggested as without the stop.
+
+        ``finalize`` saves to the same folder.
+
+        Args:
+            folder: Of :meth:`save`, or the constructor's.
+            vocs: Of the generator that was saved.
+
+        Raises:
+            UsageError: There is none, it is damaged, or it is of another VOCS.
+        """
+        optimizer, run = load_optimizer(Path(folder), trusted=[EXPLORE])
+        former = None if run is None else run.get("vocs")
+        if former is None:
+            raise UsageError(
+                f"{folder} holds no generator: it was saved by another run, which load_optimizer "
+                "or bo-stream optimize --resume reads."
+            )
+        self = cls(vocs, folder)
+        here, own = _outline(vocs), self.optimizer.settings
+        if here != former or own.bounds != optimizer.settings.bounds:
+            raise UsageError(
+                f"{folder} is of the VOCS {former} with bounds {optimizer.settings.bounds}, got "
+                f"{here} with bounds {own.bounds}."
+            )
+        self.optimizer = optimizer
+        return self
+
+    # --- results ------------------------------------------------------------------------------
+
+    def _read(self, result: Mapping[str, Any]) -> _Result:
+        """Check a result, which changes nothing."""
+        for name, constant in self.vocs.constants.items():
+            if name in result and not np.array_equal(result[name], constant.value):
+                raise UsageError(
+                    f"Expected the constant {name} to be {constant.value!r}, got {result[name]!r}: "
+                    "a result of another problem."
+                )
+        X = tuple(self._coordinate(result, name) for name in self.vocs.variables)
+        given = result.get(ID)
+        key = None if _is_missing(given) else self._known_key(given, X)
+        if key is None:
+            self._check_inside(X)
+        (objective,) = self.vocs.objectives
+        return _Result(key, X, _outcome(objective, result.get(objective)))
+
+    def _coordinate(self, result: Mapping[str, Any], name: str) -> float:
+        if name not in result:
+            raise UsageError(
+                f"Expected results with all of {', '.join(self.vocs.variables)}, got one without "
+                f"{name}: {dict(result)}."
+            )
+        try:
+            return as_number(result[name])
+        except NoOutcomeError as error:
+            raise UsageError(f"Variable {name} of a result: {error}.") from error
+
+    def _known_key(self, given: Any, X: tuple[float, ...]) -> int:
+        """Return the key of a point that was suggested, if X is that point."""
+        key, ledger = _whole(ID, given, 0), self.optimizer.ledger
+        if key >= len(ledger):
+            raise UsageError(
+                f"No point with {ID} {key} was suggested or ingested. Leave out {ID} for points of "
+                "your own."
+            )
+        widths = [high - low for low, high in self.optimizer.settings.bounds]
+        there = zip(X, ledger[key].X, widths, strict=True)
+        if any(abs(x - known) > _ROUNDING * max(width, abs(known)) for x, known, width in there):
+            raise UsageError(
+                f"Point {key} is {ledger[key].X}, got {X} with its {ID}. Leave out {ID} if another "
+                "point was evaluated."
+            )
+        return key
+
+    def _check_inside(self, X: tuple[float, ...]) -> None:
+        for (name, variable), x in zip(self.vocs.variables.items(), X, strict=True):
+            low, high = variable.domain
+            if not low <= x <= high:
+                raise UsageError(
+                    f"Expected {name} within [{low:g}, {high:g}], got {x:g}. Leave out results "
+                    "from outside the bounds, or give a VOCS with wider ones."
+                )
+
+    def _record(self, result: _Result) -> None:
+        optimizer, key = self.optimizer, result.key
+        if key is None:
+            waiting = (trial.key for trial in optimizer.pending if trial.X == result.X)
+            key = next(waiting, None)
+        if key is None:
+            key = optimizer.register(result.X).key
+        status = optimizer.ledger[key].status
+        if result.Y is not None:
+            if status in ("told", "withdrawn"):
+                optimizer.amend(key, result.Y)
+            else:
+                optimizer.tell(key, result.Y)
+        elif status == "told":  # it turned out to be of no use
+            optimizer.withdraw(key)
+        elif status != "withdrawn":
+            optimizer.fail(key, "no finite objective")
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A checked result.
+
+    Attributes:
+        key: Of a trial in the ledger; None: not known yet.
+        X: The point, in the order of the variables.
+        Y: Its outcome; None: the evaluation failed.
+    """
+
+    key: int | None
+    X: tuple[float, ...]
+    Y: float | None
+
+
+def explore(situation: Situation) -> AcquisitionFunction:
+    """Build minus the integrated posterior variance after a point, over the unit cube."""
+    model, pending = situation.model, situation.X_pending
+    like = situation.X_baseline
+    engine = SobolEngine(like.shape[-1], scramble=True, seed=situation.seed)
+    points = engine.draw(_INTEGRATION_POINTS, dtype=torch.float64).to(like)
+    if lives_in_features(model):
+        return FeatureNIPV(model, mc_points=points, X_pending=pending)
+    return qNegIntegratedPosteriorVariance(model, mc_points=points, X_pending=pending)
+
+
+def _settings_of(vocs: VOCS, settings: Mapping[str, Any]) -> OptimizationSettings:
+    """Put a VOCS and settings together, or raise a ``UsageError``."""
+    known = {field.name for field in fields(OptimizationSettings)} - {*_OF_VOCS}
+    unknown = [name for name in settings if name not in known]
+    if unknown:
+        raise UsageError(
+            f"Expected settings among {', '.join(sorted(known))}, got {', '.join(unknown)}. Bounds "
+            "and direction are the VOCS's."
+        )
+    (objective,) = vocs.objectives.values()
+    options = dict(settings)
+    explores = isinstance(objective, ExploreObjective)
+    if explores and options.setdefault("acquisition", EXPLORE) not in (EXPLORE, "random"):
+        raise UsageError(
+            "An objective to EXPLORE has an acquisition of its own, got "
+            f"{options['acquisition']!r}: leave it out, or take 'random'."
+        )
+    return OptimizationSettings(
+        bounds=tuple(tuple(variable.domain) for variable in vocs.variables.values()),
+        maximize=isinstance(objective, MaximizeObjective),
+        **options,
+    )
+
+
+def _check_variable(name: str, variable: BaseVariable) -> None:
+    """Check that a variable is a number in a finite interval."""
+    if isinstance(variable, DiscreteVariable):
+        raise UsageError(
+            f"Expected continuous variables, got {name} of {len(variable.values)} values. For "
+            "discrete ones use Ax with bo_stream.ax; for a finite set of points "
+            "bo_stream.acquisition.select_from_pool."
+        )
+    if isinstance(variable, ContextualVariable) or not isinstance(variable, ContinuousVariable):
+        raise UsageError(
+            f"Expected continuous variables, got {name}, a {type(variable).__name__}: a value that "
+            "is observed instead of chosen. Update a bo_stream model with it among the inputs, and "
+            "fix it in BoTorch's optimize_acqf (fixed_features)."
+        )
+    if not all(map(math.isfinite, variable.domain)):
+        raise UsageError(f"Expected finite bounds of {name}, got {variable.domain}.")
+    if variable.dtype not in (None, float, "float", "float64", "f8"):
+        raise UsageError(
+            f"Expected {name} to be a float, got dtype {variable.dtype!r}. Give an array as one "
+            "variable for each entry; for whole numbers use Ax with bo_stream.ax."
+        )
+
+
+def _outline(vocs: VOCS) -> dict[str, Any]:
+    """Return what must be the same in a VOCS for results to be of the same problem."""
+    objectives = {name: type(one).__name__ for name, one in vocs.objectives.items()}
+    return {"variables": list(vocs.variables), "objectives": objectives}
+
+
+def _outcome(name: str, value: Any) -> float | None:
+    """Return a finite outcome, or None if there is none; a ``UsageError`` if it is no number."""
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"Expected the objective {name} of a result to be one number, got {value!r}."
+        ) from error
+    return number if abs(number) <= LARGEST else None
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a table has no value there."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    """Return a whole number of any type, or raise a ``UsageError``."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None or number != value or isinstance(value, bool | str) or number < least:
+        raise UsageError(
+            f"Expected {name} to be a whole number of at least {least}, got {value!r}."
+        )
+    return number
