@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Literal, get_args
 
 import torch
@@ -24,6 +24,46 @@ Scale = Literal["latent", "prevalence"]
 
 SMALLEST_VARIANCE = 1e-18
 """Targets of a smaller variance count as known to this one."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A threshold of the process f, or of the prevalence ``1 / (1 + exp(−f))``.
+
+    Attributes:
+        value: In the units that ``scale`` names.
+        scale: "latent": of f; "prevalence": a prevalence in (0, 1).
+    """
+
+    value: float
+    scale: Scale
+
+    def __post_init__(self) -> None:
+        """Check the value.
+
+        Raises:
+            ValueError: It is not finite, or a prevalence outside (0, 1); the scale is another one.
+        """
+        _check_scale(self.scale)
+        if self.scale == "latent":
+            if not math.isfinite(self.value):
+                raise ValueError(f"Expected a finite threshold, got {self.value}.")
+        elif not 0.0 < self.value < 1.0:
+            raise ValueError(
+                f"Expected threshold to be a prevalence in (0, 1), got {self.value}. From per "
+                'cent: divide by 100. For a threshold of f itself pass scale="latent".'
+            )
+
+    @property
+    def latent(self) -> float:
+        """The threshold in units of f."""
+        if self.scale == "latent":
+            return float(self.value)
+        return math.log(self.value) - math.log1p(-self.value)
+
+    def distance(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """Compute by how many standard deviations normal values of f are above it, ``M``."""
+        return (mean - self.latent) / variance.clamp_min(SMALLEST_VARIANCE).sqrt()
 
 
 @dataclass(frozen=True)
@@ -92,28 +132,28 @@ class TargetedVariance(Criterion):
     132(7), eq. 16, with the weight that uses the whole uncertainty of the prediction.
 
     Attributes:
-        threshold: In the units that ``scale`` names.
-        scale: "latent": threshold and variance are of f; "prevalence": both of
-            ``1 / (1 + exp(−f))``.
+        limit: The threshold t, built from ``threshold`` and ``scale``; see :class:`Threshold`. The
+            variance is on the same scale.
         width: Standard deviation of a band about t that is of interest, in units of f.
     """
 
-    threshold: float
-    scale: Scale
+    threshold: InitVar[float]
+    scale: InitVar[Scale]
     width: float = 0.0
+    limit: Threshold = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, threshold: float, scale: Scale) -> None:
         """Check threshold, scale and width; ValueError."""
-        latent_threshold(self.threshold, self.scale)
+        object.__setattr__(self, "limit", Threshold(threshold, scale))
         if not 0.0 <= self.width < math.inf:
             raise ValueError(f"Expected width to be zero or more and finite, got {self.width}.")
 
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected weighted variance; see :class:`Criterion`."""
         spread = (variance + self.width**2).clamp_min(SMALLEST_VARIANCE).sqrt()
-        gap = (mean - latent_threshold(self.threshold, self.scale)) / spread
+        gap = (mean - self.limit.latent) / spread
         density = (-0.5 * gap.square()).exp() / (spread * math.sqrt(2.0 * math.pi))
-        return _variance(self.scale, mean, variance, density)
+        return _variance(self.limit.scale, mean, variance, density)
 
 
 @dataclass(frozen=True)
@@ -124,21 +164,20 @@ class ExceedanceEntropy(Criterion):
     error below 1e-6.
 
     Attributes:
-        threshold: In the units that ``scale`` names.
-        scale: "latent": the threshold is a value of f; "prevalence": of ``1 / (1 + exp(−f))``.
+        limit: The threshold t, built from ``threshold`` and ``scale``; see :class:`Threshold`.
     """
 
-    threshold: float
-    scale: Scale
+    threshold: InitVar[float]
+    scale: InitVar[Scale]
+    limit: Threshold = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, threshold: float, scale: Scale) -> None:
         """Check threshold and scale; ValueError."""
-        latent_threshold(self.threshold, self.scale)
+        object.__setattr__(self, "limit", Threshold(threshold, scale))
 
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected entropy; see :class:`Criterion`."""
-        distance = _distance(mean, variance, latent_threshold(self.threshold, self.scale))
-        return exceedance_loss(binary_entropy, distance, variance)
+        return exceedance_loss(binary_entropy, self.limit.distance(mean, variance), variance)
 
 
 @dataclass(frozen=True)
@@ -152,21 +191,20 @@ class Misclassification(Criterion):
     an absolute error below 1e-5.
 
     Attributes:
-        threshold: In the units that ``scale`` names.
-        scale: "latent": the threshold is a value of f; "prevalence": of ``1 / (1 + exp(−f))``.
+        limit: The threshold t, built from ``threshold`` and ``scale``; see :class:`Threshold`.
     """
 
-    threshold: float
-    scale: Scale
+    threshold: InitVar[float]
+    scale: InitVar[Scale]
+    limit: Threshold = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, threshold: float, scale: Scale) -> None:
         """Check threshold and scale; ValueError."""
-        latent_threshold(self.threshold, self.scale)
+        object.__setattr__(self, "limit", Threshold(threshold, scale))
 
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected probability of a wrong call; see :class:`Criterion`."""
-        threshold = latent_threshold(self.threshold, self.scale)
-        return misclassification(_distance(mean, variance, threshold), variance)
+        return misclassification(self.limit.distance(mean, variance), variance)
 
 
 @dataclass(frozen=True)
@@ -182,41 +220,21 @@ class ExpectedLoss(Criterion):
 
     Attributes:
         loss: Maps probabilities to losses, elementwise, by torch.
-        threshold: In the units that ``scale`` names.
-        scale: "latent": the threshold is a value of f; "prevalence": of ``1 / (1 + exp(−f))``.
+        limit: The threshold t, built from ``threshold`` and ``scale``; see :class:`Threshold`.
     """
 
     loss: Loss
-    threshold: float
-    scale: Scale
+    threshold: InitVar[float]
+    scale: InitVar[Scale]
+    limit: Threshold = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, threshold: float, scale: Scale) -> None:
         """Check threshold and scale; ValueError."""
-        latent_threshold(self.threshold, self.scale)
+        object.__setattr__(self, "limit", Threshold(threshold, scale))
 
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected loss; see :class:`Criterion`."""
-        threshold = latent_threshold(self.threshold, self.scale)
-        return exceedance_loss(self.loss, _distance(mean, variance, threshold), variance)
-
-
-def latent_threshold(threshold: float, scale: Scale) -> float:
-    """Return a threshold in the units of f.
-
-    Raises:
-        ValueError: It is not finite, or a prevalence outside (0, 1); the scale is another one.
-    """
-    _check_scale(scale)
-    if scale == "latent":
-        if not math.isfinite(threshold):
-            raise ValueError(f"Expected a finite threshold, got {threshold}.")
-        return float(threshold)
-    if not 0.0 < threshold < 1.0:
-        raise ValueError(
-            f"Expected threshold to be a prevalence in (0, 1), got {threshold}. From per cent: "
-            'divide by 100. For a threshold of f itself pass scale="latent".'
-        )
-    return math.log(threshold) - math.log1p(-threshold)
+        return exceedance_loss(self.loss, self.limit.distance(mean, variance), variance)
 
 
 def binary_entropy(chance: Tensor) -> Tensor:
@@ -227,10 +245,6 @@ def binary_entropy(chance: Tensor) -> Tensor:
 def _check_scale(scale: str) -> None:
     if scale not in get_args(Scale):
         raise ValueError(f'Expected scale "latent" or "prevalence", got {scale!r}.')
-
-
-def _distance(mean: Tensor, variance: Tensor, threshold: float) -> Tensor:
-    return (mean - threshold) / variance.clamp_min(SMALLEST_VARIANCE).sqrt()
 
 
 def _variance(scale: Scale, mean: Tensor, variance: Tensor, slope: Tensor) -> Lookahead:

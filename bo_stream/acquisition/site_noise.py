@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from torch import Tensor
 
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.outcomes.counts import CountOutcomes
 
 ROWS = 16_384
 """Candidates whose noise is computed together."""
@@ -40,15 +39,9 @@ class SiteNoise:
         Raises:
             BotorchTensorDimensionError: Another number of them than of candidates.
             InputDataError: One is less than 1.
-            UnsupportedError: The model is not of counts.
         """
         if trials is None:
             return cls(model, X, None)
-        if not isinstance(model._units, CountOutcomes):
-            raise UnsupportedError(
-                "Expected trials only of a model of counts, with a BinomialLikelihood, got trials "
-                f"for a {type(model).__name__} with a {type(model.likelihood).__name__}."
-            )
         examined = torch.as_tensor(trials).to(X)
         if examined.shape not in (torch.Size(), torch.Size((len(X),))):
             raise BotorchTensorDimensionError(
@@ -66,13 +59,13 @@ class SiteNoise:
             index: Of them, ``n``.
             mean: Of the process there, ``n``.
             variance: Of the process there, ``n``; what rounding made negative counts as 0.
+
+        Raises:
+            UnsupportedError: There are trials, and the model is not of counts.
         """
         columns = zip(*(t.split(ROWS) for t in (index, mean, variance.clamp_min(0.0))), strict=True)
         return torch.cat([self._some(*column).expand(1, len(column[0])) for column in columns], -1)
 
     def _some(self, index: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        units = self.model._units
-        if not isinstance(units, CountOutcomes):
-            return self.model.noise_at(self.X[index]).double()
         trials = None if self.trials is None else self.trials[index]
-        return units.survey_noise(self.model._prior, mean, variance, trials)
+        return self.model.noise_given(self.X[index], mean, variance, trials)

@@ -168,6 +168,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     outcome_scale = units.outcome_scale
     transformed_noise = units.transformed_noise
     noise_level = units.noise_level
+    noise_given = units.noise_given
     standardized = units.standardized
     calibrated_inputs = units.calibrated_inputs
 

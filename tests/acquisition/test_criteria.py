@@ -20,7 +20,7 @@ from bo_stream.acquisition import (
     Misclassification,
     TargetedVariance,
 )
-from bo_stream.acquisition.criteria import latent_threshold
+from bo_stream.acquisition.criteria import Threshold
 from tests.oracles import criteria as oracle
 from tests.tolerances import assert_close
 
@@ -167,7 +167,7 @@ def test_a_threshold_may_be_a_prevalence(
     criterion: ExceedanceEntropy | Misclassification | ExpectedLoss,
 ) -> None:
     mean, variance, removed = targets()
-    logit = latent_threshold(0.1, "prevalence")
+    logit = Threshold(0.1, "prevalence").latent
     assert logit == pytest.approx(np.log(1.0 / 9.0), rel=1e-14)
     latent = replace(criterion, threshold=logit, scale="latent")
     columns = mean, variance, removed

@@ -233,6 +233,10 @@ def _binomial_likelihood(_: Observations) -> BinomialLikelihood:
     return BinomialLikelihood()
 
 
+def _likelihood_with_outliers(_: Observations) -> BinomialLikelihood:
+    return BinomialLikelihood(trials=10, overdispersion=True, outliers=0.05)
+
+
 def _beta_binomial_likelihood(_: Observations) -> BinomialLikelihood:
     return BinomialLikelihood(trials=10, overdispersion=True)
 
@@ -318,12 +322,13 @@ CASES: tuple[Case, ...] = (
         ),
         noise="mixed",
     ),
-    Case("WISKI, few features", _wiski(max_rank=30)),
+    Case("WISKI, few features", _wiski(max_rank=30), truncated=True),
     Case("WISKI, scaled Matérn", _wiski(covar_module=_scaled_matern)),
     Case("WISKI, additive", _wiski(covar_module=_additive((0,), (1,)))),
     Case(
         "WISKI, additive, overlapping, few features",
         _wiski(covar_module=_additive((0,), (0, 1)), grid_size=((9,), (7, 8)), max_rank=30),
+        truncated=True,
     ),
     Case(
         "WISKI, additive, known noise in part",
@@ -369,9 +374,17 @@ CASES: tuple[Case, ...] = (
         "WISKI, binomial",
         _wiski(likelihood=_binomial_likelihood),
         noise="counts",
-        rows=True,
         sites=True,
+        settling=True,
         settings=(Setting(), Setting(batch_shape=(2,))),
+    ),
+    Case(
+        "WISKI, beta-binomial with outliers, additive",
+        _wiski(likelihood=_likelihood_with_outliers, covar_module=_additive((0,), (1,))),
+        noise="counts",
+        sites=True,
+        settling=True,
+        settings=(Setting(),),
     ),
     Case(
         "WISKI, binomial, additive, no rows held",
@@ -600,8 +613,8 @@ CASES: tuple[Case, ...] = (
         settings=(Setting(), Setting(batch_shape=(2,))),
     ),
     Case(
-        "OSVGP, beta-binomial",
-        _osvgp(_beta_binomial_likelihood),
+        "OSVGP, beta-binomial with outliers",
+        _osvgp(_likelihood_with_outliers),
         noise="counts",
         in_order=True,
         residual=True,

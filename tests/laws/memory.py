@@ -36,6 +36,7 @@ from tests.laws.registry import (
     condition_on,
     law,
     of_fixed_size,
+    of_forgetting,
     of_statistics,
     orderless,
 )
@@ -123,7 +124,7 @@ def retracting_undoes_updating(stream: Stream) -> None:
 
 @law
 @orderless
-@of_statistics
+@of_forgetting
 def what_was_never_in_is_not_taken_out(stream: Stream) -> None:
     """Where features miss some of the prior it may pass for what they took in, but it solves."""
     data, other = stream.data(10), stream.data(8)
@@ -142,7 +143,7 @@ def what_was_never_in_is_not_taken_out(stream: Stream) -> None:
 
 
 @law
-@of_statistics
+@of_forgetting
 def forgetting_half_of_everything_twice_is_everything_once(stream: Stream) -> None:
     data = stream.data(10)
     model, once = stream.model(data), stream.model(data)

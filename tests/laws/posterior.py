@@ -1,4 +1,4 @@
-"""Laws of posteriors: shapes, gradients, noise and outputs."""
+"""Laws of posteriors: shapes, gradients, noise and outputs; and of the objective of a fit."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.comparisons import (
     assert_gradient,
     assert_same_posterior,
     assert_untouched,
+    central_differences,
     centre,
     fingerprint,
     gaussian,
@@ -31,6 +32,7 @@ from tests.laws.registry import (
     Stream,
     condition_on,
     law,
+    of_exact_objectives,
     of_gaussian_noise,
     of_outcomes,
 )
@@ -133,6 +135,29 @@ def gradients_are_those_of_differences(stream: Stream) -> None:
     for which in ("mean", "variance"):
         assert_gradient(lambda X, which=which: posterior_sum(which, X), X)
         assert_gradient(lambda X, which=which: fantasy_sum(which, X), X)
+
+
+@law
+@of_exact_objectives
+def the_objective_has_the_gradient_of_differences(stream: Stream) -> None:
+    """Along one direction of all hyperparameters that a fit learns."""
+    if not stream.exact:
+        return
+    model = stream.model(stream.data(10))
+    learned = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad]
+    directions = [0.2 * torch.randn_like(start) for _, start in learned]
+    value = model.log_marginal_likelihood().sum()
+    slopes = torch.autograd.grad(value, [p for p, _ in learned], materialize_grads=True)
+    slope = sum((g * d).sum() for g, d in zip(slopes, directions, strict=True))
+
+    def at(step: Tensor) -> Tensor:
+        with torch.no_grad():
+            for (parameter, start), direction in zip(learned, directions, strict=True):
+                parameter.copy_(start + float(step) * direction)
+        return model.log_marginal_likelihood().sum()
+
+    (difference,) = central_differences(at, torch.zeros(1).double())
+    assert slope.item() == pytest.approx(float(difference), rel=1e-5, abs=1e-5)
 
 
 @law

@@ -54,6 +54,9 @@ class Case:
             Gaussian noise are left out.
         spreading: Whether places are added while inputs come that are far from all others.
         growing: Whether all observations are held, up to a thousand or more.
+        settling: Whether rows whose sites are found together settle, each for good, once a part of
+            them is forgotten.
+        truncated: Whether a fit's objective leaves out features, with a gradient near its own.
         settings: What to test it with.
     """
 
@@ -67,6 +70,8 @@ class Case:
     sites: bool = False
     spreading: bool = False
     growing: bool = False
+    settling: bool = False
+    truncated: bool = False
     settings: tuple[Setting, ...] = (
         Setting(),
         Setting(torch.float32, outputs=2),
@@ -214,6 +219,10 @@ without_residual = not_for(lambda case: case.residual)
 """Of features that carry the whole prior."""
 of_fixed_size = not_for(lambda case: case.growing)
 """Of memories that are as large after ten observations as after ten thousand."""
+of_forgetting = not_for(lambda case: case.rows or case.settling)
+"""Of memories that hold nothing but statistics when some of them are forgotten, too."""
+of_exact_objectives = not_for(lambda case: case.truncated or case.blended)
+"""Of objectives that are functions of the hyperparameters alone."""
 of_gaussian_noise = not_for(lambda case: case.sites)
 """Of observations that are taken for normal ones."""
 

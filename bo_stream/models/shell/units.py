@@ -8,6 +8,7 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
+from bo_stream.models.outcomes.counts import CountOutcomes
 from bo_stream.models.shell.construction import observed_inputs
 
 if TYPE_CHECKING:
@@ -47,6 +48,43 @@ def noise_level(model: StreamingGP) -> Tensor:
         UnsupportedError: The likelihood has no Gaussian noise.
     """
     return model._units.noise_level(model._prior, model._memory)
+
+
+def noise_given(
+    model: StreamingGP,
+    inputs: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    trials: Tensor | None = None,
+) -> Tensor:
+    """Noise variances of hypothetical observations, given the moments of the process there.
+
+    Of counts those of observations of the logit with the same expected information, in units of
+    the process; else :meth:`noise_at`, whatever the moments.
+
+    Args:
+        model: Itself.
+        inputs: After :meth:`transform_inputs`, ``n x d``.
+        mean: Of the process at each, ``n``.
+        variance: Of the process at each, ``n``.
+        trials: Examined at each, ``n``, of a model of counts; default: its likelihood's, else the
+            rounded mean of those observed.
+
+    Returns:
+        Broadcastable to ``m x n``, float64.
+
+    Raises:
+        UnsupportedError: Trials of a model that is not of counts; a model of labels; or one of
+            counts that knows of no number of trials.
+    """
+    if isinstance(model._units, CountOutcomes):
+        return model._units.survey_noise(model._prior, mean, variance, trials)
+    if trials is not None:
+        raise UnsupportedError(
+            "Expected trials only of a model of counts, with a BinomialLikelihood, got trials "
+            f"for a {type(model).__name__} with a {type(model.likelihood).__name__}."
+        )
+    return model.noise_at(inputs).double()
 
 
 def calibrated_inputs(model: StreamingGP, X: Tensor) -> Tensor:

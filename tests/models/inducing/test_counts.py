@@ -18,7 +18,7 @@ from scipy.special import expit
 from scipy.stats import betabinom, binom
 from torch import Tensor
 
-from bo_stream import OSVGP, BinomialLikelihood, prevalence
+from bo_stream import OSGPR, OSVGP, BinomialLikelihood, prevalence
 from bo_stream.diagnostics.predictive import predict_batch
 from bo_stream.models.base import StreamingGP
 from tests.comparisons import assert_untouched, fingerprint
@@ -238,6 +238,24 @@ def test_a_hypothetical_survey_needs_a_number_to_examine() -> None:
         BinomialLikelihood(trials=0)
     with pytest.raises(UnsupportedError, match="one output"):
         prevalence(OSVGP(X, Y), X)
+
+
+def test_the_noise_of_a_hypothetical_survey_is_what_its_fantasies_have() -> None:
+    """A survey takes ``v² / (v + noise)`` from a logit's variance v, whatever it finds."""
+    X, Y = surveys(20)
+    model, at = count_model(X, Y, X), torch.tensor([[0.9, 0.1]]).double()
+    with torch.no_grad():
+        moments = tuple(moment[0, 0] for moment in model.process(at).marginals(at))
+        noise = float(model.noise_given(at, *moments, torch.tensor([30.0]).double()))
+        before = float(model.posterior(at).variance)
+        for positives in (2.0, 20.0):
+            survey = torch.tensor([[positives, 30.0]]).double()
+            after = float(model.condition_on_observations(at, survey).posterior(at).variance)
+            assert after == pytest.approx(before - before**2 / (before + noise), rel=1e-6)
+    gaussian = OSGPR(X, Y[:, :1])
+    with pytest.raises(UnsupportedError, match="trials only of a model of counts"):
+        gaussian.noise_given(at, *moments, torch.ones(1))
+    assert torch.equal(gaussian.noise_given(at, at[:, 0], at[:, 1]), gaussian.noise_at(at))
 
 
 def test_validation_expects_positives_of_those_examined() -> None:
