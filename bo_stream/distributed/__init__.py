@@ -7,19 +7,17 @@ from bo_stream.lazy_names import lazy_names
 if TYPE_CHECKING:
     from bo_stream.distributed.boxes import bounds_of
     from bo_stream.distributed.ingestion import Ingested, ingest
-    from bo_stream.distributed.sources import Fault
-
-__all__ = [
-    "Fault",
-    "Ingested",
     from bo_stream.distributed.replica import BestPoint, Exchanged, Replica, ReplicaWarning
+    from bo_stream.distributed.sources import Fault
     from bo_stream.distributed.stores import FolderStore, MemoryStore
     from bo_stream.distributed.sums import Sums, accumulate, finish, merge, rebased, zero
 
 __all__ = [
     "BestPoint",
     "Exchanged",
+    "Fault",
     "FolderStore",
+    "Ingested",
     "MemoryStore",
     "Replica",
     "ReplicaWarning",
@@ -39,8 +37,8 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
         {
             "boxes": ("bounds_of",),
             "ingestion": ("Ingested", "ingest"),
-            "sources": ("Fault",),
             "replica": ("BestPoint", "Exchanged", "Replica", "ReplicaWarning"),
+            "sources": ("Fault",),
             "stores": ("FolderStore", "MemoryStore"),
             "sums": ("Sums", "accumulate", "finish", "merge", "rebased", "zero"),
         },
