@@ -208,6 +208,7 @@ def test_a_dask_cluster_sums_files_and_its_own_tables(
 
 
 @pytest.mark.integration
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray, within it
 def test_a_ray_cluster_sums_a_ray_data_set(parts: list[Observations], X: torch.Tensor) -> None:
     ray, data = (pytest.importorskip(name) for name in ("ray", "ray.data"))
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
