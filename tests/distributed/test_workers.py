@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import signal
 import subprocess
@@ -16,7 +18,7 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from bo_stream import WISKI
-from bo_stream.distributed import Ingested, ingest
+from bo_stream.distributed import Ingested, Sums, finish, ingest, sums, zero
 from bo_stream.distributed.tasks import Part
 from bo_stream.errors import UsageError
 from bo_stream.executors import LostTaskError
@@ -30,7 +32,9 @@ from tests.distributed.streams import (
     table,
     write_files,
 )
+from tests.documents import ROOT, blocks
 from tests.problems import Observations, observations
+from tests.test_start import after as run_python
 
 SIZES = (120, 60, 170)
 GROUPS = 3 + 2 + 4
@@ -219,5 +223,82 @@ def test_a_ray_cluster_sums_a_ray_data_set(parts: list[Observations], X: torch.T
         assert_same(model, streamed(grid_model(), parts), X)
         with pytest.raises(UsageError, match=r"no record with a Ray Dataset"):
             ingested(source, record="kept")
+        model = grid_model()
+        from ray.data.aggregate import AggregateFnV2
+        from ray.data.block import BlockAccessor
+
+        names: dict[str, Any] = {**vars(sums), "start": zero(model), "model": model}
+        names |= {"AggregateFnV2": AggregateFnV2, "BlockAccessor": BlockAccessor}
+        exec(shown("AggregateFnV2"), names | {"torch": torch, "dataset": source})
+        assert_same(model, streamed(grid_model(), parts), X)
     finally:
         ray.shutdown()
+
+
+# --- engines of others, as the page shows them --------------------------------------------------
+
+
+def shown(word: str) -> str:
+    """The example of the page that has a word."""
+    page = ROOT / "docs" / "ingest.md"
+    (found,) = (
+        block.code for block in blocks(page) if block.language == "py" and word in block.code
+    )
+    return found
+
+
+class Beam:
+    """What the page's class derives from: Beam itself is not installed."""
+
+    class CombineFn:
+        pass
+
+
+def test_the_pages_combiner_for_beam(parts: list[Observations], X: torch.Tensor) -> None:
+    model = grid_model()
+    names: dict[str, Any] = {
+        **vars(sums),
+        "start": zero(model),
+        "functools": functools,
+        "apache_beam": Beam,
+    }
+    exec(shown("CombineFn"), names)
+    combiner = names["Summed"]()
+    pieces = [combiner.add_input(combiner.create_accumulator(), (p.X, p.Y)) for p in parts]
+    whole = combiner.extract_output(combiner.merge_accumulators(pieces))
+    finish(model, Sums.from_bytes(whole))
+    assert_same(model, streamed(grid_model(), parts), X)
+
+
+class Batches:
+    """An RDD of two partitions, as far as the page asks it."""
+
+    def __init__(self, partitions: list[list[Any]]) -> None:
+        self.partitions = partitions
+
+    def treeAggregate(self, zero: Sums, add: Any, merge: Any) -> Sums:
+        done = [functools.reduce(add, each, copy.deepcopy(zero)) for each in self.partitions]
+        return functools.reduce(merge, done, copy.deepcopy(zero))
+
+
+def test_the_pages_aggregation_for_spark(parts: list[Observations], X: torch.Tensor) -> None:
+    model = grid_model()
+    rows = [(part.X, part.Y) for part in parts]
+    names = {"batches": Batches([rows[:2], rows[2:]]), "start": zero(model), "model": model}
+    exec(shown("treeAggregate"), {**vars(sums), **names})
+    assert_same(model, streamed(grid_model(), parts), X)
+
+
+@pytest.mark.integration
+def test_importing_the_names_needs_neither_torch_nor_an_engine() -> None:
+    program = """
+import bo_stream.distributed, bo_stream.executors
+assert "ingest" in dir(bo_stream.distributed)
+heavy = ("torch", "pandas", "pyarrow", "dask", "distributed", "ray")
+before = [name for name in heavy if name in sys.modules]
+from bo_stream.distributed import *
+names = [name for name in bo_stream.distributed.__all__ if name not in globals()]
+after = [name for name in ("dask", "distributed", "ray", "pyarrow") if name in sys.modules]
+result = [before, names, after]
+"""
+    assert run_python(program) == [[], [], []]
