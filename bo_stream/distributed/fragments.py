@@ -6,7 +6,7 @@ import hashlib
 import json
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,8 @@ Array = NDArray[np.float64]
 READ_ROWS = 65_536
 """Rows that are decoded at a time: a worker's memory does not depend on the size of a fragment."""
 
-ENDS = 65_536
-"""Bytes at either end of a file without a footer by which it is known again."""
+SAMPLED = 65_536
+"""Bytes by which a column of a row group, or either end of a file, is known again."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,11 @@ class Fragment(ABC):
 
     Attributes:
         key: Names it in its source, always the same.
-        digest: Changes with its content, as far as that is known without reading it.
         size: Bytes, for a progress bar; 0 where unknown.
         num_rows: Number of rows; None where unknown.
     """
 
     key: str
-    digest: str
     size: int
     num_rows: int | None
 
@@ -128,6 +126,10 @@ class Fragment(ABC):
         Raises:
             Exception: Whatever the reader raises for content that cannot be read.
         """
+
+    @abstractmethod
+    def digest(self, columns: Columns) -> str:
+        """Return what changes with the content, as far as that is known at a small cost."""
 
     def box(self, columns: Columns) -> Array | None:
         """Return least and largest inputs, ``2 x d``, where they are known without reading."""
@@ -161,6 +163,21 @@ class FileFragment(Fragment):
         for batch in scanner.to_batches():
             yield batch_of(batch, columns)
 
+    def digest(self, columns: Columns) -> str:
+        """Return a digest of sizes, least and largest values, and first bytes of each column.
+
+        Of a file without a footer, of its size, its first and its last bytes.
+        """
+        with self.part.filesystem.open_input_file(self.part.path) as file:
+            if not getattr(self.part, "row_groups", None):
+                starts = [0, max(0, self.size - SAMPLED)]
+                return digest_of([self.size, [_bytes(file, start, SAMPLED) for start in starts]])
+            group = self.part.metadata.row_group(self.part.row_groups[0].id).to_dict()
+            chunks = [each for each in group["columns"] if each["path_in_schema"] in columns.all]
+            content = [_first_bytes(file, chunk) for chunk in chunks]
+        about = [{k: v for k, v in each.items() if "offset" not in k} for each in chunks]
+        return digest_of([group["num_rows"], about, content])
+
     def box(self, columns: Columns) -> Array | None:
         """Return the least and the largest inputs that the footer of a parquet file holds."""
         groups = getattr(self.part, "row_groups", None)
@@ -193,6 +210,11 @@ class BatchFragment(Fragment):
 
     batch: Batch
 
+    def digest(self, columns: Columns) -> str:
+        """Return a digest of the rows."""
+        arrays = [self.batch.X, self.batch.Y, self.batch.Yvar]
+        return digest_of([None if a is None else (a.shape, a.tobytes()) for a in arrays])
+
     def batches(self, columns: Columns) -> Iterator[Batch]:
         """Return the rows."""
         yield self.batch
@@ -204,9 +226,15 @@ class LazyFragment(Fragment):
 
     Attributes:
         pickled: The partition as a delayed value, pickled as Dask pickles.
+        name: Dask's key of the partition, which is a digest of how it is made.
     """
 
     pickled: bytes
+    name: str
+
+    def digest(self, columns: Columns) -> str:
+        """Return a digest of how the partition is made."""
+        return digest_of(self.name)
 
     def batches(self, columns: Columns) -> Iterator[Batch]:
         """Compute the partition in this process."""
@@ -282,14 +310,18 @@ def _of_arrays(arrays: Sequence[Any]) -> Batch:
 
 
 def digest_of(content: object) -> str:
-    """Return a short digest of plain values."""
-    text = content if isinstance(content, bytes) else json.dumps(content, default=str).encode()
-    return hashlib.sha256(text).hexdigest()[:16]
+    """Return a short digest of plain values and bytes."""
+    text = json.dumps(content, default=lambda value: hashlib.sha256(value).hexdigest())
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def digest_of_ends(part: Any, size: int) -> str:
-    """Return a digest of a file's size and of its first and last bytes."""
-    with part.filesystem.open_input_file(part.path) as file:
-        first = file.read(ENDS)
-        file.seek(max(0, size - ENDS))
-        return digest_of(str(size).encode() + first + file.read(ENDS))
+def _first_bytes(file: Any, chunk: Mapping[str, Any]) -> bytes:
+    """Read the first bytes of a column of a row group, as the footer describes it."""
+    start = chunk["dictionary_page_offset"] or chunk["data_page_offset"]
+    return _bytes(file, start, min(SAMPLED, chunk["total_compressed_size"]))
+
+
+def _bytes(file: Any, start: int, number: int) -> bytes:
+    file.seek(start)
+    content: bytes = file.read(number)
+    return content

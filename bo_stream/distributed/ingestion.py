@@ -212,7 +212,7 @@ def _tree(kept: Record | None, found: Listing | None, start: Sums, tally: _Tally
     if kept is None:
         return SumTree()
     tree = kept.begun(None if found is None else found.fragments, start)
-    tally.resumed += sum(len(part.digests) for part in tree.nodes.values())
+    tally.resumed += sum(len(part.keys) for part in tree.nodes.values())
     return tree
 
 
@@ -271,7 +271,7 @@ def _add(done: Iterator[Done], tree: SumTree, tally: _Tally, bar: _Bar) -> None:
         if not each.task.tolerant:
             refuse(each.part.faults)
         tree.add(each.task.number, each.part)
-        tally.fragments += len(each.part.digests)
+        tally.fragments += len(each.part.keys)
         tally.bytes += each.task.size
         tally.retried += each.again
         bar.advance(each.task.size)

@@ -16,7 +16,7 @@ from pathlib import Path
 from bo_stream.distributed.fragments import Columns, Fragment, digest_of
 from bo_stream.distributed.likeness import check_alike
 from bo_stream.distributed.sources import Fault
-from bo_stream.distributed.sums import Sums
+from bo_stream.distributed.sums import Sums, merge
 from bo_stream.distributed.tasks import Part
 from bo_stream.distributed.tree import Place, SumTree
 from bo_stream.errors import UsageError
@@ -55,7 +55,6 @@ class Record:
     """A folder in which an ingest keeps what is in; use :func:`opened_record`.
 
     Attributes:
-        digests: Of the fragments of ingests that have ended, by key.
         base: Sums that are in the record and not in the model.
     """
 
@@ -80,7 +79,9 @@ class Record:
                 f"The record in {folder} is of the columns {self._state.columns}, got {named}. "
                 f"{_CURE}"
             )
-        self.digests: dict[str, str] = {}
+        self._columns = columns
+        self._digests: dict[str, str] = {}  # of fragments of ingests that have ended, by key
+        self._seen: dict[str, str] = {}  # of all others
         self.base: Sums | None = None
         self._read_sealed(model)
         if not self._state.plan:
@@ -94,14 +95,16 @@ class Record:
         Raises:
             UsageError: It did, and the fragment has changed since.
         """
-        digest = self.digests.get(fragment.key)
-        if digest is not None and digest != fragment.digest:
+        former, now = self._digests.get(fragment.key), self._seen.get(fragment.key)
+        if now is None:
+            now = self._seen[fragment.key] = fragment.digest(self._columns)
+        if former is not None and former != now:
             raise UsageError(
                 f"{fragment.key} has changed since it was taken in, by the record in "
                 f"{self._folder}: what was taken in cannot be taken out. Restore the file, or "
                 "build the model anew with another record."
             )
-        return digest is not None
+        return former is not None
 
     def begun(self, fragments: Sequence[Fragment] | None, start: Sums) -> SumTree:
         """Return the tree of an ingest, with the nodes of one that was interrupted.
@@ -126,19 +129,21 @@ class Record:
     def _plan(self, fragments: Sequence[Fragment] | None) -> str:
         if fragments is None:
             return STREAM
-        return digest_of([(each.key, each.digest) for each in fragments if not self.is_in(each)])
+        new = [each.key for each in fragments if not self.is_in(each)]
+        return digest_of([(key, self._seen[key]) for key in new])
 
     def seal(self, part: Part | None) -> None:
         """End an ingest: its sums become one node, and nothing is under way."""
         rows = 0.0 if part is None else part.sums.rows
-        if part is not None and part.digests:
+        if part is not None and part.keys:
             self._write(f"sealed-{len(self._state.sealed)}", part)
-            self.digests |= part.digests
-            self.base = part.sums if self.base is None else Part(self.base, {}).plus(part).sums
+            self._digests |= {key: self._seen[key] for key in part.keys}
+            self.base = part.sums if self.base is None else merge(self.base, part.sums)
             sealed = (*self._state.sealed, rows)
             self._write_state(replace(self._state, sealed=sealed, plan=""))
         else:
             self._write_state(replace(self._state, plan=""))
+        self._seen = {}  # files may have changed since they were taken in: look again
         self._remove(self._folder.glob("node-*"))
 
     def _keep(self, place: Place, part: Part, former: tuple[Place, ...]) -> None:
@@ -157,20 +162,22 @@ class Record:
     def _write(self, name: str, part: Part) -> None:
         with atomic_write(self._sums(name)) as file:
             file.write(part.sums.to_bytes())
-        content = {"digests": part.digests, "faults": [asdict(fault) for fault in part.faults]}
-        write_index(self._names(name), FORMAT, content)
+        digests = {key: self._seen[key] for key in part.keys}
+        faults = [asdict(fault) for fault in part.faults]
+        write_index(self._names(name), FORMAT, {"digests": digests, "faults": faults})
 
-    def _read(self, name: str, model: StreamingGP) -> Part:
+    def _read(self, name: str, model: StreamingGP) -> tuple[Part, dict[str, str]]:
         try:
             about = read_index(self._names(name), FORMAT)
             sums = Sums.from_bytes(self._sums(name).read_bytes(), self._trusted)
-            part = Part(sums, about["digests"], tuple(Fault(**each) for each in about["faults"]))
+            digests = dict[str, str](about["digests"])
+            faults = tuple(Fault(**each) for each in about["faults"])
         except _DAMAGE as error:
             raise UsageError(
                 f"The record in {self._folder} is damaged at {name}: {error} {_CURE}"
             ) from error
-        check_alike(model, part.sums.model)
-        return part
+        check_alike(model, sums.model)
+        return Part(sums, tuple(digests), faults), digests
 
     def _read_state(self) -> _State:
         path = self._folder / INDEX
@@ -189,11 +196,10 @@ class Record:
         """Read ingests that have ended, and add up those that the model does not hold."""
         held = self._held_by(model)
         for number in range(len(self._state.sealed)):
-            part = self._read(f"sealed-{number}", model)
-            self.digests |= part.digests
+            part, digests = self._read(f"sealed-{number}", model)
+            self._digests |= digests
             if number >= held:
-                former = self.base
-                self.base = part.sums if former is None else Part(former, {}).plus(part).sums
+                self.base = part.sums if self.base is None else merge(self.base, part.sums)
 
     def _held_by(self, model: StreamingGP) -> int:
         """Count the ingests whose observations a model holds."""
@@ -218,7 +224,8 @@ class Record:
             if any(each.start <= place.start < each.stop for each in nodes):
                 self._remove([self._names(_name(place)), self._sums(_name(place))])
             else:
-                nodes[place] = self._read(_name(place), start.model)
+                nodes[place], digests = self._read(_name(place), start.model)
+                self._seen |= digests
         return nodes
 
     def _remove(self, paths: Iterable[Path]) -> None:

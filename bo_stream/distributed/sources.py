@@ -15,8 +15,6 @@ from bo_stream.distributed.fragments import (
     Fragment,
     LazyFragment,
     batch_of,
-    digest_of,
-    digest_of_ends,
 )
 from bo_stream.errors import UsageError
 from bo_stream.storage.archive import one_line
@@ -101,7 +99,7 @@ def streamed(source: Any, columns: Columns) -> Iterator[Fragment]:
             batch = batch_of(table, columns)
         except UsageError as error:
             raise UsageError(f"{key}: {error}") from error
-        yield BatchFragment(key, str(len(batch)), batch.size, len(batch), batch)
+        yield BatchFragment(key, batch.size, len(batch), batch)
 
 
 def _tables(source: Any) -> Iterable[Any]:
@@ -224,7 +222,7 @@ def _check_schema(schema: Any, columns: Columns, units: dict[str, Any], is_text:
 def _row_groups(part: Any, name: str, columns: Columns) -> Iterator[Fragment]:
     if _is_text(part):
         size = int(part.filesystem.get_file_info(part.path).size)
-        yield FileFragment(name, digest_of_ends(part, size), size, None, part)
+        yield FileFragment(name, size, None, part)
         return
     footer = part.metadata
     for group in part.split_by_row_group():
@@ -232,7 +230,7 @@ def _row_groups(part: Any, name: str, columns: Columns) -> Iterator[Fragment]:
         about = footer.row_group(number).to_dict()
         read = [each for each in about["columns"] if each["path_in_schema"] in columns.all]
         size = sum(each["total_compressed_size"] for each in read)
-        yield FileFragment(f"{name}#{number}", digest_of(about), size, about["num_rows"], group)
+        yield FileFragment(f"{name}#{number}", size, about["num_rows"], group)
 
 
 # --- Dask ---------------------------------------------------------------------------------------
@@ -246,9 +244,8 @@ def _dask_fragments(frame: Any, columns: Columns) -> Iterator[Fragment]:
     if missing:
         raise UsageError(f"The Dask DataFrame has no column {missing[0]!r}, but {sorted(names)}.")
     for number, part in enumerate(frame[list(columns.all)].to_delayed()):
-        yield LazyFragment(
-            f"partition {number}", digest_of(str(part.key)), 0, None, cloudpickle.dumps(part)
-        )
+        key = f"partition {number}"
+        yield LazyFragment(key, 0, None, cloudpickle.dumps(part), str(part.key))
 
 
 def refuse(faults: Sequence[Fault]) -> None:

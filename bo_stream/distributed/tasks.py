@@ -56,20 +56,20 @@ class Part:
 
     Attributes:
         sums: Of those that were taken in.
-        digests: Their digests by key.
+        keys: Their keys.
         faults: Those that could not be taken in. If the task is not tolerant, there is at most one,
             and nothing is of use.
     """
 
     sums: Sums
-    digests: dict[str, str]
+    keys: tuple[str, ...]
     faults: tuple[Fault, ...] = ()
 
     def plus(self, other: Part) -> Part:
         """Return both together; the other's fragments come later."""
         return Part(
             merge(self.sums, other.sums),
-            {**self.digests, **other.digests},
+            (*self.keys, *other.keys),
             (*self.faults, *other.faults),
         )
 
@@ -88,27 +88,26 @@ def run(task: Task, start: Sums) -> Part:
 
 
 def _strict(task: Task, start: Sums) -> Part:
-    sums, digests = copy.deepcopy(start), dict[str, str]()
+    sums = copy.deepcopy(start)
     for fragment in task.fragments:
         try:
             sums = _added(sums, fragment, task.columns)
         except _BAD_DATA as error:
-            return Part(start, {}, (Fault(fragment.key, _reason(error)),))
-        digests[fragment.key] = fragment.digest
-    return Part(sums, digests)
+            return Part(start, (), (Fault(fragment.key, _reason(error)),))
+    return Part(sums, tuple(each.key for each in task.fragments))
 
 
 def _tolerant(task: Task, start: Sums) -> Part:
     """Sum each fragment apart, so that one which fails midway leaves nothing behind."""
-    sums, digests, faults = start, dict[str, str](), list[Fault]()
+    sums, keys, faults = start, list[str](), list[Fault]()
     for fragment in task.fragments:
         try:
             own = _added(copy.deepcopy(start), fragment, task.columns)
-            sums = merge(sums, own) if digests else own
-            digests[fragment.key] = fragment.digest
+            sums = merge(sums, own) if keys else own
+            keys.append(fragment.key)
         except _BAD_DATA as error:
             faults.append(Fault(fragment.key, _reason(error)))
-    return Part(sums, digests, tuple(faults))
+    return Part(sums, tuple(keys), tuple(faults))
 
 
 def _reason(error: BaseException) -> str:

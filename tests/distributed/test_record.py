@@ -72,6 +72,7 @@ def ending_at(number: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Path, "unlink", then(Path.unlink))
 
 
+@pytest.mark.integration
 def test_a_process_may_end_before_any_write(
     folder: Path, parts: list[Observations], kept: Path, X: torch.Tensor
 ) -> None:
@@ -104,7 +105,7 @@ def test_what_is_in_is_not_read_again(
     gaps = pa.array([*values["value"].to_pylist()[:-1], None])
     parquet.write_table(values.set_column(2, "value", gaps), path, row_group_size=50)
     arguments: dict[str, Any] = {**COLUMNS, "task_rows": 1, "record": kept}
-    with pytest.raises(UsageError, match="part-01.parquet#1"):
+    with pytest.raises(UsageError, match=r"part-01.parquet#1"):
         ingest(grid_model(), folder, **arguments)
     path.write_bytes(whole)
     model = grid_model()
@@ -163,6 +164,19 @@ def test_files_that_come_while_it_is_interrupted_are_taken_too(
     assert done.rows == 380
     assert 0 < done.resumed < GROUPS
     assert_same(model, streamed(grid_model(), [*parts, new]), X)
+
+
+def test_a_file_that_changes_while_it_is_interrupted_is_refused(folder: Path, kept: Path) -> None:
+    arguments: dict[str, Any] = {**COLUMNS, "task_rows": 1, "record": kept}
+    with pytest.MonkeyPatch.context() as patch:
+        ending_at(20, patch)
+        with pytest.raises(Stopped):
+            ingest(grid_model(), folder, **arguments)
+    path = folder / "part-00.parquet"
+    parquet.write_table(parquet.read_table(path).slice(3), path, row_group_size=50)
+    for _ in range(2):  # whatever the first look at the record leaves behind
+        with pytest.raises(UsageError, match=r"part-00.parquet#0 has changed since"):
+            ingest(grid_model(), folder, **arguments)
 
 
 def test_a_file_that_changed_after_it_was_taken_in_is_refused(folder: Path, kept: Path) -> None:
