@@ -51,7 +51,8 @@ def data_parallel(
     rows, and a step is the step that one process with all rows would take with the same seed, up to
     rounding: each process computes its rows' part of the bound and of the statistics, and the parts
     are summed. So after every verb all have the same posterior. Rows that the model was built with
-    are shared out. After the block a process holds its own rows only, which stand for all.
+    are shared out. After the block a process holds its own rows only, which stand for all. Without
+    torchrun there is one process.
 
     Models are :class:`~bo_stream.QSGP`, :class:`~bo_stream.QSRVM`, :class:`~bo_stream.DecoupledGP`
     and :class:`~bo_stream.OSVGP`. Verbs that read all observations (``fit``, ``fit_collapsed``,
@@ -70,7 +71,7 @@ def data_parallel(
     Raises:
         LostProcessError: A process did not come, was killed, or is silent.
         UnsupportedError: A model that cannot be trained so, with what to use instead.
-        UsageError: The processes' models or versions differ, or torchrun has not started them.
+        UsageError: The processes' models or versions differ.
 
     Example:
         >>> with data_parallel(model, timeout=60) as processes:
@@ -78,21 +79,14 @@ def data_parallel(
         ...     processes.fit(steps=1000)
     """
     _check_trainable(model)
-    began = not torch.distributed.is_initialized()
-    if began:
-        _begin(timeout, backend or ("nccl" if _device(model).type == "cuda" else "gloo"))
-    try:
-        group = ProcessGroup(_device(model))
-        _check_same(model, group)
-        _join(model, group)
+    with _collective(_device(model), timeout, backend) as collective:
+        _check_same(model, collective)
+        _join(model, collective)
         try:
-            yield Processes(model, group)
-            group.sum(torch.zeros(1))  # nobody leaves before all have their last sum
+            yield Processes(model, collective)
+            collective.sum(torch.zeros(1))  # nobody leaves before all have their last sum
         finally:
             _leave(model)
-    finally:
-        if began:
-            torch.distributed.destroy_process_group()
 
 
 class Processes:
@@ -201,23 +195,35 @@ def _observe(model: StreamingGP, X: Tensor, Y: Tensor) -> None:
 # --- the group ------------------------------------------------------------------------------------
 
 
-def _begin(timeout: float, backend: str) -> None:
-    """Begin the default process group from what torchrun has put into the environment."""
+@contextmanager
+def _collective(device: torch.device, timeout: float, backend: str | None) -> Iterator[Collective]:
+    """Take the default process group, or begin and end one as torchrun's environment says."""
     if not timeout > 0.0:
         raise UsageError(f"Expected timeout in seconds to be positive, got {timeout}.")
+    if torch.distributed.is_initialized():
+        yield ProcessGroup(device)
+        return
     missing = [name for name in _ENVIRONMENT if name not in os.environ]
+    if missing == [*_ENVIRONMENT]:
+        yield ALONE
+        return
     if missing:
         raise UsageError(
-            f"Expected to be started by torchrun, got an environment without {', '.join(missing)}. "
+            f"Expected the environment that torchrun makes, got one without {', '.join(missing)}. "
             "Run: torchrun --nproc-per-node 2 train.py"
         )
+    name = backend or ("nccl" if device.type == "cuda" else "gloo")
     try:
-        torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        torch.distributed.init_process_group(name, timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError) as error:
         raise LostProcessError(
             f"Expected {os.environ['WORLD_SIZE']} processes within {timeout:g} s at "
             f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: {_reason(error)}"
         ) from error
+    try:
+        yield ProcessGroup(device)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def _reason(error: Exception) -> str:
@@ -260,9 +266,12 @@ def _check_trainable(model: StreamingGP) -> None:
         )
 
 
-def _check_same(model: StreamingGP, collective: Collective) -> None:
+def _check_same(
+    model: StreamingGP, collective: Collective, described: Mapping[str, str] | None = None
+) -> None:
     """Check that all processes have the same versions and the same model as the first."""
-    found = [json.loads(text) for text in _texts(json.dumps(_described(model)), collective)]
+    own = _described(model) if described is None else described
+    found = [json.loads(text) for text in _texts(json.dumps(own), collective)]
     first = found[0]
     for rank, other in enumerate(found[1:], 1):
         for name in (*first, *(name for name in other if name not in first)):

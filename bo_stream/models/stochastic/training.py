@@ -135,14 +135,8 @@ def train(
     most, longest = (math.inf if limit is None else float(limit) for limit in (steps, seconds))
     watch, taken, now = _Watch(learner), 0, time.monotonic()
     started = now if started is None else started
-
-    def elapsed() -> float:
-        value = time.monotonic() - started
-        if seconds is None or collective.is_alone:
-            return value
-        return float(collective.agreed(torch.tensor(value, dtype=torch.float64)))
-
-    spent = elapsed()
+    clock = ALONE if seconds is None else collective
+    spent = _agreed(now - started, clock)
     with Bar(progress) as bar:
         try:
             while taken < most and spent < longest:
@@ -151,7 +145,7 @@ def train(
                 except NUMERICAL_ERRORS as error:
                     raise _DivergenceError(f"a step failed: {error}") from error
                 watch.add(estimate)
-                taken, spent = taken + 1, elapsed()
+                taken, spent = taken + 1, _agreed(time.monotonic() - started, clock)
                 if taken % CHECKED == 0:
                     watch.check()
                     watch.keep()
@@ -166,6 +160,13 @@ def train(
             learner.restore(watch.checked)
             raise
     return Training(taken, time.monotonic() - started, tuple(watch.trace))
+
+
+def _agreed(seconds: float, collective: Collective) -> float:
+    """Return the time that the first process has spent, which is when all end."""
+    if collective.is_alone:
+        return seconds
+    return float(collective.agreed(torch.tensor(seconds, dtype=torch.float64)))
 
 
 def check_limits(steps: int | None, seconds: float | None) -> None:
