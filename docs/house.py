@@ -88,6 +88,7 @@ BOXES: dict[str, Box] = {
 
 SMALL = {
     "tensors": "linalg",
+    "collective": "linalg",
     "marginal_likelihood": "weights",
     "warnings": "models",
     "mapping": "bases",

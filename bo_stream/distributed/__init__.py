@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from bo_stream.distributed.sources import Fault
     from bo_stream.distributed.stores import FolderStore, MemoryStore
     from bo_stream.distributed.sums import Sums, accumulate, finish, merge, rebased, zero
+    from bo_stream.distributed.training import 
 
 __all__ = [
+    "",
     "BestPoint",
     "Exchanged",
     "Fault",
@@ -41,6 +43,7 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
             "sources": ("Fault",),
             "stores": ("FolderStore", "MemoryStore"),
             "sums": ("Sums", "accumulate", "finish", "merge", "rebased", "zero"),
+            "training": ("",),
         },
     )
 

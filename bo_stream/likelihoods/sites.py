@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from bo_stream.collective import ALONE, Collective
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.tensors import zip_tensors
 
@@ -59,7 +60,7 @@ def fit_sites(
     for _ in range(steps):
         tried = fit_at(prior, expected, fit.sites.towards(fit.target, rates), power)
         better = tried.bound >= fit.bound - _SLACK * (1.0 + fit.bound.abs())
-        moved = _movement(fit, tried)
+        moved = prior.collective.largest(_movement(fit, tried), prior.mean.device)
         fit = zip_tensors(partial(_where, better), tried, fit)
         rates = torch.where(better.unsqueeze(-1), (2.0 * rates).clamp_max(rate), 0.5 * rates)
         if moved <= _TOLERANCE:
@@ -86,7 +87,7 @@ def fit_at(prior: Prior, expected: ExpectedLogProb, sites: Sites, power: float =
     mean, variance, divergence = prior.given(sites)
     target, value = local_sites(expected, mean, variance, power)
     own = sites.shift * mean - 0.5 * sites.precision * (mean.square() + variance)
-    bound = power * value.sum(-1) - divergence
+    bound = power * prior.collective.sum(value.sum(-1)) - divergence
     return Fit(sites, mean, variance, bound, power * value - own, target)
 
 
@@ -119,11 +120,13 @@ class Prior:
         mean: ``... x n``.
         root: Factor of u ~ N(0, I), ``... x n x k``.
         rest: Variances of a part independent of u and between values, ``... x n``.
+        collective: Processes of which each has some of the values, of one u.
     """
 
     mean: Tensor
     root: Tensor
     rest: Tensor
+    collective: Collective = ALONE
 
     @classmethod
     def of(cls, mean: Tensor, covariance: Tensor, shape: torch.Size) -> Prior:
@@ -133,9 +136,12 @@ class Prior:
         return cls(mean, root, torch.zeros_like(mean))
 
     def compressed(self) -> Prior:
-        """Return an equal distribution with k ≤ n. Cost O(n² k)."""
+        """Return an equal distribution with k ≤ n. Cost O(n² k).
+
+        The same where other processes have further values, which share u.
+        """
         n, k = self.root.shape[-2:]
-        if k <= n:
+        if k <= n or not self.collective.is_alone:
             return self
         return Prior(self.mean, torch.linalg.qr(self.root.mT)[1].mT, self.rest)
 
@@ -145,16 +151,18 @@ class Prior:
         By their action on u. Cost O(n k² + k³).
         """
         weighted = self.root * sites.precision.unsqueeze(-1)
-        inner = weighted.mT @ self.root
+        collective = self.collective
+        inner = collective.sum(weighted.mT @ self.root)
         identity = torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
         factor = safe_cholesky(identity + inner)
         pull = sites.shift - sites.precision * self.mean
         half = solve_lower(factor, self.root.mT)
-        coordinates = solve_lower(factor, self.root.mT @ pull.unsqueeze(-1))
+        total = collective.sum(self.root.mT @ pull.unsqueeze(-1))
+        coordinates = solve_lower(factor, total)
         u = solve_lower(factor, identity).mT @ coordinates
         variance = half.square().sum(-2)
         log_precision = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        traced = (sites.precision * variance).sum(-1)
+        traced = collective.sum((sites.precision * variance).sum(-1))
         divergence = 0.5 * (u.square().sum((-2, -1)) - traced + log_precision)
         mean = self.mean + (half.mT @ coordinates).squeeze(-1)
         return mean, variance + self.rest, divergence

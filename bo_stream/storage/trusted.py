@@ -18,6 +18,7 @@ Trusted: TypeAlias = Callable[..., Any]
 _PACKAGES = (
     "bo_stream.allocation",
     "bo_stream.bases",
+    "bo_stream.collective",
     "bo_stream.mapping.kernel",
     "bo_stream.mapping.positions",
     "bo_stream.marginal_likelihood",

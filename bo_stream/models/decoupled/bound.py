@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bo_stream.bases.functions import FunctionBasis
 from bo_stream.bases.inducing import kernel_variance
+from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.sites import ExpectedLogProb
 from bo_stream.linalg import row_product
 from bo_stream.models.decoupled.posterior import DecoupledPosterior, HybridCovariance
@@ -178,13 +179,15 @@ Term = Callable[[Expanded], Tensor]
 """Part of a bound, ``... x m``."""
 
 
-def bound_terms(batches: Iterable[tuple[Tensor, ExpectedLogProb]], weight: float) -> Iterator[Term]:
+def bound_terms(
+    batches: Iterable[tuple[Tensor, ExpectedLogProb]], weight: float, share: float = 1.0
+) -> Iterator[Term]:
     """Yield terms that sum up to ``Σ E log p(y | f) − KL``: the divergence, then each batch.
 
-    Of inputs with the likelihood of their outcomes, each weighted alike. Cost of all O(n (M_α +
-    M_β²) + M_α² + M_β³).
+    Of inputs with the likelihood of their outcomes, each weighted alike; of the divergence only a
+    share where other processes have further batches. Cost of all O(n (M_α + M_β²) + M_α² + M_β³).
     """
-    yield lambda now: -(now.exact_mean_divergence() + now.covariance_divergence())
+    yield lambda now: -share * (now.exact_mean_divergence() + now.covariance_divergence())
     for X, expected in batches:
         yield partial(_data_term, X, expected, weight)
 
@@ -204,6 +207,7 @@ class Draw:
         columns: Those of K_α.
         weight: n over the minibatch's size.
         value: Of the bound, ``... x m``.
+        collective: Processes that have rows of the minibatch; their values sum up to the bound.
     """
 
     expanded: Expanded
@@ -211,10 +215,17 @@ class Draw:
     columns: Columns
     weight: float
     value: Tensor
+    collective: Collective
 
     @classmethod
     def of(
-        cls, expanded: Expanded, X: Tensor, expected: ExpectedLogProb, weight: float, index: Tensor
+        cls,
+        expanded: Expanded,
+        X: Tensor,
+        expected: ExpectedLogProb,
+        weight: float,
+        index: Tensor,
+        collective: Collective = ALONE,
     ) -> Draw:
         """Estimate the bound from b inputs that stand for ``weight`` each, and some columns.
 
@@ -223,7 +234,8 @@ class Draw:
         there, columns = expanded.at(X), expanded.columns(index)
         data = weight * expected(there.mean, there.variance).sum(-1)
         divergence = expanded.mean_divergence(columns) + expanded.covariance_divergence()
-        return cls(expanded, there, columns, weight, data - divergence)
+        value = data - collective.share * divergence
+        return cls(expanded, there, columns, weight, value, collective)
 
 
 def drawn_columns(posterior: DecoupledPosterior, most: int, generator: torch.Generator) -> Tensor:

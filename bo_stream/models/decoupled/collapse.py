@@ -15,6 +15,7 @@ from botorch.exceptions.errors import ModelFittingError
 from torch import Tensor
 
 from bo_stream.bases.functions import InducingFunctions
+from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.sites import ExpectedLogProb, local_sites
 from bo_stream.linalg import cholesky_with_nugget, safe_cholesky, solve_lower
 from bo_stream.models.decoupled.bound import Expanded, bound_terms
@@ -36,6 +37,7 @@ def optimum(
     batches: Iterable[tuple[Tensor, ExpectedLogProb]],
     weight: float,
     rank: int | None = None,
+    collective: Collective = ALONE,
 ) -> DecoupledPosterior:
     """Find the mean and, if β's weights have one, the covariance that maximise the bound.
 
@@ -49,6 +51,7 @@ def optimum(
         weight: Of their sum.
         rank: Functions of a spectral covariance, which are computed anew in the span of all of α;
             None: they stay, as they must where the likelihood is not Gaussian.
+        collective: Processes of which each has some of the batches.
     """
     seeks = rank is not None and isinstance(now.posterior.covariance, SpectralCovariance)
     if seeks:
@@ -58,13 +61,13 @@ def optimum(
     apart = mixed and not isinstance(before.covariance, SpectralCovariance)
     beta = before.beta if apart else None  # functions of the mean beside α
     root = cholesky_with_nugget(_covariance(now, beta), NUGGET)
-    gram, pull, seen = _sums(now, batches, beta, root)
+    gram, pull, seen = map(collective.sum, _sums(now, batches, beta, root))
     weights = torch.cholesky_solve(weight * pull, safe_cholesky(_one_plus(weight * gram)))
     c = torch.linalg.solve_triangular(root.mT, weights, upper=True).squeeze(-1)
     after = before.with_expansion(c[..., : len(before.alpha)], kernel, m)
     if seeks and rank is not None:
         return with_best_functions(replace(now, posterior=after), root, weight * gram, rank)
-    if not isinstance(before.covariance, HybridCovariance) or seen is None:
+    if not isinstance(before.covariance, HybridCovariance):
         return after
     v = replace(now, posterior=after).explained
     if beta is not None:
@@ -89,14 +92,15 @@ def _sums(
     batches: Iterable[tuple[Tensor, ExpectedLogProb]],
     beta: InducingFunctions | None,
     root: Tensor,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Sum over all data, visited once.
 
     Returns:
         ``Σ p φ φᵀ`` and ``Σ s φ`` of the mean's functions, whitened by their root, and ``Σ p z zᵀ``
-        of β's features, None without data.
+        of β's features.
     """
-    gram, pull, seen = torch.zeros_like(root), root.new_zeros(*root.shape[:-1], 1), None
+    gram, pull = torch.zeros_like(root), root.new_zeros(*root.shape[:-1], 1)
+    seen = torch.zeros_like(now.weights[1])
     for X, expected in batches:
         there = now.at(X)
         values = there.cross
@@ -108,8 +112,7 @@ def _sums(
         shift = sites.shift - precision * now.constant.unsqueeze(-1)
         gram = gram + (features * precision.unsqueeze(-2)) @ features.mT
         pull = pull + features @ shift.unsqueeze(-1)
-        more = z.mT @ (precision.unsqueeze(-1) * z)
-        seen = more if seen is None else seen + more
+        seen = seen + z.mT @ (precision.unsqueeze(-1) * z)
     return gram, pull, seen
 
 
@@ -154,6 +157,7 @@ class CollapsedBound:
         weight: Of their sum.
         count: Observations that they stand for.
         rank: Number M_β of a spectral covariance's functions.
+        collective: Processes of which each has some of the data.
     """
 
     functions: DecoupledPosterior
@@ -161,6 +165,7 @@ class CollapsedBound:
     weight: float
     count: int
     rank: int
+    collective: Collective = ALONE
 
     def at(self, hyper: Hyperparameters, learned: list[Tensor]) -> Valued:
         """Evaluate the bound, and its gradient in some tensors. Cost O(n (M_α + M_β)² + M_α³).
@@ -168,16 +173,18 @@ class CollapsedBound:
         Memory O(M_α²); hyperparameters are in float64.
         """
         with torch.no_grad():
-            now = Expanded.of(self.functions, hyper)
-            best = optimum(now, self.batches(hyper), self.weight, self.rank)
-        prior = hyper.log_prior()
+            now, data = Expanded.of(self.functions, hyper), self.batches(hyper)
+            best = optimum(now, data, self.weight, self.rank, self.collective)
+        share = self.collective.share
+        prior = share * hyper.log_prior()
         value, gradient = prior.detach(), _gradient(prior, learned)
-        terms = bound_terms(self.batches(hyper), self.weight)
+        terms = bound_terms(self.batches(hyper), self.weight, share)
         while some := list(islice(terms, _TERMS)):
             now = Expanded.of(best, hyper)
             part = torch.stack([term(now).sum() for term in some]).sum()
             value = value + part.detach()
             gradient = [a + b for a, b in zip(gradient, _gradient(part, learned), strict=True)]
+        value, *gradient = map(self.collective.sum, (value, *gradient))
         return Valued(value / self.count, [g / self.count for g in gradient], best)
 
 
@@ -266,8 +273,7 @@ class _Search:
         return total
 
     def _next(self) -> Valued:
-        spent = time.monotonic() - self._began
-        if len(self._trace) >= self._evaluations or spent >= self._seconds:
+        if len(self._trace) >= self._evaluations or self._elapsed() >= self._seconds:
             raise _Enough
         with torch.no_grad():
             for coordinate in self._coordinates:
@@ -279,6 +285,11 @@ class _Search:
         if not bool(found.bound.isfinite()):
             raise _Enough
         return found
+
+    def _elapsed(self) -> float:
+        """Seconds since the beginning, by the clock of the first process."""
+        spent = torch.tensor(time.monotonic() - self._began, dtype=torch.float64)
+        return float(self._bound.collective.agreed(spent))
 
     def _evaluated(self) -> Valued:
         learned: list[Tensor] = [coordinate.parameter for coordinate in self._coordinates]

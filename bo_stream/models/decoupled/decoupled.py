@@ -253,7 +253,14 @@ class DecoupledGP(StreamingGP):
         self._set_memory(inference.begun(self._memory, self._prior, progress))
         learner = inference.learner(self._memory, self._prior, growing=True)
         try:
-            return train(learner, steps, seconds, progress=progress, started=started)
+            return train(
+                learner,
+                steps,
+                seconds,
+                progress=progress,
+                started=started,
+                collective=self._memory.replay.collective,
+            )
         finally:
             self._adopt(learner)
 
@@ -364,6 +371,7 @@ class DecoupledGP(StreamingGP):
         """
         self._inference.check_observed(self._memory)
         if generator is None:
-            generator = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
+            seed = self._memory.replay.collective.agreed(torch.randint(2**31, ()))
+            generator = torch.Generator().manual_seed(int(seed))
         estimate = self._inference.estimate(self._memory, self._prior, generator)
         return self._from_per_output(estimate)

@@ -9,6 +9,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
+from bo_stream.collective import ALONE, Collective
 from bo_stream.linalg import cholesky_with_nugget, solve_lower
 from bo_stream.models.decoupled.bound import Expanded
 from bo_stream.models.decoupled.posterior import (
@@ -24,18 +25,22 @@ computed: where values say almost the same, their differences are left out of th
 
 
 @torch.no_grad()
-def with_eigenfunctions(now: Expanded, X: Tensor, span: int, most: int) -> DecoupledPosterior:
+def with_eigenfunctions(
+    now: Expanded, X: Tensor, span: int, most: int, collective: Collective = ALONE
+) -> DecoupledPosterior:
     """Fit a posterior's covariance functions to the kernel as it is now; the mean stays.
 
     They are at most M_β combinations of the first S = ``span`` functions of α, for inputs that are
-    distributed as X, ``... x n x d``. What the data have said of the functions before says the same
-    of those that are in their span, and nothing yet of the others. Cost O(n S (d + S) + S³).
+    distributed as X, ``... x n x d``, of all processes. What the data have said of the functions
+    before says the same of those that are in their span, and nothing yet of the others. Cost
+    O(n S (d + S) + S³).
     """
     before, kernel, m = now.posterior, now.kernel, now.outputs
     beta = before.alpha.rows(slice(0, span))
     root = cholesky_with_nugget(beta.with_functions(kernel, beta, m), _RIDGE)
     features = solve_lower(root, beta.with_values(kernel, X, m))
-    covariance = _known_nothing_of(_leading(root, features @ features.mT, most))
+    gram = collective.sum(features @ features.mT)
+    covariance = _known_nothing_of(_leading(root, gram, most))
     basis = covariance.basis(kernel, beta, m)
     coefficients = now.coefficients.clone()
     if isinstance(before.covariance, SpectralCovariance) and len(before.beta) > 0:

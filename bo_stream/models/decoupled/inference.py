@@ -42,7 +42,12 @@ from bo_stream.models.inference import Inference, KeptProcess
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Hyperparameters, Prior
 from bo_stream.models.stochastic.replay import ROWS, Batch, StreamReplay, generator_at
-from bo_stream.models.stochastic.start import input_scale, learn_first_hyperparameters, set_scales
+from bo_stream.models.stochastic.start import (
+    agree,
+    input_scale,
+    learn_first_hyperparameters,
+    set_scales,
+)
 from bo_stream.models.stochastic.training import Training, tracked, train, waiting
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
@@ -172,7 +177,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
             )
         replay = memory.replay.plus(Batch(data.X, data.targets.mT))
         learner = self.learner(replace(memory, replay=replay), prior, growing=False)
-        learner.grow(data.X)
+        learner.grow(replay.newest(data.X, 4 * self.growth.step))
         train(learner, self.update_steps, None, progress=False)
         prior.take_over(learner.hyper)
         return learner.memory, None
@@ -248,8 +253,9 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
 
     def _bound(self, memory: DecoupledMemory, prior: Prior, hyper: Hyperparameters) -> Tensor:
         replay, now = memory.replay, Expanded.of(memory.posterior, hyper)
-        terms = bound_terms(replay.outcomes(prior, hyper.likelihood), replay.weight)
-        return reduce(torch.add, (term(now) for term in terms))
+        collective, data = replay.collective, replay.outcomes(prior, hyper.likelihood)
+        terms = bound_terms(data, replay.weight, collective.share)
+        return collective.sum(reduce(torch.add, (term(now) for term in terms)))
 
     def estimate(self, memory: DecoupledMemory, prior: Prior, generator: torch.Generator) -> Tensor:
         """Draw an unbiased estimate of the bound, ``batch_shape x m``, at the cost of a step.
@@ -258,16 +264,17 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
             ValueError: Fewer observations are held than ``batch_size``.
         """
         replay, schedule = memory.replay, self.schedule
-        data = replay.sample(schedule.size(replay.held), generator, prior)
+        size, collective = schedule.size(replay.held), replay.collective
+        data = replay.sample(size, generator, prior)
         index = drawn_columns(memory.posterior, schedule.columns, generator)
-        weight = replay.count / len(data)
+        weight = replay.count / size
 
         def draw(hyper: Hyperparameters) -> Tensor:
             outcomes = OutcomeModel(hyper.likelihood, prior.num_outputs)
             expected = outcomes.expected_log_prob(data.targets)
-            return Draw.of(
-                Expanded.of(memory.posterior, hyper), data.X, expected, weight, index
-            ).value
+            now = Expanded.of(memory.posterior, hyper)
+            drawn = Draw.of(now, data.X, expected, weight, index, collective)
+            return collective.sum(drawn.value)
 
         return in_dtype(_shared(prior), torch.float64, draw)
 
@@ -313,7 +320,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         """
         replay, generator = memory.replay, generator_at(self.schedule.seed, BEFORE_STEPS)
         few, more = (
-            replay.sample(min(size, replay.held), generator, prior)
+            replay.whole_sample(min(size, replay.held), generator, prior)
             for size in (self.initial_points, LOOKED_AT)
         )
         modules = hyper.covar_module, hyper.mean_module, hyper.likelihood
@@ -323,6 +330,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
             message = f"Lengthscales begin by the median trick: an exact GP failed: {error}"
             warnings.warn(message, BotorchWarning, stacklevel=2)
         set_scales(hyper, more, self.growth.span, self.growth.covariance, replay.count)
+        agree(modules, replay.collective)
         prior.take_over(hyper)
         posterior = self._anew(memory.posterior, hyper.covar_module)
         return replace(memory, posterior=posterior, hyper_moments=None, variational_moments=None)
@@ -355,6 +363,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
             replay.weight,
             replay.count,
             self.growth.covariance,
+            replay.collective,
         )
 
     @torch.no_grad()
@@ -364,12 +373,14 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         """Move mean and variance to their best for all data, or by a Newton step towards it."""
         replay, hyper = memory.replay, prior.copied()
         before, weight = Expanded.of(memory.posterior, hyper), replay.weight
+        collective = replay.collective
         chunks = -(-replay.held // ROWS)
         batches = tracked(replay.outcomes(prior, hyper.likelihood), chunks, progress)
         if isinstance(hyper.likelihood, GaussianLikelihood):
-            return optimum(before, batches, weight, self.growth.covariance)
+            return optimum(before, batches, weight, self.growth.covariance, collective)
         now = self._widely_spanned(memory, prior, before)
-        best, bound = optimum(now, batches, weight), self._bound(memory, prior, hyper)
+        best = optimum(now, batches, weight, collective=collective)
+        bound = self._bound(memory, prior, hyper)
         for halvings in range(HALVINGS):
             tried = between(now.posterior, best, 0.5**halvings)
             there = self._bound(replace(memory, posterior=tried), prior, hyper)
@@ -384,7 +395,8 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
             return now
         most = min(INPUTS * len(p.alpha), replay.held)
         some = replay.sample(most, generator_at(self.schedule.seed, BEFORE_STEPS), prior)
-        wide = with_eigenfunctions(now, some.X, len(p.alpha), self.growth.covariance)
+        sizes = len(p.alpha), self.growth.covariance
+        wide = with_eigenfunctions(now, some.X, *sizes, replay.collective)
         return replace(now, posterior=wide)
 
 

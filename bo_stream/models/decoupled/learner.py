@@ -87,6 +87,7 @@ class DecoupledLearner:
         self.hyper, self._prior = prior.copied(), prior
         self.learning_rate, self.num_data = schedule.learning_rate, float(memory.replay.count)
         self._growth, self._schedule, self._growing = growth, schedule, growing
+        self._collective = memory.replay.collective
         self._begin(memory)
 
     def _begin(self, memory: DecoupledMemory) -> None:
@@ -160,7 +161,9 @@ class DecoupledLearner:
         if growth.finished(self._memory.posterior):
             return
         generator = generator_at(self._schedule.seed, _CAPS + self.num_steps)
-        data = self._drawn(min(INPUTS * growth.mean, self._memory.replay.held), generator)
+        replay = self._memory.replay
+        size = min(INPUTS * growth.mean, replay.held)
+        data = replay.whole_sample(size, generator, self._prior)
         order = torch.randperm(len(data), generator=generator).to(data.X.device)
         for rows in order.split(2 * growth.step):
             self.grow(data.X[..., rows, :])
@@ -178,20 +181,22 @@ class DecoupledLearner:
         if replay.held == 0 or growth.span == 0:
             return
         generator = generator_at(self._schedule.seed, _APART + self.num_steps)
-        some = self._drawn(min(INPUTS * growth.span, replay.held), generator)
-        now = self._expanded()
-        self._set_posterior(with_eigenfunctions(now, some.X, growth.span, growth.covariance))
+        some = replay.sample(min(INPUTS * growth.span, replay.held), generator, self._prior)
+        now, sizes = self._expanded(), (growth.span, growth.covariance)
+        self._set_posterior(with_eigenfunctions(now, some.X, *sizes, self._collective))
 
     @torch.enable_grad()
     def take_step(self) -> float:
         """Draw, grow, and move everything once. Cost as of the draw and its gradients."""
-        schedule, replay = self._schedule, self._memory.replay
+        schedule, replay, collective = self._schedule, self._memory.replay, self._collective
         generator = generator_at(schedule.seed, self.num_steps)
-        data = self._drawn(schedule.size(replay.held), generator)
+        size = schedule.size(replay.held)
+        places = replay.places(size, generator)
+        data = replay.in_units(replay.at(places), self._prior)
         renewed = False
         if self._growing:
-            order = torch.randperm(len(data), generator=generator).to(data.X.device)
-            renewed = self.grow(data.X[..., order, :])
+            order = torch.randperm(size, generator=generator).to(data.X.device)
+            renewed = self._grow_by(data, places, order)
         # the best posterior's combine more functions than a step should
         wide = len(self._memory.posterior.beta) > self._growth.span
         if (wide or self.num_steps % _RENEWED == 0) and not renewed:
@@ -199,26 +204,31 @@ class DecoupledLearner:
         now = self._expanded()
         index = drawn_columns(now.posterior, schedule.columns, generator)
         expected = OutcomeModel(self.hyper.likelihood, now.outputs).expected_log_prob(data.targets)
-        draw = Draw.of(now, data.X, expected, replay.count / len(data), index)
+        draw = Draw.of(now, data.X, expected, replay.count / size, index, collective)
         decay, mean_rate = schedule.decay(self.num_steps), schedule.mean_rate
         mean_rate = None if mean_rate is None else mean_rate * decay
         posterior = natural_step(draw, expected, schedule.natural_rate * decay, mean_rate)
-        objective = (draw.value.sum() + self.hyper.log_prior()) / replay.count
+        log_prior = collective.share * self.hyper.log_prior()
+        objective = (draw.value.sum() + log_prior) / replay.count
         optimisers = self._hyper_adam, self._variational_adam
         for adam in optimisers:
             adam.clear()
         if objective.requires_grad:
             (-objective).backward()
             for adam in optimisers:
+                adam.sum_gradients(collective)
                 adam.set_rate(schedule.learning_rate * decay)
                 adam.step()
         self.num_steps += 1
         posterior = self._parameters.moved(posterior)
         self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps)
-        return float(draw.value.detach().sum())
+        return float(collective.sum(draw.value.detach()).sum())
 
-    def _drawn(self, size: int, generator: torch.Generator) -> Batch:
-        return self._memory.replay.sample(size, generator, self._prior)
+    def _grow_by(self, data: Batch, places: Tensor, order: Tensor) -> bool:
+        """Let the inputs of a minibatch become functions, in some order; see :meth:`grow`."""
+        if self._growth.finished(self._memory.posterior):
+            return self.grow(data.X)
+        return self.grow(self._memory.replay.completed(data, places).X[..., order, :])
 
     def _expanded(self) -> Expanded:
         return Expanded.of(self._parameters.posterior(), self.hyper)
@@ -332,10 +342,11 @@ def _moved_weights(
     others = there.mean.detach() - (z @ v.detach()).squeeze(-1)  # the mean without these weights
     weighted = draw.weight * z * sites.precision.unsqueeze(-1)
     pull = draw.weight * (sites.shift - sites.precision * others)
+    moment, gram = map(draw.collective.sum, (z.mT @ pull.unsqueeze(-1), z.mT @ weighted))
     return replace(
         covariance,
-        moment=torch.lerp(covariance.moment, z.mT @ pull.unsqueeze(-1), rate),
-        gram=torch.lerp(covariance.gram, z.mT @ weighted, rate),
+        moment=torch.lerp(covariance.moment, moment, rate),
+        gram=torch.lerp(covariance.gram, gram, rate),
     )
 
 
@@ -353,7 +364,7 @@ def _moved_coefficients(
     slopes = _less(there.cross[..., columns.index, :], columns.features, there.features)
     slope = sites.shift - sites.precision * there.mean.detach()
     gradient = columns.slopes.detach().unsqueeze(-1)
-    gradient = gradient - draw.weight * (slopes @ slope.unsqueeze(-1))
+    gradient = gradient - draw.weight * draw.collective.sum(slopes @ slope.unsqueeze(-1))
     hessian = _less(block, columns.features, columns.features)
     hessian = hessian + _curvature(draw, slopes, sites.precision)
     damping = _DAMPING * _mean_diagonal(hessian) + _ROUNDING * _mean_diagonal(block)
@@ -375,21 +386,23 @@ def _less(covariance: Tensor, mine: Tensor | None, theirs: Tensor | None) -> Ten
 
 def _curvature(draw: Draw, slopes: Tensor, precision: Tensor) -> Tensor:
     """Estimate ``Σ p k kᵀ`` over all data by a minibatch and some of α, ``... x m x c x c``."""
-    size, total = precision.shape[-1], draw.weight * precision.shape[-1]
+    collective = draw.collective
+    size = collective.total(precision.shape[-1], precision.device)
     index, alpha = draw.columns.index, draw.expanded.posterior.alpha
     free = torch.ones(len(alpha), dtype=torch.bool, device=index.device)
     free[index] = False
     places = torch.nonzero(free).flatten()
     others = places[:: max(-(-len(places) // size), 1)]  # evenly from first to last
-    seen = (slopes * precision.unsqueeze(-2)) @ slopes.mT
+    seen = collective.sum((slopes * precision.unsqueeze(-2)) @ slopes.mT)
     if len(others) > 0:
         more = _less(
             draw.columns.cross[..., others, :],
             draw.expanded.alpha_features(others),
             draw.columns.features,
         )
-        seen = seen + precision.mean(-1)[..., None, None] * (more.mT @ more)
-    return total / (size + len(others)) * seen
+        mean = collective.sum(precision.sum(-1)) / size
+        seen = seen + mean[..., None, None] * (more.mT @ more)
+    return draw.weight * size / (size + len(others)) * seen
 
 
 def _mean_diagonal(matrix: Tensor) -> Tensor:

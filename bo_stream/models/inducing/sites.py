@@ -11,6 +11,7 @@ from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
 from bo_stream.bases.inducing import InducingBasis
+from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import Fit, Sites, fit_sites
 from bo_stream.likelihoods.sites import Prior as Marginal
@@ -25,7 +26,7 @@ from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.prior import Hyperparameters, Prior
 from bo_stream.models.stochastic.optimisers import ConstrainedAdam
 from bo_stream.sufficient_statistics import SufficientStatistics, Whitened, target_columns
-from bo_stream.tensors import state_of
+from bo_stream.tensors import map_tensors, state_of
 from bo_stream.weights import WeightPosterior, at_noise, solve
 
 ROUND = 20
@@ -40,7 +41,8 @@ class SiteInference(InducingInference):
     """Inference by sites that natural gradients find, in the uncollapsed online bound.
 
     The options are those of :class:`~bo_stream.OSVGP`, and ``fixed``, the names of the
-    hyperparameters that are not learned.
+    hyperparameters that are not learned, and ``collective``, processes of which each observes some
+    rows of every batch.
     """
 
     beta: float
@@ -49,6 +51,7 @@ class SiteInference(InducingInference):
     hyper_steps: int
     learning_rate: float
     fixed: tuple[str, ...]
+    collective: Collective = ALONE
 
     def observe(
         self, memory: InducingMemory, cache: InducingCache | None, data: Observations, prior: Prior
@@ -99,7 +102,8 @@ class SiteInference(InducingInference):
             basis = basis_of_independent(hyper.covar_module, before.basis.Z, prior.num_outputs)
             now = InducingCache(before.state, before.memory.in_basis(basis), basis)
         if data.sign > 0.0:
-            now = self.placed(now, data.X, prior)
+            X = data.X if now.memory.allocator is None else self.collective.first(data.X)
+            now = self.placed(now, X, prior)
         return now, OnlineUpdate(now.memory.whole, now.basis, hyper, data, self)
 
     def noise_groups(self, statistics: WhitenedMemory, prior: Prior) -> list[NoiseGroup]:
@@ -168,7 +172,8 @@ class OnlineUpdate:
         """Find the sites at the optimum, in few steps from a start near it; O(n M² + M³) each."""
         options, (features, residual) = self.options, self._features
         weights = self._weights(self.memory.statistics.learned)
-        prior = Marginal(self._predicted(weights), features @ weights.root, residual)
+        mean, root = self._predicted(weights), features @ weights.root
+        prior = Marginal(mean, root, residual, options.collective)
         most = options.natural_steps
         steps, power = most if start is None else min(most, WARM_STEPS), 1.0 / options.beta
         expected = self._outcomes().expected_log_prob(self.data.targets)
@@ -177,9 +182,10 @@ class OnlineUpdate:
 
     def remembered(self, fit: Fit) -> PointStatistics:
         """Add the batch's sites to the statistics, or take them out. Cost O(n M²)."""
-        data, memory, (features, residual) = self.data, self.memory, self._features
-        batch = site_statistics(features, fit, data.targets).scale(data.sign)
-        truncated = data.sign * (residual * fit.sites.precision).sum(-1)
+        data, memory, (_, residual) = self.data, self.memory, self._features
+        batch = self._statistics(fit).scale(data.sign)
+        total = self.options.collective.sum((residual * fit.sites.precision).sum(-1))
+        truncated = data.sign * total
         statistics = WhitenedMemory(memory.statistics.learned + batch)
         trace = memory.trace + TraceTerm(truncated, torch.zeros_like(truncated))
         return replace(memory, statistics=statistics, trace=trace)
@@ -188,19 +194,26 @@ class OnlineUpdate:
         """Compute the bound up to a constant, differentiable in hyperparameters, ``... x m``.
 
         At the q of sites, held in whitened weights: its gradient is that of the optimal bound where
-        they are optimal.
+        they are optimal. Of several processes this one's part: that of its rows, and a share of
+        that of the memory.
         """
         features, residual = self._features
         old, trace = self.memory.statistics.learned, self.memory.trace.learned
         with torch.no_grad():
-            weights = self._weights(old + site_statistics(features, fit, self.data.targets))
+            weights = self._weights(old + self._statistics(fit))
         variance = (features @ weights.root).square().sum(-1) + residual
         expected = self._outcomes().expected_log_prob(self.data.targets)
         new = expected(self._predicted(weights), variance).sum(-1)
         second_moment = weights.covariance() + weights.mean @ weights.mean.mT
         spread = (old.gram * second_moment).sum((-2, -1))
         misfit = expected_misfit(unit_noise(old), self._target_map, weights.mean, spread)
-        return new + self.options.beta * (-misfit - 0.5 * trace)
+        share = self.options.collective.share * self.options.beta
+        return new + share * (-misfit - 0.5 * trace)
+
+    def _statistics(self, fit: Fit) -> Whitened:
+        """Return the statistics of the batch's sites, of all processes. Cost O(n M²)."""
+        own = site_statistics(self._features[0], fit, self.data.targets)
+        return map_tensors(own, self.options.collective.sum)
 
     def differentiable(self) -> OnlineUpdate:
         """Express it at the same points so that it is differentiable in the hyperparameters."""
@@ -209,12 +222,13 @@ class OnlineUpdate:
 
     def learn(self, ascent: ConstrainedAdam, steps: int) -> None:
         """Move the hyperparameters up the bound and their priors, q at its optimum each time."""
-        sites = None
+        sites, collective = None, self.options.collective
         for _ in range(steps):
             with torch.enable_grad():
                 update = self.differentiable()
                 fit = update.fit(sites)
-                ascent.ascend(update.bound(fit).sum() + self.hyper.log_prior())
+                log_prior = collective.share * self.hyper.log_prior()
+                ascent.ascend(update.bound(fit).sum() + log_prior, collective)
             sites = fit.sites
 
 

@@ -50,7 +50,7 @@ from bo_stream.models.quadruply_stochastic.steps import (
 )
 from bo_stream.models.shell.construction import latent_kernel
 from bo_stream.models.stochastic.replay import Batch, StreamReplay, generator_at
-from bo_stream.models.stochastic.start import learn_first_hyperparameters
+from bo_stream.models.stochastic.start import agree, learn_first_hyperparameters
 from bo_stream.models.stochastic.training import Training, train
 from bo_stream.process.process import PosteriorProcess
 from bo_stream.tensors import is_same, state_of
@@ -157,9 +157,10 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
                 "observation. Build it anew, or take a model whose memory subtracts (OSGPR, WISKI)."
             )
         replay = memory.replay.plus(Batch(data.X, data.targets.mT))
-        layout, progress = memory.layout.grown(data.X), memory.progress.clone()
+        first = replay.newest(data.X, max(_FIRST_ROWS, memory.layout.room))
+        layout, progress = memory.layout.grown(first), memory.progress.clone()
         after = replace(memory, replay=replay, layout=layout, progress=progress)
-        after = self.filled(after, data.X, prior)
+        after = self.filled(after, first, prior)
         steps = self.schedule.update_steps
         if steps == 0:
             return after, None
@@ -239,9 +240,11 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         """
         process = self._weighted(memory, prior, prior.kernel, prior.mean)
         total = -divergence(memory, prior, process.basis)
-        for X, expected in memory.replay.outcomes(prior, prior.likelihood):
-            total = total + memory.replay.weight * expected(*process.marginals(X)).sum(-1)
-        return total, cache
+        replay = memory.replay
+        total = replay.collective.share * total
+        for X, expected in replay.outcomes(prior, prior.likelihood):
+            total = total + replay.weight * expected(*process.marginals(X)).sum(-1)
+        return replay.collective.sum(total), cache
 
     def estimate(self, memory: Memory, prior: Prior, generator: torch.Generator | None) -> Tensor:
         """Draw an unbiased estimate of the bound, ``m``, from the data and functions of a step.
@@ -252,7 +255,8 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         """
         learner, generator = self._estimator(memory, prior, generator)
         data = learner.data(generator)
-        return learner.value(learner.draw(data, generator, False), data, False).double()
+        value = learner.value(learner.draw(data, generator, False), data, False)
+        return memory.replay.collective.sum(value.detach()).double()
 
     def gradient_estimate(
         self, memory: Memory, prior: Prior, generator: torch.Generator | None
@@ -268,7 +272,8 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
             raise InputDataError("Expected data to draw from, got an empty stream.")
         self._check_sizes(memory)
         if generator is None:
-            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+            seed = memory.replay.collective.agreed(torch.randint(2**62, ()))
+            generator = torch.Generator().manual_seed(int(seed))
         return self.learner(memory, prior, learns=False, exact=True), generator
 
     # --- trainings ----------------------------------------------------------------------------
@@ -302,7 +307,8 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         memory = self._supported(memory, prior)
         learner = self.learner(memory, prior, self.empirical_bayes, exact=True)
         try:
-            return train(learner, steps, seconds, progress=progress)
+            limits, collective = (steps, seconds), memory.replay.collective
+            return train(learner, *limits, progress=progress, collective=collective)
         finally:
             prior.take_over(learner.hyper)
             keep(replace(memory, progress=replace(learner.progress, moments=learner.moments)))
@@ -326,7 +332,9 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
             return memory
         if self.schedule.initial_points > 0 and self.empirical_bayes:
             rows = self._some_rows(memory, prior, self.schedule.initial_points)
-            learn_first_hyperparameters(prior.kernel, prior.mean_module, prior.likelihood, rows)
+            modules = prior.kernel, prior.mean_module, prior.likelihood
+            learn_first_hyperparameters(*modules, rows)
+            agree(modules, memory.replay.collective)
             progress = self._no_weights(rows.X, prior)
             memory = self.filled(replace(memory, progress=progress), rows.X, prior)
         return replace(memory, begun=True)
@@ -334,7 +342,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     def _some_rows(self, memory: Memory, prior: Prior, most: int) -> Batch:
         """Draw rows to look at before there are steps, the same while they are held."""
         replay, generator = memory.replay, generator_at(self.schedule.seed, SUPPORT_PLACE)
-        return replay.sample(min(most, replay.held), generator, prior)
+        return replay.whole_sample(min(most, replay.held), generator, prior)
 
     @torch.no_grad()
     def _supported(self, memory: Memory, prior: Prior) -> Memory:

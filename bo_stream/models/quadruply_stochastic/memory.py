@@ -96,14 +96,17 @@ class Layout:
             return PointBasis(kernel, self.points, self.outputs)
         return RelevanceBasis(kernel, self.points, self.outputs, precisions)
 
+    @property
+    def room(self) -> int:
+        """Number of inputs that can become points."""
+        choice = self.choice
+        return 0 if isinstance(choice, FourierFeatures) else choice.max_points - len(self.points)
+
     def grown(self, X: Tensor) -> Layout:
         """Add inputs, ``n x d``, as points, as many as there is room for."""
-        if isinstance(self.choice, FourierFeatures):
+        if self.room <= 0:
             return self
-        room = self.choice.max_points - len(self.points)
-        if room <= 0:
-            return self
-        return replace(self, points=torch.cat((self.points, X[:room].to(self.points))))
+        return replace(self, points=torch.cat((self.points, X[: self.room].to(self.points))))
 
 
 @dataclass

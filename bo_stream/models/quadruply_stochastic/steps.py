@@ -12,6 +12,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from bo_stream.bases.sampled import PointBasis
+from bo_stream.collective import Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.linalg import safe_cholesky
 from bo_stream.models.prior import Hyperparameters, Prior
@@ -75,6 +76,7 @@ class Steps:
         self.hyper, self.num_data = hyper, float(memory.replay.count)
         self.learning_rate, self._schedule = schedule.learning_rate, schedule
         self._layout, self._replay, self._prior = memory.layout, memory.replay, prior
+        self._collective = memory.replay.collective
         self._parameters = hyper.moving if learns and schedule.hyper_rate > 0.0 else []
         self._is_gaussian = isinstance(hyper.likelihood, GaussianLikelihood)
         self.functions = drawn_functions(schedule, memory.progress.coefficients.shape[1])
@@ -133,21 +135,27 @@ class Steps:
             value = self.value(drawn, data, learns).sum()
             if self._adam is not None and thawed:
                 self._adam.set_rate(schedule.hyper_rate * decay)
-                self._adam.ascend(value + self.hyper.log_prior())
+                log_prior = self._collective.share * self.hyper.log_prior()
+                self._adam.ascend(value + log_prior, self._collective)
             else:
                 (-value).backward()
         self._move(drawn, schedule.learning_rate * decay)
-        self._measure(drawn, len(data[0]), thawed)
+        self._measure(drawn, thawed)
         progress.steps = self.num_steps = self.num_steps + 1
-        return float(value.detach())
+        return float(self._collective.sum(value.detach()))
 
     # --- what a step draws --------------------------------------------------------------------
 
+    @property
+    def rows(self) -> int:
+        """Number of observations of a minibatch, of all processes together."""
+        size = self._schedule.batch_size
+        return min(BATCH_SIZE, self._replay.held) if size is None else size
+
     def data(self, generator: torch.Generator) -> Data:
-        """Draw a minibatch."""
-        schedule, replay = self._schedule, self._replay
-        size = min(BATCH_SIZE, replay.held) if schedule.batch_size is None else schedule.batch_size
-        rows = replay.sample(size, generator, self._prior)
+        """Draw a minibatch: this process's rows of it."""
+        schedule = self._schedule
+        rows = self._replay.sample(self.rows, generator, self._prior)
         return rows.X.to(schedule.arithmetic), rows.Y.mT.to(schedule.arithmetic)
 
     def draw(self, data: Data, generator: torch.Generator, learns: bool) -> list[DrawnFunctions]:
@@ -181,13 +189,15 @@ class Steps:
         with torch.enable_grad():
             value = self.value(drawn, data, learns=False)
             (-value.sum()).backward()
-        return value.detach(), SampledGradient.of(drawn)
+        gradient = SampledGradient.of(drawn).summed(self._collective)
+        return self._collective.sum(value.detach()), gradient
 
     def value(self, drawn: list[DrawnFunctions], data: Data, learns: bool) -> Tensor:
         """Estimate the bound, ``m``; for a Gaussian likelihood without bias. [Evans2020, eq. 2].
 
-        Products of sums of independent draws; what is linear in a draw is averaged over both.
-        [theorems 1 and 2]
+        Of several processes this one's part, which sum up to it: its rows of the minibatch, and its
+        share of all else. Products of sums of independent draws; what is linear in a draw is
+        averaged over both. [theorems 1 and 2]
         """
         targets, likelihood = data[1], self.hyper.likelihood
         with torch.set_grad_enabled(learns):
@@ -204,13 +214,15 @@ class Steps:
         dense = (first[..., 1:] * second[..., 1:]).sum((-2, -1))
         powers = [one.squares * one.weights.scale.square() * one.share for one in drawn]
         diagonal = _average([power.sum(-1) for power in powers])
-        squares = self.num_data / targets.shape[-1] * (misfit + dense + diagonal)
+        squares = self.num_data / self.rows * (misfit + dense + diagonal)
         apart, control = self._divergence(drawn), self.progress.control
+        share = self._collective.share
         if control is not None and one.support is not None and other.support is not None:
             sums = one.sums(one.support), other.sums(other.support)
-            squares = squares + control.misfit(*sums, mean.detach())
+            squares = squares + share * control.misfit(*sums, mean.detach())
             apart = apart + 0.5 * control.penalty(*sums)
-        return -0.5 * (squares / noise + self.num_data * (2.0 * math.pi * noise).log()) - apart
+        constant = share * self.num_data * (2.0 * math.pi * noise).log()
+        return -0.5 * (squares / noise + constant) - share * apart
 
     def _of_likelihood(self, drawn: list[DrawnFunctions], targets: Tensor, mean: Tensor) -> Tensor:
         """Estimate a bound below that for a log-concave likelihood, ``m``. [Evans2020, theorem 3].
@@ -227,7 +239,9 @@ class Steps:
         scaled = (one.weights.scale * one.share).square().unsqueeze(-1)
         variance = sums[..., 1:].square().sum(-1) + (one.functions.square() @ scaled).squeeze(-1)
         data = expected((sums[..., 0] + mean).double(), variance.double()).to(sums)
-        return self.num_data / targets.shape[-1] * data.sum(-1) - self._divergence(drawn)
+        return self.num_data / self.rows * data.sum(-1) - self._collective.share * self._divergence(
+            drawn
+        )
 
     def _divergence(self, drawn: list[DrawnFunctions]) -> Tensor:
         """Estimate ``KL(q ‖ p)`` of all weights, ``m``. [Evans2020, theorems 1, 2, proposition 2].
@@ -252,7 +266,7 @@ class Steps:
     @torch.no_grad()
     def _move(self, drawn: list[DrawnFunctions], rate: float) -> None:
         """Move what was drawn by AdaGrad, and the control variate after it."""
-        progress, gradient = self.progress, SampledGradient.of(drawn)
+        progress, gradient = self.progress, SampledGradient.of(drawn).summed(self._collective)
         index = gradient.index
         rates = torch.full_like(gradient.coefficients[:1, :1], COVARIANCE_RATE * rate)
         rates[..., 0] = rate
@@ -270,7 +284,7 @@ class Steps:
             progress.control.follow(torch.cat(supports, -1), gradient.parts(moves))
 
     @torch.no_grad()
-    def _measure(self, drawn: list[DrawnFunctions], rows: int, thawed: bool) -> None:
+    def _measure(self, drawn: list[DrawnFunctions], thawed: bool) -> None:
         """Average squares of the drawn functions over about one pass through the data.
 
         Of functions that have precisions of their own, once thawed, these go to the bound's
@@ -282,9 +296,9 @@ class Steps:
         if measured is None:
             return
         visits = 1.0 + progress.steps * len(drawn[0].index) / measured.shape[-1]
-        share = max(1.0 / visits, min(1.0, rows / self.num_data))
+        share = max(1.0 / visits, min(1.0, self.rows / self.num_data))
         for one in drawn:
-            index, squares = one.index, one.squares.detach() / rows
+            index, squares = one.index, self._collective.sum(one.squares.detach()) / self.rows
             measured[:, index] += share * (squares - measured[:, index])
         if precisions is None or not thawed:
             return
@@ -413,6 +427,11 @@ class SampledGradient:
         columns = torch.arange(coefficients.shape[-1] - 1, device=index.device)
         coefficients[..., 1:] *= index.unsqueeze(-1) > columns  # above: no parameters
         return cls(index, coefficients, log_scale, places, times)
+
+    def summed(self, collective: Collective) -> SampledGradient:
+        """Sum the parts that processes have."""
+        coefficients, log_scale = map(collective.sum, (self.coefficients, self.log_scale))
+        return replace(self, coefficients=coefficients, log_scale=log_scale)
 
     def parts(self, whole: Tensor) -> Tensor:
         """Share what is had once for each among the draws: its parts sum up to it."""

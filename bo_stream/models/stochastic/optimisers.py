@@ -13,6 +13,8 @@ from gpytorch.constraints import Interval
 from torch import Tensor
 from torch.nn import Parameter
 
+from bo_stream.collective import ALONE, Collective
+
 
 def constrained_parameters(
     model: Module, parameters: Iterable[Parameter]
@@ -109,18 +111,28 @@ class ConstrainedAdam:
         for group in self._adam.param_groups if self._adam is not None else ():
             group["lr"] = rate
 
-    def ascend(self, value: Tensor) -> None:
-        """Take a step that raises a scalar, along its gradient in the parameters."""
+    def ascend(self, value: Tensor, collective: Collective = ALONE) -> None:
+        """Take a step that raises a scalar, along its gradient in the parameters.
+
+        Of several processes each has its part of the scalar, and all take the step of their sum.
+        """
         if self._adam is None:
             return
         self.clear()
         (-value).backward()
+        self.sum_gradients(collective)
         self.step()
 
     def clear(self) -> None:
         """Forget the parameters' gradients."""
         for coordinate in self._coordinates:
             coordinate.parameter.grad = None
+
+    def sum_gradients(self, collective: Collective) -> None:
+        """Sum the parameters' gradients over the processes, each of which has some of them."""
+        for one in self._coordinates:
+            if one.parameter.grad is not None:
+                one.parameter.grad = collective.sum(one.parameter.grad)
 
     @torch.no_grad()
     def step(self) -> None:

@@ -13,6 +13,7 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb
 from bo_stream.models.prior import Prior
@@ -65,10 +66,14 @@ class Replay(ABC):
     Attributes:
         count: Number n of observations that the bound is of: all that ever came.
         held: Number of rows that can be drawn, at most n.
+        collective: Processes that draw from it together, each of which gets its own rows of a draw.
+        here: Places of the rows that this process holds; None: all.
     """
 
     count: int
     held: int
+    collective: Collective = ALONE
+    here: Tensor | None = None
 
     @property
     def weight(self) -> float:
@@ -77,7 +82,7 @@ class Replay(ABC):
 
     @abstractmethod
     def at(self, index: Tensor) -> Batch:
-        """Return rows by their places, ``k`` whole numbers below ``held``."""
+        """Return rows by their places, ``k`` whole numbers below ``held``: those that are here."""
 
     @abstractmethod
     def in_units(self, rows: Batch, prior: Prior) -> Batch:
@@ -109,13 +114,32 @@ class Replay(ABC):
         Raises:
             ValueError: More rows than are held, or none.
         """
-        return self.at(self._places(size, generator))
+        return self.at(self.places(size, generator))
 
     def sample(self, size: int, generator: torch.Generator, prior: Prior) -> Batch:
         """Draw rows in the units of the process; errors as :meth:`draw` and :meth:`in_units`."""
-        return self.in_units(self.at(self._places(size, generator)), prior)
+        return self.in_units(self.at(self.places(size, generator)), prior)
 
-    def _places(self, size: int, generator: torch.Generator | None) -> Tensor:
+    def whole_sample(self, size: int, generator: torch.Generator, prior: Prior) -> Batch:
+        """Draw as :meth:`sample`, with the rows that other processes hold."""
+        places = self.places(size, generator)
+        return self.completed(self.in_units(self.at(places), prior), places)
+
+    def completed(self, rows: Batch, places: Tensor) -> Batch:
+        """Add to rows at some places those of them that other processes hold."""
+        return rows
+
+    def newest(self, X: Tensor, most: int) -> Tensor:
+        """Return the first inputs of the rows that were added last, of all processes together.
+
+        Args:
+            X: Inputs that this process has added, ``... x n x d``.
+            most: As many as are needed; there may be more.
+        """
+        return self.collective.first(X, most)
+
+    def places(self, size: int, generator: torch.Generator | None) -> Tensor:
+        """Draw places as :meth:`draw` does."""
         if not 1 <= size <= self.held:
             raise ValueError(
                 f"Expected a minibatch of 1 to {self.held} observations, as many as are held, got "
@@ -126,8 +150,9 @@ class Replay(ABC):
         return torch.randint(self.held, (size,), generator=generator)
 
     def chunks(self, size: int) -> Iterator[Batch]:
-        """Yield all rows that are held, in order, ``size`` at a time."""
-        for index in torch.arange(self.held).split(size):
+        """Yield all rows that are held here, in order, ``size`` at a time."""
+        places = torch.arange(self.held) if self.here is None else self.here
+        for index in places.split(size):
             yield self.at(index)
 
     def outcomes(
@@ -360,7 +385,7 @@ class HoldsRows(ABC):
         for batch in self.replay.chunks(2 * ROWS):
             columns = target_columns(batch.Y.to(total).mT[..., : total.shape[-3], :])
             total = total + columns.mT @ columns
-        return total * self.replay.weight
+        return self.replay.collective.sum(total) * self.replay.weight
 
     def mean_known_noise(self) -> Tensor | None:
         """Return None: the noise is the likelihood's."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 
 import torch
@@ -16,9 +16,11 @@ from gpytorch.likelihoods import GaussianLikelihood, LaplaceLikelihood, Likeliho
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
+from torch.nn import Module
 
 from bo_stream.bases.functions import InducingFunctions
 from bo_stream.bases.inducing import kernel_variance
+from bo_stream.collective import Collective
 from bo_stream.likelihoods.binomial import BinomialLikelihood, empirical_logits
 from bo_stream.linalg import cholesky_with_nugget, solve_lower
 from bo_stream.models.prior import Hyperparameters
@@ -58,6 +60,17 @@ def learn_first_hyperparameters(
             mean.load_state_dict(exact.mean_module.state_dict())
             share = 1.0 if own else 0.5
             likelihood.noise = (share * exact.likelihood.noise).reshape(likelihood.noise.shape)
+
+
+@torch.no_grad()
+def agree(modules: Iterable[Module], collective: Collective) -> None:
+    """Let all processes have the parameters of the first, in place.
+
+    Searches of each process for itself end apart by rounding, where their machines differ.
+    """
+    for module in modules:
+        for parameter in module.parameters():
+            parameter.copy_(collective.agreed(parameter.detach()))
 
 
 def _fit(model: SingleTaskGP, maxiter: int | None) -> None:

@@ -24,6 +24,8 @@ from rich.progress import (
     track,
 )
 
+from bo_stream.collective import ALONE, Collective
+
 DEFAULT_STEPS = 2000
 """Steps of a training that is given neither steps nor seconds. Source: [Cheng2017, section 4]."""
 
@@ -101,6 +103,7 @@ def train(
     *,
     progress: bool,
     started: float | None = None,
+    collective: Collective = ALONE,
 ) -> Training:
     """Take steps until a limit, watching the bound.
 
@@ -120,6 +123,7 @@ def train(
             counts, where neither is ``DEFAULT_STEPS``.
         progress: Whether to draw a bar, where standard error is a terminal.
         started: Monotonic time from which seconds count; default: now.
+        collective: Processes that take the steps together; they end by the clock of the first.
 
     Raises:
         ModelFittingError: The training diverged.
@@ -131,7 +135,8 @@ def train(
     most, longest = (math.inf if limit is None else float(limit) for limit in (steps, seconds))
     watch, taken, now = _Watch(learner), 0, time.monotonic()
     started = now if started is None else started
-    spent = now - started
+    clock = ALONE if seconds is None else collective
+    spent = _agreed(now - started, clock)
     with Bar(progress) as bar:
         try:
             while taken < most and spent < longest:
@@ -140,7 +145,7 @@ def train(
                 except NUMERICAL_ERRORS as error:
                     raise _DivergenceError(f"a step failed: {error}") from error
                 watch.add(estimate)
-                taken, spent = taken + 1, time.monotonic() - started
+                taken, spent = taken + 1, _agreed(time.monotonic() - started, clock)
                 if taken % CHECKED == 0:
                     watch.check()
                     watch.keep()
@@ -155,6 +160,13 @@ def train(
             learner.restore(watch.checked)
             raise
     return Training(taken, time.monotonic() - started, tuple(watch.trace))
+
+
+def _agreed(seconds: float, collective: Collective) -> float:
+    """Return the time that the first process has spent, which is when all end."""
+    if collective.is_alone:
+        return seconds
+    return float(collective.agreed(torch.tensor(seconds, dtype=torch.float64)))
 
 
 def check_limits(steps: int | None, seconds: float | None) -> None:

@@ -1,0 +1,103 @@
+"""Sums over processes that take the same steps on one model, each with rows of its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+
+class Collective(ABC):
+    """Processes that move copies of one model together (data-parallel training).
+
+    Law: all processes call the same methods in the same order, and what a method returns is the
+    same in all of them. So a sum over rows is the sum over processes of each one's own, and what is
+    not of rows is computed by each, and counts ``share`` in each.
+
+    Attributes:
+        size: Number of processes.
+        rank: Number of this one, from 0.
+    """
+
+    size: int
+    rank: int
+
+    @abstractmethod
+    def sum(self, value: Tensor) -> Tensor:
+        """Sum a tensor, of the same shape in all processes, over them; no gradient passes."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one process only."""
+        return self.size == 1
+
+    @property
+    def share(self) -> float:
+        """Part that each process takes of a term which is not of rows."""
+        return 1.0 / self.size
+
+    def agreed(self, value: Tensor) -> Tensor:
+        """Return the value that the first process has."""
+        return self.sum(value if self.rank == 0 else torch.zeros_like(value))
+
+    def total(self, count: int, device: torch.device) -> int:
+        """Sum a number of rows over the processes."""
+        return count if self.is_alone else sum(self.counts(count, device))
+
+    def assembled(self, rows: Tensor, places: Tensor, count: int) -> Tensor:
+        """Put rows of all processes together, ``... x k x d`` to ``... x count x d``.
+
+        Args:
+            rows: Of this process.
+            places: Where they belong, ``k`` whole numbers below the count; each has one process.
+            count: Of all rows.
+        """
+        whole = rows.new_zeros(*rows.shape[:-2], count, rows.shape[-1])
+        whole[..., places.to(rows.device), :] = rows
+        return self.sum(whole)
+
+    def first(self, rows: Tensor, most: int | None = None) -> Tensor:
+        """Return the first rows of all processes, ``... x n x d``, in the order of ranks.
+
+        Args:
+            rows: Of this process.
+            most: How many to return; None: all.
+        """
+        if self.is_alone:
+            return rows
+        counts = self.counts(rows.shape[-2], rows.device)
+        total, before = sum(counts), sum(counts[: self.rank])
+        count = total if most is None else min(most, total)
+        own = max(0, min(rows.shape[-2], count - before))
+        return self.assembled(rows[..., :own, :], torch.arange(before, before + own), count)
+
+    def largest(self, value: float, device: torch.device) -> float:
+        """Return the largest value of all processes."""
+        if self.is_alone:
+            return value
+        own = torch.zeros(self.size, dtype=torch.float64, device=device)
+        own[self.rank] = value
+        return float(self.sum(own).max())
+
+    def counts(self, count: int, device: torch.device) -> list[int]:
+        """Return the number that each process gives."""
+        own = torch.zeros(self.size, dtype=torch.int64, device=device)
+        own[self.rank] = count
+        numbers: list[int] = self.sum(own).tolist()
+        return numbers
+
+
+class Alone(Collective):
+    """One process, whose sums are its own."""
+
+    size = 1
+    rank = 0
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Return the value."""
+        return value
+
+
+ALONE = Alone()
+"""The collective of a model that no other process trains."""

@@ -1,0 +1,356 @@
+"""Training of one model on many processes, each with rows of its own, by torch.distributed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from torch import Tensor
+
+from bo_stream.collective import ALONE, Collective
+from bo_stream.errors import UsageError
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.decoupled.decoupled import DecoupledGP
+from bo_stream.models.inducing.sites import SiteInference
+from bo_stream.models.quadruply_stochastic.qsgp import QSGP
+from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
+from bo_stream.models.shell.posteriors import keeps_tensors
+from bo_stream.models.stochastic.replay import HoldsRows, StreamReplay
+from bo_stream.models.stochastic.sharded import ShardedReplay
+from bo_stream.models.stochastic.training import Training
+
+TIMEOUT = 300.0
+"""Seconds after which a process that is silent counts as lost, unless the user says."""
+
+_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_PLAIN = (bool, int, float, str, torch.dtype)
+_SHOWN = 8
+
+
+class LostProcessError(RuntimeError):
+    """An error for a process that takes no part in the training any more."""
+
+
+@contextmanager
+def data_parallel(
+    model: StreamingGP, timeout: float = TIMEOUT, backend: str | None = None
+) -> Iterator[Processes]:
+    """Train a model on all processes that torchrun has started, each with its own rows.
+
+    All processes build the same model and enter the block. In it an update takes each process's own
+    rows, and a step is the step that one process with all rows would take with the same seed, up to
+    rounding: each process computes its rows' part of the bound and of the statistics, and the parts
+    are summed. So after every verb all have the same posterior. Rows that the model was built with
+    are shared out. After the block a process holds its own rows only, which stand for all. Without
+    torchrun there is one process.
+
+    Models are :class:`~bo_stream.QSGP`, :class:`~bo_stream.QSRVM`, :class:`~bo_stream.DecoupledGP`
+    and :class:`~bo_stream.OSVGP`. Verbs that read all observations (``fit``, ``fit_collapsed``,
+    ``optimize_posterior``, ``elbo``) must be called by all processes, in the same order; ``save``
+    only after the block. Posteriors are each process's own business.
+
+    Args:
+        model: Of the same class, options, hyperparameters, seed and observations on all processes.
+        timeout: Seconds to wait for another process; then it counts as lost. A group that exists
+            already keeps its own.
+        backend: Of torch.distributed; default: ``nccl`` for a model on a GPU, else ``gloo``.
+
+    Yields:
+        The processes, with ``rank``, ``size``, ``update`` and ``fit``.
+
+    Raises:
+        LostProcessError: A process did not come, was killed, or is silent.
+        UnsupportedError: A model that cannot be trained so, with what to use instead.
+        UsageError: The processes' models or versions differ.
+
+    Example:
+        >>> with data_parallel(model, timeout=60) as processes:
+        ...     processes.update(X, Y)
+        ...     processes.fit(steps=1000)
+    """
+    _check_trainable(model)
+    with _collective(_device(model), timeout, backend) as collective:
+        _check_same(model, collective)
+        _join(model, collective)
+        try:
+            yield Processes(model, collective)
+            collective.sum(torch.zeros(1))  # nobody leaves before all have their last sum
+        finally:
+            _leave(model)
+
+
+class Processes:
+    """Processes that train a model together; see :func:`data_parallel`.
+
+    Attributes:
+        model: This process's copy.
+        rank: Number of this process, from 0.
+        size: Number of processes.
+    """
+
+    def __init__(self, model: StreamingGP, collective: Collective) -> None:
+        """Take the verbs of a model that was joined."""
+        self.model, self._collective = model, collective
+        self.rank, self.size = collective.rank, collective.size
+
+    def update(self, X: Tensor, Y: Tensor) -> None:
+        """Put rows of each process into memory, in the order of ranks; see the model's ``update``.
+
+        Args:
+            X: Of this process, ``... x n x d``; n may be 0 in some processes.
+            Y: ``... x n x m``.
+
+        Raises:
+            ModelFittingError: A step diverged, in all processes.
+            UsageError: Another process cannot take its rows; and what ``update`` raises here. No
+                process has changed its model then.
+        """
+        problem: Exception | None = None
+        try:
+            self.model._check_not_conditioned("update")
+            Y, _, _ = self.model._units.checked(self.model, X, Y, None, "update")
+            self.model._observations(X, Y, None, 1.0)
+        except Exception as error:
+            problem = error
+        reasons = _texts("" if problem is None else str(problem) or repr(problem), self._collective)
+        if problem is not None:
+            raise problem
+        for rank, reason in enumerate(reasons):
+            if reason:
+                raise UsageError(f"Process {rank} cannot take its rows: {reason}")
+        if self._collective.total(X.shape[-2], X.device) > 0:
+            _observe(self.model, X, Y)
+
+    def fit(
+        self, steps: int | None = None, seconds: float | None = None, progress: bool = True
+    ) -> Training:
+        """Take steps together; see the model's ``fit``. The first process draws the bar.
+
+        Raises:
+            UnsupportedError: The model learns in ``update`` only.
+        """
+        if not isinstance(self.model, QSGP | QSRVM | DecoupledGP):
+            raise UnsupportedError(
+                f"A {type(self.model).__name__} learns in update (hyper_steps): it has no fit."
+            )
+        return self.model.fit(steps, seconds, progress=progress and self.rank == 0)
+
+
+class ProcessGroup(Collective):
+    """The default process group of torch.distributed.
+
+    Attributes:
+        size: Number of processes.
+        rank: Number of this one, from 0.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Take the group that there is; NCCL sums on the model's device, others on the CPU."""
+        self.size = torch.distributed.get_world_size()
+        self.rank = torch.distributed.get_rank()
+        is_nccl = torch.distributed.get_backend() == "nccl"
+        self._device = device if is_nccl else torch.device("cpu")
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Sum a tensor over the processes.
+
+        Raises:
+            LostProcessError: One of them is gone or silent.
+            UnsupportedError: The value is to be differentiated.
+        """
+        if value.requires_grad:
+            raise UnsupportedError(
+                "A sum over processes has no gradient: inside data_parallel hyperparameters are "
+                "learned by fit and update. Call fit_gpytorch_mll after the block."
+            )
+        total = value.detach().to(self._device).clone(memory_format=torch.contiguous_format)
+        try:
+            if total.numel() > 0:
+                torch.distributed.all_reduce(total)
+        except RuntimeError as error:
+            raise LostProcessError(
+                f"Process {self.rank} of {self.size} waits for one that has ended or is silent; "
+                f"the model is as it was at its last check. ({_reason(error)})"
+            ) from error
+        return total.to(value.device)
+
+
+@keeps_tensors
+@torch.no_grad()
+def _observe(model: StreamingGP, X: Tensor, Y: Tensor) -> None:
+    with model._undone_on_error():
+        model._observe(X, Y, None, 1.0)
+
+
+# --- the group ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _collective(device: torch.device, timeout: float, backend: str | None) -> Iterator[Collective]:
+    """Take the default process group, or begin and end one as torchrun's environment says."""
+    if not timeout > 0.0:
+        raise UsageError(f"Expected timeout in seconds to be positive, got {timeout}.")
+    if torch.distributed.is_initialized():
+        yield ProcessGroup(device)
+        return
+    missing = [name for name in _ENVIRONMENT if name not in os.environ]
+    if missing == [*_ENVIRONMENT]:
+        yield ALONE
+        return
+    if missing:
+        raise UsageError(
+            f"Expected the environment that torchrun makes, got one without {', '.join(missing)}. "
+            "Run: torchrun --nproc-per-node 2 train.py"
+        )
+    name = backend or ("nccl" if device.type == "cuda" else "gloo")
+    try:
+        torch.distributed.init_process_group(name, timeout=timedelta(seconds=timeout))
+    except (RuntimeError, ValueError) as error:
+        raise LostProcessError(
+            f"Expected {os.environ['WORLD_SIZE']} processes within {timeout:g} s at "
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: {_reason(error)}"
+        ) from error
+    try:
+        yield ProcessGroup(device)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _reason(error: Exception) -> str:
+    """Return the first sentence of an error of torch, without the line of its source."""
+    line = (str(error).strip().splitlines() or [repr(error)])[0]
+    return re.sub(r"^\[[^]]*\]\s*", "", line).split(". ")[0]
+
+
+def _device(model: StreamingGP) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _texts(text: str, collective: Collective) -> list[str]:
+    """Return the text of each process."""
+    own = torch.tensor(list(text.encode()), dtype=torch.int32).unsqueeze(-1)
+    lengths = collective.counts(len(own), own.device)
+    joined = bytes(collective.first(own).flatten().tolist())
+    ends = [sum(lengths[: rank + 1]) for rank in range(collective.size)]
+    return [joined[end - length : end].decode() for end, length in zip(ends, lengths, strict=True)]
+
+
+# --- models that are the same ---------------------------------------------------------------------
+
+
+def _check_trainable(model: StreamingGP) -> None:
+    """Check that a model can be trained on many processes, alone and unconditioned."""
+    model._check_not_conditioned("data_parallel")
+    memory, name = model._memory, type(model).__name__
+    if isinstance(model._inference, SiteInference):
+        return
+    if not isinstance(memory, HoldsRows):
+        raise UnsupportedError(
+            f"Expected a QSGP, QSRVM, DecoupledGP or OSVGP, got a {name}. Where statistics of "
+            "observations add, as in WISKI, bo_stream.distributed.ingest puts them together."
+        )
+    if not isinstance(memory.replay, StreamReplay) or memory.replay.capacity is not None:
+        raise UnsupportedError(
+            f"Expected a {name} that holds all its rows, got one of a Dataset or with max_rows: "
+            "build it from tensors without max_rows, and give each process fewer rows."
+        )
+
+
+def _check_same(
+    model: StreamingGP, collective: Collective, described: Mapping[str, str] | None = None
+) -> None:
+    """Check that all processes have the same versions and the same model as the first."""
+    own = _described(model) if described is None else described
+    found = [json.loads(text) for text in _texts(json.dumps(own), collective)]
+    first = found[0]
+    for rank, other in enumerate(found[1:], 1):
+        for name in (*first, *(name for name in other if name not in first)):
+            if first.get(name) != other.get(name):
+                raise UsageError(
+                    f"Process {rank} has {name} {other.get(name, 'none')}, process 0 has "
+                    f"{first.get(name, 'none')}. Expected the same model on all processes: build "
+                    "it with the same options, seed and first observations, and then let each "
+                    "update it with its own rows inside the block."
+                )
+
+
+def _described(model: StreamingGP) -> dict[str, str]:
+    """Describe all that steps depend on, part by part: small ones by value, others by a digest."""
+    kind = type(model)
+    about = {
+        "bo_stream": version("bo-stream"),
+        "torch": torch.__version__,
+        "class": f"{kind.__module__}.{kind.__name__}",
+        "shape": f"{tuple(model._output_batch)} of {model._input_dim} inputs",
+    }
+    about |= _parts("option", model._inference)
+    about |= {name: _said(value) for name, value in model.state_dict().items()}
+    return about | _parts("memory", model._memory)
+
+
+def _parts(name: str, value: Any) -> dict[str, str]:
+    """Describe the tensors and plain values that a value is made of, each by its name."""
+    if isinstance(value, Tensor):
+        return {name: _said(value)}
+    if isinstance(value, StreamReplay):
+        rows = value.at(torch.arange(value.held))
+        return _parts(name, {"count": value.count, "X": rows.X, "Y": rows.Y})
+    if value is None or isinstance(value, _PLAIN):
+        return {name: repr(value)}
+    parts = {name: type(value).__name__}
+    for key, part in _held(value).items():
+        parts |= _parts(f"{name}.{key}", part)
+    return parts
+
+
+def _held(value: Any) -> Mapping[Any, Any]:
+    """Return what a value is made of, but for what it has derived from that."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, tuple | list):
+        return dict(enumerate(value))
+    if isinstance(value, torch.nn.Module):
+        return value.state_dict()
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    own = getattr(value, "__dict__", {})
+    return {key: part for key, part in own.items() if not key.startswith("_")}
+
+
+def _said(value: Tensor) -> str:
+    return f"{value.tolist()}" if value.numel() <= _SHOWN else f"of digest {_digest(value)[:16]}"
+
+
+def _digest(value: Tensor) -> str:
+    bits = value.detach().cpu().contiguous()
+    content = f"{bits.dtype} {tuple(bits.shape)}".encode() + bits.numpy().tobytes()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _join(model: StreamingGP, collective: Collective) -> None:
+    """Let a model's sums over rows be sums over all processes."""
+    memory, inference = model._memory, model._inference
+    if isinstance(inference, SiteInference):
+        model._inference = replace(inference, collective=collective)
+    else:
+        shards = ShardedReplay.shared_out(memory.replay, collective)
+        model._set_memory(replace(memory, replay=shards))
+
+
+def _leave(model: StreamingGP) -> None:
+    """Undo :func:`_join`; the posterior stays."""
+    memory, inference = model._memory, model._inference
+    if isinstance(inference, SiteInference):
+        model._inference = replace(inference, collective=ALONE)
+    else:
+        model._set_memory(replace(memory, replay=memory.replay.left_alone))
