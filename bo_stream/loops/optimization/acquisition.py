@@ -63,20 +63,22 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
 
     ``TS``: each maximises a function of its own drawn from the posterior, whatever points are
     pending; with local models, which have no functions to draw, a draw at ``_JOINT_SAMPLES``
-    points. From ``MANY`` points at once on all functions are refined together, from fewer starts
-    and in fewer steps.
+    points. Others: one point after the other, each by a search of its own with those before as
+    pending, whose cost is cubic in their number.
 
-    Others: one point after the other, each by a search of its own with those before as pending,
-    whose cost is cubic in their number. From ``MANY`` points on, pending ones and those to choose
-    together, all are chosen from shared candidates, see :func:`choose_by_fantasies`; but a builder
-    of one's own is searched as before.
+    From ``MANY`` points without an outcome on, pending ones and those to choose counted together,
+    a point must cost less: hundreds of evaluations end while hundreds are chosen. ``TS`` then
+    refines all functions together, from fewer starts and in fewer steps, and others choose among
+    shared candidates, see :func:`choose_by_fantasies`. A builder of one's own is searched as
+    before.
 
     They are ``q x d``.
     """
-    if settings.acquisition == "TS":
-        return _thompson(settings, situation, q, many=q >= MANY)
     pending = 0 if situation.X_pending is None else len(situation.X_pending)
-    if settings.acquisition in BUILDERS and pending + q >= MANY:
+    many = pending + q >= MANY
+    if settings.acquisition == "TS":
+        return _thompson(settings, situation, q, many)
+    if many and settings.acquisition in BUILDERS:
         return _by_fantasies(settings, situation, q)
     return _one_by_one(settings, situation, q)
 
