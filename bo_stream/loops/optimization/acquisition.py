@@ -46,7 +46,8 @@ _PATHS_AT_A_TIME = 16
 _JOINT_SAMPLES = 1024
 _CANDIDATES = 1024
 _CANDIDATES_A_POINT = 4
-_LEAST_DRAWN, _MOST_DRAWN = 16, 64
+_DRAWN = 64
+_DISTANCES = (0.1, 0.03, 0.01, 0.003)
 _NEAR = 0.03
 _MAXITER = 100
 _FEW_ITERATIONS = 20
@@ -201,8 +202,8 @@ def _candidates(settings: OptimizationSettings, situation: Situation, q: int) ->
     count = max(settings.raw_samples, _CANDIDATES, _CANDIDATES_A_POINT * q)
     points = (
         _sobol_points(settings, situation, count),
-        _near_best(situation),
-        _thompson(settings, situation, min(max(q, _LEAST_DRAWN), _MOST_DRAWN), many=True),
+        *(_near_best(situation, distance) for distance in _DISTANCES),
+        _thompson(settings, situation, _DRAWN, many=True),
     )
     return torch.cat(points).unique(dim=0)
 
@@ -249,13 +250,13 @@ def _thompson_among_points(settings: OptimizationSettings, situation: Situation,
     """Sample jointly at Sobol points and near the told points of the largest means."""
     points = _sobol_points(settings, situation, _JOINT_SAMPLES)
     rule = MaxPosteriorSampling(situation.model, replacement=False)
-    return rule(torch.cat((points, _near_best(situation))), num_samples=q)
+    return rule(torch.cat((points, _near_best(situation, _NEAR))), num_samples=q)
 
 
-def _near_best(situation: Situation) -> Tensor:
-    """Draw points about the told points of the largest means."""
+def _near_best(situation: Situation, distance: float) -> Tensor:
+    """Draw normal points about the told points of the largest means."""
     best = situation.X_baseline[:BASELINE]
-    jitter = _NEAR * torch.randn(BASELINE, best.shape[-1]).to(best)
+    jitter = distance * torch.randn(BASELINE, best.shape[-1]).to(best)
     return (best.repeat(BASELINE // len(best) + 1, 1)[:BASELINE] + jitter).clamp(0.0, 1.0)
 
 
