@@ -22,8 +22,7 @@ from botorch.test_functions.synthetic import SyntheticTestFunction
 from benchmarks.harness import processor_seconds, start
 from benchmarks.report import Claim, at_least, finish, stated
 from bo_stream.errors import UsageError
-from bo_stream.loops.optimization import OptimizationSettings, Optimizer
-from bo_stream.loops.optimization.asynchronous import run_asynchronously
+from bo_stream.loops.optimization import OptimizationSettings, Optimizer, run_asynchronously
 from bo_stream.loops.optimization import acquisition as acquisitions
 from bo_stream.loops.optimization.evaluation import Outcome, Task
 from bo_stream.models.auto.auto import AutoGP

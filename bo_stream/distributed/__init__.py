@@ -11,21 +11,23 @@ if TYPE_CHECKING:
     from bo_stream.distributed.sources import Fault
     from bo_stream.distributed.stores import FolderStore, MemoryStore
     from bo_stream.distributed.sums import Sums, accumulate, finish, merge, rebased, zero
-    from bo_stream.distributed.training import 
+    from bo_stream.distributed.training import LostProcessError, Processes, data_parallel
 
 __all__ = [
-    "",
     "BestPoint",
     "Exchanged",
     "Fault",
     "FolderStore",
     "Ingested",
+    "LostProcessError",
     "MemoryStore",
+    "Processes",
     "Replica",
     "ReplicaWarning",
     "Sums",
     "accumulate",
     "bounds_of",
+    "data_parallel",
     "finish",
     "ingest",
     "merge",
@@ -43,7 +45,7 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
             "sources": ("Fault",),
             "stores": ("FolderStore", "MemoryStore"),
             "sums": ("Sums", "accumulate", "finish", "merge", "rebased", "zero"),
-            "training": ("",),
+            "training": ("LostProcessError", "Processes", "data_parallel"),
         },
     )
 

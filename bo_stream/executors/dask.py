@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
@@ -24,6 +25,7 @@ SECONDS_WITHOUT_SCHEDULER = 120.0
 """Time in which a scheduler that was lost must be back."""
 
 _SECONDS_TO_RESTART = 30.0
+_LOST = "the Dask scheduler, or the result with its worker, was lost"
 
 _began: dict[str, float] = {}
 """On a worker: the start of each task under way, by key, on its monotonic clock."""
@@ -79,8 +81,11 @@ class DaskExecutor(EngineExecutor):
             UsageError: The scheduler was lost, and is not back in time.
         """
         client, key = self._reconnected(), f"bo_stream-{uuid4().hex}"
-        executor = client.get_executor(pure=False, resources=self._resources or None)
-        return DaskFuture(self, key, executor.submit(_timed, key, fn, args, kwargs, key=key))
+        resources = self._resources or None
+        task = client.submit(
+            _timed, key, fn, args, kwargs, key=key, pure=False, resources=resources
+        )
+        return DaskFuture(self, task)
 
     def _reconnected(self) -> Client:
         """Return a client with a scheduler; Dask's own waits for one only for some seconds."""
@@ -118,7 +123,7 @@ class DaskExecutor(EngineExecutor):
         with suppress(Exception):  # without nannies: then they are busy for as long as it takes
             _, addresses = self._running(key)
             if addresses:
-                self._client.restart_workers(addresses, timeout=_SECONDS_TO_RESTART)
+                self._client.restart_workers(addresses, _SECONDS_TO_RESTART, raise_for_error=False)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Disconnect; overrides ``Executor.shutdown``. The cluster goes on."""
@@ -129,32 +134,36 @@ class DaskExecutor(EngineExecutor):
 class DaskFuture(EngineFuture[T]):
     """A future of a Dask cluster."""
 
-    def __init__(self, executor: DaskExecutor, key: str, inner: Future[T]) -> None:
-        """Follow the future of Dask's own executor."""
+    def __init__(self, executor: DaskExecutor, task: Any) -> None:
+        """Follow a future of Dask's client, which is of another kind."""
         super().__init__()
-        self._executor, self._key, self._inner = executor, key, inner
-        inner.add_done_callback(self._settle)
-        self.add_done_callback(lambda _: inner.cancel() if self.cancelled() else None)
+        self._executor, self._task = executor, task
+        self.add_done_callback(self._release)
+        task.client.loop.add_callback(self._settle)
 
-    def _settle(self, inner: Future[T]) -> None:
+    async def _settle(self) -> None:
+        """Take over what comes of Dask's future."""
         with suppress(InvalidStateError):  # it was cancelled
-            if inner.cancelled():
-                self.set_exception(LostTaskError("the Dask scheduler was lost"))
-            elif (error := inner.exception()) is None:
-                self.set_result(inner.result())
-            elif isinstance(error, KilledWorker):
-                self.set_exception(RuntimeError(f"its workers died ({error})"))
-            else:
-                self.set_exception(error)
+            try:
+                self.set_result(await self._task)
+            except KilledWorker:
+                self.set_exception(LostTaskError("the Dask workers that were given it died"))
+            except (Exception, CancelledError) as error:
+                lost = self._task.status != "error"
+                self.set_exception(LostTaskError(f"{_LOST} ({error})") if lost else error)
+
+    def _release(self, _: Future[T]) -> None:
+        """Let Dask forget the task, which it would do again if the result's worker is lost."""
+        self._task.cancel() if self.cancelled() else self._task.release()
 
     def stop(self) -> None:
         """Cancel the task, and restart the worker that is at it."""
-        self._executor.stop(self._key)
+        self._executor.stop(self._task.key)
         self.cancel()
 
     def seconds_running(self) -> float | None:
         """Ask the cluster for how long the task has run."""
-        return self._executor.seconds_running(self._key)
+        return self._executor.seconds_running(self._task.key)
 
 
 def _connected(address: str) -> Client:

@@ -15,16 +15,15 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from bo_stream.errors import UsageError, check_whole
-from bo_stream.loops.optimization.evaluation import Evaluator, Outcome, Task
+from bo_stream.loops.optimization.evaluation import Outcome, Task
+from bo_stream.loops.optimization.executed import PointEvaluator
 from bo_stream.loops.optimization.journal import Journal
 from bo_stream.loops.optimization.optimizer import Optimizer, save_optimizer
 from bo_stream.loops.optimization.trials import Trial
 from bo_stream.loops.run import OPTIMIZATION, StopRequest, hold_folder
-
-Points: TypeAlias = Evaluator[tuple[float, ...], float]
 
 AHEAD = 0.25
 """Points chosen ahead for each evaluation under way, unless told."""
@@ -70,7 +69,7 @@ class AsynchronousPlan:
 
 def run_asynchronously(
     optimizer: Optimizer,
-    evaluator: Points,
+    evaluator: PointEvaluator,
     total: int,
     at_once: int,
     *,
@@ -139,7 +138,7 @@ class AsynchronousRun:
     def __init__(
         self,
         optimizer: Optimizer,
-        evaluator: Points,
+        evaluator: PointEvaluator,
         plan: AsynchronousPlan,
         folder: Path | None = None,
         record: Callable[[], Mapping[str, Any] | None] = lambda: None,
