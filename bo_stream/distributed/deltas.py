@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bo_stream.distributed.sums import Sums, accumulate, finish, merge, rebased, zero
 from bo_stream.loops.optimization.optimizer import SHORTLIST
+from bo_stream.loops.optimization.trials import LARGEST
 from bo_stream.models.base import StreamingGP
 
 MOST_ROWS = 1024
@@ -163,7 +164,9 @@ def _rows(X: Tensor, Y: Tensor, template: StreamingGP) -> tuple[Tensor, Tensor]:
             f"expected numbers of shapes (n, {template._input_dim}) and (n, 1), got "
             f"{tuple(X.shape)} of {X.dtype} and {tuple(Y.shape)} of {Y.dtype}"
         )
-    if not bool(((X >= 0.0) & (X <= 1.0)).all() and Y.isfinite().all()):
-        raise ValueError("it has inputs outside the unit cube, or outcomes that are not finite")
+    if not bool(((X >= 0.0) & (X <= 1.0)).all() and (Y.abs() <= LARGEST).all()):
+        raise ValueError(
+            f"it has inputs outside the unit cube, or outcomes that are not at most {LARGEST:g}"
+        )
     like = next(template.parameters())
     return X.to(like), Y.to(like)

@@ -22,6 +22,7 @@ from bo_stream.distributed.outbox import Outbox, Parcel
 from bo_stream.distributed.records import (
     Listing,
     Store,
+    UnusableError,
     VanishedError,
     count_of,
     counted_key,
@@ -173,11 +174,11 @@ class Replica:
         self._outbox = Outbox(self.run, search.digest, self._template)
         self.model = deepcopy(self._template)
         self._best = self._told([], []).best
-        self._clock, self._learned, self._said = VectorClock(), "", set[str]()
-        self._asked = -1  # until what is there is taken
+        self._clock, self._said = VectorClock(), set[str]()
+        self._learned, self._unsent = "", dict[str, bytes]()  # records of hyperparameters
         self.exchange()
-        own = [dot for dot in Listing.of(store).deltas if name_of(dot[0]) == name]
-        self._asked = len(own)  # what was asked for before is not asked for again
+        # what former runs of the name have asked for is not asked for again
+        self._asked = sum(n for run, n in self._clock.upto.items() if name_of(run) == name)
 
     # --- points -------------------------------------------------------------------------------
 
@@ -284,9 +285,8 @@ class Replica:
         """
         parcels = self._send()
         listing, found = self._look()
-        remarks = [*self._strange(listing), *found.remarks]
-        if self._asked >= 0:
-            remarks += self._members.still_alive(listing, self._clock)
+        strange = [f"{key} in the store is not a record of replicas." for key in listing.foreign]
+        remarks = [*strange, *found.remarks, *self._members.still_alive(listing)]
         self._put(found)
         adopted = self._adopt(listing, remarks)
         learned = self._learn()
@@ -313,9 +313,18 @@ class Replica:
         return compact(self._gathering, self.run)
 
     def _send(self) -> list[Parcel]:
-        sent = self._outbox.send(self.store)
-        self._clock = self._clock.plus(parcel.dot for parcel in sent)
+        self._send_learned()
+        sent = []
+        for parcel in self._outbox.send(self.store):
+            self._clock = self._clock.plus([parcel.dot])  # at once: the next one may fail
+            sent.append(parcel)
         return sent
+
+    def _send_learned(self) -> None:
+        while self._unsent:
+            key = next(iter(self._unsent))
+            self.store[key] = self._unsent[key]
+            del self._unsent[key]
 
     def _look(self) -> tuple[Listing, Gathered]:
         """List the store, and read what is new; anew where it was compacted meanwhile."""
@@ -348,8 +357,11 @@ class Replica:
                 set_from(self.model, arrays)
             except VanishedError:
                 continue
+            except UnusableError as error:
+                remarks.append(str(error))
+                continue
             except ValueError as error:
-                remarks.append(f"{key} is left out: {error}")
+                remarks.append(f"{key} is left out: {error}.")
                 continue
             self._learned = key
             return size
@@ -365,12 +377,9 @@ class Replica:
         learn(self.model, [learned_values(deepcopy(self._template))] if few else [])
         key = counted_key("learned", count, self.run)
         content = sealed(self._search, {}, arrays_of(self.model))
-        self.store[key] = content
-        self._learned = key
+        self._learned, self._unsent[key] = key, content
+        self._send_learned()
         return len(content)
-
-    def _strange(self, listing: Listing) -> list[str]:
-        return [f"{key} in the store is not a record of replicas." for key in listing.foreign]
 
     def _warn(self, remarks: Sequence[str]) -> None:
         """Tell each remark once."""

@@ -114,6 +114,30 @@ def test_a_delta_is_sent_again_as_it_was_when_it_is_not_known_to_be_there() -> N
     ledger += told(a, some(1, 1))
     settle([a, b])
     assert len(Listing.of(store).deltas) == 2
+
+
+def test_a_delta_that_arrived_is_not_taken_again_when_the_next_one_fails() -> None:
+    class Failing(MemoryStore):
+        broken: tuple[bool, ...] = ()
+
+        def __setitem__(self, key: str, value: bytes) -> None:
+            fails, self.broken = bool(self.broken[:1] == (True,)), self.broken[1:]
+            if fails:
+                raise OSError("no way")
+            super().__setitem__(key, value)
+
+    store = Failing()
+    a, b = replicas(store)
+    ledger = told(a, some(2))
+    store.broken = (True,)
+    with pytest.raises(OSError, match="no way"):
+        a.exchange()
+    ledger += told(a, some(1, 1))
+    store.broken = (False, True)
+    with pytest.raises(OSError, match="no way"):
+        a.exchange()
+    settle([a, b])
+    assert len(Listing.of(store).deltas) == 2
     for replica in (a, b):
         assert_same(replica.model, expected(replica, ledger))
 
