@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from bo_stream.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from bo_stream.loops.optimization.asynchronous import run_asynchronously
     from bo_stream.loops.optimization.optimizer import (
         Best,
         Optimizer,
@@ -20,6 +21,7 @@ __all__ = [
     "Optimizer",
     "Trial",
     "load_optimizer",
+    "run_asynchronously",
     "save_optimizer",
 ]
 
@@ -27,6 +29,7 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
     __getattr__ = lazy_names(
         __name__,
         {
+            "asynchronous": ("run_asynchronously",),
             "optimizer": ("Best", "Optimizer", "load_optimizer", "save_optimizer"),
             "settings": ("OptimizationSettings",),
             "trials": ("Trial",),

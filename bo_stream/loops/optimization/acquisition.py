@@ -24,6 +24,12 @@ from torch.quasirandom import SobolEngine
 from bo_stream.acquisition import SamplePaths, evaluate_known_points_once, sample_paths
 from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.errors import UsageError
+from bo_stream.loops.optimization.batches import (
+    Known,
+    UpperBound,
+    Value,
+    choose_by_fantasies,
+)
 from bo_stream.loops.optimization.objectives import import_function
 from bo_stream.loops.optimization.settings import ACQUISITIONS, OptimizationSettings
 from bo_stream.models.base import StreamingGP
@@ -31,12 +37,23 @@ from bo_stream.models.base import StreamingGP
 BASELINE = 64
 """Most baseline points of qLogNEI, whose cost is cubic in them."""
 
+MANY = 64
+"""Points without an outcome, those to choose included, from which they are chosen by fantasies."""
+
 _SAMPLES = 128
 _THOMPSON_SAMPLES = 4096
 _PATHS_AT_A_TIME = 16
 _JOINT_SAMPLES = 1024
+_CANDIDATES = 1024
+_CANDIDATES_A_POINT = 4
+_LEAST_DRAWN, _MOST_DRAWN = 16, 64
 _NEAR = 0.03
 _MAXITER = 100
+_FEW_ITERATIONS = 20
+_FEW_STARTS = 2
+_SOBOL_BEFORE_DRAWS = 512
+_BEST_BEFORE_DRAWS = 256
+_DRAWS = 512
 _FTOL = 2e-9
 _ROUNDINGS = 100.0
 
@@ -46,10 +63,25 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
 
     ``TS``: each maximises a function of its own drawn from the posterior, whatever points are
     pending; with local models, which have no functions to draw, a draw at ``_JOINT_SAMPLES``
-    points. Others: one point after the other, with those before as pending. They are ``q x d``.
+    points. From ``MANY`` points at once on all functions are refined together, from fewer starts
+    and in fewer steps.
+
+    Others: one point after the other, each by a search of its own with those before as pending,
+    whose cost is cubic in their number. From ``MANY`` points on, pending ones and those to choose
+    together, all are chosen from shared candidates, see :func:`choose_by_fantasies`; but a builder
+    of one's own is searched as before.
+
+    They are ``q x d``.
     """
     if settings.acquisition == "TS":
-        return _thompson(settings, situation, q)
+        return _thompson(settings, situation, q, many=q >= MANY)
+    pending = 0 if situation.X_pending is None else len(situation.X_pending)
+    if settings.acquisition in BUILDERS and pending + q >= MANY:
+        return _by_fantasies(settings, situation, q)
+    return _one_by_one(settings, situation, q)
+
+
+def _one_by_one(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
     name = settings.acquisition
     builder = import_function(name, "acquisition") if ":" in name else BUILDERS[name]
     points = situation.X_baseline[:0]
@@ -82,12 +114,15 @@ class Situation:
     """Input of an acquisition function; larger outcomes are better.
 
     Attributes:
-        model: Model over the unit cube, of outcomes in units of about their spread.
+        model: Model over the unit cube, of outcomes in units of about their spread; else see unit.
         X_baseline: CentredRows points, ``n x d``, those of the largest posterior means first.
         best_mean: Largest of those means.
         X_pending: Points without an outcome (pending, and lately failed), ``n x d``.
         beta: Weight of the standard deviation in confidence bounds.
         seed: Seed of samplers.
+        centre: For ``TS``: value about which outcomes spread, as the search's tolerances are
+            absolute.
+        unit: For ``TS``: their spread.
     """
 
     model: StreamingGP
@@ -96,6 +131,8 @@ class Situation:
     X_pending: Tensor | None
     beta: float
     seed: int
+    centre: float = 0.0
+    unit: float = 1.0
 
     def with_pending(self, X: Tensor) -> Situation:
         """Return a copy with further pending points, ``n x d``."""
@@ -141,34 +178,83 @@ def _best_point(settings: OptimizationSettings, acqf: AcquisitionFunction, like:
     return point
 
 
-def _search_options(dtype: torch.dtype) -> dict[str, Any]:
+def _search_options(dtype: torch.dtype, maxiter: int = _MAXITER) -> dict[str, Any]:
     """Return options of scipy's L-BFGS-B, which ends where the next digits would be rounding."""
-    return {"maxiter": _MAXITER, "ftol": max(_FTOL, _ROUNDINGS * torch.finfo(dtype).eps)}
+    return {"maxiter": maxiter, "ftol": max(_FTOL, _ROUNDINGS * torch.finfo(dtype).eps)}
 
 
-def _thompson(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
+def _by_fantasies(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
+    name, none = settings.acquisition, situation.X_baseline[:0]
+    pending = none if situation.X_pending is None else situation.X_pending
+    drawn = situation.X_baseline[:BASELINE] if name == "qLogNEI" else none
+    reached = situation.X_baseline[:1] if name == "qLogEI" else none
+    utility = UpperBound(situation.beta) if name == "qUCB" else Value()
+    X = _candidates(settings, situation, q)
+    known = Known(torch.cat((drawn, pending)), reached)
+    return X[choose_by_fantasies(situation.model, utility, known, X, q, situation.seed)]
+
+
+def _candidates(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
+    """Return Sobol points, points near the best told ones, and maxima of drawn functions."""
+    count = max(settings.raw_samples, _CANDIDATES, _CANDIDATES_A_POINT * q)
+    points = (
+        _sobol_points(settings, situation, count),
+        _near_best(situation),
+        _thompson(settings, situation, min(max(q, _LEAST_DRAWN), _MOST_DRAWN), many=True),
+    )
+    return torch.cat(points).unique(dim=0)
+
+
+def _thompson(settings: OptimizationSettings, situation: Situation, q: int, many: bool) -> Tensor:
+    """Maximise q drawn functions, if they are many all together, in fewer steps."""
     try:
         paths = sample_paths(situation.model, q, situation.seed)
     except UnsupportedError:  # a model, or a kernel, without functions in closed form
         return _thompson_among_points(settings, situation, q)
     # four times as many points to start from on a grid, where all is cheap
-    many = _THOMPSON_SAMPLES if lives_in_features(situation.model) else _JOINT_SAMPLES
-    points = _sobol_points(settings, situation, max(settings.raw_samples, many))
+    on_grid = lives_in_features(situation.model)
+    count = _THOMPSON_SAMPLES if on_grid else _JOINT_SAMPLES
+    points = _sobol_points(settings, situation, max(settings.raw_samples, count))
     X = torch.cat((points, situation.X_baseline))
-    with torch.no_grad():
-        starts = X[paths(X).squeeze(-1).topk(settings.num_restarts, dim=-1).indices]
+    if many:
+        X = X if on_grid else _likely_maxima(settings, situation)
+        return _maxima(situation, paths, _best_starts(paths, X, _FEW_STARTS), _FEW_ITERATIONS)
+    starts = _best_starts(paths, X, settings.num_restarts)
     slices = [slice(i, i + _PATHS_AT_A_TIME) for i in range(0, q, _PATHS_AT_A_TIME)]
-    return torch.cat([_maxima(paths.path(some), starts[some]) for some in slices])
+    return torch.cat(
+        [_maxima(situation, paths.path(some), starts[some], _MAXITER) for some in slices]
+    )
+
+
+@torch.no_grad()
+def _best_starts(paths: SamplePaths, X: Tensor, count: int) -> Tensor:
+    """Return the best points for each of n functions, ``n x count x d``."""
+    return X[paths(X).squeeze(-1).topk(min(count, len(X)), dim=-1).indices]
+
+
+def _likely_maxima(settings: OptimizationSettings, situation: Situation) -> Tensor:
+    """Return points at which joint draws have their maxima.
+
+    They are few: functions in random frequencies cost a thousand cosines a point.
+    """
+    sobol = _sobol_points(settings, situation, _SOBOL_BEFORE_DRAWS)
+    X = torch.cat((sobol, situation.X_baseline[:_BEST_BEFORE_DRAWS]))
+    found = MaxPosteriorSampling(situation.model, replacement=True)(X, num_samples=_DRAWS)
+    return found.unique(dim=0)
 
 
 def _thompson_among_points(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
     """Sample jointly at Sobol points and near the told points of the largest means."""
     points = _sobol_points(settings, situation, _JOINT_SAMPLES)
-    best = situation.X_baseline[:BASELINE]
-    jitter = _NEAR * torch.randn(BASELINE, points.shape[-1]).to(points)
-    near = (best.repeat(BASELINE // len(best) + 1, 1)[:BASELINE] + jitter).clamp(0.0, 1.0)
     rule = MaxPosteriorSampling(situation.model, replacement=False)
-    return rule(torch.cat((points, near)), num_samples=q)
+    return rule(torch.cat((points, _near_best(situation))), num_samples=q)
+
+
+def _near_best(situation: Situation) -> Tensor:
+    """Draw points about the told points of the largest means."""
+    best = situation.X_baseline[:BASELINE]
+    jitter = _NEAR * torch.randn(BASELINE, best.shape[-1]).to(best)
+    return (best.repeat(BASELINE // len(best) + 1, 1)[:BASELINE] + jitter).clamp(0.0, 1.0)
 
 
 def _sobol_points(settings: OptimizationSettings, situation: Situation, count: int) -> Tensor:
@@ -176,17 +262,17 @@ def _sobol_points(settings: OptimizationSettings, situation: Situation, count: i
     return engine.draw(count, dtype=torch.float64).to(situation.X_baseline)
 
 
-def _maxima(paths: SamplePaths, starts: Tensor) -> Tensor:
+def _maxima(situation: Situation, paths: SamplePaths, starts: Tensor, iterations: int) -> Tensor:
     """Maximise each of n functions by L-BFGS-B from ``n x starts x d`` points, to ``n x d``."""
     with warnings.catch_warnings():
         # a line search that stalls ends there: the best of the starts is taken anyway
         warnings.simplefilter("ignore", OptimizationWarning)
         points, reached = gen_candidates_scipy(
             starts,
-            lambda X: paths(X).squeeze(-1),  # type: ignore[arg-type]  # any function will do
+            lambda X: (paths(X).squeeze(-1) - situation.centre) / situation.unit,  # type: ignore[arg-type]  # any function will do
             lower_bounds=0.0,
             upper_bounds=1.0,
-            options=_search_options(starts.dtype),
+            options=_search_options(starts.dtype, iterations),
             use_parallel_mode=False,
         )
     return points[torch.arange(len(points), device=points.device), reached.argmax(-1)]

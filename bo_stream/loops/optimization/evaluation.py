@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic, Self, TypeAlias
+from typing import Any, Generic, Protocol, Self, TypeAlias
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.optimization.objectives import NoOutcomeError, Objective, P, V, Work
@@ -53,6 +53,38 @@ class Outcome(Generic[V]):
     seconds: float
 
 
+class Evaluator(Protocol[P, V]):
+    """What does tasks: here, in worker processes, or on a cluster.
+
+    A task that is submitted has one outcome, whatever its function does, unless it is cancelled.
+    It may be evaluated more than once, where workers are lost; one outcome is given of it.
+    An evaluator is a context manager that closes itself.
+    """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def submit(self, task: Task[P]) -> None:
+        """Add a task; its key is that of no other task under way."""
+
+    def poll(self, seconds: float | None) -> Outcome[V] | None:
+        """Wait for an outcome for some seconds (None: any time); None may be returned sooner.
+
+        Raises:
+            UsageError: Nothing can be evaluated any more; the message says why.
+        """
+
+    def next_outcome(self) -> Outcome[V]:
+        """Wait for the next outcome, of the tasks that were submitted."""
+
+    def cancel(self, key: int) -> None:
+        """Drop a task: it has no outcome. A key that is not under way changes nothing."""
+
+    def close(self) -> None:
+        """Drop all tasks and end what was started for them."""
+
+
 class InProcess(Generic[P, V]):
     """An evaluator in this process, one task after the other; nothing can stop one that hangs."""
 
@@ -65,15 +97,27 @@ class InProcess(Generic[P, V]):
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._tasks.clear()
+        self.close()
 
     def submit(self, task: Task[P]) -> None:
         """Add a task."""
         self._tasks.append(task)
 
+    def poll(self, seconds: float | None) -> Outcome[V] | None:
+        """Do the next task, however long it takes; None if there is none."""
+        return self.next_outcome() if self._tasks else None
+
     def next_outcome(self) -> Outcome[V]:
         """Do the next task."""
         return attempt(self._work, self._tasks.popleft())
+
+    def cancel(self, key: int) -> None:
+        """Drop a task that waits."""
+        self._tasks = deque(task for task in self._tasks if task.key != key)
+
+    def close(self) -> None:
+        """Drop all tasks."""
+        self._tasks.clear()
 
 
 class Workers(Generic[P, V]):
@@ -215,7 +259,7 @@ class Workers(Generic[P, V]):
         self._workers = []
 
 
-PointEvaluator: TypeAlias = InProcess[tuple[float, ...], float] | Workers[tuple[float, ...], float]
+PointEvaluator: TypeAlias = Evaluator[tuple[float, ...], float]
 """Evaluator of points of d inputs with one outcome."""
 
 

@@ -16,6 +16,7 @@ from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.models import MODELS
 from bo_stream.loops.optimization.acquisition import Situation, best_points, check_acquisition
+from bo_stream.loops.optimization.journal import journaled_trials
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.surrogate import FEWEST, Surrogate
 from bo_stream.loops.optimization.trials import Ledger, Trial
@@ -190,7 +191,10 @@ class Best:
 
 
 def save_optimizer(
-    folder: Path, optimizer: Optimizer, run: Mapping[str, Any] | None = None
+    folder: Path,
+    optimizer: Optimizer,
+    run: Mapping[str, Any] | None = None,
+    journal: str | None = None,
 ) -> None:
     """Write an optimizer; whatever happens, a complete one, the old or the new, is left.
 
@@ -200,6 +204,7 @@ def save_optimizer(
         folder: Created if necessary.
         optimizer: The optimizer.
         run: Plain values to be kept with it.
+        journal: Name of the journal of later trials, see :class:`Journal`, if there is one.
 
     Raises:
         OSError: The folder cannot be written, or the disk is full; the old files stand.
@@ -217,6 +222,7 @@ def save_optimizer(
             "validation": surrogate.validation.state(),
         },
         "run": None if run is None else dict(run),
+        "journal": journal,
     }
     models = {} if surrogate.model is None else {"surrogate": surrogate.model}
     OPTIMIZATION.save(folder, content, models)
@@ -255,6 +261,9 @@ def parsed_optimizer(
         )
     settings = from_record(OptimizationSettings, content["settings"])
     ledger = Ledger(from_record(Trial, record) for record in content["trials"])
+    if content["journal"] is not None:
+        for trial in journaled_trials(folder, content["journal"]):
+            ledger.put(trial)
     state, model = content["surrogate"], None
     held = {int(key): float(Y) for key, Y in state["held"]}
     if "surrogate" in content["models"]:

@@ -73,6 +73,13 @@ class Ledger:
         self._trials.append(trial)
         return trial
 
+    def put(self, trial: Trial) -> Trial:
+        """Take over a trial as it is, in the place of one of its key or after the last one."""
+        if trial.key == len(self._trials):
+            self._trials.append(trial)
+        self._trials[trial.key] = trial
+        return trial
+
     def tell(self, key: int, Y: float, seconds: float | None = None) -> Trial:
         """Record the finite outcome of a pending or failed trial.
 
@@ -82,7 +89,7 @@ class Ledger:
         if trial.status == "withdrawn":
             raise UsageError(f"Trial {key} was withdrawn. To bring it back, amend it.")
         if trial.status != "told":
-            return self._put(replace(_attempted(trial, seconds), status="told", Y=value))
+            return self.put(replace(_attempted(trial, seconds), status="told", Y=value))
         if value != trial.Y:
             raise UsageError(
                 f"Trial {key} was told {trial.Y:g} already, got {value:g}. To correct it, amend it."
@@ -93,11 +100,11 @@ class Ledger:
         """Set the outcome, a finite number, of a trial of any status."""
         trial, value = self[key], _checked_outcome(key, Y)
         attempts = max(trial.attempts, 1)
-        return self._put(replace(trial, status="told", Y=value, attempts=attempts))
+        return self.put(replace(trial, status="told", Y=value, attempts=attempts))
 
     def withdraw(self, key: int) -> Trial:
         """Delete a trial, told or not; withdrawing it again changes nothing."""
-        return self._put(replace(self[key], status="withdrawn", Y=None))
+        return self.put(replace(self[key], status="withdrawn", Y=None))
 
     def fail(self, key: int, error: str, seconds: float | None = None) -> Trial:
         """Record that an attempt at a pending or failed trial failed."""
@@ -107,18 +114,14 @@ class Ledger:
                 f"Trial {key} is {trial.status}: it cannot fail any more. To drop its outcome, "
                 "withdraw it."
             )
-        return self._put(replace(_attempted(trial, seconds), status="failed", error=error))
+        return self.put(replace(_attempted(trial, seconds), status="failed", error=error))
 
     def retry(self, key: int) -> Trial:
         """Make a failed trial pending again."""
         trial = self[key]
         if trial.status != "failed":
             raise UsageError(f"Only a failed trial can be retried; trial {key} is {trial.status}.")
-        return self._put(replace(trial, status="pending"))
-
-    def _put(self, trial: Trial) -> Trial:
-        self._trials[trial.key] = trial
-        return trial
+        return self.put(replace(trial, status="pending"))
 
 
 def _attempted(trial: Trial, seconds: float | None) -> Trial:

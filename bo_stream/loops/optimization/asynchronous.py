@@ -1,0 +1,286 @@
+"""Asynchronous optimization: points are chosen while hundreds of evaluations are under way.
+
+No evaluation waits for another one, nor for a choice: some points are chosen ahead. A thread beside
+the one that gives out points and takes outcomes owns the model: it chooses, learns, and writes the
+checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from bo_stream.errors import UsageError, check_whole
+from bo_stream.loops.optimization.evaluation import Evaluator, Outcome, Task
+from bo_stream.loops.optimization.journal import Journal
+from bo_stream.loops.optimization.optimizer import Optimizer, save_optimizer
+from bo_stream.loops.optimization.trials import Trial
+from bo_stream.loops.run import OPTIMIZATION, StopRequest, hold_folder
+
+Points: TypeAlias = Evaluator[tuple[float, ...], float]
+
+AHEAD = 0.25
+"""Points chosen ahead for each evaluation under way, unless told."""
+
+SECONDS_BETWEEN_CHECKPOINTS = 60.0
+
+SHARE_OF_CHECKPOINTS = 0.02
+"""Largest share of the time that is spent on checkpoints."""
+
+_PATIENCE = 0.02
+"""Seconds to wait for an outcome while points are being chosen."""
+
+
+@dataclass(frozen=True)
+class AsynchronousPlan:
+    """How much is to be evaluated, and how many at a time.
+
+    Attributes:
+        total: Trials that are to be evaluated, those before included.
+        at_once: Evaluations that are kept under way.
+        ahead: Points that are chosen before there is a worker for them, so that none waits; they
+            do not know of the last outcomes. None: a quarter of ``at_once``.
+        retries: How often a failed evaluation is tried again.
+    """
+
+    total: int
+    at_once: int
+    ahead: int | None = None
+    retries: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("total", self.total, 1)
+        check_whole("at_once", self.at_once, 1)
+        check_whole("retries", self.retries, 0)
+        if self.ahead is not None:
+            check_whole("ahead", self.ahead, 0)
+
+    @property
+    def most_ahead(self) -> int:
+        """Number of points to be chosen ahead."""
+        return math.ceil(AHEAD * self.at_once) if self.ahead is None else self.ahead
+
+
+def run_asynchronously(
+    optimizer: Optimizer,
+    evaluator: Points,
+    total: int,
+    at_once: int,
+    *,
+    ahead: int | None = None,
+    retries: int = 0,
+    folder: Path | None = None,
+    on_trial: Callable[[Trial], None] | None = None,
+) -> None:
+    """Evaluate points until ``total`` have been, ``at_once`` at a time, without a pause between.
+
+    The optimizer may have trials already: those that are pending are evaluated first. A run that
+    was interrupted, or killed, goes on from its folder: load the optimizer (``load_optimizer``) and
+    call this again. Outcomes that had come are there; evaluations that were under way are repeated.
+
+    Args:
+        optimizer: It is asked and told; nothing else may ask it meanwhile.
+        evaluator: Open; it is left open.
+        total: Trials to be evaluated, those before included.
+        at_once: Evaluations to be kept under way: the number of workers.
+        ahead: See :class:`AsynchronousPlan`.
+        retries: How often a failed evaluation is tried again.
+        folder: Folder of checkpoints, created if necessary; None: there are none.
+        on_trial: Called with each trial that was told or has failed; it may amend and withdraw.
+
+    Raises:
+        UsageError: A number is out of range, all evaluations fail, or the folder is in use or holds
+            another optimization.
+
+    Example:
+        >>> with worker_processes(objective, 8) as workers:
+        ...     run_asynchronously(optimizer, workers, 400, at_once=8, folder=Path("run"))
+    """
+    plan = AsynchronousPlan(total, at_once, ahead, retries)
+    if folder is None:
+        _each(AsynchronousRun(optimizer, evaluator, plan).trials(), on_trial)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_folder(folder, "Wait until that run ends, stop it, or give another folder."):
+        _check_same(folder, optimizer)
+        _each(AsynchronousRun(optimizer, evaluator, plan, folder).trials(), on_trial)
+
+
+def _each(trials: Generator[Trial], on_trial: Callable[[Trial], None] | None) -> None:
+    with closing(trials):
+        for trial in trials:
+            if on_trial is not None:
+                on_trial(trial)
+
+
+def _check_same(folder: Path, optimizer: Optimizer) -> None:
+    """Raise a ``UsageError`` if a folder has trials that the optimizer does not have."""
+    if not (folder / OPTIMIZATION.name).is_file():
+        return
+    with OPTIMIZATION.opened(folder) as content:
+        former = [tuple(trial["X"]) for trial in content["trials"]]
+    if former != [trial.X for trial in optimizer.ledger][: len(former)]:
+        raise UsageError(
+            f"{folder} holds another optimization, of {len(former):,} trials. To go on with it, "
+            "load it by load_optimizer; else give another folder."
+        )
+
+
+class AsynchronousRun:
+    """Evaluations under way, points that wait for a worker, and the choice of more."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        evaluator: Points,
+        plan: AsynchronousPlan,
+        folder: Path | None = None,
+        record: Callable[[], Mapping[str, Any] | None] = lambda: None,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            optimizer: Trials and model.
+            evaluator: It is left open.
+            plan: Numbers of evaluations.
+            folder: Existing folder of checkpoints, or None.
+            record: Function that returns plain values to be kept in a checkpoint, or None.
+        """
+        self._optimizer, self._evaluator, self._plan = optimizer, evaluator, plan
+        self._folder, self._record = folder, record
+        self._journal = None if folder is None else Journal(folder)
+        self._ready = deque(optimizer.pending)
+        self._under_way: set[int] = set()
+        self._choice: Future[list[Trial]] | None = None
+        self._counts = Counter(trial.status for trial in optimizer.ledger)
+        self._asked = len(optimizer.ledger) - self._counts["withdrawn"]
+        self._next_checkpoint = -math.inf
+
+    def trials(self, stop: StopRequest | None = None) -> Generator[Trial]:
+        """Evaluate what is left, and yield each trial that was told or has failed.
+
+        Once a stop is requested no evaluation begins, and those under way are waited for. Whatever
+        ends this, an error, too, a checkpoint is written.
+        """
+        self._write_checkpoint()
+        try:
+            with ThreadPoolExecutor(1, "choice") as chooser:
+                while True:
+                    stopped = stop is not None and stop.made
+                    if not stopped:
+                        self._submit_ready()
+                        self._begin_choice(chooser)
+                    if self._under_way:
+                        yield from self._next_trials()
+                    elif self._choice is None:
+                        return
+                    self._end_choice()
+        finally:
+            self._write_checkpoint()
+            if self._journal is not None:
+                self._journal.close()
+
+    # --- evaluations --------------------------------------------------------------------------
+
+    def _submit_ready(self) -> None:
+        while self._ready and len(self._under_way) < self._plan.at_once:
+            trial = self._optimizer.ledger[self._ready.popleft().key]
+            if trial.status == "pending":  # it may have been withdrawn meanwhile
+                self._under_way.add(trial.key)
+                self._evaluator.submit(Task(trial.key, trial.X, trial.attempts))
+
+    def _next_trials(self) -> Iterator[Trial]:
+        """Wait for an outcome, for a moment if a choice may end before; yield its trial, if any."""
+        if self._choice is None:
+            outcome: Outcome[float] | None = self._evaluator.next_outcome()
+        else:
+            outcome = self._evaluator.poll(_PATIENCE)
+        if outcome is None or outcome.key not in self._under_way:
+            return
+        self._under_way.remove(outcome.key)
+        trial = self._recorded(outcome)
+        if self._journal is not None:
+            self._journal.add([trial])
+        if trial.status == "pending":
+            self._ready.appendleft(trial)
+        elif trial.status != "withdrawn":
+            self._check_hope(trial)
+            yield trial
+
+    def _recorded(self, outcome: Outcome[float]) -> Trial:
+        """Record an outcome; a trial to be tried again is pending."""
+        optimizer, key = self._optimizer, outcome.key
+        if optimizer.ledger[key].status != "pending":  # amended or withdrawn meanwhile
+            return optimizer.ledger[key]
+        if outcome.value is not None:
+            return optimizer.tell(key, outcome.value, outcome.seconds)
+        trial = optimizer.fail(key, outcome.error or "no outcome", outcome.seconds)
+        return optimizer.retry(key) if trial.attempts <= self._plan.retries else trial
+
+    def _check_hope(self, trial: Trial) -> None:
+        self._counts[trial.status] += 1
+        failed = self._counts["failed"]
+        enough = max(self._optimizer.settings.initial, self._plan.at_once)
+        if self._counts["told"] == 0 and failed >= min(enough, self._plan.total):
+            raise UsageError(
+                f"All {failed} trials failed, the last one with: {trial.error}. Mend the function; "
+                "a resumed run goes on with other points."
+            )
+
+    # --- choices ------------------------------------------------------------------------------
+
+    def _begin_choice(self, chooser: ThreadPoolExecutor) -> None:
+        if self._choice is None:
+            count = self._wanted()
+            if count > 0 or time.monotonic() > self._next_checkpoint:
+                self._choice = chooser.submit(self._choose, count)
+
+    def _wanted(self) -> int:
+        """Return the number of points to choose: none while half of those ahead are left.
+
+        No more are chosen ahead than there are outcomes to choose them by.
+        """
+        ahead = min(self._plan.most_ahead, self._counts["told"])
+        if len(self._ready) > ahead // 2:
+            return 0
+        room = self._plan.at_once - len(self._under_way) + ahead - len(self._ready)
+        return max(0, min(room, self._plan.total - self._asked))
+
+    def _choose(self, count: int) -> list[Trial]:
+        """Choose points, and write a checkpoint if it is time; in a thread of its own."""
+        trials = self._optimizer.ask(count) if count > 0 else []
+        if time.monotonic() > self._next_checkpoint:
+            self._write_checkpoint()
+        return trials
+
+    def _end_choice(self) -> None:
+        """Take the points of a choice that has ended, or wait for it if nothing else is to come."""
+        if self._choice is None:
+            return
+        if not self._under_way:
+            wait([self._choice])
+        if self._choice.done():
+            trials, self._choice = self._choice.result(), None
+            if self._journal is not None:
+                self._journal.add(trials)
+            self._ready.extend(trials)
+            self._asked += len(trials)
+
+    def _write_checkpoint(self) -> None:
+        if self._folder is None or self._journal is None:
+            self._next_checkpoint = math.inf
+            return
+        started = time.monotonic()
+        mark = self._journal.mark()
+        save_optimizer(self._folder, self._optimizer, self._record(), self._journal.name)
+        self._journal.begin(mark)
+        now = time.monotonic()
+        pause = max(SECONDS_BETWEEN_CHECKPOINTS, (now - started) / SHARE_OF_CHECKPOINTS)
+        self._next_checkpoint = now + pause

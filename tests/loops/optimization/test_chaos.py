@@ -1,0 +1,195 @@
+"""Whatever happens to an optimizer, in the end it knows what its ledger says, and nothing else.
+
+A world sends it outcomes late, in any order, twice, amended and withdrawn, lets evaluations fail,
+and kills it: it then goes on from its last checkpoint, and what came since is sent again or lost.
+Meanwhile a dict keeps the ledger by the plainest rules. The models are those whose memory does not
+depend on the order of arrival: inducing points do.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bo_stream.errors import UsageError
+from bo_stream.loops.optimization import Optimizer, load_optimizer, save_optimizer
+from bo_stream.loops.optimization.settings import OptimizationSettings
+from bo_stream.loops.optimization.surrogate import Surrogate, thin
+from bo_stream.loops.optimization.trials import Ledger
+from bo_stream.loops.predictions import predict
+from bo_stream.models.base import StreamingGP
+
+pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
+
+EVENTS = 500
+
+ON_GRID = OptimizationSettings(
+    bounds=((-2.0, 3.0), (0.0, 2.0)),
+    initial=4,
+    acquisition="random",
+    model="wiski",
+    kernel="rbf",
+    grid=(10, 9),
+    refit=0.0,
+)
+HANDED_OVER = replace(ON_GRID, model="auto", grid=None, model_options={"max_exact": 40})
+
+
+@dataclass
+class World:
+    """An optimizer, what happens to it, and what it should know.
+
+    Attributes:
+        expected: Status and outcome of each trial, by key.
+        saved: The same at the last checkpoint.
+        unsent: Outcomes that are on their way.
+        sent: Outcomes that were delivered, and may be once more.
+    """
+
+    settings: OptimizationSettings
+    folder: Path
+    random: random.Random
+    optimizer: Optimizer = field(init=False)
+    expected: dict[int, tuple[str, float | None]] = field(default_factory=dict)
+    saved: dict[int, tuple[str, float | None]] = field(default_factory=dict)
+    unsent: list[tuple[int, float]] = field(default_factory=list)
+    sent: list[tuple[int, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.optimizer = Optimizer(self.settings)
+        for Y in (0.0, 1.0):  # all others lie between: the unit stays
+            key = self.optimizer.register([0.5 + Y, 0.5]).key
+            self.optimizer.tell(key, Y)
+            self.expected[key] = ("told", Y)
+        self.ask()
+        self.save()
+
+    def ask(self) -> None:
+        for trial in self.optimizer.ask(self.random.randint(1, 3)):
+            self.expected[trial.key] = ("pending", None)
+            self.unsent.append((trial.key, self.value(trial.X)))
+
+    def value(self, X: Sequence[float]) -> float:
+        """A smooth function of values between 0 and 1, with noise."""
+        return 0.5 + 0.4 * math.sin(X[0]) * math.cos(X[1]) + 0.1 * (self.random.random() - 0.5)
+
+    def deliver(self) -> None:
+        """Outcomes come in any order; some stay for long."""
+        if self.unsent:
+            message = self.unsent.pop(self.random.randrange(len(self.unsent)))
+            self._tell(*message)
+            self.sent.append(message)
+
+    def deliver_again(self) -> None:
+        if self.sent:
+            self._tell(*self.random.choice(self.sent))
+
+    def _tell(self, key: int, Y: float) -> None:
+        status, known = self.expected[key]
+        if status == "withdrawn" or (status == "told" and known != Y):
+            with pytest.raises(UsageError, match=f"Trial {key} was"):
+                self.optimizer.tell(key, Y)
+        else:
+            self.optimizer.tell(key, Y)
+            self.expected[key] = ("told", Y)
+
+    def amend(self) -> None:
+        key, Y = self._some(), self.random.random()
+        self.optimizer.amend(key, Y)
+        self.expected[key] = ("told", Y)
+
+    def withdraw(self) -> None:
+        key = self._some()
+        self.optimizer.withdraw(key)
+        self.expected[key] = ("withdrawn", None)
+
+    def fail(self) -> None:
+        key = self._some()
+        if self.expected[key][0] in ("told", "withdrawn"):
+            with pytest.raises(UsageError, match="it cannot fail any more"):
+                self.optimizer.fail(key, "no power")
+        else:
+            self.optimizer.fail(key, "no power")
+            self.expected[key] = ("failed", None)
+
+    def retry(self) -> None:
+        failed = [key for key, (status, _) in self.expected.items() if status == "failed"]
+        if failed:
+            key = self.random.choice(failed)
+            self.optimizer.retry(key)
+            self.expected[key] = ("pending", None)
+
+    def _some(self) -> int:
+        return self.random.randrange(2, len(self.expected))
+
+    def look(self) -> None:
+        """The model is brought to the ledger."""
+        self.optimizer.best()
+
+    def save(self) -> None:
+        save_optimizer(self.folder, self.optimizer)
+        self.saved = dict(self.expected)
+
+    def die(self) -> None:
+        """What came since the checkpoint is gone; outcomes of trials that are known come again."""
+        self.optimizer, _ = load_optimizer(self.folder)
+        self.expected = dict(self.saved)
+        messages = [m for m in self.sent + self.unsent if m[0] in self.expected]
+        self.sent, self.unsent = [], messages
+
+    def run(self, events: int) -> None:
+        weights = {
+            self.ask: 30, self.deliver: 50, self.deliver_again: 8, self.amend: 5, self.withdraw: 2,
+            self.fail: 3, self.retry: 3, self.look: 5, self.save: 5, self.die: 2,
+        }  # fmt: skip
+        happening = self.random.choices(list(weights), list(weights.values()), k=events)
+        for event in happening:
+            event()
+
+
+def in_order(optimizer: Optimizer) -> StreamingGP:
+    """The model of the final ledger, built at once, with the same hyperparameters and units."""
+    surrogate = Surrogate(optimizer.settings)
+    model = surrogate.follow(Ledger(optimizer.ledger))
+    assert model is not None
+    assert optimizer.surrogate.model is not None
+    assert surrogate.unit == optimizer.surrogate.unit
+    model.load_state_dict(optimizer.surrogate.model.state_dict())
+    thin(model)
+    return model
+
+
+def check(settings: OptimizationSettings, seed: int, folder: Path) -> None:
+    world = World(settings, folder, random.Random(seed))
+    world.run(EVENTS)
+    optimizer = world.optimizer
+    optimizer.best()
+    assert {t.key: (t.status, t.Y) for t in optimizer.ledger} == world.expected
+    told = {key: Y for key, (status, Y) in world.expected.items() if status == "told"}
+    assert len(told) > EVENTS // 10
+    assert optimizer.surrogate.held == told
+    X = torch.rand(100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert optimizer.surrogate.model is not None
+    for got, expected in zip(
+        predict(optimizer.surrogate.model, X), predict(in_order(optimizer), X), strict=True
+    ):
+        torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_in_the_end_the_model_is_that_of_the_ledger(tmp_path: Path) -> None:
+    check(ON_GRID, 0, tmp_path)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(
+    "settings", [replace(ON_GRID, refit=2.0), HANDED_OVER], ids=["grid", "handed over"]
+)
+def test_ten_seeds(settings: OptimizationSettings, seed: int, tmp_path: Path) -> None:
+    check(settings, seed, tmp_path)
