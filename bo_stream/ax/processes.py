@@ -1,4 +1,4 @@
-"""Closed loops of Ax whose trials are evaluated in worker processes.
+"""Closed loops of Ax whose trials are evaluated in worker processes, or on a cluster.
 
 :func:`run_trials` puts together a :class:`ProcessRunner`, which starts and polls trials,
 :class:`ProcessMetric`, which reads what they returned, and an orchestrator that does not sleep.
@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
-import atexit
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from contextlib import ExitStack
 from typing import Any, TypeAlias
 
 import pandas as pd
@@ -28,8 +29,10 @@ from ax.orchestration.orchestrator import Orchestrator
 from ax.orchestration.orchestrator_options import OrchestratorOptions
 from ax.utils.common.result import Err, Ok
 
-from bo_stream.errors import UsageError
-from bo_stream.loops.optimization.evaluation import Outcome, Task, Workers
+from bo_stream.errors import UsageError, check_whole
+from bo_stream.executors.opening import executor_of
+from bo_stream.loops.optimization.evaluation import Evaluator, Outcome, Task
+from bo_stream.loops.optimization.executed import Executed, check_timeout, worker_processes
 from bo_stream.loops.optimization.objectives import (
     FunctionOfParameters,
     NoOutcomeError,
@@ -54,9 +57,10 @@ def run_trials(
     workers: int = 1,
     timeout: float | None = None,
     retries: int = 0,
+    executor: str | Executor | None = None,
     **options: Any,
 ) -> None:
-    """Run trials as ``client.run_trials`` does, with a function evaluated in worker processes.
+    """Run trials as ``client.run_trials`` does, with a function evaluated by workers.
 
     A script that calls it needs its code under ``if __name__ == "__main__":``.
 
@@ -67,13 +71,17 @@ def run_trials(
             a tuple of mean and standard error, or one such value where there is one metric. At the
             top level of a module, or by name: ``package.module:function``.
         max_trials: Number of further trials.
-        workers: Largest number of processes.
+        workers: Largest number of trials at once, and of processes.
         timeout: Seconds that one attempt may take; None: any time.
         retries: Number of further attempts after one has failed.
+        executor: Where trials are evaluated instead of in processes of this machine:
+            ``threads:N``, ``dask:ADDRESS``, ``ray``, or any executor of ``concurrent.futures``; see
+            ``bo_stream.executors.executor_of``.
         options: Settings of ``OrchestratorOptions``, such as ``tolerated_trial_failure_rate``.
 
     Raises:
-        UsageError: An argument is out of range, or other processes would not find the function.
+        UsageError: An argument is out of range, other processes would not find the function, or
+            the executor cannot be had.
         FailureRateExceededError: Of Ax: more than half of the trials, five at least, have failed.
         UnsupportedError: Of Ax: a trial is running that something else must complete.
 
@@ -81,6 +89,8 @@ def run_trials(
         >>> run_trials(client, evaluate, max_trials=40, workers=4, timeout=60.0)
     """
     runner = ProcessRunner(function, workers, timeout, retries)
+    if executor is not None:
+        runner.use(executor)
     client._set_runner(runner)
     silent = _silent(client._experiment)
     client._set_metrics([ProcessMetric(each.name, each.lower_is_better) for each in silent])
@@ -173,15 +183,38 @@ class ProcessRunner(Runner):
         Raises:
             UsageError: One is out of range, or other processes would not find the function.
         """
-        if retries < 0:
-            raise UsageError(f"Expected retries of at least 0, got {retries}.")
+        check_whole("workers", workers, 1)
+        check_whole("retries", retries, 0)
+        check_timeout(timeout)
         self.function = function if isinstance(function, str) else _name_of(function)
         self.workers, self.timeout, self.retries = workers, timeout, retries
-        self._processes = Workers(FunctionOfParameters(self.function), workers, timeout)
+        self._executor: str | Executor | None = None
+        self._opened = ExitStack()
+        self._evaluator: Evaluator[Mapping[str, Any], Report] | None = None
         self._jobs: dict[int, tuple[ArmKey, Task[Mapping[str, Any]]]] = {}
         self._outcomes: dict[ArmKey, Outcome[Report]] = {}
         self._begun = 0
-        self._is_open = False
+
+    def use(self, executor: str | Executor) -> None:
+        """Evaluate on an executor instead of in processes; it is no part of what Ax stores.
+
+        Raises:
+            UsageError: It cannot be had, or has workers of another version of bo_stream or torch.
+        """
+        self.close()
+        self._executor = executor
+        self._open()
+
+    def _open(self) -> Evaluator[Mapping[str, Any], Report]:
+        """Return what evaluates, which is started if need be."""
+        if self._evaluator is None:
+            work, enter = FunctionOfParameters(self.function), self._opened.enter_context
+            if self._executor is None:
+                self._evaluator = enter(worker_processes(work, self.workers, self.timeout))
+            else:
+                opened = enter(executor_of(self._executor, self.workers))
+                self._evaluator = enter(Executed(work, opened, self.workers, self.timeout))
+        return self._evaluator
 
     def run(self, trial: BaseTrial) -> dict[str, Any]:
         """Begin a trial and return its metadata; overrides ``Runner.run``, which is abstract.
@@ -201,16 +234,13 @@ class ProcessRunner(Runner):
 
     def _begin(self, trial: BaseTrial) -> None:
         """Evaluate the arms of a trial when a process is free."""
-        if not self._is_open:
-            atexit.register(self.close)  # which comes before multiprocessing waits for processes
-            self._is_open = True
         for arm in trial.arms:
             self._submit((trial.index, arm.name), Task(self._begun, arm.parameters, 0))
             self._begun += 1
 
     def _submit(self, arm: ArmKey, task: Task[Mapping[str, Any]]) -> None:
         self._jobs[task.key] = arm, task
-        self._processes.submit(task)
+        self._open().submit(task)
 
     def _at_work(self) -> set[int]:
         """Return the indices of trials with arms that have no outcome yet."""
@@ -271,7 +301,7 @@ class ProcessRunner(Runner):
         end, came = time.monotonic() + PATIENCE, False
         while self._jobs:
             left = 0.0 if came else max(0.0, end - time.monotonic())
-            outcome = self._processes.poll(left)
+            outcome = self._open().poll(left)
             if outcome is None:
                 if left == 0.0:
                     return
@@ -287,7 +317,7 @@ class ProcessRunner(Runner):
         """Give up the arms of a trial."""
         for key, (arm, _) in list(self._jobs.items()):
             if arm[0] == trial:
-                self._processes.cancel(key)
+                self._open().cancel(key)
                 del self._jobs[key]
         self._outcomes = {arm: found for arm, found in self._outcomes.items() if arm[0] != trial}
 
@@ -296,16 +326,15 @@ class ProcessRunner(Runner):
         return str(trial.run_metadata.get(RECORD, {}).get("error", "no reason is known"))
 
     def stop(self, trial: BaseTrial, reason: str | None = None) -> dict[str, Any]:
-        """Give up a trial and kill its process; overrides ``Runner.stop``, which raises."""
+        """Give up a trial and stop its evaluation; overrides ``Runner.stop``, which raises."""
         self._cancel(trial.index)
         return {}
 
     def close(self) -> None:
         """End the processes. Trials that they were at are evaluated again when they are polled."""
-        self._processes.close()
+        self._opened.close()
+        self._evaluator = None
         self._jobs.clear()
-        atexit.unregister(self.close)
-        self._is_open = False
 
 
 def _record(trial: BaseTrial, arm: str, outcome: Outcome[Report]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from bo_stream.bases.grid.mesh import Mesh
+from bo_stream.distributed.additivity import inner_memory
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.memory import InducingMemory
 from bo_stream.models.wiski.memory import OnGrid
@@ -35,7 +36,7 @@ def check_alike(mine: StreamingGP, theirs: StreamingGP) -> None:
         a, b = ours.get(name), others.get(name)
         if not _is_equal(a, b):
             _refuse(name, a, b)
-    _check_basis(mine._memory, theirs._memory)
+    _check_basis(inner_memory(mine), inner_memory(theirs))
 
 
 def _refuse(what: str, mine: object, theirs: object) -> None:

@@ -212,7 +212,16 @@ class Replica:
     def _maxima(self, count: int) -> Tensor:
         seed = zlib.crc32(f"{self.settings.seed} {self.name} {self._asked}".encode()) % 2**31
         X, means = self._means()
-        situation = Situation(self.model, X, means[0].item(), None, self.settings.beta, seed)
+        situation = Situation(
+            self.model,
+            X,
+            means[0].item(),
+            X_pending=None,
+            beta=self.settings.beta,
+            seed=seed,
+            centre=float(means.mean()),
+            unit=float(self.model.outcome_scale()),
+        )
         return best_points(self.settings, situation, count)
 
     def _means(self) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from bo_stream.distributed.additivity import check_additive
+from bo_stream.distributed.additivity import check_additive, empty_copy
 from bo_stream.distributed.likeness import check_alike
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.objects import model_bytes, read_model_bytes
@@ -76,7 +76,8 @@ def zero(model: StreamingGP) -> Sums:
 
     Args:
         model: Whose kernel, basis, bounds, transforms and units the sums are for; it does not
-            change, and may change later.
+            change, and may change later. An ``AutoGP`` must have left the exact family; rows that
+            it still holds beside it are not in the sums, and it holds none after :func:`finish`.
 
     Raises:
         UnsupportedError: Sums over parts of its stream cannot be merged; the message says why, and
@@ -86,7 +87,7 @@ def zero(model: StreamingGP) -> Sums:
         ProjectionWarning: Merged parts are an approximation of the whole stream; it says how.
     """
     check_additive(model)
-    return Sums(deepcopy(model._shallow_copy().clear()).eval())
+    return Sums(deepcopy(empty_copy(model)).eval())
 
 
 def accumulate(sums: Sums, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Sums:

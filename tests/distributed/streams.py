@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
+import pyarrow as pa
 import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from pyarrow import csv, parquet
 from torch import Tensor
 
 from bo_stream import WISKI
@@ -32,11 +37,51 @@ def assert_same(a: StreamingGP, b: StreamingGP, X: Tensor) -> None:
 
 
 def _numbers(model: StreamingGP, X: Tensor) -> list[Tensor]:
+    model = copy.deepcopy(model)  # for a fit standardises anew
     posterior = model.posterior(X)
     numbers = [posterior.mean.detach(), posterior.variance.detach()]
     model.train()
     parameters = [p for p in model.parameters() if p.requires_grad]
     loss = model.compute_custom_loss(ExactMarginalLogLikelihood(model.likelihood, model)).sum()
     gradient = torch.autograd.grad(loss, parameters)
-    model.eval()
     return [*numbers, loss.detach(), *gradient]
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+COLUMNS: dict[str, object] = {"x": ["a", "b"], "y": "value"}
+"""Arguments of an ingest of :func:`table`."""
+
+
+def table(data: Observations, **more: object) -> pa.Table:
+    """Observations as a table, with further columns."""
+    values = {"a": data.X[:, 0], "b": data.X[:, 1], "value": data.Y[:, 0]}
+    if data.Yvar is not None:
+        values["variance"] = data.Yvar[:, 0]
+    return pa.table({name: each.numpy() for name, each in values.items()} | more)
+
+
+def write_files(folder: Path, parts: list[Observations], suffix: str = "parquet") -> Path:
+    """A folder of a file a part; of parquet, of row groups of 50 rows."""
+    folder.mkdir(exist_ok=True)
+    for number, part in enumerate(parts):
+        path = folder / f"part-{number:02d}.{suffix}"
+        if suffix == "csv":
+            csv.write_csv(table(part), path)
+        else:
+            parquet.write_table(table(part), path, row_group_size=50)
+    return folder
+
+
+def parts_of(data: Observations, sizes: tuple[int, ...]) -> list[Observations]:
+    """Consecutive parts of so many rows."""
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+def streamed(model: StreamingGP, parts: list[Observations]) -> StreamingGP:
+    """A copy of a model that took in the parts one after another."""
+    model = copy.deepcopy(model)
+    for part in parts:
+        model.update(*part.astuple())
+    return model

@@ -36,7 +36,7 @@ from bo_stream.distributed import Sums, accumulate, additivity, finish, merge, r
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import describe_file
 from tests.comparisons import assert_untouched, fingerprint
-from tests.distributed.streams import UNIT, assert_same, grid_model
+from tests.distributed.streams import UNIT, assert_same, grid_model, parts_of
 from tests.problems import Observations, observations
 
 Build = Callable[[Observations], StreamingGP]
@@ -93,11 +93,6 @@ EXACT: dict[str, tuple[Build, str, int]] = {
     "BayesianLastLayer, known noise": (_last_layer, "known", 2),
 }
 """Model, kind of noise and number of outputs of what adds up exactly."""
-
-
-def parts_of(data: Observations, sizes: tuple[int, ...]) -> list[Observations]:
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
 def arguments(data: Observations, noise: str) -> tuple[Any, ...]:
@@ -226,18 +221,10 @@ def test_bad_rows_leave_sums_as_they_were() -> None:
 # --- what is refused, and what is said ----------------------------------------------------------
 
 
-def _auto(data: Observations) -> AutoGP:
-    return AutoGP(*data.astuple())
-
-
-def _decoupled(data: Observations) -> DecoupledGP:
-    return DecoupledGP(data.X, data.Y, num_mean=9, num_covar=4)
-
-
-@pytest.mark.parametrize("build", [_auto, _decoupled])
-def test_what_cannot_be_summed_says_so_and_what_can(build: Build) -> None:
-    model = build(observations(12))
-    with pytest.raises(UnsupportedError, match=f"got a {type(model).__name__}: .*WISKI, Dirichlet"):
+def test_what_cannot_be_summed_says_so_and_what_can() -> None:
+    data = observations(12)
+    model = DecoupledGP(data.X, data.Y, num_mean=9, num_covar=4)
+    with pytest.raises(UnsupportedError, match=r"got a DecoupledGP: .*WISKI, Dirichlet"):
         zero(model)
 
 
@@ -275,9 +262,23 @@ def test_every_model_is_exact_said_to_be_nearly_so_or_refused() -> None:
     models = {each for each in public if isinstance(each, type) and issubclass(each, StreamingGP)}
     exact = {name.partition(",")[0] for name in EXACT}
     nearly = {"HeteroscedasticWISKI", "OSVGP", "ClusteredGP", "LocalGP"}
-    refused = {each.__name__ for each in additivity._SEPARATE}
+    refused = {each.__name__ for each in (*additivity.BY_STEPS, AutoGP)}
     assert exact | nearly | refused == {each.__name__ for each in models}
     assert not exact & (nearly | refused)
+
+
+def test_an_auto_gp_is_told_how_to_get_ready_and_keeps_its_family() -> None:
+    parts = parts_of(observations(80), (20, 9, 30, 11, 10))
+    model = AutoGP(*parts[4].astuple(), bounds=UNIT, grid_size=9)
+    with pytest.raises(UnsupportedError, match=r'model.move_to\("WISKI"\)'):
+        zero(model)
+    model.move_to("WISKI")
+    streamed = copy.deepcopy(model)
+    for part in parts[:4]:
+        streamed.update(*part.astuple())
+    finish(model, summed(zero(model), parts[:4], "learned"))
+    assert model.family == "WISKI"
+    assert_same(model, streamed, torch.rand(5, 2, dtype=torch.float64))
 
 
 def _moved(model: StreamingGP) -> StreamingGP:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from bo_stream.errors import UsageError, check_whole
+from bo_stream.executors.opening import has_address, parsed
 from bo_stream.loops.crowded_cores import CoreWatch
-from bo_stream.loops.optimization.evaluation import PointEvaluator, Task, evaluator
+from bo_stream.loops.optimization.evaluation import Task
+from bo_stream.loops.optimization.executed import PointEvaluator, check_timeout, point_evaluator
 from bo_stream.loops.optimization.objectives import Objective
 from bo_stream.loops.optimization.optimizer import Optimizer, parsed_optimizer, save_optimizer
 from bo_stream.loops.optimization.settings import OptimizationSettings
@@ -60,7 +64,8 @@ class OptimizationCampaign:
     def resume(cls, folder: Path, trusted: Collection[str] = (), **changes: Any) -> Self:
         """Go on with the run that a folder holds, to the same candidates as without a stop.
 
-        The folder decides what is evaluated where; nothing in it is executed.
+        Nothing in the folder is executed, and no address in it is connected to: a run on a cluster
+        is given its ``executor`` again.
 
         Args:
             folder: Folder of :meth:`save`.
@@ -70,7 +75,8 @@ class OptimizationCampaign:
 
         Raises:
             UsageError: No such run, a damaged one, one that names a function that is not trusted,
-                or its function is not to be found any more.
+                its function is not to be found any more, or it used workers at an address and
+                ``changes`` have no ``executor``.
         """
         with OPTIMIZATION.opened(folder) as content:
             optimizer, run = parsed_optimizer(folder, content, trusted), content["run"]
@@ -83,6 +89,11 @@ class OptimizationCampaign:
             steps = [from_record(OptimizationStep, step) for step in run["steps"]]
             opened = None if run["open"] is None else from_record(OptimizationStep, run["open"])
             former = from_record(Plan, run["plan"])
+        if former.names_address and "executor" not in changes:
+            raise UsageError(
+                f"The run in {folder} was evaluated on {former.executor}. If you trust it, name it "
+                "again: --executor, or executor=; or name another one."
+            )
         return cls(objective, optimizer, replace(former, **changes), steps, opened)
 
     def save(self, folder: Path) -> None:
@@ -115,9 +126,15 @@ class OptimizationCampaign:
         """Time spent in steps, over all parts of the run."""
         return sum(step.model_seconds + step.evaluation_seconds for step in self.steps)
 
-    def evaluator(self) -> PointEvaluator:
-        """Return worker processes, or this one, as planned."""
-        return evaluator(self.objective, self.plan.workers, self.plan.timeout)
+    def evaluator(self, executor: Executor | None = None) -> AbstractContextManager[PointEvaluator]:
+        """Return what evaluates within a ``with`` block: as planned, or an executor of one's own.
+
+        Raises:
+            UsageError: Workers cannot be had, or have another version of bo_stream or torch.
+        """
+        plan = self.plan
+        chosen = plan.executor if executor is None else executor
+        return point_evaluator(self.objective, plan.workers, plan.timeout, chosen, plan.resources)
 
     def step_of(self) -> dict[int, int]:
         """Return the number of the step of each trial, by key, the open step included."""
@@ -219,24 +236,37 @@ class Plan:
         workers: Processes that evaluate at a time; 0: this one, where a function that ends its
             process ends the run.
         timeout: Seconds after which an evaluation has failed; None: never.
+        executor: Where evaluations run instead of in ``workers``: ``processes:N``, ``threads:N``,
+            ``dask:ADDRESS``, ``ray``, ... (see ``bo_stream.executors.executor_of``).
+        resources: What each evaluation needs of the executor's resources, by name.
     """
 
     total: int
     retries: int = 0
     workers: int = 1
     timeout: float | None = None
+    executor: str | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_whole("steps", self.total, 0)
         check_whole("retries", self.retries, 0)
         check_whole("workers", self.workers, 0)
-        if self.timeout is not None and not self.timeout > 0.0:
-            raise UsageError(f"Expected timeout above 0 seconds, got {self.timeout}.")
-        if self.timeout is not None and self.workers == 0:
+        check_timeout(self.timeout)
+        if self.executor is not None:
+            parsed(self.executor)
+        elif self.resources:
+            raise UsageError("Resources are those of an executor: expected executor, got None.")
+        elif self.timeout is not None and self.workers == 0:
             raise UsageError(
                 "A timeout needs a process that can be stopped: expected workers of at least 1, "
                 "got 0."
             )
+
+    @property
+    def names_address(self) -> bool:
+        """Whether evaluations run on workers that are found at an address."""
+        return self.executor is not None and has_address(self.executor)
 
 
 @dataclass(frozen=True)

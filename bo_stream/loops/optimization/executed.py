@@ -1,16 +1,49 @@
-"""Evaluation on any executor: threads, processes, Dask, Ray, or what a user brings."""
+"""Evaluation on any executor: processes, threads, Dask, Ray, or what a user brings."""
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
-from typing import Any, Generic, Self
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import CancelledError, Executor, Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, Self, TypeAlias
 
-from bo_stream.loops.optimization.evaluation import Outcome, Task
-from bo_stream.loops.optimization.objectives import P, V, Work
+from bo_stream.errors import UsageError, check_whole
+from bo_stream.executors.checks import check_picklable, check_versions, check_workers, versions
+from bo_stream.executors.engine import EngineExecutor, EngineFuture, LostTaskWarning, is_lost
+from bo_stream.executors.opening import executor_of, places
+from bo_stream.executors.processes import ProcessExecutor
+from bo_stream.loops.optimization.evaluation import (
+    Evaluator,
+    InProcess,
+    Outcome,
+    Task,
+    attempt,
+    in_one_line,
+)
+from bo_stream.loops.optimization.objectives import Objective, P, V, Work
+
+RESUBMISSIONS = 3
+"""How often a task that was lost with its worker is submitted again."""
+
+PointEvaluator: TypeAlias = Evaluator[tuple[float, ...], float]
+"""Evaluator of points of d inputs with one outcome."""
 
 
 class Executed(Generic[P, V]):
     """An evaluator over an executor; see ``Evaluator`` in ``evaluation.py``.
+
+    A task that is lost with its worker is submitted again, at most ``RESUBMISSIONS`` times; this is
+    no attempt of the function's. A task beyond the timeout is stopped where the executor can do
+    so (those of ``executor_of``, except threads); else it is abandoned: it keeps its place until it
+    ends, and its late outcome is ignored.
+
+    Attributes:
+        losses: How often a task was lost.
 
     Example:
         >>> with Executed(objective, executor, at_once=8, timeout=60.0) as evaluator:
@@ -19,17 +52,44 @@ class Executed(Generic[P, V]):
     """
 
     def __init__(
-        self, work: Work[P, V], executor: Executor, at_once: int, timeout: float | None = None
+        self,
+        work: Work[P, V],
+        executor: Executor,
+        at_once: int | None = None,
+        timeout: float | None = None,
+        resubmissions: int = RESUBMISSIONS,
     ) -> None:
         """Prepare to do a work for each task.
 
         Args:
             work: Function of the tasks; it can be pickled.
-            executor: Where it runs; not closed.
-            at_once: Most tasks that the executor is given at a time.
-            timeout: Seconds after which an attempt has failed.
+            executor: Where it runs; not shut down.
+            at_once: Most tasks that the executor is given at a time; None: as many as it is known
+                to run, or all.
+            timeout: Seconds after which an attempt has failed. They count from the begin of the
+                evaluation with processes and Dask, else from when the executor is given the task.
+            resubmissions: How often a lost task is submitted again.
+
+        Raises:
+            UsageError: A number is out of range, the work cannot be pickled, or a worker has
+                another version of bo_stream or torch.
         """
-        raise NotImplementedError
+        check_timeout(timeout)
+        if at_once is None and isinstance(executor, EngineExecutor):
+            at_once = executor.workers
+        if at_once is not None:
+            check_whole("at_once", at_once, 1)
+        check_whole("resubmissions", resubmissions, 0)
+        check_picklable("work", work, executor)
+        check_workers(executor)
+        self.losses = 0
+        self._work, self._executor, self._at_once = work, executor, at_once
+        self._timeout, self._resubmissions = timeout, resubmissions
+        self._open: dict[int, _Submission[P, V]] = {}
+        self._waiting: deque[_Submission[P, V]] = deque()
+        self._abandoned: set[Future[Outcome[V]]] = set()
+        self._last_abandoned = 0.0
+        self._ended: SimpleQueue[tuple[int, Future[Outcome[V]]]] = SimpleQueue()
 
     def __enter__(self) -> Self:
         return self
@@ -38,21 +98,263 @@ class Executed(Generic[P, V]):
         self.close()
 
     def submit(self, task: Task[P]) -> None:
-        """Add a task; it begins when the executor has room."""
-        raise NotImplementedError
+        """Add a task; it is given to the executor when that has room.
 
-    def poll(self, seconds: float | None) -> Outcome[V] | None:
-        """Wait for an outcome for some seconds (None: any time); None may be returned sooner."""
-        raise NotImplementedError
+        Raises:
+            UsageError: One of this key is under way, or the executor takes none any more.
+        """
+        if task.key in self._open:
+            raise UsageError(f"The task {task.key} is under way: expected another key.")
+        submission: _Submission[P, V] = _Submission(task)
+        self._open[task.key] = submission
+        self._waiting.append(submission)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Give tasks that wait to the executor, while it has room."""
+        while self._waiting and self._has_room():
+            self._begin(self._waiting[0])
+            self._waiting.popleft()
+
+    def _has_room(self) -> bool:
+        if self._at_once is None:
+            return True
+        under_way = len(self._open) - len(self._waiting) + len(self._abandoned)
+        return under_way < self._at_once
+
+    def _is_full_of_abandoned(self) -> bool:
+        return self._at_once is not None and len(self._abandoned) >= self._at_once
+
+    def _begin(self, submission: _Submission[P, V]) -> None:
+        task = submission.task
+        try:
+            future = self._executor.submit(_attempt, self._work, task, versions())
+        except RuntimeError as error:  # a broken pool, or one that was shut down
+            raise UsageError(
+                f"The {type(self._executor).__name__} takes no tasks any more "
+                f"({in_one_line(error)}). What came in before is kept: go on with another one."
+            ) from error
+        submission.future, submission.handed_out = future, time.monotonic()
+        submission.next_look = submission.handed_out + (self._timeout or 0.0)
+        future.add_done_callback(lambda ended: self._ended.put((task.key, ended)))
 
     def next_outcome(self) -> Outcome[V]:
-        """Wait for the next outcome."""
-        raise NotImplementedError
+        """Wait for the next outcome; see :meth:`poll`."""
+        while self._open:
+            outcome = self.poll(None)
+            if outcome is not None:
+                return outcome
+        raise UsageError("There is no task whose outcome could come: submit one first.")
+
+    def poll(self, seconds: float | None) -> Outcome[V] | None:
+        """Wait for an outcome for some seconds (None: any time); None may be returned sooner.
+
+        Raises:
+            UsageError: No worker can be started, one has another version, the scheduler stays lost,
+                or all places are taken by evaluations that cannot be stopped.
+        """
+        if not self._open:
+            return None
+        self._hand_out()
+        outcome = self._heard(self._patience(seconds)) or self._overdue()
+        self._hand_out()
+        return outcome
+
+    def _heard(self, seconds: float | None) -> Outcome[V] | None:
+        """Wait for a future that ends; None if it is none of a task under way, or lost it."""
+        try:
+            key, future = self._ended.get(timeout=seconds)
+        except Empty:
+            return None
+        submission = self._open.get(key)
+        if submission is None or submission.future is not future:
+            self._abandoned.discard(future)
+            return None
+        error = CancelledError("cancelled") if future.cancelled() else future.exception()
+        if error is not None and is_lost(error) and submission.losses < self._resubmissions:
+            self._submit_again(submission, error)
+            return None
+        del self._open[key]
+        if isinstance(error, UsageError):
+            raise error
+        return future.result() if error is None else self._failed(submission, error)
+
+    def _submit_again(self, submission: _Submission[P, V], error: BaseException) -> None:
+        self.losses += 1
+        text = f"Lost with their workers, and done again: {self.losses} evaluations"
+        warnings.warn(f"{text} (last: {in_one_line(error)}).", LostTaskWarning, stacklevel=2)
+        submission.losses += 1
+        submission.future = None
+        self._waiting.append(submission)
+
+    def _failed(self, submission: _Submission[P, V], error: BaseException) -> Outcome[V]:
+        """Return the outcome of a task that has none, for a reason other than its function."""
+        text = in_one_line(error)
+        if is_lost(error):
+            self.losses += 1
+            times = f", {submission.losses + 1} times" if submission.losses else ""
+            text = f"{error}{times}"
+        seconds = time.monotonic() - submission.handed_out
+        return Outcome(submission.task.key, None, text, seconds)
+
+    def _patience(self, seconds: float | None) -> float | None:
+        """Limit a wait to the time at which the first task may be overdue."""
+        if self._timeout is None:
+            return seconds
+        looks = [each.next_look for each in self._open.values() if each.future is not None]
+        if self._is_full_of_abandoned():
+            looks.append(self._last_abandoned + self._timeout)
+        if not looks:
+            return seconds
+        left = max(0.0, min(looks) - time.monotonic())
+        return left if seconds is None else min(left, seconds)
+
+    def _overdue(self) -> Outcome[V] | None:
+        """Give up the first task that has run for longer than the timeout."""
+        if self._timeout is None:
+            return None
+        now = time.monotonic()
+        for submission in self._open.values():
+            if submission.future is None or submission.next_look > now:
+                continue
+            seconds = submission.seconds_running() or 0.0
+            if seconds >= self._timeout:
+                return self._give_up(submission, seconds)
+            submission.next_look = now + self._timeout - seconds
+        if self._is_full_of_abandoned() and now >= self._last_abandoned + self._timeout:
+            raise UsageError(
+                f"All {self._at_once} places are taken by evaluations beyond the timeout, which a "
+                f"{type(self._executor).__name__} cannot stop. What came in before is kept. "
+                "Processes can be stopped: processes:N."
+            )
+        return None
+
+    def _give_up(self, submission: _Submission[P, V], seconds: float) -> Outcome[V]:
+        key = submission.task.key
+        done = "stopped" if self._dropped(submission) else "abandoned"
+        return Outcome(key, None, f"no outcome within {self._timeout:g} s: {done}", seconds)
 
     def cancel(self, key: int) -> None:
-        """Drop a task."""
-        raise NotImplementedError
+        """Drop a task, and stop it if it has begun, where the executor can do so."""
+        submission = self._open.get(key)
+        if submission is not None:
+            self._dropped(submission)
+
+    def _dropped(self, submission: _Submission[P, V]) -> bool:
+        """Drop a task, and return whether it does not run any more."""
+        del self._open[submission.task.key]
+        future = submission.future
+        if future is None:
+            self._waiting.remove(submission)
+            return True
+        if isinstance(future, EngineFuture):
+            future.stop()
+            return True
+        if not future.cancel():
+            self._abandoned.add(future)
+            self._last_abandoned = time.monotonic()
+        return future.cancelled()
 
     def close(self) -> None:
-        """Drop all tasks."""
-        raise NotImplementedError
+        """Drop all tasks; the executor is left to whom it belongs."""
+        for key in list(self._open):
+            self.cancel(key)
+
+
+@dataclass(eq=False)
+class _Submission(Generic[P, V]):
+    """A task under way.
+
+    Attributes:
+        task: The task.
+        future: Its future; None while it waits.
+        losses: How often it was lost.
+        handed_out: When the executor was given it, on the monotonic clock.
+        next_look: When it may have run for longer than the timeout.
+    """
+
+    task: Task[P]
+    future: Future[Outcome[V]] | None = None
+    losses: int = 0
+    handed_out: float = 0.0
+    next_look: float = 0.0
+
+    def seconds_running(self) -> float | None:
+        if isinstance(self.future, EngineFuture):
+            return self.future.seconds_running()
+        return time.monotonic() - self.handed_out
+
+
+def _attempt(work: Work[P, V], task: Task[P], expected: Mapping[str, str]) -> Outcome[V]:
+    """Evaluate once, on a worker, which may have come later than all checks."""
+    check_versions(expected)
+    return attempt(work, task)
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise a ``UsageError`` unless a timeout is None or above 0 seconds."""
+    if timeout is not None and not timeout > 0.0:
+        raise UsageError(f"Expected timeout above 0 seconds, got {timeout}.")
+
+
+@contextmanager
+def worker_processes(
+    work: Work[P, V], count: int, timeout: float | None = None
+) -> Iterator[Executed[P, V]]:
+    """Evaluate in processes of this machine within the block.
+
+    One that dies or exceeds the timeout is replaced, and its task has failed: here the function is
+    to blame.
+
+    Args:
+        work: Function of the tasks; it can be pickled.
+        count: Largest number of processes; they start as they are needed.
+        timeout: Seconds after which an attempt has failed and its process is killed.
+
+    Raises:
+        UsageError: A number is out of range, or the work cannot be pickled.
+    """
+    check_timeout(timeout)
+    check_picklable("work", work)
+    executor = ProcessExecutor(count, work.prepare)
+    try:
+        with Executed(work, executor, timeout=timeout, resubmissions=0) as evaluator:
+            yield evaluator
+    finally:
+        executor.kill()
+
+
+@contextmanager
+def point_evaluator(
+    objective: Objective,
+    workers: int,
+    timeout: float | None,
+    executor: str | Executor | None = None,
+    resources: Mapping[str, float] | None = None,
+) -> Iterator[PointEvaluator]:
+    """Evaluate an objective, within the block, on an executor, in processes, or in this process.
+
+    Args:
+        objective: The objective.
+        workers: Number of processes if no executor is named; 0: this one. One function of BoTorch's
+            at a time without a timeout is evaluated in this process too: unlike a function of the
+            user's own, it cannot end its process or hang.
+        timeout: Seconds after which an evaluation has failed.
+        executor: See :func:`bo_stream.executors.executor_of`.
+        resources: What each evaluation needs, where the executor has it.
+
+    Raises:
+        UsageError: An argument is out of range, or the executor cannot be had.
+    """
+    if executor is not None:
+        with (
+            executor_of(executor, None, resources) as opened,
+            Executed(objective, opened, places(executor), timeout) as evaluator,
+        ):
+            yield evaluator
+    elif workers == 0 or (workers == 1 and timeout is None and not objective.is_own):
+        with InProcess(objective) as here:
+            yield here
+    else:
+        with worker_processes(objective, workers, timeout) as processes:
+            yield processes

@@ -16,7 +16,8 @@ import pytest
 from bo_stream.errors import UsageError
 from bo_stream.loops.optimization import Optimizer, Trial
 from bo_stream.loops.optimization.campaign import OptimizationCampaign, OptimizationStep, Plan
-from bo_stream.loops.optimization.evaluation import InProcess, Workers
+from bo_stream.loops.optimization.evaluation import InProcess
+from bo_stream.loops.optimization.executed import worker_processes
 from bo_stream.loops.optimization.objectives import find_objective
 from bo_stream.loops.optimization.results import history, write_optimization
 from bo_stream.loops.run import OPTIMIZATION, StopRequest
@@ -87,7 +88,7 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_points(
 @pytest.mark.integration
 def test_any_number_of_workers_gives_the_same_run(whole: OptimizationCampaign) -> None:
     campaign = begin()
-    with Workers(campaign.objective, count=2) as workers:
+    with worker_processes(campaign.objective, count=2) as workers:
         for _ in campaign.run(workers):
             pass
     assert trials(campaign) == trials(whole)

@@ -10,13 +10,13 @@ import torch
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.optimization.evaluation import (
+    Evaluator,
     InProcess,
     Outcome,
     Task,
-    Workers,
     attempt,
-    evaluator,
 )
+from bo_stream.loops.optimization.executed import Executed, point_evaluator, worker_processes
 from bo_stream.loops.optimization.objectives import Objective, find_objective
 
 BOX = ((0.0, 2.0),)
@@ -30,7 +30,7 @@ def tasks(*X: float) -> list[Task]:
     return [Task(key, (x,), 0) for key, x in enumerate(X)]
 
 
-def outcomes(workers: Workers, todo: list[Task]) -> list[Outcome]:
+def outcomes(workers: Evaluator, todo: list[Task]) -> list[Outcome]:
     for task in todo:
         workers.submit(task)
     return [workers.next_outcome() for _ in todo]
@@ -71,7 +71,7 @@ def test_any_single_number_will_do(number: object, monkeypatch: pytest.MonkeyPat
 @pytest.mark.integration
 def test_outcomes_come_as_they_are_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with Workers(own("slow"), count=2) as workers:
+    with worker_processes(own("slow"), count=2) as workers:
         outcomes(workers, tasks(-1.0, -2.0))  # both have started
         came = outcomes(workers, tasks(1.5, 0.1, 0.2))
     assert [outcome.key for outcome in came] == [1, 2, 0]
@@ -89,7 +89,7 @@ def test_outcomes_come_as_they_are_ready(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_hanging_and_dying_workers_are_replaced(name: str, error: str) -> None:
     started = time.monotonic()
-    with Workers(own(name), count=2, timeout=2.0) as workers:
+    with worker_processes(own(name), count=2, timeout=2.0) as workers:
         came = {o.key: o for o in outcomes(workers, tasks(0.5, 1.7, 0.6, 1.7))}
     assert [came[key].error for key in range(4)] == [error, None, error, None]
     assert [came[key].value for key in (1, 3)] == [1.0, 1.0]
@@ -104,17 +104,21 @@ def test_workers_give_what_this_process_gives() -> None:
     for task in todo:
         here.submit(task)
     expected = {o.key: o.value for o in (here.next_outcome() for _ in todo)}
-    with Workers(objective, count=2) as workers:
+    with worker_processes(objective, count=2) as workers:
         assert {o.key: o.value for o in outcomes(workers, todo)} == expected
 
 
 def test_a_function_of_one_s_own_is_kept_out_of_this_process_unless_asked() -> None:
     branin = find_objective("Branin", None, 0.0, None, 0)
-    assert isinstance(evaluator(own("bowl"), 1, None), Workers)
-    assert isinstance(evaluator(own("bowl"), 0, None), InProcess)
-    assert isinstance(evaluator(branin, 1, None), InProcess)
-    assert isinstance(evaluator(branin, 1, 5.0), Workers)
-    assert isinstance(evaluator(branin, 2, None), Workers)
+    for objective, count, timeout, kind in (
+        (own("bowl"), 1, None, Executed),
+        (own("bowl"), 0, None, InProcess),
+        (branin, 1, None, InProcess),
+        (branin, 1, 5.0, Executed),
+        (branin, 2, None, Executed),
+    ):
+        with point_evaluator(objective, count, timeout) as evaluator:
+            assert isinstance(evaluator, kind)
 
 
 @pytest.mark.parametrize(
@@ -126,14 +130,17 @@ def test_a_function_of_one_s_own_is_kept_out_of_this_process_unless_asked() -> N
     ],
 )
 def test_counts_are_checked(count: int, timeout: float | None, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        evaluator(own("bowl"), count, timeout)
+    with (
+        pytest.raises(UsageError, match=message),
+        point_evaluator(own("bowl"), count, timeout),
+    ):
+        pass
 
 
 @pytest.mark.integration
 def test_a_worker_that_cannot_begin_is_an_error() -> None:
     with (
-        Workers(Objective("tests.loops.nowhere:f", BOX), count=1) as workers,
+        worker_processes(Objective("tests.loops.nowhere:f", BOX), count=1) as workers,
         pytest.raises(UsageError, match="ended while it started"),
     ):
         outcomes(workers, tasks(0.5))

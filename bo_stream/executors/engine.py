@@ -1,0 +1,67 @@
+"""What an engine of this package offers beyond ``concurrent.futures``: stopping, clocks, checks."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LostTaskError(RuntimeError):
+    """An error for a task that ended with its worker or its scheduler; it may be done again."""
+
+
+class LostTaskWarning(UserWarning):
+    """A warning that tasks were lost with their workers, and are done again."""
+
+
+class EngineFuture(Future[T], ABC):
+    """A future whose task can be stopped while it runs."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop the task, begun or not, and free its place; the future is cancelled or lost."""
+
+    @abstractmethod
+    def seconds_running(self) -> float | None:
+        """Return for how long the task has run, as far as the engine knows; None: not begun."""
+
+
+class EngineExecutor(Executor, ABC):
+    """An executor of this package: its futures can be stopped, its workers examined."""
+
+    @abstractmethod
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> EngineFuture[T]:
+        """Do ``fn(*args, **kwargs)`` on a worker; a lost one gives a ``LostTaskError``."""
+
+    @property
+    @abstractmethod
+    def workers(self) -> int | None:
+        """Number of tasks that can run at a time, if what exceeds it would count as running."""
+
+    @abstractmethod
+    def dumps(self, value: Any) -> bytes:
+        """Pickle a value as the engine does."""
+
+    @abstractmethod
+    def on_workers(self, fn: Callable[..., T], *args: Any) -> Mapping[str, T | Exception]:
+        """Call a function on each worker that might differ from here, and return by worker."""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether a future's error says that its task was lost, not that it failed.
+
+    A future of Dask's own executor is cancelled when its scheduler is lost, and a task that Dask
+    has given up is a ``KilledWorker``: Dask has by then tried it on several workers, so this counts
+    as a failure.
+    """
+    return isinstance(error, LostTaskError | BrokenExecutor | CancelledError)
+
+
+def loaded(module: str) -> Any:
+    """Return a module if something has imported it, else None."""
+    return sys.modules.get(module)

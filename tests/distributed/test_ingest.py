@@ -1,0 +1,355 @@
+"""A source that is ingested is its rows in one stream, or is refused by name; in one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models.transforms.input import Normalize
+from pyarrow import parquet
+
+from bo_stream import DirichletWISKI
+from bo_stream.distributed import bounds_of, ingest
+from bo_stream.errors import UsageError
+from tests.comparisons import assert_untouched, fingerprint
+from tests.distributed.streams import (
+    COLUMNS,
+    UNIT,
+    assert_same,
+    grid_model,
+    parts_of,
+    streamed,
+    table,
+    write_files,
+)
+from tests.problems import Observations, observations
+
+SIZES = (120, 60, 170)
+
+
+@pytest.fixture
+def parts() -> list[Observations]:
+    return parts_of(observations(sum(SIZES)), SIZES)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, parts: list[Observations]) -> Path:
+    return write_files(tmp_path / "data", parts)
+
+
+@pytest.fixture
+def X() -> torch.Tensor:
+    return torch.rand(5, 2, dtype=torch.float64)
+
+
+def changed(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    parquet.write_table(change(parquet.read_table(path)), path, row_group_size=50)
+
+
+# --- sources ------------------------------------------------------------------------------------
+
+FILES: dict[str, Callable[[Path], Any]] = {
+    "a folder": lambda folder: folder,
+    "a pattern": lambda folder: f"{folder}/*.parquet",
+    "files": lambda folder: sorted(folder.glob("*.parquet")),
+    "a data set": lambda folder: ds.dataset(folder),
+}
+
+
+@pytest.mark.parametrize("task_rows", [1, 100, 10_000])
+@pytest.mark.parametrize("source", FILES.values(), ids=FILES)
+def test_files_are_one_stream(
+    source: Callable[[Path], Any],
+    task_rows: int,
+    folder: Path,
+    parts: list[Observations],
+    X: torch.Tensor,
+) -> None:
+    model = grid_model(observations(7))
+    expected = streamed(model, parts)
+    done = ingest(model, source(folder), **COLUMNS, task_rows=task_rows)
+    assert (done.rows, done.fragments, done.skipped) == (350, 3 + 2 + 4, ())
+    assert done.bytes > 0
+    assert_same(model, expected, X)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+def test_text_files_are_parsed_as_numbers(
+    tmp_path: Path, parts: list[Observations], X: torch.Tensor, suffix: str
+) -> None:
+    whole = Observations(parts[0].X, parts[0].Y.round())  # integers in the first file
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number, part in enumerate((whole, parts[1])):
+        table(part).to_pandas().to_csv(folder / f"{number}.{suffix}", index=False)
+    model = grid_model()
+    expected = streamed(model, [whole, parts[1]])
+    assert ingest(model, folder, **COLUMNS).fragments == 2
+    assert_same(model, expected, X)
+
+
+def _as_arrays(part: Observations) -> Any:
+    return part.X.numpy(), part.Y.numpy()
+
+
+BATCHES: dict[str, Callable[[Observations], Any]] = {
+    "tensors": lambda part: (part.X, part.Y),
+    "arrays": _as_arrays,
+    "Arrow": table,
+    "record batches": lambda part: table(part).to_batches()[0],
+    "pandas": lambda part: table(part).to_pandas(),
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_batches_are_one_stream(kind: str, parts: list[Observations], X: torch.Tensor) -> None:
+    model = grid_model()
+    expected = streamed(model, parts)
+    done = ingest(model, (BATCHES[kind](part) for part in parts), **COLUMNS, task_rows=150)
+    assert (done.rows, done.fragments) == (350, 3)
+    assert_same(model, expected, X)
+
+
+@pytest.mark.parametrize("kind", ["Arrow", "pandas"])
+def test_one_table_is_a_source(kind: str, parts: list[Observations], X: torch.Tensor) -> None:
+    model = grid_model()
+    ingest(model, BATCHES[kind](parts[0]), **COLUMNS)
+    assert_same(model, streamed(grid_model(), parts[:1]), X)
+
+
+def test_an_iterable_is_drawn_as_it_is_summed(parts: list[Observations]) -> None:
+    """So that what it makes never piles up."""
+    summed: list[int] = []
+    model = grid_model()
+
+    def batches() -> Iterator[Any]:
+        for number in range(5):
+            yield parts[0].X, parts[0].Y
+            summed.append(number)
+            assert len(summed) == number + 1
+
+    ingest(model, batches(), task_rows=1)
+    assert model.num_observations == 600
+
+
+def test_known_noise_is_a_column_and_missing_means_unknown(tmp_path: Path, X: torch.Tensor) -> None:
+    data = observations(90).with_noise("known")
+    model = grid_model(data[:5])
+    parquet.write_table(table(data[5:]), tmp_path / "a.parquet")
+    expected = streamed(model, [data[5:]])
+    ingest(model, tmp_path, **COLUMNS, yvar="variance")
+    assert_same(model, expected, X)
+    values = table(data[5:])
+    gaps = pa.array([None, *values["variance"].to_pylist()[1:]])
+    parquet.write_table(values.set_column(3, "variance", gaps), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match=r"a.parquet#0: rows 0 to 84: .*Expected Yvar"):
+        ingest(model, tmp_path, **COLUMNS, yvar="variance")
+
+
+def test_labels_and_several_outputs(tmp_path: Path, X: torch.Tensor) -> None:
+    data = observations(120, outputs=2)
+    labels = (data.X[:, 0] * 3.0).floor()
+    more = {"label": labels.long().numpy(), "second": data.Y[:, 1].numpy()}
+    parquet.write_table(table(data, **more), tmp_path / "a.parquet", row_group_size=50)
+    classifier = DirichletWISKI(X, torch.zeros(5), bounds=UNIT, grid_size=9)
+    expected = copy.deepcopy(classifier).update(data.X, labels)
+    ingest(classifier, tmp_path, x=["a", "b"], y="label", task_rows=1)
+    assert_same(classifier, expected, X)
+    model = grid_model(data[:4])
+    expected = streamed(model, [data])
+    ingest(model, tmp_path, x=["a", "b"], y=["value", "second"], task_rows=1)
+    assert_same(model, expected, X)
+
+
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # of Dask's reader
+def test_a_dask_data_frame_is_a_source(folder: Path, parts: list[Observations]) -> None:
+    frame = pytest.importorskip("dask.dataframe").read_parquet(folder)
+    model = grid_model()
+    done = ingest(model, frame[frame.a >= 0.0], **COLUMNS)
+    assert (done.rows, done.fragments) == (350, 3)
+    assert_same(model, streamed(grid_model(), parts), parts[0].X[:5])
+
+
+# --- bounds -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_bounds_of_a_source(tmp_path: Path, parts: list[Observations], suffix: str) -> None:
+    folder = write_files(tmp_path / "data", parts, suffix)
+    X = torch.cat([part.X for part in parts])
+    expected = torch.stack((X.amin(0), X.amax(0)))
+    torch.testing.assert_close(bounds_of(folder, ["a", "b"]), expected, rtol=1e-12, atol=0.0)
+    assert bounds_of(folder, "a").shape == (2, 1)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_a_grid_grows_over_all_that_comes(
+    tmp_path: Path, parts: list[Observations], X: torch.Tensor, suffix: str
+) -> None:
+    moved = [Observations(parts[0].X - 0.8, parts[0].Y), Observations(parts[2].X + 0.7, parts[2].Y)]
+    folder = write_files(tmp_path / "data", moved, suffix)
+    transform = Normalize(2, bounds=torch.tensor([[0.0, 0.0], [2.0, 2.0]]).double())
+    for options in ({}, {"input_transform": transform}):
+        model = grid_model(**options)
+        expected = streamed(model, moved)
+        ingest(model, folder, **COLUMNS, task_rows=1)
+        assert model.grid_size == expected.grid_size
+        assert_same(model, expected, X)
+
+
+def test_inputs_too_far_outside_are_found_before_anything_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, X: torch.Tensor, parts: list[Observations]
+) -> None:
+    """As of a file in degrees among files in radians."""
+    path = folder / "part-01.parquet"
+    changed(path, lambda t: t.set_column(0, "a", pa.array(np.degrees(t["a"].to_numpy()))))
+    model = grid_model()
+    with monkeypatch.context() as patch:
+        patch.setattr("bo_stream.distributed.tasks.accumulate", None)
+        with pytest.raises(UsageError, match=r"part-01.parquet#0: .*too far outside the bounds"):
+            ingest(model, folder, **COLUMNS)
+    done = ingest(model, folder, **COLUMNS, on_error="skip")
+    assert [fault.key for fault in done.skipped] == ["part-01.parquet#0", "part-01.parquet#1"]
+    assert_same(model, streamed(grid_model(), [parts[0], parts[2]]), X)
+
+
+# --- bad fragments ------------------------------------------------------------------------------
+
+
+def _torn(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def _scrambled(path: Path) -> None:
+    """A page of the second row group is overwritten."""
+    place = parquet.read_metadata(path).row_group(1).column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[place : place + 60] = bytes(range(60))
+    path.write_bytes(content)
+
+
+def _without(path: Path) -> None:
+    changed(path, lambda t: t.drop_columns("b"))
+
+
+def _as_text(path: Path) -> None:
+    changed(path, lambda t: t.set_column(1, "b", t["b"].cast(pa.string())))
+
+
+def _with_gap(path: Path) -> None:
+    values = parquet.read_table(path)["value"].to_pylist()
+    values[53] = None
+    changed(path, lambda t: t.set_column(2, "value", pa.array(values)))
+
+
+def _in_feet(path: Path) -> None:
+    for each, unit in ((path.with_name("part-00.parquet"), "m"), (path, "ft")):
+        field = pa.field("value", pa.float64(), metadata={"unit": unit})
+        changed(each, lambda t, field=field: t.set_column(2, field, t["value"]))
+
+
+BAD: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
+    "torn": (_torn, ["part-01.parquet"], "magic bytes"),
+    "empty": (lambda path: path.write_bytes(b""), ["part-01.parquet"], "size"),
+    "scrambled": (_scrambled, ["part-01.parquet#1"], "OSError|ArrowInvalid"),
+    "a column missing": (_without, ["part-01.parquet"], "has no column 'b', but"),
+    "a column of text": (_as_text, ["part-01.parquet"], "column 'b' is of type string"),
+    "a missing value": (_with_gap, ["part-01.parquet#1"], "column 'value' .* in row 3"),
+    "another unit": (_in_feet, ["part-01.parquet"], "column 'value' is in 'ft', .* in 'm'"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_fragment_is_named_and_fatal_or_left_out(
+    kind: str, folder: Path, parts: list[Observations], X: torch.Tensor
+) -> None:
+    spoil, keys, reason = BAD[kind]
+    spoil(folder / "part-01.parquet")
+    model = grid_model(observations(6))
+    good = [parts[0], *([parts[1][:50]] if keys == ["part-01.parquet#1"] else []), parts[2]]
+    expected = streamed(model, good)
+    before = fingerprint(model)
+    with pytest.raises(UsageError, match=f"{keys[0]}: .*{reason}.*on_error='skip'"):
+        ingest(model, folder, **COLUMNS)
+    assert_untouched(model, before)
+    done = ingest(model, folder, **COLUMNS, on_error="skip", task_rows=130)
+    assert [fault.key for fault in done.skipped] == keys
+    assert_same(model, expected, X)
+
+
+def test_a_page_that_changed_on_the_disk_is_found_by_its_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    values = table(observations(500))
+    parquet.write_table(values, path, write_page_checksum=True, compression="none")
+    place = parquet.read_metadata(path).row_group(0).column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[place + 200] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"a.parquet#0: .*(CRC|could be corrupt)"):
+        ingest(grid_model(), path, **COLUMNS)
+
+
+def test_a_word_among_numbers_is_named_with_its_row(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b,value\n0.1,0.2,3\n0.3,many,4\n")
+    with pytest.raises(UsageError, match=r"a.csv: .*[Rr]ow #3.*many"):
+        ingest(grid_model(), tmp_path, **COLUMNS)
+
+
+def test_a_bad_batch_is_named_by_its_number(parts: list[Observations]) -> None:
+    model = grid_model()
+    Y = parts[1].Y.clone()
+    Y[7] = torch.inf
+    batches = [(parts[0].X, parts[0].Y), (parts[1].X, Y)]
+    with pytest.raises(UsageError, match=r"batch 1: column 'Y' holds NaN, .* in row 7"):
+        ingest(model, batches)
+    assert model.num_observations == 0
+    assert ingest(model, batches, on_error="skip").skipped[0].key == "batch 1"
+    assert model.num_observations == 120
+    with pytest.raises(UsageError, match=r"batch 0: Expected batches of shapes"):
+        ingest(model, [(parts[0].X, parts[0].Y[:5])])
+
+
+# --- bad arguments ------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "x": ({"x": ["a"]}, "x to name a column for each of the model's 2 inputs, got .'a'"),
+    "y": ({"y": ["a", "b"], "x": ["value", "a"]}, "each column once"),
+    "yvar": ({"yvar": ["c", "d"]}, "yvar to name a column for each of y"),
+    "on_error": ({"on_error": "ignore"}, "on_error to be one of raise, skip"),
+    "task_rows": ({"task_rows": 0}, "task_rows of at least 1"),
+    "source": ({"source": 7}, "source to be files, a folder"),
+    "no files": ({"source": "nowhere/*.parquet"}, "no files of nowhere"),
+    "no such column": ({"y": "price"}, "part-00.parquet: it has no column 'price', but"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_said_before_anything_is_read(name: str, folder: Path) -> None:
+    change, said = WRONG[name]
+    with pytest.raises(UsageError, match=said):
+        ingest(grid_model(), **{"source": folder, **COLUMNS, **change})
+
+
+def test_files_of_two_formats_are_refused(folder: Path) -> None:
+    (folder / "more.csv").write_text("a,b,value\n0.1,0.2,3\n")
+    with pytest.raises(UsageError, match="files of one format"):
+        ingest(grid_model(), folder, **COLUMNS)
+    assert ingest(grid_model(), f"{folder}/*.csv", **COLUMNS).rows == 1
+
+
+def test_models_that_cannot_be_summed_say_so_before_anything_is_read(
+    parts: list[Observations],
+) -> None:
+    from bo_stream import AutoGP
+
+    with pytest.raises(UnsupportedError, match="got a AutoGP"):
+        ingest(AutoGP(*parts[0].astuple()), "nowhere")

@@ -1,0 +1,222 @@
+"""Tasks by processes, threads, Dask and Ray: lost ones are done again, the result is the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+
+from bo_stream import WISKI
+from bo_stream.distributed import Ingested, ingest
+from bo_stream.distributed.tasks import Part
+from bo_stream.errors import UsageError
+from bo_stream.executors import LostTaskError
+from tests.comparisons import assert_same_contents, contents
+from tests.distributed.streams import (
+    COLUMNS,
+    assert_same,
+    grid_model,
+    parts_of,
+    streamed,
+    table,
+    write_files,
+)
+from tests.problems import Observations, observations
+
+SIZES = (120, 60, 170)
+GROUPS = 3 + 2 + 4
+DEADLY = "BO_STREAM_TEST_DEADLY"
+"""Environment variable of :class:`Deadly`: the driver's process, and a file."""
+
+
+@pytest.fixture
+def parts() -> list[Observations]:
+    return parts_of(observations(sum(SIZES)), SIZES)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, parts: list[Observations]) -> Path:
+    return write_files(tmp_path / "data", parts)
+
+
+@pytest.fixture
+def X() -> torch.Tensor:
+    return torch.rand(5, 2, dtype=torch.float64)
+
+
+def ingested(source: Any, **options: Any) -> tuple[WISKI, Ingested]:
+    model = grid_model()
+    done = ingest(model, source, **{**COLUMNS, "task_rows": 1, **options})
+    return model, done
+
+
+class Backwards(Executor):
+    """Ends tasks last submitted first, and loses each of the first few."""
+
+    def __init__(self, losses: int) -> None:
+        self.losses, self.waiting = losses, list[Any]()
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((future, fn, args))
+        if len(self.waiting) >= 4 or args[0].number >= GROUPS - 3:
+            while self.waiting:
+                self._end(*self.waiting.pop())
+        return future
+
+    def _end(self, future: Future[Any], fn: Any, args: Any) -> None:
+        self.losses -= 1
+        if self.losses >= 0:
+            future.set_exception(LostTaskError("its worker died"))
+        else:
+            future.set_result(fn(*args))
+
+
+def test_neither_order_nor_losses_change_a_bit(
+    folder: Path, parts: list[Observations], X: torch.Tensor
+) -> None:
+    here, _ = ingested(folder)
+    there, done = ingested(folder, executor=Backwards(losses=5), at_once=4)
+    assert done.retried == 5
+    assert done.rows == 350
+    assert_same_contents(dict(contents(there._memory)), dict(contents(here._memory)))
+    assert_same(there, streamed(grid_model(), parts), X)
+
+
+def test_a_task_that_is_lost_again_and_again_ends_the_ingest(folder: Path) -> None:
+    model = grid_model()
+    with pytest.raises(UsageError, match=r"part-\d\d.parquet#\d was lost 3 times: .*worker died"):
+        ingest(model, folder, **COLUMNS, executor=Backwards(losses=10**6), task_rows=1, at_once=4)
+    assert model.num_observations == 0
+
+
+class Closed(Executor):
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Part]:
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+
+def test_an_executor_that_takes_nothing_is_said_to_be_so(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"takes no more tasks: .*after shutdown"):
+        ingested(folder, executor=Closed())
+
+
+def test_threads(folder: Path, parts: list[Observations], X: torch.Tensor) -> None:
+    here, _ = ingested(folder)
+    with ThreadPoolExecutor(2) as executor:
+        there, _ = ingested(folder, executor=executor)
+    assert_same_contents(dict(contents(there._memory)), dict(contents(here._memory)))
+
+
+def test_a_model_that_cannot_be_pickled_is_named(folder: Path) -> None:
+    model = grid_model()
+    model.covar_module.mine = lambda: None
+    with pytest.raises(UsageError, match=r"model.* cannot be pickled.*lambda"):
+        ingest(model, folder, **COLUMNS, executor="processes:1")
+
+
+class Deadly(RBFKernel):
+    """A kernel that ends the first process that reads it from a pickle, but for the driver."""
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        driver, grave = os.environ[DEADLY].split(":", 1)
+        if os.getpid() != int(driver):
+            with suppress(FileExistsError), Path(grave).open("x"):
+                os._exit(9)
+
+
+@pytest.mark.integration
+def test_a_process_that_dies_is_replaced_and_its_task_done_again(
+    folder: Path,
+    parts: list[Observations],
+    X: torch.Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grave = tmp_path / "grave"
+    monkeypatch.setenv(DEADLY, f"{os.getpid()}:{grave}")
+    model = grid_model(covar_module=ScaleKernel(Deadly(ard_num_dims=2)))
+    expected = streamed(model, parts)
+    done = ingest(model, folder, **COLUMNS, task_rows=1, executor="processes:2")
+    assert grave.exists()
+    assert (done.retried, done.rows) == (1, 350)
+    assert_same(model, expected, X)
+
+
+KILLED = """
+import os, signal, sys
+from bo_stream.distributed import ingest
+from bo_stream.distributed.tree import SumTree
+from tests.distributed.streams import COLUMNS, grid_model
+
+add = SumTree.add
+
+
+def counted(self, number, part):
+    add(self, number, part)
+    if number == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    SumTree.add = counted
+    folder, kept = sys.argv[1:]
+    ingest(grid_model(), folder, **COLUMNS, task_rows=1, record=kept, executor="processes:2")
+"""
+
+
+@pytest.mark.integration
+def test_a_driver_that_is_killed_goes_on(
+    folder: Path, parts: list[Observations], X: torch.Tensor, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(KILLED)
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root}"}
+    kept = tmp_path / "kept"
+    command = [sys.executable, str(script), str(folder), str(kept)]
+    ended = subprocess.run(command, env=environment, cwd=root, timeout=600, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    model, done = ingested(folder, record=kept)
+    assert 1 <= done.resumed < GROUPS
+    assert done.resumed + done.fragments == GROUPS
+    assert_same(model, streamed(grid_model(), parts), X)
+
+
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # of Dask's reader
+def test_a_dask_cluster_sums_files_and_its_own_tables(
+    folder: Path, parts: list[Observations], X: torch.Tensor
+) -> None:
+    frames = pytest.importorskip("dask.dataframe")
+    from bo_stream.executors import executor_of
+
+    with executor_of("dask:2") as executor:
+        for source in (folder, frames.read_parquet(folder)):
+            model, done = ingested(source, executor=executor)
+            assert done.rows == 350
+            assert_same(model, streamed(grid_model(), parts), X)
+
+
+@pytest.mark.integration
+def test_a_ray_cluster_sums_a_ray_data_set(parts: list[Observations], X: torch.Tensor) -> None:
+    ray, data = (pytest.importorskip(name) for name in ("ray", "ray.data"))
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        source = data.from_arrow([table(part) for part in parts])
+        model, done = ingested(source, executor="ray")
+        assert done.rows == 350
+        assert_same(model, streamed(grid_model(), parts), X)
+        with pytest.raises(UsageError, match=r"no record with a Ray Dataset"):
+            ingested(source, record="kept")
+    finally:
+        ray.shutdown()
