@@ -173,7 +173,7 @@ class Replica:
         self._gathering = Gathering(store, search.digest, self._template)
         self._outbox = Outbox(self.run, search.digest, self._template)
         self.model = deepcopy(self._template)
-        self._best = self._told([], []).best
+        self._best = self._told([], []).best()
         self._clock, self._said = VectorClock(), set[str]()
         self._learned, self._unsent = "", dict[str, bytes]()  # records of hyperparameters
         self.exchange()
@@ -255,7 +255,7 @@ class Replica:
         if told.observations == 0:
             return
         told.put_into(self.model, self._template)
-        self._best = BestPoints.joined((self._best, told.best))
+        self._best = BestPoints.joined((self._best, told.best()))
         self._outbox.add(told)
 
     def _told(self, X: Sequence[Sequence[float]], Y: Sequence[float]) -> Delta:
@@ -280,7 +280,7 @@ class Replica:
                     "out a point whose evaluation failed."
                 )
         inside = self.settings.to_unit_cube(points.tolist())
-        return Delta.of(inside, self.settings.sign * values.unsqueeze(-1).to(inside))
+        return Delta(inside, self.settings.sign * values.unsqueeze(-1).to(inside))
 
     # --- the others ---------------------------------------------------------------------------
 
@@ -353,7 +353,7 @@ class Replica:
             model = self.model._shallow_copy().clear() if found.anew else self.model
             found.delta.put_into(model, self._template)
             kept = () if found.anew else (self._best,)
-            self.model, self._best = model, BestPoints.joined((*kept, found.delta.best))
+            self.model, self._best = model, BestPoints.joined((*kept, found.delta.best()))
         self._clock = found.clock
 
     def _adopt(self, listing: Listing, remarks: list[str]) -> int:
