@@ -35,8 +35,10 @@ def compact(gathering: Gathering, run: str) -> int:
     try:
         listing = Listing.of(store)
         found = gathering.missing(VectorClock(), listing)
-        if found.delta is None or found.deltas == 0 or not _covers_all(found.clock, gathering):
+        if found.delta is None or not _covers_all(found.clock, gathering):
             return 0
+        if found.deltas == 0:  # all is in a snapshot: some were not removed yet
+            return _remove_deltas(store, listing, found.clock)
         key = counted_key("clock", found.delta.observations, run)
         store[snapshot_of(key)] = sealed(gathering.search, {}, found.delta.arrays())
         store[key] = sealed(gathering.search, {"clock": found.clock.plain()}, {})
@@ -50,8 +52,14 @@ def compact(gathering: Gathering, run: str) -> int:
     for other in listing.clocks:
         if other != key:
             _remove(store, other, snapshot_of(other))
-    held = [text for dot, text in listing.deltas.items() if dot in found.clock]
-    _remove(store, *held, *listing.learned[:-1])
+    _remove(store, *listing.learned[:-1])
+    return _remove_deltas(store, listing, found.clock)
+
+
+def _remove_deltas(store: Store, listing: Listing, clock: VectorClock) -> int:
+    """Remove the deltas that are in a snapshot of this clock; return their number."""
+    held = [key for dot, key in listing.deltas.items() if dot in clock]
+    _remove(store, *held)
     return len(held)
 
 

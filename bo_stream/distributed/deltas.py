@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import reduce
 from typing import Self
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from bo_stream.distributed.sums import Sums, accumulate, finish, merge, rebased, zero
 from bo_stream.loops.optimization.optimizer import SHORTLIST
+from bo_stream.loops.optimization.trials import LARGEST
 from bo_stream.models.base import StreamingGP
 
 MOST_ROWS = 1024
@@ -58,23 +60,23 @@ class Delta:
         Y: Their outcomes, ``n x 1``.
         sums: Statistics of all others, at the hyperparameters that a search begins with; None if
             there are no others.
-        best: The best points of all.
+        best_summed: The best points of these.
     """
 
     X: Tensor
     Y: Tensor
-    sums: Sums | None
-    best: BestPoints
-
-    @classmethod
-    def of(cls, X: Tensor, Y: Tensor) -> Self:
-        """Hold n observations, ``n x d`` and ``n x 1``."""
-        return cls(X, Y, None, BestPoints.of(X, Y.squeeze(-1)))
+    sums: Sums | None = None
+    best_summed: BestPoints | None = None
 
     @property
     def observations(self) -> int:
         """Number of observations."""
         return len(self.X) + (0 if self.sums is None else round(self.sums.rows))
+
+    def best(self) -> BestPoints:
+        """Return the best points of all."""
+        rows = BestPoints.of(self.X, self.Y.squeeze(-1))
+        return rows if self.best_summed is None else BestPoints.joined((rows, self.best_summed))
 
     def plus(self, others: Iterable[Delta]) -> Delta:
         """Add further deltas.
@@ -83,12 +85,12 @@ class Delta:
             UnsupportedError: The sums of one are of another model.
         """
         deltas = (self, *others)
-        sums = self.sums
-        for delta in deltas[1:]:
-            if delta.sums is not None:
-                sums = delta.sums if sums is None else merge(sums, delta.sums)
         X, Y = (torch.cat([getattr(delta, name) for delta in deltas]) for name in ("X", "Y"))
-        return Delta(X, Y, sums, BestPoints.joined([delta.best for delta in deltas]))
+        sums = [delta.sums for delta in deltas if delta.sums is not None]
+        best = [delta.best_summed for delta in deltas if delta.best_summed is not None]
+        if not sums:
+            return Delta(X, Y)
+        return Delta(X, Y, reduce(merge, sums), BestPoints.joined(best))
 
     def settled(self, template: StreamingGP) -> Delta:
         """Put observations into sums where they are more than ``MOST_ROWS``.
@@ -101,7 +103,7 @@ class Delta:
     def _summed(self, template: StreamingGP) -> Delta:
         rows = accumulate(zero(template), self.X, self.Y)
         sums = rows if self.sums is None else merge(self.sums, rows)
-        return replace(self, X=self.X[:0], Y=self.Y[:0], sums=sums)
+        return Delta(self.X[:0], self.Y[:0], sums, self.best())
 
     def put_into(self, model: StreamingGP, template: StreamingGP) -> None:
         """Put all observations into a model, whose hyperparameters may differ; all or none.
@@ -121,10 +123,10 @@ class Delta:
     def arrays(self) -> dict[str, Tensor]:
         """Return the delta as arrays in main memory."""
         arrays = {"X": self.X, "Y": self.Y}
-        if self.sums is not None:
+        if self.sums is not None and self.best_summed is not None:
             packed = zlib.compress(self.sums.to_bytes())
             arrays["sums"] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
-            arrays |= {"best_X": self.best.X, "best_Y": self.best.Y}
+            arrays |= {"best_X": self.best_summed.X, "best_Y": self.best_summed.Y}
         return {name: array.detach().cpu().clone() for name, array in arrays.items()}
 
     @classmethod
@@ -142,7 +144,7 @@ class Delta:
         try:
             X, Y = _rows(arrays["X"], arrays["Y"], template)
             if "sums" not in arrays:
-                return cls.of(X, Y)
+                return cls(X, Y)
             content = zlib.decompress(arrays["sums"].numpy().tobytes())
             best_X, best_Y = _rows(arrays["best_X"], arrays["best_Y"].unsqueeze(-1), template)
         except (LookupError, zlib.error) as error:
@@ -163,7 +165,9 @@ def _rows(X: Tensor, Y: Tensor, template: StreamingGP) -> tuple[Tensor, Tensor]:
             f"expected numbers of shapes (n, {template._input_dim}) and (n, 1), got "
             f"{tuple(X.shape)} of {X.dtype} and {tuple(Y.shape)} of {Y.dtype}"
         )
-    if not bool(((X >= 0.0) & (X <= 1.0)).all() and Y.isfinite().all()):
-        raise ValueError("it has inputs outside the unit cube, or outcomes that are not finite")
+    if not bool(((X >= 0.0) & (X <= 1.0)).all() and (Y.abs() <= LARGEST).all()):
+        raise ValueError(
+            f"it has inputs outside the unit cube, or outcomes that are not at most {LARGEST:g}"
+        )
     like = next(template.parameters())
     return X.to(like), Y.to(like)

@@ -7,7 +7,7 @@ import platform
 from datetime import UTC, datetime
 from typing import Any
 
-from bo_stream.distributed.clock import VectorClock
+from bo_stream.distributed.clock import Dot
 from bo_stream.distributed.records import (
     Listing,
     Store,
@@ -49,6 +49,7 @@ class Membership:
                     "and model, or another store."
                 )
         self._former = [other for other in listing.runs if name_of(other) == name_of(run)]
+        self._sent = self._of_former(listing)
         about = {
             "facts": dict(search.facts),
             "host": platform.node(),
@@ -69,13 +70,17 @@ class Membership:
         names = sorted({*Listing.of(self._store).names, name_of(self.run)})
         return names.index(name_of(self.run)), len(names)
 
-    def still_alive(self, listing: Listing, held: VectorClock) -> list[str]:
-        """Name former runs that have sent deltas which are not held, though this run has begun."""
-        alive = sorted({run for run, n in listing.deltas if (run, n) not in held} & {*self._former})
+    def _of_former(self, listing: Listing) -> set[Dot]:
+        return {dot for dot in listing.deltas if dot[0] in self._former}
+
+    def still_alive(self, listing: Listing) -> list[str]:
+        """Name former runs that have sent deltas since this run has begun, once for each delta."""
+        new = self._of_former(listing) - self._sent
+        self._sent |= new
         return [
             f"Another replica of the name {name_of(run)!r}, {self._spelled(run)}, still sends "
             "deltas. Nothing is lost; give each replica a name of its own."
-            for run in alive
+            for run in sorted({run for run, _ in new})
         ]
 
     def check_alone(self, listing: Listing) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bo_stream.distributed.clock import Dot
@@ -55,15 +56,12 @@ class Outbox:
             self._parcel = Parcel((self.run, self._number), delta.observations, content)
         return self._parcel
 
-    def send(self, store: Store) -> list[Parcel]:
-        """Write what there is; a call that raises has lost nothing, and the next goes on.
+    def send(self, store: Store) -> Iterator[Parcel]:
+        """Write what there is; yield each delta when it is written, for others to take.
 
-        Returns:
-            Those that are written, for others to take.
+        A call that raises has lost nothing, and the next one goes on.
         """
-        written = []
         while (parcel := self.parcel()) is not None:
             store[delta_key(parcel.dot)] = parcel.content
             self._parcel = None
-            written.append(parcel)
-        return written
+            yield parcel

@@ -22,6 +22,7 @@ from bo_stream.distributed.outbox import Outbox, Parcel
 from bo_stream.distributed.records import (
     Listing,
     Store,
+    UnusableError,
     VanishedError,
     count_of,
     counted_key,
@@ -172,12 +173,12 @@ class Replica:
         self._gathering = Gathering(store, search.digest, self._template)
         self._outbox = Outbox(self.run, search.digest, self._template)
         self.model = deepcopy(self._template)
-        self._best = self._told([], []).best
-        self._clock, self._learned, self._said = VectorClock(), "", set[str]()
-        self._asked = -1  # until what is there is taken
+        self._best = self._told([], []).best()
+        self._clock, self._said = VectorClock(), set[str]()
+        self._learned, self._unsent = "", dict[str, bytes]()  # records of hyperparameters
         self.exchange()
-        own = [dot for dot in Listing.of(store).deltas if name_of(dot[0]) == name]
-        self._asked = len(own)  # what was asked for before is not asked for again
+        # what former runs of the name have asked for is not asked for again
+        self._asked = sum(n for run, n in self._clock.upto.items() if name_of(run) == name)
 
     # --- points -------------------------------------------------------------------------------
 
@@ -211,7 +212,16 @@ class Replica:
     def _maxima(self, count: int) -> Tensor:
         seed = zlib.crc32(f"{self.settings.seed} {self.name} {self._asked}".encode()) % 2**31
         X, means = self._means()
-        situation = Situation(self.model, X, means[0].item(), None, self.settings.beta, seed)
+        situation = Situation(
+            self.model,
+            X,
+            means[0].item(),
+            X_pending=None,
+            beta=self.settings.beta,
+            seed=seed,
+            centre=float(means.mean()),
+            unit=float(self.model.outcome_scale()),
+        )
         return best_points(self.settings, situation, count)
 
     def _means(self) -> tuple[Tensor, Tensor]:
@@ -245,7 +255,7 @@ class Replica:
         if told.observations == 0:
             return
         told.put_into(self.model, self._template)
-        self._best = BestPoints.joined((self._best, told.best))
+        self._best = BestPoints.joined((self._best, told.best()))
         self._outbox.add(told)
 
     def _told(self, X: Sequence[Sequence[float]], Y: Sequence[float]) -> Delta:
@@ -270,7 +280,7 @@ class Replica:
                     "out a point whose evaluation failed."
                 )
         inside = self.settings.to_unit_cube(points.tolist())
-        return Delta.of(inside, self.settings.sign * values.unsqueeze(-1).to(inside))
+        return Delta(inside, self.settings.sign * values.unsqueeze(-1).to(inside))
 
     # --- the others ---------------------------------------------------------------------------
 
@@ -284,9 +294,8 @@ class Replica:
         """
         parcels = self._send()
         listing, found = self._look()
-        remarks = [*self._strange(listing), *found.remarks]
-        if self._asked >= 0:
-            remarks += self._members.still_alive(listing, self._clock)
+        strange = [f"{key} in the store is not a record of replicas." for key in listing.foreign]
+        remarks = [*strange, *found.remarks, *self._members.still_alive(listing)]
         self._put(found)
         adopted = self._adopt(listing, remarks)
         learned = self._learn()
@@ -313,9 +322,18 @@ class Replica:
         return compact(self._gathering, self.run)
 
     def _send(self) -> list[Parcel]:
-        sent = self._outbox.send(self.store)
-        self._clock = self._clock.plus(parcel.dot for parcel in sent)
+        self._send_learned()
+        sent = []
+        for parcel in self._outbox.send(self.store):
+            self._clock = self._clock.plus([parcel.dot])  # at once: the next one may fail
+            sent.append(parcel)
         return sent
+
+    def _send_learned(self) -> None:
+        while self._unsent:
+            key = next(iter(self._unsent))
+            self.store[key] = self._unsent[key]
+            del self._unsent[key]
 
     def _look(self) -> tuple[Listing, Gathered]:
         """List the store, and read what is new; anew where it was compacted meanwhile."""
@@ -335,7 +353,7 @@ class Replica:
             model = self.model._shallow_copy().clear() if found.anew else self.model
             found.delta.put_into(model, self._template)
             kept = () if found.anew else (self._best,)
-            self.model, self._best = model, BestPoints.joined((*kept, found.delta.best))
+            self.model, self._best = model, BestPoints.joined((*kept, found.delta.best()))
         self._clock = found.clock
 
     def _adopt(self, listing: Listing, remarks: list[str]) -> int:
@@ -348,8 +366,11 @@ class Replica:
                 set_from(self.model, arrays)
             except VanishedError:
                 continue
+            except UnusableError as error:
+                remarks.append(str(error))
+                continue
             except ValueError as error:
-                remarks.append(f"{key} is left out: {error}")
+                remarks.append(f"{key} is left out: {error}.")
                 continue
             self._learned = key
             return size
@@ -365,12 +386,9 @@ class Replica:
         learn(self.model, [learned_values(deepcopy(self._template))] if few else [])
         key = counted_key("learned", count, self.run)
         content = sealed(self._search, {}, arrays_of(self.model))
-        self.store[key] = content
-        self._learned = key
+        self._learned, self._unsent[key] = key, content
+        self._send_learned()
         return len(content)
-
-    def _strange(self, listing: Listing) -> list[str]:
-        return [f"{key} in the store is not a record of replicas." for key in listing.foreign]
 
     def _warn(self, remarks: Sequence[str]) -> None:
         """Tell each remark once."""

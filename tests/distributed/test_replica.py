@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from gpytorch.kernels import AdditiveKernel, RBFKernel, ScaleKernel
 from bo_stream import OSGPR, WISKI, BayesianLastLayer, BinomialLikelihood
 from bo_stream.distributed import BestPoint, MemoryStore, Replica, ReplicaWarning
 from bo_stream.distributed import deltas as deltas_module
-from bo_stream.distributed.records import Listing, sealed
+from bo_stream.distributed.records import Listing, delta_key, sealed
 from bo_stream.errors import UsageError
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski.memory import StreamMemory
@@ -114,6 +114,30 @@ def test_a_delta_is_sent_again_as_it_was_when_it_is_not_known_to_be_there() -> N
     ledger += told(a, some(1, 1))
     settle([a, b])
     assert len(Listing.of(store).deltas) == 2
+
+
+def test_a_delta_that_arrived_is_not_taken_again_when_the_next_one_fails() -> None:
+    class Failing(MemoryStore):
+        broken: tuple[bool, ...] = ()
+
+        def __setitem__(self, key: str, value: bytes) -> None:
+            fails, self.broken = bool(self.broken[:1] == (True,)), self.broken[1:]
+            if fails:
+                raise OSError("no way")
+            super().__setitem__(key, value)
+
+    store = Failing()
+    a, b = replicas(store)
+    ledger = told(a, some(2))
+    store.broken = (True,)
+    with pytest.raises(OSError, match="no way"):
+        a.exchange()
+    ledger += told(a, some(1, 1))
+    store.broken = (False, True)
+    with pytest.raises(OSError, match="no way"):
+        a.exchange()
+    settle([a, b])
+    assert len(Listing.of(store).deltas) == 2
     for replica in (a, b):
         assert_same(replica.model, expected(replica, ledger))
 
@@ -132,9 +156,12 @@ def test_a_compacted_store_is_what_it_was() -> None:
     behind = Replica(UNLEARNED, store, "behind")
     ledger += told(a, some(2, 20))
     a.exchange()
+    former = {key: store[key] for key in Listing.of(store).deltas.values()}
     assert b.compact() == 9
     assert not Listing.of(store).deltas
     assert b.compact() == 0
+    store.update(former)  # as one leaves them that is killed before it has removed them
+    assert a.compact() == 9
     ledger += told(b, some(1, 21))
     b.exchange()
     caught_up = behind.exchange()
@@ -145,6 +172,18 @@ def test_a_compacted_store_is_what_it_was() -> None:
         assert_same(replica.model, expected(replica, ledger))
     assert a.compact() == 1
     assert len([key for key in store if key.startswith(("snapshot/", "clock/"))]) == 2
+
+
+def test_any_mapping_is_a_store() -> None:
+    store: dict[str, bytes] = {}
+    a, b = (Replica(UNLEARNED, store, name) for name in "AB")
+    ledger = told(a, some(2))
+    a.exchange()
+    a.compact()
+    ledger += told(b, some(1, 1))
+    settle([a, b])
+    assert_same(a.model, expected(a, ledger))
+    assert_same(b.model, expected(b, ledger))
 
 
 def test_exchanges_compact_by_themselves() -> None:
@@ -158,37 +197,52 @@ def test_exchanges_compact_by_themselves() -> None:
 
 
 class Interrupted(MemoryStore):
-    """Calls another replica just after a key of some kind was written."""
+    """Calls another replica just after a key of some kind was written, and hides some keys."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.kind, self.other = kind, list[Callable[[], object]]()
+        self.kind, self.other, self.hidden = kind, list[Callable[[], object]](), set[str]()
 
     def __setitem__(self, key: str, value: bytes) -> None:
         super().__setitem__(key, value)
         if key.startswith(self.kind) and self.other:
             self.other.pop()()
 
+    def __iter__(self) -> Iterator[str]:
+        return iter([key for key in super().__iter__() if key not in self.hidden])
+
 
 @pytest.mark.parametrize("kind", ["snapshot/", "clock/"])
-def test_two_that_compact_at_once_lose_nothing(kind: str) -> None:
+def test_two_that_compact_at_once_lose_nothing_though_each_sees_what_the_other_does_not(
+    kind: str,
+) -> None:
     store = Interrupted(kind)
     a, b = replicas(store)
-    ledger = told(a, some(2)) + told(b, some(3, 1))
-    a.exchange()
+    ledger = []
+    for seed in range(2):
+        for replica in (a, b):
+            ledger += told(replica, some(2, 10 * seed + (replica is a)))
+            replica.exchange()
+    removed = []
 
     def meanwhile() -> None:
-        b.exchange()
-        b.compact()
+        store.hidden = {delta_key((a.run, 2))}
+        removed.append(b.compact())
 
+    store.hidden = {delta_key((b.run, 2))}
     store.other.append(meanwhile)
-    a.compact()
+    removed.append(a.compact())
+    store.hidden = set()
+    assert removed == [3, 0]
+    assert len(Listing.of(store).clocks) == 1
     ledger += told(a, some(1, 2))
     settle([a, b])
-    for replica in (a, b, Replica(UNLEARNED, store, "late")):
+    late = Replica(UNLEARNED, store, "late")
+    for replica in (a, b, late):
         assert_same(replica.model, expected(replica, ledger))
-    a.compact()
-    assert_same(Replica(UNLEARNED, store, "later").model, a.model)
+    assert a.compact() == 2
+    assert not Listing.of(store).deltas
+    assert_same(Replica(UNLEARNED, store, "later").model, late.model)
 
 
 def test_what_vanishes_while_it_is_read_is_found_in_the_snapshot() -> None:
