@@ -26,8 +26,8 @@ class SiteResult:
         time: When it was told; empty: it came along with the sites.
         asked: Whether the site had been asked for.
         corrected: How many times its numbers changed.
-        place: Longitude, latitude and covariates, NaN where missing, of a site outside the list;
-            empty: the site is in the list.
+        place: Position and covariates, NaN where missing, of a site outside the list; empty: the
+            site is in the list.
     """
 
     counts: Counts
@@ -133,7 +133,7 @@ class SurveyFacts:
         return torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
 
     def inputs(self, ids: Iterable[str]) -> Tensor:
-        """Return longitude, latitude and covariates of sites, without missing ones, ``n x d``."""
+        """Return positions and covariates of sites, without missing ones, ``n x d``."""
         ids = list(ids)
         places = torch.from_numpy(self._sites.positions(ids))
         X = self._sites.X[places.clamp_min(0)]
@@ -155,8 +155,9 @@ class SurveyFacts:
 
 def placed(told: Mapping[str, Any], sites: SurveySites) -> tuple[float, ...]:
     """Return the place of a result of a ledger, empty for a site of the list."""
-    if "longitude" not in told:
+    names = sites.coordinates.names
+    if names[0] not in told:
         return ()
     covariates = [told["covariates"].get(name) for name in sites.covariates]
-    values = [told["longitude"], told["latitude"], *covariates]
+    values = [*(told[name] for name in names), *covariates]
     return tuple(np.nan if value is None else float(value) for value in values)
