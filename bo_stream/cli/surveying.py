@@ -74,8 +74,9 @@ def tell(folder: Path, results: Path) -> None:
     with _command():
         survey = load_survey(folder)
         told = survey.tell(read_table(results), source=str(results))
-        for text in told.warnings:
-            _warn(text)
+        if not (told.new or told.corrected):  # else the status says them
+            for text in told.warnings:
+                _warn(text)
         _say_told(told)
         _say_status(survey, folder)
         _say_next_step(f"survey report {folder}", "see the maps")
@@ -111,6 +112,8 @@ def report(folder: Path, rounds: int, q: int) -> None:
         predictions = table.to_csv(index=False, lineterminator="\n").encode()
         write_files(folder, {PREDICTIONS: predictions, REPORT: page})
         _say(headline(findings))
+        for note in findings.notes:
+            _warn(note)
         _say(f"{PREDICTIONS} and {REPORT} are in {folder}.")
 
 

@@ -41,6 +41,7 @@ class SurveyFindings:
         certainty: Least probability at which a site is called above or below.
         settings: Settings in plain words.
         coordinates: Units and names of positions.
+        notes: What looks odd in the tables of sites and results.
     """
 
     name: str
@@ -52,6 +53,7 @@ class SurveyFindings:
     certainty: float = 0.9
     settings: Mapping[str, str] = field(default_factory=dict)
     coordinates: Coordinates = DEGREES
+    notes: tuple[str, ...] = ()
 
     @property
     def surveyed(self) -> pd.DataFrame:
@@ -117,6 +119,7 @@ def find(
         certainty=survey.settings.certainty,
         settings=in_words(survey),
         coordinates=survey.coordinates,
+        notes=survey.notes,
     )
 
 

@@ -47,7 +47,7 @@ def survey_page(findings: SurveyFindings, written: date) -> bytes:
     """
     title = f"Survey report: {findings.name}"
     parts: list[Content] = [element("h1", title), *_headline(findings), *_maps(findings)]
-    parts += [*_next_sites(findings), *_trust(findings), *_settings(findings)]
+    parts += [*_next_sites(findings), *_trust(findings), *_odd(findings), *_settings(findings)]
     parts += [element("h2", "What to keep in mind"), element("ul", *_items(CAVEATS))]
     version = f"Written on {written.isoformat()} by bo_stream {package_version('bo-stream')}."
     return page(title, *parts, element("p", version, class_="small"))
@@ -282,6 +282,12 @@ def outlook(forecast: pd.DataFrame) -> str:
         return f"{said}."
     more = per_cent(1.0 - last["remaining"])
     return f"{said}; {int(last['sites']):,} sites in {len(forecast)} rounds, {more}."
+
+
+def _odd(findings: SurveyFindings) -> Iterator[Content]:
+    if findings.notes:
+        yield element("h2", "What looks odd in the tables")
+        yield element("ul", *_items(findings.notes))
 
 
 def _settings(findings: SurveyFindings) -> Iterator[Content]:

@@ -121,11 +121,12 @@ class SurveySettings:
                 )
         named = [*self.covariates, *(self.x or ())]
         named += [name for name in (self.id, self.examined, self.positive) if name is not None]
+        named += [name for name in (self.stratum, self.reachable) if name is not None]
         twice = sorted({name for name in named if named.count(name) > 1})
         if twice:
             raise UsageError(
-                f"Column {twice[0]!r} is named twice among id, x, covariates, examined and "
-                "positive. Name each column once."
+                f"Column {twice[0]!r} is named twice among id, x, covariates, examined, positive, "
+                "stratum and reachable. Name each column once."
             )
 
     def _check_money(self) -> None:

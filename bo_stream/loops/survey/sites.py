@@ -90,13 +90,15 @@ class SurveySites:
         odd = check_places(cells, raw[:, :2].numpy(), columns, coordinates)
         _check_one_place(cells, raw)
         filled, notes = _filled(cells, raw, settings)
+        strata = _strata(cells, settings)
         earlier, remarks = _earlier(cells, settings, ids)
+        remarks += _without_quota(cells, settings, strata)
         return cls(
             ids,
             filled,
             settings.covariates,
             torch.from_numpy(_costs(cells, settings)),
-            _strata(cells, settings),
+            strata,
             _reachable(cells, settings),
             MappingProxyType(earlier),
             (*odd, *notes, *remarks),
@@ -230,11 +232,13 @@ def _costs(cells: Cells, settings: SurveySettings) -> Array:
         return np.ones(len(cells))
     names = cells.names
     column = given_column(names, settings.cost, cells.source, "--cost")
-    costs = cells.numbers(column)
+    costs = cells.numbers(column, "a cost above 0")
     bad = first(~(costs > 0.0))
-    if bad is not None:
-        raise cells.fault(bad, column, f"expected a cost above 0, got {costs[bad]:g}.")
-    return costs
+    if bad is None:
+        return costs
+    if np.isnan(costs[bad]):
+        raise cells.fault(bad, column, "the cost is missing. Every site needs one.")
+    raise cells.fault(bad, column, f"expected a cost above 0, got {costs[bad]:g}.")
 
 
 def _strata(cells: Cells, settings: SurveySettings) -> Texts | None:
@@ -255,6 +259,18 @@ def _strata(cells: Cells, settings: SurveySettings) -> Texts | None:
     return labels
 
 
+def _without_quota(cells: Cells, settings: SurveySettings, labels: Texts | None) -> list[str]:
+    """Remark on strata that have no quota where others have one: their names may be misspelt."""
+    if labels is None or not settings.quotas:
+        return []
+    column = settings.stratum
+    return [
+        f"{cells.row(first(labels == name) or 0)}, column {column!r}: stratum {name!r} has no "
+        f"quota, so that a round may have any number of its {int((labels == name).sum()):,} sites."
+        for name in sorted(set(labels) - set(settings.quotas))
+    ]
+
+
 def _reachable(cells: Cells, settings: SurveySettings) -> Mask:
     if settings.reachable is None:
         return np.ones(len(cells), dtype=bool)
@@ -263,7 +279,8 @@ def _reachable(cells: Cells, settings: SurveySettings) -> Mask:
     words = np.array([word.casefold() for word in cells.texts(column)], dtype=object)
     bad = first(~np.isin(words, [*_YES, *_NO]))
     if bad is not None:
-        raise cells.fault(bad, column, f"expected yes or no, got {words[bad]!r}.")
+        text = f"got {words[bad]!r}" if words[bad] else "it is empty"
+        raise cells.fault(bad, column, f"expected yes or no, {text}.")
     return np.isin(words, _YES)
 
 

@@ -130,7 +130,9 @@ class Survey:
             told = table.compared(self._sites, known, pending)
             records = table.records(self._sites, known)
             if records:
-                self._facts.apply([self.ledger.append("tell", {"results": records})])
+                warnings = [f"{source}: {text}" for text in table.warnings]
+                values = {"results": records, "warnings": warnings}
+                self._facts.apply([self.ledger.append("tell", values)])
         return told
 
     def withdraw(self, ids: Iterable[str | int], ask_again: bool = False) -> None:
@@ -270,8 +272,14 @@ class Survey:
             examined=sum(count.examined for count in counts),
             positive=sum(count.positive for count in counts),
             last=events[-1].time if events else "",
-            notes=(*self._sites.notes, *self.ledger.notes),
+            notes=self.notes,
         )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Texts for the coordinator: what looks odd in the tables of sites and results."""
+        doubts = (text for _, texts in self._facts.doubts for text in texts)
+        return (*self._sites.notes, *doubts, *self.ledger.notes)
 
     # --- model -----------------------------------------------------------------------------------
 
