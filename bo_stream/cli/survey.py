@@ -66,8 +66,19 @@ def start(
     ] = None,
     x: Annotated[
         tuple[str, str] | None,
-        option("Columns", "Longitude and latitude in degrees (by their usual names).", "--x"),
+        option(
+            "Columns", "Longitude and latitude, or east and north (by their usual names).", "--x"
+        ),
     ] = None,
+    units: Annotated[
+        str,
+        option(
+            "Columns",
+            "Of positions: degrees of longitude and latitude, or km or m east and north on a map "
+            "projection such as UTM.",
+            metavar="degrees|km|m",
+        ),
+    ] = _DEFAULT.units,
     covariates: Annotated[
         list[str] | None,
         option(
@@ -107,7 +118,11 @@ def start(
     ] = None,
     base: Annotated[
         tuple[float, float] | None,
-        option("Round", "Longitude and latitude where a round starts and ends.", "--base"),
+        option(
+            "Round",
+            "Where a round starts and ends: longitude, latitude (or east, north).",
+            "--base",
+        ),
     ] = None,
     cost_per_km: Annotated[
         float, option("Round", "Cost of a kilometre of travel from the base.")
@@ -128,13 +143,15 @@ def start(
 
     - `bo-stream survey start villages.csv --threshold 0.1 --covariates rain elevation --out 2026`
     - `bo-stream survey start villages.csv --goal map --x lng lat --cost days --budget 9 --out 2026`
+    - `bo-stream survey start utm.csv --threshold 0.1 --x easting northing --units m --out 2026`
     """
     settings = {
         "goal": goal, "threshold": threshold, "certainty": certainty, "criterion": criterion,
-        "id": id, "x": x, "covariates": tuple(covariates or ()), "examined": examined,
-        "positive": positive, "cost": cost, "stratum": stratum, "reachable": reachable,
-        "budget": budget, "minimum_distance": minimum_distance, "quotas": quota, "base": base,
-        "cost_per_km": cost_per_km, "trials": trials, "overdispersion": overdispersion,
+        "id": id, "x": x, "units": units, "covariates": tuple(covariates or ()),
+        "examined": examined, "positive": positive, "cost": cost, "stratum": stratum,
+        "reachable": reachable, "budget": budget, "minimum_distance": minimum_distance,
+        "quotas": quota, "base": base, "cost_per_km": cost_per_km, "trials": trials,
+        "overdispersion": overdispersion,
     }  # fmt: skip
     from bo_stream.cli import surveying  # which imports torch: help does without
 
@@ -166,7 +183,7 @@ def tell(
         typer.Argument(
             metavar="RESULTS",
             help="Table with columns id, examined and positive; other sites than those of the list "
-            "bring longitude, latitude and covariates.",
+            "bring their position and covariates.",
         ),
     ],
 ) -> None:

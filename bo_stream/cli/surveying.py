@@ -17,6 +17,7 @@ from bo_stream.cli import running
 from bo_stream.cli.app import ERR, OUT
 from bo_stream.errors import UsageError
 from bo_stream.loops.results import write_files
+from bo_stream.loops.survey.coordinates import Coordinates
 from bo_stream.loops.survey.findings import find, goal_in_words, per_cent
 from bo_stream.loops.survey.folder import load_survey, save_survey
 from bo_stream.loops.survey.next_files import NEXT, check_form_is_told, next_files
@@ -52,8 +53,9 @@ def choose(folder: Path, q: int) -> None:
         earlier = len(survey.pending)
         with _spinner("Choosing sites"):
             chosen = survey.ask(q)
-        write_files(folder, next_files(survey.pending))
-        OUT.print(_sites_table(chosen))
+        files = next_files(survey.pending, survey.coordinates)
+        write_files(folder, files)
+        OUT.print(_sites_table(chosen, survey.coordinates))
         if len(chosen) < q:
             _say(f"Only {len(chosen)} of {q}: no other site is left that the settings allow.")
         if earlier:
@@ -63,7 +65,7 @@ def choose(folder: Path, q: int) -> None:
                 f"survey withdraw {folder} ID"
             )
         form = folder / NEXT
-        _say(f"All pending sites are in {form} and {form.with_suffix('.geojson')}.")
+        _say(f"All pending sites are in {' and '.join(str(folder / name) for name in files)}.")
         _say_next_step(f"survey tell {folder} {form}", "once examined and positive are filled in")
 
 
@@ -72,8 +74,9 @@ def tell(folder: Path, results: Path) -> None:
     with _command():
         survey = load_survey(folder)
         told = survey.tell(read_table(results), source=str(results))
-        for text in told.warnings:
-            _warn(text)
+        if not (told.new or told.corrected):  # else the status says them
+            for text in told.warnings:
+                _warn(text)
         _say_told(told)
         _say_status(survey, folder)
         _say_next_step(f"survey report {folder}", "see the maps")
@@ -94,7 +97,7 @@ def status(folder: Path) -> None:
         survey = load_survey(folder)
         _say_status(survey, folder)
         if len(survey.pending):
-            OUT.print(_sites_table(survey.pending))
+            OUT.print(_sites_table(survey.pending, survey.coordinates))
 
 
 def report(folder: Path, rounds: int, q: int) -> None:
@@ -109,6 +112,8 @@ def report(folder: Path, rounds: int, q: int) -> None:
         predictions = table.to_csv(index=False, lineterminator="\n").encode()
         write_files(folder, {PREDICTIONS: predictions, REPORT: page})
         _say(headline(findings))
+        for note in findings.notes:
+            _warn(note)
         _say(f"{PREDICTIONS} and {REPORT} are in {folder}.")
 
 
@@ -202,13 +207,13 @@ def _say_status(survey: Survey, folder: Path) -> None:
         _warn(note)
 
 
-def _sites_table(sites: pd.DataFrame) -> Table:
+def _sites_table(sites: pd.DataFrame, coordinates: Coordinates) -> Table:
     shown = Table()
-    for heading in ("", "site", "longitude", "latitude", "gain", "cost", "why"):
+    for heading in ("", "site", *coordinates.names, "gain", "cost", "why"):
         shown.add_column(heading, justify="left" if heading in ("site", "why") else "right")
     for number, row in enumerate(sites.head(MOST_SHOWN).to_dict("records"), start=1):
         gain = "" if pd.isna(row["gain"]) else f"{row['gain']:.3g}"
-        place = f"{row['longitude']:.5f}", f"{row['latitude']:.5f}"
+        place = (coordinates.text(row[name]) for name in coordinates.names)
         why = escape(row["reason"])
         shown.add_row(str(number), escape(row["id"]), *place, gain, f"{row['cost']:.4g}", why)
     if len(sites) > MOST_SHOWN:

@@ -75,7 +75,9 @@ def map_kernel(
     return AdditiveKernel(*parts).to(sites)
 
 
-def survey_kernel(sites: Tensor, position: tuple[int, int] = (0, 1)) -> AdditiveKernel:
+def survey_kernel(
+    sites: Tensor, position: tuple[int, int] = (0, 1), units: Units = "degrees"
+) -> AdditiveKernel:
     """Make the kernel of logits of prevalence, for inputs transformed by ``map_inputs``.
 
     That of :func:`map_kernel` with an exponential part over position (``nu`` of one half) and a
@@ -85,13 +87,15 @@ def survey_kernel(sites: Tensor, position: tuple[int, int] = (0, 1)) -> Additive
     the other parts too rough.
 
     Args:
-        sites: ``n x d``, all that are to be mapped, in degrees, as for ``map_inputs``.
-        position: Columns of longitude and latitude.
+        sites: ``n x d``, all that are to be mapped, as for ``map_inputs``.
+        position: Columns of longitude and latitude, or of east and north.
+        units: Of positions: ``"degrees"``, or ``"kilometres"`` or ``"metres"`` on a map projection.
 
     Raises:
-        InputDataError: Positions are not in degrees.
+        InputDataError: Positions are not in these units.
+        ValueError: The units are none of these.
     """
-    shared = map_kernel(sites, position, nu=0.5, variance=2.0).kernels
+    shared = map_kernel(sites, position, nu=0.5, variance=2.0, units=units).kernels
     own = _scaled(SiteKernel(active_dims=position), SITE_VARIANCE)
     return AdditiveKernel(*shared, own).to(sites)
 

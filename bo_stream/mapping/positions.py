@@ -91,7 +91,14 @@ def kilometres(
     if units == "degrees":
         return projection(sites, position)
     columns, length = list(position), torch.full((2,), _LENGTHS[units]).to(sites)
-    middle = sites[..., columns].flatten(0, -2).mean(0)
+    positions = sites[..., columns].flatten(0, -2)
+    middle = positions.mean(0)
+    farthest = float(((positions - middle) / length).norm(dim=-1).max())
+    if farthest > REACH:
+        raise InputDataError(
+            f"Expected sites within {REACH:,.0f} km of their middle, got one {farthest:,.0f} km "
+            f"away with units={units!r}. Are the units others? Else model continents apart."
+        )
     return AffineInputTransform(sites.shape[-1], length, middle, indices=columns)
 
 
@@ -115,19 +122,13 @@ def projection(sites: Tensor, position: tuple[int, int] = (0, 1)) -> Kilometres:
 
 
 def places(X: Tensor, position: tuple[int, int], units: Units) -> Tensor:
-    """Compute positions whose distances have the order of those along the Earth's surface.
+    """Compute positions in kilometres whose distances have the order of those along the ground.
 
     In space, ``... x n x d -> ... x n x 3``, or on a map projection, ``... x n x 2``.
     """
-    return chords(X, position) if units == "degrees" else X[..., list(position)].double()
-
-
-def chords(X: Tensor, position: tuple[int, int]) -> Tensor:
-    """Compute positions in space, ``... x n x d -> ... x n x 3``, in kilometres.
-
-    Distances between them have the order of those along the Earth's surface.
-    """
-    return RADIUS * _on_sphere(X, position)
+    if units == "degrees":
+        return RADIUS * _on_sphere(X, position)
+    return X[..., list(position)].double() / _LENGTHS[units]
 
 
 def _on_sphere(X: Tensor, position: tuple[int, int]) -> Tensor:

@@ -80,7 +80,7 @@ class Choice:
             UsageError: No site may be chosen.
         """
         start = self._begin(self._pending)
-        points = spread_coordinates(self._sites.X, self._sites.X)
+        points = spread_coordinates(self._sites.X, self._sites.X, self._sites.coordinates)
         picks = spread_out(points, q, points[self._pending], start)
         return [Chosen(place, None, cost) for place, cost in picks]
 

@@ -58,6 +58,24 @@ ROLES = {
             "--x",
         ),
         Role(
+            "east",
+            "eastings",
+            (
+                "easting", "eastings", "x", "x_coord", "coord_x", "utm_e", "utm_x", "utm_east",
+                "utm_easting", "x_utm", "east_m", "easting_m", "x_m", "east_km", "x_km",
+            ),
+            "--x",
+        ),
+        Role(
+            "north",
+            "northings",
+            (
+                "northing", "northings", "y", "y_coord", "coord_y", "utm_n", "utm_y", "utm_north",
+                "utm_northing", "y_utm", "north_m", "northing_m", "y_m", "north_km", "y_km",
+            ),
+            "--x",
+        ),
+        Role(
             "examined",
             "people examined",
             (
@@ -133,6 +151,9 @@ def required_column(names: Sequence[str], role: str, given: str | None, source: 
             f"Column {rate!r} looks like a prevalence: the number of people who tested "
             "positive is needed instead, in a column 'positive'."
         )
+    east = None if role != "longitude" else find_column(names, "east", None, source)
+    if east is not None:
+        advice = f"Column {east!r} looks like that of a map projection: say --units m, or km."
     raise UsageError(
         f"{source} has no column of {ROLES[role].meaning}. Its columns: {', '.join(names)}. "
         f"{advice}"

@@ -26,8 +26,8 @@ class SiteResult:
         time: When it was told; empty: it came along with the sites.
         asked: Whether the site had been asked for.
         corrected: How many times its numbers changed.
-        place: Longitude, latitude and covariates, NaN where missing, of a site outside the list;
-            empty: the site is in the list.
+        place: Position and covariates, NaN where missing, of a site outside the list; empty: the
+            site is in the list.
     """
 
     counts: Counts
@@ -67,6 +67,8 @@ class SurveyFacts:
         pending: Requests by id, in the order of asking.
         given_up: Ids of sites of the list that are not to be asked for again.
         rounds: Number of rounds asked for.
+        doubts: What looked odd in tables of results, a pair a table: the sites whose results are
+            still those of that table, and texts. It is gone once all were corrected or withdrawn.
     """
 
     def __init__(self, sites: SurveySites) -> None:
@@ -75,6 +77,7 @@ class SurveyFacts:
         self.pending: dict[str, Request] = {}
         self.given_up: set[str] = set()
         self.rounds = 0
+        self.doubts: list[tuple[frozenset[str], tuple[str, ...]]] = []
 
     def apply(self, events: Iterable[Event]) -> None:
         """Take events in, in their order."""
@@ -90,6 +93,10 @@ class SurveyFacts:
             self.pending[site["id"]] = request
 
     def _tell(self, event: Event) -> None:
+        sites = frozenset(told["id"] for told in event.values["results"])
+        self._settle_doubts(sites)
+        if event.values.get("warnings"):
+            self.doubts.append((sites, tuple(event.values["warnings"])))
         for told in event.values["results"]:
             site, counts = told["id"], Counts(told["positive"], told["examined"])
             former = self.results.get(site)
@@ -108,12 +115,18 @@ class SurveyFacts:
             )
 
     def _withdraw(self, event: Event) -> None:
+        self._settle_doubts(frozenset(event.values["ids"]))
         for site in event.values["ids"]:
             self.pending.pop(site, None)
             self.results.pop(site, None)
             listed = bool(self._sites.positions([site])[0] >= 0)
             if listed and not event.values["ask_again"]:
                 self.given_up.add(site)
+
+    def _settle_doubts(self, sites: frozenset[str]) -> None:
+        """Take away doubts about results that are corrected or withdrawn."""
+        left = [(about - sites, texts) for about, texts in self.doubts]
+        self.doubts = [(about, texts) for about, texts in left if about]
 
     @property
     def surveyed(self) -> list[str]:
@@ -133,7 +146,7 @@ class SurveyFacts:
         return torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
 
     def inputs(self, ids: Iterable[str]) -> Tensor:
-        """Return longitude, latitude and covariates of sites, without missing ones, ``n x d``."""
+        """Return positions and covariates of sites, without missing ones, ``n x d``."""
         ids = list(ids)
         places = torch.from_numpy(self._sites.positions(ids))
         X = self._sites.X[places.clamp_min(0)]
@@ -155,8 +168,9 @@ class SurveyFacts:
 
 def placed(told: Mapping[str, Any], sites: SurveySites) -> tuple[float, ...]:
     """Return the place of a result of a ledger, empty for a site of the list."""
-    if "longitude" not in told:
+    names = sites.coordinates.names
+    if names[0] not in told:
         return ()
     covariates = [told["covariates"].get(name) for name in sites.covariates]
-    values = [told["longitude"], told["latitude"], *covariates]
+    values = [*(told[name] for name in names), *covariates]
     return tuple(np.nan if value is None else float(value) for value in values)

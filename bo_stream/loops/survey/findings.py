@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.calibration import held_out_counts
+from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.settings import CriterionName, SurveySettings
 from bo_stream.loops.survey.survey import Survey
 
@@ -25,19 +27,21 @@ class SurveyFindings:
 
     Attributes:
         name: Name of the campaign.
-        predictions: A row a site: ``id``, ``longitude`` and ``latitude`` in degrees,
-            ``prevalence`` (posterior mean), ``sd``, ``lower`` and ``upper`` (95 % interval), and
-            where a site was surveyed ``examined`` and ``positive``, else NaN. With a threshold
-            also ``exceedance``, the probability of a prevalence above it, and ``class``: above,
-            below or uncertain.
+        predictions: A row a site: ``id``, ``longitude`` and ``latitude`` (or ``east`` and
+            ``north``), ``prevalence`` (posterior mean), ``sd``, ``lower`` and ``upper`` (95 %
+            interval), and where a site was surveyed ``examined`` and ``positive``, else NaN. With a
+            threshold also ``exceedance``, the probability of a prevalence above it, and ``class``:
+            above, below or uncertain.
         chosen: A row a site that is to be surveyed next, in the order of choice: ``id``,
-            ``longitude``, ``latitude``, ``reason``, ``gain``, ``cost``.
+            ``longitude``, ``latitude`` (or ``east``, ``north``), ``reason``, ``gain``, ``cost``.
         held_out: Counts predicted by models without them, from ``held_out_counts``; may be empty.
         forecast: A row a future round: ``sites``, surveyed by then in addition to today's, and
             ``remaining``, the expected share of today's uncertainty that is left.
         threshold: Prevalence that divides sites, or None.
         certainty: Least probability at which a site is called above or below.
         settings: Settings in plain words.
+        coordinates: Units and names of positions.
+        notes: What looks odd in the tables of sites and results.
     """
 
     name: str
@@ -48,6 +52,8 @@ class SurveyFindings:
     threshold: float | None = None
     certainty: float = 0.9
     settings: Mapping[str, str] = field(default_factory=dict)
+    coordinates: Coordinates = DEGREES
+    notes: tuple[str, ...] = ()
 
     @property
     def surveyed(self) -> pd.DataFrame:
@@ -80,7 +86,8 @@ def find(
 ) -> SurveyFindings:
     """Compute what a report shows: predictions, their calibration and a look ahead.
 
-    Costs a fit of the model, one more for each of ten folds, and ``rounds`` choices.
+    Costs a fit of the model, a third of one for each of ten folds, which start from it, and
+    ``rounds`` choices.
 
     Args:
         survey: With one result at least.
@@ -99,7 +106,8 @@ def find(
     held_out = pd.DataFrame()
     if len(survey.results) >= LEAST_HELD_OUT:
         on_step("Predicting each result from the others")
-        held_out = held_out_counts(survey.fit, *survey.observations)
+        fit = partial(survey.fit, former=survey.model)
+        held_out = held_out_counts(fit, *survey.observations)
     chosen = survey.pending.assign(gain=survey.pending["gain"] / total)
     return SurveyFindings(
         name=name,
@@ -110,6 +118,8 @@ def find(
         threshold=survey.settings.threshold,
         certainty=survey.settings.certainty,
         settings=in_words(survey),
+        coordinates=survey.coordinates,
+        notes=survey.notes,
     )
 
 
@@ -157,9 +167,10 @@ def in_words(survey: Survey) -> dict[str, str]:
         quotas = (f"{name}: {most}" for name, most in settings.quotas.items())
         texts["Most sites of a round by stratum"] = ", ".join(quotas)
     if settings.base is not None:
-        longitude, latitude = settings.base
+        places = zip(settings.coordinates.names, settings.base, strict=True)
+        place = ", ".join(f"{name} {value:.10g}" for name, value in places)
         travel = f"{settings.cost_per_km:g} a km"
-        texts["Rounds start from"] = f"longitude {longitude:g}, latitude {latitude:g}; {travel}"
+        texts["Rounds start from"] = f"{place}; {travel}"
     return texts
 
 

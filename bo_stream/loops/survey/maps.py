@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from botorch.models.transforms.input import InputTransform
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, ListedColormap, PowerNorm
@@ -18,9 +19,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
+from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.findings import ABOVE, BELOW, UNCERTAIN
 from bo_stream.mapping import Kilometres
-from bo_stream.mapping.positions import projection
 
 Array = NDArray[np.float64]
 
@@ -42,31 +43,39 @@ class Ground:
     """Positions of a map in kilometres.
 
     Attributes:
-        projection: From degrees to kilometres about the middle of the sites.
+        plane: From positions to kilometres about the middle of the sites.
         sites: ``n x 2``, of all sites, in kilometres east and north.
-        degrees: ``n x 2``, longitudes within 180 degrees of the middle's, and latitudes.
+        positions: ``n x 2``, as given; longitudes within 180 degrees of the middle's.
+        coordinates: Units and names of positions.
     """
 
-    projection: Kilometres
+    plane: InputTransform
     sites: Array
-    degrees: Array
+    positions: Array
+    coordinates: Coordinates
 
     @classmethod
-    def of(cls, table: pd.DataFrame) -> Ground:
-        """Lay out the sites of a table with columns ``longitude`` and ``latitude``."""
-        degrees = table[["longitude", "latitude"]].to_numpy(float).copy()
-        plane = projection(torch.from_numpy(degrees))
-        middle = float(plane.centre[0])
-        degrees[:, 0] = (degrees[:, 0] - middle + 180.0) % 360.0 - 180.0 + middle
-        return cls(plane, _in_kilometres(plane, degrees), degrees)
+    def of(cls, table: pd.DataFrame, coordinates: Coordinates) -> Ground:
+        """Lay out the sites of a table with columns of these coordinates' names."""
+        positions = table[list(coordinates.names)].to_numpy(float).copy()
+        plane = coordinates.plane(torch.from_numpy(positions))
+        if isinstance(plane, Kilometres):
+            middle = float(plane.centre[0])
+            positions[:, 0] = (positions[:, 0] - middle + 180.0) % 360.0 - 180.0 + middle
+        return cls(plane, _in_kilometres(plane, positions), positions, coordinates)
 
-    def place(self, degrees: Array) -> Array:
-        """Map longitudes and latitudes, ``n x 2``, to kilometres."""
-        return _in_kilometres(self.projection, degrees)
+    def place(self, positions: Array) -> Array:
+        """Map positions, ``n x 2``, to kilometres."""
+        return _in_kilometres(self.plane, positions)
+
+    def place_sites(self, table: pd.DataFrame) -> Array:
+        """Map the positions of a table's sites to kilometres, ``n x 2``."""
+        return self.place(table[list(self.coordinates.names)].to_numpy(float))
 
 
-def _in_kilometres(projection: Kilometres, degrees: Array) -> Array:
-    return projection.transform(torch.tensor(degrees)).numpy()
+def _in_kilometres(plane: InputTransform, positions: Array) -> Array:
+    found: Array = plane.transform(torch.tensor(positions)).numpy()
+    return found
 
 
 def draw_values(
@@ -76,18 +85,20 @@ def draw_values(
     colours: str,
     mark: float | None = None,
     chosen: pd.DataFrame | None = None,
+    coordinates: Coordinates = DEGREES,
 ) -> Figure:
     """Draw shares of all sites as a map with a colour bar in per cent.
 
     Args:
-        table: The sites, with columns ``longitude``, ``latitude`` and ``examined``.
+        table: The sites, with columns of position and ``examined``.
         values: Of the sites, n, between 0 and 1.
         label: Of the colour bar.
         colours: Name of a colour map, from light to dark.
         mark: Value that the colour bar marks, such as a threshold.
         chosen: Sites to be surveyed next, if they are to be marked.
+        coordinates: Units and names of positions.
     """
-    figure, axes, ground = _canvas(table)
+    figure, axes, ground = _canvas(table, coordinates)
     top = max(float(np.quantile(values, 0.995)), mark or 0.0, 1e-9)
     norm = PowerNorm(0.5, 0.0, top)
     dots = _dots(axes, ground, c=values, cmap=_without_white(colours), norm=norm)
@@ -115,15 +126,21 @@ def _bar_ticks(top: float) -> list[float]:
     ]
 
 
-def draw_classes(table: pd.DataFrame, labels: Mapping[str, str], chosen: pd.DataFrame) -> Figure:
+def draw_classes(
+    table: pd.DataFrame,
+    labels: Mapping[str, str],
+    chosen: pd.DataFrame,
+    coordinates: Coordinates = DEGREES,
+) -> Figure:
     """Draw the class of each site, the sites surveyed, and the numbered ones to survey next.
 
     Args:
-        table: The sites, with columns ``longitude``, ``latitude``, ``class`` and ``examined``.
+        table: The sites, with columns of position, ``class`` and ``examined``.
         labels: Text of each class for the legend.
         chosen: Sites to be surveyed next.
+        coordinates: Units and names of positions.
     """
-    figure, axes, ground = _canvas(table)
+    figure, axes, ground = _canvas(table, coordinates)
     colours = table["class"].map(COLOURS).to_numpy()
     _dots(axes, ground, c=colours)
     classes = [
@@ -138,9 +155,9 @@ def draw_classes(table: pd.DataFrame, labels: Mapping[str, str], chosen: pd.Data
 # --- ground -------------------------------------------------------------------------------------
 
 
-def _canvas(table: pd.DataFrame) -> tuple[Figure, Axes, Ground]:
+def _canvas(table: pd.DataFrame, coordinates: Coordinates) -> tuple[Figure, Axes, Ground]:
     """Begin a map: axes in kilometres, lines of longitude and latitude, a scale bar."""
-    ground = Ground.of(table)
+    ground = Ground.of(table, coordinates)
     low, high = ground.sites.min(0), ground.sites.max(0)
     middle, half = 0.5 * (low + high), 0.54 * np.maximum(high - low, 0.2 * (high - low).max() + 0.1)
     ratio = float(np.clip(half[1] / half[0], 0.5, 1.6))
@@ -158,12 +175,13 @@ def _canvas(table: pd.DataFrame) -> tuple[Figure, Axes, Ground]:
 def _draw_graticule(axes: Axes, ground: Ground) -> None:
     """Draw lines of longitude and latitude, labelled where they cross the lower and left edge."""
     left, bottom = axes.get_xlim()[0], axes.get_ylim()[0]
-    low, high = ground.degrees.min(0), ground.degrees.max(0)
+    low, high = ground.positions.min(0), ground.positions.max(0)
     margin = 0.2 * (high - low).max() + 1e-3
     course = [np.linspace(a - margin, b + margin, 60) for a, b in zip(low, high, strict=True)]
-    course[1] = course[1].clip(-90.0, 90.0)
+    if ground.coordinates.are_degrees:
+        course[1] = course[1].clip(-90.0, 90.0)
     ticks: list[list[tuple[float, str]]] = [[], []]
-    for column, letters in enumerate(("EW", "NS")):
+    for column in (0, 1):
         for value in _round_values(course[column], low[column], high[column]):
             line = np.empty((60, 2))
             line[:, column], line[:, 1 - column] = value, course[1 - column]
@@ -171,7 +189,8 @@ def _draw_graticule(axes: Axes, ground: Ground) -> None:
             axes.plot(x, y, color="0.88", lw=0.7, zorder=0)
             across, along = (x, y) if column == 0 else (y, x)
             edge = bottom if column == 0 else left
-            ticks[column].append((float(np.interp(edge, along, across)), _degrees(value, letters)))
+            label = ground.coordinates.label(value, column)
+            ticks[column].append((float(np.interp(edge, along, across)), label))
     for axis, found, limits in (
         (axes.xaxis, ticks[0], axes.get_xlim()),
         (axes.yaxis, ticks[1], axes.get_ylim()),
@@ -185,12 +204,6 @@ def _round_values(course: Array, low: float, high: float) -> Array:
     locator = MaxNLocator(nbins=4, steps=[1, 2, 5, 10])
     values = locator.tick_values(low, high)
     return values[(values >= course[0]) & (values <= course[-1])]
-
-
-def _degrees(value: float, letters: str) -> str:
-    turned = (value + 180.0) % 360.0 - 180.0
-    letter = "" if turned == 0.0 else f" {letters[0] if turned > 0.0 else letters[1]}"
-    return f"{abs(round(turned, 6)):g}°{letter}"
 
 
 def _draw_scale(axes: Axes) -> None:
@@ -245,7 +258,7 @@ def _mark_surveyed(axes: Axes, ground: Ground, table: pd.DataFrame) -> list[Line
 def _mark_chosen(axes: Axes, ground: Ground, chosen: pd.DataFrame) -> list[Line2D]:
     if not len(chosen):
         return []
-    x, y = ground.place(chosen[["longitude", "latitude"]].to_numpy(float)).T
+    x, y = ground.place_sites(chosen).T
     numbered = len(chosen) <= MOST_NUMBERS
     shape, size, label = "o" if numbered else "D", 12.0 if numbered else 5.0, f"next ({len(x):,})"
     marks = axes.plot(x, y, shape, color="black", mec="white", ms=size, zorder=7, label=label)

@@ -12,6 +12,7 @@ from torch import Tensor
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.mapping import map_inputs, survey_kernel
+from bo_stream.mapping.positions import Units
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osvgp import OSVGP
 from bo_stream.models.shell.fitting import hyperparameters, relearn, set_hyperparameters
@@ -37,12 +38,14 @@ class SurveyModelSettings:
         outliers: Share of sites whose prevalence has nothing to do with that of others like them,
             in [0, 1); with one of a hundred a few such villages leave the rest of the map alone.
         max_points: Largest number of inducing points; with fewer sites in the results each is one.
+        units: Of positions: ``"degrees"``, or ``"kilometres"`` or ``"metres"`` on a map projection.
     """
 
     trials: int | None = None
     overdispersion: bool = False
     outliers: float = 0.01
     max_points: int = 1024
+    units: Units = "degrees"
 
     def __post_init__(self) -> None:
         check_whole("max_points", self.max_points, 1)
@@ -67,8 +70,9 @@ def survey_model(
     each given the other. Cost O(n³) a step for n results up to ``max_points``.
 
     Args:
-        sites: ``N x d``, all sites that are to be mapped, surveyed or not: longitude and latitude
-            in degrees, then covariates, without missing values. They make the units of the inputs.
+        sites: ``N x d``, all sites that are to be mapped, surveyed or not: longitude and latitude,
+            or east and north, then covariates, without missing values. They make the units of the
+            inputs.
         X: ``n x d``, inputs of the results.
         Y: ``n x 2``, ``[positives, examined]`` of each.
         settings: Default: those of the class.
@@ -79,16 +83,17 @@ def survey_model(
         The model, of one output; :func:`bo_stream.prevalence` gives its prevalences.
 
     Raises:
-        InputDataError: Positions are not in degrees, covariates are missing, rows are no counts.
+        InputDataError: Positions are not in the settings' units, covariates are missing, rows are
+            no counts.
     """
     settings = settings or SurveyModelSettings()
     model = OSVGP(
         X[:0],
         Y[:0],
         BinomialLikelihood(settings.trials, settings.overdispersion, outliers=settings.outliers),
-        covar_module=survey_kernel(sites),
+        covar_module=survey_kernel(sites, units=settings.units),
         mean_module=_mean_about(Y),
-        input_transform=map_inputs(sites),
+        input_transform=map_inputs(sites, units=settings.units),
         max_points=settings.max_points,
     )
     if former is not None:

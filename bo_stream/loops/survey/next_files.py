@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from bo_stream.errors import UsageError
+from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.tables import read_table
 
 if TYPE_CHECKING:
@@ -16,22 +17,28 @@ if TYPE_CHECKING:
 
 NEXT, POINTS = "next.csv", "next.geojson"
 
-_COLUMNS = ["round", "id", "longitude", "latitude", "reason", "gain", "cost"]
 _TO_FILL = ["examined", "positive"]
 
 
-def next_files(pending: pd.DataFrame) -> dict[str, bytes]:
-    """Return next.csv and next.geojson, by name.
+def next_files(pending: pd.DataFrame, coordinates: Coordinates = DEGREES) -> dict[str, bytes]:
+    """Return next.csv and, of positions in degrees, next.geojson, by name.
 
     Both have all pending sites. The table ends in empty columns ``examined`` and ``positive``:
-    filled in, it is a table of results. The points are in longitude and latitude [RFC 7946], with
-    the other columns as properties.
+    filled in, it is a table of results. The points are in longitude and latitude, the only
+    coordinates that GeoJSON has [RFC 7946, section 4], with the other columns as properties.
 
     Args:
         pending: Of a survey.
+        coordinates: Of its positions.
     """
-    table = pending[_COLUMNS]
+    table = pending[["round", "id", *coordinates.names, "reason", "gain", "cost"]]
     form = table.assign(**dict.fromkeys(_TO_FILL, ""))
+    files = {NEXT: form.to_csv(index=False, lineterminator="\n").encode()}
+    return {**files, POINTS: _points(table)} if coordinates.are_degrees else files
+
+
+def _points(table: pd.DataFrame) -> bytes:
+    """Write sites with longitude and latitude as GeoJSON."""
     features = [
         {
             "type": "Feature",
@@ -46,11 +53,7 @@ def next_files(pending: pd.DataFrame) -> dict[str, bytes]:
         )
     ]
     lines = ",\n".join(json.dumps(feature, ensure_ascii=False) for feature in features)
-    points = f'{{"type": "FeatureCollection", "features": [\n{lines}\n]}}\n'
-    return {
-        NEXT: form.to_csv(index=False, lineterminator="\n").encode(),
-        POINTS: points.encode(),
-    }
+    return f'{{"type": "FeatureCollection", "features": [\n{lines}\n]}}\n'.encode()
 
 
 def _turned(longitude: float) -> float:

@@ -10,8 +10,8 @@ from botorch.exceptions.errors import InputDataError
 
 from bo_stream.loops.survey.cells import Array, Cells, Mask, first
 from bo_stream.loops.survey.columns import find_column, given_column, required_column
+from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.settings import SurveySettings
-from bo_stream.mapping import kilometres
 
 FAR = 5.0
 """Distance from the middle, in nine-tenths quantiles of such distances, from which it is odd."""
@@ -22,27 +22,36 @@ NEAR = 2.0
 ENOUGH = 10
 """Number of sites from which they show where the others are."""
 
+METRES = 100_000.0
+"""Number of a position from which it is no kilometre of any projection."""
+
+SMALL = 1000.0
+"""Extent of all sites, in metres, below which they may be kilometres."""
+
+EASTING = (100_000.0, 900_000.0)
+"""Eastings of UTM, in metres, within its zones."""
+
 
 def position_columns(
     names: Sequence[str], settings: SurveySettings, source: str
 ) -> tuple[str, str]:
-    """Find the columns of longitude and latitude.
+    """Find the columns of longitude and latitude, or of east and north.
 
     Raises:
         UsageError: There are none, or several that could be meant.
     """
     if settings.x is not None:
-        longitude, latitude = (given_column(names, name, source, "--x") for name in settings.x)
-        return longitude, latitude
+        first_column, second = (given_column(names, name, source, "--x") for name in settings.x)
+        return first_column, second
     free = settings.unclaimed(names)
-    longitude, latitude = (
-        required_column(free, role, None, source) for role in ("longitude", "latitude")
+    first_column, second = (
+        required_column(free, role, None, source) for role in settings.coordinates.names
     )
-    return longitude, latitude
+    return first_column, second
 
 
 def position_columns_if_any(cells: Cells, settings: SurveySettings) -> tuple[str, str] | None:
-    """Find the columns of longitude and latitude, None unless both are there.
+    """Find the columns of positions, None unless both are there.
 
     The settings' names need not be those of every table.
 
@@ -52,56 +61,61 @@ def position_columns_if_any(cells: Cells, settings: SurveySettings) -> tuple[str
     names = settings.unclaimed(cells.names)
     if settings.x is not None and set(settings.x) <= set(names):
         return settings.x
-    longitude, latitude = (
-        find_column(names, role, None, cells.source) for role in ("longitude", "latitude")
+    first_column, second = (
+        find_column(names, role, None, cells.source) for role in settings.coordinates.names
     )
-    return None if longitude is None or latitude is None else (longitude, latitude)
+    return None if first_column is None or second is None else (first_column, second)
 
 
-def check_places(cells: Cells, places: Array, columns: tuple[str, str]) -> list[str]:
-    """Check that positions are there, in degrees, the right way round, and of one region.
+def check_places(
+    cells: Cells, places: Array, columns: tuple[str, str], coordinates: Coordinates = DEGREES
+) -> list[str]:
+    """Check that positions are there, in their units, the right way round, and of one region.
 
     Args:
         cells: The table, n rows.
-        places: Longitude and latitude, NaN where missing, ``n x 2``.
+        places: Longitude and latitude, or east and north, NaN where missing, ``n x 2``.
         columns: Names of their columns.
+        coordinates: Their units.
 
     Returns:
         Remarks on positions that are odd but may be right.
 
     Raises:
-        UsageError: A position is missing, in metres, swapped, or too far from the others.
+        UsageError: A position is missing, in other units, swapped, or too far from the others.
     """
-    _check_degrees(cells, places, columns)
-    far = _far_away(places)
-    _check_slips(cells, places, columns, far)
+    gap = first(np.isnan(places).any(axis=1))
+    if gap is not None:
+        column = columns[int(np.isnan(places[gap]).argmax())]
+        raise cells.fault(gap, column, "it is empty. Every site needs a position.")
+    if coordinates.are_degrees:
+        _check_degrees(cells, places, columns)
+    else:
+        _check_lengths(cells, places, columns, coordinates)
+    far = _far_away(places, coordinates)
+    _check_slips(cells, places, columns, far, coordinates)
     try:
-        kilometres(torch.from_numpy(places))
+        coordinates.plane(torch.from_numpy(places))
     except InputDataError as error:
-        row = int(_steps(places).max(axis=1).argmax())
+        row = int(_steps(places, coordinates).max(axis=1).argmax())
         text = f"{_said(places[row])}: {error}"
         raise cells.fault(row, columns[0], text) from error
-    return [
+    remarks = [] if coordinates.are_degrees else _odd_lengths(cells, places, coordinates)
+    return remarks + [
         f"{cells.row(row)} is far from all other sites: is its position right?"
         for row in np.flatnonzero(far).tolist()
     ]
 
 
 def _check_degrees(cells: Cells, places: Array, columns: tuple[str, str]) -> None:
-    gap = first(np.isnan(places).any(axis=1))
-    if gap is not None:
-        column = columns[int(np.isnan(places[gap]).argmax())]
-        raise cells.fault(gap, column, "it is empty. Every site needs a position.")
-    outside = np.column_stack(
-        ((places[:, 0] < -180.0) | (places[:, 0] > 360.0), np.abs(places[:, 1]) > 90.0)
-    )
-    row = first(outside.any(axis=1))
+    """Check longitudes and latitudes for their ranges."""
+    row = first((~_as_degrees(places)).any(axis=1))
     if row is None:
         return
-    which = int(outside[row].argmax())
+    which = int((~_as_degrees(places[row])).argmax())
     longitude, latitude = places[row]
     if np.abs(places[row]).max() > 1000.0:
-        advice = "It looks like metres of a projection (UTM): convert to degrees."
+        advice = "It looks like metres of a projection (UTM): say --units m."
     elif abs(longitude) <= 90.0 and -180.0 <= latitude <= 360.0:
         advice = "Are longitude and latitude swapped?"
     else:
@@ -111,15 +125,70 @@ def _check_degrees(cells: Cells, places: Array, columns: tuple[str, str]) -> Non
     raise cells.fault(row, columns[which], text)
 
 
-def _check_slips(cells: Cells, places: Array, columns: tuple[str, str], far: Mask) -> None:
+def _as_degrees(places: Array) -> Mask:
+    """Tell of each number whether it could be a longitude, or a latitude, ``... x 2``."""
+    inside: Mask = (np.array([-180.0, -90.0]) <= places) & (places <= np.array([360.0, 90.0]))
+    return inside
+
+
+def _check_lengths(
+    cells: Cells, places: Array, columns: tuple[str, str], coordinates: Coordinates
+) -> None:
+    """Check that positions on a projection are neither degrees nor metres given as kilometres."""
+    if coordinates.units == "m":
+        if bool(_as_degrees(places).all()):
+            raise cells.fault(
+                0,
+                columns[0],
+                f"{_said(places[0])}, and all other positions, look like degrees, not metres of a "
+                "projection. Leave out --units.",
+            )
+        return
+    row = first((np.abs(places) > METRES).any(axis=1))
+    if row is not None:
+        which = int((np.abs(places[row]) > METRES).argmax())
+        text = f"{places[row, which]:.10g} km: it looks like metres. Say --units m."
+        raise cells.fault(row, columns[which], text)
+
+
+def _odd_lengths(cells: Cells, places: Array, coordinates: Coordinates) -> list[str]:
+    """Remark on units and columns of a projection that may be wrong, though they may be right."""
+    if len(cells) < ENOUGH:
+        return []
+    east, north = places.T
+    span = float(np.ptp(places, axis=0).max())
+    remarks = []
+    if coordinates.units == "m" and span < SMALL:
+        remarks.append(
+            f"All sites lie within {span:.4g} m: are positions kilometres? Then begin anew with "
+            "--units km."
+        )
+    if coordinates.units == "km" and bool(_as_degrees(places).all()):
+        remarks.append(
+            "All positions could be longitudes and latitudes: are they degrees? Then begin anew "
+            "without --units."
+        )
+    metres = places * (1000.0 if coordinates.units == "km" else 1.0)
+    is_easting = (metres >= EASTING[0]) & (metres <= EASTING[1])
+    if bool(is_easting[:, 1].all() & (metres[:, 0] > EASTING[1]).all()):
+        remarks.append(
+            f"North is from {north.min():.10g} to {north.max():.10g}, as eastings of UTM are, and "
+            f"east from {east.min():.10g} to {east.max():.10g}: are the columns swapped?"
+        )
+    return remarks
+
+
+def _check_slips(
+    cells: Cells, places: Array, columns: tuple[str, str], far: Mask, coordinates: Coordinates
+) -> None:
     """Check for two usual reasons of a position far from all others."""
-    turned = first(far & (_steps(places, places[:, ::-1]) <= NEAR).all(axis=1))
+    turned = first(far & (_steps(places, coordinates, places[:, ::-1]) <= NEAR).all(axis=1))
     if turned is not None:
         raise cells.fault(
             turned,
             columns[0],
             f"{_said(places[turned])} are far from all other sites, and among them the other way "
-            "round. Are longitude and latitude swapped?",
+            f"round. Are {' and '.join(coordinates.names)} swapped?",
         )
     nowhere = first(far & (places == 0.0).all(axis=1))
     if nowhere is not None:
@@ -131,29 +200,31 @@ def _check_slips(cells: Cells, places: Array, columns: tuple[str, str], far: Mas
         )
 
 
-def _far_away(places: Array) -> Mask:
+def _far_away(places: Array, coordinates: Coordinates) -> Mask:
     if len(places) < ENOUGH:
         return np.zeros(len(places), dtype=bool)
-    return np.asarray((_steps(places) > FAR).any(axis=1))
+    return np.asarray((_steps(places, coordinates) > FAR).any(axis=1))
 
 
-def _steps(places: Array, of: Array | None = None) -> Array:
+def _steps(places: Array, coordinates: Coordinates, of: Array | None = None) -> Array:
     """Compute distances of positions from the median, in nine-tenths quantiles of all, ``n x 2``.
 
     Of all positions, or of others in the same units.
     """
     middle = np.median(places, axis=0)
-    scale = np.maximum(np.quantile(_apart(places, middle), 0.9, axis=0), 0.05)
-    steps: Array = _apart(places if of is None else of, middle) / scale
+    apart = _apart(places, middle, coordinates)
+    scale = np.maximum(np.quantile(apart, 0.9, axis=0), coordinates.near)
+    steps: Array = _apart(places if of is None else of, middle, coordinates) / scale
     return steps
 
 
-def _apart(places: Array, middle: Array) -> Array:
-    """Compute differences in degrees, of longitudes the short way round, ``n x 2``."""
+def _apart(places: Array, middle: Array, coordinates: Coordinates) -> Array:
+    """Compute differences from a position, of longitudes the short way round, ``n x 2``."""
     apart: Array = np.abs(places - middle)
-    apart[:, 0] = np.minimum(apart[:, 0] % 360.0, -apart[:, 0] % 360.0)
+    if coordinates.are_degrees:
+        apart[:, 0] = np.minimum(apart[:, 0] % 360.0, -apart[:, 0] % 360.0)
     return apart
 
 
 def _said(place: Array) -> str:
-    return f"{place[0]:g} and {place[1]:g}"
+    return f"{place[0]:.10g} and {place[1]:.10g}"

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from bo_stream.loops.survey.cells import Array, Cells, first
 from bo_stream.loops.survey.sites import SurveySites
-from bo_stream.mapping.positions import chords
 
 MOVED = 10.0
 """Distance from a site's place in the list, in kilometres, from which a result is remarked on."""
@@ -26,13 +25,14 @@ def moved_sites(
 
     Args:
         cells: The table, n rows.
-        places: Longitude and latitude in it, NaN where missing, ``n x 2``.
+        places: Positions in it, NaN where missing, ``n x 2``.
         sites: The list.
         listed: Places of the rows' sites in it, ``n``; -1: not in it.
     """
     rows = np.flatnonzero((listed >= 0) & ~np.isnan(places).any(axis=1))
     told, known = torch.from_numpy(places[rows]), sites.X[listed[rows], :2]
-    apart = (chords(told, (0, 1)) - chords(known, (0, 1))).norm(dim=-1).tolist()
+    in_space = sites.coordinates.in_space
+    apart = (in_space(told) - in_space(known)).norm(dim=-1).tolist()
     return [
         f"{cells.row(int(row))} lies {distance:,.0f} km from where the list has this site: is the "
         "id right? The list's position is used."
@@ -46,19 +46,20 @@ def far_sites(cells: Cells, read: Array, sites: SurveySites) -> list[str]:
 
     Args:
         cells: The table of new sites.
-        read: Longitude, latitude and covariates, ``n x d``.
+        read: Positions and covariates, ``n x d``.
         sites: The list.
     """
-    known = chords(sites.X[:, :2], (0, 1))
+    in_space, (first_name, second_name) = sites.coordinates.in_space, sites.coordinates.names
+    known = in_space(sites.X[:, :2])
     middle = known.mean(0)
     reach = (known - middle).norm(dim=-1).max()
-    apart = (chords(torch.from_numpy(read[:, :2]), (0, 1)) - middle).norm(dim=-1)
+    apart = (in_space(torch.from_numpy(read[:, :2])) - middle).norm(dim=-1)
     far = first((apart > 1.5 * reach + 10.0).numpy())
     if far is None:
         return []
     return [
         f"{cells.row(far)} lies {float(apart[far]):,.0f} km from the middle of the list: is its "
-        "position right, and longitude not taken for latitude?"
+        f"position right, and {first_name} not taken for {second_name}?"
     ]
 
 
@@ -66,7 +67,7 @@ def odd_covariates(read: Array, sites: SurveySites) -> list[str]:
     """Remark on covariates of new sites that look to be in another unit than the list's.
 
     Args:
-        read: Longitude, latitude and covariates of the new sites, ``n x d``.
+        read: Positions and covariates of the new sites, ``n x d``.
         sites: The list.
     """
     remarks = []

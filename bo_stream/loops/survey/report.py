@@ -47,7 +47,7 @@ def survey_page(findings: SurveyFindings, written: date) -> bytes:
     """
     title = f"Survey report: {findings.name}"
     parts: list[Content] = [element("h1", title), *_headline(findings), *_maps(findings)]
-    parts += [*_next_sites(findings), *_trust(findings), *_settings(findings)]
+    parts += [*_next_sites(findings), *_trust(findings), *_odd(findings), *_settings(findings)]
     parts += [element("h2", "What to keep in mind"), element("ul", *_items(CAVEATS))]
     version = f"Written on {written.isoformat()} by bo_stream {package_version('bo-stream')}."
     return page(title, *parts, element("p", version, class_="small"))
@@ -138,7 +138,7 @@ def _shares(counts: dict[str, int], total: int) -> Content:
 
 
 def _maps(findings: SurveyFindings) -> Iterator[Content]:
-    shown, chosen = findings.predictions, findings.chosen
+    shown, chosen, ground = findings.predictions, findings.chosen, findings.coordinates
     yield element("h2", "Maps")
     pictures = [] if findings.threshold is None else [_class_map(findings, findings.threshold)]
     mean = shown["prevalence"].to_numpy()
@@ -146,7 +146,9 @@ def _maps(findings: SurveyFindings) -> Iterator[Content]:
     line = "" if findings.threshold is None else " The black line in the scale is the threshold."
     pictures.append(
         picture(
-            draw_values(shown, mean, "predicted prevalence", "YlOrBr", findings.threshold),
+            draw_values(
+                shown, mean, "predicted prevalence", "YlOrBr", findings.threshold, None, ground
+            ),
             f"Map of the predicted prevalence of all sites, {spread}.",
             f"Predicted prevalence, {spread}. Circles: surveyed sites.{line}",
         )
@@ -155,7 +157,7 @@ def _maps(findings: SurveyFindings) -> Iterator[Content]:
     some = f"half of the sites are below {100 * np.median(width):.2g} percentage points"
     pictures.append(
         picture(
-            draw_values(shown, width, "width of the 95 % interval", "BuPu", chosen=chosen),
+            draw_values(shown, width, "width of the 95 % interval", "BuPu", None, chosen, ground),
             f"Map of the width of the 95 % interval of prevalence; {some}.",
             "Uncertainty: how wide the 95 % interval of prevalence is, in percentage points; "
             f"{some}. Numbers: the sites to survey next.",
@@ -171,7 +173,7 @@ def _class_map(findings: SurveyFindings, threshold: float) -> Content:
     labels = {name: f"{text} ({counts[name]:,})" for name, text in labels.items()}
     rest = per_cent(1.0 - findings.certainty)
     return picture(
-        draw_classes(findings.predictions, labels, findings.chosen),
+        draw_classes(findings.predictions, labels, findings.chosen, findings.coordinates),
         f"Map of all sites by class: {', '.join(labels.values())}.",
         f"Where prevalence is above {line}. Above: with a probability of {sure} or more. Below: of "
         f"{rest} or less. Uncertain: between. Circles: surveyed sites. Numbers: the sites to "
@@ -186,13 +188,14 @@ def _next_sites(findings: SurveyFindings) -> Iterator[Content]:
     if not len(findings.chosen):
         return
     yield element("h2", "Sites to survey next")
-    head = ("No.", "Site", "Longitude", "Latitude", "Expected gain", "Cost", "Why")
+    coordinates = findings.coordinates
+    names = (name.capitalize() for name in coordinates.names)
+    head = ("No.", "Site", *names, "Expected gain", "Cost", "Why")
     rows = [
         (
             str(number),
             str(site["id"]),
-            f"{site['longitude']:.5f}",
-            f"{site['latitude']:.5f}",
+            *(coordinates.text(site[name]) for name in coordinates.names),
             "" if pd.isna(site["gain"]) else per_cent(site["gain"]),
             f"{site['cost']:,.6g}",
             str(site["reason"]),
@@ -279,6 +282,12 @@ def outlook(forecast: pd.DataFrame) -> str:
         return f"{said}."
     more = per_cent(1.0 - last["remaining"])
     return f"{said}; {int(last['sites']):,} sites in {len(forecast)} rounds, {more}."
+
+
+def _odd(findings: SurveyFindings) -> Iterator[Content]:
+    if findings.notes:
+        yield element("h2", "What looks odd in the tables")
+        yield element("ul", *_items(findings.notes))
 
 
 def _settings(findings: SurveyFindings) -> Iterator[Content]:

@@ -54,8 +54,8 @@ class ResultsTable:
 
     Attributes:
         counts: By id.
-        places: Longitude, latitude and covariates, NaN where missing, of those sites of other ids
-            than the list's that the table has a position of.
+        places: Position and covariates, NaN where missing, of those sites of other ids than the
+            list's that the table has a position of.
         empty: Number of rows without numbers.
         warnings: Texts for the coordinator.
     """
@@ -78,7 +78,7 @@ class ResultsTable:
 
         Args:
             table: Columns of id, examined and positive; rows without numbers are passed over. Sites
-                that are not in the list and not known bring longitude, latitude and covariates.
+                that are not in the list and not known bring position and covariates.
             settings: Which columns mean what.
             sites: The list.
             known: Results by id.
@@ -161,7 +161,7 @@ def _read_places(
     sites: SurveySites,
     known: Mapping[str, SiteResult],
 ) -> tuple[dict[str, Array], list[str]]:
-    """Read longitude, latitude and covariates of the sites that are not in the list.
+    """Read positions and covariates of the sites that are not in the list.
 
     Returns:
         Those by id; and warnings about them, and about listed sites that are told to lie elsewhere.
@@ -186,8 +186,8 @@ def _read_places(
             f"{cells.source} has no column {missing[0]!r}, a covariate, and {others.row(0)} is not "
             "in the list of sites. Add the column; a cell may be empty."
         )
-    warnings += check_places(others, places[rows], columns)
-    read = read_inputs(others, columns, settings.covariates)
+    warnings += check_places(others, places[rows], columns, settings.coordinates)
+    read = read_inputs(others, columns, settings)
     warnings += far_sites(others, read, sites) + odd_covariates(read, sites)
     return dict(zip(ids[rows].tolist(), read, strict=True)), warnings
 
@@ -203,7 +203,7 @@ def _unknown_site(cells: Cells, sites: SurveySites, site: str, row: int) -> Usag
         row,
         cells.id_column,
         f"there is no site {site!r} in the list.{hint} A site outside the list needs its "
-        "longitude, latitude and covariates in this table.",
+        f"{', '.join(sites.coordinates.names)} and covariates in this table.",
     )
 
 
@@ -218,4 +218,5 @@ def _record(site: str, counts: Counts, place: Array | None, sites: SurveySites) 
         return record
     values = [None if np.isnan(value) else float(value) for value in place]
     named = dict(zip(sites.covariates, values[2:], strict=True))
-    return {**record, "longitude": values[0], "latitude": values[1], "covariates": named}
+    position = dict(zip(sites.coordinates.names, values[:2], strict=True))
+    return {**record, **position, "covariates": named}

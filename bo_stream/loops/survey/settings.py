@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from bo_stream.errors import UsageError, check_one_of, check_whole
+from bo_stream.loops.survey.coordinates import POSITION_UNITS, Coordinates, PositionUnits
 
 Goal = Literal["exceedance", "map"]
 CriterionName = Literal["entropy", "misclassification", "targeted", "variance"]
@@ -39,7 +40,8 @@ class SurveySettings:
         trials: Number of people that a site is expected to examine; None: the mean of those told.
         overdispersion: Whether counts vary more than binomial ones.
         id: Column of the ids; None: by its usual names, else the rows' numbers.
-        x: Columns of longitude and latitude, in degrees; None: by their usual names.
+        x: Columns of longitude and latitude, or of east and north; None: by their usual names.
+        units: Of these columns: ``degrees``, or ``km`` or ``m`` of a map projection, such as UTM.
         covariates: Columns of numbers that prevalence may depend on.
         examined: Column of people examined; None: by its usual names.
         positive: Column of people who tested positive; None: by its usual names.
@@ -50,7 +52,7 @@ class SurveySettings:
         minimum_distance: Least distance of a site from all others that are surveyed or asked for,
             in kilometres.
         quotas: Most sites of a round in each stratum; strata that it does not name have no limit.
-        base: Longitude and latitude of the place that a round starts from and returns to.
+        base: Place that a round starts from and returns to, as columns ``x`` of a site have it.
         cost_per_km: Cost of a kilometre of travel.
     """
 
@@ -62,6 +64,7 @@ class SurveySettings:
     overdispersion: bool = False
     id: str | None = None
     x: tuple[str, str] | None = None
+    units: PositionUnits = "degrees"
     covariates: tuple[str, ...] = ()
     examined: str | None = None
     positive: str | None = None
@@ -76,6 +79,7 @@ class SurveySettings:
 
     def __post_init__(self) -> None:
         check_one_of("goal", self.goal, GOALS)
+        check_one_of("units", self.units, POSITION_UNITS)
         if self.criterion is not None:
             check_one_of("criterion", self.criterion, CRITERIA)
         _check_threshold(self.threshold, self.chosen_criterion)
@@ -93,6 +97,11 @@ class SurveySettings:
         """Criterion that is used."""
         return self.criterion or USUAL[self.goal]
 
+    @property
+    def coordinates(self) -> Coordinates:
+        """Units and names of positions."""
+        return Coordinates(self.units)
+
     def unclaimed(self, names: Sequence[str]) -> list[str]:
         """Return the columns that are not covariates, cost, stratum or reachable.
 
@@ -107,15 +116,17 @@ class SurveySettings:
             object.__setattr__(self, "x", tuple(self.x))
             if len(self.x) != 2:
                 raise UsageError(
-                    f"Expected x to be two columns, longitude and latitude, got {self.x}."
+                    f"Expected x to be two columns, {' and '.join(self.coordinates.names)}, got "
+                    f"{self.x}."
                 )
         named = [*self.covariates, *(self.x or ())]
         named += [name for name in (self.id, self.examined, self.positive) if name is not None]
+        named += [name for name in (self.stratum, self.reachable) if name is not None]
         twice = sorted({name for name in named if named.count(name) > 1})
         if twice:
             raise UsageError(
-                f"Column {twice[0]!r} is named twice among id, x, covariates, examined and "
-                "positive. Name each column once."
+                f"Column {twice[0]!r} is named twice among id, x, covariates, examined, positive, "
+                "stratum and reachable. Name each column once."
             )
 
     def _check_money(self) -> None:
@@ -133,7 +144,7 @@ class SurveySettings:
             check_whole(f"quota of stratum {name!r}", most, 0)
         object.__setattr__(self, "quotas", {str(k): v for k, v in self.quotas.items()})
         if self.base is not None:
-            _check_base(self.base)
+            _check_base(self.base, self.coordinates)
             object.__setattr__(self, "base", tuple(self.base))
         elif self.cost_per_km:
             raise UsageError("Cost per km is of travel from a base: give base, too.")
@@ -156,10 +167,12 @@ def _check_threshold(threshold: float | None, criterion: CriterionName) -> None:
         )
 
 
-def _check_base(base: tuple[float, float]) -> None:
+def _check_base(base: tuple[float, float], coordinates: Coordinates) -> None:
+    if not all(math.isfinite(value) for value in base):
+        raise UsageError(f"Expected base to be two finite numbers, got {base[0]} and {base[1]}.")
     longitude, latitude = base
-    if not (-180.0 <= longitude <= 360.0 and -90.0 <= latitude <= 90.0):
+    if coordinates.are_degrees and not (-180.0 <= longitude <= 360.0 and abs(latitude) <= 90.0):
         raise UsageError(
             "Expected base to be longitude (-180 to 360) and latitude (-90 to 90) in degrees, got "
-            f"{longitude:g} and {latitude:g}."
+            f"{longitude:g} and {latitude:g}. Of a map projection: give units km or m."
         )

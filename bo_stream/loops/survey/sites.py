@@ -11,17 +11,18 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 import torch
+from botorch.models.transforms.input import InputTransform
 from numpy.typing import NDArray
 from torch import Tensor
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import Array, Cells, Mask, Texts, first
 from bo_stream.loops.survey.columns import find_column, given_column, has_rate
+from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.counts import Counts, read_counts
 from bo_stream.loops.survey.places import check_places, position_columns
 from bo_stream.loops.survey.settings import SurveySettings
-from bo_stream.mapping import Kilometres, fill_missing
-from bo_stream.mapping.positions import projection
+from bo_stream.mapping import fill_missing
 
 _YES = ("yes", "y", "true", "t", "1")
 _NO = ("no", "n", "false", "f", "0")
@@ -36,7 +37,7 @@ class SurveySites:
 
     Attributes:
         ids: Texts, ``N``, all different.
-        X: Longitude, latitude and covariates, missing ones filled from the nearest site, ``N x d``.
+        X: Position and covariates, missing ones filled from the nearest site, ``N x d``.
         covariates: Names of the d - 2 covariates.
         costs: Of a survey of each, ``N``.
         strata: Labels, ``N``, if there are strata.
@@ -44,6 +45,7 @@ class SurveySites:
         earlier: Results that came with the table, by id.
         notes: Texts for the coordinator about what was filled in or looks odd.
         id_column: Column of the ids; None: the rows' numbers are the ids.
+        coordinates: Units and names of positions.
     """
 
     ids: Texts
@@ -55,6 +57,7 @@ class SurveySites:
     earlier: Mapping[str, Counts] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     id_column: str | None = None
+    coordinates: Coordinates = DEGREES
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -81,22 +84,26 @@ class SurveySites:
         id_column = find_column(settings.unclaimed(names), "id", settings.id, source)
         cells = Cells(table, source, id_column)
         ids = _ids(cells, id_column)
+        coordinates = settings.coordinates
         columns = position_columns(names, settings, source)
-        raw = torch.from_numpy(read_inputs(cells, columns, settings.covariates))
-        odd = check_places(cells, raw[:, :2].numpy(), columns)
+        raw = torch.from_numpy(read_inputs(cells, columns, settings))
+        odd = check_places(cells, raw[:, :2].numpy(), columns, coordinates)
         _check_one_place(cells, raw)
-        filled, notes = _filled(cells, raw, settings.covariates)
+        filled, notes = _filled(cells, raw, settings)
+        strata = _strata(cells, settings)
         earlier, remarks = _earlier(cells, settings, ids)
+        remarks += _without_quota(cells, settings, strata)
         return cls(
             ids,
             filled,
             settings.covariates,
             torch.from_numpy(_costs(cells, settings)),
-            _strata(cells, settings),
+            strata,
             _reachable(cells, settings),
             MappingProxyType(earlier),
             (*odd, *notes, *remarks),
             id_column,
+            coordinates,
         )
 
     @cached_property
@@ -122,31 +129,33 @@ class SurveySites:
         return self.on_plane(self.X)
 
     def on_plane(self, X: Tensor) -> Tensor:
-        """Map longitude and latitude of any sites to that plane, ``n x d -> n x 2``."""
+        """Map positions of any sites to that plane, ``n x d -> n x 2``."""
         return self._plane.transform(X[:, :2])
 
     @cached_property
-    def _plane(self) -> Kilometres:
-        return projection(self.X[:, :2])
+    def _plane(self) -> InputTransform:
+        return self.coordinates.plane(self.X[:, :2])
 
     def fill(self, raw: Tensor) -> Tensor:
         """Fill missing covariates of other sites, ``n x d``, from the nearest site of the list."""
-        return fill_missing(raw, self.X) if len(raw) else raw
+        units = self.coordinates.mapping_units
+        return fill_missing(raw, self.X, units=units) if len(raw) else raw
 
 
-def read_inputs(cells: Cells, place: Sequence[str], covariates: Sequence[str]) -> Array:
-    """Read longitude, latitude and covariates, ``n x d``, NaN where missing.
+def read_inputs(cells: Cells, place: Sequence[str], settings: SurveySettings) -> Array:
+    """Read positions and covariates, ``n x d``, NaN where missing.
 
     Args:
         cells: The table.
-        place: Columns of longitude and latitude.
-        covariates: Columns of covariates, in which -9999 stands for missing, too.
+        place: The two columns of positions.
+        settings: Units of positions, and columns of covariates, in which -9999 stands for missing,
+            too.
 
     Raises:
         UsageError: A column is not there, or a cell is no number.
     """
-    read = [cells.numbers(name, "decimal degrees, such as -4.7264") for name in place]
-    for name in covariates:
+    read = [cells.numbers(name, settings.coordinates.cell) for name in place]
+    for name in settings.covariates:
         given_column(cells.names, name, cells.source, "--covariates")
         try:
             values = cells.numbers(name)
@@ -199,11 +208,11 @@ def _check_one_place(cells: Cells, raw: Tensor) -> None:
     )
 
 
-def _filled(cells: Cells, raw: Tensor, covariates: Sequence[str]) -> tuple[Tensor, list[str]]:
+def _filled(cells: Cells, raw: Tensor, settings: SurveySettings) -> tuple[Tensor, list[str]]:
     """Fill missing covariates from the nearest site, and say so."""
     gaps = raw[:, 2:].isnan()
     notes = []
-    for name, column in zip(covariates, gaps.unbind(-1), strict=True):
+    for name, column in zip(settings.covariates, gaps.unbind(-1), strict=True):
         count = int(column.sum())
         if count == len(raw):
             raise UsageError(
@@ -215,7 +224,7 @@ def _filled(cells: Cells, raw: Tensor, covariates: Sequence[str]) -> tuple[Tenso
                 f"{name}: {count:,} of {len(raw):,} sites have no value; that of the nearest site "
                 "is used."
             )
-    return fill_missing(raw), notes
+    return fill_missing(raw, units=settings.coordinates.mapping_units), notes
 
 
 def _costs(cells: Cells, settings: SurveySettings) -> Array:
@@ -223,11 +232,13 @@ def _costs(cells: Cells, settings: SurveySettings) -> Array:
         return np.ones(len(cells))
     names = cells.names
     column = given_column(names, settings.cost, cells.source, "--cost")
-    costs = cells.numbers(column)
+    costs = cells.numbers(column, "a cost above 0")
     bad = first(~(costs > 0.0))
-    if bad is not None:
-        raise cells.fault(bad, column, f"expected a cost above 0, got {costs[bad]:g}.")
-    return costs
+    if bad is None:
+        return costs
+    if np.isnan(costs[bad]):
+        raise cells.fault(bad, column, "the cost is missing. Every site needs one.")
+    raise cells.fault(bad, column, f"expected a cost above 0, got {costs[bad]:g}.")
 
 
 def _strata(cells: Cells, settings: SurveySettings) -> Texts | None:
@@ -248,6 +259,18 @@ def _strata(cells: Cells, settings: SurveySettings) -> Texts | None:
     return labels
 
 
+def _without_quota(cells: Cells, settings: SurveySettings, labels: Texts | None) -> list[str]:
+    """Remark on strata that have no quota where others have one: their names may be misspelt."""
+    if labels is None or not settings.quotas:
+        return []
+    column = settings.stratum
+    return [
+        f"{cells.row(first(labels == name) or 0)}, column {column!r}: stratum {name!r} has no "
+        f"quota, so that a round may have any number of its {int((labels == name).sum()):,} sites."
+        for name in sorted(set(labels) - set(settings.quotas))
+    ]
+
+
 def _reachable(cells: Cells, settings: SurveySettings) -> Mask:
     if settings.reachable is None:
         return np.ones(len(cells), dtype=bool)
@@ -256,7 +279,8 @@ def _reachable(cells: Cells, settings: SurveySettings) -> Mask:
     words = np.array([word.casefold() for word in cells.texts(column)], dtype=object)
     bad = first(~np.isin(words, [*_YES, *_NO]))
     if bad is not None:
-        raise cells.fault(bad, column, f"expected yes or no, got {words[bad]!r}.")
+        text = f"got {words[bad]!r}" if words[bad] else "it is empty"
+        raise cells.fault(bad, column, f"expected yes or no, {text}.")
     return np.isin(words, _YES)
 
 

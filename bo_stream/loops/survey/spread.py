@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from bo_stream.acquisition.constraints import Round
-from bo_stream.mapping import kilometres
+from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 
 
-def spread_coordinates(X: Tensor, sites: Tensor) -> Tensor:
+def spread_coordinates(X: Tensor, sites: Tensor, coordinates: Coordinates = DEGREES) -> Tensor:
     """Map sites to coordinates in which position and covariates weigh the same, ``n x d``.
 
     Positions are in units of the root mean square distance of the sites from their middle. A
@@ -17,10 +17,11 @@ def spread_coordinates(X: Tensor, sites: Tensor) -> Tensor:
     choices; all covariates together have the mean square of the position.
 
     Args:
-        X: Longitude, latitude, covariates without missing values, ``n x d``.
+        X: Positions and covariates without missing values, ``n x d``.
         sites: Those that define units and ranks, ``N x d``.
+        coordinates: Units of positions.
     """
-    transform = kilometres(sites)
+    transform = coordinates.plane(sites)
     places = transform.transform(sites)[:, :2]
     middle = places.mean(0)
     radius = (places - middle).square().sum(-1).mean().sqrt().clamp_min(1e-9)

@@ -13,6 +13,7 @@ from torch import Tensor
 from bo_stream.acquisition.criteria import Criterion
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.survey.choice import Choice
+from bo_stream.loops.survey.coordinates import Coordinates
 from bo_stream.loops.survey.facts import SurveyFacts
 from bo_stream.loops.survey.ledger import Ledger
 from bo_stream.loops.survey.model import SurveyModelSettings, survey_model
@@ -22,9 +23,6 @@ from bo_stream.loops.survey.results import ResultsTable, Told
 from bo_stream.loops.survey.settings import USUAL_TRIALS, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
 from bo_stream.models.base import StreamingGP
-
-ASKED = ("id", "longitude", "latitude", "reason", "gain", "cost")
-"""Columns of what :meth:`Survey.ask` returns."""
 
 SPREAD_OUT = "first round: spread out over the map and the covariates"
 
@@ -98,8 +96,9 @@ class Survey:
         where budget, quotas or distances end the round.
 
         Returns:
-            A row a site, in the order of choice: id, longitude, latitude, reason, gain (expected
-            fall of the criterion's total, NaN in a first round), cost.
+            A row a site, in the order of choice: id, longitude and latitude (or east and north, as
+            in all tables), reason, gain (expected fall of the criterion's total, NaN in a first
+            round), cost.
 
         Raises:
             UsageError: No site is left that may be asked for, or none that the budget pays for, or
@@ -110,7 +109,7 @@ class Survey:
             chosen = self._chosen(q)
             self._facts.apply([self.ledger.append("ask", {"sites": chosen})])
         asked = self.pending.tail(len(chosen))
-        return asked.reset_index(drop=True)[list(ASKED)]
+        return asked.reset_index(drop=True).drop(columns=["round", "asked"])
 
     def tell(self, results: pd.DataFrame, source: str = "The table of results") -> Told:
         """Take in results, all of a table or, if there is a fault in it, none.
@@ -118,7 +117,7 @@ class Survey:
         Args:
             results: Columns of id, examined and positive; rows without numbers are passed over.
                 The numbers of a site replace earlier ones. Sites that are not in the list bring
-                longitude, latitude and covariates.
+                position and covariates.
             source: Name of the table, for messages.
 
         Raises:
@@ -131,7 +130,9 @@ class Survey:
             told = table.compared(self._sites, known, pending)
             records = table.records(self._sites, known)
             if records:
-                self._facts.apply([self.ledger.append("tell", {"results": records})])
+                warnings = [f"{source}: {text}" for text in table.warnings]
+                values = {"results": records, "warnings": warnings}
+                self._facts.apply([self.ledger.append("tell", values)])
         return told
 
     def withdraw(self, ids: Iterable[str | int], ask_again: bool = False) -> None:
@@ -194,7 +195,7 @@ class Survey:
     @property
     def sites(self) -> pd.DataFrame:
         """Listed sites: id, longitude, latitude, covariates (filled in), cost, reachable."""
-        columns = ("longitude", "latitude", *self._sites.covariates)
+        columns = (*self.coordinates.names, *self._sites.covariates)
         table = pd.DataFrame(self._sites.X.numpy(), columns=list(columns))
         table.insert(0, "id", self._sites.ids)
         return table.assign(cost=self._sites.costs.numpy(), reachable=self._sites.reachable)
@@ -227,10 +228,15 @@ class Survey:
         return table
 
     def _placed(self, ids: Sequence[str]) -> pd.DataFrame:
-        """Begin a table of sites with id, longitude and latitude."""
+        """Begin a table of sites with ids and positions."""
         places = self._facts.inputs(ids)[:, :2].numpy()
-        columns = {"id": list(ids), "longitude": places[:, 0], "latitude": places[:, 1]}
-        return pd.DataFrame(columns).astype({"id": object})
+        positions = dict(zip(self.coordinates.names, places.T, strict=True))
+        return pd.DataFrame({"id": list(ids), **positions}).astype({"id": object})
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Units of positions, and names of their columns."""
+        return self._sites.coordinates
 
     @property
     def fingerprint(self) -> str:
@@ -266,8 +272,14 @@ class Survey:
             examined=sum(count.examined for count in counts),
             positive=sum(count.positive for count in counts),
             last=events[-1].time if events else "",
-            notes=(*self._sites.notes, *self.ledger.notes),
+            notes=self.notes,
         )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Texts for the coordinator: what looks odd in the tables of sites and results."""
+        doubts = (text for _, texts in self._facts.doubts for text in texts)
+        return (*self._sites.notes, *doubts, *self.ledger.notes)
 
     # --- model -----------------------------------------------------------------------------------
 
@@ -287,17 +299,21 @@ class Survey:
         """Inputs, ``n x d``, and positives and examined, ``n x 2``, in the order of results."""
         return self._facts.inputs(self._facts.surveyed), self._facts.outcomes
 
-    def fit(self, X: Tensor, Y: Tensor) -> StreamingGP:
+    def fit(self, X: Tensor, Y: Tensor, former: StreamingGP | None = None) -> StreamingGP:
         """Fit a model of this survey to any results, such as all but those to be predicted.
 
         Args:
-            X: Longitude, latitude and covariates, without missing values, ``n x d``.
+            X: Positions and covariates, without missing values, ``n x d``.
             Y: Positives and examined, ``n x 2``.
+            former: Model of this survey from whose hyperparameters the fit starts, such as that of
+                all results; the default starts anew, and takes some three times as long.
         """
         chosen = SurveyModelSettings(
-            trials=self.settings.trials, overdispersion=self.settings.overdispersion
+            trials=self.settings.trials,
+            overdispersion=self.settings.overdispersion,
+            units=self.coordinates.mapping_units,
         )
-        return survey_model(self._sites.X, X, Y, chosen)
+        return survey_model(self._sites.X, X, Y, chosen, former)
 
     @property
     def trials(self) -> int:
@@ -321,7 +337,7 @@ class Survey:
         places = self._sites.positions(surveyed)
         outside = [site for site, place in zip(surveyed, places, strict=True) if place < 0]
         X = torch.cat((self._sites.X, self._facts.inputs(outside)))
-        table = pd.DataFrame(X[:, :2].numpy(), columns=["longitude", "latitude"])
+        table = pd.DataFrame(X[:, :2].numpy(), columns=list(self.coordinates.names))
         table.insert(0, "id", [*self._sites.ids, *outside])
         predicted = predict_prevalence(self.model, X, self.settings)
         counts = self.results[["id", "examined", "positive"]]

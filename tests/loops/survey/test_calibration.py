@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from bo_stream import OSVGP, BinomialLikelihood
+from bo_stream.loops.survey import model as survey_models
 from bo_stream.loops.survey.calibration import coverage, held_out_counts
+from bo_stream.loops.survey.findings import find
+from bo_stream.loops.survey.survey import Survey
+from tests.loops.survey.villages import SETTINGS, results_of, villages
 
 
 def fit(X: Tensor, Y: Tensor) -> OSVGP:
@@ -47,6 +51,28 @@ def test_a_changed_count_does_not_change_its_own_prediction() -> None:
     columns = [name for name in first if name != "positive"]
     pd.testing.assert_series_equal(first.loc[5, columns], second.loc[5, columns])
     assert not first.loc[6, columns].equals(second.loc[6, columns])
+
+
+@pytest.mark.integration
+def test_folds_of_a_report_start_from_the_model_of_all_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A third of the work, for the same predictions."""
+    fits: list[int] = []
+    relearn = survey_models.relearn
+
+    def counted(model: OSVGP) -> None:
+        fits.append(1)
+        relearn(model)
+
+    monkeypatch.setattr(survey_models, "relearn", counted)
+    told = Survey(villages(), SETTINGS)
+    told.tell(results_of([f"V{row:03d}" for row in range(12)]))
+    found = find(told, "campaign", rounds=1, q=1).held_out
+    assert len(fits) == survey_models.FIRST_ROUNDS + 10 * survey_models.ROUNDS
+    anew = held_out_counts(told.fit, *told.observations)
+    for name in ("expected", "low_95", "high_95"):
+        assert (found[name] - anew[name]).abs().max() <= 1.0  # of 50 examined
 
 
 def test_intervals_have_the_probability_that_they_say() -> None:

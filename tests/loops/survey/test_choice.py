@@ -19,6 +19,7 @@ from bo_stream.acquisition import (
     TargetedVariance,
 )
 from bo_stream.acquisition.constraints import Round, SiteConstraints
+from bo_stream.acquisition.criteria import Threshold
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.choice import criterion_of
 from bo_stream.loops.survey.model_cache import ModelCache
@@ -128,8 +129,9 @@ def test_each_name_has_its_criterion() -> None:
     for name, kind in zip(CRITERIA, kinds, strict=True):
         criterion = criterion_of(SurveySettings(threshold=0.2, criterion=name))
         assert isinstance(criterion, kind)
-        assert criterion.scale == "prevalence"
-        assert getattr(criterion, "threshold", 0.2) == 0.2
+        limit = getattr(criterion, "limit", Threshold(0.2, "prevalence"))
+        assert limit == Threshold(0.2, "prevalence")
+    assert criterion_of(SurveySettings(goal="map")) == IntegratedVariance("prevalence")
 
 
 def test_first_sites_are_the_farthest_from_all_others() -> None:

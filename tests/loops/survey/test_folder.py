@@ -23,7 +23,7 @@ FULL = replace(
     SETTINGS,
     cost="km",
     stratum="district",
-    quotas={"A": 3},
+    quotas={"A": 3, "B": 9},
     base=(35.0, -5.0),
     cost_per_km=0.5,
     budget=900.0,
@@ -86,6 +86,20 @@ def test_a_loaded_survey_goes_on_as_the_first(survey: Survey, folder: Path) -> N
     elsewhere = Survey(table(), FULL)
     elsewhere.tell(results_of([f"V{row:03d}" for row in range(6)]))
     assert elsewhere.ask(4)["id"].tolist() == asked["id"].tolist()
+
+
+def test_what_looked_odd_is_kept_until_it_is_corrected(survey: Survey, folder: Path) -> None:
+    place = {"Longitude (deg)": 35.1, "Lat": -5.2, "rain": 0.6, "night_lights": 1.0}
+    stranger = pd.DataFrame([{"village": "Zomba", "tested": 30, "positives": 4, **place}])
+    both = pd.concat((stranger, results_of(["V001"])), ignore_index=True)
+    (said,) = survey.tell(both, source="may.csv").warnings
+    assert said.startswith("rain: the new sites have 0.6")
+    assert survey.status().notes == (f"may.csv: {said}",)
+    assert load_survey(folder).status().notes == survey.status().notes
+    survey.tell(results_of(["V001"]).assign(positives=1))
+    assert survey.notes == (f"may.csv: {said}",)
+    survey.tell(stranger.assign(rain=600.0))
+    assert load_survey(folder).notes == survey.notes == ()
 
 
 def test_loading_changes_nothing(survey: Survey, folder: Path) -> None:

@@ -76,6 +76,12 @@ def four_sites() -> SurveyFindings:
     return findings(predictions=table)
 
 
+def test_what_looks_odd_is_on_the_page() -> None:
+    seen = Seen(survey_page(findings(notes=("row 7 is <far> away",)), TODAY))
+    assert "What looks odd in the tables row 7 is <far> away" in seen.text
+    assert "looks odd" not in Seen(survey_page(findings(), TODAY)).text
+
+
 # --- words --------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ from bo_stream.loops.survey.settings import SurveySettings
         ({"quotas": {"A": -1}, "stratum": "district"}, "quota of stratum 'A' of at least 0"),
         ({"x": ("lon",)}, "Expected x to be two columns"),
         ({"x": ("lon", "lat"), "covariates": ["lat"]}, "Column 'lat' is named twice"),
+        ({"id": "ward", "stratum": "ward"}, "Column 'ward' is named twice"),
     ],
 )
 def test_what_is_out_of_range(changes: dict[str, Any], message: str) -> None:

@@ -91,12 +91,34 @@ def test_costs_strata_and_sites_out_of_reach() -> None:
     assert sites.reachable.tolist() == [True, False] * 20
     with pytest.raises(UsageError, match="quota for stratum 'C', which no site is in"):
         read(table, replace(settings, quotas={"C": 1}))
-    table.loc[6, "open"] = "perhaps"
-    with pytest.raises(UsageError, match=r"row 6 \(id V004\), column 'open': expected yes or no"):
-        read(table, settings)
-    table.loc[8, "km"] = -1.0
-    with pytest.raises(UsageError, match=r"row 8 \(id V006\), column 'km': expected a cost above"):
-        read(table, settings)
+    assert sites.notes == (
+        "row 3 (id V001), column 'district': stratum 'B' has no quota, so that a round may have "
+        "any number of its 20 sites.",
+    )
+    assert read(table, replace(settings, quotas={})).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "value", "message"),
+    [
+        (8, "km", -1.0, r"row 8 \(id V006\), column 'km': expected a cost above 0, got -1"),
+        (8, "km", 0.0, r"row 8 \(id V006\), column 'km': expected a cost above 0, got 0"),
+        (8, "km", np.nan, r"row 8 \(id V006\), column 'km': the cost is missing"),
+        (8, "km", "dear", r"row 8 \(id V006\), column 'km': expected a cost above 0, got 'dear'"),
+        (9, "district", "", r"row 9 \(id V007\), column 'district': the stratum is missing"),
+        (6, "open", "perhaps", r"row 6 \(id V004\), column 'open': expected yes or no, got 'per"),
+        (6, "open", "", r"row 6 \(id V004\), column 'open': expected yes or no, it is empty"),
+    ],
+)
+def test_faults_of_costs_strata_and_reach(
+    row: int, column: str, value: object, message: str
+) -> None:
+    table = spreadsheet().assign(
+        km=np.arange(1.0, 41.0), district=["A", "B"] * 20, open=["yes", "No"] * 20
+    )
+    settings = replace(SETTINGS, cost="km", stratum="district", reachable="open")
+    with pytest.raises(UsageError, match=message):
+        read(cell(row, column, value)(table), settings)
 
 
 def cell(row: int, column: str, value: object) -> Callable[[pd.DataFrame], pd.DataFrame]:
