@@ -51,6 +51,10 @@ def start(
         float,
         option("Goal", "Probability from which on a site is called above or below."),
     ] = _DEFAULT.certainty,
+    miss_cost: Annotated[
+        float,
+        option("Goal", "Cost of missing a site above the threshold, in false alarms."),
+    ] = _DEFAULT.miss_cost,
     criterion: Annotated[
         str | None,
         option(
@@ -130,7 +134,8 @@ def start(
     - `bo-stream survey start villages.csv --goal map --x lng lat --cost days --budget 9 --out 2026`
     """
     settings = {
-        "goal": goal, "threshold": threshold, "certainty": certainty, "criterion": criterion,
+        "goal": goal, "threshold": threshold, "certainty": certainty,
+        "miss_cost": miss_cost, "criterion": criterion,
         "id": id, "x": x, "covariates": tuple(covariates or ()), "examined": examined,
         "positive": positive, "cost": cost, "stratum": stratum, "reachable": reachable,
         "budget": budget, "minimum_distance": minimum_distance, "quotas": quota, "base": base,
