@@ -109,16 +109,16 @@ def test_hypothetical_counts_have_the_moments_of_the_mixture(beta: tuple[float, 
     assert float(drawn.mean()) == pytest.approx(mean, abs=5.0 * (variance / 4000) ** 0.5)
 
 
-def _model(outliers: float) -> tuple[OSVGP, torch.Tensor]:
-    """Thirty sites on a line with 3 of 100 positive, and one among them with 60."""
+def _model(
+    outliers: float, other: float = 60.0, beta: tuple[float, float] = (1.0, 30.0)
+) -> tuple[OSVGP, torch.Tensor]:
+    """Thirty sites on a line with 3 of 100 positive, and one among them with another number."""
     X = torch.linspace(0.0, 1.0, 31, dtype=torch.float64).unsqueeze(-1)
     Y = torch.tensor([[3.0, 100.0]]).double().repeat(31, 1)
-    Y[15, 0] = 60.0
+    Y[15, 0] = other
     kernel = ScaleKernel(RBFKernel()).double()
     kernel.outputscale, kernel.base_kernel.lengthscale = 1.0, 0.2
-    model = OSVGP(
-        X[:0], Y[:0], BinomialLikelihood(outliers=outliers, outlier_beta=(1.0, 30.0)), kernel
-    )
+    model = OSVGP(X[:0], Y[:0], BinomialLikelihood(outliers=outliers, outlier_beta=beta), kernel)
     model.mean_module.constant = -3.0
     return model.update(X, Y), X
 
@@ -135,6 +135,31 @@ def test_an_outlier_does_not_move_its_neighbours(tmp_path: Path) -> None:
     assert loaded.likelihood.outliers == 0.02
     assert torch.equal(loaded.posterior(X).mean, robust.posterior(X).mean)
     assert counts(loaded, X, 100).outliers == Outliers(0.02, 1.0, 30.0)
+
+
+def test_outliers_like_all_counts_have_their_prevalences() -> None:
+    """Against the largest likelihood of a fine grid of concentrations, by scipy."""
+    random = np.random.default_rng(0)
+    trials = random.integers(20, 100, 400)
+    positives = random.binomial(trials, random.beta(0.6, 8.0, 400))
+    found = Outliers.like(*(torch.as_tensor(c).double() for c in (positives, trials)), 0.1)
+    mean = (positives.sum() + 0.5) / (trials.sum() + 1.0)
+    sums = np.geomspace(1.0, 50.0, 400)
+    logs = [betabinom.logpmf(positives, trials, s * mean, s * (1.0 - mean)).sum() for s in sums]
+    assert found.a / (found.a + found.b) == pytest.approx(mean)
+    assert found.a + found.b == pytest.approx(sums[int(np.argmax(logs))], rel=0.02)
+    none = torch.zeros(0).double()
+    assert Outliers.like(none, none, 0.1) == Outliers(0.1)
+
+
+def test_a_village_without_positives_may_be_an_outlier_where_prevalences_are_low() -> None:
+    """A uniform prevalence hardly ever gives none of 100: then it is no likely outlier."""
+    low, X = _model(0.2, other=0.0, beta=(0.5, 12.0))
+    uniform, _ = _model(0.2, other=0.0, beta=(1.0, 1.0))
+    truth = float(torch.logit(torch.tensor(0.03)))
+    with torch.no_grad():
+        gaps = [float((m.posterior(X).mean - truth).abs().max()) for m in (low, uniform)]
+    assert gaps[0] < 0.7 * gaps[1]
 
 
 @pytest.mark.parametrize("family", [AutoGP, WISKI])

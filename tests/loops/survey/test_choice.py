@@ -130,6 +130,8 @@ def test_each_name_has_its_criterion() -> None:
         assert isinstance(criterion, kind)
         assert criterion.scale == "prevalence"
         assert getattr(criterion, "threshold", 0.2) == 0.2
+    dear = criterion_of(SurveySettings(threshold=0.2, miss_cost=3.0))
+    assert dear == Misclassification(0.2, "prevalence", miss_cost=3.0)
 
 
 def test_first_sites_are_the_farthest_from_all_others() -> None:
