@@ -51,6 +51,10 @@ def start(
         float,
         option("Goal", "Probability from which on a site is called above or below."),
     ] = _DEFAULT.certainty,
+    miss_cost: Annotated[
+        float,
+        option("Goal", "Cost of missing a site above the threshold, in false alarms."),
+    ] = _DEFAULT.miss_cost,
     criterion: Annotated[
         str | None,
         option(
@@ -146,12 +150,12 @@ def start(
     - `bo-stream survey start utm.csv --threshold 0.1 --x easting northing --units m --out 2026`
     """
     settings = {
-        "goal": goal, "threshold": threshold, "certainty": certainty, "criterion": criterion,
-        "id": id, "x": x, "units": units, "covariates": tuple(covariates or ()),
-        "examined": examined, "positive": positive, "cost": cost, "stratum": stratum,
-        "reachable": reachable, "budget": budget, "minimum_distance": minimum_distance,
-        "quotas": quota, "base": base, "cost_per_km": cost_per_km, "trials": trials,
-        "overdispersion": overdispersion,
+        "goal": goal, "threshold": threshold, "certainty": certainty, "miss_cost": miss_cost,
+        "criterion": criterion, "id": id, "x": x, "units": units,
+        "covariates": tuple(covariates or ()), "examined": examined, "positive": positive,
+        "cost": cost, "stratum": stratum, "reachable": reachable, "budget": budget,
+        "minimum_distance": minimum_distance, "quotas": quota, "base": base,
+        "cost_per_km": cost_per_km, "trials": trials, "overdispersion": overdispersion,
     }  # fmt: skip
     from bo_stream.cli import surveying  # which imports torch: help does without
 

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.distributions import Beta, Binomial, Distribution
 from torch.nn.functional import logsigmoid
 
+from bo_stream.likelihoods.outliers import Outliers, WithOutliers
+
 NODES = 32
 """Nodes of Gauss-Hermite quadrature."""
 
@@ -48,9 +50,10 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
     distribution of mean ``p = 1 / (1 + exp(−f))`` and concentration s, so that two trials of a row
     have the correlation ``1 / (1 + s)``. Source: Williams (1975).
 
-    With ``outliers`` that share of the rows has a prevalence of its own, uniform on (0, 1) and
-    independent of f, so that each of the ``trials + 1`` counts is as likely: a row far from what
-    its neighbours say then moves them little. f is the logit of prevalence of all other rows.
+    With ``outliers`` that share of the rows has a prevalence of its own, independent of f: a row
+    far from what its neighbours say then moves them little. It is uniform on (0, 1), unless
+    ``outlier_beta`` says better what prevalences there are: where all are low, an outlier is hardly
+    one of 0.9. f is the logit of prevalence of all other rows.
 
     Log-concave in f without overdispersion and outliers.
 
@@ -60,9 +63,11 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
             of counts that vary no more than binomial ones it grows without bound.
         batch_shape: Of the concentration.
         outliers: Share of rows whose count has nothing to do with f, in [0, 1).
+        outlier_beta: Parameters a and b of the Beta distribution of an outlier's prevalence.
 
     Raises:
-        ValueError: ``trials`` is no whole number from 1, or ``outliers`` is out of range.
+        ValueError: ``trials`` is no whole number from 1, ``outliers`` is out of range, or a
+            parameter of ``outlier_beta`` is not positive.
     """
 
     raw_concentration: Tensor
@@ -74,15 +79,15 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
         overdispersion: bool = False,
         batch_shape: torch.Size | None = None,
         outliers: float = 0.0,
+        outlier_beta: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         super().__init__()
         if trials is not None and (trials < 1 or trials != int(trials)):
             raise ValueError(f"Expected trials to be a whole number from 1, or None, got {trials}.")
-        if not 0.0 <= outliers < 1.0:
-            raise ValueError(f"Expected outliers as a share in [0, 1), got {outliers}.")
         self.trials = trials
         self.overdispersion = overdispersion
-        self.outliers = float(outliers)
+        self.outliers, self.outlier_beta = float(outliers), outlier_beta
+        _ = self.others  # checks them
         if overdispersion:
             start = torch.full((*(batch_shape or ()), 1), FIRST_CONCENTRATION)
             constraint = Positive(torch.exp, torch.log)  # a step of a learner is relative
@@ -96,6 +101,11 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
         if not self.overdispersion:
             return None
         return self.raw_concentration_constraint.transform(self.raw_concentration)
+
+    @property
+    def others(self) -> Outliers:
+        """Share and distribution of rows whose count has nothing to do with f."""
+        return Outliers(self.outliers, *self.outlier_beta)
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any) -> Distribution:
         """Return the distribution of positives in ``trials`` given the logit.
@@ -115,22 +125,22 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
             counts = Binomial(trials, logits=function_samples, validate_args=False)
         else:
             counts = BetaBinomial(trials, chance, concentration)
-        return WithOutliers(counts, trials, self.outliers) if self.outliers else counts
+        return WithOutliers(counts, trials, self.others) if self.outliers else counts
 
     def expected_log_prob(
         self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
     ) -> Tensor:
         """Compute ``E log p(y | f)`` of rows ``... x n x 2``, ``... x n``; see the function.
 
-        With outliers a lower bound of it, ``log((1 − ε) exp E log p₀(y | f) + ε / (trials + 1))``
-        with p₀ of all other rows: the largest that leaves whether a row is one independent of f.
-        Its curvature in f is that of p₀ times the probability of being none, so that it is a
+        With outliers a lower bound of it, ``log((1 − ε) exp E log p₀(y | f) + ε p₁(y))`` with p₁ of
+        outliers and p₀ of all other rows: the largest that leaves whether a row is one independent
+        of f. Its curvature in f is that of p₀ times the probability of being none, so that it is a
         Gaussian site of positive precision.
         """
         positives, trials = observations.unbind(-1)
         given = function_dist.mean, function_dist.variance, self.concentration
         ordinary = expected_log_prob(positives, trials, *given)
-        return with_outliers(ordinary, trials, self.outliers)
+        return self.others.mixed(ordinary, positives, trials)
 
     def log_marginal(
         self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
@@ -139,7 +149,7 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
         positives, trials = observations.unbind(-1)
         given = function_dist.mean, function_dist.variance, self.concentration
         ordinary = log_marginal(positives, trials, *given)
-        return with_outliers(ordinary, trials, self.outliers)
+        return self.others.mixed(ordinary, positives, trials)
 
 
 class BetaBinomial(Distribution):
@@ -174,48 +184,6 @@ class BetaBinomial(Distribution):
         first, second = self.concentration * inside, self.concentration * (1.0 - inside)
         drawn = Beta(first, second).sample(torch.Size(sample_shape))
         return Binomial(self.trials.expand_as(drawn), drawn, validate_args=False).sample()
-
-
-class WithOutliers(Distribution):
-    """Counts of which some have nothing to do with the others: each number is as likely.
-
-    Args:
-        ordinary: Distribution of the others.
-        trials: Of each count.
-        share: Of outliers.
-    """
-
-    def __init__(self, ordinary: Distribution, trials: Tensor, share: float) -> None:
-        self.ordinary, self.trials, self.share = ordinary, trials, share
-        super().__init__(ordinary.batch_shape, validate_args=False)
-
-    @property
-    def mean(self) -> Tensor:
-        """Mean of the counts."""
-        return (1.0 - self.share) * self.ordinary.mean + self.share * 0.5 * self.trials
-
-    @property
-    def variance(self) -> Tensor:
-        """Variance of the counts, that of the uniform ones being ``n (n + 2) / 12``."""
-        uniform = self.trials * (self.trials + 2.0) / 12.0
-        gap = self.ordinary.mean - 0.5 * self.trials
-        between = self.share * (1.0 - self.share) * gap.square()
-        return (1.0 - self.share) * self.ordinary.variance + self.share * uniform + between
-
-    @torch.no_grad()
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw which are outliers, then counts."""
-        counts = self.ordinary.sample(torch.Size(sample_shape))
-        uniform = (torch.rand_like(counts) * (self.trials + 1.0)).floor().minimum(self.trials)
-        return torch.where(torch.rand_like(counts) < self.share, uniform, counts)
-
-
-def with_outliers(log_ordinary: Tensor, trials: Tensor, share: float) -> Tensor:
-    """Return ``log((1 − share) p + share / (trials + 1))`` of the log probability of counts."""
-    if share == 0.0:
-        return log_ordinary
-    alike = math.log(share) - (trials + 1.0).log()
-    return torch.logaddexp(math.log1p(-share) + log_ordinary, alike)
 
 
 def empirical_logits(positives: Tensor, examined: Tensor) -> tuple[Tensor, Tensor]:

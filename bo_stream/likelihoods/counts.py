@@ -15,12 +15,11 @@ from torch.distributions import Binomial, Distribution
 from bo_stream.likelihoods.binomial import (
     BetaBinomial,
     BinomialLikelihood,
-    WithOutliers,
     check_counts,
     log_marginal,
     log_prob,
-    with_outliers,
 )
+from bo_stream.likelihoods.outliers import Outliers, WithOutliers
 from bo_stream.likelihoods.prevalence import PrevalencePosterior, prevalence
 
 REACH = 8.5
@@ -44,8 +43,8 @@ class CountPosterior(Posterior):
         rate: Posterior of prevalence, ``... x q x 1``.
         trials: Examined at each point, ``... x q x 1``: whole numbers from 1; broadcasts.
         concentration: Of a beta-binomial, ``... x 1 x 1``; None: binomial.
-        outliers: Share of counts that have nothing to do with the posterior; see
-            :class:`~bo_stream.BinomialLikelihood`.
+        outliers: Share and distribution of counts that have nothing to do with the posterior, as
+            :class:`~bo_stream.BinomialLikelihood` has them; None: there are none.
 
     Raises:
         BotorchTensorDimensionError: The trials do not broadcast to the points.
@@ -57,12 +56,12 @@ class CountPosterior(Posterior):
         rate: PrevalencePosterior,
         trials: Tensor,
         concentration: Tensor | None = None,
-        outliers: float = 0.0,
+        outliers: Outliers | None = None,
     ) -> None:
         self.rate = rate
         self.trials = _checked_trials(trials, rate.latent.mean)
         self.concentration = None if concentration is None else concentration.to(self.trials)
-        self.outliers = outliers
+        self.outliers = outliers or Outliers()
 
     @property
     def device(self) -> torch.device:
@@ -80,23 +79,21 @@ class CountPosterior(Posterior):
     @property
     def mean(self) -> Tensor:
         """Mean number of positives, ``... x q x 1``."""
-        ordinary = self.trials * self.rate.mean
-        return torch.lerp(ordinary, 0.5 * self.trials, self.outliers).to(self.dtype)
+        return self.outliers.mean(self.trials * self.rate.mean, self.trials).to(self.dtype)
 
     @property
     def variance(self) -> Tensor:
         """Variance of the number of positives, ``... x q x 1``.
 
         ``n E[p (1 − p)] (1 + (n − 1) / (1 + s)) + n² Var p`` for n trials; without the fraction of
-        a binomial. With outliers that of the mixture with counts of variance ``n (n + 2) / 12``.
+        a binomial. With outliers that of the mixture with their counts.
         """
         n, mean, spread = self.trials, self.rate.mean, self.rate.variance
         within = n * (mean * (1.0 - mean) - spread)
         if self.concentration is not None:
             within = within * (1.0 + (n - 1.0) / (1.0 + self.concentration))
-        ordinary, uniform = within + n.square() * spread, n * (n + 2.0) / 12.0
-        between = self.outliers * (1.0 - self.outliers) * (n * (mean - 0.5)).square()
-        return (torch.lerp(ordinary, uniform, self.outliers) + between).to(self.dtype)
+        ordinary = within + n.square() * spread
+        return self.outliers.variance(n * mean, ordinary, n).to(self.dtype)
 
     def log_prob(self, positives: Tensor) -> Tensor:
         """Compute the log probability of each count alone, ``... x q x 1``.
@@ -108,7 +105,7 @@ class CountPosterior(Posterior):
             InputDataError: One is no whole number from 0 to the trials.
         """
         y, *points = self._points(self._checked(positives))
-        return with_outliers(log_marginal(y, *points), points[0], self.outliers).to(self.dtype)
+        return self.outliers.mixed(log_marginal(y, *points), y, points[0]).to(self.dtype)
 
     @torch.no_grad()
     def cdf(self, positives: Tensor) -> Tensor:
@@ -184,9 +181,8 @@ class CountPosterior(Posterior):
     def _tables(self, points: list[Tensor]) -> Iterator[tuple[slice, Tensor]]:
         """Yield distribution functions of some points at a time; see :func:`_tables`."""
         for part, table in _tables(*points):
-            numbers = torch.arange(1.0, table.shape[-1] + 1.0).to(table)
-            alike = numbers / (points[0].reshape(-1, 1)[part] + 1.0)
-            yield part, torch.lerp(table, alike.clamp_max(1.0), self.outliers)
+            trials = points[0].reshape(-1, 1)[part]
+            yield part, self.outliers.mixed_functions(table, trials)
 
     def _points(self, values: Tensor) -> list[Tensor]:
         """Broadcast values, trials, moments of the logit and concentration, if any, in float64."""
@@ -268,4 +264,4 @@ def counts(model: Model, X: Tensor, trials: int | Tensor) -> CountPosterior:
     concentration = likelihood.concentration
     if concentration is not None:
         concentration = concentration.detach().unsqueeze(-1)
-    return CountPosterior(rate, examined, concentration, likelihood.outliers)
+    return CountPosterior(rate, examined, concentration, likelihood.others)

@@ -64,6 +64,11 @@ CRITERIA: dict[str, tuple[Criterion, oracle.Uncertainty, float]] = {
         oracle.misclassification(0.3),
         1e-5,
     ),
+    "misclassification, missed points cost five": (
+        Misclassification(0.3, "latent", miss_cost=5.0),
+        programme_of,
+        1e-4,
+    ),
     "a smooth loss": (ExpectedLoss(brier, 0.3, "latent"), brier_of, 1e-6),
     "the loss of best actions": (ExpectedLoss(programme, 0.3, "latent"), programme_of, 1e-4),
 }

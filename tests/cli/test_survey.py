@@ -16,6 +16,7 @@ from bo_stream.cli import app
 from bo_stream.cli.surveying import parse_quotas
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import LOCK
+from bo_stream.loops.survey import load_survey
 from tests.cli.commands import assert_one_clear_error
 from tests.cli.test_sample import command
 
@@ -201,11 +202,13 @@ def test_two_people_at_once_are_told() -> None:
 
 def test_constraints_reach_the_choice() -> None:
     more = ["--cost", "days", "--budget", "3", "--stratum", "district", "--quota", "south=0"]
+    more += ["--miss-cost", "3"]
     done("start", "bare.csv", *OPTIONS, *more, "--minimum-distance", "5", "--base", "-1.5", "30")
     done("next", "run", "-q", "5")
     table = form().merge(small_country(), left_on="id", right_on="village")
     assert table["days"].sum() <= 3
     assert set(table["district"]) == {"north"}
+    assert load_survey("run").settings.miss_cost == 3.0
 
 
 def test_quotas_are_parsed() -> None:

@@ -175,11 +175,9 @@ def criterion_of(settings: SurveySettings) -> Criterion:
     name, threshold = settings.chosen_criterion, settings.threshold
     if name == "variance" or threshold is None:
         return IntegratedVariance(scale="prevalence")
-    kind = {
-        "entropy": ExceedanceEntropy,
-        "misclassification": Misclassification,
-        "targeted": TargetedVariance,
-    }[name]
+    if name == "misclassification":
+        return Misclassification(threshold, "prevalence", settings.miss_cost)
+    kind = {"entropy": ExceedanceEntropy, "targeted": TargetedVariance}[name]
     return kind(threshold=threshold, scale="prevalence")
 
 

@@ -39,6 +39,8 @@ class SurveyFindings:
             ``remaining``, the expected share of today's uncertainty that is left.
         threshold: Prevalence that divides sites, or None.
         certainty: Least probability at which a site is called above or below.
+        calls: Probabilities of being above at most, at least, with which a site is below, above.
+        miss_cost: Cost of calling a site below that is above, in costs of the opposite mistake.
         settings: Settings in plain words.
         coordinates: Units and names of positions.
         notes: What looks odd in the tables of sites and results.
@@ -51,6 +53,8 @@ class SurveyFindings:
     forecast: pd.DataFrame
     threshold: float | None = None
     certainty: float = 0.9
+    calls: tuple[float, float] = (0.1, 0.9)
+    miss_cost: float = 1.0
     settings: Mapping[str, str] = field(default_factory=dict)
     coordinates: Coordinates = DEGREES
     notes: tuple[str, ...] = ()
@@ -117,6 +121,8 @@ def find(
         forecast=forecast,
         threshold=survey.settings.threshold,
         certainty=survey.settings.certainty,
+        calls=survey.settings.calls,
+        miss_cost=survey.settings.miss_cost,
         settings=in_words(survey),
         coordinates=survey.coordinates,
         notes=survey.notes,
@@ -151,10 +157,11 @@ def in_words(survey: Survey) -> dict[str, str]:
     settings = survey.settings
     texts = {"Goal": goal_in_words(settings)}
     if settings.threshold is not None:
-        sure, rest = per_cent(settings.certainty), per_cent(1.0 - settings.certainty)
+        rest, sure = (per_cent(chance) for chance in settings.calls)
         texts["Called above, below"] = f"chance of being above at least {sure}, at most {rest}"
     texts |= {
         "Sites are chosen to reduce": _CRITERIA[settings.chosen_criterion],
+        "Cost of a missed site": f"{settings.miss_cost:g} false alarms",
         "Covariates": ", ".join(settings.covariates) or "none",
         "People expected at a site": f"{survey.trials:,}",
         "Counts": "beta-binomial" if settings.overdispersion else "binomial",

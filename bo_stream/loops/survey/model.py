@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.likelihoods.binomial import BinomialLikelihood
+from bo_stream.likelihoods.outliers import Outliers
 from bo_stream.mapping import map_inputs, survey_kernel
 from bo_stream.mapping.positions import Units
 from bo_stream.models.base import StreamingGP
@@ -36,14 +37,15 @@ class SurveyModelSettings:
         overdispersion: Whether counts at a site vary more than binomial ones, as where whole
             households are examined; what differs between sites is in the kernel.
         outliers: Share of sites whose prevalence has nothing to do with that of others like them,
-            in [0, 1); with one of a hundred a few such villages leave the rest of the map alone.
+            but is distributed as that of all results, in [0, 1): a few villages that jump leave the
+            rest of the map alone, and smooth.
         max_points: Largest number of inducing points; with fewer sites in the results each is one.
         units: Of positions: ``"degrees"``, or ``"kilometres"`` or ``"metres"`` on a map projection.
     """
 
     trials: int | None = None
     overdispersion: bool = False
-    outliers: float = 0.01
+    outliers: float = 0.1
     max_points: int = 1024
     units: Units = "degrees"
 
@@ -87,10 +89,17 @@ def survey_model(
             no counts.
     """
     settings = settings or SurveyModelSettings()
+    others = Outliers.like(Y[:, 0].double(), Y[:, 1].double(), settings.outliers)
+    likelihood = BinomialLikelihood(
+        settings.trials,
+        settings.overdispersion,
+        outliers=others.share,
+        outlier_beta=(others.a, others.b),
+    )
     model = OSVGP(
         X[:0],
         Y[:0],
-        BinomialLikelihood(settings.trials, settings.overdispersion, outliers=settings.outliers),
+        likelihood,
         covar_module=survey_kernel(sites, units=settings.units),
         mean_module=_mean_about(Y),
         input_transform=map_inputs(sites, units=settings.units),

@@ -26,7 +26,7 @@ def predict_prevalence(model: StreamingGP, X: Tensor, settings: SurveySettings) 
     Args:
         model: Of the logit of prevalence.
         X: Sites, ``n x d``.
-        settings: Of the survey: threshold and certainty.
+        settings: Of the survey: threshold, certainty and miss cost.
 
     Returns:
         A row a site: prevalence (mean), sd, lower, q25, q75, upper (quantiles), and with a
@@ -37,8 +37,8 @@ def predict_prevalence(model: StreamingGP, X: Tensor, settings: SurveySettings) 
     table = pd.concat(parts, ignore_index=True)
     if settings.threshold is None:
         return table
-    chance, sure = table["exceedance"], settings.certainty
-    classes = np.select([chance >= sure, chance <= 1.0 - sure], ["above", "below"], "uncertain")
+    chance, (below, above) = table["exceedance"], settings.calls
+    classes = np.select([chance >= above, chance <= below], ["above", "below"], "uncertain")
     return table.assign(**{"class": classes})
 
 

@@ -77,8 +77,12 @@ def headline(findings: SurveyFindings) -> str:
             "points or less."
         )
     counts, line = findings.class_counts(), per_cent(findings.threshold)
+    missed = ""
+    if findings.miss_cost != 1.0:
+        missed = f", a missed site counted {findings.miss_cost:g} times a false alarm"
     return (
-        f"{said} Called with a certainty of {per_cent(findings.certainty)} or more, above {line}: "
+        f"{said} Called with a certainty of {per_cent(findings.certainty)} or more{missed}, above "
+        f"{line}: "
         f"{_sites(counts[ABOVE], total)}; below: {_sites(counts[BELOW], total)}; uncertain: "
         f"{_sites(counts[UNCERTAIN], total)}. If every site were called by its likelier side "
         f"today, about {findings.expected_errors():,.0f} of {total:,} calls would be wrong."
@@ -168,10 +172,9 @@ def _maps(findings: SurveyFindings) -> Iterator[Content]:
 
 def _class_map(findings: SurveyFindings, threshold: float) -> Content:
     counts = findings.class_counts()
-    line, sure = per_cent(threshold), per_cent(findings.certainty)
+    line, (rest, sure) = per_cent(threshold), (per_cent(chance) for chance in findings.calls)
     labels = {ABOVE: f"above {line}", UNCERTAIN: "uncertain", BELOW: f"below {line}"}
     labels = {name: f"{text} ({counts[name]:,})" for name, text in labels.items()}
-    rest = per_cent(1.0 - findings.certainty)
     return picture(
         draw_classes(findings.predictions, labels, findings.chosen, findings.coordinates),
         f"Map of all sites by class: {', '.join(labels.values())}.",

@@ -37,6 +37,9 @@ class SurveySettings:
             the prevalence; None: misclassification for exceedance, variance for a map.
         certainty: Probability of prevalence above (below) the threshold from which a site is
             called above (below).
+        miss_cost: Cost w of calling a site below that is above, in costs of the opposite mistake.
+            The criterion misclassification is then the expected cost of the cheaper calls, and the
+            probability P that a site is above counts as ``w P / (w P + 1 − P)`` for its class.
         trials: Number of people that a site is expected to examine; None: the mean of those told.
         overdispersion: Whether counts vary more than binomial ones.
         id: Column of the ids; None: by its usual names, else the rows' numbers.
@@ -60,6 +63,7 @@ class SurveySettings:
     threshold: float | None = None
     criterion: CriterionName | None = None
     certainty: float = 0.9
+    miss_cost: float = 1.0
     trials: int | None = None
     overdispersion: bool = False
     id: str | None = None
@@ -87,6 +91,8 @@ class SurveySettings:
             raise UsageError(
                 f"Expected certainty to be a probability from 0.5, below 1, got {self.certainty:g}."
             )
+        if not 0.0 < self.miss_cost < math.inf:
+            raise UsageError(f"Expected miss_cost above 0 and finite, got {self.miss_cost:g}.")
         if self.trials is not None:
             check_whole("trials", self.trials, 1)
         self._check_columns()
@@ -101,6 +107,12 @@ class SurveySettings:
     def coordinates(self) -> Coordinates:
         """Units and names of positions."""
         return Coordinates(self.units)
+
+    @property
+    def calls(self) -> tuple[float, float]:
+        """Probabilities of being above at most, at least, with which a site is below, above."""
+        sure, rest = self.certainty, 1.0 - self.certainty
+        return rest / (rest + self.miss_cost * sure), sure / (sure + self.miss_cost * rest)
 
     def unclaimed(self, names: Sequence[str]) -> list[str]:
         """Return the columns that are not covariates, cost, stratum or reachable.

@@ -132,6 +132,8 @@ def test_each_name_has_its_criterion() -> None:
         limit = getattr(criterion, "limit", Threshold(0.2, "prevalence"))
         assert limit == Threshold(0.2, "prevalence")
     assert criterion_of(SurveySettings(goal="map")) == IntegratedVariance("prevalence")
+    dear = criterion_of(SurveySettings(threshold=0.2, miss_cost=3.0))
+    assert dear == Misclassification(0.2, "prevalence", miss_cost=3.0)
 
 
 def test_first_sites_are_the_farthest_from_all_others() -> None:

@@ -93,6 +93,14 @@ def test_the_headline_counts_sites_people_and_classes() -> None:
     assert "uncertain: 2 sites (50 %)" in text
 
 
+def test_the_headline_and_the_map_say_what_a_missed_site_costs() -> None:
+    dear = findings(predictions=four_sites().predictions, miss_cost=3.0, calls=(0.13, 0.44))
+    assert "90 % or more, a missed site counted 3 times a false alarm, above 10 %" in headline(dear)
+    assert "a missed site" not in headline(four_sites())
+    page = Seen(survey_page(findings(miss_cost=3.0, calls=(0.13, 0.44)), TODAY)).text
+    assert "with a probability of 44 % or more. Below: of 13 % or less" in page
+
+
 def test_expected_errors_are_those_of_the_likelier_side() -> None:
     assert four_sites().expected_errors() == pytest.approx(0.02 + 0.03 + 0.4 + 0.45)
 

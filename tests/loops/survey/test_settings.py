@@ -21,6 +21,7 @@ from bo_stream.loops.survey.settings import SurveySettings
         ({"goal": "hotspots"}, "Expected goal to be one of exceedance, map"),
         ({"criterion": "guess"}, "Expected criterion to be one of"),
         ({"certainty": 90}, "Expected certainty to be a probability from 0.5, below 1, got 90"),
+        ({"miss_cost": 0.0}, "Expected miss_cost above 0 and finite, got 0"),
         ({"trials": 0}, "Expected trials of at least 1"),
         ({"budget": 0.0}, "Expected budget above 0"),
         ({"minimum_distance": -1.0}, "Expected minimum_distance of at least 0"),

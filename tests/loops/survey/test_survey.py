@@ -13,6 +13,7 @@ import torch
 from bo_stream import prevalence
 from bo_stream.acquisition import ExpectedLoss
 from bo_stream.errors import UsageError
+from bo_stream.loops.survey.findings import in_words
 from bo_stream.loops.survey.survey import Survey
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 
@@ -182,6 +183,23 @@ def test_predictions_are_those_of_the_model(told: Survey) -> None:
     assert (table["class"] == np.select([above, below], ["above", "below"], "uncertain")).all()
     assert table["examined"].notna().tolist() == [True] * 12 + [False] * 28
     assert table["id"].tolist() == told.sites["id"].tolist()
+
+
+def test_where_a_missed_site_is_dear_calls_and_choices_heed_it(told: Survey) -> None:
+    """Called by the expected costs of both mistakes, of which a choice reduces the lower one."""
+    dear = begin(threshold=0.25, miss_cost=3.0, certainty=0.7)
+    dear.tell(results_of(TWELVE))
+    dear.cache = told.cache
+    table = dear.predictions()
+    missed, alarm = 3.0 * table["exceedance"], 1.0 - table["exceedance"]
+    share = missed / (missed + alarm)
+    named = np.select([share >= 0.7, share <= 0.3], ["above", "below"], "uncertain")
+    assert (table["class"] == named).all()
+    assert len(set(named)) == 3
+    left = np.minimum(missed, alarm)[table["examined"].isna()]
+    assert dear.forecast(1, 1)["total"][0] == pytest.approx(left.sum(), rel=1e-6)
+    assert in_words(dear)["Cost of a missed site"] == "3 false alarms"
+    assert in_words(dear)["Called above, below"].endswith("at least 44 %, at most 13 %")
 
 
 def test_a_map_without_a_threshold_has_no_classes() -> None:
