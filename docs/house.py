@@ -54,9 +54,8 @@ BOXES: dict[str, Box] = {
     "cli": Box(380, 84, 230, "the command bo-stream"),
     "ax": Box(810, 84, 230, "strategy, models, storage for Ax"),
     "gest": Box(660, 84, 130, "for libEnsemble"),
-    "distributed": Box(60, 134, 220, "files, replicas, processes"),
+    "distributed": Box(60, 84, 290, "ingest, replicas, data-parallel training"),
     "loops": Box(460, 184, 285, "active sampling, optimization, run files"),
-    "lazy_names": Box(885, 284, 118, "names on demand"),
     "learning": Box(35, 284, 235, "stems, points, online learning"),
     "acquisition": Box(350, 284, 240, "qNIPV, pools, labels, sample paths"),
     "diagnostics": Box(625, 284, 190, "stability, cross-validation"),
@@ -76,7 +75,7 @@ BOXES: dict[str, Box] = {
         "StreamingGP, and what all families share; recommendation: which one costs what",
         54,
     ),
-    "storage": Box(30, 828, 200, "files; executors; errors of usage"),
+    "storage": Box(30, 828, 300, "files; executors; errors; names on demand"),
     "allocation": Box(350, 828, 210, "where inducing points go"),
     "process": Box(580, 828, 250, "the posterior, a process again"),
     "likelihoods": Box(850, 828, 220, "sites, expectations"),
@@ -94,6 +93,7 @@ SMALL = {
     "mapping": "bases",
     "recommendation": "models",
     "errors": "storage",
+    "lazy_names": "storage",
     "executors": "storage",
 }
 """Modules that have no box of their own, and the box that they are shown in."""
