@@ -1,11 +1,12 @@
 """What more rows and more workers cost: the numbers of docs/capacity.md, and a check of them.
 
 Sums over observations on grids and at inducing points: rows a second of one process, bytes, and
-seconds of merging two of them. Seconds of choosing a point, of 20 at a time, against outcomes and
-family. Seconds that a replica needs for each outcome of the others. Processor time, one thread,
-medians. From these ``docs/capacity.py`` computes what some rows and some workers need. Its shares
-of busy workers are checked here by the simulated clock of ``benchmarks.many_workers`` at three
-sizes. ``--write`` puts the numbers into docs/capacity.json, ``--check`` checks those in there.
+seconds of merging two of them. Seconds of choosing a point, as many together as a driver of some
+workers does, against outcomes and family. Seconds that a replica needs for each outcome of the
+others. Processor time, one thread, medians. From these ``docs/capacity.py`` computes what some rows
+and some workers need. Its shares of busy workers are checked here by the simulated clock of
+``benchmarks.many_workers`` at three sizes. ``--write`` puts the numbers into docs/capacity.json,
+``--check`` checks those in there.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ from __future__ import annotations
 import json
 import statistics
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,13 +29,15 @@ from bo_stream.distributed import MemoryStore, Replica, Sums, accumulate, merge,
 from bo_stream.loops.optimization import OptimizationSettings
 from bo_stream.loops.optimization.asynchronous import run_asynchronously
 from bo_stream.models.base import StreamingGP
+from docs.capacity import NUMBERS, busy_with_driver, driver_choice
 
-NUMBERS = Path(__file__).parent.parent / "docs" / "capacity.json"
+FUNCTIONS: dict[str, SyntheticTestFunction] = {"Levy-3": Levy(3), "Hartmann-6": Hartmann(6)}
 OFF = 0.1
 """Largest difference of a predicted share of busy workers from a simulated one."""
 
 BATCH = 4_000
-AT_A_TIME = 20
+TOGETHER = 8
+"""A driver chooses points for an eighth of its workers at a time: half of those chosen ahead."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,15 @@ class ChoiceCosts:
         family: Of the model.
         acquisition: That chooses.
         outcomes: In the model.
-        pending: Points that are being evaluated.
-        seconds: Of choosing a point, ``AT_A_TIME`` together.
+        workers: Number of points that are being evaluated; one in ``TOGETHER`` are chosen at once.
+        seconds: Of choosing a point.
     """
 
     function: str
     family: str
     acquisition: str
     outcomes: int
-    pending: int
+    workers: int
     seconds: float
 
 
@@ -120,21 +121,23 @@ def sum_costs(name: str, model: StreamingGP, options: Options) -> SumCosts:
 
 
 def choice_costs(
-    name: str,
-    function: SyntheticTestFunction,
-    model: str,
-    acquisition: str,
-    n: int,
-    options: Options,
+    case: tuple[str, str, int], acquisition: str, workers: int, options: Options
 ) -> ChoiceCosts:
-    """Measure choices with some outcomes, a quarter of a thousand points pending."""
-    pending = options.pick(250, 4)
-    optimizer = told(function, acquisition, n, pending, model)
-    q = options.pick(AT_A_TIME, 2)
+    """Measure choices by a model of some outcomes, for some workers.
+
+    Args:
+        case: Names of the function and of the model, and the number of outcomes.
+        acquisition: That chooses.
+        workers: Points that are being evaluated.
+        options: Of the command line.
+    """
+    name, model, n = case
+    optimizer = told(FUNCTIONS[name], acquisition, n, workers, model)
+    q = max(1, workers // TOGETHER)
     times = [processor_seconds(lambda: optimizer.ask(q)) / q for _ in range(options.pick(3, 1))]
     held = optimizer.surrogate.model
     family = str(getattr(held, "family", type(held).__name__))
-    return ChoiceCosts(name, family, acquisition, n, pending, statistics.median(times))
+    return ChoiceCosts(name, family, acquisition, n, workers, statistics.median(times))
 
 
 def replica_seconds(options: Options) -> float:
@@ -166,7 +169,6 @@ def measured(options: Options) -> dict[str, Any]:
     for name, model in models(options).items():
         sums.append(asdict(sum_costs(name, model, options)))
         print(sums[-1], flush=True)
-    functions: dict[str, SyntheticTestFunction] = {"Levy-3": Levy(3), "Hartmann-6": Hartmann(6)}
     cases = options.pick(
         [
             ("Levy-3", "auto", 500),
@@ -175,24 +177,25 @@ def measured(options: Options) -> dict[str, Any]:
             ("Hartmann-6", "auto", 500),
             ("Hartmann-6", "osgpr", 3_000),
         ],
-        [("Levy-3", "auto", 30)],
+        [("Levy-3", "auto", 30), ("Levy-3", "wiski", 40)],
     )
     choices = []
-    for name, model, n in cases:
-        for acquisition in ("TS", "qLogEI"):
-            costs = choice_costs(name, functions[name], model, acquisition, n, options)
-            choices.append(asdict(costs))
+    for case in cases:
+        for acquisition, workers in options.pick(
+            [("TS", 100), ("TS", 500), ("TS", 2_000), ("qLogEI", 500)], [("TS", 8), ("qLogEI", 8)]
+        ):
+            choices.append(asdict(choice_costs(case, acquisition, workers, options)))
             print(choices[-1], flush=True)
     return {"sums": sums, "choices": choices, "replica_seconds": replica_seconds(options)}
 
 
-def simulated(workers: int, each: int, seconds_a_point: Callable[[], float]) -> Claim:
+def simulated(workers: int, each: int, costs: dict[str, Any]) -> Claim:
     """Compare the share of busy workers with the one that the seconds of a choice predict."""
-    function = Levy(3)
+    function = FUNCTIONS["Levy-3"]
     with SimulatedWorkers(function, workers) as evaluator:
         run_asynchronously(optimizer_of(function, "TS"), evaluator, workers * each, workers)
         share = evaluator.busy()
-    predicted = busy_share(workers, SECONDS, seconds_a_point())
+    predicted = busy_with_driver(workers, SECONDS, driver_choice(costs, workers))
     return at_most(
         f"{workers:,} workers, evaluations of {SECONDS:g} s: predicted share of busy ones off",
         abs(predicted - share),
@@ -200,11 +203,6 @@ def simulated(workers: int, each: int, seconds_a_point: Callable[[], float]) -> 
         "",
         f"predicted {predicted:.3f}, simulated {share:.3f}",
     )
-
-
-def busy_share(workers: int, evaluation: float, choice: float) -> float:
-    """Return the share of workers that a driver keeps busy, which needs ``choice`` s a point."""
-    return min(1.0, evaluation / (workers * choice))
 
 
 def claims_of(numbers: dict[str, Any], options: Options) -> list[Claim]:
@@ -218,16 +216,15 @@ def claims_of(numbers: dict[str, Any], options: Options) -> list[Claim]:
             f"choosing a point, {each['acquisition']}, {each['function']}",
             1000.0 * each["seconds"],
             "ms",
-            f"{each['family']} of {each['outcomes']:,}, {each['pending']:,} pending",
+            f"{each['family']} of {each['outcomes']:,}, {each['workers']:,} workers",
         )
         for each in numbers["choices"]
     ]
     claims.append(
         stated("an outcome of another replica", 1000.0 * numbers["replica_seconds"], "ms")
     )
-    seconds = [each["seconds"] for each in numbers["choices"] if each["acquisition"] == "TS"]
     for workers, each in options.pick(((100, 10), (500, 5), (2_000, 3)), ((8, 3),)):
-        claims.append(simulated(workers, each, lambda: seconds[0]))
+        claims.append(simulated(workers, each, numbers))
         print(claims[-1], flush=True)
     return claims
 

@@ -35,6 +35,11 @@ SUMS = ("36 × 36 grid", "20 × 20 × 20 grid", "512 points")
 SHARE_OF_MERGING = 0.2
 """Part of the workers' time that merging may take on the driver before larger tasks are advised."""
 
+CHOICES = (("TS", 100), ("TS", 500), ("TS", 2_000), ("qLogEI", 500))
+"""Acquisition functions, and numbers of workers that points are chosen for."""
+
+_MODEL = ("function", "family", "outcomes")
+
 TITLES = {1: "1 worker", 100: "100 workers", 10_000: "10,000 workers"}
 COLOURS = ("#777777", "#1f77b4", "#d62728")
 POWERS = {10**6: "10⁶", 10**9: "10⁹", 10**12: "10¹²"}
@@ -116,7 +121,7 @@ def tables() -> dict[str, str]:
     return {
         "sums": _table(("sums for", "rows a second", "size", "a merge"), _sum_rows(costs)),
         "rows": _table(("rows", *TITLES.values()), _ingest_rows(costs)),
-        "choices": _table(("model", "`TS`", "`qLogEI`"), _choice_rows(costs)),
+        "choices": _table(("model", *map(_heading, CHOICES)), _choice_rows(costs)),
         "workers": _table(("an evaluation takes", *TITLES.values()), _worker_rows(costs)),
     }
 
@@ -124,6 +129,11 @@ def tables() -> dict[str, str]:
 def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def _heading(choice: tuple[str, int]) -> str:
+    acquisition, workers = choice
+    return f"`{acquisition}`, {workers:,} workers"
 
 
 def _sum_rows(costs: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -152,33 +162,40 @@ def _spelled(found: Ingest) -> str:
 
 def _choice_rows(costs: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     choices = costs["choices"]
-    for first in (each for each in choices if each["acquisition"] == "TS"):
-        alike = ("function", "family", "outcomes")
-        (other,) = (
-            each["seconds"]
-            for each in choices
-            if each["acquisition"] == "qLogEI" and all(each[key] == first[key] for key in alike)
-        )
+    for first in (each for each in choices if _column(each) == CHOICES[0]):
+        alike = [each for each in choices if all(each[key] == first[key] for key in _MODEL)]
+        seconds = {_column(each): each["seconds"] for each in alike}
         family = "`AutoGP`, exact" if first["family"] == "exact" else f"`{first['family']}`"
         name = f"{family}, {first['outcomes']:,} outcomes, {first['function']}"
-        yield name, *(f"{_two_digits(1e3 * value):g} ms" for value in (first["seconds"], other))
+        yield name, *(f"{_two_digits(1e3 * seconds[column]):g} ms" for column in CHOICES)
+
+
+def _column(costs: Mapping[str, Any]) -> tuple[str, int]:
+    return costs["acquisition"], costs["workers"]
 
 
 def _worker_rows(costs: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    choice, taken = driver_choice(costs), costs["replica_seconds"]
+    taken = costs["replica_seconds"]
     for evaluation in EVALUATIONS:
         cells = []
         for workers in WORKERS:
-            driver = busy_with_driver(workers, evaluation, choice)
-            alone = busy_with_replicas(workers, evaluation, choice, taken)
+            driver = busy_with_driver(workers, evaluation, driver_choice(costs, workers))
+            alone = busy_with_replicas(workers, evaluation, driver_choice(costs, 1), taken)
             cells.append(f"{_percent(driver)}, replicas {_percent(alone)}")
         yield _time(evaluation), *cells
 
 
-def driver_choice(costs: Mapping[str, Any]) -> float:
-    """Return the seconds of a choice by Thompson sampling with ``WISKI`` of the most outcomes."""
-    found = [c for c in costs["choices"] if c["acquisition"] == "TS" and c["family"] == "WISKI"]
-    return float(max(found, key=lambda each: each["outcomes"])["seconds"])
+def driver_choice(costs: Mapping[str, Any], workers: int) -> float:
+    """Return the seconds of choosing a point for some workers.
+
+    By Thompson sampling, with ``WISKI`` of the most outcomes that was measured.
+    """
+    choices = costs["choices"]
+    found = [each for each in choices if each["acquisition"] == "TS" and each["family"] == "WISKI"]
+    most = max(each["outcomes"] for each in found)
+    points = sorted((e["workers"], e["seconds"]) for e in found if e["outcomes"] == most)
+    numbers, seconds = zip(*points, strict=True)
+    return float(np.interp(math.log(workers), np.log(numbers), seconds))
 
 
 def _named(costs: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -251,11 +268,13 @@ def draw_ingest(axes: Axes) -> None:
 def draw_busy(axes: Axes) -> None:
     """Draw the share of busy workers, with one driver and as replicas."""
     costs = numbers()
-    choice, taken = driver_choice(costs), costs["replica_seconds"]
+    taken = costs["replica_seconds"]
     workers = np.unique(np.geomspace(1, 1e5, 120).astype(int)).tolist()
     for evaluation, colour in zip(EVALUATIONS, COLOURS, strict=True):
-        driver = [100 * busy_with_driver(n, evaluation, choice) for n in workers]
-        alone = [100 * busy_with_replicas(n, evaluation, choice, taken) for n in workers]
+        driver = [100 * busy_with_driver(n, evaluation, driver_choice(costs, n)) for n in workers]
+        alone = [
+            100 * busy_with_replicas(n, evaluation, driver_choice(costs, 1), taken) for n in workers
+        ]
         label = f"evaluations of {_time(evaluation)}"
         axes.semilogx(workers, driver, color=colour, lw=1.8, label=label)
         axes.semilogx(workers, alone, color=colour, lw=1.4, ls="--")
