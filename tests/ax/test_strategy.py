@@ -54,7 +54,9 @@ def test_acquisitions(acquisition: str | None) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
-@pytest.mark.parametrize("acquisition", [None, "qLogNEHVI"])
+@pytest.mark.parametrize(
+    "acquisition", [None, pytest.param("qLogNEHVI", marks=pytest.mark.integration)]
+)
 def test_two_objectives_and_a_tracking_metric(acquisition: str | None) -> None:
     client = started(objective="-loss, -cost", acquisition=acquisition)
     client.configure_metrics([])

@@ -209,6 +209,7 @@ def edited(old: str, new: str) -> None:
     index.write_text(json.dumps({**content, "sha256": digest}))
 
 
+@pytest.mark.integration
 def test_no_function_is_imported_but_the_one_that_is_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -231,6 +232,7 @@ def test_no_function_is_imported_but_the_one_that_is_given(
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 2)])
+@pytest.mark.integration
 def test_at_a_terminal_the_function_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ) -> None:

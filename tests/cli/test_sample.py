@@ -277,6 +277,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_run_whole(data: str) -> N
     assert len(picks("run")) == 1 + 5 + 6 * 3
 
 
+@pytest.mark.integration
 def test_a_refit_that_fails_is_in_the_summary(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(model: StreamingGP) -> None:
         raise ModelFittingError("no luck")
@@ -290,6 +291,7 @@ def test_a_refit_that_fails_is_in_the_summary(data: str, monkeypatch: pytest.Mon
     assert event["what"] == "a refit that failed"
 
 
+@pytest.mark.integration
 def test_outliers_are_told(tmp_path: Path) -> None:
     small, row = map_with_an_artefact(LONG)
     data = str(write_npz(tmp_path / "artefact.npz", small))

@@ -95,6 +95,7 @@ def test_a_step_is_one_of_each() -> None:
     assert model.num_observations == 16
 
 
+@pytest.mark.integration
 def test_learning_along_pays() -> None:
     """Against the same stream with the stem and the hyperparameters as they were."""
     X, Y = ridge(240)

@@ -179,7 +179,9 @@ def test_more_inputs_than_a_grid_takes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "family"), [(2, "WISKI"), (6, "OSGPR")], ids=["on a grid", "of points"]
+    ("inputs", "family"),
+    [(2, "WISKI"), pytest.param(6, "OSGPR", marks=pytest.mark.integration)],
+    ids=["on a grid", "of points"],
 )
 def test_the_default_goes_over_and_a_stop_before_or_after_it_changes_nothing(
     inputs: int, family: str, tmp_path: Path
@@ -217,6 +219,7 @@ def test_a_grid_puts_the_default_on_it_from_the_start() -> None:
     assert MODELS["auto"].describe(of(optimizer))["family"] == "WISKI"
 
 
+@pytest.mark.integration
 def test_thompson_sampling_comes_near_the_best() -> None:
     optimizer = started(optimization("osgpr", acquisition="TS", q=4), steps=6)
     assert pytest.approx(0.0, abs=0.05) == optimizer.best().trial.Y

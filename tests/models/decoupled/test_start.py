@@ -75,6 +75,7 @@ def test_the_functions_stay_and_nothing_is_known_of_them() -> None:
         assert float(model.elbo()) > -1e4
 
 
+@pytest.mark.integration
 def test_a_good_start_is_worth_many_steps() -> None:
     X, Y = data(400)
     with_start, without = small(X, Y), small(X, Y, initial_points=0)

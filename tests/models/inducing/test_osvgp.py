@@ -273,7 +273,9 @@ def online_update(model: OSVGP, new: Any) -> OnlineUpdate:
 # --- learning -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["laplace", "student"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("laplace", marks=pytest.mark.integration), "student"]
+)
 def test_updates_learn_the_noise_of_heavy_tails(name: str) -> None:
     X = torch.rand(400, 2, dtype=torch.float64)
     Y, fresh = outcomes(name, X), type(LIKELIHOODS[name]())()
