@@ -116,11 +116,11 @@ def evaluator_outcome(key: int, value: float) -> Any:
 def test_a_lost_task_is_submitted_again_and_is_no_failure(loss: Exception | None) -> None:
     executor, evaluator = held(1.0, 2.0)
     first = executor.calls[0][0]
+    if loss is None:
+        assert first.cancel()  # as Dask's own executor does when its scheduler is lost
+    else:
+        first.set_exception(loss)
     with pytest.warns(LostTaskWarning, match="done again: 1 evaluations"):
-        if loss is None:
-            assert first.cancel()  # as Dask's own executor does when its scheduler is lost
-        else:
-            first.set_exception(loss)
         assert evaluator.poll(None) is None
     assert len(executor.calls) == 3
     executor.do(2)
