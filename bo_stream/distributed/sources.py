@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,8 @@ def listed(source: Any, columns: Columns, file_format: Format | None = None) -> 
     import pyarrow.dataset as ds
 
     if _is_of(source, "dask", "to_delayed"):
+        if _is_persisted(source):
+            return None
         return Listing(tuple(_dask_fragments(source, columns)))
     if isinstance(source, ds.Dataset):
         if not hasattr(source, "files"):
@@ -89,6 +92,8 @@ def listed(source: Any, columns: Columns, file_format: Format | None = None) -> 
 
 def streamed(source: Any, columns: Columns) -> Iterator[Fragment]:
     """Draw the fragments of an iterable of batches, or of a Ray Dataset, one after another.
+
+    A Dask DataFrame whose partitions are in the memory of a cluster is fetched in the same way.
 
     Raises:
         UsageError: The source is no iterable, or a batch is none.
@@ -106,6 +111,8 @@ def _tables(source: Any) -> Iterable[Any]:
     if _is_of(source, "ray", "iter_batches"):
         tables: Iterable[Any] = source.iter_batches(batch_size=100_000, batch_format="pyarrow")
         return tables
+    if _is_of(source, "dask", "to_delayed"):
+        return (part.compute() for part in source.to_delayed())
     if hasattr(source, "column_names") or hasattr(source, "iloc"):  # one table
         return [source]
     if not isinstance(source, Iterable):
@@ -234,6 +241,12 @@ def _row_groups(part: Any, name: str, columns: Columns) -> Iterator[Fragment]:
 
 
 # --- Dask ---------------------------------------------------------------------------------------
+
+
+def _is_persisted(frame: Any) -> bool:
+    """Say whether partitions are in a cluster's memory, where only its client can ask for them."""
+    distributed = sys.modules.get("distributed")
+    return distributed is not None and bool(distributed.futures_of(frame))
 
 
 def _dask_fragments(frame: Any, columns: Columns) -> Iterator[Fragment]:

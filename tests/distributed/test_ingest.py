@@ -64,6 +64,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("task_rows", [1, 100, 10_000])
 @pytest.mark.parametrize("source", FILES.values(), ids=FILES)
 def test_files_are_one_stream(

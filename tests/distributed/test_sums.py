@@ -120,6 +120,7 @@ def summed(start: Sums, parts: list[Observations], noise: str) -> Sums:
 SIZES = {"in rows": (20, 9, 30, 11), "on the grid": (200, 310, 40, 150)}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("name", EXACT)
 def test_a_tree_of_parts_is_one_stream(name: str, sizes: tuple[int, ...]) -> None:

@@ -202,6 +202,8 @@ def test_a_dask_cluster_sums_files_and_its_own_tables(
     folder: Path, parts: list[Observations], X: torch.Tensor
 ) -> None:
     frames = pytest.importorskip("dask.dataframe")
+    from distributed import Client
+
     from bo_stream.executors import executor_of
 
     with executor_of("dask:2") as executor:
@@ -209,6 +211,11 @@ def test_a_dask_cluster_sums_files_and_its_own_tables(
             model, done = ingested(source, executor=executor)
             assert done.rows == 350
             assert_same(model, streamed(grid_model(), parts), X)
+        with Client(executor._client.scheduler.address):
+            held = frames.read_parquet(folder).persist()  # in the memory of the cluster
+            model, done = ingested(held, executor=executor)
+        assert done.rows == 350
+        assert_same(model, streamed(grid_model(), parts), X)
 
 
 @pytest.mark.integration
