@@ -23,6 +23,14 @@ def _bounds(text: str) -> Bounds:
         ) from error
 
 
+def _resources(text: str) -> dict[str, float]:
+    try:
+        pairs = [part.split("=") for part in text.split()]
+        return {name: float(number) for name, number in pairs}
+    except ValueError as error:
+        raise typer.BadParameter(f"expected name=number, as in 'GPU=1', got {text!r}") from error
+
+
 @app.command()
 def optimize(
     ctx: typer.Context,
@@ -63,6 +71,26 @@ def optimize(
     ] = 1,
     timeout: Annotated[
         float | None, option("Function", "Seconds after which an evaluation has failed.")
+    ] = None,
+    executor: Annotated[
+        str | None,
+        option(
+            "Function",
+            "Where it is evaluated instead of in --workers: processes:N or threads:N of this "
+            "machine, dask:ADDRESS or ray:ADDRESS of a cluster, dask:N or ray:N for one started "
+            "here. What is lost with a worker is evaluated again, and is no failure.",
+            metavar="KIND:WHERE",
+        ),
+    ] = None,
+    resources: Annotated[
+        Any,
+        option(
+            "Function",
+            "What each evaluation needs of the executor's resources, as in 'GPU=1' (Dask) or "
+            "'num_cpus=2 num_gpus=1' (Ray).",
+            parser=_resources,
+            metavar="NAME=N...",
+        ),
     ] = None,
     retries: Annotated[int, option("Function", "Times that a failed evaluation is repeated.")] = 0,
     q: Annotated[int, option("Search", "Points chosen at a time.", "--batch", "-q")] = _DEFAULT.q,
@@ -109,6 +137,7 @@ def optimize(
     - `bo-stream optimize Branin --noise 1 --out run`
     - `bo-stream optimize Hartmann --dim 6 --set max_exact=200`
     - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --workers 4 -q 4 --timeout 60 --out run`
+    - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --executor dask:tcp://host:8786 -q 8`
     - `bo-stream optimize mine:cost --out run --resume --steps 60`
     """
     settings = {
@@ -117,7 +146,10 @@ def optimize(
         "device": device, "dtype": dtype, "model": model, "model_options": model_options,
     }  # fmt: skip
     target = {"function": function, "dim": dim, "noise": noise, "bounds": bounds}
-    plan = {"total": total, "retries": retries, "workers": workers, "timeout": timeout}
+    plan = {
+        "total": total, "retries": retries, "workers": workers, "timeout": timeout,
+        "executor": executor, "resources": resources,
+    }  # fmt: skip
     from bo_stream.cli.optimizing import run  # which imports torch: help does without
 
     run(ctx, settings, target, plan, history, out, resume)

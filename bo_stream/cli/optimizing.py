@@ -39,7 +39,7 @@ def run(
     """
 
     def begin() -> OptimizationCampaign:
-        planned = Plan(**plan)
+        planned = Plan(**{**plan, "resources": plan["resources"] or {}})
         if target["function"] is None:
             raise UsageError("Say which FUNCTION to optimise, as in: bo-stream optimize Branin.")
         objective = find_objective(**target, seed=options["seed"])
@@ -50,7 +50,7 @@ def run(
         given = (target["function"], options["acquisition"])
         named = named_functions(folder)
         trusted = [name for name in named if name in given or _agreed(folder, name)]
-        campaign = OptimizationCampaign.resume(folder, trusted, **running.said(ctx, plan))
+        campaign = OptimizationCampaign.resume(folder, trusted, **_changes(running.said(ctx, plan)))
         former = {**asdict(campaign.settings), **asdict(campaign.objective)}
         if former["function"].lower() == str(given[0]).lower():
             target["function"] = former["function"]
@@ -58,11 +58,21 @@ def run(
         return campaign
 
     with running.reported_problems() as caught:
+        if {"executor", "workers"} <= set(running.said(ctx, plan)):
+            raise UsageError(
+                "--executor says where evaluations run, and how many at a time: leave out "
+                "--workers, or --executor."
+            )
         if history not in HISTORIES:
             raise UsageError(f"Expected --history csv or parquet, got {history!r}.")
         options["model_options"] = parse_settings(options["model_options"])
         with running.campaign_in_folder(out, resume, begin, go_on) as (campaign, folder):
             _run_and_report(campaign, folder, history, caught)
+
+
+def _changes(said: dict[str, Any]) -> dict[str, Any]:
+    """Return the changes of a plan: a run that is given --workers leaves its executor."""
+    return {"executor": None, "resources": {}, **said} if "workers" in said else said
 
 
 def _agreed(folder: Path, name: str) -> bool:
@@ -95,7 +105,10 @@ def _run_and_report(
     function, acquisition = campaign.objective.function, campaign.settings.acquisition
     named = [function] if ":" in function else []
     chosen = ["--acquisition", acquisition] if ":" in acquisition else []
-    running.show_end(folder, files, caught, logs, stopped, ["optimize", *named, *chosen])
+    plan = campaign.plan
+    place = ["--executor", str(plan.executor)] if plan.names_address else []
+    again = ["optimize", *named, *chosen, *place]
+    running.show_end(folder, files, caught, logs, stopped, again)
 
 
 def _announce(campaign: OptimizationCampaign, folder: Path) -> None:

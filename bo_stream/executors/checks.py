@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import platform
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import cache, partial
@@ -11,7 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from bo_stream.errors import UsageError
-from bo_stream.executors.engine import EngineExecutor, loaded
+from bo_stream.executors.engine import EngineExecutor
 
 PACKAGES = ("bo-stream", "torch")
 """Distributions of which workers must have the version that is here."""
@@ -32,7 +33,8 @@ def check_workers(executor: Executor) -> None:
         return
     for package in PACKAGES:
         for worker, found in executor.on_workers(version, package).items():
-            _check_version(worker, package, found)
+            if not isinstance(found, OSError):  # it is gone; its tasks look for themselves
+                _check_version(worker, package, found)
 
 
 def check_versions(expected: Mapping[str, str]) -> None:
@@ -100,7 +102,9 @@ def _dumps_of(executor: Executor | None) -> Dumps | None:
         return None
     if isinstance(executor, EngineExecutor):
         return executor.dumps
-    cloudpickle = loaded("cloudpickle")  # Dask's, loky's and submitit's; they have loaded it
+    cloudpickle = sys.modules.get(
+        "cloudpickle"
+    )  # Dask's, loky's and submitit's; they have loaded it
     if executor is None or isinstance(executor, ProcessPoolExecutor) or cloudpickle is None:
         return pickle.dumps
     return cloudpickle.dumps
@@ -126,8 +130,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, tuple | list | set | frozenset):
         yield from ((f"[{i}]", part) for i, part in enumerate(value))
-    elif hasattr(type(value), "__dict__") and not isinstance(value, type) and not callable(value):
-        yield from ((f".{name}", part) for name, part in vars(value).items())
+    elif not isinstance(value, type):
+        state: Mapping[str, Any] = getattr(value, "__dict__", {})
+        yield from ((f".{name}", part) for name, part in state.items())
 
 
 def _described(value: Any) -> str:

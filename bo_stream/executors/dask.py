@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import wait as wait_for_all
 from contextlib import suppress
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -23,7 +26,8 @@ SECONDS_TO_CONNECT = 5.0
 SECONDS_WITHOUT_SCHEDULER = 120.0
 """Time in which a scheduler that was lost must be back."""
 
-_SECONDS_TO_RESTART = 30.0
+_SECONDS_TO_ANSWER = 10.0
+_LOST = "the Dask scheduler, or the result with its worker, was lost"
 
 _began: dict[str, float] = {}
 """On a worker: the start of each task under way, by key, on its monotonic clock."""
@@ -34,8 +38,12 @@ class DaskExecutor(EngineExecutor):
 
     Workers may come and go: Dask does the tasks of a lost one again. When the scheduler is lost the
     tasks under way are (``LostTaskError``), and the next ``submit`` waits until there is one again.
-    To stop a task that has begun, its worker is restarted by its nanny, and what else this worker
-    was at is done again by Dask.
+    To stop a task that has begun, its worker is ended, if it has a nanny to start another one, and
+    what else this worker was at is done again by Dask.
+
+    Attributes:
+        address: Address of the scheduler.
+        patience: Seconds in which a scheduler that was lost must be back.
     """
 
     def __init__(
@@ -54,10 +62,10 @@ class DaskExecutor(EngineExecutor):
         Raises:
             UsageError: None answers within ``SECONDS_TO_CONNECT``.
         """
-        self._address, self._patience = address, patience
+        self.address, self.patience = address, patience
         self._resources = dict(resources or {})
         self._client = _connected(address)
-        self._stopping = ThreadPoolExecutor(1)  # restarts take seconds
+        self._stops: set[Future[dict[str, None]]] = set()
 
     @property
     def workers(self) -> None:
@@ -79,82 +87,92 @@ class DaskExecutor(EngineExecutor):
             UsageError: The scheduler was lost, and is not back in time.
         """
         client, key = self._reconnected(), f"bo_stream-{uuid4().hex}"
-        executor = client.get_executor(pure=False, resources=self._resources or None)
-        return DaskFuture(self, key, executor.submit(_timed, key, fn, args, kwargs, key=key))
+        resources = self._resources or None
+        task = client.submit(
+            _timed, key, fn, args, kwargs, key=key, pure=False, resources=resources
+        )
+        return DaskFuture(self, task)
 
     def _reconnected(self) -> Client:
         """Return a client with a scheduler; Dask's own waits for one only for some seconds."""
-        end = time.monotonic() + self._patience
+        end = time.monotonic() + self.patience
         while self._client.status != "running":
             if time.monotonic() > end:
                 raise UsageError(
-                    f"The Dask scheduler at {self._address} was lost, and has not been back for "
-                    f"{self._patience:g} s. What came in before is kept; start it again, then go "
+                    f"The Dask scheduler at {self.address} was lost, and has not been back for "
+                    f"{self.patience:g} s. What came in before is kept; start it again, then go "
                     "on."
                 )
             if self._client.status == "closed":
                 with suppress(UsageError):
-                    self._client = _connected(self._address)
+                    self._client = _connected(self.address)
             time.sleep(0.1)
         return self._client
 
-    def seconds_running(self, key: str) -> float | None:
-        """Return for how long a worker has been at a task; None if none is, or none answers."""
-        with suppress(Exception):  # a cluster in trouble may raise anything
-            return self._running(key)[0]
-        return None
+    def seconds_running(self, key: str, submitted: float) -> float | None:
+        """Return for how long a worker has been at a task; None if none is.
 
-    def _running(self, key: str) -> tuple[float | None, list[str]]:
-        """Return the longest time for which workers have been at a task, and their addresses."""
-        found = self._client.run(_seconds_since_begin, key, on_error="ignore")
-        at_it = {address: value for address, value in found.items() if value is not None}
-        return max(at_it.values(), default=None), list(at_it)
+        A cluster that does not answer is taken to have been at it since it was submitted.
+        """
+        try:
+            found = self._asked(_seconds_since_begin, key).result(_SECONDS_TO_ANSWER)
+        except Exception:  # a cluster in trouble may raise anything
+            return time.monotonic() - submitted
+        return max((value for value in found.values() if value is not None), default=None)
 
     def stop(self, key: str) -> None:
-        """Restart the workers that are at a task."""
-        self._stopping.submit(self._stop, key)
+        """End the worker that is at a task, if it has a nanny, which starts another one."""
+        self._stops.add(stop := self._asked(_leave_if_at, key))
+        stop.add_done_callback(self._stops.discard)
 
-    def _stop(self, key: str) -> None:
-        with suppress(Exception):  # without nannies: then they are busy for as long as it takes
-            _, addresses = self._running(key)
-            if addresses:
-                self._client.restart_workers(addresses, timeout=_SECONDS_TO_RESTART)
+    def _asked(self, fn: Callable[..., T], *args: Any) -> Future[dict[str, T]]:
+        """Call a function on all workers, without waiting for them; no answer is left out."""
+        client = self._client
+
+        async def ask() -> dict[str, T]:
+            return await client.run(fn, *args, on_error="ignore")
+
+        return asyncio.run_coroutine_threadsafe(ask(), _loop_of(client))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Disconnect; overrides ``Executor.shutdown``. The cluster goes on."""
-        self._stopping.shutdown(wait)
+        wait_for_all(self._stops.copy(), _SECONDS_TO_ANSWER)
         self._client.close()
 
 
 class DaskFuture(EngineFuture[T]):
     """A future of a Dask cluster."""
 
-    def __init__(self, executor: DaskExecutor, key: str, inner: Future[T]) -> None:
-        """Follow the future of Dask's own executor."""
+    def __init__(self, executor: DaskExecutor, task: Any) -> None:
+        """Follow a future of Dask's client, which is of another kind."""
         super().__init__()
-        self._executor, self._key, self._inner = executor, key, inner
-        inner.add_done_callback(self._settle)
-        self.add_done_callback(lambda _: inner.cancel() if self.cancelled() else None)
+        self._executor, self._task, self._submitted = executor, task, time.monotonic()
+        self.add_done_callback(self._release)
+        task.client.loop.add_callback(self._settle)
 
-    def _settle(self, inner: Future[T]) -> None:
+    async def _settle(self) -> None:
+        """Take over what comes of Dask's future."""
         with suppress(InvalidStateError):  # it was cancelled
-            if inner.cancelled():
-                self.set_exception(LostTaskError("the Dask scheduler was lost"))
-            elif (error := inner.exception()) is None:
-                self.set_result(inner.result())
-            elif isinstance(error, KilledWorker):
-                self.set_exception(RuntimeError(f"its workers died ({error})"))
-            else:
-                self.set_exception(error)
+            try:
+                self.set_result(await self._task)
+            except KilledWorker:
+                self.set_exception(LostTaskError("the Dask workers that were given it died"))
+            except (Exception, asyncio.CancelledError) as error:
+                lost = self._task.status != "error"
+                self.set_exception(LostTaskError(f"{_LOST} ({error})") if lost else error)
+
+    def _release(self, _: Future[T]) -> None:
+        """Let Dask forget the task, which it would do again if the result's worker is lost."""
+        self._task.cancel() if self.cancelled() else self._task.release()
 
     def stop(self) -> None:
-        """Cancel the task, and restart the worker that is at it."""
-        self._executor.stop(self._key)
+        """Cancel the task, and end the worker that is at it."""
         self.cancel()
+        self._executor.stop(self._task.key)
 
     def seconds_running(self) -> float | None:
         """Ask the cluster for how long the task has run."""
-        return self._executor.seconds_running(self._key)
+        return self._executor.seconds_running(self._task.key, self._submitted)
 
 
 def _connected(address: str) -> Client:
@@ -180,3 +198,14 @@ def _timed(key: str, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[s
 def _seconds_since_begin(key: str) -> float | None:
     """Return for how long this worker has been at a task."""
     return time.monotonic() - _began[key] if key in _began else None
+
+
+def _leave_if_at(key: str, dask_worker: Any) -> None:
+    """End this worker if it is at a task: nothing else stops a thread."""
+    if key in _began and dask_worker.nanny is not None:
+        os._exit(1)
+
+
+def _loop_of(client: Client) -> asyncio.AbstractEventLoop:
+    loop: Any = client.loop
+    return loop.asyncio_loop

@@ -55,13 +55,10 @@ class EngineExecutor(Executor, ABC):
 def is_lost(error: BaseException) -> bool:
     """Return whether a future's error says that its task was lost, not that it failed.
 
-    A future of Dask's own executor is cancelled when its scheduler is lost, and a task that Dask
-    has given up is a ``KilledWorker``: Dask has by then tried it on several workers, so this counts
-    as a failure.
+    A future of Dask's own executor is cancelled when its scheduler is lost, and has a
+    ``KilledWorker`` if all workers that were given the task died, on which it may only have waited.
     """
-    return isinstance(error, LostTaskError | BrokenExecutor | CancelledError)
-
-
-def loaded(module: str) -> Any:
-    """Return a module if something has imported it, else None."""
-    return sys.modules.get(module)
+    kinds: list[type[BaseException]] = [LostTaskError, BrokenExecutor, CancelledError]
+    if "distributed" in sys.modules:
+        kinds.append(sys.modules["distributed"].KilledWorker)
+    return isinstance(error, tuple(kinds))

@@ -118,15 +118,13 @@ def _dask(address: str, count: int, resources: Mapping[str, float] | None) -> It
         with DaskExecutor(address, resources) as executor:
             yield executor
         return
-    with (
-        distributed.LocalCluster(
-            n_workers=count,
-            threads_per_worker=1,
-            dashboard_address=None,
-            resources=dict(resources or {}),
-        ) as cluster,
-        DaskExecutor(cluster.scheduler_address, resources) as executor,
-    ):
+    cluster = distributed.LocalCluster(
+        n_workers=count,
+        threads_per_worker=1,
+        dashboard_address=None,
+        resources=dict(resources or {}),
+    )
+    with cluster, DaskExecutor(cluster.scheduler_address, resources) as executor:
         yield executor
 
 

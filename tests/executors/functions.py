@@ -1,0 +1,46 @@
+"""Functions that workers do, found by their names."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+
+def double(x: float) -> float:
+    return 2.0 * x
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def leave(code: int) -> None:
+    os._exit(code)
+
+
+def hang() -> None:
+    time.sleep(600.0)
+
+
+def process() -> int:
+    return os.getpid()
+
+
+def wait_for(path: str) -> str:
+    """Touch ``path``.begun, and wait until there is a file at the path."""
+    Path(f"{path}.begun").touch()
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return path
+
+
+class Odd(Exception):
+    """Cannot be built from its own arguments, so it cannot be unpickled."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def oddly() -> None:
+    raise Odd(1, 2)
