@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import Normalize
 from pyarrow import parquet
+from rich.console import Console
 
 from bo_stream import DirichletWISKI
-from bo_stream.distributed import bounds_of, ingest
+from bo_stream.distributed import bounds_of, ingest, ingestion
 from bo_stream.errors import UsageError
 from tests.comparisons import assert_untouched, fingerprint
 from tests.distributed.streams import (
@@ -317,6 +320,21 @@ def test_a_bad_batch_is_named_by_its_number(parts: list[Observations]) -> None:
     assert model.num_observations == 120
     with pytest.raises(UsageError, match=r"batch 0: Expected batches of shapes"):
         ingest(model, [(parts[0].X, parts[0].Y[:5])])
+
+
+# --- progress -----------------------------------------------------------------------------------
+
+
+def test_the_bar_is_over_the_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    screen = partial(Console, file=written, force_terminal=True, width=200)
+    monkeypatch.setattr(ingestion, "Console", lambda **_: screen())
+    done = ingest(grid_model(), folder, **COLUMNS, task_rows=1)
+    size = f"{done.bytes / 1000:.1f}"
+    assert f"{size}/{size} kB" in written.getvalue()
+    written.truncate(0)
+    ingest(grid_model(), folder, **COLUMNS, progress=False)
+    assert "kB" not in written.getvalue()
 
 
 # --- bad arguments ------------------------------------------------------------------------------
