@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,7 +158,7 @@ def _of_files(source: Any, columns: Columns, file_format: Format | None) -> List
 def _files(source: Any) -> tuple[str, list[str]]:
     """Return the folder that names of files are relative to, and the files in order."""
     if not isinstance(source, str | Path):
-        return "", [str(each) for each in source]
+        return "", [each if "://" in str(each) else str(Path(each).absolute()) for each in source]
     text, path = str(source), Path(source)
     if path.is_dir():
         found = sorted(str(each) for each in path.rglob("*") if _format_of(str(each)))
@@ -196,6 +197,10 @@ def _of_parts(parts: Iterable[Any], root: str, columns: Columns) -> Listing:
         except (OSError, ValueError, TypeError) as error:
             reason = str(error) if isinstance(error, UsageError) else one_line(error)
             faults.append(Fault(name, reason))
+    keys = Counter(each.key for each in fragments)
+    twice = [key for key, number in keys.items() if number > 1]
+    if twice:
+        raise UsageError(f"Expected each file once, got {twice[0]} more than once.")
     return Listing(tuple(fragments), tuple(faults))
 
 

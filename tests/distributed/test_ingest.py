@@ -347,6 +347,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "task_rows": ({"task_rows": 0}, "task_rows of at least 1"),
     "source": ({"source": 7}, "source to be files, a folder"),
     "no files": ({"source": "nowhere/*.parquet"}, "no files of nowhere"),
+    "a file twice": (
+        {"source": lambda folder: [folder / "part-00.parquet", folder / "part-00.parquet"]},
+        "part-00.parquet#0 more than once",
+    ),
     "no such column": ({"y": "price"}, "part-00.parquet: it has no column 'price', but"),
 }
 
@@ -354,6 +358,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_are_said_before_anything_is_read(name: str, folder: Path) -> None:
     change, said = WRONG[name]
+    change = {k: v(folder) if callable(v) else v for k, v in change.items()}
     with pytest.raises(UsageError, match=said):
         ingest(grid_model(), **{"source": folder, **COLUMNS, **change})
 
