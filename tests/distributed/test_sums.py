@@ -167,6 +167,18 @@ def test_grids_that_grow_apart_are_joined_exactly() -> None:
     assert_same(model, streamed, torch.rand(5, 2, dtype=torch.float64) * 2.0 - 0.6)
 
 
+@pytest.mark.parametrize("rows", [9, 400])
+def test_sums_grow_as_far_as_the_model_may(rows: int) -> None:
+    """So that a call which adds rows is refused, not the last one, which puts all in."""
+    data = observations(rows)
+    model = grid_model(data).update(data.X + 2.2, data.Y)
+    sums = zero(model)
+    with pytest.raises(InputDataError, match="4 times its first width"):
+        accumulate(sums, data.X - 2.2, data.Y)
+    accumulate(sums, data.X + 2.4, data.Y)
+    assert finish(model, sums).num_observations == 3 * rows
+
+
 def test_classes_that_only_one_part_has_are_known_afterwards() -> None:
     X = torch.rand(40, 2, dtype=torch.float64)
     model = DirichletWISKI(X[:5], torch.zeros(5), bounds=UNIT, grid_size=9)
