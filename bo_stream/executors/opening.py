@@ -17,6 +17,11 @@ KINDS = ("processes", "threads", "dask", "ray")
 
 _SECONDS_TO_CONNECT = 5.0
 
+_LOCAL_CLUSTER = {
+    "distributed.deploy.lost-worker-timeout": "10 minutes",  # they load torch first
+    "distributed.scheduler.worker-saturation": 1.0,  # none waits behind a deadly task
+}
+
 
 @contextmanager
 def executor_of(
@@ -112,19 +117,24 @@ def _threads(count: int) -> Iterator[Executor]:
 
 def _dask(address: str, count: int, resources: Mapping[str, float] | None) -> Iterator[Executor]:
     distributed = _engine("distributed", "dask")
+    import dask
+
     from bo_stream.executors.dask import DaskExecutor
 
     if address:
         with DaskExecutor(address, resources) as executor:
             yield executor
         return
-    cluster = distributed.LocalCluster(
-        n_workers=count,
-        threads_per_worker=1,
-        dashboard_address=None,
-        resources=dict(resources or {}),
-    )
-    with cluster, DaskExecutor(cluster.scheduler_address, resources) as executor:
+    with (
+        dask.config.set(_LOCAL_CLUSTER),
+        distributed.LocalCluster(
+            n_workers=count,
+            threads_per_worker=1,
+            dashboard_address=None,
+            resources=dict(resources or {}),
+        ) as cluster,
+        DaskExecutor(cluster.scheduler_address, resources) as executor,
+    ):
         yield executor
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,26 @@ def test_the_orchestrator_does_not_sleep() -> None:
     assert options.max_pending_trials == 6
     assert options.run_trials_in_batches
     assert (options.min_seconds_before_poll, options.init_seconds_between_polls) == (0.0, 0)
+
+
+def test_trials_are_evaluated_on_an_executor() -> None:
+    client = started()
+    with ThreadPoolExecutor(2) as executor:
+        run_trials(client, bowl, 3, workers=2, executor=executor)
+        assert executor.submit(int).result() == 0  # it is left open
+    run_trials(client, bowl, 1, executor="threads:1")
+    assert {trial.status for trial in client._experiment.trials.values()} == {TrialStatus.COMPLETED}
+    values = client._experiment.lookup_data().df["mean"].tolist()
+    expected = [bowl(t.arms[0].parameters) for t in client._experiment.trials.values()]
+    assert values == pytest.approx(expected)
+
+
+def test_an_executor_that_cannot_be_had_changes_nothing() -> None:
+    client = started()
+    before = client._experiment.runner
+    with pytest.raises(UsageError, match="Expected executor to be one of"):
+        run_trials(client, bowl, 1, executor="slurm")
+    assert client._experiment.runner is before
 
 
 @pytest.mark.integration

@@ -360,3 +360,39 @@ def test_a_folder_with_a_run_is_not_begun_again(finished: Path) -> None:
     assert_one_clear_error(
         optimize("Branin", "--out", str(finished)), "holds a run already. Go on with it by --resume"
     )
+
+
+@pytest.mark.integration
+def test_a_function_is_evaluated_on_an_executor() -> None:
+    quick = ["--bounds", "0,1", *QUICK]
+    result = optimize("my_costs:cost", *quick, "--executor", "threads:2", "--out", "run")
+    assert result.exit_code == 0, result.stderr
+    assert optimize(*own("cost", "--out", "serial")).exit_code == 0
+    pd.testing.assert_frame_equal(table("run"), table("serial"))
+    plan = json.loads(Path("run/run.json").read_text())["plan"]
+    assert (plan["executor"], plan["resources"]) == ("threads:2", {})
+    again = ["my_costs:cost", "--out", "run", "--resume", "--steps", "4"]
+    assert optimize(*again).exit_code == 0
+    assert optimize(*again[:-1], "5", "--workers", "0").exit_code == 0
+    plan = json.loads(Path("run/run.json").read_text())["plan"]
+    assert (plan["executor"], plan["workers"]) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--executor", "slurm"], "Expected executor to be one of processes, threads, dask, ray"),
+        (["--executor", "threads:2", "--workers", "2"], "leave out --workers, or --executor"),
+        (["--executor", "threads:2", "--resources", "GPU=1"], "An executor of threads has no"),
+        (["--resources", "GPU=1"], "Resources are those of an executor"),
+        (["--executor", "ray:127.0.0.1:1"], "Nothing answers at 127.0.0.1:1 within 5 s"),
+    ],
+)
+def test_executors_that_cannot_be_had(options: list[str], message: str) -> None:
+    assert_one_clear_error(optimize("my_costs:cost", "--bounds", "0,1", *options), message)
+
+
+def test_resources_are_names_and_numbers() -> None:
+    result = optimize("Branin", "--executor", "dask:2", "--resources", "GPU")
+    assert result.exit_code == 2
+    assert "expected name=number" in " ".join(result.stderr.replace("│", " ").split())
