@@ -8,12 +8,12 @@ sums become one *sealed* node, so that the next one adds only what came later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from bo_stream.distributed.fragments import Columns, Fragment, digest_of
+from bo_stream.distributed.fragments import Columns, FileFragment, Fragment, digest_of
 from bo_stream.distributed.likeness import check_alike
 from bo_stream.distributed.sources import Fault
 from bo_stream.distributed.sums import Sums, merge
@@ -81,6 +81,7 @@ class Record:
             )
         self._columns = columns
         self._digests: dict[str, str] = {}  # of fragments of ingests that have ended, by key
+        self._contents: dict[str, str] = {}  # keys of these, by digest
         self._seen: dict[str, str] = {}  # of all others
         self.base: Sums | None = None
         self._read_sealed(model)
@@ -93,7 +94,8 @@ class Record:
         """Say whether an ingest that has ended took a fragment in.
 
         Raises:
-            UsageError: It did, and the fragment has changed since.
+            UsageError: It did, and the fragment has changed since; or it took in the same content
+                of a file under another name.
         """
         former, now = self._digests.get(fragment.key), self._seen.get(fragment.key)
         if now is None:
@@ -103,6 +105,11 @@ class Record:
                 f"{fragment.key} has changed since it was taken in, by the record in "
                 f"{self._folder}: what was taken in cannot be taken out. Restore the file, or "
                 "build the model anew with another record."
+            )
+        if former is None and isinstance(fragment, FileFragment) and now in self._contents:
+            raise UsageError(
+                f"{fragment.key} has the content of {self._contents[now]}, which is in by the "
+                f"record in {self._folder}: name the files as before, or leave this one out."
             )
         return former is not None
 
@@ -137,7 +144,7 @@ class Record:
         rows = 0.0 if part is None else part.sums.rows
         if part is not None and part.keys:
             self._write(f"sealed-{len(self._state.sealed)}", part)
-            self._digests |= {key: self._seen[key] for key in part.keys}
+            self._took({key: self._seen[key] for key in part.keys})
             self.base = part.sums if self.base is None else merge(self.base, part.sums)
             sealed = (*self._state.sealed, rows)
             self._write_state(replace(self._state, sealed=sealed, plan=""))
@@ -145,6 +152,10 @@ class Record:
             self._write_state(replace(self._state, plan=""))
         self._seen = {}  # files may have changed since they were taken in: look again
         self._remove(self._folder.glob("node-*"))
+
+    def _took(self, digests: Mapping[str, str]) -> None:
+        self._digests |= digests
+        self._contents |= {digest: key for key, digest in digests.items()}
 
     def _keep(self, place: Place, part: Part, former: tuple[Place, ...]) -> None:
         self._write(_name(place), part)
@@ -197,7 +208,7 @@ class Record:
         held = self._held_by(model)
         for number in range(len(self._state.sealed)):
             part, digests = self._read(f"sealed-{number}", model)
-            self._digests |= digests
+            self._took(digests)
             if number >= held:
                 self.base = part.sums if self.base is None else merge(self.base, part.sums)
 

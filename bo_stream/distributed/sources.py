@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import glob
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +76,8 @@ def listed(source: Any, columns: Columns, file_format: Format | None = None) -> 
     import pyarrow.dataset as ds
 
     if _is_of(source, "dask", "to_delayed"):
+        if _is_persisted(source):
+            return None
         return Listing(tuple(_dask_fragments(source, columns)))
     if isinstance(source, ds.Dataset):
         if not hasattr(source, "files"):
@@ -89,6 +93,8 @@ def listed(source: Any, columns: Columns, file_format: Format | None = None) -> 
 
 def streamed(source: Any, columns: Columns) -> Iterator[Fragment]:
     """Draw the fragments of an iterable of batches, or of a Ray Dataset, one after another.
+
+    A Dask DataFrame whose partitions are in the memory of a cluster is fetched in the same way.
 
     Raises:
         UsageError: The source is no iterable, or a batch is none.
@@ -106,6 +112,8 @@ def _tables(source: Any) -> Iterable[Any]:
     if _is_of(source, "ray", "iter_batches"):
         tables: Iterable[Any] = source.iter_batches(batch_size=100_000, batch_format="pyarrow")
         return tables
+    if _is_of(source, "dask", "to_delayed"):
+        return (part.compute() for part in source.to_delayed())
     if hasattr(source, "column_names") or hasattr(source, "iloc"):  # one table
         return [source]
     if not isinstance(source, Iterable):
@@ -150,7 +158,7 @@ def _of_files(source: Any, columns: Columns, file_format: Format | None) -> List
 def _files(source: Any) -> tuple[str, list[str]]:
     """Return the folder that names of files are relative to, and the files in order."""
     if not isinstance(source, str | Path):
-        return "", [str(each) for each in source]
+        return "", [each if "://" in str(each) else str(Path(each).absolute()) for each in source]
     text, path = str(source), Path(source)
     if path.is_dir():
         found = sorted(str(each) for each in path.rglob("*") if _format_of(str(each)))
@@ -189,6 +197,10 @@ def _of_parts(parts: Iterable[Any], root: str, columns: Columns) -> Listing:
         except (OSError, ValueError, TypeError) as error:
             reason = str(error) if isinstance(error, UsageError) else one_line(error)
             faults.append(Fault(name, reason))
+    keys = Counter(each.key for each in fragments)
+    twice = [key for key, number in keys.items() if number > 1]
+    if twice:
+        raise UsageError(f"Expected each file once, got {twice[0]} more than once.")
     return Listing(tuple(fragments), tuple(faults))
 
 
@@ -234,6 +246,12 @@ def _row_groups(part: Any, name: str, columns: Columns) -> Iterator[Fragment]:
 
 
 # --- Dask ---------------------------------------------------------------------------------------
+
+
+def _is_persisted(frame: Any) -> bool:
+    """Say whether partitions are in a cluster's memory, where only its client can ask for them."""
+    distributed = sys.modules.get("distributed")
+    return distributed is not None and bool(distributed.futures_of(frame))
 
 
 def _dask_fragments(frame: Any, columns: Columns) -> Iterator[Fragment]:

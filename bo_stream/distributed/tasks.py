@@ -35,7 +35,7 @@ class Task:
         fragments: Consecutive ones.
         columns: To read.
         tolerant: Whether to leave out fragments that cannot be taken in.
-        driver: Process that shares its processors out to no others; see :func:`run`.
+        driver: Number of the process that the ingest runs in.
     """
 
     number: int
@@ -77,7 +77,8 @@ class Part:
 def run(task: Task, start: Sums) -> Part:
     """Sum the fragments of a task. Memory O(size of the sums), whatever the number of rows.
 
-    In another process than the driver's, torch computes on one thread: each processor has a worker.
+    In another process than the driver's torch computes on one thread: there is a worker for each
+    processor.
 
     Args:
         task: Of which fragments.

@@ -105,7 +105,7 @@ def _workers(executor: Any) -> int:
     client = getattr(executor, "_client", None)
     if client is not None and hasattr(client, "nthreads"):  # of Dask
         return max(1, sum(client.nthreads().values()))
-    for name in ("workers", "_max_workers"):
+    for name in ("workers", "_max_workers", "_count"):
         number = getattr(executor, name, None)
         if isinstance(number, int) and number > 0:
             return number

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import Normalize
 from pyarrow import parquet
+from rich.console import Console
 
 from bo_stream import DirichletWISKI
-from bo_stream.distributed import bounds_of, ingest
+from bo_stream.distributed import bounds_of, ingest, ingestion
 from bo_stream.errors import UsageError
 from tests.comparisons import assert_untouched, fingerprint
 from tests.distributed.streams import (
@@ -64,6 +67,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("task_rows", [1, 100, 10_000])
 @pytest.mark.parametrize("source", FILES.values(), ids=FILES)
 def test_files_are_one_stream(
@@ -318,6 +322,21 @@ def test_a_bad_batch_is_named_by_its_number(parts: list[Observations]) -> None:
         ingest(model, [(parts[0].X, parts[0].Y[:5])])
 
 
+# --- progress -----------------------------------------------------------------------------------
+
+
+def test_the_bar_is_over_the_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    screen = partial(Console, file=written, force_terminal=True, width=200)
+    monkeypatch.setattr(ingestion, "Console", lambda **_: screen())
+    done = ingest(grid_model(), folder, **COLUMNS, task_rows=1)
+    size = f"{done.bytes / 1000:.1f}"
+    assert f"{size}/{size} kB" in written.getvalue()
+    written.truncate(0)
+    ingest(grid_model(), folder, **COLUMNS, progress=False)
+    assert "kB" not in written.getvalue()
+
+
 # --- bad arguments ------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -328,6 +347,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "task_rows": ({"task_rows": 0}, "task_rows of at least 1"),
     "source": ({"source": 7}, "source to be files, a folder"),
     "no files": ({"source": "nowhere/*.parquet"}, "no files of nowhere"),
+    "a file twice": (
+        {"source": lambda folder: [folder / "part-00.parquet", folder / "part-00.parquet"]},
+        "part-00.parquet#0 more than once",
+    ),
     "no such column": ({"y": "price"}, "part-00.parquet: it has no column 'price', but"),
 }
 
@@ -335,6 +358,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_are_said_before_anything_is_read(name: str, folder: Path) -> None:
     change, said = WRONG[name]
+    change = {k: v(folder) if callable(v) else v for k, v in change.items()}
     with pytest.raises(UsageError, match=said):
         ingest(grid_model(), **{"source": folder, **COLUMNS, **change})
 

@@ -189,6 +189,17 @@ def test_a_file_that_changed_after_it_was_taken_in_is_refused(folder: Path, kept
     assert model.num_observations == 350
 
 
+def test_a_file_under_another_name_is_not_taken_in_twice(folder: Path, kept: Path) -> None:
+    model = grid_model()
+    ingest(model, folder, **COLUMNS, record=kept)
+    with pytest.raises(UsageError, match=r"part-00.parquet#0 has the content of part-00.parquet#0"):
+        ingest(model, [folder / "part-00.parquet"], **COLUMNS, record=kept)
+    (folder / "part-01.parquet").rename(folder / "renamed.parquet")
+    with pytest.raises(UsageError, match=r"renamed.parquet#0 has the content of part-01.parquet#0"):
+        ingest(model, folder, **COLUMNS, record=kept)
+    assert model.num_observations == 350
+
+
 def test_batches_are_known_by_their_numbers(
     parts: list[Observations], kept: Path, X: torch.Tensor
 ) -> None:

@@ -120,6 +120,7 @@ def summed(start: Sums, parts: list[Observations], noise: str) -> Sums:
 SIZES = {"in rows": (20, 9, 30, 11), "on the grid": (200, 310, 40, 150)}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("name", EXACT)
 def test_a_tree_of_parts_is_one_stream(name: str, sizes: tuple[int, ...]) -> None:
@@ -164,6 +165,18 @@ def test_grids_that_grow_apart_are_joined_exactly() -> None:
     finish(model, merge(*sums))
     assert model.grid_size == streamed.grid_size
     assert_same(model, streamed, torch.rand(5, 2, dtype=torch.float64) * 2.0 - 0.6)
+
+
+@pytest.mark.parametrize("rows", [9, 400])
+def test_sums_grow_as_far_as_the_model_may(rows: int) -> None:
+    """So that a call which adds rows is refused, not the last one, which puts all in."""
+    data = observations(rows)
+    model = grid_model(data).update(data.X + 2.2, data.Y)
+    sums = zero(model)
+    with pytest.raises(InputDataError, match="4 times its first width"):
+        accumulate(sums, data.X - 2.2, data.Y)
+    accumulate(sums, data.X + 2.4, data.Y)
+    assert finish(model, sums).num_observations == 3 * rows
 
 
 def test_classes_that_only_one_part_has_are_known_afterwards() -> None:

@@ -202,11 +202,15 @@ def test_a_dask_cluster_sums_files_and_its_own_tables(
     folder: Path, parts: list[Observations], X: torch.Tensor
 ) -> None:
     frames = pytest.importorskip("dask.dataframe")
-    from bo_stream.executors import executor_of
+    from distributed import Client, LocalCluster
 
-    with executor_of("dask:2") as executor:
-        for source in (folder, frames.read_parquet(folder)):
-            model, done = ingested(source, executor=executor)
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster),  # which a table in the memory of the cluster belongs to
+    ):
+        frame = frames.read_parquet(folder)
+        for source in (folder, frame, frame.persist()):
+            model, done = ingested(source, executor=f"dask:{cluster.scheduler_address}")
             assert done.rows == 350
             assert_same(model, streamed(grid_model(), parts), X)
 
