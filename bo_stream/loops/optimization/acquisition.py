@@ -38,7 +38,7 @@ BASELINE = 64
 """Most baseline points of qLogNEI, whose cost is cubic in them."""
 
 MANY = 64
-"""Points without an outcome, those to choose included, from which they are chosen by fantasies."""
+"""Points without an outcome, those to choose included, from which on a point is to cost less."""
 
 _SAMPLES = 128
 _THOMPSON_SAMPLES = 4096
@@ -267,12 +267,16 @@ def _sobol_points(settings: OptimizationSettings, situation: Situation, count: i
 
 def _maxima(situation: Situation, paths: SamplePaths, starts: Tensor, iterations: int) -> Tensor:
     """Maximise each of n functions by L-BFGS-B from ``n x starts x d`` points, to ``n x d``."""
+
+    def scaled(X: Tensor) -> Tensor:
+        return (paths(X).squeeze(-1) - situation.centre) / situation.unit
+
     with warnings.catch_warnings():
         # a line search that stalls ends there: the best of the starts is taken anyway
         warnings.simplefilter("ignore", OptimizationWarning)
         points, reached = gen_candidates_scipy(
             starts,
-            lambda X: (paths(X).squeeze(-1) - situation.centre) / situation.unit,  # type: ignore[arg-type]  # any function will do
+            scaled,  # type: ignore[arg-type]  # any function will do
             lower_bounds=0.0,
             upper_bounds=1.0,
             options=_search_options(starts.dtype, iterations),

@@ -2,7 +2,7 @@
 
 No evaluation waits for another one, nor for a choice: some points are chosen ahead. A thread beside
 the one that gives out points and takes outcomes owns the model: it chooses, learns, and writes the
-checkpoints.
+checkpoints. Outcomes enter the ledger at once, trial by trial, and the model at the next choice.
 """
 
 from __future__ import annotations
@@ -155,6 +155,7 @@ class AsynchronousRun:
         self._optimizer, self._evaluator, self._plan = optimizer, evaluator, plan
         self._folder, self._record = folder, record
         self._journal = None if folder is None else Journal(folder)
+        self._written = list(optimizer.ledger)
         self._ready = deque(optimizer.pending)
         self._under_way: set[int] = set()
         self._choice: Future[list[Trial]] | None = None
@@ -205,13 +206,13 @@ class AsynchronousRun:
             return
         self._under_way.remove(outcome.key)
         trial = self._recorded(outcome)
-        if self._journal is not None:
-            self._journal.add([trial])
+        self._write_changes()
         if trial.status == "pending":
             self._ready.appendleft(trial)
         elif trial.status != "withdrawn":
             self._check_hope(trial)
             yield trial
+            self._write_changes()
 
     def _recorded(self, outcome: Outcome[float]) -> Trial:
         """Record an outcome; a trial to be tried again is pending."""
@@ -267,10 +268,21 @@ class AsynchronousRun:
             wait([self._choice])
         if self._choice.done():
             trials, self._choice = self._choice.result(), None
-            if self._journal is not None:
-                self._journal.add(trials)
+            self._write_changes()
             self._ready.extend(trials)
             self._asked += len(trials)
+
+    # --- files --------------------------------------------------------------------------------
+
+    def _write_changes(self) -> None:
+        """Write to the journal each trial that is another one than when it was written last."""
+        if self._journal is None:
+            return
+        trials = list(self._optimizer.ledger)
+        known = len(self._written)
+        changed = [t for t, former in zip(trials, self._written, strict=False) if t is not former]
+        self._journal.add(changed + trials[known:])
+        self._written = trials
 
     def _write_checkpoint(self) -> None:
         if self._folder is None or self._journal is None:

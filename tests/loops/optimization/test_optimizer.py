@@ -288,12 +288,13 @@ def test_a_line_search_that_stalls_is_no_news(monkeypatch: pytest.MonkeyPatch) -
     assert len(started(replace(TWO_INPUTS, acquisition="TS")).ask(3)) == 3
 
 
-def test_thompson_sampling_finds_the_maximum_of_each_function() -> None:
+@pytest.mark.parametrize("q", [20, acquisition_module.MANY])
+def test_thompson_sampling_finds_the_maximum_of_each_function(q: int) -> None:
     model = of(started(TWO_INPUTS, steps=2))
     grid = torch.cartesian_prod(*2 * [torch.linspace(0.0, 1.0, 101, dtype=torch.float64)])
     situation = Situation(model, grid[:1], 0.0, None, beta=2.0, seed=3)
-    found = best_points(replace(TWO_INPUTS, acquisition="TS"), situation, 20)
-    functions = sample_paths(model, 20, seed=3)
+    found = best_points(replace(TWO_INPUTS, acquisition="TS"), situation, q)
+    functions = sample_paths(model, q, seed=3)
     reached = functions(found.unsqueeze(-2)).flatten()
     assert bool((reached >= functions(grid).squeeze(-1).amax(-1) - 1e-6).all())
 
