@@ -85,6 +85,6 @@ def test_other_arrays_are_no_delta(case: str) -> None:
 def test_sums_of_another_model_are_refused() -> None:
     other = WISKI(*rows(0), grid_size=9)
     sums = accumulate(zero(other), *rows(3))
-    arrays = Delta(*rows(0), sums, BestPoints.of(*rows(0))).arrays()
+    arrays = Delta(*rows(0), sums, BestPoints.of(rows(0)[0], rows(0)[1].squeeze(-1))).arrays()
     with pytest.raises(UnsupportedError, match="Expected sums of one model"):
         Delta.of_arrays(arrays, TEMPLATE)
