@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from botorch.test_functions import Ackley, Branin
+from botorch.test_functions import Branin, StyblinskiTang
 from scipy.stats import wilcoxon
 from torch import Tensor
 from torch.quasirandom import SobolEngine
@@ -36,7 +36,7 @@ SAME = 1e-8
 
 TASKS = {
     "Branin": Problem(Branin(), 1.0, 0.397887),
-    "Ackley-2": Problem(Ackley(2), 0.1, 0.0),
+    "StyblinskiTang-2": Problem(StyblinskiTang(2), 5.0, -39.16616570377142 * 2),
 }
 
 

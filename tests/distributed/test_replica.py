@@ -196,6 +196,24 @@ def test_exchanges_compact_by_themselves() -> None:
     assert removed == [0, 0, 0, 4, 0, 0]
 
 
+def test_what_is_held_is_kept_while_the_store_shows_only_a_part_of_it() -> None:
+    store = Interrupted("none")
+    a, b = replicas(store)
+    told(b, some(3, 1))
+    b.exchange()
+    b.compact()
+    store.hidden = {delta_key((a.run, 1)), *Listing.of(store).clocks}
+    told(a, some(2))
+    a.exchange()
+    store.hidden = {delta_key((a.run, 1))}
+    with pytest.warns(ReplicaWarning, match="1 deltas are neither in the store nor"):
+        assert not a.exchange().anew
+    assert a.observations == 2
+    store.hidden = set()
+    assert a.exchange().anew
+    assert a.observations == 5
+
+
 class Interrupted(MemoryStore):
     """Calls another replica just after a key of some kind was written, and hides some keys."""
 
@@ -319,6 +337,20 @@ def test_replicas_that_know_the_same_ask_for_different_points_within_the_bounds(
     again = Replica(a.settings, store, "C")
     twin = Replica(a.settings, store, "C", model=a._template)
     assert again.ask() == twin.ask()
+
+
+def test_points_do_not_depend_on_the_units_of_outcomes() -> None:
+    own = dataclasses.replace(UNLEARNED, initial=12, q=3)
+    asked = []
+    for unit in (1.0, 2.0**-16, 2.0**40):
+        a = Replica(own, MemoryStore(), "A")
+        X = some(12)
+        a.tell(X, [unit * height(x) for x in X])
+        assert a.exchange().learned
+        asked.append(a.ask())
+    for points_in_units in asked[1:]:
+        for x, expected_x in zip(points_in_units, asked[0], strict=True):
+            assert x == pytest.approx(expected_x, abs=1e-4)
 
 
 def test_the_best_point_is_that_of_the_best_mean() -> None:
