@@ -177,7 +177,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
             )
         replay = memory.replay.plus(Batch(data.X, data.targets.mT))
         learner = self.learner(replace(memory, replay=replay), prior, growing=False)
-        learner.grow(replay.newest(data.X, 4 * self.growth.step))
+        learner.grow(replay.collective.first(data.X, 4 * self.growth.step))
         train(learner, self.update_steps, None, progress=False)
         prior.take_over(learner.hyper)
         return learner.memory, None
