@@ -379,7 +379,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         if isinstance(hyper.likelihood, GaussianLikelihood):
             return optimum(before, batches, weight, self.growth.covariance, collective)
         now = self._widely_spanned(memory, prior, before)
-        best = optimum(now, batches, weight, collective=collective)
+        best = optimum(now, batches, weight, None, collective)
         bound = self._bound(memory, prior, hyper)
         for halvings in range(HALVINGS):
             tried = between(now.posterior, best, 0.5**halvings)
