@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,26 +17,27 @@ class Collective(ABC):
     not of rows is computed by each, and counts ``share`` in each.
 
     Attributes:
+        rank: Number of this process, from 0.
         size: Number of processes.
-        rank: Number of this one, from 0.
+        is_alone: Whether there is one only.
+        share: Part that each process takes of a term which is not of rows.
     """
 
-    size: int
-    rank: int
+    def __init__(self, rank: int, size: int) -> None:
+        """Count the processes."""
+        self.rank, self.size = rank, size
+        self.is_alone, self.share = size == 1, 1.0 / size
 
     @abstractmethod
     def sum(self, value: Tensor) -> Tensor:
         """Sum a tensor, of the same shape in all processes, over them; no gradient passes."""
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is one process only."""
-        return self.size == 1
-
-    @property
-    def share(self) -> float:
-        """Part that each process takes of a term which is not of rows."""
-        return 1.0 / self.size
+    def sums(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Sum several tensors at once."""
+        total = self.sum(torch.cat([value.reshape(-1) for value in values]))
+        parts = total.split([value.numel() for value in values])
+        pairs = zip(parts, values, strict=True)
+        return [part.view(value.shape).to(value.dtype) for part, value in pairs]
 
     def agreed(self, value: Tensor) -> Tensor:
         """Return the value that the first process has."""
@@ -91,8 +93,9 @@ class Collective(ABC):
 class Alone(Collective):
     """One process, whose sums are its own."""
 
-    size = 1
-    rank = 0
+    def __init__(self) -> None:
+        """Count one process."""
+        super().__init__(0, 1)
 
     def sum(self, value: Tensor) -> Tensor:
         """Return the value."""

@@ -56,5 +56,14 @@ def test_numbers_are_the_same_everywhere() -> None:
     assert together(3, work) == [([1.0, 5.0], [3, 0, 2], 5, 2.0)] * 3
 
 
+def test_several_tensors_are_summed_at_once() -> None:
+    def work(c: Collective) -> list[torch.Tensor]:
+        return c.sums([torch.full((2, 1), 1.0 + c.rank), torch.tensor(c.rank), torch.zeros(0)])
+
+    for first, second, third in together(3, work):
+        assert first.tolist() == [[6.0], [6.0]]
+        assert (int(second), second.dtype, third.shape) == (3, torch.int64, (0,))
+
+
 def test_shares_add_up() -> None:
     assert sum(together(4, lambda c: c.share)) == 1.0

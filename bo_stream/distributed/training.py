@@ -147,17 +147,11 @@ class Processes:
 
 
 class ProcessGroup(Collective):
-    """The default process group of torch.distributed.
-
-    Attributes:
-        size: Number of processes.
-        rank: Number of this one, from 0.
-    """
+    """The default process group of torch.distributed."""
 
     def __init__(self, device: torch.device) -> None:
         """Take the group that there is; NCCL sums on the model's device, others on the CPU."""
-        self.size = torch.distributed.get_world_size()
-        self.rank = torch.distributed.get_rank()
+        super().__init__(torch.distributed.get_rank(), torch.distributed.get_world_size())
         is_nccl = torch.distributed.get_backend() == "nccl"
         self._device = device if is_nccl else torch.device("cpu")
 

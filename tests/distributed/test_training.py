@@ -37,7 +37,7 @@ from tests.distributed.threads import together
 Data = tuple[Tensor, Tensor]
 STEPS = 25
 SAME = {"rtol": 1e-6, "atol": 1e-6}
-PARTS = ((slice(0, 30), slice(0, 0)), (slice(30, None), slice(60, None)))
+PARTS = ((slice(0, 30), slice(0, 0)), (slice(30, 60), slice(60, None)))
 """Rows of each of two processes in each of two updates; the first has none in the second."""
 
 

@@ -20,7 +20,7 @@ class Threads(Collective):
     """One of several threads; sums are in the order of ranks."""
 
     def __init__(self, rank: int, barrier: threading.Barrier, given: dict[int, Tensor]) -> None:
-        self.rank, self.size = rank, barrier.parties
+        super().__init__(rank, barrier.parties)
         self._barrier, self._given = barrier, given
 
     def sum(self, value: Tensor) -> Tensor:

@@ -177,7 +177,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
             )
         replay = memory.replay.plus(Batch(data.X, data.targets.mT))
         learner = self.learner(replace(memory, replay=replay), prior, growing=False)
-        learner.grow(replay.newest(data.X, 4 * self.growth.step))
+        learner.grow(replay.collective.first(data.X, 4 * self.growth.step))
         train(learner, self.update_steps, None, progress=False)
         prior.take_over(learner.hyper)
         return learner.memory, None
@@ -379,7 +379,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         if isinstance(hyper.likelihood, GaussianLikelihood):
             return optimum(before, batches, weight, self.growth.covariance, collective)
         now = self._widely_spanned(memory, prior, before)
-        best = optimum(now, batches, weight, collective=collective)
+        best = optimum(now, batches, weight, None, collective)
         bound = self._bound(memory, prior, hyper)
         for halvings in range(HALVINGS):
             tried = between(now.posterior, best, 0.5**halvings)

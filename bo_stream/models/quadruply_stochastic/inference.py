@@ -157,7 +157,9 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
                 "observation. Build it anew, or take a model whose memory subtracts (OSGPR, WISKI)."
             )
         replay = memory.replay.plus(Batch(data.X, data.targets.mT))
-        first = replay.newest(data.X, max(_FIRST_ROWS, memory.layout.room))
+        first = data.X
+        if not replay.collective.is_alone:  # the first inputs of all processes
+            first = replay.collective.first(first, max(_FIRST_ROWS, memory.layout.room))
         layout, progress = memory.layout.grown(first), memory.progress.clone()
         after = replace(memory, replay=replay, layout=layout, progress=progress)
         after = self.filled(after, first, prior)

@@ -12,7 +12,6 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from bo_stream.bases.sampled import PointBasis
-from bo_stream.collective import Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.linalg import safe_cholesky
 from bo_stream.models.prior import Hyperparameters, Prior
@@ -139,10 +138,22 @@ class Steps:
                 self._adam.ascend(value + log_prior, self._collective)
             else:
                 (-value).backward()
-        self._move(drawn, schedule.learning_rate * decay)
-        self._measure(drawn, thawed)
+        squares = [one.squares.detach() for one in drawn]
+        value, gradient, squares = self._summed(value, SampledGradient.of(drawn), squares)
+        self._move(drawn, gradient, schedule.learning_rate * decay)
+        self._measure(drawn, squares, thawed)
         progress.steps = self.num_steps = self.num_steps + 1
-        return float(self._collective.sum(value.detach()))
+        return float(value)
+
+    def _summed(
+        self, value: Tensor, gradient: SampledGradient, squares: list[Tensor]
+    ) -> tuple[Tensor, SampledGradient, list[Tensor]]:
+        """Sum a step's results over the processes, each of which has those of its rows."""
+        value, slopes = value.detach(), (gradient.coefficients, gradient.log_scale)
+        if self._collective.is_alone:
+            return value, gradient, squares
+        value, first, second, *squares = self._collective.sums([value, *slopes, *squares])
+        return value, replace(gradient, coefficients=first, log_scale=second), squares
 
     # --- what a step draws --------------------------------------------------------------------
 
@@ -189,8 +200,8 @@ class Steps:
         with torch.enable_grad():
             value = self.value(drawn, data, learns=False)
             (-value.sum()).backward()
-        gradient = SampledGradient.of(drawn).summed(self._collective)
-        return self._collective.sum(value.detach()), gradient
+        value, gradient, _ = self._summed(value, SampledGradient.of(drawn), [])
+        return value, gradient
 
     def value(self, drawn: list[DrawnFunctions], data: Data, learns: bool) -> Tensor:
         """Estimate the bound, ``m``; for a Gaussian likelihood without bias. [Evans2020, eq. 2].
@@ -264,10 +275,9 @@ class Steps:
     # --- moves --------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _move(self, drawn: list[DrawnFunctions], rate: float) -> None:
+    def _move(self, drawn: list[DrawnFunctions], gradient: SampledGradient, rate: float) -> None:
         """Move what was drawn by AdaGrad, and the control variate after it."""
-        progress, gradient = self.progress, SampledGradient.of(drawn).summed(self._collective)
-        index = gradient.index
+        progress, index = self.progress, gradient.index
         rates = torch.full_like(gradient.coefficients[:1, :1], COVARIANCE_RATE * rate)
         rates[..., 0] = rate
         slopes = progress.coefficient_slopes
@@ -284,7 +294,7 @@ class Steps:
             progress.control.follow(torch.cat(supports, -1), gradient.parts(moves))
 
     @torch.no_grad()
-    def _measure(self, drawn: list[DrawnFunctions], thawed: bool) -> None:
+    def _measure(self, drawn: list[DrawnFunctions], squares: list[Tensor], thawed: bool) -> None:
         """Average squares of the drawn functions over about one pass through the data.
 
         Of functions that have precisions of their own, once thawed, these go to the bound's
@@ -297,9 +307,9 @@ class Steps:
             return
         visits = 1.0 + progress.steps * len(drawn[0].index) / measured.shape[-1]
         share = max(1.0 / visits, min(1.0, self.rows / self.num_data))
-        for one in drawn:
-            index, squares = one.index, self._collective.sum(one.squares.detach()) / self.rows
-            measured[:, index] += share * (squares - measured[:, index])
+        for one, total in zip(drawn, squares, strict=True):
+            index = one.index
+            measured[:, index] += share * (total / self.rows - measured[:, index])
         if precisions is None or not thawed:
             return
         noise = self.hyper.likelihood.noise.reshape(-1, 1).to(precisions)
@@ -427,11 +437,6 @@ class SampledGradient:
         columns = torch.arange(coefficients.shape[-1] - 1, device=index.device)
         coefficients[..., 1:] *= index.unsqueeze(-1) > columns  # above: no parameters
         return cls(index, coefficients, log_scale, places, times)
-
-    def summed(self, collective: Collective) -> SampledGradient:
-        """Sum the parts that processes have."""
-        coefficients, log_scale = map(collective.sum, (self.coefficients, self.log_scale))
-        return replace(self, coefficients=coefficients, log_scale=log_scale)
 
     def parts(self, whole: Tensor) -> Tensor:
         """Share what is had once for each among the draws: its parts sum up to it."""

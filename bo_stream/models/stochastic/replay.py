@@ -129,15 +129,6 @@ class Replay(ABC):
         """Add to rows at some places those of them that other processes hold."""
         return rows
 
-    def newest(self, X: Tensor, most: int) -> Tensor:
-        """Return the first inputs of the rows that were added last, of all processes together.
-
-        Args:
-            X: Inputs that this process has added, ``... x n x d``.
-            most: As many as are needed; there may be more.
-        """
-        return self.collective.first(X, most)
-
     def places(self, size: int, generator: torch.Generator | None) -> Tensor:
         """Draw places as :meth:`draw` does."""
         if not 1 <= size <= self.held:

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import pytest
 import torch
-from torch import Tensor
 
 from bo_stream.collective import Collective
 from bo_stream.models.stochastic.replay import Batch, StreamReplay, generator_at
@@ -83,15 +82,6 @@ def test_all_rows_are_visited_once_by_the_process_that_holds_them() -> None:
     found = [number for batches in visited for batch in batches for number in batch]
     assert sorted(found) == numbers(ALL.draw(ALL.held))
     assert {(one.held, one.count) for one in on_three(lambda shards: shards)} == {(26, 26)}
-
-
-def test_the_first_new_inputs_are_those_of_all() -> None:
-    def work(shards: ShardedReplay) -> Tensor:
-        X = rows((2, 0, 3)[shards.collective.rank], 10 * shards.collective.rank).X
-        return shards.plus(Batch(X, X[:, :1])).newest(X, 4)
-
-    for X in on_three(work):
-        assert X[:, 0].tolist() == [0, 1, 20, 21]
 
 
 def test_a_process_that_is_left_alone_has_rows_that_stand_for_all() -> None:
