@@ -24,8 +24,8 @@ from torch.quasirandom import SobolEngine
 from bo_stream.acquisition import SamplePaths, evaluate_known_points_once, sample_paths
 from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.errors import UsageError
-from bo_stream.loops.optimization.objectives import import_function
 from bo_stream.loops.optimization.settings import ACQUISITIONS, OptimizationSettings
+from bo_stream.loops.own_functions import import_function
 from bo_stream.models.base import StreamingGP
 
 BASELINE = 64

@@ -35,6 +35,9 @@ class SurveySettings:
         criterion: Uncertainty that the choices reduce: expected ``misclassification``, ``entropy``
             of being above the threshold, variance ``targeted`` at the threshold, or ``variance`` of
             the prevalence; None: misclassification for exceedance, variance for a map.
+        loss: A programme's own loss in place of a criterion, ``package.module:function``: it maps
+            probabilities of exceeding the threshold to losses of the best action, elementwise by
+            torch; see :class:`~bo_stream.ExpectedLoss`.
         certainty: Probability of prevalence above (below) the threshold from which a site is
             called above (below).
         trials: Number of people that a site is expected to examine; None: the mean of those told.
@@ -59,6 +62,7 @@ class SurveySettings:
     goal: Goal = "exceedance"
     threshold: float | None = None
     criterion: CriterionName | None = None
+    loss: str | None = None
     certainty: float = 0.9
     trials: int | None = None
     overdispersion: bool = False
@@ -83,6 +87,7 @@ class SurveySettings:
         if self.criterion is not None:
             check_one_of("criterion", self.criterion, CRITERIA)
         _check_threshold(self.threshold, self.chosen_criterion)
+        self._check_loss()
         if not 0.5 <= self.certainty < 1.0:
             raise UsageError(
                 f"Expected certainty to be a probability from 0.5, below 1, got {self.certainty:g}."
@@ -109,6 +114,19 @@ class SurveySettings:
         """
         claimed = {*self.covariates, self.cost, self.stratum, self.reachable}
         return [name for name in names if name not in claimed]
+
+    def _check_loss(self) -> None:
+        if self.loss is None:
+            return
+        if not all(self.loss.partition(":")):
+            raise UsageError(f"Expected loss as package.module:function, got {self.loss!r}.")
+        if self.criterion is not None:
+            raise UsageError("A loss takes the place of a criterion: give one of them.")
+        if self.threshold is None:
+            raise UsageError(
+                "A loss is a function of the probability of exceeding a threshold: give threshold, "
+                "too."
+            )
 
     def _check_columns(self) -> None:
         object.__setattr__(self, "covariates", tuple(self.covariates))
