@@ -21,6 +21,13 @@ commands = typer.Typer(
 app.add_typer(commands)
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the survey.")]
+Loss = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:FUNCTION",
+        help="The survey's own loss, if it has one, which you trust: it is imported and called.",
+    ),
+]
 
 
 @commands.command(cls=spreading("--covariates", "--quota"))
@@ -62,6 +69,15 @@ def start(
             f"Uncertainty to reduce: {', '.join(CRITERIA)} (misclassification for exceedance, "
             "variance for a map).",
             metavar="NAME",
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        option(
+            "Goal",
+            "Your own loss in place of a criterion: a function of the probability of exceeding the "
+            "threshold, elementwise by torch.",
+            metavar="MODULE:FUNCTION",
         ),
     ] = None,
     id: Annotated[
@@ -151,7 +167,7 @@ def start(
     """
     settings = {
         "goal": goal, "threshold": threshold, "certainty": certainty, "miss_cost": miss_cost,
-        "criterion": criterion, "id": id, "x": x, "units": units,
+        "criterion": criterion, "loss": loss, "id": id, "x": x, "units": units,
         "covariates": tuple(covariates or ()), "examined": examined, "positive": positive,
         "cost": cost, "stratum": stratum, "reachable": reachable, "budget": budget,
         "minimum_distance": minimum_distance, "quotas": quota, "base": base,
@@ -166,6 +182,7 @@ def start(
 def next(
     folder: Folder,
     q: Annotated[int, typer.Option("--batch", "-q", help="Sites to choose.")] = 10,
+    loss: Loss = None,
 ) -> None:
     """Choose the sites to survey next. They are pending until their results are told.
 
@@ -176,7 +193,7 @@ def next(
     """
     from bo_stream.cli import surveying
 
-    surveying.choose(folder, q)
+    surveying.choose(folder, q, loss)
 
 
 @commands.command()
@@ -232,6 +249,7 @@ def report(
     folder: Folder,
     rounds: Annotated[int, typer.Option(help="Rounds to look ahead.")] = 5,
     q: Annotated[int, typer.Option("--batch", "-q", help="Sites of each of these.")] = 10,
+    loss: Loss = None,
 ) -> None:
     """Write report.html, which opens in any browser, and predictions.csv.
 
@@ -240,4 +258,4 @@ def report(
     """
     from bo_stream.cli import surveying
 
-    surveying.report(folder, rounds, q)
+    surveying.report(folder, rounds, q, loss)

@@ -42,13 +42,13 @@ def start(sites: Path, out: Path, settings: dict[str, Any]) -> None:
             survey = Survey(table, SurveySettings(**settings), source=str(sites))
             save_survey(out, survey)
         _say_status(survey, out)
-        _say_next_step(f"survey next {out} -q 10", "choose the first sites")
+        _say_next_step(f"survey next {out} -q 10{_own(survey)}", "choose the first sites")
 
 
-def choose(folder: Path, q: int) -> None:
+def choose(folder: Path, q: int, loss: str | None) -> None:
     """Choose sites for the next round and write them to files."""
     with _command():
-        survey = load_survey(folder)
+        survey = load_survey(folder, _trusted(loss))
         check_form_is_told(folder, survey)
         earlier = len(survey.pending)
         with _spinner("Choosing sites"):
@@ -79,7 +79,7 @@ def tell(folder: Path, results: Path) -> None:
                 _warn(text)
         _say_told(told)
         _say_status(survey, folder)
-        _say_next_step(f"survey report {folder}", "see the maps")
+        _say_next_step(f"survey report {folder}{_own(survey)}", "see the maps")
 
 
 def withdraw(folder: Path, ids: Sequence[str], ask_again: bool) -> None:
@@ -100,10 +100,10 @@ def status(folder: Path) -> None:
             OUT.print(_sites_table(survey.pending, survey.coordinates))
 
 
-def report(folder: Path, rounds: int, q: int) -> None:
+def report(folder: Path, rounds: int, q: int, loss: str | None) -> None:
     """Write predictions and the report."""
     with _command():
-        survey = load_survey(folder)
+        survey = load_survey(folder, _trusted(loss))
         with _bar() as step:
             findings = find(survey, folder.resolve().name, rounds, q, on_step=step)
             step("Drawing maps")
@@ -115,6 +115,15 @@ def report(folder: Path, rounds: int, q: int) -> None:
         for note in findings.notes:
             _warn(note)
         _say(f"{PREDICTIONS} and {REPORT} are in {folder}.")
+
+
+def _trusted(loss: str | None) -> tuple[str, ...]:
+    return () if loss is None else (loss,)
+
+
+def _own(survey: Survey) -> str:
+    """Return the option that a survey with a loss of its own needs, empty for others."""
+    return "" if survey.settings.loss is None else f" --loss {survey.settings.loss}"
 
 
 _ROUNDED = ("prevalence", "sd", "lower", "q25", "q75", "upper", "exceedance")

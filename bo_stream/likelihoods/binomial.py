@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from gpytorch.constraints import Positive
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
 from numpy.polynomial.hermite_e import hermegauss
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributions import Beta, Binomial, Distribution
 from torch.nn.functional import logsigmoid
@@ -384,8 +386,15 @@ def _slope_of_rise(count: Tensor, start: Tensor) -> Tensor:
 
 def normal_nodes(like: Tensor) -> tuple[Tensor, Tensor]:
     """Return nodes and weights of a standard normal expectation."""
-    nodes, weights = hermegauss(NODES)
+    nodes, weights = _hermite()
     return like.new_tensor(nodes), like.new_tensor(weights / math.sqrt(2.0 * math.pi))
+
+
+@cache
+def _hermite() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Compute nodes and weights of Gauss-Hermite quadrature once."""
+    nodes, weights = hermegauss(NODES)
+    return nodes, weights
 
 
 _FAULTS: tuple[tuple[int, Callable[[Tensor, Tensor], Tensor], str], ...] = (

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError
-from botorch.exceptions.warnings import InputDataWarning
+from botorch.exceptions.warnings import InputDataWarning, OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.outcome import Standardize
+from gpytorch.kernels import Kernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
+from torch.nn import Module
 
 from bo_stream.mapping.covariates import map_inputs
 from bo_stream.mapping.kernel import map_kernel
 from bo_stream.mapping.positions import Units
 
 STEPS = 50
-"""Iterations of a fit of hyperparameters."""
+"""Most iterations of a fit of hyperparameters."""
+
+TOLERANCE = 1e-8
+"""Relative change of the objective at which a fit ends."""
 
 
 def screen_covariates(
@@ -36,7 +42,9 @@ def screen_covariates(
 
     Every model is an exact Gaussian process with ``map_kernel`` over the position and some
     covariates, its hyperparameters at their posterior mode. Of q covariates 2 q + 2 models are
-    fitted, each at O(n³) a step; above some 2,000 rows pass a random part of them.
+    fitted, each at O(n³) a step; above some 2,000 rows pass a random part of them. The fit of a
+    model with one covariate starts from that without any, the fit of one that leaves a covariate
+    out from that with all.
 
     Args:
         X: ``n x d``, positions, and covariates without missing values.
@@ -65,27 +73,58 @@ def screen_covariates(
         raise BotorchTensorDimensionError(f"Expected {d} names of columns, got {len(names)}.")
     covariates = [column for column in range(d) if column not in position]
 
-    def evidence(chosen: list[int]) -> float:
-        return _log_evidence(X[:, [*position, *chosen]], Y, Yvar, units)
+    def fit(chosen: list[int], start: _Fitted | None = None) -> _Fitted:
+        return _fit(X[:, [*position, *chosen]], Y, Yvar, units, chosen, start)
 
-    none, every = evidence([]), evidence(covariates)
-    rows = [
-        {
-            "gain_alone": evidence([column]) - none,
-            "gain_last": every - evidence([other for other in covariates if other != column]),
-        }
-        for column in covariates
-    ]
+    none = fit([])
+    every = fit(covariates, none)
+    rows = []
+    for column in covariates:
+        others = [other for other in covariates if other != column]
+        alone, without = fit([column], none), fit(others, every)
+        rows.append(
+            {
+                "gain_alone": alone.evidence - none.evidence,
+                "gain_last": every.evidence - without.evidence,
+            }
+        )
     labels: list[Any] = [column if names is None else names[column] for column in covariates]
     table = pd.DataFrame(rows, index=pd.Index(labels, name="covariate"))
     return table.sort_values("gain_last", ascending=False)
 
 
-def _log_evidence(X: Tensor, Y: Tensor, Yvar: Tensor | None, units: Units) -> float:
-    """Compute the log marginal likelihood at the mode of the hyperparameters' posterior."""
+@dataclass(frozen=True)
+class _Fitted:
+    """A model at the mode of the hyperparameters' posterior.
+
+    Attributes:
+        model: Exact, with ``map_kernel``.
+        columns: Of its covariates, in the order of the kernel's parts after that over position.
+        evidence: Log marginal likelihood.
+    """
+
+    model: SingleTaskGP
+    columns: list[int]
+    evidence: float
+
+    def part(self, column: int) -> Kernel | None:
+        """Return the part of the kernel over a covariate, None if it has none."""
+        if column not in self.columns:
+            return None
+        return self.model.covar_module.kernels[1 + self.columns.index(column)]
+
+
+def _fit(
+    X: Tensor,
+    Y: Tensor,
+    Yvar: Tensor | None,
+    units: Units,
+    columns: list[int],
+    start: _Fitted | None,
+) -> _Fitted:
+    """Fit a model, from the hyperparameters of another one where both have them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InputDataWarning)  # inputs are in kilometres
-        warnings.simplefilter("ignore", category=RuntimeWarning)
         model = SingleTaskGP(
             X,
             Y,
@@ -94,9 +133,33 @@ def _log_evidence(X: Tensor, Y: Tensor, Yvar: Tensor | None, units: Units) -> fl
             input_transform=map_inputs(X, units=units),
             outcome_transform=Standardize(1),
         )
+        if start is not None:
+            _start_from(model, columns, start)
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": STEPS}})
+        fit_gpytorch_mll(
+            mll,
+            optimizer_kwargs={"options": {"maxiter": STEPS, "ftol": TOLERANCE}},
+            max_attempts=1,
+            warning_handler=lambda warning: issubclass(warning.category, OptimizationWarning),
+        )
         model.train()
         with torch.no_grad():
             prior = model(*model.train_inputs)
-            return float(model.likelihood(prior).log_prob(model.train_targets))
+            evidence = float(model.likelihood(prior).log_prob(model.train_targets))
+    return _Fitted(model, columns, evidence)
+
+
+@torch.no_grad()
+def _start_from(model: SingleTaskGP, columns: list[int], start: _Fitted) -> None:
+    """Copy the hyperparameters that two models share."""
+    position, *parts = model.covar_module.kernels
+    pairs: list[tuple[Module, Module | None]] = [
+        (position, start.model.covar_module.kernels[0]),
+        (model.mean_module, start.model.mean_module),
+        (model.likelihood, start.model.likelihood),
+    ]
+    pairs += [(part, start.part(column)) for column, part in zip(columns, parts, strict=True)]
+    for own, other in pairs:
+        if other is not None:
+            for parameter, value in zip(own.parameters(), other.parameters(), strict=True):
+                parameter.copy_(value)

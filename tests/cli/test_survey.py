@@ -211,6 +211,29 @@ def test_constraints_reach_the_choice() -> None:
     assert load_survey("run").settings.miss_cost == 3.0
 
 
+def test_positions_in_kilometres() -> None:
+    table = small_country().assign(lon=lambda t: 110 * t["lon"], lat=lambda t: 110 * t["lat"])
+    table = table.rename(columns={"lon": "east", "lat": "north"})
+    table.drop(columns=["examined", "positive"]).to_csv("km.csv", index=False)
+    assert_one_clear_error(survey("start", "km.csv", *OPTIONS), "say --units m, or km")
+    done("start", "km.csv", *OPTIONS, "--units", "km", "--base", "3350", "-220")
+    said = done("next", "run", "-q", "2")
+    assert "All pending sites are in run/next.csv." in said
+    assert {"east", "north"} < set(form())
+    assert not Path("run/next.geojson").exists()
+
+
+def test_a_loss_of_one_s_own_is_named_again() -> None:
+    Path("losses_of_test_survey.py").write_text("def missed(p):\n    return p * (1 - p)\n")
+    loss = ["--loss", "losses_of_test_survey:missed"]
+    said = done("start", "sites.csv", *OPTIONS, *loss)
+    assert "survey next run -q 10 --loss losses_of_test_survey:missed" in said
+    assert_one_clear_error(survey("next", "run"), "If you trust it, name it too")
+    assert_one_clear_error(survey("report", "run"), "If you trust it, name it too")
+    done("next", "run", "-q", "1", *loss)
+    assert len(form()) == 1
+
+
 def test_quotas_are_parsed() -> None:
     assert parse_quotas(["far north=5", "a=b=2"]) == {"far north": 5, "a=b": 2}
     assert parse_quotas(None) == {}

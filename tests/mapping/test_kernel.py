@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -21,6 +22,7 @@ from bo_stream.mapping import (
     map_inputs,
     map_kernel,
     screen_covariates,
+    screening,
     survey_kernel,
 )
 
@@ -115,6 +117,28 @@ def test_screening_finds_the_covariate_that_matters() -> None:
     assert table.index[0] == "rain"
     assert float(table.loc["rain", ["gain_alone", "gain_last"]].min()) > 10.0
     assert float(table.loc["noise", "gain_last"]) < float(table.loc["rain", "gain_last"]) / 2
+
+
+def test_fits_to_screen_start_from_another_and_end_as_if_they_did_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    random, starts, ends = torch.Generator().manual_seed(0), [], []
+    X = torch.rand(50, 4, dtype=torch.float64, generator=random)
+    Y = 4.0 * X[:, 2:3] + torch.sin(6.0 * X[:, :1])
+    Y = Y + 0.3 * torch.randn(50, 1, dtype=torch.float64, generator=random)
+    fit = screening.fit_gpytorch_mll
+
+    def recording(mll: ExactMarginalLogLikelihood, **options: Any) -> None:
+        for values, step in ((starts, lambda: None), (ends, lambda: fit(mll, **options))):
+            step()
+            values.append(float(mll.model.covar_module.kernels[0].outputscale.detach()))
+
+    monkeypatch.setattr(screening, "fit_gpytorch_mll", recording)
+    table = screen_covariates(X, Y)
+    none, every = ends[:2]  # then each covariate alone, and without it
+    assert starts[1:] == [none, none, every, none, every]
+    monkeypatch.setattr(screening, "_start_from", lambda *_: None)
+    pd.testing.assert_frame_equal(screen_covariates(X, Y), table, atol=0.05, rtol=1e-3)
 
 
 def test_rows_and_names_to_screen_belong_together() -> None:

@@ -30,8 +30,8 @@ from bo_stream.loops.optimization.batches import (
     Value,
     choose_by_fantasies,
 )
-from bo_stream.loops.optimization.objectives import import_function
 from bo_stream.loops.optimization.settings import ACQUISITIONS, OptimizationSettings
+from bo_stream.loops.own_functions import import_function
 from bo_stream.models.base import StreamingGP
 
 BASELINE = 64

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -22,6 +19,7 @@ from botorch.test_functions.synthetic import SyntheticTestFunction
 from bo_stream.errors import UsageError
 from bo_stream.loops.optimization.settings import Bounds, checked_bounds
 from bo_stream.loops.optimization.trials import LARGEST
+from bo_stream.loops.own_functions import import_function
 
 P = TypeVar("P")  # a point
 V = TypeVar("V")  # an outcome
@@ -245,32 +243,3 @@ def as_number(result: Any) -> float:
         return value
     excess = f", larger in size than {LARGEST:g}" if np.isfinite(value) else ""
     raise NoOutcomeError(f"the value is {value}{excess}")
-
-
-def import_function(name: str, what: str) -> Callable[..., Any]:
-    """Import ``package.module:function``; modules in the working directory are found too.
-
-    A module that cannot be imported, or has no such function, is a ``UsageError``; ``what`` names
-    the function's purpose in it.
-    """
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise UsageError(f"Expected {what} as package.module:function, got {name!r}.")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises
-        raise UsageError(
-            f"{what} {name!r}: module {module_name!r} cannot be imported "
-            f"({type(error).__name__}: {error}). Run from its folder, or install it."
-        ) from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        found = "nothing" if function is None else f"a {type(function).__name__}"
-        raise UsageError(
-            f"{what} {name!r}: expected a function named {attribute!r} in {module_name!r}, found "
-            f"{found}."
-        )
-    return function

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -14,12 +15,14 @@ from bo_stream.acquisition.constraints import Round, SiteConstraints
 from bo_stream.acquisition.criteria import (
     Criterion,
     ExceedanceEntropy,
+    ExpectedLoss,
     IntegratedVariance,
     Misclassification,
     TargetedVariance,
 )
 from bo_stream.acquisition.site_choice import SiteChoice, select_sites
 from bo_stream.errors import UsageError
+from bo_stream.loops.own_functions import import_function
 from bo_stream.loops.survey.facts import SurveyFacts
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
@@ -50,6 +53,7 @@ class Choice:
         facts: What is known.
         settings: Of the survey.
         criterion: Uncertainty to be reduced; None: the settings' one.
+        trusted: Functions of others that may be imported; None: any that the settings name.
     """
 
     def __init__(
@@ -58,20 +62,35 @@ class Choice:
         facts: SurveyFacts,
         settings: SurveySettings,
         criterion: Criterion | None = None,
+        trusted: Collection[str] | None = None,
     ) -> None:
         self._sites, self._facts, self._settings = sites, facts, settings
-        self._criterion = criterion_of(settings) if criterion is None else criterion
+        self._given, self._trusted = criterion, trusted
         self._surveyed = _places(sites, list(facts.results))
         self._pending = _places(sites, list(facts.pending))
         self._constraints = constraints_of(sites, facts, settings)
 
     def check(self) -> None:
-        """Check that a site may be chosen.
+        """Check that a site may be chosen, and by what.
 
         Raises:
-            UsageError: There is none.
+            UsageError: There is none, or the loss cannot be imported or is no loss.
         """
         self._begin(self._pending)
+        if self._trusted is None:
+            _check_criterion(self._criterion, self._settings)
+
+    @cached_property
+    def _criterion(self) -> Criterion:
+        if self._given is not None:
+            return self._given
+        loss = self._settings.loss
+        if loss is not None and self._trusted is not None and loss not in self._trusted:
+            raise UsageError(
+                f"The survey names the loss {loss}, which would be imported and called. If you "
+                f"trust it, name it too: --loss {loss}, or trusted=[...]."
+            )
+        return criterion_of(self._settings)
 
     def first(self, q: int) -> list[Chosen]:
         """Choose up to q sites that are spread out, for lack of results.
@@ -95,7 +114,7 @@ class Choice:
         Raises:
             UsageError: No site may be chosen.
         """
-        choice = self._select(model, q, trials, self._pending)
+        choice = self._select(model, q, trials, self._pending, self._criterion)
         values = (choice.indices.tolist(), choice.gains.tolist(), choice.costs.tolist())
         return [Chosen(*each) for each in zip(*values, strict=True)]
 
@@ -104,12 +123,15 @@ class Choice:
 
         Each round is chosen as if the rounds before it, and the pending sites, were surveyed. The
         table ends where no site is left; the total is NaN if none is left now.
+
+        Raises:
+            UsageError: The settings' loss is not trusted, or cannot be imported.
         """
-        waiting = self._pending
+        criterion, waiting = self._criterion, self._pending
         lines: list[tuple[int, int, float, float]] = []
         for number in range(1, rounds + 1):
             try:
-                choice = self._select(model, q, trials, waiting)
+                choice = self._select(model, q, trials, waiting, criterion)
             except UsageError:
                 break
             if not lines:
@@ -121,13 +143,15 @@ class Choice:
         columns = ["round", "sites", "total", "cost"]
         return pd.DataFrame(lines or [(0, 0, np.nan, 0.0)], columns=columns)
 
-    def _select(self, model: StreamingGP, q: int, trials: int, pending: Tensor) -> SiteChoice:
+    def _select(
+        self, model: StreamingGP, q: int, trials: int, pending: Tensor, criterion: Criterion
+    ) -> SiteChoice:
         self._begin(pending)
         return select_sites(
             model,
             self._sites.X,
             q,
-            self._criterion,
+            criterion,
             exclude=self._surveyed,
             pending=pending,
             trials=trials,
@@ -171,14 +195,34 @@ class Choice:
 
 
 def criterion_of(settings: SurveySettings) -> Criterion:
-    """Build the criterion that settings name; thresholds and variances are of prevalence."""
+    """Build the criterion that settings name; thresholds and variances are of prevalence.
+
+    Raises:
+        UsageError: It is a loss that cannot be imported.
+    """
     name, threshold = settings.chosen_criterion, settings.threshold
+    if settings.loss is not None and threshold is not None:
+        return ExpectedLoss(import_function(settings.loss, "loss"), threshold, "prevalence")
     if name == "variance" or threshold is None:
         return IntegratedVariance(scale="prevalence")
     if name == "misclassification":
         return Misclassification(threshold, "prevalence", settings.miss_cost)
     kind = {"entropy": ExceedanceEntropy, "targeted": TargetedVariance}[name]
     return kind(threshold=threshold, scale="prevalence")
+
+
+def _check_criterion(criterion: Criterion, settings: SurveySettings) -> None:
+    """Try a criterion out, for a loss may be any function."""
+    mean = torch.linspace(-3.0, 3.0, 7, dtype=torch.float64)
+    try:
+        criterion.current(mean, torch.ones_like(mean))
+    except Exception as error:
+        if settings.loss is None:
+            raise
+        raise UsageError(
+            f"The loss {settings.loss} does not map probabilities to losses, elementwise by torch: "
+            f"{error}"
+        ) from error
 
 
 def constraints_of(

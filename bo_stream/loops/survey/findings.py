@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from bo_stream.errors import UsageError
 from bo_stream.loops.survey.calibration import held_out_counts
 from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.settings import CriterionName, SurveySettings
@@ -101,7 +100,7 @@ def find(
         on_step: Is told what is done next.
 
     Raises:
-        UsageError: There is no result yet.
+        UsageError: There is no result yet, or the survey's loss is not trusted.
     """
     on_step("Learning from the results")
     predictions = survey.predictions()
@@ -134,10 +133,7 @@ def _forecast(survey: Survey, rounds: int, q: int) -> tuple[float, pd.DataFrame]
 
     Where no site may be asked for, or nothing is uncertain, they are NaN and an empty table.
     """
-    try:
-        table = survey.forecast(rounds, q)
-    except UsageError:
-        table = pd.DataFrame({"sites": [0], "total": [np.nan]})
+    table = survey.forecast(rounds, q)
     now, later = float(table["total"].iloc[0]), table[1:]
     if not now > 0.0:
         return float("nan"), pd.DataFrame({"sites": [], "remaining": []})
@@ -160,7 +156,7 @@ def in_words(survey: Survey) -> dict[str, str]:
         rest, sure = (per_cent(chance) for chance in settings.calls)
         texts["Called above, below"] = f"chance of being above at least {sure}, at most {rest}"
     texts |= {
-        "Sites are chosen to reduce": _CRITERIA[settings.chosen_criterion],
+        "Sites are chosen to reduce": _reduced(settings),
         "Cost of a missed site": f"{settings.miss_cost:g} false alarms",
         "Covariates": ", ".join(settings.covariates) or "none",
         "People expected at a site": f"{survey.trials:,}",
@@ -179,6 +175,12 @@ def in_words(survey: Survey) -> dict[str, str]:
         travel = f"{settings.cost_per_km:g} a km"
         texts["Rounds start from"] = f"{place}; {travel}"
     return texts
+
+
+def _reduced(settings: SurveySettings) -> str:
+    if settings.loss is not None:
+        return f"the expected loss of the best actions ({settings.loss})"
+    return _CRITERIA[settings.chosen_criterion]
 
 
 def goal_in_words(settings: SurveySettings) -> str:

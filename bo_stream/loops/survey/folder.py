@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 
-from bo_stream.acquisition.criteria import Criterion
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import CheckpointFormat, hold_folder
 from bo_stream.loops.survey.ledger import RESULTS, Ledger
@@ -32,9 +32,16 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
     which is written last.
 
     Raises:
-        UsageError: The folder holds a survey, or another process is writing to it.
+        UsageError: The folder holds a survey, or another process is writing to it; or the survey
+            has a criterion of your own, which a folder cannot keep.
         OSError: It cannot be written.
     """
+    if survey.criterion is not None:
+        raise UsageError(
+            f"A folder cannot keep {type(survey.criterion).__name__}(...), which was given as an "
+            "object: later rounds would be chosen by another criterion. Name one in the settings "
+            "(criterion), or a loss of your own: loss='package.module:function'."
+        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with hold_folder(folder, "Give another folder."):
@@ -46,12 +53,14 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
     survey.cache.move_to(folder)
 
 
-def load_survey(folder: str | Path, criterion: Criterion | None = None) -> Survey:
+def load_survey(folder: str | Path, trusted: Collection[str] = ()) -> Survey:
     """Go on with the survey of a folder. Nothing is written, and nothing in it is executed.
+
+    A loss that the survey names is imported when sites are chosen, if it is trusted.
 
     Args:
         folder: Of the survey.
-        criterion: Uncertainty to be reduced, if another than the settings' one.
+        trusted: Losses ``package.module:function`` that the folder may name.
 
     Raises:
         UsageError: There is no survey, or its files are damaged or were changed.
@@ -64,7 +73,7 @@ def load_survey(folder: str | Path, criterion: Criterion | None = None) -> Surve
     if path is None:
         raise UsageError(f"{folder} has no {SITES}. Restore it from a copy.")
     ledger, cache = Ledger.open(folder), ModelCache(folder)
-    survey = Survey(read_table(path), settings, str(path), criterion, ledger, cache)
+    survey = Survey(read_table(path), settings, str(path), None, ledger, cache, trusted)
     if survey.sites_fingerprint != fingerprint:
         raise UsageError(
             f"{path} is not the table that the survey began with. Restore it from a copy, or start "

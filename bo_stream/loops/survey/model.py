@@ -24,8 +24,9 @@ MEAN_SD = 3.0
 FIRST_ROUNDS, ROUNDS = 3, 1
 """How often hyperparameters and sites are found in turn, without and with a former model."""
 
-CONCENTRATION_STEPS = 50
-"""Steps of Adam, in each such round, in which the concentration of beta-binomial counts moves."""
+CONCENTRATION_STEPS, CONCENTRATION_RATE = 10, 0.1
+"""Steps of Adam, in each such round, in which the concentration of beta-binomial counts moves, and
+their size: few large ones, for the kernel, which they move along, is found anew afterwards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,7 @@ def survey_model(
         mean_module=_mean_about(Y),
         input_transform=map_inputs(sites, units=settings.units),
         max_points=settings.max_points,
+        learning_rate=CONCENTRATION_RATE,
     )
     if former is not None:
         set_hyperparameters(model, hyperparameters(former))
@@ -115,7 +117,10 @@ def survey_model(
     for _ in range(FIRST_ROUNDS if former is None else ROUNDS):
         relearn(model)
         model.clear().update(X, Y)
-    model.hyper_steps = 0
+    if settings.overdispersion:
+        model.hyper_steps = 0
+        relearn(model)
+        model.clear().update(X, Y)
     return model
 
 

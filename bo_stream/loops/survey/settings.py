@@ -35,6 +35,9 @@ class SurveySettings:
         criterion: Uncertainty that the choices reduce: expected ``misclassification``, ``entropy``
             of being above the threshold, variance ``targeted`` at the threshold, or ``variance`` of
             the prevalence; None: misclassification for exceedance, variance for a map.
+        loss: A programme's own loss in place of a criterion, ``package.module:function``: it maps
+            probabilities of exceeding the threshold to losses of the best action, elementwise by
+            torch; see :class:`~bo_stream.ExpectedLoss`.
         certainty: Probability of prevalence above (below) the threshold from which a site is
             called above (below).
         miss_cost: Cost w of calling a site below that is above, in costs of the opposite mistake.
@@ -62,6 +65,7 @@ class SurveySettings:
     goal: Goal = "exceedance"
     threshold: float | None = None
     criterion: CriterionName | None = None
+    loss: str | None = None
     certainty: float = 0.9
     miss_cost: float = 1.0
     trials: int | None = None
@@ -87,6 +91,7 @@ class SurveySettings:
         if self.criterion is not None:
             check_one_of("criterion", self.criterion, CRITERIA)
         _check_threshold(self.threshold, self.chosen_criterion)
+        self._check_loss()
         if not 0.5 <= self.certainty < 1.0:
             raise UsageError(
                 f"Expected certainty to be a probability from 0.5, below 1, got {self.certainty:g}."
@@ -121,6 +126,19 @@ class SurveySettings:
         """
         claimed = {*self.covariates, self.cost, self.stratum, self.reachable}
         return [name for name in names if name not in claimed]
+
+    def _check_loss(self) -> None:
+        if self.loss is None:
+            return
+        if not all(self.loss.partition(":")):
+            raise UsageError(f"Expected loss as package.module:function, got {self.loss!r}.")
+        if self.criterion is not None:
+            raise UsageError("A loss takes the place of a criterion: give one of them.")
+        if self.threshold is None:
+            raise UsageError(
+                "A loss is a function of the probability of exceeding a threshold: give threshold, "
+                "too."
+            )
 
     def _check_columns(self) -> None:
         object.__setattr__(self, "covariates", tuple(self.covariates))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -43,6 +43,7 @@ class Survey:
         settings: As given.
         ledger: Record of all verbs.
         cache: Keeper of the model.
+        criterion: As given.
 
     Example:
         >>> survey = Survey(read_table("villages.csv"), SurveySettings(threshold=0.1))
@@ -58,6 +59,7 @@ class Survey:
         criterion: Criterion | None = None,
         ledger: Ledger | None = None,
         cache: ModelCache | None = None,
+        trusted: Collection[str] | None = None,
     ) -> None:
         """Begin a survey, or go on with the ledger of one.
 
@@ -67,10 +69,12 @@ class Survey:
                 positive.
             settings: Of the survey.
             source: Name of the table, for messages.
-            criterion: Uncertainty to be reduced, such as a programme's ``ExpectedLoss``; default:
-                the settings' one. It is not kept in a folder.
+            criterion: Uncertainty to be reduced, of your own; default: the settings' one. Such a
+                survey cannot be saved: for a loss name it in the settings.
             ledger: Of a survey of the same sites; default: an empty one.
             cache: Keeper of the model; default: in memory.
+            trusted: Losses ``package.module:function`` that may be imported; default: that of the
+                settings, which you wrote.
 
         Raises:
             UsageError: A fault of the table, named by row and column, or a budget that pays for no
@@ -79,7 +83,7 @@ class Survey:
         self.table, self.settings = sites, settings
         self.ledger = Ledger() if ledger is None else ledger
         self.cache = ModelCache() if cache is None else cache
-        self._criterion = criterion
+        self.criterion, self._trusted = criterion, trusted
         self._sites = SurveySites.of(sites, settings, source)
         self._facts = SurveyFacts(self._sites)
         if not self.ledger.events and len(self._facts.results) < len(self._sites):
@@ -188,7 +192,7 @@ class Survey:
         ]
 
     def _choice(self) -> Choice:
-        return Choice(self._sites, self._facts, self.settings, self._criterion)
+        return Choice(self._sites, self._facts, self.settings, self.criterion, self._trusted)
 
     # --- what is known ---------------------------------------------------------------------------
 

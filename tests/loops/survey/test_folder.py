@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+from bo_stream.acquisition import ExpectedLoss
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import hold_folder
 from bo_stream.loops.survey import folder as folders
+from bo_stream.loops.survey.findings import in_words
 from bo_stream.loops.survey.folder import load_survey, save_survey
 from bo_stream.loops.survey.ledger import RESULTS
 from bo_stream.loops.survey.model_cache import MODEL
@@ -100,6 +103,56 @@ def test_what_looked_odd_is_kept_until_it_is_corrected(survey: Survey, folder: P
     assert survey.notes == (f"may.csv: {said}",)
     survey.tell(stranger.assign(rain=600.0))
     assert load_survey(folder).notes == survey.notes == ()
+
+
+LOSSES = """
+import torch
+
+def missed(chance):
+    return torch.minimum(5.0 * chance, 1.0 - chance)
+
+def summed(chance):
+    return chance.sum()
+"""
+
+
+def test_a_loss_is_kept_by_name_and_imported_only_if_it_is_trusted(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "our_losses.py").write_text(LOSSES)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "our_losses:missed"
+    begun = Survey(table(), replace(FULL, loss=name))
+    save_survey(folder, begun)
+    begun.tell(results_of([f"V{row:03d}" for row in range(6)]))
+    strict = load_survey(folder)
+    assert strict.status().surveyed == 6
+    assert name in in_words(strict)["Sites are chosen to reduce"]
+    for use in (lambda: strict.ask(1), lambda: strict.forecast(1, 1)):
+        with pytest.raises(UsageError, match=f"names the loss {name}.*--loss {name}"):
+            use()
+    assert len(strict.pending) == 0
+    trusting = load_survey(folder, trusted=[name])
+    by_object = ExpectedLoss(lambda p: torch.minimum(5.0 * p, 1.0 - p), 0.1, "prevalence")
+    same = Survey(table(), FULL, criterion=by_object, ledger=trusting.ledger, cache=trusting.cache)
+    assert trusting.forecast(1, 2)["total"].tolist() == same.forecast(1, 2)["total"].tolist()
+    assert len(trusting.ask(2)) == 2
+
+
+def test_losses_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "our_losses.py").write_text(LOSSES)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="expected a function named 'other' in 'our_losses'"):
+        Survey(table(), replace(FULL, loss="our_losses:other"))
+    with pytest.raises(UsageError, match="our_losses:summed does not map probabilities to losses"):
+        Survey(table(), replace(FULL, loss="our_losses:summed"))
+
+
+def test_a_criterion_that_is_an_object_is_not_saved(folder: Path) -> None:
+    begun = Survey(table(), FULL, criterion=ExpectedLoss(torch.square, 0.1, "prevalence"))
+    with pytest.raises(UsageError, match=r"cannot keep ExpectedLoss\(\.\.\.\)"):
+        save_survey(folder, begun)
+    assert not folder.exists()
 
 
 def test_loading_changes_nothing(survey: Survey, folder: Path) -> None:

@@ -10,6 +10,7 @@ from bo_stream import prevalence
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.model import SurveyModelSettings, survey_model
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.shell.fitting import relearn
 
 
 def field(n: int = 120) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,13 +60,18 @@ def test_without_results_it_is_the_prior() -> None:
     assert model.likelihood.trials == 50
 
 
-def test_overdispersed_counts_have_a_learned_concentration(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("bo_stream.loops.survey.model.CONCENTRATION_STEPS", 5)
-    sites, _, Y = field(40)
-    model = survey_model(sites, sites, Y, SurveyModelSettings(overdispersion=True))
-    assert float(model.likelihood.concentration) != pytest.approx(50.0, rel=1e-3)
+def test_overdispersed_counts_have_a_learned_concentration() -> None:
+    """And the other hyperparameters are those of a fit, not where its last steps left them."""
+    sites, _, Y = field(20)
+    high, low = 1.6 * Y[:, 0] + 6.0, 0.4 * Y[:, 0]  # two surveys of a site that disagree
+    positives = torch.cat((torch.minimum(high, Y[:, 1]), low)).round()
+    twice = torch.stack((positives, Y[:, 1].repeat(2)), -1)
+    settings = SurveyModelSettings(overdispersion=True)
+    model = survey_model(sites, sites.repeat(2, 1), twice, settings)
+    assert float(model.likelihood.concentration) < 45.0
+    bound = float(model.log_marginal_likelihood().detach())
+    relearn(model)
+    assert float(model.log_marginal_likelihood().detach()) == pytest.approx(bound, abs=0.1)
 
 
 def test_settings_are_checked() -> None:
