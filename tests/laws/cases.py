@@ -600,6 +600,16 @@ CASES: tuple[Case, ...] = (
         settings=(Setting(), Setting(batch_shape=(2,))),
     ),
     Case(
+        "OSVGP, binomial, few outcomes held",
+        _osvgp(_binomial_likelihood, window=7),
+        noise="counts",
+        in_order=True,
+        residual=True,
+        rows=True,
+        sites=True,
+        settings=(Setting(), Setting(torch.float32), Setting(batch_shape=(2,))),
+    ),
+    Case(
         "OSVGP, beta-binomial",
         _osvgp(_beta_binomial_likelihood),
         noise="counts",
