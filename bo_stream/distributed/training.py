@@ -247,6 +247,11 @@ def _check_trainable(model: StreamingGP) -> None:
     model._check_not_conditioned("data_parallel")
     memory, name = model._memory, type(model).__name__
     if isinstance(model._inference, SiteInference):
+        if model._inference.window > 0:
+            raise UnsupportedError(
+                f"Expected an {name} that holds no outcomes, got one with window="
+                f"{model._inference.window}: build it with window=0."
+            )
         return
     if not isinstance(memory, HoldsRows):
         raise UnsupportedError(

@@ -613,6 +613,16 @@ CASES: tuple[Case, ...] = (
         settings=(Setting(), Setting(batch_shape=(2,))),
     ),
     Case(
+        "OSVGP, binomial, few outcomes held",
+        _osvgp(_binomial_likelihood, window=7),
+        noise="counts",
+        in_order=True,
+        residual=True,
+        rows=True,
+        sites=True,
+        settings=(Setting(), Setting(torch.float32), Setting(batch_shape=(2,))),
+    ),
+    Case(
         "OSVGP, beta-binomial with outliers",
         _osvgp(_likelihood_with_outliers),
         noise="counts",

@@ -153,7 +153,8 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
                 stacklevel=users_stack_level(),
             )
         both = before.memory.in_basis(basis)
-        both = replace(both, whole=both.whole + theirs.in_basis(basis), allocator=allocator)
+        whole = both.whole + theirs.in_basis(basis)
+        both = replace(both, whole=whole, allocator=allocator, held=None)
         return self.remembered(before, InducingCache(before.state, both, basis), prior)
 
     def cleared(self, memory: InducingMemory, prior: Prior) -> InducingMemory:

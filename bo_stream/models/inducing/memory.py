@@ -29,12 +29,14 @@ class InducingMemory(HoldsStatistics):
         rows: The latest of them; none in a model without a window.
         allocator: Where the points go as the stream goes by; None: they stay.
         moments: Adam's, where updates learn hyperparameters and have done so.
+        held: The latest outcomes of another likelihood than a Gaussian one; None: none are held.
     """
 
     whole: PointStatistics
     rows: Rows
     allocator: Allocator | None
     moments: dict[str, Any] | None = None
+    held: HeldOutcomes | None = None
 
     @classmethod
     def empty(
@@ -74,7 +76,9 @@ class InducingMemory(HoldsStatistics):
         if self.is_in(basis):
             return self
         rows = Rows.of(self.rows.data, basis, self.counts.shape)
-        return replace(self, whole=self.absorbed.in_basis(basis).with_rows(rows), rows=rows)
+        whole = self.absorbed.in_basis(basis).with_rows(rows)
+        held = None if self.held is None else self.held.in_basis(basis)
+        return replace(self, whole=whole, rows=rows, held=held)
 
     def grown(self, basis: InducingBasis) -> InducingMemory:
         """Express in a basis with g points more, after this one's, exactly. O(M² + w M g)."""
@@ -85,7 +89,9 @@ class InducingMemory(HoldsStatistics):
         else:
             more = basis.rank - len(self.values.Z)
             statistics = statistics.map(lambda s: padded(s, more))
-        return replace(self, whole=PointStatistics(basis.values, statistics, trace), rows=rows)
+        whole = PointStatistics(basis.values, statistics, trace)
+        held = None if self.held is None else self.held.grown(basis)
+        return replace(self, whole=whole, rows=rows, held=held)
 
     def after(self, new: Rows, window: int) -> InducingMemory:
         """Add a batch in this basis, or take it out; hold the latest ``window`` rows. O(n M²)."""
@@ -99,11 +105,12 @@ class InducingMemory(HoldsStatistics):
 
     def scale(self, factor: float) -> InducingMemory:
         """Let every observation count ``factor`` times; the recent ones become statistics."""
-        return replace(self, whole=self.whole.scale(factor), rows=self.rows[:0])
+        return replace(self, whole=self.whole.scale(factor), rows=self.rows[:0], held=None)
 
     def map_targets(self, matrix: Tensor) -> InducingMemory:
         """Turn targets into ``[Y, 1] @ matrix``, exactly; the recent ones become statistics."""
-        return replace(self, whole=self.whole.map_targets(matrix), rows=self.rows[:0])
+        whole = self.whole.map_targets(matrix)
+        return replace(self, whole=whole, rows=self.rows[:0], held=None)
 
     def select(self, outputs: list[int]) -> InducingMemory:
         """Return a copy for some of the outputs."""
@@ -111,7 +118,8 @@ class InducingMemory(HoldsStatistics):
         if moments is not None:
             moments = subset_moments(moments, torch.Size(batch), of, outputs)
         whole, rows = self.whole.select(outputs), self.rows.select(outputs)
-        return InducingMemory(whole, rows, self.allocator, moments)
+        held = None if self.held is None else self.held.select(outputs)
+        return InducingMemory(whole, rows, self.allocator, moments, held)
 
     def to(self, device: torch.device) -> InducingMemory:
         """Return a copy on a device."""
@@ -170,6 +178,12 @@ class PointStatistics(HoldsStatistics):
         statistics = statistics.map(lambda s: s.pull_back(T))
         return PointStatistics(basis.values, statistics, self.trace + gone)
 
+    def padded(self, basis: InducingBasis) -> PointStatistics:
+        """Express in a basis with more points, after these, of which nothing is known. O(M²)."""
+        more = basis.rank - len(self.values.Z)
+        statistics = self.statistics.map(lambda s: padded(s, more))
+        return PointStatistics(basis.values, statistics, self.trace)
+
     def with_rows(self, rows: Rows) -> PointStatistics:
         """Add rows in this basis, or take them out if their sign is negative. Cost O(n M²)."""
         if len(rows) == 0:
@@ -198,6 +212,31 @@ class PointStatistics(HoldsStatistics):
         values = replace(self.values, root=self.values.root[..., outputs, :, :])
         trace = map_tensors(self.trace, lambda total: total[..., outputs])
         return PointStatistics(values, self.statistics.select(outputs), trace)
+
+
+@dataclass(frozen=True)
+class HeldOutcomes:
+    """The latest outcomes of another likelihood, whose sites are found anew at each update.
+
+    Attributes:
+        data: The outcomes as they came, with the sites that they have in the statistics of all.
+        before: Statistics of all outcomes before them, whose sites stay.
+    """
+
+    data: Observations
+    before: PointStatistics
+
+    def in_basis(self, basis: InducingBasis) -> HeldOutcomes:
+        """Express by other points and another kernel, as the statistics of all. O(M³)."""
+        return replace(self, before=self.before.in_basis(basis))
+
+    def grown(self, basis: InducingBasis) -> HeldOutcomes:
+        """Express in a basis with more points, after these. Cost O(M²)."""
+        return replace(self, before=self.before.padded(basis))
+
+    def select(self, outputs: list[int]) -> HeldOutcomes:
+        """Return a copy for some of the outputs."""
+        return HeldOutcomes(self.data.select(outputs), self.before.select(outputs))
 
 
 @dataclass(frozen=True)

@@ -39,17 +39,18 @@ class OSVGP(StreamingGP):
     as a Gaussian observation, as in :class:`~bo_stream.OSGPR`, which this model equals where the
     likelihood is Gaussian.
 
-    - Memory: O(M²) for M inducing points Z, and Z. Data are not kept, but for the latest
-      inputs in ``train_inputs``.
-    - Update: O(n M² + M³) for n outcomes, times the natural-gradient steps, up to
-      ``natural_steps``, that work with ``min(n, M)`` numbers each.
+    - Memory: O(M²) for M inducing points Z, and Z; twice that, and the latest outcomes, with a
+      ``window`` of them. Else data are not kept, but for the latest inputs in ``train_inputs``.
+    - Update: O(n M² + M³) for n outcomes, those of the window included, times the natural-gradient
+      steps, up to ``natural_steps``, that work with ``min(n, M)`` numbers each.
     - A fantasy: as of OSGPR, after one evaluation of the likelihood at the hypothetical outcomes.
     - Exact: with a Gaussian likelihood all that is exact in OSGPR. With any, the optimum of the
       bound for the batch, if the likelihood is log-concave (Bernoulli, binomial, Laplace, Poisson).
-    - Approximate: the posterior is normal; sites of earlier batches stay as they were found, so
-      that a stream differs a little from its batch, and ``elbo`` bounds the likelihood of the last
-      batch times those sites, not of all data; a site of negative precision (Student-t, at
-      outliers) is held at zero. What is approximate in OSGPR.
+    - Approximate: the posterior is normal; sites of batches before the window stay as they were
+      found, so that a stream differs a little from its batch: after 400 counts of at most 5
+      examined by up to 0.8 of a posterior's standard deviation, with a window of 100 by 0.1;
+      ``elbo`` bounds the likelihood of the last batch times those sites, not of all data; a site of
+      negative precision (Student-t, at outliers) is held at zero. What is approximate in OSGPR.
     - Learned: kernel and mean from memory alone, sites held, by
       ``fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data))``, whose ``num_data``
       does not matter; kernel, mean and the likelihood's parameters by ``hyper_steps`` steps of Adam
@@ -76,6 +77,7 @@ class OSVGP(StreamingGP):
     natural_rate = InferenceOption[float]()
     hyper_steps = InferenceOption[int]()
     learning_rate = InferenceOption[float]()
+    window = InferenceOption[int]()
 
     def __init__(
         self,
@@ -95,6 +97,7 @@ class OSVGP(StreamingGP):
         hyper_steps: int = 0,
         learning_rate: float = 0.02,
         fantasy_steps: int = 1,
+        window: int = 0,
     ) -> None:
         """Build the model and put the first outcomes into memory.
 
@@ -128,6 +131,8 @@ class OSVGP(StreamingGP):
                 hundredths of a standard deviation of the exact posterior where the process has one
                 of about 1, and rough where nothing is known of a process of large scale; three are
                 enough there.
+            window: How many of the latest outcomes are held, whose sites are found anew at each
+                update, and which can be retracted; of a likelihood that is not Gaussian.
 
         Raises:
             InputDataError: Outcomes that the likelihood cannot have; and all errors that
@@ -140,6 +145,7 @@ class OSVGP(StreamingGP):
         natural_steps = checked_number("natural_steps", natural_steps)
         hyper_steps = checked_number("hyper_steps", hyper_steps, 0)
         fantasy_steps = checked_number("fantasy_steps", fantasy_steps)
+        window = checked_number("window", window, 0)
         latent_Y = latent_columns(train_Y, likelihood)
         self._begin(train_X, latent_Y, None, outcome_transform)
         self._units = outcomes_of(likelihood, self._units.shift, beta, fantasy_steps)
@@ -156,7 +162,14 @@ class OSVGP(StreamingGP):
         self.likelihood.requires_grad_(False)
         self._memory = first_memory(self, inducing_points, allocator, max_points, train_X)
         self._inference = SiteInference(
-            max_points, beta, natural_steps, natural_rate, hyper_steps, learning_rate, fixed
+            max_points,
+            beta,
+            natural_steps,
+            natural_rate,
+            hyper_steps,
+            learning_rate,
+            fixed,
+            window,
         )
         self._standardize_first(train_X, latent_Y, None)
         if train_X.shape[-2] > 0:

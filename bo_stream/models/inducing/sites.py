@@ -21,7 +21,13 @@ from bo_stream.models.inducing.inference import (
     InducingInference,
     basis_of_independent,
 )
-from bo_stream.models.inducing.memory import InducingMemory, PointStatistics, TraceTerm
+from bo_stream.models.inducing.memory import (
+    HeldOutcomes,
+    InducingMemory,
+    PointStatistics,
+    TraceTerm,
+    staying,
+)
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.prior import Hyperparameters, Prior
 from bo_stream.models.stochastic.optimisers import ConstrainedAdam
@@ -35,14 +41,17 @@ ROUND = 20
 WARM_STEPS = 3
 """Most natural-gradient steps after one step of the hyperparameters."""
 
+EVERY = slice(None)
+
 
 @dataclass(frozen=True)
 class SiteInference(InducingInference):
     """Inference by sites that natural gradients find, in the uncollapsed online bound.
 
-    The options are those of :class:`~bo_stream.OSVGP`, and ``fixed``, the names of the
-    hyperparameters that are not learned, and ``collective``, processes of which each observes some
-    rows of every batch.
+    The sites of the latest outcomes, ``window`` of them, are found anew together with those of each
+    batch; then they stay. The options are those of :class:`~bo_stream.OSVGP`, and ``fixed``, the
+    names of the hyperparameters that are not learned, and ``collective``, processes of which each
+    observes some rows of every batch; none holds outcomes then.
     """
 
     beta: float
@@ -51,6 +60,7 @@ class SiteInference(InducingInference):
     hyper_steps: int
     learning_rate: float
     fixed: tuple[str, ...]
+    window: int = 0
     collective: Collective = ALONE
 
     def observe(
@@ -58,26 +68,25 @@ class SiteInference(InducingInference):
     ) -> tuple[InducingMemory, InducingCache | None]:
         """Learn the hyperparameters, place the points, find a batch's sites. O(n M² + M³) a step.
 
+        With a window n counts the outcomes in it, too.
+
         Raises:
-            UnsupportedError: Sites that depend on others are to be taken out.
+            UnsupportedError: Sites that depend on others are to be taken out, not of the window.
         """
-        if data.sign < 0.0 and not prior.is_gaussian:
-            raise UnsupportedError(
-                f"retract needs a Gaussian likelihood, got {type(prior.likelihood).__name__}: what "
-                "an outcome left in memory depends on all that was there when it came. Build the "
-                "model anew, or forget."
-            )
         before = self.current(memory, cache, prior)
+        placed = data.X if data.sign > 0.0 else None
+        if not prior.is_gaussian:
+            data = with_held(memory.held, data, prior)
         hyper = prior.copied()
-        steps = self.hyper_steps if data.sign > 0.0 else 0
+        steps = self.hyper_steps if placed is not None else 0
         learned, rate = hyper.learned(self.fixed), self.learning_rate
         ascent = ConstrainedAdam(hyper, learned, rate, memory.moments)
         for first in range(0, steps, ROUND):
-            _, update = self._begun(before, hyper, data, prior, moved=first > 0)
+            _, update = self._begun(before, hyper, data, prior, placed, moved=first > 0)
             update.learn(ascent, min(ROUND, steps - first))
         hyper = hyper.rounded(next(prior.kernel.parameters()).dtype)
-        now, update = self._begun(before, hyper, data, prior, moved=steps > 0)
-        after = replace(now.memory, whole=update.remembered(update.fit()))
+        now, update = self._begun(before, hyper, data, prior, placed, moved=steps > 0)
+        after = self._kept(now.memory, update, 0 if prior.is_gaussian else self.window)
         if data.sign < 0.0:
             self.check_solvable(after, prior)
         if steps > 0:
@@ -94,17 +103,34 @@ class SiteInference(InducingInference):
         hyper: Hyperparameters,
         data: Observations,
         prior: Prior,
+        placed: Tensor | None,
         moved: bool,
     ) -> tuple[InducingCache, OnlineUpdate]:
-        """Place the points at hyperparameters that may have moved, and begin the update there."""
+        """Place the points at hyperparameters that may have moved, and begin the update there.
+
+        For inputs ``placed``, ``... x k x d``, that are new; None: there are none.
+        """
         now = before
         if moved:
             basis = basis_of_independent(hyper.covar_module, before.basis.Z, prior.num_outputs)
             now = InducingCache(before.state, before.memory.in_basis(basis), basis)
-        if data.sign > 0.0:
-            X = data.X if now.memory.allocator is None else self.collective.first(data.X)
+        if placed is not None:
+            X = placed if now.memory.allocator is None else self.collective.first(placed)
             now = self.placed(now, X, prior)
-        return now, OnlineUpdate(now.memory.whole, now.basis, hyper, data, self)
+        held = now.memory.held
+        earlier = now.memory.whole if held is None else held.before
+        return now, OnlineUpdate(earlier, now.basis, hyper, data, self)
+
+    def _kept(self, memory: InducingMemory, update: OnlineUpdate, window: int) -> InducingMemory:
+        """Put an update into memory, and hold its latest outcomes."""
+        fit = update.fit()
+        whole = update.remembered(fit)
+        if window == 0:
+            return replace(memory, whole=whole, held=None)
+        left = max(0, len(update.data) - window)
+        latest = replace(update.data, sites=fit.sites).rows(slice(left, None))
+        held = HeldOutcomes(latest, update.remembered(fit, slice(left)))
+        return replace(memory, whole=whole, held=held)
 
     def noise_groups(self, statistics: WhitenedMemory, prior: Prior) -> list[NoiseGroup]:
         """Return the sites, whose noise is in the statistics."""
@@ -171,24 +197,26 @@ class OnlineUpdate:
     def fit(self, start: Sites | None = None) -> Fit:
         """Find the sites at the optimum, in few steps from a start near it; O(n M² + M³) each."""
         options, (features, residual) = self.options, self._features
+        begin = self._outcomes().ordinary_log_prob(self.data.targets)
         weights = self._weights(self.memory.statistics.learned)
         mean, root = self._predicted(weights), features @ weights.root
         prior = Marginal(mean, root, residual, options.collective)
         most = options.natural_steps
         steps, power = most if start is None else min(most, WARM_STEPS), 1.0 / options.beta
         expected = self._outcomes().expected_log_prob(self.data.targets)
-        begin = self._outcomes().ordinary_log_prob(self.data.targets)
+        if start is None and begin is None:
+            start = self.data.sites
         return fit_sites(prior, expected, power, steps, options.natural_rate, start, begin)
 
-    def remembered(self, fit: Fit) -> PointStatistics:
-        """Add the batch's sites to the statistics, or take them out. Cost O(n M²)."""
-        data, memory, (_, residual) = self.data, self.memory, self._features
-        batch = self._statistics(fit).scale(data.sign)
-        total = self.options.collective.sum((residual * fit.sites.precision).sum(-1))
-        truncated = data.sign * total
+    def remembered(self, fit: Fit, rows: slice = EVERY) -> PointStatistics:
+        """Add the sites of some of the batch to the statistics, or take them out. O(n M²)."""
+        memory, sign, residual = self.memory, self.data.sign, self._features[1][..., rows]
+        batch = self._statistics(fit, rows).scale(sign)
+        truncated = (residual * fit.sites.precision[..., rows]).sum(-1)
+        truncated = sign * self.options.collective.sum(truncated)
         statistics = WhitenedMemory(memory.statistics.learned + batch)
         trace = memory.trace + TraceTerm(truncated, torch.zeros_like(truncated))
-        return replace(memory, statistics=statistics, trace=trace)
+        return PointStatistics(self.basis.values, statistics, trace)
 
     def bound(self, fit: Fit) -> Tensor:
         """Compute the bound up to a constant, differentiable in hyperparameters, ``... x m``.
@@ -210,10 +238,12 @@ class OnlineUpdate:
         share = self.options.collective.share * self.options.beta
         return new + share * (-misfit - 0.5 * trace)
 
-    def _statistics(self, fit: Fit) -> Whitened:
-        """Return the statistics of the batch's sites, of all processes. Cost O(n M²)."""
-        own = site_statistics(self._features[0], fit, self.data.targets)
-        return map_tensors(own, self.options.collective.sum)
+    def _statistics(self, fit: Fit, rows: slice = EVERY) -> Whitened:
+        """Return the statistics of some of the batch's sites, of all processes. Cost O(n M²)."""
+        sites, log_scale = map_tensors((fit.sites, fit.log_scale), lambda t: t[..., rows])
+        some = replace(fit, sites=sites, log_scale=log_scale)
+        features, targets = self._features[0][..., rows, :], self.data.rows(rows).targets
+        return map_tensors(site_statistics(features, some, targets), self.options.collective.sum)
 
     def differentiable(self) -> OnlineUpdate:
         """Express it at the same points so that it is differentiable in the hyperparameters."""
@@ -230,6 +260,25 @@ class OnlineUpdate:
                 log_prior = collective.share * self.hyper.log_prior()
                 ascent.ascend(update.bound(fit).sum() + log_prior, collective)
             sites = fit.sites
+
+
+def with_held(held: HeldOutcomes | None, data: Observations, prior: Prior) -> Observations:
+    """Return all outcomes whose sites are to be found: those held, with a batch or without it.
+
+    Raises:
+        UnsupportedError: Some of a batch that is to be taken out are not held.
+    """
+    if data.sign > 0.0:
+        return data if held is None else Observations.joined((held.data, data))
+    if held is not None:
+        stay = staying(held.data, data)
+        if int((~stay).sum()) == len(data):
+            return held.data.rows(stay)
+    raise UnsupportedError(
+        f"retract needs a Gaussian likelihood, got {type(prior.likelihood).__name__}, or outcomes "
+        "in the model's window: what an earlier one left in memory depends on all that was there "
+        "when it came. Build the model anew, or forget."
+    )
 
 
 def unit_noise(statistics: Whitened) -> NoiseGroup:

@@ -1,6 +1,7 @@
 """Counts in OSVGP: against Laplace and long chains, in streams, as fantasies, and bad ones."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,6 +107,69 @@ def test_streams_in_any_order_end_near_the_batch(
         found, spread = logits(stream, X)
         assert (np.abs(found - mean) < 0.25 * deviation).all()
         assert spread == pytest.approx(deviation, rel=0.2)
+
+
+def test_a_window_brings_a_stream_to_its_batch() -> None:
+    """Of many small surveys, whose errors add up where each site stays as it was found."""
+    random = torch.Generator().manual_seed(0)
+    X, Z = (torch.rand(n, 2, dtype=torch.float64, generator=random) for n in (400, 40))
+    examined = torch.randint(1, 6, (400,), generator=random).double()
+    chance = (3.0 * torch.sin(4.0 * X[:, 0]) - 2.0).sigmoid()
+    Y = torch.stack(((examined * chance).round(), examined), -1)
+    mean, deviation = logits(count_model(X, Y, Z), X)
+    gaps = []
+    for window in (0, 100):
+        options = {"inducing_points": Z, "window": window}
+        stream = OSVGP(X[:0], Y[:0], BinomialLikelihood(), count_kernel(), ZeroMean(), **options)
+        for rows in torch.arange(400).split(10):
+            stream.update(X[rows], Y[rows])
+        gaps.append((np.abs(logits(stream, X)[0] - mean) / deviation).max())
+    assert gaps[0] > 0.3
+    assert gaps[1] < 0.1
+
+
+def held_model(n: int, window: int, **options: Any) -> tuple[OSVGP, Tensor, Tensor]:
+    X, Y = surveys(5)
+    model = OSVGP(
+        X[:n], Y[:n], BinomialLikelihood(), count_kernel(), ZeroMean(), window=window, **options
+    )
+    return model, X, Y
+
+
+def test_outcomes_of_the_window_are_taken_out_exactly_and_others_not() -> None:
+    model, X, Y = held_model(N, N)
+    rest, *_ = held_model(12, N, inducing_points=model.inducing_points)
+    model.retract(X[12:], Y[12:])
+    for a, b in zip(logits(model, X), logits(rest, X), strict=True):
+        assert a == pytest.approx(b, abs=1e-6)
+    few, *_ = held_model(N, 4)
+    before = fingerprint(few)
+    with pytest.raises(UnsupportedError, match="outcomes in the model's window"):
+        few.retract(X[10:], Y[10:])
+    assert_untouched(few, before)
+
+
+def test_a_window_that_is_merged_or_forgotten_stays_as_it_was_found() -> None:
+    model, X, Y = held_model(12, 4)
+    other, *_ = held_model(0, 4)
+    other.update(X[12:], Y[12:])
+    both, counted = model.merge(other), float(model._memory.counts.sum())
+    assert counted == float(N)
+    assert both._memory.held is None
+    both.update(X[:3], Y[:3])
+    assert len(both._memory.held.data) == 3
+    both.forget(0.5)
+    assert both._memory.held is None
+    assert both.posterior(X).mean.isfinite().all()
+
+
+def test_hyperparameters_are_learned_from_the_window_and_the_batch() -> None:
+    model, X, Y = held_model(6, 4, hyper_steps=3)
+    before = model.covar_module.outputscale.item()
+    model.update(X[6:], Y[6:])
+    assert model.covar_module.outputscale.item() != before
+    assert len(model._memory.held.data) == 4
+    assert logits(model, X)[1].max() < 4.0
 
 
 def test_a_survey_of_many_is_as_many_of_one() -> None:
