@@ -122,8 +122,9 @@ class DaskExecutor(EngineExecutor):
 
     def stop(self, key: str) -> None:
         """End the worker that is at a task, if it has a nanny, which starts another one."""
-        self._stops.add(stop := self._asked(_leave_if_at, key))
-        stop.add_done_callback(self._stops.discard)
+        with suppress(RuntimeError):  # the client's loop has ended
+            self._stops.add(stop := self._asked(_leave_if_at, key))
+            stop.add_done_callback(self._stops.discard)
 
     def _asked(self, fn: Callable[..., T], *args: Any) -> Future[dict[str, T]]:
         """Call a function on all workers, without waiting for them; no answer is left out."""
@@ -163,7 +164,8 @@ class DaskFuture(EngineFuture[T]):
 
     def _release(self, _: Future[T]) -> None:
         """Let Dask forget the task, which it would do again if the result's worker is lost."""
-        self._task.cancel() if self.cancelled() else self._task.release()
+        with suppress(Exception):  # the client may be closed
+            self._task.cancel() if self.cancelled() else self._task.release()
 
     def stop(self) -> None:
         """Cancel the task, and end the worker that is at it."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from distributed import Client
 from typer.testing import CliRunner
 
 from bo_stream.cli import app
@@ -85,6 +86,17 @@ def test_a_worker_that_dies_is_no_failure_of_the_others(cluster: DaskExecutor) -
         came = outcomes(evaluator, 4)
     assert all(outcome.error is None for outcome in came.values())
     deadly.stop()
+
+
+def test_dask_s_own_executor_will_do(cluster: DaskExecutor) -> None:
+    with (
+        Client(cluster.address, set_as_default=False) as client,
+        Executed(Objective("tests.loops.functions:bowl", BOX), client.get_executor()) as evaluator,
+    ):
+        for key in range(2):
+            evaluator.submit(Task(key, (1.7 - key,), 0))
+        came = outcomes(evaluator, 2)
+    assert {key: outcome.value for key, outcome in came.items()} == {0: 1.0, 1: 0.0}
 
 
 def test_an_evaluation_that_hangs_is_stopped(cluster: DaskExecutor) -> None:

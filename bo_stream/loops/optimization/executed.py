@@ -181,11 +181,11 @@ class Executed(Generic[P, V]):
 
     def _submit_again(self, submission: _Submission[P, V], error: BaseException) -> None:
         self.losses += 1
-        text = f"Lost with their workers, and done again: {self.losses} evaluations"
-        warnings.warn(f"{text} (last: {in_one_line(error)}).", LostTaskWarning, stacklevel=2)
         submission.losses += 1
         submission.future = None
         self._waiting.append(submission)
+        text = f"Lost with their workers, and done again: {self.losses} evaluations"
+        warnings.warn(f"{text} (last: {in_one_line(error)}).", LostTaskWarning, stacklevel=2)
 
     def _failed(self, submission: _Submission[P, V], error: BaseException) -> Outcome[V]:
         """Return the outcome of a task that has none, for a reason other than its function."""

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -208,6 +209,33 @@ def test_workers_and_timeout_are_remembered_and_may_change(tmp_path: Path) -> No
     for wrong in ({"workers": 0}, {"timeout": -1.0}, {"retries": -1}, {"total": -1}):
         with pytest.raises(UsageError, match=r"[Ee]xpected"):
             resumed(tmp_path, **wrong)
+
+
+def test_an_executor_of_one_s_own_gives_the_same_run(whole: OptimizationCampaign) -> None:
+    campaign = begin()
+    with ThreadPoolExecutor(2) as executor, campaign.evaluator(executor) as evaluator:
+        for _ in campaign.run(evaluator):
+            pass
+    assert trials(campaign) == trials(whole)
+
+
+def test_an_address_in_a_folder_is_not_connected_to(tmp_path: Path) -> None:
+    plan = Plan(3, executor="dask:tcp://elsewhere:8786", resources={"GPU": 1.0})
+    OptimizationCampaign(begin().objective, Optimizer(QUICK), plan).save(tmp_path)
+    with pytest.raises(UsageError, match=r"was evaluated on dask:tcp://elsewhere:8786\. If you"):
+        resumed(tmp_path, workers=2)
+    assert resumed(tmp_path, executor=plan.executor).plan == plan
+    assert resumed(tmp_path, executor=None, resources={}).plan == Plan(3)
+    local = Plan(3, executor="threads:2")
+    OptimizationCampaign(begin().objective, Optimizer(QUICK), local).save(tmp_path)
+    assert resumed(tmp_path).plan == local
+
+
+def test_plans_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Expected executor to be one of"):
+        Plan(3, executor="slurm:4")
+    with pytest.raises(UsageError, match="Resources are those of an executor"):
+        Plan(3, resources={"GPU": 1.0})
 
 
 def test_a_stop_ends_the_step_at_hand(tmp_path: Path) -> None:

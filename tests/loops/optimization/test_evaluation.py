@@ -108,6 +108,18 @@ def test_workers_give_what_this_process_gives() -> None:
         assert {o.key: o.value for o in outcomes(workers, todo)} == expected
 
 
+def test_tasks_of_this_process_are_done_when_asked_for_and_can_be_cancelled() -> None:
+    with InProcess(own("bowl")) as here:
+        for task in tasks(1.7, 0.7, 2.7):
+            here.submit(task)
+        here.cancel(0)
+        first = here.poll(0.0)
+        assert first is not None
+        assert (first.key, first.value) == (1, 0.0)
+        here.close()
+        assert here.poll(None) is None
+
+
 def test_a_function_of_one_s_own_is_kept_out_of_this_process_unless_asked() -> None:
     branin = find_objective("Branin", None, 0.0, None, 0)
     for objective, count, timeout, kind in (
