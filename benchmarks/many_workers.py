@@ -236,8 +236,11 @@ def main() -> None:
         for choice in choices:
             claims.append(choose(choice, functions, options.pick(acquisitions.MANY, 2)))
             print(claims[-1].row()[:2], flush=True)
-        single = Choice("Hartmann-6", "auto", "qLogEI", 100, 30, 2)
-        claims += [choose(single, functions, many) for many in (10**9, 2)]
+        before = options.pick(
+            Choice("Levy-3", "wiski", "qLogEI", 2_000, 500, 1),
+            Choice("Hartmann-6", "auto", "qLogEI", 30, 4, 2),
+        )
+        claims.append(choose(before, functions, many=10**9))
     if "choices" not in options.flags:
         for name, acquisition, workers, each in runs:
             claims += simulate(name, functions[name], acquisition, workers, each)
