@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from datetime import timedelta
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -177,6 +177,21 @@ class ProcessGroup(Collective):
                 f"the model is as it was at its last check. ({_reason(error)})"
             ) from error
         return total.to(value.device)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProcessGroup:
+        """Return the group itself: there is one."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to go into a file.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "A model inside data_parallel cannot be saved, for it has processes: save it after the "
+            "block, in one of them."
+        )
 
 
 @keeps_tensors

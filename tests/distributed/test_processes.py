@@ -70,10 +70,20 @@ while len(list(Path().glob("ready*"))) < 2:
     time.sleep(0.01)
 model = small()
 try:
-    with data_parallel(model, timeout=10.0) as processes:
+    with data_parallel(model, timeout=20.0) as processes:
         if rank == 1:
             time.sleep(1000.0)
         processes.fit(10**9, progress=False)
+except LostProcessError as error:
+    print(error, flush=True)
+    os._exit(3)
+"""
+
+
+ABSENT = """
+try:
+    with data_parallel(small(), timeout=2.0):
+        pass
 except LostProcessError as error:
     print(error, flush=True)
     os._exit(3)
@@ -88,8 +98,10 @@ def free_port() -> int:
 
 
 @contextmanager
-def two(folder: Path, program: str, *arguments: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Two processes of a group, which are ended with the block."""
+def some(
+    folder: Path, program: str, *arguments: str, count: int = 2
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """The first processes of a group of two, which are ended with the block."""
     (folder / "program.py").write_text(BEGIN + program)
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started = [
@@ -101,7 +113,7 @@ def two(folder: Path, program: str, *arguments: str) -> Iterator[list[subprocess
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(count)
     ]
     try:
         yield started
@@ -113,7 +125,7 @@ def two(folder: Path, program: str, *arguments: str) -> Iterator[list[subprocess
 
 def test_equal_to_one_process_until_one_is_killed(tmp_path: Path) -> None:
     """One pair of processes: refused with other seeds, trained, then left by one of them."""
-    with two(tmp_path, TOGETHER, *KINDS) as (first, second):
+    with some(tmp_path, TOGETHER, *KINDS) as (first, second):
         said, wrong = first.communicate(timeout=LONG)
         second.wait(LONG)
     assert first.returncode == 3, wrong
@@ -128,12 +140,20 @@ def test_equal_to_one_process_until_one_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_silent_process_is_not_waited_for_beyond_the_time_out(tmp_path: Path) -> None:
-    with two(tmp_path, SILENT) as (first, second):
+    with some(tmp_path, SILENT) as (first, second):
         said, wrong = first.communicate(timeout=LONG)
         assert second.poll() is None  # it sleeps
     assert first.returncode == 3, wrong
     (line,) = said.splitlines()
     assert line.startswith("Process 0 of 2 waits for one that has ended or is silent")
+
+
+def test_a_process_that_does_not_come_is_an_error(tmp_path: Path) -> None:
+    with some(tmp_path, ABSENT, count=1) as (first,):
+        said, wrong = first.communicate(timeout=LONG)
+    assert first.returncode == 3, wrong
+    (line,) = said.splitlines()
+    assert line.startswith("Expected 2 processes within 2 s at 127.0.0.1:")
 
 
 def test_the_example_of_the_page_under_torchrun(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -353,7 +354,11 @@ def test_a_group_that_exists_is_taken_and_left(tmp_path: Path) -> None:
             mll = VariationalELBO(model.likelihood, model, num_data=21)
             with pytest.raises(UnsupportedError, match="fit_gpytorch_mll after the block"):
                 model.train().compute_custom_loss(mll)
-            model.eval()
+            with pytest.raises(UnsupportedError, match="save it after the block"):
+                model.eval().save(tmp_path / "model.safetensors")
+            assert deepcopy(model).elbo() == model.elbo()
+        model.save(tmp_path / "model.safetensors")
+        assert_same(learned(QSGP.load(tmp_path / "model.safetensors")), learned(model))
         assert torch.distributed.is_initialized()
         assert bool(model.train().compute_custom_loss(mll).isfinite())
     finally:
