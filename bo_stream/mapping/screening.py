@@ -26,7 +26,7 @@ from bo_stream.mapping.positions import Units
 STEPS = 50
 """Most iterations of a fit of hyperparameters."""
 
-TOLERANCE = 1e-8
+TOLERANCE = 1e-7
 """Relative change of the objective at which a fit ends."""
 
 
