@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError
-from botorch.exceptions.warnings import InputDataWarning, OptimizationWarning
+from botorch.exceptions.warnings import InputDataWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.outcome import Standardize
@@ -26,7 +26,7 @@ from bo_stream.mapping.positions import Units
 STEPS = 50
 """Most iterations of a fit of hyperparameters."""
 
-TOLERANCE = 1e-8
+TOLERANCE = 1e-7
 """Relative change of the objective at which a fit ends."""
 
 
@@ -125,6 +125,7 @@ def _fit(
     """Fit a model, from the hyperparameters of another one where both have them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InputDataWarning)  # inputs are in kilometres
+        warnings.simplefilter("ignore", RuntimeWarning)
         model = SingleTaskGP(
             X,
             Y,
@@ -139,8 +140,7 @@ def _fit(
         fit_gpytorch_mll(
             mll,
             optimizer_kwargs={"options": {"maxiter": STEPS, "ftol": TOLERANCE}},
-            max_attempts=1,
-            warning_handler=lambda warning: issubclass(warning.category, OptimizationWarning),
+            warning_handler=lambda _: True,  # a search that stalls near an optimum is its end
         )
         model.train()
         with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError
 from botorch.fit import fit_gpytorch_mll
+from botorch.models.transforms.input import ChainedInputTransform
 from gpytorch.kernels import AdditiveKernel
 from gpytorch.likelihoods import BernoulliLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from bo_stream import OSGPR, OSVGP, WISKI, AutoGP
@@ -139,6 +142,27 @@ def test_fits_to_screen_start_from_another_and_end_as_if_they_did_not(
     assert starts[1:] == [none, none, every, none, every]
     monkeypatch.setattr(screening, "_start_from", lambda *_: None)
     pd.testing.assert_frame_equal(screen_covariates(X, Y), table, atol=0.05, rtol=1e-3)
+
+
+def test_warnings_of_a_fit_to_screen_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, Y = surveyed(12)
+    transform, said = screening.map_inputs, []
+
+    def warning(sites: Tensor, **options: Any) -> ChainedInputTransform:
+        inputs = transform(sites, **options)
+        forward = inputs.forward
+
+        def speaking(X: Tensor) -> Tensor:
+            said.append(1)
+            warnings.warn(f"jitter {len(said)}", NumericalWarning, stacklevel=1)
+            return forward(X)
+
+        inputs.forward = speaking  # type: ignore[method-assign]
+        return inputs
+
+    monkeypatch.setattr(screening, "map_inputs", warning)
+    assert len(screen_covariates(X[:, :3], Y)) == 1
+    assert said
 
 
 def test_rows_and_names_to_screen_belong_together() -> None:
