@@ -267,7 +267,7 @@ def online_update(model: OSVGP, new: Any) -> OnlineUpdate:
     hyper = Hyperparameters(model.covar_module, model.mean_module, model.likelihood)
     inference, memory, prior = model._inference, model._memory, model._prior
     before = inference.current(memory, None, prior)
-    return inference._begun(before, hyper, new, prior, moved=False)[1]
+    return inference._begun(before, hyper, new, prior, new.X, moved=False)[1]
 
 
 # --- learning -----------------------------------------------------------------------------------
