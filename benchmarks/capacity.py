@@ -26,8 +26,7 @@ from benchmarks.many_workers import SECONDS, SimulatedWorkers, optimizer_of, tol
 from benchmarks.report import Claim, at_most, finish, stated
 from bo_stream import OSGPR, WISKI
 from bo_stream.distributed import MemoryStore, Replica, Sums, accumulate, merge, zero
-from bo_stream.loops.optimization import OptimizationSettings
-from bo_stream.loops.optimization.asynchronous import run_asynchronously
+from bo_stream.loops.optimization import OptimizationSettings, run_asynchronously
 from bo_stream.models.base import StreamingGP
 from docs.capacity import NUMBERS, busy_with_driver, driver_choice
 
