@@ -72,11 +72,7 @@ def write_model(path: str | Path, model: object, about: Mapping[str, Any]) -> No
 
 
 def model_bytes(model: object, about: Mapping[str, Any]) -> bytes:
-    """Return the bytes of the file that :func:`write_model` would write.
-
-    Raises:
-        ValueError: The model holds what a file cannot.
-    """
+    """Return the bytes of the file that :func:`write_model` would write, with its ValueError."""
     return archive_bytes({"class": type(model).__name__, **about}, _arrays_of(model))
 
 
