@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from botorch.models.transforms.input import InputTransform
-from torch import Tensor
+if TYPE_CHECKING:  # settings are read without torch, for the command's help
+    from botorch.models.transforms.input import InputTransform
+    from torch import Tensor
 
-from bo_stream.mapping import kilometres
-from bo_stream.mapping.positions import Units, places
+    from bo_stream.mapping.positions import Units
 
 PositionUnits = Literal["degrees", "km", "m"]
 
@@ -71,10 +71,14 @@ class Coordinates:
             InputDataError: They are not in these units, or reach farther than 5,000 km from their
                 middle.
         """
+        from bo_stream.mapping import kilometres
+
         return kilometres(sites, units=self.mapping_units)
 
     def in_space(self, X: Tensor) -> Tensor:
         """Map positions, ``n x d``, to points whose distances are kilometres, ``n x 3`` or 2."""
+        from bo_stream.mapping.positions import places
+
         return places(X, (0, 1), self.mapping_units)
 
     def text(self, value: float) -> str:
