@@ -130,7 +130,7 @@ def _dask(address: str, count: int, resources: Mapping[str, float] | None) -> It
         distributed.LocalCluster(
             n_workers=count,
             threads_per_worker=1,
-            dashboard_address=None,
+            dashboard_address=":0",
             resources=dict(resources or {}),
         ) as cluster,
         DaskExecutor(cluster.scheduler_address, resources) as executor,
