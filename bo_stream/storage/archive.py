@@ -184,7 +184,7 @@ def write_archive(path: str | Path, about: Mapping[str, Any], arrays: dict[str, 
     Raises:
         OSError: The file cannot be written; an old one stays.
     """
-    content = archive_bytes(about, arrays)
+    content = archive_bytes(about, arrays, MODEL_FILE)
     with atomic_write(path) as file:
         file.write(content)
 

@@ -358,6 +358,7 @@ class TestValues:
         assert_close(weights(conditioned), expected(more.X[0]))
         assert_close(weights(model), expected(more.X[1]))
 
+    @pytest.mark.integration
     def test_predictive_entropy_search(self) -> None:
         given, X = points(3), points(4, 1)
         own, theirs = (qPredictiveEntropySearch(m, given) for m in pair())

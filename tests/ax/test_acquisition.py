@@ -151,6 +151,7 @@ def test_the_most_promising_points() -> None:
     assert most_promising(values[:, :1], violation).tolist()[0] == 0
 
 
+@pytest.mark.integration
 def test_the_baseline_has_a_fixed_size() -> None:
     client = started(acquisition="qLogNEI", refit=0.0)
     run(client, 4)

@@ -209,10 +209,6 @@ FIDELITY = RangeParameter("s", FLOAT, 0.0, 1.0, is_fidelity=True, target_value=1
 KIND, SIGN = choice("kind", ["p", "q", "r"]), choice("sign", [-1, 1], "int", is_ordered=True)
 
 QUICK_ROWS: dict[str, Row] = {
-    "tree": Row(TREE),
-    "relative": Row(
-        bounds=("cost <= 1.01 * baseline",), metrics=("loss", "cost"), baseline=BASELINE
-    ),
     "exhausted": Row((int_("i", 0, 2), SIGN), rounds=7, refused=(SearchSpaceExhausted,)),
     "fidelity": Row(
         (RangeParameter("a", FLOAT, 0.0, 1.0), FIDELITY), refused=(TypeError, UnsupportedError)
@@ -220,6 +216,10 @@ QUICK_ROWS: dict[str, Row] = {
 }
 
 ROWS: dict[str, Row] = {
+    "tree": Row(TREE),
+    "relative": Row(
+        bounds=("cost <= 1.01 * baseline",), metrics=("loss", "cost"), baseline=BASELINE
+    ),
     "switch": Row(SWITCH),
     "tree, two objectives": Row(TREE, **TWO),
     "tree, pending": Row(TREE, drive=some_still_run, rounds=4),
@@ -415,6 +415,7 @@ def test_no_point_is_proposed_twice() -> None:
     assert len(set(tried)) == len(tried)
 
 
+@pytest.mark.integration
 def test_a_relative_bound_is_one_of_the_measured_baseline() -> None:
     """Of nine noisy outcomes the first, the baseline's, is far off, and the model knows better."""
     row = QUICK_ROWS["relative"]

@@ -223,6 +223,7 @@ def test_positions_in_kilometres() -> None:
     assert not Path("run/next.geojson").exists()
 
 
+@pytest.mark.integration
 def test_a_loss_of_one_s_own_is_named_again() -> None:
     Path("losses_of_test_survey.py").write_text("def missed(p):\n    return p * (1 - p)\n")
     loss = ["--loss", "losses_of_test_survey:missed"]

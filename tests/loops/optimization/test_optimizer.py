@@ -55,7 +55,10 @@ def test_points_of_a_batch_keep_apart_whatever_a_builder_of_ones_own_does() -> N
     assert forgetful == told
 
 
-@pytest.mark.parametrize("acquisition", ["qLogEI", "qLogNEI", "qUCB", "TS"])
+RARELY = [pytest.param(name, marks=pytest.mark.integration) for name in ("qLogNEI", "qUCB")]
+
+
+@pytest.mark.parametrize("acquisition", ["qLogEI", "TS", *RARELY])
 def test_finds_the_minimum(acquisition: str) -> None:
     best = started(replace(QUICK, acquisition=acquisition), steps=6).best()
     assert best.trial.X[0] == pytest.approx(0.7, abs=0.05)
