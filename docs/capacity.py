@@ -195,7 +195,7 @@ def driver_choice(costs: Mapping[str, Any], workers: int) -> float:
     most = max(each["outcomes"] for each in found)
     points = sorted((e["workers"], e["seconds"]) for e in found if e["outcomes"] == most)
     numbers, seconds = zip(*points, strict=True)
-    return float(np.interp(math.log(workers), np.log(numbers), seconds))
+    return math.exp(float(np.interp(math.log(workers), np.log(numbers), np.log(seconds))))
 
 
 def _named(costs: Mapping[str, Any], name: str) -> Mapping[str, Any]:
