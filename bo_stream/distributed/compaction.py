@@ -19,10 +19,12 @@ from bo_stream.distributed.records import (
 def compact(gathering: Gathering, run: str) -> int:
     """Write a snapshot of all deltas in the store, then remove what is in it.
 
-    Deltas are removed only while there is no other snapshot that has more, or others, than the new
-    one; else the new one is withdrawn. Two that compact at a time both write before they look, so
-    that one of them at least sees the other. Hence there is at any time a snapshot that, with the
-    deltas beside it, holds everything.
+    Deltas are removed only while no other snapshot has what the new one lacks; else the new one is
+    withdrawn. Other snapshots are removed only if they have less: of two that have the same both
+    stay, for each of their writers may be about to remove the other's. Nobody removes a delta for
+    the sake of another's snapshot, which may be withdrawn. Two that compact at a time both write
+    before they look, so that one of them at least sees the other. Hence there is at any time a
+    snapshot that, with the deltas beside it, holds everything.
 
     Args:
         gathering: Reads the store.
@@ -35,13 +37,12 @@ def compact(gathering: Gathering, run: str) -> int:
     try:
         listing = Listing.of(store)
         found = gathering.missing(VectorClock(), listing)
-        if found.delta is None or not _covers_all(found.clock, gathering):
+        if found.delta is None or not listing.deltas or not _covers_all(found.clock, gathering):
             return 0
-        if found.deltas == 0:  # all is in a snapshot: some were not removed yet
-            return _remove_deltas(store, listing, found.clock)
         key = counted_key("clock", found.delta.observations, run)
-        store[snapshot_of(key)] = sealed(gathering.search, {}, found.delta.arrays())
-        store[key] = sealed(gathering.search, {"clock": found.clock.plain()}, {})
+        if key not in listing.clocks:  # else it is of this run, which could not remove all deltas
+            store[snapshot_of(key)] = sealed(gathering.search, {}, found.delta.arrays())
+            store[key] = sealed(gathering.search, {"clock": found.clock.plain()}, {})
         listing = Listing.of(store)
         unread = gathering.read_clocks(listing)
     except VanishedError:
@@ -49,8 +50,8 @@ def compact(gathering: Gathering, run: str) -> int:
     if unread or not _covers_all(found.clock, gathering):
         _remove(store, key, snapshot_of(key))
         return 0
-    for other in listing.clocks:
-        if other != key:
+    for other, clock in gathering.clocks.items():
+        if not clock.covers(found.clock):
             _remove(store, other, snapshot_of(other))
     _remove(store, *listing.learned[:-1])
     return _remove_deltas(store, listing, found.clock)

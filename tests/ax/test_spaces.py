@@ -418,7 +418,7 @@ def test_no_point_is_proposed_twice() -> None:
 @pytest.mark.integration
 def test_a_relative_bound_is_one_of_the_measured_baseline() -> None:
     """Of nine noisy outcomes the first, the baseline's, is far off, and the model knows better."""
-    row = QUICK_ROWS["relative"]
+    row = ROWS["relative"]
     client = client_of(Row(bounds=row.bounds, metrics=row.metrics))
     client.set_generation_strategy(generation_strategy(initialization=3, search=QUICK, seed=0))
     index = client.attach_baseline(BASELINE)

@@ -15,7 +15,7 @@ from gpytorch.kernels import AdditiveKernel, RBFKernel, ScaleKernel
 from bo_stream import OSGPR, WISKI, BayesianLastLayer, BinomialLikelihood
 from bo_stream.distributed import BestPoint, MemoryStore, Replica, ReplicaWarning
 from bo_stream.distributed import deltas as deltas_module
-from bo_stream.distributed.records import Listing, delta_key, sealed
+from bo_stream.distributed.records import Listing, counted_key, delta_key, sealed
 from bo_stream.errors import UsageError
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski.memory import StreamMemory
@@ -261,6 +261,44 @@ def test_two_that_compact_at_once_lose_nothing_though_each_sees_what_the_other_d
     assert a.compact() == 2
     assert not Listing.of(store).deltas
     assert_same(Replica(UNLEARNED, store, "later").model, late.model)
+
+
+@pytest.mark.parametrize("kind", ["snapshot/", "clock/"])
+def test_two_that_compact_the_same_at_once_leave_it_there(kind: str) -> None:
+    store = Interrupted(kind)
+    a, b = replicas(store)
+    ledger = told(a, some(2)) + told(b, some(3, 1))
+    settle([a, b])
+    store.other.append(b.compact)
+    a.compact()
+    assert not Listing.of(store).deltas
+    late = Replica(UNLEARNED, store, "late")
+    assert_same(late.model, expected(late, ledger))
+    ledger += told(late, some(1, 2))
+    late.exchange()
+    assert late.compact() == 1
+    assert len(Listing.of(store).clocks) == 1
+    later = Replica(UNLEARNED, store, "later")
+    assert_same(later.model, expected(later, ledger))
+
+
+def test_a_snapshot_that_is_withdrawn_was_relied_on_by_nobody() -> None:
+    store = Interrupted("clock/")
+    a, b = replicas(store)
+    ledger = told(a, some(2)) + told(b, some(3, 1))
+    settle([a, b])
+
+    def meanwhile() -> None:
+        store.hidden = {delta_key((a.run, 1))}  # which is in the snapshot, as b sees
+        b.compact()
+        store.hidden = set()
+        store[counted_key("clock", 9, a.run)] = b"torn"
+
+    store.other.append(meanwhile)
+    assert a.compact() == 0  # for it cannot know what is in the torn one
+    with pytest.warns(ReplicaWarning, match="left out"):
+        late = Replica(UNLEARNED, store, "late")
+    assert_same(late.model, expected(late, ledger))
 
 
 def test_what_vanishes_while_it_is_read_is_found_in_the_snapshot() -> None:

@@ -78,7 +78,7 @@ MOVED = (
     "ClusteredGP, centres by the stream",
     "ClusteredGP, conjugate gradients",
     "WISKI, binomial",
-    "OSVGP, beta-binomial",
+    "OSVGP, beta-binomial with outliers",
     "QSGP, inducing points",
     "QSGP, Bernoulli",
     "DecoupledGP, direct, lengthscale factors",
