@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -66,6 +66,23 @@ class Threshold:
         return (mean - self.latent) / variance.clamp_min(SMALLEST_VARIANCE).sqrt()
 
 
+class HasThreshold:
+    """Criteria about a threshold, which is checked when it is asked for.
+
+    Attributes:
+        threshold: In the units that ``scale`` names.
+        scale: "latent" or "prevalence"; see :class:`Threshold`.
+    """
+
+    threshold: float
+    scale: Scale
+
+    @property
+    def limit(self) -> Threshold:
+        """The threshold with its scale; ValueError if it cannot be one."""
+        return Threshold(self.threshold, self.scale)
+
+
 @dataclass(frozen=True)
 class Criterion(ABC):
     """An uncertainty U of each target point, of which a choice reduces the weighted sum.
@@ -124,7 +141,7 @@ class IntegratedVariance(Criterion):
 
 
 @dataclass(frozen=True)
-class TargetedVariance(Criterion):
+class TargetedVariance(HasThreshold, Criterion):
     """Variance of points near a threshold t (targeted integrated mean squared error, tIMSE).
 
     The variance as of :class:`IntegratedVariance` times the density of ``N(m, s² + width²)`` at t,
@@ -132,19 +149,18 @@ class TargetedVariance(Criterion):
     132(7), eq. 16, with the weight that uses the whole uncertainty of the prediction.
 
     Attributes:
-        limit: The threshold t, built from ``threshold`` and ``scale``; see :class:`Threshold`. The
-            variance is on the same scale.
+        threshold: The threshold t, in the units that ``scale`` names.
+        scale: "latent": t and the variance are of f; "prevalence": of ``1 / (1 + exp(−f))``.
         width: Standard deviation of a band about t that is of interest, in units of f.
     """
 
-    threshold: InitVar[float]
-    scale: InitVar[Scale]
+    threshold: float
+    scale: Scale
     width: float = 0.0
-    limit: Threshold = field(init=False)
 
-    def __post_init__(self, threshold: float, scale: Scale) -> None:
+    def __post_init__(self) -> None:
         """Check threshold, scale and width; ValueError."""
-        object.__setattr__(self, "limit", Threshold(threshold, scale))
+        _ = self.limit
         if not 0.0 <= self.width < math.inf:
             raise ValueError(f"Expected width to be zero or more and finite, got {self.width}.")
 
@@ -157,23 +173,23 @@ class TargetedVariance(Criterion):
 
 
 @dataclass(frozen=True)
-class ExceedanceEntropy(Criterion):
+class ExceedanceEntropy(HasThreshold, Criterion):
     """Entropy of whether a point exceeds a threshold t, in nats.
 
     With P the probability of f > t: ``−P log P − (1 − P) log(1 − P)``; expected to an absolute
     error below 1e-6.
 
     Attributes:
-        limit: The threshold t, built from ``threshold`` and ``scale``; see :class:`Threshold`.
+        threshold: The threshold t, in the units that ``scale`` names.
+        scale: "latent": t is a value of f; "prevalence": of ``1 / (1 + exp(−f))``.
     """
 
-    threshold: InitVar[float]
-    scale: InitVar[Scale]
-    limit: Threshold = field(init=False)
+    threshold: float
+    scale: Scale
 
-    def __post_init__(self, threshold: float, scale: Scale) -> None:
+    def __post_init__(self) -> None:
         """Check threshold and scale; ValueError."""
-        object.__setattr__(self, "limit", Threshold(threshold, scale))
+        _ = self.limit
 
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected entropy; see :class:`Criterion`."""
@@ -181,7 +197,7 @@ class ExceedanceEntropy(Criterion):
 
 
 @dataclass(frozen=True)
-class Misclassification(Criterion):
+class Misclassification(HasThreshold, Criterion):
     """Probability that a point is called on the wrong side of a threshold t.
 
     ``Φ(−|m − t| / s)`` now; expected after the round ``2 T((m − t) / s, √(s² / r − 1))`` with
@@ -195,18 +211,18 @@ class Misclassification(Criterion):
     from ``P = 1 / (1 + w)`` on.
 
     Attributes:
-        limit: The threshold t, built from ``threshold`` and ``scale``; see :class:`Threshold`.
+        threshold: The threshold t, in the units that ``scale`` names.
+        scale: "latent": t is a value of f; "prevalence": of ``1 / (1 + exp(−f))``.
         miss_cost: Cost of calling a point below that is above, in costs of the opposite mistake.
     """
 
-    threshold: InitVar[float]
-    scale: InitVar[Scale]
+    threshold: float
+    scale: Scale
     miss_cost: float = 1.0
-    limit: Threshold = field(init=False)
 
-    def __post_init__(self, threshold: float, scale: Scale) -> None:
+    def __post_init__(self) -> None:
         """Check threshold, scale and cost; ValueError."""
-        object.__setattr__(self, "limit", Threshold(threshold, scale))
+        _ = self.limit
         if not 0.0 < self.miss_cost < math.inf:
             raise ValueError(f"Expected miss_cost above 0 and finite, got {self.miss_cost}.")
 
@@ -234,7 +250,7 @@ class CheaperCall:
 
 
 @dataclass(frozen=True)
-class ExpectedLoss(Criterion):
+class ExpectedLoss(HasThreshold, Criterion):
     """Loss of a programme's best action, as it knows the probability of exceeding a threshold.
 
     Such as ``lambda P: torch.minimum(10.0 * P, 1.0 - P)``: leaving out a place above the threshold
@@ -246,17 +262,17 @@ class ExpectedLoss(Criterion):
 
     Attributes:
         loss: Maps probabilities to losses, elementwise, by torch.
-        limit: The threshold t, built from ``threshold`` and ``scale``; see :class:`Threshold`.
+        threshold: The threshold t, in the units that ``scale`` names.
+        scale: "latent": t is a value of f; "prevalence": of ``1 / (1 + exp(−f))``.
     """
 
     loss: Loss
-    threshold: InitVar[float]
-    scale: InitVar[Scale]
-    limit: Threshold = field(init=False)
+    threshold: float
+    scale: Scale
 
-    def __post_init__(self, threshold: float, scale: Scale) -> None:
+    def __post_init__(self) -> None:
         """Check threshold and scale; ValueError."""
-        object.__setattr__(self, "limit", Threshold(threshold, scale))
+        _ = self.limit
 
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected loss; see :class:`Criterion`."""

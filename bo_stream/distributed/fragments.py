@@ -8,15 +8,12 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bo_stream.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 Array = NDArray[np.float64]
 

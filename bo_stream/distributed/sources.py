@@ -42,6 +42,11 @@ class Fault:
     key: str
     reason: str
 
+    @classmethod
+    def of(cls, key: str, error: BaseException) -> Fault:
+        """Name a fragment and the error that it gave."""
+        return cls(key, str(error) if isinstance(error, UsageError) else one_line(error))
+
     def __str__(self) -> str:
         return f"{self.key}: {self.reason}"
 
@@ -195,8 +200,7 @@ def _of_parts(parts: Iterable[Any], root: str, columns: Columns) -> Listing:
             _check_schema(schema, columns, units, _is_text(part))
             fragments += _row_groups(part, name, columns)
         except (OSError, ValueError, TypeError) as error:
-            reason = str(error) if isinstance(error, UsageError) else one_line(error)
-            faults.append(Fault(name, reason))
+            faults.append(Fault.of(name, error))
     keys = Counter(each.key for each in fragments)
     twice = [key for key, number in keys.items() if number > 1]
     if twice:

@@ -94,7 +94,7 @@ def _strict(task: Task, start: Sums) -> Part:
         try:
             sums = _added(sums, fragment, task.columns)
         except _BAD_DATA as error:
-            return Part(start, (), (Fault(fragment.key, _reason(error)),))
+            return Part(start, (), (Fault.of(fragment.key, error),))
     return Part(sums, tuple(each.key for each in task.fragments))
 
 
@@ -107,12 +107,8 @@ def _tolerant(task: Task, start: Sums) -> Part:
             sums = merge(sums, own) if keys else own
             keys.append(fragment.key)
         except _BAD_DATA as error:
-            faults.append(Fault(fragment.key, _reason(error)))
+            faults.append(Fault.of(fragment.key, error))
     return Part(sums, tuple(keys), tuple(faults))
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) if isinstance(error, UsageError) else one_line(error)
 
 
 def _added(sums: Sums, fragment: Fragment, columns: Columns) -> Sums:

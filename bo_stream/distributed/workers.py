@@ -11,6 +11,7 @@ from typing import Any
 from bo_stream.distributed.sums import Sums
 from bo_stream.distributed.tasks import Part, Task, run
 from bo_stream.errors import UsageError
+from bo_stream.executors.engine import EngineExecutor
 from bo_stream.storage.archive import one_line
 
 
@@ -102,11 +103,10 @@ def _span(task: Task) -> str:
 
 def _workers(executor: Any) -> int:
     """Return how many tasks an executor does at a time, as far as it says."""
+    if isinstance(executor, EngineExecutor):
+        return executor.capacity
     client = getattr(executor, "_client", None)
-    if client is not None and hasattr(client, "nthreads"):  # of Dask
+    if client is not None and hasattr(client, "nthreads"):  # of Dask's own executor
         return max(1, sum(client.nthreads().values()))
-    for name in ("workers", "_max_workers", "_count"):
-        number = getattr(executor, name, None)
-        if isinstance(number, int) and number > 0:
-            return number
-    return os.cpu_count() or 1
+    number = getattr(executor, "_max_workers", None)  # of Python's pools
+    return number if isinstance(number, int) and number > 0 else os.cpu_count() or 1

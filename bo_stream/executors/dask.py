@@ -72,6 +72,11 @@ class DaskExecutor(EngineExecutor):
         """No limit: a task that waits for a worker has not begun."""
         return None
 
+    @property
+    def capacity(self) -> int:
+        """Number of threads of all workers."""
+        return max(1, sum(self._client.nthreads().values()))
+
     def dumps(self, value: Any) -> bytes:
         """Pickle a value as Dask does, which also takes functions of a script."""
         return dumps(value)

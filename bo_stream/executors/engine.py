@@ -43,6 +43,11 @@ class EngineExecutor(Executor, ABC):
     def workers(self) -> int | None:
         """Number of tasks that can run at a time, if what exceeds it would count as running."""
 
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """Number of tasks that it does at a time, as it is now; at least 1."""
+
     @abstractmethod
     def dumps(self, value: Any) -> bytes:
         """Pickle a value as the engine does."""

@@ -61,6 +61,11 @@ class ProcessExecutor(EngineExecutor):
         """No limit: a task that waits for a process has not begun."""
         return None
 
+    @property
+    def capacity(self) -> int:
+        """Largest number of processes."""
+        return self._count
+
     def dumps(self, value: Any) -> bytes:
         """Pickle a value."""
         return pickle.dumps(value)

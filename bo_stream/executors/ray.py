@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
@@ -50,6 +51,11 @@ class RayExecutor(EngineExecutor):
         if not self._cpus:
             return None
         return max(1, int(ray.cluster_resources().get("CPU", 0.0) / self._cpus))
+
+    @property
+    def capacity(self) -> int:
+        """Number of tasks for which there are processors; as many as are here if none needs any."""
+        return self.workers or os.cpu_count() or 1
 
     def dumps(self, value: Any) -> bytes:
         """Pickle a value as Ray does, which also takes functions of a script."""

@@ -31,8 +31,7 @@ def predict(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor]:
         model: Model of one output with an affine outcome transform.
         X: Inputs, ``n x d``.
     """
-    inputs = model.transform_inputs(X).double()
-    process = model.process(inputs)
+    process, inputs = process_at(model, X)
     if _in_features_only(process):
         space = weight_space(process)
         points = sites(space.basis, inputs)
@@ -44,6 +43,12 @@ def predict(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor]:
     return _in_units(model, X, mean), scale.square() * variance.clamp_min(0.0)
 
 
+def process_at(model: StreamingGP, X: Tensor) -> tuple[PosteriorProcess, Tensor]:
+    """Return the posterior process, and inputs ``n x d`` as it takes them, in float64."""
+    inputs = model.transform_inputs(X).double()
+    return model.process(inputs), inputs
+
+
 @torch.no_grad()
 def predict_mean(model: StreamingGP, X: Tensor) -> Tensor:
     """Compute the means of :func:`predict` alone, ``n``.
@@ -52,8 +57,7 @@ def predict_mean(model: StreamingGP, X: Tensor) -> Tensor:
     """
     if _in_features_only(model.process()):
         return mean_path(model)(X).squeeze(-1)
-    inputs = model.transform_inputs(X).double()
-    process = model.process(inputs)
+    process, inputs = process_at(model, X)
     rule = process.regression if isinstance(process, ObservationSpaceProcess) else process.mean
     mean = torch.cat([rule(rows)[0] for rows in inputs.split(ROWS, -2)], -1)
     return _in_units(model, X, mean).to(X)

@@ -47,6 +47,13 @@ def _numbers(model: StreamingGP, X: Tensor) -> list[Tensor]:
     return [*numbers, loss.detach(), *gradient]
 
 
+SIZES = (120, 60, 170)
+"""Rows of the parts of a stream."""
+
+GROUPS = 3 + 2 + 4
+"""Row groups of files of these parts."""
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 COLUMNS: dict[str, object] = {"x": ["a", "b"], "y": "value"}

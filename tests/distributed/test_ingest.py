@@ -28,29 +28,11 @@ from tests.distributed.streams import (
     UNIT,
     assert_same,
     grid_model,
-    parts_of,
     streamed,
     table,
     write_files,
 )
 from tests.problems import Observations, observations
-
-SIZES = (120, 60, 170)
-
-
-@pytest.fixture
-def parts() -> list[Observations]:
-    return parts_of(observations(sum(SIZES)), SIZES)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, parts: list[Observations]) -> Path:
-    return write_files(tmp_path / "data", parts)
-
-
-@pytest.fixture
-def X() -> torch.Tensor:
-    return torch.rand(5, 2, dtype=torch.float64)
 
 
 def changed(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:

@@ -18,37 +18,18 @@ from bo_stream.distributed.fragments import Columns
 from bo_stream.errors import UsageError
 from tests.distributed.streams import (
     COLUMNS,
+    GROUPS,
     assert_same,
     grid_model,
-    parts_of,
     streamed,
     table,
-    write_files,
 )
 from tests.problems import Observations, observations
-
-SIZES = (120, 60, 170)
-GROUPS = 3 + 2 + 4
-
-
-@pytest.fixture
-def parts() -> list[Observations]:
-    return parts_of(observations(sum(SIZES)), SIZES)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, parts: list[Observations]) -> Path:
-    return write_files(tmp_path / "data", parts)
 
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
     return tmp_path / "kept"
-
-
-@pytest.fixture
-def X() -> torch.Tensor:
-    return torch.rand(5, 2, dtype=torch.float64)
 
 
 class Stopped(Exception):

@@ -25,36 +25,18 @@ from bo_stream.executors import LostTaskError
 from tests.comparisons import assert_same_contents, contents
 from tests.distributed.streams import (
     COLUMNS,
+    GROUPS,
     assert_same,
     grid_model,
-    parts_of,
     streamed,
     table,
-    write_files,
 )
 from tests.documents import ROOT, blocks
-from tests.problems import Observations, observations
+from tests.problems import Observations
 from tests.test_start import after as run_python
 
-SIZES = (120, 60, 170)
-GROUPS = 3 + 2 + 4
 DEADLY = "BO_STREAM_TEST_DEADLY"
 """Environment variable of :class:`Deadly`: the driver's process, and a file."""
-
-
-@pytest.fixture
-def parts() -> list[Observations]:
-    return parts_of(observations(sum(SIZES)), SIZES)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, parts: list[Observations]) -> Path:
-    return write_files(tmp_path / "data", parts)
-
-
-@pytest.fixture
-def X() -> torch.Tensor:
-    return torch.rand(5, 2, dtype=torch.float64)
 
 
 def ingested(source: Any, **options: Any) -> tuple[WISKI, Ingested]:

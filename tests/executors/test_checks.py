@@ -54,6 +54,10 @@ class Elsewhere(EngineExecutor):
     def workers(self) -> None:
         return None
 
+    @property
+    def capacity(self) -> int:
+        return 2
+
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> EngineFuture[Any]:
         raise NotImplementedError
 

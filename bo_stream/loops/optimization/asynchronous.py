@@ -22,7 +22,7 @@ from bo_stream.loops.optimization.evaluation import Outcome, Task
 from bo_stream.loops.optimization.executed import PointEvaluator
 from bo_stream.loops.optimization.journal import Journal
 from bo_stream.loops.optimization.optimizer import Optimizer, save_optimizer
-from bo_stream.loops.optimization.trials import Trial
+from bo_stream.loops.optimization.trials import Trial, all_failed
 from bo_stream.loops.run import OPTIMIZATION, StopRequest, hold_folder
 
 AHEAD = 0.25
@@ -216,23 +216,17 @@ class AsynchronousRun:
 
     def _recorded(self, outcome: Outcome[float]) -> Trial:
         """Record an outcome; a trial to be tried again is pending."""
-        optimizer, key = self._optimizer, outcome.key
-        if optimizer.ledger[key].status != "pending":  # amended or withdrawn meanwhile
-            return optimizer.ledger[key]
-        if outcome.value is not None:
-            return optimizer.tell(key, outcome.value, outcome.seconds)
-        trial = optimizer.fail(key, outcome.error or "no outcome", outcome.seconds)
-        return optimizer.retry(key) if trial.attempts <= self._plan.retries else trial
+        ledger, key, retries = self._optimizer.ledger, outcome.key, self._plan.retries
+        if ledger[key].status != "pending":  # amended or withdrawn meanwhile
+            return ledger[key]
+        return ledger.record(key, outcome.value, outcome.error, outcome.seconds, retries)
 
     def _check_hope(self, trial: Trial) -> None:
         self._counts[trial.status] += 1
         failed = self._counts["failed"]
         enough = max(self._optimizer.settings.initial, self._plan.at_once)
         if self._counts["told"] == 0 and failed >= min(enough, self._plan.total):
-            raise UsageError(
-                f"All {failed} trials failed, the last one with: {trial.error}. Mend the function; "
-                "a resumed run goes on with other points."
-            )
+            raise all_failed(failed, trial)
 
     # --- choices ------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from botorch.acquisition.analytic import _log_ei_helper
 from torch import Tensor
 
 from bo_stream.linalg import safe_cholesky, solve_lower
+from bo_stream.loops.predictions import process_at
 from bo_stream.models.base import StreamingGP
 from bo_stream.process.process import PosteriorProcess
 from bo_stream.tensors import map_tensors
@@ -137,7 +138,7 @@ def choose_by_fantasies(
     Returns:
         Rows of the chosen candidates, ``q``, in the order of choice.
     """
-    process, inputs = _process(model, X)
+    process, inputs = process_at(model, X)
     candidates = Candidates(process, inputs, len(known.X) + q, seed)
     reached = candidates.lowest.expand(FANTASIES, 1)
     for points, drawn in ((known.X, True), (known.means, False)):
@@ -223,8 +224,3 @@ class Candidates:
         self.fantasies += self._draws[now].mT @ rows
         self.variance = (self.variance - rows.square().sum(0)).clamp_min(0.0)
         self._count = now.stop
-
-
-def _process(model: StreamingGP, X: Tensor) -> tuple[PosteriorProcess, Tensor]:
-    inputs = model.transform_inputs(X).double()
-    return model.process(inputs), inputs

@@ -18,7 +18,7 @@ from bo_stream.loops.optimization.executed import PointEvaluator, check_timeout,
 from bo_stream.loops.optimization.objectives import Objective
 from bo_stream.loops.optimization.optimizer import Optimizer, parsed_optimizer, save_optimizer
 from bo_stream.loops.optimization.settings import OptimizationSettings
-from bo_stream.loops.optimization.trials import Trial
+from bo_stream.loops.optimization.trials import Trial, all_failed
 from bo_stream.loops.run import (
     OPTIMIZATION,
     SECONDS_BETWEEN_CHECKPOINTS,
@@ -174,10 +174,7 @@ class OptimizationCampaign:
             yield self._end_step(self._open or step)
             failed = self.optimizer.ledger.with_status("failed")
             if len(failed) == len(self.optimizer.ledger):
-                raise UsageError(
-                    f"All {len(failed)} trials failed, the last one with: {failed[-1].error}. Mend "
-                    "the function; a resumed run goes on with other points."
-                )
+                raise all_failed(len(failed), failed[-1])
 
     def _begin_step(self) -> OptimizationStep:
         started = time.monotonic()
@@ -208,11 +205,8 @@ class OptimizationCampaign:
 
     def _next(self, evaluator: PointEvaluator) -> Trial:
         """Record the next outcome; a trial to be tried again is pending."""
-        outcome, optimizer = evaluator.next_outcome(), self.optimizer
-        if outcome.value is not None:
-            return optimizer.tell(outcome.key, outcome.value, outcome.seconds)
-        trial = optimizer.fail(outcome.key, outcome.error or "no outcome", outcome.seconds)
-        return optimizer.retry(trial.key) if trial.attempts <= self.plan.retries else trial
+        end, ledger = evaluator.next_outcome(), self.optimizer.ledger
+        return ledger.record(end.key, end.value, end.error, end.seconds, self.plan.retries)
 
     def _end_step(self, step: OptimizationStep) -> OptimizationStep:
         started = time.monotonic()

@@ -116,12 +116,37 @@ class Ledger:
             )
         return self.put(replace(_attempted(trial, seconds), status="failed", error=error))
 
+    def record(
+        self, key: int, Y: float | None, error: str | None, seconds: float, retries: int
+    ) -> Trial:
+        """Record how an attempt at a trial ended.
+
+        Args:
+            key: Of the trial.
+            Y: Its outcome; None: it failed.
+            error: Reason of the failure.
+            seconds: Duration of the attempt.
+            retries: How often a failed trial is tried again: it is pending then.
+        """
+        if Y is not None:
+            return self.tell(key, Y, seconds)
+        trial = self.fail(key, error or "no outcome", seconds)
+        return self.retry(key) if trial.attempts <= retries else trial
+
     def retry(self, key: int) -> Trial:
         """Make a failed trial pending again."""
         trial = self[key]
         if trial.status != "failed":
             raise UsageError(f"Only a failed trial can be retried; trial {key} is {trial.status}.")
         return self.put(replace(trial, status="pending"))
+
+
+def all_failed(count: int, last: Trial) -> UsageError:
+    """Return the error that ends a run of which every trial has failed."""
+    return UsageError(
+        f"All {count} trials failed, the last one with: {last.error}. Mend the function; a resumed "
+        "run goes on with other points."
+    )
 
 
 def _attempted(trial: Trial, seconds: float | None) -> Trial:

@@ -82,14 +82,11 @@ class InducingMemory(HoldsStatistics):
 
     def grown(self, basis: InducingBasis) -> InducingMemory:
         """Express in a basis with g points more, after this one's, exactly. O(M² + w M g)."""
-        rows, statistics, trace = self.rows.grown(basis), self.statistics, self.whole.trace
+        rows, whole = self.rows.grown(basis), self.whole.padded(basis)
         if len(rows) > 0:
-            statistics = statistics.continued(rows.features, rows.data)
-            trace = trace + TraceTerm.of(rows.data, rows.residual - self.rows.residual)
-        else:
-            more = basis.rank - len(self.values.Z)
-            statistics = statistics.map(lambda s: padded(s, more))
-        whole = PointStatistics(basis.values, statistics, trace)
+            statistics = self.statistics.continued(rows.features, rows.data)
+            gone = TraceTerm.of(rows.data, rows.residual - self.rows.residual)
+            whole = PointStatistics(basis.values, statistics, self.whole.trace + gone)
         held = None if self.held is None else self.held.grown(basis)
         return replace(self, whole=whole, rows=rows, held=held)
 
