@@ -82,8 +82,10 @@ class InducingMemory(HoldsStatistics):
 
     def grown(self, basis: InducingBasis) -> InducingMemory:
         """Express in a basis with g points more, after this one's, exactly. O(M² + w M g)."""
-        rows, whole = self.rows.grown(basis), self.whole.padded(basis)
-        if len(rows) > 0:
+        rows = self.rows.grown(basis)
+        if len(rows) == 0:
+            whole = self.whole.padded(basis)
+        else:
             statistics = self.statistics.continued(rows.features, rows.data)
             gone = TraceTerm.of(rows.data, rows.residual - self.rows.residual)
             whole = PointStatistics(basis.values, statistics, self.whole.trace + gone)
