@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from botorch.models.model import Model
 from botorch.optim.closures import get_loss_closure_with_grads
+from botorch.optim.fit import fit_gpytorch_mll_scipy
 from botorch.sampling.normal import SobolQMCNormalSampler
 from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood
@@ -41,6 +42,7 @@ STOCHASTIC = ("DecoupledGP", "QSGP")
 CLASSES = ("DirichletWISKI", "OSVGP")
 
 Clock = Callable[[], float]
+Objective = VariationalELBO | ExactMarginalLogLikelihood
 Function = Callable[[Tensor], Tensor]
 
 
@@ -193,7 +195,7 @@ def built(setting: Setting) -> Model:
         for parameter in _noises(model):
             model.likelihood.noise = torch.full_like(parameter, max(setting.noise, 0.02) ** 2)
         if setting.lengthscale is None and setting.family not in STOCHASTIC:
-            _evaluate_loss(model, setting, 60)
+            _fit(model, setting)
         if setting.family in STOCHASTIC:
             model.fit(steps=20, progress=False)
     return model.eval()
@@ -275,36 +277,45 @@ def _refitting(model: Model, setting: Setting, clock: Clock) -> Callable[[], flo
         if setting.family in STOCHASTIC:
             now.fit(steps=3, progress=False)
             return _timed(lambda: now.fit(steps=5, progress=False), clock) / 5
-        begin = clock()
-        evaluations = _evaluate_loss(now, setting, 5)
-        return (clock() - begin) / evaluations
+        return _evaluating(now, setting, clock)
 
     return run
 
 
-def _evaluate_loss(model: Model, setting: Setting, most: int) -> int:
-    """Take some iterations of L-BFGS-B, and say how many evaluations they took."""
-    from botorch.optim.fit import fit_gpytorch_mll_scipy
-
+def _objective(model: Model, setting: Setting) -> tuple[Objective, dict[str, Tensor]]:
+    """The objective of a fit, in training mode, and the parameters that it learns."""
     if setting.family == "OSVGP":
         mll = VariationalELBO(model.likelihood, model, setting.n)
     else:
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
     mll.train()
-    parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
-    with torch.no_grad():
-        for parameter in parameters.values():
-            parameter += 0.2
-    closure, count = get_loss_closure_with_grads(mll, parameters), 0
+    return mll, {name: p for name, p in mll.named_parameters() if p.requires_grad}
 
-    def counted() -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        nonlocal count
-        count += 1
-        return closure()
 
-    fit_gpytorch_mll_scipy(mll, parameters=parameters, closure=counted, options={"maxiter": most})
+def _fit(model: Model, setting: Setting, most: int = 60) -> None:
+    """Find hyperparameters, from ones that are a little off."""
+    mll, parameters = _objective(model, setting)
+    _move(parameters, 0.2)
+    fit_gpytorch_mll_scipy(mll, parameters=parameters, options={"maxiter": most})
     mll.eval()
-    return count
+
+
+def _evaluating(model: Model, setting: Setting, clock: Clock, evaluations: int = 8) -> float:
+    """Seconds of an evaluation at the model's hyperparameters, which move a little each time."""
+    mll, parameters = _objective(model, setting)
+    closure = get_loss_closure_with_grads(mll, parameters)
+    closure()
+    begin = clock()
+    for step in range(evaluations):
+        _move(parameters, 0.01 * (-1.0) ** step)
+        closure()
+    return (clock() - begin) / evaluations
+
+
+@torch.no_grad()
+def _move(parameters: dict[str, Tensor], by: float) -> None:
+    for parameter in parameters.values():
+        parameter += by
 
 
 def _predicting(model: Model, setting: Setting, clock: Clock) -> Callable[[], float]:

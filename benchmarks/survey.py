@@ -36,7 +36,7 @@ TO_REACH = {"civ": (0.890, 0.76), "hti": (0.905, 0.86), "phl": (0.998, 0.99)}
 """Accuracy and sensitivity after all villages, ten at a time."""
 
 EXAMINED = 100
-MISS_COST = 3.0
+MISS_COST = 2.0
 """Of a design that finds most of the villages above a threshold."""
 
 REFIT = 10

@@ -93,7 +93,7 @@ def zero(model: StreamingGP) -> Sums:
 def accumulate(sums: Sums, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Sums:
     """Add n observations to sums, in place, and return them.
 
-    The cost is that of the model's ``update``: batches of 2,000 to 10,000 rows are fastest.
+    The cost is that of the model's ``update``: on a grid, batches of many rows a cell are fastest.
 
     Args:
         sums: Changed by this; bad input leaves them as they were.

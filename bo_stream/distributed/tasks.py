@@ -13,14 +13,19 @@ import torch
 from botorch.exceptions.errors import BotorchError
 from torch import Tensor
 
+from bo_stream.distributed.additivity import inner_memory
 from bo_stream.distributed.fragments import Array, Batch, Columns, Fragment
 from bo_stream.distributed.sources import Fault
 from bo_stream.distributed.sums import Sums, accumulate, merge
 from bo_stream.errors import UsageError
+from bo_stream.models.wiski.memory import OnGrid
 from bo_stream.storage.archive import one_line
 
 BATCH_ROWS = 4096
-"""Rows that are put into the sums at a time: fastest for models on a grid."""
+"""Rows that are put into the sums at a time."""
+
+GRID_ROWS = 65_536
+"""The same of sums on a grid, which need little memory a row and are faster by cell."""
 
 _BAD_DATA = (OSError, ValueError, TypeError, ArithmeticError, BotorchError)
 """What readers and models raise for content that cannot be taken; Arrow's errors are among them."""
@@ -114,14 +119,20 @@ def _tolerant(task: Task, start: Sums) -> Part:
 def _added(sums: Sums, fragment: Fragment, columns: Columns) -> Sums:
     row = 0
     for batch in fragment.batches(columns):
-        for start in range(0, len(batch), BATCH_ROWS):
-            part = batch.rows(start, start + BATCH_ROWS)
+        start = 0
+        while start < len(batch):
+            part = batch.rows(start, start + _rows_at_once(sums))
+            start += len(part)
             try:
                 sums = accumulate(sums, *tensors(sums, part))
             except BotorchError as error:
                 raise UsageError(f"{_place(part, row, columns)}: {one_line(error)}") from error
             row += len(part)
     return sums
+
+
+def _rows_at_once(sums: Sums) -> int:
+    return GRID_ROWS if isinstance(inner_memory(sums.model), OnGrid) else BATCH_ROWS
 
 
 def tensors(sums: Sums, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:

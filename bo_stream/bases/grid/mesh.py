@@ -105,12 +105,9 @@ class Mesh:
         found = []
         for grid, group in zip(self.parts, self.groups, strict=True):
             cell, t = grid.locate(columns(X, group))
-            places = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
-            nodes = places[..., 0, :]
-            for i, size in enumerate(grid.size[1:], 1):
-                nodes = (nodes.unsqueeze(-1) * size + places[..., i, :].unsqueeze(-2)).flatten(-2)
             interpolation, polynomials = outer_product(weights(t)), outer_product(legendre(t))
-            found.append(Stencil(nodes, interpolation, ravel(cell, grid.cells), polynomials))
+            cells, nodes = ravel(cell, grid.cells), grid.nodes_around(cell)
+            found.append(Stencil(nodes, interpolation, cells, polynomials))
         return found
 
     def contains(self, X: Tensor) -> bool:
@@ -229,6 +226,14 @@ class Grid:
         scaled = (X - lower) / spacing
         cell = scaled.detach().floor().long().clamp_min(0).minimum(last)
         return cell, scaled - cell
+
+    def nodes_around(self, cell: Tensor) -> Tensor:
+        """Return the flat index of the nodes around cells, ``... x d -> ... x 4^d``."""
+        places = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
+        nodes = places[..., 0, :]
+        for i, size in enumerate(self.size[1:], 1):
+            nodes = (nodes.unsqueeze(-1) * size + places[..., i, :].unsqueeze(-2)).flatten(-2)
+        return nodes
 
     def interpolation_matrices(self, X: Tensor) -> list[Tensor]:
         """Compute dense weights of each dimension, ``... x d -> ... x g`` each, differentiable."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Mesh
+from bo_stream.bases.grid.cellwise import ROWS_A_CELL, cell_sums
+from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, Mesh, Stencil
 from bo_stream.linalg import check_memory
 from bo_stream.sufficient_statistics import SufficientStatistics
 
@@ -143,7 +144,8 @@ def accumulate(
 ) -> None:
     """Add observations to statistics in place, at a cost independent of those before.
 
-    Cost O(n 7^d) a grid, and O(n S²) for several whose stencils have S = Σ 4^d nodes together.
+    Cost O(n 7^d) a grid, less for many rows a cell, and O(n S²) for several grids whose stencils
+    have S = Σ 4^d nodes together.
 
     Args:
         statistics: Memory with leading batch shape ``batch``.
@@ -153,28 +155,66 @@ def accumulate(
         noise: Relative noise, ``batch x (1 or m) x n``.
         weight: 1 to add, −1 to retract, 0 to skip, ``batch x (1 or m) x n``.
     """
-    gram = statistics.gram
-    dims = [len(block.cells) for block in gram.blocks]
-    pairs = map(math.prod, _strip_shapes([STENCIL**dim for dim in dims]))
-    widest = max([*pairs, *(PAIR_DEGREES**dim for dim in dims)])
-    chunk = max(1, _CHUNK_NUMBERS // (widest * noise.shape[-2]))
-    if X.shape[-2] > chunk:
-        for start in range(0, X.shape[-2], chunk):
-            part = slice(start, start + chunk)
-            values = (value[..., part] for value in (targets, noise, weight))
-            accumulate(statistics, mesh, X[..., part, :], *values)
-        return
     if X.shape[-2] == 0:
         return
     precision = weight / noise
     columns = torch.stack((targets, torch.ones_like(targets)), -1)
     weighted = columns * precision.unsqueeze(-1)
-    stencils = mesh.stencils(X)
+    if _is_dense(mesh, X):
+        _add_by_cell(statistics, mesh.parts[0], X, precision, weighted)
+    else:
+        _add_by_row(statistics, mesh, X, precision, weighted)
+    statistics.energy.add_(columns.mT @ weighted)
+    statistics.totals.add_(columns.mT @ (columns * weight.unsqueeze(-1)))
+    statistics.log_noise.add_((weight * noise.log()).sum(-1))
+    statistics.noise_sum.add_((weight * noise).sum(-1))
+
+
+def _is_dense(mesh: Mesh, X: Tensor) -> bool:
+    """Say whether there are so many rows a cell, of one grid, that sums by cell are faster."""
+    one = X.dim() == 2 and X.is_cpu and len(mesh.parts) == 1
+    return one and len(X) >= ROWS_A_CELL * math.prod(mesh.parts[0].cells)
+
+
+def _add_by_cell(
+    statistics: NodeStatistics, grid: Grid, X: Tensor, precision: Tensor, weighted: Tensor
+) -> None:
+    """Add to gram and moment what rows of the same cell sum up to."""
+    moments, node_sums = statistics.gram.blocks[0].moments, statistics.moment
+    for some in cell_sums(grid, X, precision, weighted):
+        _add_rows(moments, some.cells, some.moments)
+        _add_rows(node_sums, some.nodes.flatten(), some.targets.flatten(-3, -2))
+
+
+def _add_by_row(
+    statistics: NodeStatistics, mesh: Mesh, X: Tensor, precision: Tensor, weighted: Tensor
+) -> None:
+    """Add rows to gram and moment, a chunk at a time."""
+    gram = statistics.gram
+    dims = [len(block.cells) for block in gram.blocks]
+    pairs = map(math.prod, _strip_shapes([STENCIL**dim for dim in dims]))
+    widest = max([*pairs, *(PAIR_DEGREES**dim for dim in dims)])
+    chunk = max(1, _CHUNK_NUMBERS // (widest * precision.shape[-2]))
+    starts = [0, *itertools.accumulate(block.num_nodes for block in gram.blocks)]
+    for first in range(0, X.shape[-2], chunk):
+        part = slice(first, first + chunk)
+        stencils = mesh.stencils(X[..., part, :])
+        _add_to_gram(gram, stencils, starts, precision[..., part])
+        nodes = [own.nodes + start for own, start in zip(stencils, starts, strict=False)]
+        values = torch.cat([own.weights for own in stencils], -1).unsqueeze(-3).unsqueeze(-1)
+        rows = values * weighted[..., part, :].unsqueeze(-2)
+        index = torch.cat(nodes, -1).flatten(-2).unsqueeze(-2)
+        _add_rows(statistics.moment, index, rows.flatten(-3, -2))
+
+
+def _add_to_gram(
+    gram: NodeGram, stencils: Sequence[Stencil], starts: Sequence[int], precision: Tensor
+) -> None:
+    """Add rows of given stencils; ``starts`` are the first nodes of the grids."""
     for block, stencil in zip(gram.blocks, stencils, strict=True):
         moments = stencil.polynomials.unsqueeze(-3) * precision.unsqueeze(-1)
         _add_rows(block.moments, stencil.cells.unsqueeze(-2), moments)
         del moments  # the largest of all: its memory is used again
-    starts = [0, *itertools.accumulate(block.num_nodes for block in gram.blocks)]
     nodes = [own.nodes + start for own, start in zip(stencils, starts, strict=False)]
     weights = [own.weights for own in stencils]
     for a, strip in enumerate(gram.strips):
@@ -184,13 +224,6 @@ def accumulate(
         products = own * torch.cat(weights[a + 1 :], -1).unsqueeze(-3).unsqueeze(-2)
         flat = index.flatten(-3).unsqueeze(-2)
         _add_rows(strip.flatten(-2).unsqueeze(-1), flat, products.flatten(-3).unsqueeze(-1))
-    rows = torch.cat(weights, -1).unsqueeze(-3).unsqueeze(-1) * weighted.unsqueeze(-2)
-    index = torch.cat(nodes, -1).flatten(-2).unsqueeze(-2)
-    _add_rows(statistics.moment, index, rows.flatten(-3, -2))
-    statistics.energy.add_(columns.mT @ weighted)
-    statistics.totals.add_(columns.mT @ (columns * weight.unsqueeze(-1)))
-    statistics.log_noise.add_((weight * noise.log()).sum(-1))
-    statistics.noise_sum.add_((weight * noise).sum(-1))
 
 
 def _add_rows(memory: Tensor, index: Tensor, rows: Tensor) -> None:
