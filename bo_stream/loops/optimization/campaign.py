@@ -144,8 +144,8 @@ class OptimizationCampaign:
 
     @property
     def seconds(self) -> float:
-        """Time spent in steps, over all parts of the run."""
-        return sum(step.model_seconds + step.evaluation_seconds for step in self.steps)
+        """Time spent in steps, over all parts of the run; until the last checkpoint if killed."""
+        return sum(step.seconds for step in self.steps)
 
     def evaluator(self, executor: Executor | None = None) -> AbstractContextManager[PointEvaluator]:
         """Return what evaluates within a ``with`` block: as planned, or an executor of one's own.
@@ -227,7 +227,7 @@ class OptimizationCampaign:
                 asked = self.optimizer.ask(missing - len(waiting))
         keys = (*step.keys, *waiting, *(trial.key for trial in asked))
         seconds = step.model_seconds + time.monotonic() - started
-        self._open = replace(step, keys=keys, model_seconds=seconds)
+        self._open = replace(step, keys=keys, model_seconds=seconds, wall_seconds=None)
         return self._open
 
     def _opened(self) -> OptimizationStep:
@@ -302,7 +302,7 @@ class OptimizationCampaign:
             for trial in trials:
                 former, ended = ended, time.monotonic()
                 choosing, chosen = run.seconds_of_choices - chosen, run.seconds_of_choices
-                yield from self._add(trial, choosing, ended - former - choosing)
+                yield from self._add(trial, choosing, ended - former)
         self._find_best()
         if self.steps:
             self.steps[-1] = self._with_best(self.steps[-1])
@@ -319,14 +319,15 @@ class OptimizationCampaign:
         total = self.settings.initial + plan.total * self.settings.q
         return AsynchronousPlan(total, at_once, plan.ahead, plan.retries)
 
-    def _add(self, trial: Trial, choosing: float, waiting: float) -> Iterator[Event]:
+    def _add(self, trial: Trial, choosing: float, elapsed: float) -> Iterator[Event]:
         """Put a trial that ended into the open step, and yield both, the step when it is full."""
         step = self._opened()
         step = replace(
             step,
             keys=(*step.keys, trial.key),
             model_seconds=step.model_seconds + choosing,
-            evaluation_seconds=step.evaluation_seconds + waiting,
+            evaluation_seconds=max(step.evaluation_seconds, trial.seconds or 0.0),
+            wall_seconds=step.seconds + elapsed,
         )
         self._open = step
         if len(step.keys) < self._size(step):
@@ -421,18 +422,20 @@ class Plan:
 class OptimizationStep:
     """Record of one step; step 0 is the initial points.
 
-    The seconds of all steps add up to the wall time of the run, over all of its parts. In an
-    asynchronous run evaluations are under way all the time, and the best point is that of the last
-    choice.
+    In an asynchronous run it is from the end of the step before to that of its own last trial, and
+    the best point is that of the last choice.
 
     Attributes:
         number: Number of the step.
         keys: Keys of its trials.
-        model_seconds: Time of choosing, updating and learning; asynchronously of checkpoints, too.
-        evaluation_seconds: Time of waiting for outcomes while no points were chosen.
+        model_seconds: Time of choosing, updating and learning; asynchronously of checkpoints, too,
+            beside the evaluations.
+        evaluation_seconds: Time of waiting for outcomes, over all parts of the run; asynchronously
+            the duration of the longest evaluation.
         best: Key of the best trial so far (see :class:`Best`), None before any outcome.
         mean: Posterior mean there.
         noiseless: Value of the function there, where it is known.
+        wall_seconds: Wall time, asynchronously; None: the sum of both others.
     """
 
     number: int
@@ -442,6 +445,14 @@ class OptimizationStep:
     best: int | None = None
     mean: float | None = None
     noiseless: float | None = None
+    wall_seconds: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the step."""
+        if self.wall_seconds is None:
+            return self.model_seconds + self.evaluation_seconds
+        return self.wall_seconds
 
 
 Event: TypeAlias = Trial | OptimizationStep
