@@ -93,12 +93,12 @@ def _run_and_report(
 ) -> None:
     _announce(campaign, folder)
     total, status = campaign.plan.total, partial(best_so_far, campaign)
-    try:
-        with campaign.evaluator() as evaluating:
-            steps = partial(campaign.run_in, folder, evaluating)
+    with campaign.evaluator() as evaluating:
+        steps = partial(campaign.run_in, folder, evaluating)
+        try:
             stopped = running.run_with_bar(campaign, total, status, steps, _stopping(campaign))
-    finally:
-        trust = write_optimization(campaign, folder, running.notes(caught), kind)
+        finally:
+            trust = write_optimization(campaign, folder, running.notes(caught), kind)
     OUT.print(f"The best of {summary(campaign)}:")
     OUT.print(_best_table(campaign))
     running.show_alarms(trust)

@@ -171,7 +171,12 @@ def run_with_bar(
 
     with bar, StopRequest(say_stopping) as stop:
         task = bar.add_task("", total=total, completed=campaign.steps_done, status=status())
-        run(stop, lambda _: bar.update(task, completed=campaign.steps_done, status=status()))
+
+        def show(_: Any = None) -> None:
+            bar.update(task, completed=campaign.steps_done, status=status())
+
+        run(stop, show)
+        show()
     return stop.made and not campaign.finished
 
 

@@ -341,12 +341,15 @@ def test_a_function_is_evaluated_on_an_executor() -> None:
         (["--executor", "slurm"], "Expected executor to be one of processes, threads, dask, ray"),
         (["--executor", "threads:2", "--workers", "2"], "leave out --workers, or --executor"),
         (["--executor", "threads:2", "--resources", "GPU=1"], "An executor of threads has no"),
+        (["--executor", "threads:0", "--asynchronous"], "Expected workers of at least 1, got 0"),
         (["--resources", "GPU=1"], "Resources are those of an executor"),
         (["--executor", "ray:127.0.0.1:1"], "Nothing answers at 127.0.0.1:1 within 5 s"),
     ],
 )
 def test_executors_that_cannot_be_had(options: list[str], message: str) -> None:
-    assert_one_clear_error(optimize("my_costs:cost", "--bounds", "0,1", *options), message)
+    result = optimize("my_costs:cost", "--bounds", "0,1", *options, "--out", "run")
+    assert_one_clear_error(result, message)
+    assert {path.name for path in Path().glob("run/*")} <= {".lock"}
 
 
 def test_resources_are_names_and_numbers() -> None:
