@@ -352,7 +352,7 @@ class OptimizationCampaign:
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings that may change when a run goes on: they do not decide what is tried next.
+    """Settings that may change when a run goes on: how much is done, where, and in which order.
 
     Attributes:
         total: Steps to do after the initial points.
