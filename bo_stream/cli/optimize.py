@@ -95,8 +95,35 @@ def optimize(
     retries: Annotated[int, option("Function", "Times that a failed evaluation is repeated.")] = 0,
     q: Annotated[int, option("Search", "Points chosen at a time.", "--batch", "-q")] = _DEFAULT.q,
     total: Annotated[
-        int, option("Search", "Choices to make after the initial points.", "--steps")
+        int,
+        option(
+            "Search",
+            "Steps of --batch points after the initial ones; a resumed run may be given more. "
+            "Evaluations in all, in either mode: --initial + --steps x --batch.",
+            "--steps",
+        ),
     ] = 30,
+    asynchronous: Annotated[
+        bool,
+        option(
+            "Search",
+            "Give each worker its next point the moment it is free; else all wait until a step has "
+            "ended. A resumed run may change it.",
+            "--asynchronous/--synchronous",
+        ),
+    ] = False,
+    at_once: Annotated[
+        int | None,
+        option("Search", "With --asynchronous: evaluations under way (as many as workers)."),
+    ] = None,
+    ahead: Annotated[
+        int | None,
+        option(
+            "Search",
+            "With --asynchronous: points chosen before there is a worker for them (a quarter of "
+            "those under way). 0: none, for evaluations of hours.",
+        ),
+    ] = None,
     initial: Annotated[int, option("Search", "Sobol points to start with.")] = _DEFAULT.initial,
     acquisition: Annotated[
         str,
@@ -130,14 +157,20 @@ def optimize(
     dies or returns anything but one finite number is recorded and repeated as asked; the model
     never sees it.
 
+    With --asynchronous no worker waits for another one; from a hundred workers on, take
+    `--acquisition TS`. Each outcome is on the disk before it counts: after a kill, `--resume`
+    evaluates again only what was under way.
+
     Writes history.csv (or .parquet), trace.png, trust.png (can the model be trusted?), run.json and
-    a checkpoint. Ctrl-C stops after the step at hand; `--resume` goes on to the same candidates.
-    Nothing in the folder is run then: name a function of your own again, or it is asked for.
+    a checkpoint. Ctrl-C stops after the step at hand, with --asynchronous when the evaluations
+    under way have ended; `--resume` goes on, step by step to the same candidates. Nothing in the
+    folder is run then: name a function of your own again, or it is asked for.
 
     - `bo-stream optimize Branin --noise 1 --out run`
     - `bo-stream optimize Hartmann --dim 6 --set max_exact=200`
     - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --workers 4 -q 4 --timeout 60 --out run`
     - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --executor dask:tcp://host:8786 -q 8`
+    - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --workers 8 --asynchronous --steps 200`
     - `bo-stream optimize mine:cost --out run --resume --steps 60`
     """
     settings = {
@@ -149,6 +182,7 @@ def optimize(
     plan = {
         "total": total, "retries": retries, "workers": workers, "timeout": timeout,
         "executor": executor, "resources": resources,
+        "asynchronous": asynchronous, "at_once": at_once, "ahead": ahead,
     }  # fmt: skip
     from bo_stream.cli.optimizing import run  # which imports torch: help does without
 

@@ -71,8 +71,11 @@ def run(
 
 
 def _changes(said: dict[str, Any]) -> dict[str, Any]:
-    """Return the changes of a plan: a run that is given --workers leaves its executor."""
-    return {"executor": None, "resources": {}, **said} if "workers" in said else said
+    """Return the changes of a plan: what --workers or --synchronous puts an end to is left."""
+    left: dict[str, Any] = {"executor": None, "resources": {}} if "workers" in said else {}
+    if said.get("asynchronous") is False:
+        left |= {"at_once": None, "ahead": None}
+    return left | said
 
 
 def _agreed(folder: Path, name: str) -> bool:
@@ -90,12 +93,12 @@ def _run_and_report(
 ) -> None:
     _announce(campaign, folder)
     total, status = campaign.plan.total, partial(best_so_far, campaign)
-    try:
-        with campaign.evaluator() as evaluating:
-            steps = partial(campaign.run_in, folder, evaluating)
-            stopped = running.run_with_bar(campaign, total, status, steps)
-    finally:
-        trust = write_optimization(campaign, folder, running.notes(caught), kind)
+    with campaign.evaluator() as evaluating:
+        steps = partial(campaign.run_in, folder, evaluating)
+        try:
+            stopped = running.run_with_bar(campaign, total, status, steps, _stopping(campaign))
+        finally:
+            trust = write_optimization(campaign, folder, running.notes(caught), kind)
     OUT.print(f"The best of {summary(campaign)}:")
     OUT.print(_best_table(campaign))
     running.show_alarms(trust)
@@ -111,15 +114,23 @@ def _run_and_report(
     running.show_end(folder, files, caught, logs, stopped, again)
 
 
+def _stopping(campaign: OptimizationCampaign) -> str:
+    if campaign.plan.asynchronous:
+        return "Stopping when the evaluations under way have ended"
+    return "Stopping after this step"
+
+
 def _announce(campaign: OptimizationCampaign, folder: Path) -> None:
     settings = campaign.settings
     verb = "Maximising" if settings.maximize else "Minimising"
     box = " x ".join(f"[{low:g}, {high:g}]" for low, high in settings.bounds)
+    steps = f"{campaign.plan.total} steps of {settings.q}"
+    if campaign.plan.asynchronous:
+        steps = f"{campaign.plan.total * settings.q}, each when a worker is free,"
     OUT.print(
         escape(
             f"{verb} {campaign.objective.function} over {box}: {settings.initial} initial points, "
-            f"then {campaign.plan.total} steps of {settings.q} by {settings.acquisition}; results "
-            f"in {folder}."
+            f"then {steps} by {settings.acquisition}; results in {folder}."
         ),
         soft_wrap=True,
     )

@@ -144,6 +144,7 @@ def run_with_bar(
     total: int | None,
     status: Callable[[], str],
     run: Callable[[StopRequest, Callable[[Any], None]], None],
+    stopping: str = "Stopping after this step",
 ) -> bool:
     """Run a campaign with a progress bar, and return whether the user stopped it before its end.
 
@@ -152,6 +153,7 @@ def run_with_bar(
         total: Number of steps in all.
         status: Returns the text beside the bar.
         run: Does the steps, and calls its second argument after each event.
+        stopping: What is said at a first Ctrl-C.
     """
     bar = Progress(
         TextColumn("step"),
@@ -165,11 +167,16 @@ def run_with_bar(
     )
 
     def say_stopping() -> None:
-        bar.console.print("Stopping after this step; Ctrl-C again to stop at once.")
+        bar.console.print(f"{stopping}; Ctrl-C again to stop at once.")
 
     with bar, StopRequest(say_stopping) as stop:
         task = bar.add_task("", total=total, completed=campaign.steps_done, status=status())
-        run(stop, lambda _: bar.update(task, completed=campaign.steps_done, status=status()))
+
+        def show(_: Any = None) -> None:
+            bar.update(task, completed=campaign.steps_done, status=status())
+
+        run(stop, show)
+        show()
     return stop.made and not campaign.finished
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass
-from typing import Any
 
 from bo_stream.distributed.sums import Sums
 from bo_stream.distributed.tasks import Part, Task, run
 from bo_stream.errors import UsageError
-from bo_stream.executors.engine import EngineExecutor
+from bo_stream.executors.engine import capacity_of
 from bo_stream.storage.archive import one_line
 
 
@@ -51,7 +49,7 @@ def done_by(
     Raises:
         UsageError: A task was lost more often, or the executor takes no more.
     """
-    most = at_once or 2 * _workers(executor)
+    most = at_once or 2 * capacity_of(executor)
     under_way: dict[Future[Part], tuple[Task, int]] = {}
     try:
         while True:
@@ -99,14 +97,3 @@ def _submitted(executor: Executor, task: Task, start: Sums) -> Future[Part]:
 def _span(task: Task) -> str:
     first, last = task.fragments[0].key, task.fragments[-1].key
     return first if first == last else f"{first} to {last}"
-
-
-def _workers(executor: Any) -> int:
-    """Return how many tasks an executor does at a time, as far as it says."""
-    if isinstance(executor, EngineExecutor):
-        return executor.capacity
-    client = getattr(executor, "_client", None)
-    if client is not None and hasattr(client, "nthreads"):  # of Dask's own executor
-        return max(1, sum(client.nthreads().values()))
-    number = getattr(executor, "_max_workers", None)  # of Python's pools
-    return number if isinstance(number, int) and number > 0 else os.cpu_count() or 1

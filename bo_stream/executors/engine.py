@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -55,6 +56,17 @@ class EngineExecutor(Executor, ABC):
     @abstractmethod
     def on_workers(self, fn: Callable[..., T], *args: Any) -> Mapping[str, T | Exception]:
         """Call a function on each worker that might differ from here, and return by worker."""
+
+
+def capacity_of(executor: Executor) -> int:
+    """Return how many tasks an executor does at a time, as far as it says; else the processors."""
+    if isinstance(executor, EngineExecutor):
+        return executor.capacity
+    client = getattr(executor, "_client", None)
+    if client is not None and hasattr(client, "nthreads"):  # of Dask's own executor
+        return max(1, sum(client.nthreads().values()))
+    number = getattr(executor, "_max_workers", None)  # of Python's pools
+    return number if isinstance(number, int) and number > 0 else os.cpu_count() or 1
 
 
 def is_lost(error: BaseException) -> bool:

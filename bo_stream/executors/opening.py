@@ -71,12 +71,14 @@ def parsed(spec: str) -> tuple[str, str]:
     """Return the kind of a specification and what follows: a number, an address, or nothing.
 
     Raises:
-        UsageError: There is no such kind, or processes or threads have an address.
+        UsageError: There is no such kind, the number is 0, or processes or threads have an address.
     """
     kind, _, place = spec.partition(":")
     check_one_of("executor", kind, KINDS)
     if kind in ("processes", "threads") and place and not place.isdigit():
         raise UsageError(f"Expected {kind}:N with a number of workers, got {spec!r}.")
+    if place.isdigit():
+        check_whole("workers", int(place), 1)
     return kind, place
 
 

@@ -118,7 +118,7 @@ SAMPLING = CheckpointFormat(
     "checkpoint.json", "run", FileFormat("bo_stream sampling checkpoint", 7, True)
 )
 OPTIMIZATION = CheckpointFormat(
-    "optimization.json", "optimization", FileFormat("bo_stream optimization checkpoint", 8, True)
+    "optimization.json", "optimization", FileFormat("bo_stream optimization checkpoint", 9, True)
 )
 
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,80 +13,29 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from botorch.exceptions.errors import ModelFittingError
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from bo_stream.cli import app
 from bo_stream.models.base import StreamingGP
 from tests.cli.commands import assert_one_clear_error
-
-QUICK = ["--initial", "4", "--steps", "3", "--grid", "12", "-q", "2"]
-MODULE = """
-import os
-import time
-from pathlib import Path
-
-def cost(x):
-    if x[0] < 0.2:
-        raise ValueError("too little")
-    return (x[0] - 0.6) ** 2
-
-def slow(x):
-    Path("calls").open("a").write(".")
-    time.sleep(0.5)
-    return (x[0] - 0.6) ** 2
-
-def never(x):
-    return float("nan")
-
-def die(x):
-    if x[0] < 0.5:
-        os._exit(7)
-    return (x[0] - 0.6) ** 2
-
-def wait(x):
-    Path("calls").open("a").write(".")
-    while not Path("go").exists():
-        time.sleep(0.05)
-    return (x[0] - 0.6) ** 2
-
-answer = 42
-"""
+from tests.cli.optimizing import (
+    QUICK,
+    in_a_folder_with_a_module,
+    installed,
+    optimize,
+    own,
+    table,
+)
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_with_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "my_costs", raising=False)
-    Path("my_costs.py").write_text(MODULE)
-
-
-def optimize(*args: str) -> Result:
-    return CliRunner().invoke(app, ["optimize", *args])
-
-
-def own(function: str, *args: str) -> list[str]:
-    """Arguments; in the command's own process unless they say otherwise: a worker takes seconds."""
-    return [f"my_costs:{function}", "--bounds", "0,1", "--workers", "0", *QUICK, *args]
-
-
-def table(folder: str) -> pd.DataFrame:
-    return pd.read_csv(Path(folder, "history.csv")).drop(columns="seconds")
-
-
-def installed(*args: str) -> subprocess.Popen[str]:
-    program = shutil.which("bo-stream", path=str(Path(sys.executable).parent))
-    if program is None:
-        pytest.skip("needs bo-stream installed beside this Python")
-    return subprocess.Popen(
-        [program, "optimize", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_a_folder_with_a_module(tmp_path, monkeypatch)
 
 
 def test_help_names_every_option() -> None:
     text = optimize("--help").stdout
-    for option in ("--dim", "--noise", "--bounds", "--acquisition", "--workers", "--timeout"):
+    for option in ("--dim", "--noise", "--bounds", "--acquisition", "--workers", "--asynchronous"):
         assert option in text
     assert "qLogNEI" in text
 
@@ -292,6 +240,8 @@ def test_a_function_that_always_fails() -> None:
         (["--maximize"], "The run began with --maximize False, got True"),
         (["Ackley"], "The run began with FUNCTION Branin, got Ackley"),
         (["--steps", "0"], "has done 1 steps already"),
+        (["--at-once", "3"], "at_once is for asynchronous runs"),
+        (["--asynchronous", "--workers", "0"], "An asynchronous run keeps workers busy"),
     ],
 )
 def test_a_run_does_not_go_on_with_other_settings(
@@ -332,6 +282,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["Branin", "--acquisition", "EI"], "Expected acquisition to be one of qUCB"),
         (["Branin", "--workers", "-1"], "Expected workers of at least 0, got -1"),
         (["Branin", "--workers", "0", "--timeout", "9"], "A timeout needs a process"),
+        (["Branin", "--asynchronous", "--workers", "0"], "An asynchronous run keeps workers busy"),
+        (["Branin", "--asynchronous", "--at-once", "0"], "Expected at_once of at least 1, got 0"),
+        (["Branin", "--asynchronous", "--ahead", "-1"], "Expected ahead of at least 0, got -1"),
+        (["Branin", "--at-once", "2"], "at_once is for asynchronous runs"),
+        (["Branin", "--ahead", "0"], "ahead is for asynchronous runs"),
         (["Branin", "--timeout", "0"], "Expected timeout above 0"),
         (["Branin", "--retries", "-1"], "Expected retries of at least 0"),
         (["Branin", "--history", "xls"], "Expected --history csv or parquet, got 'xls'"),
@@ -386,12 +341,15 @@ def test_a_function_is_evaluated_on_an_executor() -> None:
         (["--executor", "slurm"], "Expected executor to be one of processes, threads, dask, ray"),
         (["--executor", "threads:2", "--workers", "2"], "leave out --workers, or --executor"),
         (["--executor", "threads:2", "--resources", "GPU=1"], "An executor of threads has no"),
+        (["--executor", "threads:0", "--asynchronous"], "Expected workers of at least 1, got 0"),
         (["--resources", "GPU=1"], "Resources are those of an executor"),
         (["--executor", "ray:127.0.0.1:1"], "Nothing answers at 127.0.0.1:1 within 5 s"),
     ],
 )
 def test_executors_that_cannot_be_had(options: list[str], message: str) -> None:
-    assert_one_clear_error(optimize("my_costs:cost", "--bounds", "0,1", *options), message)
+    result = optimize("my_costs:cost", "--bounds", "0,1", *options, "--out", "run")
+    assert_one_clear_error(result, message)
+    assert {path.name for path in Path().glob("run/*")} <= {".lock"}
 
 
 def test_resources_are_names_and_numbers() -> None:

@@ -142,6 +142,7 @@ class AsynchronousRun:
         plan: AsynchronousPlan,
         folder: Path | None = None,
         record: Callable[[], Mapping[str, Any] | None] = lambda: None,
+        after_choice: Callable[[], None] = lambda: None,
     ) -> None:
         """Put the parts together.
 
@@ -150,10 +151,12 @@ class AsynchronousRun:
             evaluator: It is left open.
             plan: Numbers of evaluations.
             folder: Existing folder of checkpoints, or None.
-            record: Function that returns plain values to be kept in a checkpoint, or None.
+            record: Function that returns plain values to be kept in a checkpoint, or None; it is
+                called in the thread of the model, too.
+            after_choice: Called in the thread of the model when points were chosen.
         """
         self._optimizer, self._evaluator, self._plan = optimizer, evaluator, plan
-        self._folder, self._record = folder, record
+        self._folder, self._record, self._after_choice = folder, record, after_choice
         self._journal = None if folder is None else Journal(folder)
         self._written = list(optimizer.ledger)
         self._ready = deque(optimizer.pending)
@@ -162,6 +165,13 @@ class AsynchronousRun:
         self._counts = Counter(trial.status for trial in optimizer.ledger)
         self._asked = len(optimizer.ledger) - self._counts["withdrawn"]
         self._next_checkpoint = -math.inf
+        self._seconds_of_choices = self._choice_began = 0.0
+
+    @property
+    def seconds_of_choices(self) -> float:
+        """Time in which points were chosen or checkpoints written, beside the evaluations."""
+        since = 0.0 if self._choice is None else time.monotonic() - self._choice_began
+        return self._seconds_of_choices + since
 
     def trials(self, stop: StopRequest | None = None) -> Generator[Trial]:
         """Evaluate what is left, and yield each trial that was told or has failed.
@@ -190,7 +200,8 @@ class AsynchronousRun:
     # --- evaluations --------------------------------------------------------------------------
 
     def _submit_ready(self) -> None:
-        while self._ready and len(self._under_way) < self._plan.at_once:
+        left = self._plan.total - self._counts["told"] - self._counts["failed"]
+        while self._ready and len(self._under_way) < min(self._plan.at_once, left):
             trial = self._optimizer.ledger[self._ready.popleft().key]
             if trial.status == "pending":  # it may have been withdrawn meanwhile
                 self._under_way.add(trial.key)
@@ -234,6 +245,7 @@ class AsynchronousRun:
         if self._choice is None:
             count = self._wanted()
             if count > 0 or time.monotonic() > self._next_checkpoint:
+                self._choice_began = time.monotonic()
                 self._choice = chooser.submit(self._choose, count)
 
     def _wanted(self) -> int:
@@ -250,6 +262,8 @@ class AsynchronousRun:
     def _choose(self, count: int) -> list[Trial]:
         """Choose points, and write a checkpoint if it is time; in a thread of its own."""
         trials = self._optimizer.ask(count) if count > 0 else []
+        if trials:
+            self._after_choice()
         if time.monotonic() > self._next_checkpoint:
             self._write_checkpoint()
         return trials
@@ -261,7 +275,8 @@ class AsynchronousRun:
         if not self._under_way:
             wait([self._choice])
         if self._choice.done():
-            trials, self._choice = self._choice.result(), None
+            trials = self._choice.result()
+            self._seconds_of_choices, self._choice = self.seconds_of_choices, None
             self._write_changes()
             self._ready.extend(trials)
             self._asked += len(trials)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -13,10 +13,21 @@ from typing import Any, Self, TypeAlias
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.executors.opening import has_address, parsed
 from bo_stream.loops.crowded_cores import CoreWatch
-from bo_stream.loops.optimization.evaluation import Task
-from bo_stream.loops.optimization.executed import PointEvaluator, check_timeout, point_evaluator
+from bo_stream.loops.optimization.asynchronous import AsynchronousPlan, AsynchronousRun
+from bo_stream.loops.optimization.evaluation import InProcess, Task
+from bo_stream.loops.optimization.executed import (
+    Executed,
+    PointEvaluator,
+    check_timeout,
+    point_evaluator,
+)
 from bo_stream.loops.optimization.objectives import Objective
-from bo_stream.loops.optimization.optimizer import Optimizer, parsed_optimizer, save_optimizer
+from bo_stream.loops.optimization.optimizer import (
+    Best,
+    Optimizer,
+    parsed_optimizer,
+    save_optimizer,
+)
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Trial, all_failed
 from bo_stream.loops.run import (
@@ -36,7 +47,9 @@ class OptimizationCampaign:
     """Steps of asking, evaluating and telling, that can be stopped at any outcome.
 
     The outcomes of a step come in any order; the next step waits for all, so that any number of
-    workers gives the same run.
+    workers gives the same run. If the plan is asynchronous no evaluation waits for another one: a
+    step is then as many trials as a choice has, in the order in which their evaluations end. So
+    either has the same number of trials, and a run may go on as the other.
 
     Attributes:
         objective: The function that is optimised.
@@ -57,6 +70,7 @@ class OptimizationCampaign:
         self.objective, self.optimizer, self.plan = objective, optimizer, plan
         self.steps = [] if steps is None else steps
         self._open = open_step
+        self._best: Best | None = None
         self._watch = CoreWatch()
         check_not_shorter(self.steps_done, plan.total)
 
@@ -94,17 +108,24 @@ class OptimizationCampaign:
                 f"The run in {folder} was evaluated on {former.executor}. If you trust it, name it "
                 "again: --executor, or executor=; or name another one."
             )
-        return cls(objective, optimizer, replace(former, **changes), steps, opened)
+        campaign = cls(objective, optimizer, replace(former, **changes), steps, opened)
+        if former.asynchronous:
+            campaign._take_up_outcomes()
+        return campaign
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; see :func:`bo_stream.loops.optimization.optimizer.save_optimizer`."""
-        run = {
+        opened = None if self._open is None else asdict(self._open)
+        save_optimizer(folder, self.optimizer, {**self._record(), "open": opened})
+
+    def _record(self) -> dict[str, Any]:
+        """Return all but the open step, which another thread may be changing."""
+        return {
             "objective": asdict(self.objective),
             "plan": asdict(self.plan),
             "steps": [asdict(step) for step in self.steps],
-            "open": None if self._open is None else asdict(self._open),
+            "open": None,
         }
-        save_optimizer(folder, self.optimizer, run)
 
     @property
     def settings(self) -> OptimizationSettings:
@@ -123,8 +144,8 @@ class OptimizationCampaign:
 
     @property
     def seconds(self) -> float:
-        """Time spent in steps, over all parts of the run."""
-        return sum(step.model_seconds + step.evaluation_seconds for step in self.steps)
+        """Time spent in steps, over all parts of the run; until the last checkpoint if killed."""
+        return sum(step.seconds for step in self.steps)
 
     def evaluator(self, executor: Executor | None = None) -> AbstractContextManager[PointEvaluator]:
         """Return what evaluates within a ``with`` block: as planned, or an executor of one's own.
@@ -149,7 +170,17 @@ class OptimizationCampaign:
         on_event: Callable[[Event], None],
         seconds_between_checkpoints: float = SECONDS_BETWEEN_CHECKPOINTS,
     ) -> None:
-        """Do the remaining steps with checkpoints in a folder; see ``run_with_checkpoints``."""
+        """Do the remaining steps with checkpoints in a folder; see ``run_with_checkpoints``.
+
+        If the plan is asynchronous each outcome is on the disk before it is an event, and a stop
+        lets the evaluations under way end; see ``AsynchronousRun``.
+        """
+        if self.plan.asynchronous:
+            with closing(self._run_asynchronously(evaluator, folder, stop)) as events:
+                for event in events:
+                    on_event(event)
+            self.save(folder)
+            return
         run_with_checkpoints(
             self.run(evaluator),
             lambda: self.save(folder),
@@ -168,21 +199,43 @@ class OptimizationCampaign:
         Raises:
             UsageError: Every trial failed.
         """
+        if self.plan.asynchronous:
+            return self._run_asynchronously(evaluator)
+        return self._run_step_by_step(evaluator)
+
+    # --- one step after the other -------------------------------------------------------------
+
+    def _run_step_by_step(self, evaluator: PointEvaluator) -> Iterator[Event]:
         while not self.finished:
-            step = self._open or self._begin_step()
+            step = self._filled_step()
             yield from self._evaluate(step, evaluator)
             yield self._end_step(self._open or step)
             failed = self.optimizer.ledger.with_status("failed")
             if len(failed) == len(self.optimizer.ledger):
                 raise all_failed(len(failed), failed[-1])
 
-    def _begin_step(self) -> OptimizationStep:
-        started = time.monotonic()
-        initial = self.settings.initial if not self.steps else None
-        with self._watch:
-            keys = tuple(trial.key for trial in self.optimizer.ask(initial))
-        self._open = OptimizationStep(len(self.steps), keys, time.monotonic() - started)
+    def _filled_step(self) -> OptimizationStep:
+        """Return the open step with all of its trials: first those that wait, then chosen ones."""
+        started, step = time.monotonic(), self._opened()
+        missing = self._size(step) - len(step.keys)
+        if missing == 0:
+            return step
+        waiting = [t.key for t in self.optimizer.pending if t.key not in step.keys][:missing]
+        asked: list[Trial] = []
+        if len(waiting) < missing:
+            with self._watch:
+                asked = self.optimizer.ask(missing - len(waiting))
+        keys = (*step.keys, *waiting, *(trial.key for trial in asked))
+        seconds = step.model_seconds + time.monotonic() - started
+        self._open = replace(step, keys=keys, model_seconds=seconds, wall_seconds=None)
         return self._open
+
+    def _opened(self) -> OptimizationStep:
+        return self._open or OptimizationStep(len(self.steps), (), 0.0)
+
+    def _size(self, step: OptimizationStep) -> int:
+        """Return the number of trials of a step."""
+        return self.settings.q if step.number else self.settings.initial
 
     def _evaluate(self, step: OptimizationStep, evaluator: PointEvaluator) -> Iterator[Trial]:
         pending = {t.key for t in self.optimizer.pending} & set(step.keys)
@@ -210,19 +263,96 @@ class OptimizationCampaign:
 
     def _end_step(self, step: OptimizationStep) -> OptimizationStep:
         started = time.monotonic()
-        if self.optimizer.ledger.with_status("told"):
-            best = self.optimizer.best()
-            noiseless = self.objective.noiseless(best.trial.X)
-            step = replace(step, best=best.trial.key, mean=best.mean, noiseless=noiseless)
+        self._find_best()
+        step = self._with_best(step)
         step = replace(step, model_seconds=step.model_seconds + time.monotonic() - started)
         self.steps.append(step)
         self._open = None
         return step
 
+    def _find_best(self) -> None:
+        if self.optimizer.ledger.with_status("told"):
+            self._best = self.optimizer.best()
+
+    def _with_best(self, step: OptimizationStep) -> OptimizationStep:
+        """Return a step with the best point that was found last, in this part of the run or not."""
+        best = self._best
+        if best is None:
+            last = self.steps[-1] if self.steps else step
+            return replace(step, best=last.best, mean=last.mean, noiseless=last.noiseless)
+        noiseless = self.objective.noiseless(best.trial.X)
+        return replace(step, best=best.trial.key, mean=best.mean, noiseless=noiseless)
+
+    # --- asynchronously -----------------------------------------------------------------------
+
+    def _run_asynchronously(
+        self,
+        evaluator: PointEvaluator,
+        folder: Path | None = None,
+        stop: StopRequest | None = None,
+    ) -> Generator[Event]:
+        """Evaluate what is left; the model, and so the best point, is left to another thread."""
+        plan = self._asynchronous_plan(evaluator)
+        run = AsynchronousRun(
+            self.optimizer, evaluator, plan, folder, self._record, self._find_best
+        )
+        self._take_up_outcomes()
+        ended, chosen = time.monotonic(), 0.0
+        with closing(run.trials(stop)) as trials:
+            for trial in trials:
+                former, ended = ended, time.monotonic()
+                choosing, chosen = run.seconds_of_choices - chosen, run.seconds_of_choices
+                yield from self._add(trial, choosing, ended - former)
+        self._find_best()
+        if self.steps:
+            self.steps[-1] = self._with_best(self.steps[-1])
+
+    def _asynchronous_plan(self, evaluator: PointEvaluator) -> AsynchronousPlan:
+        plan, at_once = self.plan, self.plan.at_once
+        if at_once is None and isinstance(evaluator, (Executed, InProcess)):
+            at_once = evaluator.capacity
+        if at_once is None:
+            raise UsageError(
+                f"A {type(evaluator).__name__} does not say how many workers it has: expected "
+                "at_once=, the number of evaluations to keep under way."
+            )
+        total = self.settings.initial + plan.total * self.settings.q
+        return AsynchronousPlan(total, at_once, plan.ahead, plan.retries)
+
+    def _add(self, trial: Trial, choosing: float, elapsed: float) -> Iterator[Event]:
+        """Put a trial that ended into the open step, and yield both, the step when it is full."""
+        step = self._opened()
+        step = replace(
+            step,
+            keys=(*step.keys, trial.key),
+            model_seconds=step.model_seconds + choosing,
+            evaluation_seconds=max(step.evaluation_seconds, trial.seconds or 0.0),
+            wall_seconds=step.seconds + elapsed,
+        )
+        self._open = step
+        if len(step.keys) < self._size(step):
+            yield trial
+            return
+        step = self._with_best(step)
+        self.steps.append(step)
+        self._open = None
+        yield trial
+        yield step
+
+    def _take_up_outcomes(self) -> None:
+        """Have in steps exactly the trials that ended: a kill, or another plan, leaves others."""
+        if self._open is not None:
+            self._open = replace(self._open, keys=())
+        inside = {key for step in self.steps for key in step.keys}
+        for trial in self.optimizer.ledger:
+            if trial.key not in inside and trial.status in ("told", "failed"):
+                for _ in self._add(trial, 0.0, 0.0):
+                    pass
+
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings that may change when a run goes on: they do not decide what is tried next.
+    """Settings that may change when a run goes on: how much is done, where, and in which order.
 
     Attributes:
         total: Steps to do after the initial points.
@@ -233,6 +363,11 @@ class Plan:
         executor: Where evaluations run instead of in ``workers``: ``processes:N``, ``threads:N``,
             ``dask:ADDRESS``, ``ray``, ... (see ``bo_stream.executors.executor_of``).
         resources: What each evaluation needs of the executor's resources, by name.
+        asynchronous: Whether each worker is given its next point the moment it is free, instead of
+            when all evaluations of a step have ended.
+        at_once: Evaluations that are kept under way asynchronously; None: as many as there are
+            workers when the run begins.
+        ahead: Points that are chosen before there is a worker for them, see ``AsynchronousPlan``.
     """
 
     total: int
@@ -241,6 +376,9 @@ class Plan:
     timeout: float | None = None
     executor: str | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
+    asynchronous: bool = False
+    at_once: int | None = None
+    ahead: int | None = None
 
     def __post_init__(self) -> None:
         check_whole("steps", self.total, 0)
@@ -256,6 +394,23 @@ class Plan:
                 "A timeout needs a process that can be stopped: expected workers of at least 1, "
                 "got 0."
             )
+        self._check_asynchronous()
+
+    def _check_asynchronous(self) -> None:
+        for name, value, least in (("at_once", self.at_once, 1), ("ahead", self.ahead, 0)):
+            if value is None:
+                continue
+            check_whole(name, value, least)
+            if not self.asynchronous:
+                raise UsageError(
+                    f"{name} is for asynchronous runs: expected asynchronous, or no {name}, got "
+                    f"{value}."
+                )
+        if self.asynchronous and self.executor is None and self.workers == 0:
+            raise UsageError(
+                "An asynchronous run keeps workers busy: expected workers of at least 1, or an "
+                "executor, got workers 0."
+            )
 
     @property
     def names_address(self) -> bool:
@@ -267,14 +422,20 @@ class Plan:
 class OptimizationStep:
     """Record of one step; step 0 is the initial points.
 
+    In an asynchronous run it is from the end of the step before to that of its own last trial, and
+    the best point is that of the last choice.
+
     Attributes:
         number: Number of the step.
         keys: Keys of its trials.
-        model_seconds: Time of choosing, updating and learning.
-        evaluation_seconds: Time of waiting for outcomes, over all parts of the run.
+        model_seconds: Time of choosing, updating and learning; asynchronously of checkpoints, too,
+            beside the evaluations.
+        evaluation_seconds: Time of waiting for outcomes, over all parts of the run; asynchronously
+            the duration of the longest evaluation.
         best: Key of the best trial so far (see :class:`Best`), None before any outcome.
         mean: Posterior mean there.
         noiseless: Value of the function there, where it is known.
+        wall_seconds: Wall time, asynchronously; None: the sum of both others.
     """
 
     number: int
@@ -284,6 +445,14 @@ class OptimizationStep:
     best: int | None = None
     mean: float | None = None
     noiseless: float | None = None
+    wall_seconds: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the step."""
+        if self.wall_seconds is None:
+            return self.model_seconds + self.evaluation_seconds
+        return self.wall_seconds
 
 
 Event: TypeAlias = Trial | OptimizationStep

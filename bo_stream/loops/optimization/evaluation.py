@@ -82,6 +82,11 @@ class InProcess(Generic[P, V]):
         self._work = work
         self._tasks: deque[Task[P]] = deque()
 
+    @property
+    def capacity(self) -> int:
+        """Number of tasks that are done at a time."""
+        return 1
+
     def __enter__(self) -> Self:
         return self
 

@@ -14,7 +14,13 @@ from typing import Any, Generic, Self, TypeAlias
 
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.executors.checks import check_picklable, check_versions, check_workers, versions
-from bo_stream.executors.engine import EngineExecutor, EngineFuture, LostTaskWarning, is_lost
+from bo_stream.executors.engine import (
+    EngineExecutor,
+    EngineFuture,
+    LostTaskWarning,
+    capacity_of,
+    is_lost,
+)
 from bo_stream.executors.opening import executor_of, places
 from bo_stream.executors.processes import ProcessExecutor
 from bo_stream.loops.optimization.evaluation import (
@@ -90,6 +96,11 @@ class Executed(Generic[P, V]):
         self._abandoned: set[Future[Outcome[V]]] = set()
         self._last_abandoned = 0.0
         self._ended: SimpleQueue[tuple[int, Future[Outcome[V]]]] = SimpleQueue()
+
+    @property
+    def capacity(self) -> int:
+        """Number of tasks that are done at a time, as far as the executor says."""
+        return capacity_of(self._executor) if self._at_once is None else self._at_once
 
     def __enter__(self) -> Self:
         return self
