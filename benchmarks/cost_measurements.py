@@ -187,15 +187,21 @@ class Measured:
 
 
 def built(setting: Setting) -> Model:
-    """Build the model of a setting, at given hyperparameters or those that a fit finds."""
+    """Build the model of a setting, at given hyperparameters or those that a fit finds.
+
+    After a fit there is an update, as in a loop: what the fit alone needs is dropped.
+    """
     X, Y = Rows(setting).draw(setting.n, 0)
+    fits = setting.lengthscale is None and setting.family not in STOCHASTIC
+    first = setting.n - 1 if fits else setting.n
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = FAMILIES[setting.family](setting, X, Y)
+        model = FAMILIES[setting.family](setting, X[:first], Y[:first])
         for parameter in _noises(model):
             model.likelihood.noise = torch.full_like(parameter, max(setting.noise, 0.02) ** 2)
-        if setting.lengthscale is None and setting.family not in STOCHASTIC:
+        if fits:
             _fit(model, setting)
+            model.update(X[first:], Y[first:])
         if setting.family in STOCHASTIC:
             model.fit(steps=20, progress=False)
     return model.eval()

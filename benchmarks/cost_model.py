@@ -41,6 +41,7 @@ from benchmarks.report import Claim, at_most, finish, stated
 from bo_stream.models.clustered.clustered import MAX_CENTRES
 from bo_stream.models.inducing.inference import MAX_POINTS
 from bo_stream.models.inducing.osgpr import WINDOW
+from bo_stream.models.wiski.learning import LEARNING_RANK
 from bo_stream.models.wiski.rows import MOST_ROWS
 from bo_stream.recommendation.costs import OPERATIONS, CostTable
 from bo_stream.recommendation.problem import Problem, problem_of
@@ -55,6 +56,7 @@ LIMITS = {
     "centres": MAX_CENTRES,
     "local": 100,
     "batch": 1024,
+    "learning": LEARNING_RANK,
     "WISKI rank": 1024,
     "DirichletWISKI rank": 512,
 }
@@ -69,7 +71,7 @@ _EXACT = {
 }
 _GRID = {
     "update": ("", "m", "c", "r r", "r r q", "r r r"),
-    "refit": ("", "m", "p", "p c", "r r", "r r r", "p r"),
+    "refit": ("", "m", "p", "p c", "f f", "f f f", "p f"),
     "posterior": ("", "m", "c q", "r q", "r r q", "c r q"),
     "fantasy": ("", "m", "c q", "r q", "r r q", "c r q"),
     "bytes": ("", "p", "p c", "r r", "k"),
@@ -136,7 +138,8 @@ def grid() -> list[Setting]:
     some += [Setting("exact", 200, 2, m=2)]
     for d in (1, 2, 3, 4):
         some += [Setting("WISKI", n, d) for n in (20, 80, 150, 300)]
-        some += [Setting("WISKI", 1000, d, lengthscale=value) for value in LENGTHSCALES]
+        held = LENGTHSCALES[max(0, d - 2) :]  # of shorter ones the features leave out too much
+        some += [Setting("WISKI", 1000, d, lengthscale=value) for value in held]
         some += [Setting("WISKI", 1000, d, q=4), Setting("WISKI", 4000, d)]
     some += [Setting("WISKI", 2000, 2, lengthscale=v) for v in (0.07, 0.1)]
     some += [Setting("WISKI", 2000, 3, lengthscale=0.2)]

@@ -106,8 +106,8 @@ class CostTable:
         Returns:
             n, d, q and m of the problem; w rows of a window and b of a minibatch. Of a grid model:
             g grids of p nodes, c of them around an input, k entries of the kernel's factors, r
-            features. M inducing points or centres, a = 1 while new ones enter, else 0. C local
-            models of s rows.
+            features, f of them in a fit. M inducing points or centres, a = 1 while new ones enter,
+            else 0. C local models of s rows.
         """
         n, limits = problem.n, self.limits
         sizes = {"n": float(n), "d": float(problem.d), "q": float(problem.q), "m": float(problem.m)}
@@ -119,6 +119,7 @@ class CostTable:
             sizes["k"] = float(sum(inputs * side**2 for inputs, side in sides))
             each = [self._count(family, len(g), problem, matern) for g, matern in _parts(problem)]
             sizes["r"] = min(sum(each), sizes["p"], float(limits[f"{family} rank"]))
+            sizes["f"] = min(sizes["r"], float(limits["learning"]))
         elif family in ("OSGPR", "OSVGP"):
             count = self._count("OSGPR", problem.d, problem, any(problem.matern))
             sizes["M"] = min(n, count)
