@@ -16,7 +16,13 @@ from typer.testing import CliRunner
 
 from bo_stream.cli import app
 from bo_stream.errors import UsageError
-from bo_stream.executors import DaskExecutor, check_picklable, check_workers, executor_of
+from bo_stream.executors import (
+    DaskExecutor,
+    WaitingWarning,
+    check_picklable,
+    check_workers,
+    executor_of,
+)
 from bo_stream.loops.optimization.evaluation import Outcome, Task
 from bo_stream.loops.optimization.executed import Executed
 from bo_stream.loops.optimization.objectives import Objective
@@ -124,7 +130,11 @@ def test_a_scheduler_is_killed_and_started_again_and_each_outcome_comes_once() -
         assert evaluator.next_outcome().key == 0
         first.kill()
         first.wait(PATIENCE)
-        with dask(*scheduler(port)), dask(*worker(port)):
+        with (
+            dask(*scheduler(port)),
+            dask(*worker(port)),
+            pytest.warns(WaitingWarning, match=r"does not answer since [\d:]+: waiting for it"),
+        ):
             came = outcomes(evaluator, 3)
         assert evaluator.losses == 3
     assert {key: outcome.value for key, outcome in came.items()} == {1: 1.0, 2: 0.5, 3: 0.5}
@@ -151,7 +161,10 @@ def test_a_scheduler_that_stays_away_ends_the_run() -> None:
         executor.patience = 0.5
         only.kill()
         only.wait(PATIENCE)
-        with pytest.raises(UsageError, match=r"was lost, and has not been back for 0\.5 s"):
+        with (
+            pytest.warns(WaitingWarning, match=r"for 0\.5 s at most"),
+            pytest.raises(UsageError, match=r"was lost, and has not been back for 0\.5 s"),
+        ):
             until(lambda: executor.submit(double, 1.0) is None)
 
 
