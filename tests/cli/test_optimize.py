@@ -23,8 +23,12 @@ from tests.cli.commands import assert_one_clear_error
 QUICK = ["--initial", "4", "--steps", "3", "--grid", "12", "-q", "2"]
 MODULE = """
 import os
+import sys
 import time
+import warnings
 from pathlib import Path
+
+from bo_stream.executors import WaitingWarning
 
 def cost(x):
     if x[0] < 0.2:
@@ -48,6 +52,12 @@ def wait(x):
     Path("calls").open("a").write(".")
     while not Path("go").exists():
         time.sleep(0.05)
+    return (x[0] - 0.6) ** 2
+
+def lonely(x):
+    warnings.warn("nobody is there", WaitingWarning)
+    warnings.warn("that is odd", UserWarning)
+    print("evaluated", file=sys.stderr)
     return (x[0] - 0.6) ** 2
 
 answer = 42
@@ -365,6 +375,13 @@ def test_a_folder_with_a_run_is_not_begun_again(finished: Path) -> None:
 
 
 @pytest.mark.integration
+def test_a_wait_for_workers_is_said_before_the_end_and_other_warnings_at_it() -> None:
+    quick = ["--bounds", "0,1", "--initial", "2", "--steps", "0", "--workers", "0"]
+    said = optimize("my_costs:lonely", *quick, "--out", "run").stderr
+    assert said.index("nobody is there") < said.index("evaluated") < said.index("that is odd")
+    assert said.count("nobody is there") == said.count("that is odd") == 1
+
+
 def test_a_function_is_evaluated_on_an_executor() -> None:
     quick = ["--bounds", "0,1", *QUICK]
     result = optimize("my_costs:cost", *quick, "--executor", "threads:2", "--out", "run")
