@@ -110,7 +110,7 @@ class DaskExecutor(EngineExecutor):
         end = time.monotonic() + self.patience
         if self._client.status != "running":
             warnings.warn(
-                f"The Dask scheduler at {self.address} does not answer since "
+                f"The Dask scheduler at {self.address} has not answered since "
                 f"{datetime.now():%H:%M:%S}: waiting for it for {self.patience:g} s at most.",
                 WaitingWarning,
                 stacklevel=3,

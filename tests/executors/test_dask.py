@@ -133,7 +133,7 @@ def test_a_scheduler_is_killed_and_started_again_and_each_outcome_comes_once() -
         with (
             dask(*scheduler(port)),
             dask(*worker(port)),
-            pytest.warns(WaitingWarning, match=r"does not answer since [\d:]+: waiting for it"),
+            pytest.warns(WaitingWarning, match=r"has not answered since [\d:]+: waiting for it"),
         ):
             came = outcomes(evaluator, 3)
         assert evaluator.losses == 3
@@ -153,6 +153,23 @@ def opened(port: int) -> Iterator[DaskExecutor]:
             break
     with executor:
         yield executor
+
+
+def test_a_cluster_without_workers_is_said_and_the_run_goes_on_when_one_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bo_stream.loops.optimization.executed.SECONDS_OF_SILENCE", 0.5)
+    port = free_port()
+    with (
+        dask(*scheduler(port)),
+        opened(port) as executor,
+        evaluator_of("bowl", executor) as evaluator,
+    ):
+        evaluator.submit(Task(0, (1.7,), 0))
+        with pytest.warns(WaitingWarning, match="They wait for workers of the DaskExecutor"):
+            assert evaluator.poll(None) is None
+        with dask(*worker(port)):
+            assert evaluator.next_outcome().value == 1.0
 
 
 def test_a_scheduler_that_stays_away_ends_the_run() -> None:
