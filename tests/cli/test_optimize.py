@@ -382,6 +382,7 @@ def test_a_wait_for_workers_is_said_before_the_end_and_other_warnings_at_it() ->
     assert said.count("nobody is there") == said.count("that is odd") == 1
 
 
+@pytest.mark.integration
 def test_a_function_is_evaluated_on_an_executor() -> None:
     quick = ["--bounds", "0,1", *QUICK]
     result = optimize("my_costs:cost", *quick, "--executor", "threads:2", "--out", "run")

@@ -52,7 +52,8 @@ class Executed(Generic[P, V]):
     A task that is lost with its worker is submitted again, at most ``RESUBMISSIONS`` times; this is
     no attempt of the function's. A task beyond the timeout is stopped where the executor can do
     so (those of ``executor_of``, except threads); else it is abandoned: it keeps its place until it
-    ends, and its late outcome is ignored.
+    ends, and its late outcome is ignored. While an executor of this package has nobody who begins a
+    task, for ``SECONDS_OF_SILENCE``, there is a ``WaitingWarning``.
 
     Attributes:
         losses: How often a task was lost.
