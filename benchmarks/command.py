@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-_COMMAND = "from bo_stream.cli import app; app()"
+COMMAND = "from bo_stream.cli import app; app()"
 """What ``bo-stream`` runs, whether or not its script is on the path."""
 
 
@@ -42,7 +42,7 @@ def bo_stream(arguments: list[str], out: Path) -> Run:
     Raises:
         RuntimeError: It failed; the message ends with what it said.
     """
-    command = [sys.executable, "-c", _COMMAND, *arguments, "--out", str(out / "run")]
+    command = [sys.executable, "-c", COMMAND, *arguments, "--out", str(out / "run")]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     out.mkdir(parents=True)
     begin = time.perf_counter()

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 
 import typer
 from botorch.exceptions.errors import BotorchError
@@ -24,6 +24,7 @@ from rich.progress import (
 from bo_stream.cli.app import ERR, OUT
 from bo_stream.cli.options import DEFAULT_FOLDER
 from bo_stream.errors import UsageError
+from bo_stream.executors.engine import WaitingWarning
 from bo_stream.loops.models import checked_model
 from bo_stream.loops.run import OPTIMIZATION, SAMPLING, StopRequest, hold_folder
 from bo_stream.models.wiski.resolution import GridResolutionWarning
@@ -43,10 +44,28 @@ STOPPED = 130
 
 @contextmanager
 def reported_problems() -> Iterator[Caught]:
-    """Collect warnings, and turn errors that a user can correct into one line and an exit code."""
+    """Collect warnings, and turn errors that a user can correct into one line and an exit code.
+
+    What the user alone can end, a wait for a cluster, is also said at once.
+    """
+    caught: Caught = []
+
+    def keep(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        caught.append(warnings.WarningMessage(message, category, filename, lineno, file, line))
+        if issubclass(category, WaitingWarning):
+            _show_warning(str(message))
+
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings():
             warnings.simplefilter("default")
+            warnings.showwarning = keep
             yield caught
     except (UsageError, BotorchError, OSError) as error:
         text = str(error)
@@ -180,7 +199,11 @@ def run_with_bar(
     return stop.made and not campaign.finished
 
 
-def notes(caught: Caught) -> list[str]:
+def _show_warning(text: str) -> None:
+    ERR.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
+
+
+def notes(caught: Iterable[warnings.WarningMessage]) -> list[str]:
     """Return the text of the last warning of each kind."""
     texts = {}
     for each in caught:
@@ -210,8 +233,8 @@ def show_end(
     Raises:
         Exit: The run was stopped.
     """
-    for note in notes(caught):
-        ERR.print(f"[yellow]warning:[/] {escape(note)}", soft_wrap=True)
+    for note in notes(each for each in caught if not issubclass(each.category, WaitingWarning)):
+        _show_warning(note)
     events = [str(event) for log in logs for event in log]
     if events:
         OUT.print(escape(f"Numerical record: {'; '.join(events)}."), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Executors of ``concurrent.futures``: processes of this machine, Dask, Ray; and checks of them."""
+"""Executors of ``concurrent.futures``: processes of this machine, Dask, Ray, submitit; checks."""
 
 from typing import TYPE_CHECKING
 
@@ -7,10 +7,11 @@ from bo_stream.lazy_names import lazy_names
 if TYPE_CHECKING:
     from bo_stream.executors.checks import check_picklable, check_workers
     from bo_stream.executors.dask import DaskExecutor
-    from bo_stream.executors.engine import LostTaskError, LostTaskWarning
+    from bo_stream.executors.engine import LostTaskError, LostTaskWarning, WaitingWarning
     from bo_stream.executors.opening import executor_of
     from bo_stream.executors.processes import ProcessExecutor
     from bo_stream.executors.ray import RayExecutor
+    from bo_stream.executors.submitit import SubmititExecutor
 
 __all__ = [
     "DaskExecutor",
@@ -18,6 +19,8 @@ __all__ = [
     "LostTaskWarning",
     "ProcessExecutor",
     "RayExecutor",
+    "SubmititExecutor",
+    "WaitingWarning",
     "check_picklable",
     "check_workers",
     "executor_of",
@@ -29,10 +32,11 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
         {
             "checks": ("check_picklable", "check_workers"),
             "dask": ("DaskExecutor",),
-            "engine": ("LostTaskError", "LostTaskWarning"),
+            "engine": ("LostTaskError", "LostTaskWarning", "WaitingWarning"),
             "opening": ("executor_of",),
             "processes": ("ProcessExecutor",),
             "ray": ("RayExecutor",),
+            "submitit": ("SubmititExecutor",),
         },
     )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_for_all
 from contextlib import suppress
+from datetime import datetime
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -16,7 +18,12 @@ from distributed import Client, KilledWorker
 from distributed.protocol.pickle import dumps
 
 from bo_stream.errors import UsageError
-from bo_stream.executors.engine import EngineExecutor, EngineFuture, LostTaskError
+from bo_stream.executors.engine import (
+    EngineExecutor,
+    EngineFuture,
+    LostTaskError,
+    WaitingWarning,
+)
 
 T = TypeVar("T")
 
@@ -27,7 +34,6 @@ SECONDS_WITHOUT_SCHEDULER = 120.0
 """Time in which a scheduler that was lost must be back."""
 
 _SECONDS_TO_ANSWER = 10.0
-_LOST = "the Dask scheduler, or the result with its worker, was lost"
 
 _began: dict[str, float] = {}
 """On a worker: the start of each task under way, by key, on its monotonic clock."""
@@ -37,7 +43,8 @@ class DaskExecutor(EngineExecutor):
     """An executor of a Dask cluster.
 
     Workers may come and go: Dask does the tasks of a lost one again. When the scheduler is lost the
-    tasks under way are (``LostTaskError``), and the next ``submit`` waits until there is one again.
+    tasks under way are (``LostTaskError``), and the next ``submit`` waits until there is one again,
+    with a ``WaitingWarning``.
     To stop a task that has begun, its worker is ended, if it has a nanny to start another one, and
     what else this worker was at is done again by Dask.
 
@@ -101,6 +108,13 @@ class DaskExecutor(EngineExecutor):
     def _reconnected(self) -> Client:
         """Return a client with a scheduler; Dask's own waits for one only for some seconds."""
         end = time.monotonic() + self.patience
+        if self._client.status != "running":
+            warnings.warn(
+                f"The Dask scheduler at {self.address} has not answered since "
+                f"{datetime.now():%H:%M:%S}: waiting for it for {self.patience:g} s at most.",
+                WaitingWarning,
+                stacklevel=3,
+            )
         while self._client.status != "running":
             if time.monotonic() > end:
                 raise UsageError(
@@ -164,8 +178,7 @@ class DaskFuture(EngineFuture[T]):
             except KilledWorker:
                 self.set_exception(LostTaskError("the Dask workers that were given it died"))
             except (Exception, asyncio.CancelledError) as error:
-                lost = self._task.status != "error"
-                self.set_exception(LostTaskError(f"{_LOST} ({error})") if lost else error)
+                self.set_exception(_lost(self._task.status) or error)
 
     def _release(self, _: Future[T]) -> None:
         """Let Dask forget the task, which it would do again if the result's worker is lost."""
@@ -191,6 +204,14 @@ def _connected(address: str) -> Client:
             f"No Dask scheduler answers at {address} within {SECONDS_TO_CONNECT:g} s ({reason}). "
             "Check the address, and that it runs: dask scheduler."
         ) from error
+
+
+def _lost(status: str) -> LostTaskError | None:
+    """Return an error for a task of Dask that has neither a value nor an error of its own."""
+    if status == "error":
+        return None
+    place = "scheduler" if status == "cancelled" else "worker that had the result"
+    return LostTaskError(f"the Dask {place} was lost")
 
 
 def _timed(key: str, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:

@@ -20,6 +20,10 @@ class LostTaskWarning(UserWarning):
     """A warning that tasks were lost with their workers, and are done again."""
 
 
+class WaitingWarning(UserWarning):
+    """A warning that nothing goes on until a scheduler or a worker is there."""
+
+
 class EngineFuture(Future[T], ABC):
     """A future whose task can be stopped while it runs."""
 

@@ -52,6 +52,11 @@ def executor_of(
             raise UsageError("Give resources to the executor itself, or its specification here.")
         yield spec
         return
+    if spec is not None and not isinstance(spec, str):
+        raise UsageError(
+            "Expected executor to be a text or an Executor of concurrent.futures, got a "
+            f"{type(spec).__name__}. One of submitit: SubmititExecutor(it) of bo_stream.executors."
+        )
     kind, place = parsed(spec or "processes")
     number = _number(place, workers)
     if kind in ("processes", "threads") and resources:

@@ -16,8 +16,12 @@ from bo_stream.cli import app
 QUICK = ["--initial", "4", "--steps", "3", "--grid", "12", "-q", "2"]
 MODULE = """
 import os
+import sys
 import time
+import warnings
 from pathlib import Path
+
+from bo_stream.executors import WaitingWarning
 
 def cost(x):
     if x[0] < 0.2:
@@ -47,6 +51,12 @@ def logged(x):
     with Path("calls").open("a") as calls:
         calls.write(f"{x[0]!r}\\n")
     time.sleep(0.2)
+    return (x[0] - 0.6) ** 2
+
+def lonely(x):
+    warnings.warn("nobody is there", WaitingWarning)
+    warnings.warn("that is odd", UserWarning)
+    print("evaluated", file=sys.stderr)
     return (x[0] - 0.6) ** 2
 
 answer = 42

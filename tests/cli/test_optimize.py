@@ -320,6 +320,14 @@ def test_a_folder_with_a_run_is_not_begun_again(finished: Path) -> None:
 
 
 @pytest.mark.integration
+def test_a_wait_for_workers_is_said_before_the_end_and_other_warnings_at_it() -> None:
+    quick = ["--bounds", "0,1", "--initial", "2", "--steps", "0", "--workers", "0"]
+    said = optimize("my_costs:lonely", *quick, "--out", "run").stderr
+    assert said.index("nobody is there") < said.index("evaluated") < said.index("that is odd")
+    assert said.count("nobody is there") == said.count("that is odd") == 1
+
+
+@pytest.mark.integration
 def test_a_function_is_evaluated_on_an_executor() -> None:
     quick = ["--bounds", "0,1", *QUICK]
     result = optimize("my_costs:cost", *quick, "--executor", "threads:2", "--out", "run")

@@ -16,7 +16,13 @@ from typer.testing import CliRunner
 
 from bo_stream.cli import app
 from bo_stream.errors import UsageError
-from bo_stream.executors import DaskExecutor, check_picklable, check_workers, executor_of
+from bo_stream.executors import (
+    DaskExecutor,
+    WaitingWarning,
+    check_picklable,
+    check_workers,
+    executor_of,
+)
 from bo_stream.loops.optimization.evaluation import Outcome, Task
 from bo_stream.loops.optimization.executed import Executed
 from bo_stream.loops.optimization.objectives import Objective
@@ -124,7 +130,11 @@ def test_a_scheduler_is_killed_and_started_again_and_each_outcome_comes_once() -
         assert evaluator.next_outcome().key == 0
         first.kill()
         first.wait(PATIENCE)
-        with dask(*scheduler(port)), dask(*worker(port)):
+        with (
+            dask(*scheduler(port)),
+            dask(*worker(port)),
+            pytest.warns(WaitingWarning, match=r"has not answered since [\d:]+: waiting for it"),
+        ):
             came = outcomes(evaluator, 3)
         assert evaluator.losses == 3
     assert {key: outcome.value for key, outcome in came.items()} == {1: 1.0, 2: 0.5, 3: 0.5}
@@ -145,13 +155,33 @@ def opened(port: int) -> Iterator[DaskExecutor]:
         yield executor
 
 
+def test_a_cluster_without_workers_is_said_and_the_run_goes_on_when_one_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bo_stream.loops.optimization.executed.SECONDS_OF_SILENCE", 0.5)
+    port = free_port()
+    with (
+        dask(*scheduler(port)),
+        opened(port) as executor,
+        evaluator_of("bowl", executor) as evaluator,
+    ):
+        evaluator.submit(Task(0, (1.7,), 0))
+        with pytest.warns(WaitingWarning, match="They wait for workers of the DaskExecutor"):
+            assert evaluator.poll(None) is None
+        with dask(*worker(port)):
+            assert evaluator.next_outcome().value == 1.0
+
+
 def test_a_scheduler_that_stays_away_ends_the_run() -> None:
     port = free_port()
     with dask(*scheduler(port)) as only, opened(port) as executor:
         executor.patience = 0.5
         only.kill()
         only.wait(PATIENCE)
-        with pytest.raises(UsageError, match=r"was lost, and has not been back for 0\.5 s"):
+        with (
+            pytest.warns(WaitingWarning, match=r"for 0\.5 s at most"),
+            pytest.raises(UsageError, match=r"was lost, and has not been back for 0\.5 s"),
+        ):
             until(lambda: executor.submit(double, 1.0) is None)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import sys
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,9 +60,10 @@ def test_how_many_and_where() -> None:
         ("processes:0", {}, "Expected workers of at least 1, got 0"),
         ("threads:2", {"resources": {"GPU": 1.0}}, "has no resources"),
         (ThreadPoolExecutor(1), {"resources": {"GPU": 1.0}}, "Give resources to the executor"),
+        (Path(), {}, r"got a \w+Path. One of submitit: SubmititExecutor\(it\)"),
     ],
 )
-def test_what_is_not_understood_is_said(spec: str | Executor, options: Any, message: str) -> None:
+def test_what_is_not_understood_is_said(spec: Any, options: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message), executor_of(spec, **options):
         pass
 

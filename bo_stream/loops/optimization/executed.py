@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections import deque
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Self, TypeAlias
 
@@ -17,7 +19,9 @@ from bo_stream.executors.checks import check_picklable, check_versions, check_wo
 from bo_stream.executors.engine import (
     EngineExecutor,
     EngineFuture,
+    LostTaskError,
     LostTaskWarning,
+    WaitingWarning,
     capacity_of,
     is_lost,
 )
@@ -36,6 +40,9 @@ from bo_stream.loops.optimization.objectives import Objective, P, V, Work
 RESUBMISSIONS = 3
 """How often a task that was lost with its worker is submitted again."""
 
+SECONDS_OF_SILENCE = 60.0
+"""Time without an outcome after which it is looked whether any evaluation has begun."""
+
 PointEvaluator: TypeAlias = Evaluator[tuple[float, ...], float]
 """Evaluator of points of d inputs with one outcome."""
 
@@ -46,7 +53,8 @@ class Executed(Generic[P, V]):
     A task that is lost with its worker is submitted again, at most ``RESUBMISSIONS`` times; this is
     no attempt of the function's. A task beyond the timeout is stopped where the executor can do
     so (those of ``executor_of``, except threads); else it is abandoned: it keeps its place until it
-    ends, and its late outcome is ignored.
+    ends, and its late outcome is ignored. While an executor of this package has nobody who begins a
+    task, for ``SECONDS_OF_SILENCE``, there is a ``WaitingWarning``.
 
     Attributes:
         losses: How often a task was lost.
@@ -95,6 +103,7 @@ class Executed(Generic[P, V]):
         self._waiting: deque[_Submission[P, V]] = deque()
         self._abandoned: set[Future[Outcome[V]]] = set()
         self._last_abandoned = 0.0
+        self._silent_since: float | None = None
         self._ended: SimpleQueue[tuple[int, Future[Outcome[V]]]] = SimpleQueue()
 
     @property
@@ -147,6 +156,7 @@ class Executed(Generic[P, V]):
             ) from error
         submission.future, submission.handed_out = future, time.monotonic()
         submission.next_look = submission.handed_out + (self._timeout or 0.0)
+        self._silent_since = submission.handed_out
         future.add_done_callback(lambda ended: self._ended.put((task.key, ended)))
 
     def next_outcome(self) -> Outcome[V]:
@@ -176,7 +186,9 @@ class Executed(Generic[P, V]):
         try:
             key, future = self._ended.get(timeout=seconds)
         except Empty:
+            self._look_for_workers()
             return None
+        self._silent_since = time.monotonic()
         submission = self._open.get(key)
         if submission is None or submission.future is not future:
             self._abandoned.discard(future)
@@ -190,13 +202,37 @@ class Executed(Generic[P, V]):
             raise error
         return future.result() if error is None else self._failed(submission, error)
 
+    def _look_for_workers(self) -> None:
+        """Warn, once in a time of silence, if no evaluation has begun, as far as is known."""
+        if self._seconds_to_look() > 0.0:
+            return
+        self._silent_since = time.monotonic()
+        futures = [each.future for each in self._open.values() if each.future is not None]
+        if futures and all(map(_waits, futures)):
+            self._silent_since = None
+            warnings.warn(
+                f"{datetime.now():%H:%M:%S}: none of {len(futures)} evaluations has begun, and "
+                f"none has ended for {SECONDS_OF_SILENCE:g} s. They wait for workers of the "
+                f"{type(self._executor).__name__}: start some, with the resources that were asked "
+                "for, if any.",
+                WaitingWarning,
+                stacklevel=2,
+            )
+
+    def _seconds_to_look(self) -> float:
+        """Return the time until it should be looked whether any evaluation has begun."""
+        if self._silent_since is None:
+            return math.inf
+        return max(0.0, self._silent_since + SECONDS_OF_SILENCE - time.monotonic())
+
     def _submit_again(self, submission: _Submission[P, V], error: BaseException) -> None:
         self.losses += 1
         submission.losses += 1
         submission.future = None
         self._waiting.append(submission)
         text = f"Lost with their workers, and done again: {self.losses} evaluations"
-        warnings.warn(f"{text} (last: {in_one_line(error)}).", LostTaskWarning, stacklevel=2)
+        last = error if isinstance(error, LostTaskError) else in_one_line(error)
+        warnings.warn(f"{text} (last: {last}).", LostTaskWarning, stacklevel=2)
 
     def _failed(self, submission: _Submission[P, V], error: BaseException) -> Outcome[V]:
         """Return the outcome of a task that has none, for a reason other than its function."""
@@ -209,16 +245,17 @@ class Executed(Generic[P, V]):
         return Outcome(submission.task.key, None, text, seconds)
 
     def _patience(self, seconds: float | None) -> float | None:
-        """Limit a wait to the time at which the first task may be overdue."""
-        if self._timeout is None:
-            return seconds
-        looks = [each.next_look for each in self._open.values() if each.future is not None]
-        if self._is_full_of_abandoned():
-            looks.append(self._last_abandoned + self._timeout)
-        if not looks:
-            return seconds
-        left = max(0.0, min(looks) - time.monotonic())
-        return left if seconds is None else min(left, seconds)
+        """Limit a wait to the time at which a task may be overdue, or none has begun for long."""
+        limits = [self._seconds_to_look()]
+        if seconds is not None:
+            limits.append(seconds)
+        if self._timeout is not None:
+            looks = [each.next_look for each in self._open.values() if each.future is not None]
+            if self._is_full_of_abandoned():
+                looks.append(self._last_abandoned + self._timeout)
+            limits += [max(0.0, look - time.monotonic()) for look in looks]
+        shortest = min(limits)
+        return None if shortest == math.inf else shortest
 
     def _overdue(self) -> Outcome[V] | None:
         """Give up the first task that has run for longer than the timeout."""
@@ -294,6 +331,11 @@ class _Submission(Generic[P, V]):
         if isinstance(self.future, EngineFuture):
             return self.future.seconds_running()
         return time.monotonic() - self.handed_out
+
+
+def _waits(future: Future[Any]) -> bool:
+    """Return whether a task is known not to have begun."""
+    return isinstance(future, EngineFuture) and future.seconds_running() is None
 
 
 def _attempt(work: Work[P, V], task: Task[P], expected: Mapping[str, str]) -> Outcome[V]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from bo_stream.errors import UsageError
-from bo_stream.executors import LostTaskError, LostTaskWarning, ProcessExecutor
+from bo_stream.executors import LostTaskError, LostTaskWarning, ProcessExecutor, WaitingWarning
+from bo_stream.executors.engine import EngineExecutor, EngineFuture
 from bo_stream.loops.optimization.evaluation import Outcome, Task
 from bo_stream.loops.optimization.executed import Executed, point_evaluator
 from bo_stream.loops.optimization.objectives import Objective, Work
@@ -50,6 +52,36 @@ class Held(Executor):
     def do(self, number: int) -> None:
         future, call = self.calls[number]
         future.set_result(call())
+
+
+class Engine(Held, EngineExecutor):
+    """The same with futures that know whether their tasks have begun."""
+
+    workers = None
+    capacity = 1
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> EngineFuture[Any]:
+        future = Known()
+        self.calls.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def dumps(self, value: Any) -> bytes:
+        return b""
+
+    def on_workers(self, fn: Any, *args: Any) -> dict[str, Any]:
+        return {}
+
+
+class Known(EngineFuture[Any]):
+    """A future that begins when told."""
+
+    seconds: float | None = None
+
+    def stop(self) -> None:
+        self.cancel()
+
+    def seconds_running(self) -> float | None:
+        return self.seconds
 
 
 class Clock:
@@ -185,6 +217,31 @@ def test_places_that_are_never_free_again_are_said(clock: Clock) -> None:
     assert evaluator.poll(0.0) is None
     executor.do(1)
     assert values([evaluator.next_outcome()]) == {1: 4.0}
+
+
+def test_a_wait_for_workers_is_said_once_in_a_time_of_silence(clock: Clock) -> None:
+    executor = Engine()
+    evaluator = Executed(Twice(), executor)
+    for task in tasks(1.0, 2.0):
+        evaluator.submit(task)
+
+    def warnings_at(now: float) -> int:
+        clock.now = now
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert evaluator.poll(0.0) is None
+        assert all(each.category is WaitingWarning for each in caught)
+        assert all("none of 2 evaluations has begun" in str(each.message) for each in caught)
+        return len(caught)
+
+    assert [warnings_at(now) for now in (59.0, 61.0, 200.0)] == [0, 1, 0]
+    executor.do(0)
+    assert values([evaluator.next_outcome()]) == {0: 2.0}
+    evaluator.submit(Task(2, 3.0, 0))
+    executor.calls[1][0].seconds = 0.0  # it has begun: what it takes, it takes
+    assert [warnings_at(now) for now in (270.0, 340.0)] == [0, 0]
+    executor.calls[1][0].seconds = None  # its worker is gone
+    assert [warnings_at(now) for now in (390.0, 401.0, 500.0)] == [0, 1, 0]
 
 
 def test_what_is_cancelled_has_no_outcome() -> None:
