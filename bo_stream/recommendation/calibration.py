@@ -14,7 +14,7 @@ KINDS = ("calls", "flops", "elements")
 """What costs time: many small operations, dense linear algebra, passes over large arrays."""
 
 
-PLAIN = 30
+PLAIN = 100
 """Plain tensor expressions for each Cholesky factor and its gradient in the probe of calls. LAPACK
 starts threads for the smallest matrix, plain expressions start none: with this many the probe slows
 down on two threads as the models' operations do.
@@ -59,7 +59,7 @@ def _probes() -> dict[str, Callable[[], object]]:
     result = torch.empty_like(long)  # allocated once: a first touch of memory would count, too
 
     def calls() -> None:
-        for _ in range(15):
+        for _ in range(6):
             factor = torch.linalg.cholesky(small + small.mT + 1.0)
             (factor * factor).sum().backward()
             for _ in range(PLAIN):
