@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -306,16 +307,18 @@ def _fit(model: Model, setting: Setting, most: int = 60) -> None:
     mll.eval()
 
 
-def _evaluating(model: Model, setting: Setting, clock: Clock, evaluations: int = 8) -> float:
-    """Seconds of an evaluation at the model's hyperparameters, which move a little each time."""
+def _evaluating(model: Model, setting: Setting, clock: Clock, evaluations: int = 9) -> float:
+    """Median seconds of an evaluation at the model's hyperparameters, which move a little."""
     mll, parameters = _objective(model, setting)
     closure = get_loss_closure_with_grads(mll, parameters)
     closure()
-    begin = clock()
+    found = []
     for step in range(evaluations):
         _move(parameters, 0.01 * (-1.0) ** step)
+        begin = clock()
         closure()
-    return (clock() - begin) / evaluations
+        found.append(clock() - begin)
+    return statistics.median(found)
 
 
 @torch.no_grad()
