@@ -28,7 +28,10 @@ ROWS = (10**6, 10**9, 10**12)
 WORKERS = (1, 100, 10_000)
 EVALUATIONS = (1.0, 60.0, 3_600.0)
 TASK_ROWS = 250_000
-"""Rows of a task by default; see ``ingest``."""
+"""Least rows of a task by default; see ``ingest``."""
+
+BYTES_A_ROW = 16
+"""Of sums on a grid, for each row of a task by default."""
 
 LARGEST_TASK = 10**8
 SUMS = ("36 × 36 grid", "20 × 20 × 20 grid", "512 points")
@@ -73,13 +76,20 @@ def numbers() -> dict[str, Any]:
 
 def ingest_of(costs: Mapping[str, Any], rows: int, workers: int) -> Ingest:
     """Predict an ingest, with tasks as large as the driver needs to keep up, or the default."""
-    task = TASK_ROWS
+    task = default_task(costs)
     while True:
         found = _ingest_with(costs, rows, workers, task)
         keeps_up = found.merging <= SHARE_OF_MERGING * found.adding
         if keeps_up or task >= LARGEST_TASK or task * workers >= rows:
             return found
         task *= 2
+
+
+def default_task(costs: Mapping[str, Any]) -> int:
+    """Rows of a task for sums of that size, to a thousand."""
+    if not costs["model"].endswith("grid"):
+        return TASK_ROWS
+    return max(TASK_ROWS, round(costs["bytes"] / BYTES_A_ROW / 1_000) * 1_000)
 
 
 def _ingest_with(costs: Mapping[str, Any], rows: int, workers: int, task: int) -> Ingest:
@@ -148,14 +158,15 @@ def _sum_rows(costs: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 def _ingest_rows(costs: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for name in SUMS:
+        own = _named(costs, name)
         for rows in ROWS:
-            found = [ingest_of(_named(costs, name), rows, workers) for workers in WORKERS]
-            yield f"{POWERS[rows]}, {name}", *(_spelled(one) for one in found)
+            found = [ingest_of(own, rows, workers) for workers in WORKERS]
+            yield f"{POWERS[rows]}, {name}", *(_spelled(one, default_task(own)) for one in found)
 
 
-def _spelled(found: Ingest) -> str:
+def _spelled(found: Ingest, default: int) -> str:
     text = _time(found.seconds)
-    if found.task_rows > TASK_ROWS:
+    if found.task_rows > default:
         text += f", `task_rows={found.task_rows:_}`"
     return f"{text}: merging" if found.merging > found.adding else text
 

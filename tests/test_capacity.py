@@ -6,7 +6,7 @@ import pytest
 
 from docs import capacity
 
-COSTS = {"rows_a_second": 1e6, "merge_seconds": 0.01}
+COSTS = {"rows_a_second": 1e6, "merge_seconds": 0.01, "bytes": 1e6, "model": "a grid"}
 
 
 def test_the_page_has_the_tables_that_the_script_makes() -> None:
@@ -33,6 +33,12 @@ def test_tasks_are_larger_until_merging_is_a_small_part() -> None:
     assert found.merging <= capacity.SHARE_OF_MERGING * found.adding
     smaller = capacity._ingest_with(COSTS, 10**12, 1_000, found.task_rows // 2)
     assert smaller.merging > capacity.SHARE_OF_MERGING * smaller.adding
+
+
+def test_large_sums_have_large_tasks() -> None:
+    assert capacity.default_task({**COSTS, "bytes": 16e6}) == 1_000_000
+    assert capacity.default_task(COSTS) == capacity.TASK_ROWS
+    assert capacity.default_task({**COSTS, "bytes": 16e6, "model": "points"}) == capacity.TASK_ROWS
 
 
 def test_no_more_workers_are_at_work_than_there_are_tasks() -> None:

@@ -23,6 +23,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from bo_stream.bases.grid.statistics import gram_numbers
+from bo_stream.distributed.additivity import inner_memory
 from bo_stream.distributed.boxes import grown_over
 from bo_stream.distributed.fragments import Columns, Fragment
 from bo_stream.distributed.record import Record, opened_record
@@ -35,10 +37,14 @@ from bo_stream.errors import UsageError, check_one_of, check_whole
 from bo_stream.executors import check_picklable, check_workers, executor_of
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.outcomes.labels import LabelOutcomes
+from bo_stream.models.wiski.memory import OnGrid
 from bo_stream.storage.trusted import Trusted
 
 TASK_ROWS = 250_000
-"""Rows of a task, of more than one fragment where these are smaller."""
+"""Least rows of a task, of more than one fragment where these are smaller."""
+
+NUMBERS_A_ROW = 2
+"""Of sums on a grid, for each row of a task: with fewer rows it takes longer to pass them on."""
 
 BYTES_A_NUMBER = 8
 """Of a file that does not say how many rows it has."""
@@ -88,7 +94,7 @@ def ingest(
     on_error: OnError = "raise",
     record: str | Path | None = None,
     file_format: Format | None = None,
-    task_rows: int = TASK_ROWS,
+    task_rows: int | None = None,
     at_once: int | None = None,
     retries: int = 2,
     trusted: Sequence[Trusted] = (),
@@ -121,7 +127,8 @@ def ingest(
             killed, goes on, and a later one takes in only fragments that are new. Batches of an
             iterable are known by their numbers, and must come again in the same order.
         file_format: Of files; None: by their names.
-        task_rows: Rows that a worker sums before it returns the sums.
+        task_rows: Rows that a worker sums before it returns the sums; None: 250,000, and more where
+            sums on a grid have more than twice as many numbers.
         at_once: Most tasks under way; None: twice the executor's workers.
         retries: How many times a task is done again whose worker died.
         trusted: Classes of your own in the model that a record may name; see
@@ -157,7 +164,8 @@ def ingest(
         tally = _Tally(list(found.faults) if found is not None else [])
         tree = _tree(kept, found, start, tally)
         fragments = streamed(source, columns) if found is None else found.fragments
-        tasks = _tasks(_new(fragments, kept, tally), columns, on_error == "skip", task_rows)
+        rows = _task_rows(start) if task_rows is None else task_rows
+        tasks = _tasks(_new(fragments, kept, tally), columns, on_error == "skip", rows)
         with _Bar(progress, found) as bar:
             left = _left(tasks, tree)
             if workers is None:
@@ -228,6 +236,12 @@ def _new(fragments: Iterable[Fragment], kept: Record | None, tally: _Tally) -> I
             yield fragment
 
 
+def _task_rows(start: Sums) -> int:
+    memory = inner_memory(start.model)
+    numbers = gram_numbers(memory.grid) if isinstance(memory, OnGrid) else 0
+    return max(TASK_ROWS, numbers // NUMBERS_A_ROW)
+
+
 def _tasks(
     fragments: Iterable[Fragment], columns: Columns, tolerant: bool, task_rows: int
 ) -> Iterator[Task]:
@@ -296,11 +310,12 @@ def _check(
     source: object,
     record: object,
     on_error: str,
-    task_rows: int,
+    task_rows: int | None,
     retries: int,
 ) -> None:
     check_one_of("on_error", on_error, ("raise", "skip"))
-    check_whole("task_rows", task_rows, 1)
+    if task_rows is not None:
+        check_whole("task_rows", task_rows, 1)
     check_whole("retries", retries, 0)
     if tuple(model.batch_shape):
         raise UsageError(

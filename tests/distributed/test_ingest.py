@@ -19,8 +19,8 @@ from botorch.models.transforms.input import Normalize
 from pyarrow import parquet
 from rich.console import Console
 
-from bo_stream import DirichletWISKI
-from bo_stream.distributed import bounds_of, ingest, ingestion
+from bo_stream import WISKI, DirichletWISKI
+from bo_stream.distributed import bounds_of, ingest, ingestion, zero
 from bo_stream.errors import UsageError
 from tests.comparisons import assert_untouched, fingerprint
 from tests.distributed.streams import (
@@ -65,6 +65,15 @@ def test_files_are_one_stream(
     assert (done.rows, done.fragments, done.skipped) == (350, 3 + 2 + 4, ())
     assert done.bytes > 0
     assert_same(model, expected, X)
+
+
+def test_tasks_have_more_rows_where_the_sums_are_large() -> None:
+    bounds = torch.tensor([[0.0] * 3, [1.0] * 3])
+    empty = torch.empty(0, 3, dtype=torch.float64), torch.empty(0, 1, dtype=torch.float64)
+    fine, coarse = (WISKI(*empty, bounds=bounds, grid_size=size) for size in (20, 10))
+    moments = 17**3 * 7**3  # of the cells
+    assert ingestion._task_rows(zero(fine)) == moments // 2
+    assert ingestion._task_rows(zero(coarse)) == ingestion.TASK_ROWS
 
 
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz"])

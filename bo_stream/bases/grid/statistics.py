@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -118,20 +118,24 @@ def _strip_shapes(nodes: Sequence[int]) -> list[tuple[int, int]]:
     return [(own, sum(nodes[a + 1 :])) for a, own in enumerate(nodes[:-1])]
 
 
+def gram_numbers(mesh: Mesh) -> int:
+    """Count the numbers of a gram: 7^d a cell of each grid, p p' for each pair of grids."""
+    strips = _strip_shapes([grid.num_nodes for grid in mesh.parts])
+    cells = sum(math.prod(grid.cells) * PAIR_DEGREES**grid.dim for grid in mesh.parts)
+    return cells + sum(map(math.prod, strips))
+
+
 def check_room(mesh: Mesh, copies: int) -> None:
     """Refuse so many copies of a mesh's pairs of nodes as memory does not hold.
 
     Raises:
         ValueError: More than ``MEMORY_LIMIT_GIB`` would be needed.
     """
-    strips = _strip_shapes([grid.num_nodes for grid in mesh.parts])
-    numbers = sum(math.prod(grid.cells) * PAIR_DEGREES**grid.dim for grid in mesh.parts)
-    numbers += sum(map(math.prod, strips))
     sizes = [" x ".join(map(str, grid.size)) for grid in mesh.parts]
     what = "A grid" if len(sizes) == 1 else "The pairs of grids"
     each = "" if copies == 1 else f", {copies:,} times,"
     name = f"{what} of {', '.join(sizes)} nodes{each}"
-    check_memory(name, copies * numbers, MEMORY_LIMIT_GIB)
+    check_memory(name, copies * gram_numbers(mesh), MEMORY_LIMIT_GIB)
 
 
 def accumulate(
@@ -163,7 +167,9 @@ def accumulate(
     if _is_dense(mesh, X):
         _add_by_cell(statistics, mesh.parts[0], X, precision, weighted)
     else:
-        _add_by_row(statistics, mesh, X, precision, weighted)
+        for part in _chunks(mesh, *precision.shape[-2:]):
+            stencils = mesh.stencils(X[..., part, :])
+            _add_by_row(statistics, stencils, precision[..., part], weighted[..., part, :])
     statistics.energy.add_(columns.mT @ weighted)
     statistics.totals.add_(columns.mT @ (columns * weight.unsqueeze(-1)))
     statistics.log_noise.add_((weight * noise.log()).sum(-1))
@@ -186,35 +192,26 @@ def _add_by_cell(
         _add_rows(node_sums, some.nodes.flatten(), some.targets.flatten(-3, -2))
 
 
-def _add_by_row(
-    statistics: NodeStatistics, mesh: Mesh, X: Tensor, precision: Tensor, weighted: Tensor
-) -> None:
-    """Add rows to gram and moment, a chunk at a time."""
-    gram = statistics.gram
-    dims = [len(block.cells) for block in gram.blocks]
+def _chunks(mesh: Mesh, noise_groups: int, n: int) -> Iterator[slice]:
+    """Yield parts of n rows of which about ``_CHUNK_NUMBERS`` numbers are computed at a time."""
+    dims = [len(grid.cells) for grid in mesh.parts]
     pairs = map(math.prod, _strip_shapes([STENCIL**dim for dim in dims]))
     widest = max([*pairs, *(PAIR_DEGREES**dim for dim in dims)])
-    chunk = max(1, _CHUNK_NUMBERS // (widest * precision.shape[-2]))
-    starts = [0, *itertools.accumulate(block.num_nodes for block in gram.blocks)]
-    for first in range(0, X.shape[-2], chunk):
-        part = slice(first, first + chunk)
-        stencils = mesh.stencils(X[..., part, :])
-        _add_to_gram(gram, stencils, starts, precision[..., part])
-        nodes = [own.nodes + start for own, start in zip(stencils, starts, strict=False)]
-        values = torch.cat([own.weights for own in stencils], -1).unsqueeze(-3).unsqueeze(-1)
-        rows = values * weighted[..., part, :].unsqueeze(-2)
-        index = torch.cat(nodes, -1).flatten(-2).unsqueeze(-2)
-        _add_rows(statistics.moment, index, rows.flatten(-3, -2))
+    size = max(1, _CHUNK_NUMBERS // (widest * noise_groups))
+    for first in range(0, n, size):
+        yield slice(first, first + size)
 
 
-def _add_to_gram(
-    gram: NodeGram, stencils: Sequence[Stencil], starts: Sequence[int], precision: Tensor
+def _add_by_row(
+    statistics: NodeStatistics, stencils: Sequence[Stencil], precision: Tensor, weighted: Tensor
 ) -> None:
-    """Add rows of given stencils; ``starts`` are the first nodes of the grids."""
+    """Add to gram and moment rows of given stencils."""
+    gram = statistics.gram
     for block, stencil in zip(gram.blocks, stencils, strict=True):
         moments = stencil.polynomials.unsqueeze(-3) * precision.unsqueeze(-1)
         _add_rows(block.moments, stencil.cells.unsqueeze(-2), moments)
         del moments  # the largest of all: its memory is used again
+    starts = [0, *itertools.accumulate(block.num_nodes for block in gram.blocks)]
     nodes = [own.nodes + start for own, start in zip(stencils, starts, strict=False)]
     weights = [own.weights for own in stencils]
     for a, strip in enumerate(gram.strips):
@@ -224,6 +221,9 @@ def _add_to_gram(
         products = own * torch.cat(weights[a + 1 :], -1).unsqueeze(-3).unsqueeze(-2)
         flat = index.flatten(-3).unsqueeze(-2)
         _add_rows(strip.flatten(-2).unsqueeze(-1), flat, products.flatten(-3).unsqueeze(-1))
+    rows = torch.cat(weights, -1).unsqueeze(-3).unsqueeze(-1) * weighted.unsqueeze(-2)
+    index = torch.cat(nodes, -1).flatten(-2).unsqueeze(-2)
+    _add_rows(statistics.moment, index, rows.flatten(-3, -2))
 
 
 def _add_rows(memory: Tensor, index: Tensor, rows: Tensor) -> None:
