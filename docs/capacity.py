@@ -19,6 +19,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from bo_stream.distributed.ingestion import BYTES_A_NUMBER, NUMBERS_A_ROW, TASK_ROWS
+
 HERE = Path(__file__).parent
 NUMBERS = HERE / "capacity.json"
 PICTURE = HERE / "capacity.svg"
@@ -27,12 +29,6 @@ PAGE = HERE / "capacity.md"
 ROWS = (10**6, 10**9, 10**12)
 WORKERS = (1, 100, 10_000)
 EVALUATIONS = (1.0, 60.0, 3_600.0)
-TASK_ROWS = 250_000
-"""Least rows of a task by default; see ``ingest``."""
-
-BYTES_A_ROW = 16
-"""Of sums on a grid, for each row of a task by default."""
-
 LARGEST_TASK = 10**8
 SUMS = ("36 × 36 grid", "20 × 20 × 20 grid", "512 points")
 SHARE_OF_MERGING = 0.2
@@ -89,7 +85,7 @@ def default_task(costs: Mapping[str, Any]) -> int:
     """Rows of a task for sums of that size, to a thousand."""
     if not costs["model"].endswith("grid"):
         return TASK_ROWS
-    return max(TASK_ROWS, round(costs["bytes"] / BYTES_A_ROW / 1_000) * 1_000)
+    return max(TASK_ROWS, round(costs["bytes"] / (BYTES_A_NUMBER * NUMBERS_A_ROW) / 1_000) * 1_000)
 
 
 def _ingest_with(costs: Mapping[str, Any], rows: int, workers: int, task: int) -> Ingest:

@@ -1,8 +1,8 @@
 """Sums of interpolation weights and their products over many rows, by blocks of rows of one cell.
 
-All rows in a cell have the same nodes and the same polynomials' cell, so that their sum is a matrix
-product: the moments of L rows touch the memory once, instead of L times, and the products of
-polynomials over all dimensions are never formed row by row.
+All rows of a cell have weight at the same nodes, and add to the same moments. So the sums over a
+block of L of them are matrix products: the memory is touched once instead of L times, and products
+of polynomials over all dimensions are never formed row by row.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ _CHUNK_NUMBERS = 400_000
 
 @dataclass(frozen=True)
 class CellSums:
-    """Sums over some blocks of rows.
+    """Sums over the rows of each of b blocks, on a grid of d dimensions.
 
     Attributes:
         cells: Flat index of each block's cell, ``b``.
-        moments: Sums of ``Σ D⁻¹ Π_i P_{l_i}(t_i)``, ``g x b x 7^d``.
+        moments: ``Σ D⁻¹ Π_i P_{l_i}(t_i)`` for degrees l_i from 0 to 6, with P the Legendre
+            polynomials, t a row's position in the cell and D its noise in each of g groups,
+            ``g x b x 7^d``.
         nodes: Flat index of the nodes around each cell, ``b x 4^d``.
-        targets: Sums of weights times weighted columns of targets, ``m x b x 4^d x 2``.
+        targets: Interpolation weights times ``D⁻¹ [Y, 1]`` of each of m outputs, summed,
+            ``m x b x 4^d x 2``.
     """
 
     cells: Tensor
@@ -51,8 +54,8 @@ def cell_sums(grid: Grid, X: Tensor, precision: Tensor, weighted: Tensor) -> Ite
     Args:
         grid: Whose box holds all rows.
         X: ``n x d``.
-        precision: Weight over noise of each row, ``g x n``.
-        weighted: Columns of targets times the precision, ``m x n x 2``.
+        precision: D⁻¹ times 1 to add a row, −1 to retract or 0 to skip it, ``g x n``.
+        weighted: Columns [Y, 1] of targets times the precision, ``m x n x 2``.
     """
     cell, t = grid.locate(X)
     cells, half = ravel(cell, grid.cells), (grid.dim + 1) // 2
@@ -75,9 +78,9 @@ def _sums(values: Tensor, half: int, columns: Tensor) -> Tensor:
     """Sum products over dimensions times columns over the rows of each block.
 
     Args:
-        values: ``b x L x d x l``.
+        values: l functions of each of d dimensions, at the L rows of b blocks, ``b x L x d x l``.
         half: Number of dimensions of the left factor of the matrix products.
-        columns: ``g x b x L x c``.
+        columns: c numbers of each row, for each of g groups, ``g x b x L x c``.
 
     Returns:
         ``g x b x l^d x c``.
