@@ -11,6 +11,9 @@ Design = Literal["adaptive", "random"]
 
 DESIGNS: tuple[Design, ...] = ("adaptive", "random")
 
+SEEDS = 3
+"""Number of replays of each design, unless another is asked for."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPlan:
