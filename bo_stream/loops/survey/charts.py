@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
@@ -119,12 +119,12 @@ def draw_replay(scores: pd.DataFrame) -> Figure:
             _draw_curves(axes, curves, str(design), measure)
         axes.set(ylabel=_LABELS[measure])
         if measure in ("accuracy", "sensitivity"):
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+            axes.yaxis.set_major_formatter(_per_cent())
         _finish(axes)
     for axes in panels[-1]:
         axes.set_xlabel("sites surveyed")
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=2, fontsize=9, frameon=False)
+    figure.legend(handles, labels, loc="outside lower left", ncols=3, fontsize=9, frameon=False)
     figure.suptitle("Scores at the sites that are not surveyed", fontsize=11)
     return figure
 
@@ -138,13 +138,18 @@ def _draw_curves(axes: Axes, curves: pd.DataFrame, design: str, measure: str) ->
     label = design if seeds == 1 else f"{design}: mean of {seeds} seeds"
     axes.plot(means["surveyed"], means[measure], "o-", color=colour, lw=2.2, ms=4, label=label)
     if design == "random" and measure == "accuracy":
-        axes.axhline(means[measure].iloc[-1], color=colour, lw=1.0, ls=":")
+        last = means[measure].iloc[-1]
+        axes.axhline(last, color=colour, lw=1.0, ls=":", label="random at the end")
 
 
 def _in_per_cent(axis: Axis, values: list[float]) -> None:
     axis.set_major_locator(FixedLocator(values))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+    axis.set_major_formatter(_per_cent())
+
+
+def _per_cent() -> FuncFormatter:
+    return FuncFormatter(lambda value, _: f"{100 * value:g} %")
 
 
 def _finish(axes: Axes) -> None:
