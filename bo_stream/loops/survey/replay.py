@@ -138,7 +138,7 @@ class FinishedSurvey:
         return hashlib.sha256(tables.encode()).hexdigest()
 
 
-def replay(
+def replay_survey(
     finished: FinishedSurvey, plan: ReplayPlan, design: Design, seed: int
 ) -> Iterator[RoundScore]:
     """Survey the sites anew, round by round, by a design.

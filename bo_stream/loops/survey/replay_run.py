@@ -14,7 +14,7 @@ from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.results import write_files, write_picture
 from bo_stream.loops.run import REPLAY, from_record
 from bo_stream.loops.survey.charts import draw_replay
-from bo_stream.loops.survey.replay import FinishedSurvey, RoundScore, replay
+from bo_stream.loops.survey.replay import FinishedSurvey, RoundScore, replay_survey
 from bo_stream.loops.survey.replay_plan import Design, ReplayPlan
 from bo_stream.loops.survey.settings import SurveySettings
 
@@ -138,7 +138,7 @@ class ReplayRun:
             if self._is_done(design, seed):
                 continue
             try:
-                for score in replay(self.finished_survey, self.plan, design, seed):
+                for score in replay_survey(self.finished_survey, self.plan, design, seed):
                     self.scores.append(score)
                     self.seconds = time.monotonic() - started
                     yield score

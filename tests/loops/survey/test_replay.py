@@ -13,7 +13,7 @@ import torch
 from scipy.stats import betabinom, binom, norm
 
 from bo_stream.errors import UsageError
-from bo_stream.loops.survey.replay import FinishedSurvey, RoundScore, replay
+from bo_stream.loops.survey.replay import FinishedSurvey, RoundScore, replay_survey
 from bo_stream.loops.survey.replay_plan import Design, ReplayPlan
 from bo_stream.loops.survey.survey import Survey
 from tests.loops.survey.villages import SETTINGS, prevalence_at, results_of, villages
@@ -34,7 +34,7 @@ def surveyed() -> pd.DataFrame:
 
 def play(table: pd.DataFrame, design: Design, **changes: Any) -> list[RoundScore]:
     finished = FinishedSurvey.of(table, COSTLY, "true")
-    return list(replay(finished, replace(PLAN, **changes), design, 0))
+    return list(replay_survey(finished, replace(PLAN, **changes), design, 0))
 
 
 def by_hand(table: pd.DataFrame) -> Iterator[tuple[Survey, list[str]]]:
@@ -122,7 +122,7 @@ def test_random_draws_are_the_same_whatever_the_outcomes(adaptive: list[RoundSco
 
 def test_a_map_without_a_threshold_has_no_calls() -> None:
     settings = replace(SETTINGS, goal="map", threshold=None)
-    (score, *_) = replay(FinishedSurvey.of(surveyed(), settings), PLAN, "adaptive", 1)
+    (score, *_) = replay_survey(FinishedSurvey.of(surveyed(), settings), PLAN, "adaptive", 1)
     assert np.isnan([score.accuracy, score.sensitivity]).all()
     assert np.isfinite([score.log_score, score.rmse]).all()
 
@@ -181,11 +181,11 @@ def test_a_true_prevalence_may_be_missing_where_there_is_no_result() -> None:
 def test_too_few_sites_for_a_plan() -> None:
     finished = FinishedSurvey.of(surveyed(), SETTINGS)
     with pytest.raises(UsageError, match=r"35 sites, too few .* At most 8 rounds .*--rounds 8"):
-        replay(finished, replace(PLAN, rounds=9), "adaptive", 0)
-    replay(finished, replace(PLAN, rounds=8), "adaptive", 0)
+        replay_survey(finished, replace(PLAN, rounds=9), "adaptive", 0)
+    replay_survey(finished, replace(PLAN, rounds=8), "adaptive", 0)
     with pytest.raises(UsageError, match="Begin with fewer"):
-        replay(finished, replace(PLAN, start=34), "random", 0)
+        replay_survey(finished, replace(PLAN, start=34), "random", 0)
     with pytest.raises(UsageError, match="design to be one of adaptive, random"):
-        replay(finished, PLAN, "clever", 0)
+        replay_survey(finished, PLAN, "clever", 0)
     with pytest.raises(UsageError, match="Expected rounds of at least 1"):
         ReplayPlan(rounds=0)
