@@ -160,7 +160,10 @@ def replay(
     q: Annotated[int, option("Replay", "Sites of a round.", "--batch", "-q")] = _PLAN.q,
     rounds: Annotated[int, option("Replay", "Rounds after the first sites.")] = _PLAN.rounds,
     compare: Annotated[
-        str | None, option("Replay", "Draw sites at random beside it.", metavar="random")
+        str | None,
+        option(
+            "Replay", "Draw sites at random beside it, whatever the constraints.", metavar="random"
+        ),
     ] = None,
     seeds: Annotated[
         int | None,

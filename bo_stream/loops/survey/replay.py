@@ -195,13 +195,7 @@ def _score(
     left = predicted[predicted["examined"].isna()]
     results = finished.results.loc[left.index]
     rate = results["prevalence"].to_numpy()
-    accuracy = sensitivity = np.nan
-    settings = finished.settings
-    if settings.threshold is not None:
-        above = rate > settings.threshold
-        called = left["exceedance"].to_numpy() >= settings.cheaper_above
-        accuracy = float((called == above).mean())
-        sensitivity = float(called[above].mean()) if above.any() else np.nan
+    accuracy, sensitivity = _calls(left, rate, finished.settings)
     Y = torch.tensor(results[["positive", "examined"]].to_numpy().tolist(), dtype=torch.float64)
     errors = left["prevalence"].to_numpy() - rate
     return RoundScore(
@@ -216,6 +210,16 @@ def _score(
         rmse=float(np.sqrt(np.square(errors).mean())),
         sites=tuple(sites),
     )
+
+
+def _calls(left: pd.DataFrame, rate: Array, settings: SurveySettings) -> tuple[float, float]:
+    """Compute accuracy and sensitivity of calls, NaN without a threshold."""
+    if settings.threshold is None:
+        return np.nan, np.nan
+    above = rate > settings.threshold
+    called = left["exceedance"].to_numpy() >= settings.cheaper_above
+    sensitivity = float(called[above].mean()) if above.any() else np.nan
+    return float((called == above).mean()), sensitivity
 
 
 def _counts(cells: Cells, settings: SurveySettings) -> list[str]:

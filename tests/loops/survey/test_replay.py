@@ -120,6 +120,7 @@ def test_random_draws_are_the_same_whatever_the_outcomes(adaptive: list[RoundSco
     assert first[0].log_score != second[0].log_score
 
 
+@pytest.mark.integration
 def test_a_map_without_a_threshold_has_no_calls() -> None:
     settings = replace(SETTINGS, goal="map", threshold=None)
     (score, *_) = replay_survey(FinishedSurvey.of(surveyed(), settings), PLAN, "adaptive", 1)
