@@ -62,6 +62,7 @@ sys.meta_path.insert(0, Watch())
         (["optimize", "--help"], 0),
         (["optimize", "--no-such-option"], 2),
         (["survey", "start", "--help"], 0),
+        (["survey", "replay", "--help"], 0),
     ],
 )
 def test_help_needs_no_torch(args: list[str], code: int) -> None:

@@ -1,4 +1,4 @@
-"""Steps that both commands share: errors, folder, comparison of settings, progress and report."""
+"""Steps that the commands share: errors, folder, comparison of settings, progress and report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeAlias, TypeVar
 
 import typer
 from botorch.exceptions.errors import BotorchError
@@ -26,20 +26,30 @@ from bo_stream.cli.options import DEFAULT_FOLDER
 from bo_stream.errors import UsageError
 from bo_stream.executors.engine import WaitingWarning
 from bo_stream.loops.models import checked_model
-from bo_stream.loops.run import OPTIMIZATION, SAMPLING, StopRequest, hold_folder
+from bo_stream.loops.run import OPTIMIZATION, REPLAY, SAMPLING, StopRequest, hold_folder
 from bo_stream.models.wiski.resolution import GridResolutionWarning
 from bo_stream.warnings import NumericalLog
 
 if TYPE_CHECKING:  # each command imports its own
     from bo_stream.diagnostics.trust import TrustReport
-    from bo_stream.loops.optimization.campaign import OptimizationCampaign
-    from bo_stream.loops.sampling.campaign import Campaign
 
 C = TypeVar("C")
 Caught: TypeAlias = list[warnings.WarningMessage]
 
 BAD_INPUT = 2
 STOPPED = 130
+
+
+class Stepwise(Protocol):
+    """A campaign that goes on step by step."""
+
+    @property
+    def steps_done(self) -> int:
+        """Number of steps so far."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no step is left."""
 
 
 @contextmanager
@@ -106,7 +116,8 @@ def campaign_in_folder(
 
 
 def _check_new_folder(out: Path | None) -> None:
-    if out is not None and any((out / kind.name).exists() for kind in (SAMPLING, OPTIMIZATION)):
+    runs = (SAMPLING, OPTIMIZATION, REPLAY)
+    if out is not None and any((out / kind.name).exists() for kind in runs):
         raise UsageError(
             f"{out} holds a run already. Go on with it by --resume, or give another --out."
         )
@@ -159,7 +170,7 @@ def check_unchanged(
 
 
 def run_with_bar(
-    campaign: Campaign | OptimizationCampaign,
+    campaign: Stepwise,
     total: int | None,
     status: Callable[[], str],
     run: Callable[[StopRequest, Callable[[Any], None]], None],

@@ -77,6 +77,8 @@ def sample(
     leave the least uncertainty about the held-out ones, looks them up, and learns. Inputs are
     scaled to the unit cube by their range and the target is standardised.
 
+    Counts, positives of people examined, are replayed by `bo-stream survey replay`.
+
     Writes picks.csv, curve.csv, map.png, curve.png, trust.png (can the model be trusted?), run.json
     and a checkpoint. Ctrl-C stops after the step at hand; `--resume` goes on to the same choices.
 

@@ -1,16 +1,18 @@
-"""The commands ``bo-stream survey start|next|tell|withdraw|status|report``: their options."""
+"""The commands ``bo-stream survey start|next|tell|withdraw|status|report|replay``."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from bo_stream.cli import options
 from bo_stream.cli.app import app
-from bo_stream.cli.options import option, spreading
-from bo_stream.loops.survey.settings import CRITERIA
-from bo_stream.loops.survey.settings import SurveySettings as _DEFAULT
+from bo_stream.cli.options import option
+from bo_stream.cli.survey_options import SpreadingCommand, with_settings
+from bo_stream.loops.survey.replay_plan import SEEDS
+from bo_stream.loops.survey.replay_plan import ReplayPlan as _PLAN
 
 commands = typer.Typer(
     name="survey",
@@ -30,7 +32,8 @@ Loss = Annotated[
 ]
 
 
-@commands.command(cls=spreading("--covariates", "--quota"))
+@commands.command(cls=SpreadingCommand)
+@with_settings
 def start(
     sites: Annotated[
         Path,
@@ -42,122 +45,7 @@ def start(
         ),
     ],
     out: Annotated[Path, option("Files", "Folder to begin the survey in.", "--out")],
-    goal: Annotated[
-        str,
-        option(
-            "Goal",
-            "exceedance: which sites are above the threshold; map: prevalence everywhere.",
-            metavar="exceedance|map",
-        ),
-    ] = _DEFAULT.goal,
-    threshold: Annotated[
-        float | None,
-        option("Goal", "Prevalence that a decision hangs on, such as 0.1 for 10 %."),
-    ] = None,
-    certainty: Annotated[
-        float,
-        option("Goal", "Probability from which on a site is called above or below."),
-    ] = _DEFAULT.certainty,
-    miss_cost: Annotated[
-        float,
-        option("Goal", "Cost of missing a site above the threshold, in false alarms."),
-    ] = _DEFAULT.miss_cost,
-    criterion: Annotated[
-        str | None,
-        option(
-            "Goal",
-            f"Uncertainty to reduce: {', '.join(CRITERIA)} (misclassification for exceedance, "
-            "variance for a map).",
-            metavar="NAME",
-        ),
-    ] = None,
-    loss: Annotated[
-        str | None,
-        option(
-            "Goal",
-            "Your own loss in place of a criterion: a function of the probability of exceeding the "
-            "threshold, elementwise by torch.",
-            metavar="MODULE:FUNCTION",
-        ),
-    ] = None,
-    id: Annotated[
-        str | None,
-        option("Columns", "Names of the sites (by its usual names, else row numbers).", "--id"),
-    ] = None,
-    x: Annotated[
-        tuple[str, str] | None,
-        option(
-            "Columns", "Longitude and latitude, or east and north (by their usual names).", "--x"
-        ),
-    ] = None,
-    units: Annotated[
-        str,
-        option(
-            "Columns",
-            "Of positions: degrees of longitude and latitude, or km or m east and north on a map "
-            "projection such as UTM.",
-            metavar="degrees|km|m",
-        ),
-    ] = _DEFAULT.units,
-    covariates: Annotated[
-        list[str] | None,
-        option(
-            "Columns",
-            "Numbers that prevalence may depend on: rain, elevation, nets, ...",
-            "--covariates",
-            metavar="NAME...",
-        ),
-    ] = None,
-    examined: Annotated[
-        str | None, option("Columns", "People examined (by its usual names).")
-    ] = None,
-    positive: Annotated[
-        str | None, option("Columns", "People who tested positive (by its usual names).")
-    ] = None,
-    cost: Annotated[
-        str | None, option("Columns", "Cost of a survey of each site (1 each).")
-    ] = None,
-    stratum: Annotated[str | None, option("Columns", "District or other group of a site.")] = None,
-    reachable: Annotated[
-        str | None, option("Columns", "Whether a site can be reached, yes or no (all can).")
-    ] = None,
-    budget: Annotated[
-        float | None, option("Round", "Most that a round may cost, travel included.")
-    ] = None,
-    minimum_distance: Annotated[
-        float, option("Round", "Least distance between surveyed sites, in km.")
-    ] = _DEFAULT.minimum_distance,
-    quota: Annotated[
-        list[str] | None,
-        option(
-            "Round",
-            "Most sites of a round in a stratum, as in --quota north=5 south=5.",
-            "--quota",
-            metavar="NAME=N...",
-        ),
-    ] = None,
-    base: Annotated[
-        tuple[float, float] | None,
-        option(
-            "Round",
-            "Where a round starts and ends: longitude, latitude (or east, north).",
-            "--base",
-        ),
-    ] = None,
-    cost_per_km: Annotated[
-        float, option("Round", "Cost of a kilometre of travel from the base.")
-    ] = _DEFAULT.cost_per_km,
-    trials: Annotated[
-        int | None, option("Model", "People to be examined at a site (the mean of those so far).")
-    ] = None,
-    overdispersion: Annotated[
-        bool,
-        option(
-            "Model",
-            "Counts vary more than those of independent people, as within a village.",
-            "--overdispersion/--no-overdispersion",
-        ),
-    ] = _DEFAULT.overdispersion,
+    settings: dict[str, Any],
 ) -> None:
     """Begin a survey in a folder, from a table of sites.
 
@@ -165,14 +53,6 @@ def start(
     - `bo-stream survey start villages.csv --goal map --x lng lat --cost days --budget 9 --out 2026`
     - `bo-stream survey start utm.csv --threshold 0.1 --x easting northing --units m --out 2026`
     """
-    settings = {
-        "goal": goal, "threshold": threshold, "certainty": certainty, "miss_cost": miss_cost,
-        "criterion": criterion, "loss": loss, "id": id, "x": x, "units": units,
-        "covariates": tuple(covariates or ()), "examined": examined, "positive": positive,
-        "cost": cost, "stratum": stratum, "reachable": reachable, "budget": budget,
-        "minimum_distance": minimum_distance, "quotas": quota, "base": base,
-        "cost_per_km": cost_per_km, "trials": trials, "overdispersion": overdispersion,
-    }  # fmt: skip
     from bo_stream.cli import surveying  # which imports torch: help does without
 
     surveying.start(sites, out, settings)
@@ -259,3 +139,69 @@ def report(
     from bo_stream.cli import surveying
 
     surveying.report(folder, rounds, q, loss)
+
+
+@commands.command(cls=SpreadingCommand)
+@with_settings
+def replay(
+    ctx: typer.Context,
+    sites: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SITES",
+            show_default=False,
+            help="Table of the sites of a finished survey, .csv or .parquet, with their results in "
+            "columns examined and positive.",
+        ),
+    ],
+    start: Annotated[
+        int, option("Replay", "Sites drawn at random to begin with.", "--start")
+    ] = _PLAN.start,
+    q: Annotated[int, option("Replay", "Sites of a round.", "--batch", "-q")] = _PLAN.q,
+    rounds: Annotated[int, option("Replay", "Rounds after the first sites.")] = _PLAN.rounds,
+    compare: Annotated[
+        str | None,
+        option(
+            "Replay", "Draw sites at random beside it, whatever the constraints.", metavar="random"
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        option("Replay", f"Replays of each design, with other first sites ({SEEDS})."),
+    ] = None,
+    truth: Annotated[
+        str | None,
+        option(
+            "Replay",
+            "True prevalence, if it is known (the share of positives stands for it).",
+            metavar="NAME",
+        ),
+    ] = None,
+    out: options.Out = None,
+    resume: Annotated[
+        bool,
+        option(
+            "Files",
+            "Go on with the replays in --out: finished ones are kept; --seeds may ask for more.",
+            "--resume",
+        ),
+    ] = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Replay a finished survey: would it have needed fewer villages?
+
+    Begins with some villages at random, chooses the others round by round as `bo-stream survey
+    next` does, looks their results up, and scores what it says of all villages that it has not
+    surveyed by then.
+
+    Writes replay.csv (scores), picks.csv (villages of each round), replay.png and replay.json.
+    Ctrl-C stops after the round at hand; `--resume` does the unfinished replays anew.
+
+    - `bo-stream survey replay last.csv --threshold 0.1 --compare random --out old`
+    - `bo-stream survey replay last.csv --out old --resume --seeds 9`
+    """
+    plan = {"start": start, "q": q, "rounds": rounds}
+    from bo_stream.cli import replaying
+
+    replaying.run(ctx, sites, settings, plan, compare, seeds, truth, out, resume)

@@ -120,6 +120,7 @@ SAMPLING = CheckpointFormat(
 OPTIMIZATION = CheckpointFormat(
     "optimization.json", "optimization", FileFormat("bo_stream optimization checkpoint", 9, True)
 )
+REPLAY = CheckpointFormat("replay.json", "replay", FileFormat("bo_stream survey replay", 1, True))
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,7 @@ def test_quotas_are_parsed() -> None:
 
 def test_help_names_the_verbs() -> None:
     text = survey("--help").stdout
-    for verb in ("start", "next", "tell", "withdraw", "status", "report"):
+    for verb in ("start", "next", "tell", "withdraw", "status", "report", "replay"):
         assert verb in text
     text = survey("start", "--help").stdout
     for name in ("--threshold", "--covariates", "--budget", "--base", "--overdispersion"):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.likelihoods.counts import counts
+from bo_stream.loops.survey.predictions import ROWS
 from bo_stream.models.base import StreamingGP
 
 LEVELS = (50, 95)
@@ -59,6 +60,22 @@ def coverage(held_out: pd.DataFrame, level: int) -> tuple[float, float]:
     """
     inside = held_out["positive"].between(held_out[f"low_{level}"], held_out[f"high_{level}"])
     return float(inside.mean()), float(held_out[f"chance_{level}"].mean())
+
+
+@torch.no_grad()
+def log_scores(model: StreamingGP, X: Tensor, Y: Tensor) -> Tensor:
+    """Compute the log probability, in nats, that a model gives to each count, ``n``.
+
+    Args:
+        model: Of the logit of prevalence.
+        X: Inputs, ``n x d``.
+        Y: Rows ``[positives, examined]``, ``n x 2``.
+    """
+    parts = [
+        counts(model, inputs, rows[:, 1:]).log_prob(rows[:, :1])
+        for inputs, rows in zip(X.split(ROWS), Y.split(ROWS), strict=True)
+    ]
+    return torch.cat(parts).squeeze(-1)
 
 
 def _predicted(model: StreamingGP, X: Tensor, examined: Tensor) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Charts of a survey: predicted against observed shares, and what further rounds would gain."""
+"""Charts of a survey: predicted against observed shares, what rounds would gain, and did gain."""
 
 from __future__ import annotations
 
@@ -91,10 +91,65 @@ def draw_forecast(forecast: pd.DataFrame) -> Figure:
     return figure
 
 
+_COLOURS = {"adaptive": _INSIDE, "random": _OUTSIDE}
+_LABELS = {
+    "accuracy": "called right",
+    "sensitivity": "called above, of those above",
+    "log_score": "mean log score of a count (nats)",
+    "rmse": "error of prevalence (RMSE)",
+}
+
+
+def draw_replay(scores: pd.DataFrame) -> Figure:
+    """Draw the scores of replays against the number of sites surveyed.
+
+    Thin lines are seeds, thick ones their means. A dotted line marks the random design's last
+    accuracy.
+
+    Args:
+        scores: A row a round, with columns ``design``, ``seed``, ``round``, ``surveyed`` and any of
+            ``accuracy``, ``sensitivity``, ``log_score`` and ``rmse``, all of sites not surveyed.
+    """
+    measures = [name for name in _LABELS if name in scores]
+    rows = len(measures) // 2
+    figure = Figure(figsize=(2 * SIZE[0], 0.8 * SIZE[1] * rows + 0.6), layout="constrained")
+    panels = figure.subplots(rows, 2, sharex=True, squeeze=False)
+    for axes, measure in zip(panels.flat, measures, strict=True):
+        for design, curves in scores.groupby("design"):
+            _draw_curves(axes, curves, str(design), measure)
+        axes.set(ylabel=_LABELS[measure])
+        if measure in ("accuracy", "sensitivity"):
+            axes.yaxis.set_major_formatter(_per_cent())
+        _finish(axes)
+    for axes in panels[-1]:
+        axes.set_xlabel("sites surveyed")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=3, fontsize=9, frameon=False)
+    figure.suptitle("Scores at the sites that are not surveyed", fontsize=11)
+    return figure
+
+
+def _draw_curves(axes: Axes, curves: pd.DataFrame, design: str, measure: str) -> None:
+    """Draw one design's curves of each seed and their mean."""
+    colour, seeds = _COLOURS[design], curves["seed"].nunique()
+    for _, one in curves.groupby("seed"):
+        axes.plot(one["surveyed"], one[measure], color=colour, lw=0.7, alpha=0.5)
+    means = curves.groupby("round")[["surveyed", measure]].mean()
+    label = design if seeds == 1 else f"{design}: mean of {seeds} seeds"
+    axes.plot(means["surveyed"], means[measure], "o-", color=colour, lw=2.2, ms=4, label=label)
+    if design == "random" and measure == "accuracy":
+        last = means[measure].iloc[-1]
+        axes.axhline(last, color=colour, lw=1.0, ls=":", label="random at the end")
+
+
 def _in_per_cent(axis: Axis, values: list[float]) -> None:
     axis.set_major_locator(FixedLocator(values))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+    axis.set_major_formatter(_per_cent())
+
+
+def _per_cent() -> FuncFormatter:
+    return FuncFormatter(lambda value, _: f"{100 * value:g} %")
 
 
 def _finish(axes: Axes) -> None:

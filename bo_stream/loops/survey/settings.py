@@ -119,6 +119,11 @@ class SurveySettings:
         sure, rest = self.certainty, 1.0 - self.certainty
         return rest / (rest + self.miss_cost * sure), sure / (sure + self.miss_cost * rest)
 
+    @property
+    def cheaper_above(self) -> float:
+        """Probability of being above from which on that is the cheaper of the two calls."""
+        return 1.0 / (1.0 + self.miss_cost)
+
     def unclaimed(self, names: Sequence[str]) -> list[str]:
         """Return the columns that are not covariates, cost, stratum or reachable.
 

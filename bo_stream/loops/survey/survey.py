@@ -301,7 +301,15 @@ class Survey:
     @property
     def observations(self) -> tuple[Tensor, Tensor]:
         """Inputs, ``n x d``, and positives and examined, ``n x 2``, in the order of results."""
-        return self._facts.inputs(self._facts.surveyed), self._facts.outcomes
+        return self.inputs(self._facts.surveyed), self._facts.outcomes
+
+    def inputs(self, ids: Iterable[str]) -> Tensor:
+        """Return positions and covariates of listed or surveyed sites, without missing values.
+
+        Returns:
+            ``n x d``, in the order of the ids.
+        """
+        return self._facts.inputs(ids)
 
     def fit(self, X: Tensor, Y: Tensor, former: StreamingGP | None = None) -> StreamingGP:
         """Fit a model of this survey to any results, such as all but those to be predicted.
