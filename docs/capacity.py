@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bo_stream.distributed.ingestion import BYTES_A_NUMBER, NUMBERS_A_ROW, TASK_ROWS
+from bo_stream.distributed.ingestion import BYTES_A_NUMBER, default_task_rows
 
 HERE = Path(__file__).parent
 NUMBERS = HERE / "capacity.json"
@@ -72,7 +72,7 @@ def numbers() -> dict[str, Any]:
 
 def ingest_of(costs: Mapping[str, Any], rows: int, workers: int) -> Ingest:
     """Predict an ingest, with tasks as large as the driver needs to keep up, or the default."""
-    task = default_task(costs)
+    task = default_task(costs, rows, workers)
     while True:
         found = _ingest_with(costs, rows, workers, task)
         keeps_up = found.merging <= SHARE_OF_MERGING * found.adding
@@ -81,11 +81,10 @@ def ingest_of(costs: Mapping[str, Any], rows: int, workers: int) -> Ingest:
         task *= 2
 
 
-def default_task(costs: Mapping[str, Any]) -> int:
+def default_task(costs: Mapping[str, Any], rows: int, workers: int) -> int:
     """Rows of a task for sums of that size, to a thousand."""
-    if not costs["model"].endswith("grid"):
-        return TASK_ROWS
-    return max(TASK_ROWS, round(costs["bytes"] / (BYTES_A_NUMBER * NUMBERS_A_ROW) / 1_000) * 1_000)
+    numbers = round(costs["bytes"] / BYTES_A_NUMBER) if costs["model"].endswith("grid") else 0
+    return math.ceil(default_task_rows(numbers, rows, workers) / 1_000) * 1_000
 
 
 def _ingest_with(costs: Mapping[str, Any], rows: int, workers: int, task: int) -> Ingest:
@@ -156,8 +155,8 @@ def _ingest_rows(costs: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for name in SUMS:
         own = _named(costs, name)
         for rows in ROWS:
-            found = [ingest_of(own, rows, workers) for workers in WORKERS]
-            yield f"{POWERS[rows]}, {name}", *(_spelled(one, default_task(own)) for one in found)
+            cells = [_spelled(ingest_of(own, rows, n), default_task(own, rows, n)) for n in WORKERS]
+            yield f"{POWERS[rows]}, {name}", *cells
 
 
 def _spelled(found: Ingest, default: int) -> str:

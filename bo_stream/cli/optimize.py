@@ -114,7 +114,11 @@ def optimize(
     ] = False,
     at_once: Annotated[
         int | None,
-        option("Search", "With --asynchronous: evaluations under way (as many as workers)."),
+        option(
+            "Search",
+            "With --asynchronous: evaluations under way (as many as there are workers, which may "
+            "come and go).",
+        ),
     ] = None,
     ahead: Annotated[
         int | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,6 +36,7 @@ from bo_stream.distributed.tree import SumTree
 from bo_stream.distributed.workers import Done, done_by, done_here
 from bo_stream.errors import UsageError, check_one_of, check_whole
 from bo_stream.executors import check_picklable, check_workers, executor_of
+from bo_stream.executors.engine import Capacity
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.outcomes.labels import LabelOutcomes
 from bo_stream.models.wiski.memory import OnGrid
@@ -45,6 +47,12 @@ TASK_ROWS = 250_000
 
 NUMBERS_A_ROW = 2
 """Of sums on a grid, for each row of a task: with fewer rows it takes longer to pass them on."""
+
+MERGED_A_ROW = 20
+"""Numbers of sums on a grid that are merged in the time in which a row is added, at least."""
+
+LEAST_MERGED = 5_000
+"""Rows that are added in the time in which the smallest sums are passed on and merged."""
 
 BYTES_A_NUMBER = 8
 """Of a file that does not say how many rows it has."""
@@ -103,10 +111,10 @@ def ingest(
     """Put all rows of a source into a model, in place: all of them at the end, or none.
 
     Workers sum fragments and return the sums, which are merged in a tree by the numbers of the
-    fragments: the result does not depend on the number of workers or on who is first, and equals
-    one stream to rounding. A worker's memory does not depend on the number of rows. Of a grid model
-    the grid is grown first over what the footers of parquet files say of the inputs; where nothing
-    is said, it grows on the way.
+    fragments: the result equals one stream to rounding, and does not depend on who is first; with
+    ``task_rows`` not on the number of workers either. A worker's memory does not depend on the
+    number of rows. Of a grid model the grid is grown first over what the footers of parquet files
+    say of the inputs; where nothing is said, it grows on the way.
 
     Args:
         model: One whose statistics add up, see :func:`zero`, of no batch shape.
@@ -127,8 +135,8 @@ def ingest(
             killed, goes on, and a later one takes in only fragments that are new. Batches of an
             iterable are known by their numbers, and must come again in the same order.
         file_format: Of files; None: by their names.
-        task_rows: Rows that a worker sums before it returns the sums; None: 250,000, and more where
-            sums on a grid have more than twice as many numbers.
+        task_rows: Rows that a worker sums before it returns the sums; None: see
+            :func:`default_task_rows`.
         at_once: Most tasks under way; None: twice the executor's workers.
         retries: How many times a task is done again whose worker died.
         trusted: Classes of your own in the model that a record may name; see
@@ -162,9 +170,9 @@ def ingest(
             check_workers(workers)
             check_picklable("model", start.model, workers)
         tally = _Tally(list(found.faults) if found is not None else [])
-        tree = _tree(kept, found, start, tally)
+        rows = _task_rows(start, found, kept, workers) if task_rows is None else task_rows
+        tree = _tree(kept, found, start, rows, tally)
         fragments = streamed(source, columns) if found is None else found.fragments
-        rows = _task_rows(start) if task_rows is None else task_rows
         tasks = _tasks(_new(fragments, kept, tally), columns, on_error == "skip", rows)
         with _Bar(progress, found) as bar:
             left = _left(tasks, tree)
@@ -215,11 +223,13 @@ class _Tally:
         )
 
 
-def _tree(kept: Record | None, found: Listing | None, start: Sums, tally: _Tally) -> SumTree:
+def _tree(
+    kept: Record | None, found: Listing | None, start: Sums, task_rows: int, tally: _Tally
+) -> SumTree:
     """Begin a tree, or go on with that of the record."""
     if kept is None:
         return SumTree()
-    tree = kept.begun(None if found is None else found.fragments, start)
+    tree = kept.begun(None if found is None else found.fragments, start, task_rows)
     tally.resumed += sum(len(part.keys) for part in tree.nodes.values())
     return tree
 
@@ -236,10 +246,37 @@ def _new(fragments: Iterable[Fragment], kept: Record | None, tally: _Tally) -> I
             yield fragment
 
 
-def _task_rows(start: Sums) -> int:
+def default_task_rows(numbers: int, rows: int | None = None, workers: int = 1) -> int:
+    """Return the rows of a task, unless told.
+
+    Of rows without end a task has ``TASK_ROWS``, or more if the sums are large. Of n rows no worker
+    is to be without a task: it has at most n over the workers. But the workers add a task in as
+    long as the driver merges the sums of all of them if it has √(n m) rows, where m rows are added
+    while one merge takes place: it has at least as many.
+
+    Args:
+        numbers: Of sums on a grid; 0 for others.
+        rows: n; None: not known.
+        workers: Number of tasks that are done at a time.
+    """
+    endless = max(TASK_ROWS, numbers // NUMBERS_A_ROW)
+    if rows is None:
+        return endless
+    merged = max(LEAST_MERGED, numbers // MERGED_A_ROW)
+    return min(endless, max(math.ceil(rows / workers), math.isqrt(rows * merged)))
+
+
+def _task_rows(
+    start: Sums, found: Listing | None, kept: Record | None, workers: Executor | None
+) -> int:
     memory = inner_memory(start.model)
     numbers = gram_numbers(memory.grid) if isinstance(memory, OnGrid) else 0
-    return max(TASK_ROWS, numbers // NUMBERS_A_ROW)
+    if found is None or workers is None:
+        return default_task_rows(numbers)
+    new = [each.num_rows for each in found.fragments if kept is None or not kept.is_in(each)]
+    known = [rows for rows in new if rows is not None]
+    whole = sum(known) if len(known) == len(new) else None
+    return default_task_rows(numbers, whole, Capacity(workers).now())
 
 
 def _tasks(

@@ -113,31 +113,32 @@ class Record:
             )
         return former is not None
 
-    def begun(self, fragments: Sequence[Fragment] | None, start: Sums) -> SumTree:
+    def begun(self, fragments: Sequence[Fragment] | None, start: Sums, task_rows: int) -> SumTree:
         """Return the tree of an ingest, with the nodes of one that was interrupted.
 
-        If the fragments are others, what it took in is sealed, and :meth:`is_in` says so.
+        If fragments or tasks are others, what it took in is sealed, and :meth:`is_in` says so.
 
         Args:
             fragments: All of the source; None: not known.
             start: Sums of no observations.
+            task_rows: Rows of a task: nodes are known by the numbers of their tasks.
 
         Raises:
             UsageError: Nodes are damaged, or of another model; or a fragment has changed.
         """
-        plan = self._plan(fragments)
+        plan = self._plan(fragments, task_rows)
         if self._state.plan and self._state.plan != plan:
             self.seal(SumTree(self._read_nodes(start)).total())
-            plan = self._plan(fragments)
+            plan = self._plan(fragments, task_rows)
         nodes = self._read_nodes(start) if self._state.plan else {}
         self._write_state(replace(self._state, plan=plan))
         return SumTree(nodes, self._keep)
 
-    def _plan(self, fragments: Sequence[Fragment] | None) -> str:
+    def _plan(self, fragments: Sequence[Fragment] | None, task_rows: int) -> str:
         if fragments is None:
-            return STREAM
+            return f"{STREAM}, {task_rows}"
         new = [each.key for each in fragments if not self.is_in(each)]
-        return digest_of([(key, self._seen[key]) for key in new])
+        return digest_of([task_rows, *((key, self._seen[key]) for key in new)])
 
     def seal(self, part: Part | None) -> None:
         """End an ingest: its sums become one node, and nothing is under way."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bo_stream.distributed.sums import Sums
 from bo_stream.distributed.tasks import Part, Task, run
 from bo_stream.errors import UsageError
-from bo_stream.executors.engine import capacity_of
+from bo_stream.executors.engine import Capacity
 from bo_stream.storage.archive import one_line
 
 
@@ -43,16 +43,18 @@ def done_by(
         executor: Of any kind.
         tasks: Drawn as places become free, so that those of an iterable do not pile up.
         start: Sums of no observations, sent along.
-        at_once: Most tasks under way; None: twice the workers of the executor.
+        at_once: Most tasks under way; None: twice the workers of the executor, which may come and
+            go.
         retries: How many times a task is done again whose worker died.
 
     Raises:
         UsageError: A task was lost more often, or the executor takes no more.
     """
-    most = at_once or 2 * capacity_of(executor)
+    capacity = Capacity(executor)
     under_way: dict[Future[Part], tuple[Task, int]] = {}
     try:
         while True:
+            most = at_once or 2 * capacity.now()
             while len(under_way) < most and (task := next(tasks, None)) is not None:
                 under_way[_submitted(executor, task, start)] = (task, 0)
             if not under_way:

@@ -23,6 +23,7 @@ from bo_stream.executors.engine import (
     EngineFuture,
     LostTaskError,
     WaitingWarning,
+    threads_of,
 )
 
 T = TypeVar("T")
@@ -81,8 +82,8 @@ class DaskExecutor(EngineExecutor):
 
     @property
     def capacity(self) -> int:
-        """Number of threads of all workers."""
-        return max(1, sum(self._client.nthreads().values()))
+        """Number of threads of all workers that there are now."""
+        return threads_of(self._client)
 
     def dumps(self, value: Any) -> bytes:
         """Pickle a value as Dask does, which also takes functions of a script."""

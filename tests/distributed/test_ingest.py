@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,41 @@ def test_tasks_have_more_rows_where_the_sums_are_large() -> None:
     empty = torch.empty(0, 3, dtype=torch.float64), torch.empty(0, 1, dtype=torch.float64)
     fine, coarse = (WISKI(*empty, bounds=bounds, grid_size=size) for size in (20, 10))
     moments = 17**3 * 7**3  # of the cells
-    assert ingestion._task_rows(zero(fine)) == moments // 2
-    assert ingestion._task_rows(zero(coarse)) == ingestion.TASK_ROWS
+    assert ingestion._task_rows(zero(fine), None, None, None) == moments // 2
+    assert ingestion._task_rows(zero(coarse), None, None, None) == ingestion.TASK_ROWS
+
+
+def test_tasks_of_few_rows_are_for_all_workers_until_merging_takes_as_long() -> None:
+    default = ingestion.default_task_rows
+    assert default(0, 10**6, 1) == default(0, 10**9, 100) == ingestion.TASK_ROWS
+    assert default(0, 10**6, 8) == 125_000
+    assert default(0, 10**6, 100) == default(0, 10**6, 10_000) == 70_710  # √(10⁶ · 5,000)
+    assert default(2 * 10**6, 10**6, 2) == 500_000
+    assert default(2 * 10**6, 10**6, 100) == 316_227  # √(10⁶ · 100,000)
+    assert default(2 * 10**6, None, 100) == 10**6
+
+
+class Counted(ThreadPoolExecutor):
+    """Threads that count what they are given."""
+
+    tasks = 0
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.tasks += 1
+        return super().submit(fn, *args, **kwargs)
+
+
+@pytest.mark.parametrize(("workers", "tasks"), [(1, 1), (4, 4), (40, 20)])
+def test_workers_have_tasks_where_the_footers_say_how_many_rows_there_are(
+    workers: int, tasks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 400 rows, in groups of ten, of which a merge takes as long as one: √400 at least."""
+    monkeypatch.setattr(ingestion, "LEAST_MERGED", 1)
+    monkeypatch.setattr(ingestion, "MERGED_A_ROW", 10**6)
+    parquet.write_table(table(observations(400)), tmp_path / "a.parquet", row_group_size=10)
+    with Counted(workers) as executor:
+        done = ingest(grid_model(), tmp_path, **COLUMNS, executor=executor)
+    assert (done.rows, executor.tasks) == (400, tasks)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz"])

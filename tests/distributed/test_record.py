@@ -95,6 +95,24 @@ def test_what_is_in_is_not_read_again(
     assert_same(model, streamed(grid_model(), parts), X)
 
 
+@pytest.mark.parametrize("in_files", [True, False])
+def test_an_interrupted_ingest_goes_on_with_tasks_of_another_size(
+    in_files: bool, folder: Path, parts: list[Observations], kept: Path, X: torch.Tensor
+) -> None:
+    """What is in is known by fragments then: numbers of tasks mean others."""
+    source = folder if in_files else [table(part) for part in parts]
+    arguments: dict[str, Any] = {**COLUMNS, "record": kept, "progress": False}
+    with pytest.MonkeyPatch.context() as patch:
+        ending_at(9, patch)
+        with pytest.raises(Stopped):
+            ingest(grid_model(), source, **arguments, task_rows=1)
+    model = grid_model()
+    done = ingest(model, source, **arguments, task_rows=200)
+    assert done.resumed > 0
+    assert done.rows == 350
+    assert_same(model, streamed(grid_model(), parts), X)
+
+
 def test_a_later_ingest_takes_only_what_is_new(
     folder: Path, parts: list[Observations], kept: Path, X: torch.Tensor
 ) -> None:

@@ -23,6 +23,7 @@ from bo_stream.executors import (
     check_workers,
     executor_of,
 )
+from bo_stream.executors.engine import Capacity
 from bo_stream.loops.optimization.evaluation import Outcome, Task
 from bo_stream.loops.optimization.executed import Executed
 from bo_stream.loops.optimization.objectives import Objective
@@ -166,10 +167,33 @@ def test_a_cluster_without_workers_is_said_and_the_run_goes_on_when_one_comes(
         evaluator_of("bowl", executor) as evaluator,
     ):
         evaluator.submit(Task(0, (1.7,), 0))
-        with pytest.warns(WaitingWarning, match="They wait for workers of the DaskExecutor"):
-            assert evaluator.poll(None) is None
+        with pytest.warns(WaitingWarning, match="wait for workers of the DaskExecutor") as caught:
+            until(lambda: evaluator.poll(None) is None and len(caught) > 0)
         with dask(*worker(port)):
             assert evaluator.next_outcome().value == 1.0
+
+
+def test_workers_are_counted_as_they_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By this package's executor and by Dask's own; what is known stays while nobody answers."""
+    monkeypatch.setattr("bo_stream.executors.engine.SECONDS_BETWEEN_LOOKS", 0.0)
+    port = free_port()
+    with (
+        dask(*scheduler(port)) as only,
+        opened(port) as executor,
+        Client(executor.address, set_as_default=False) as client,
+    ):
+        own, theirs = Capacity(executor), Capacity(client.get_executor())
+        assert (own.now(), theirs.now()) == (1, 1)
+        with dask(*worker(port)) as first, dask(*worker(port)):
+            until(lambda: (own.now(), theirs.now()) == (2, 2))
+            first.kill()
+            until(lambda: (own.now(), theirs.now()) == (1, 1))
+            with dask(*worker(port)):
+                until(lambda: (own.now(), theirs.now()) == (2, 2))
+                only.kill()
+                only.wait(PATIENCE)
+                until(lambda: client.status != "running")
+                assert (own.now(), theirs.now()) == (2, 2)
 
 
 def test_a_scheduler_that_stays_away_ends_the_run() -> None:

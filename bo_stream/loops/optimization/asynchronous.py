@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from bo_stream.errors import UsageError, check_whole
-from bo_stream.loops.optimization.evaluation import Outcome, Task
-from bo_stream.loops.optimization.executed import PointEvaluator
+from bo_stream.executors.engine import SECONDS_BETWEEN_LOOKS
+from bo_stream.loops.optimization.evaluation import InProcess, Outcome, Task
+from bo_stream.loops.optimization.executed import Executed, PointEvaluator
 from bo_stream.loops.optimization.journal import Journal
 from bo_stream.loops.optimization.optimizer import Optimizer, save_optimizer
 from bo_stream.loops.optimization.trials import Trial, all_failed
@@ -43,35 +44,35 @@ class AsynchronousPlan:
 
     Attributes:
         total: Trials that are to be evaluated, those before included.
-        at_once: Evaluations that are kept under way.
+        at_once: Evaluations that are kept under way; None: as many as the evaluator has workers,
+            which may come and go.
         ahead: Points that are chosen before there is a worker for them, so that none waits; they
-            do not know of the last outcomes. None: a quarter of ``at_once``.
+            do not know of the last outcomes. None: a quarter of those under way.
         retries: How often a failed evaluation is tried again.
     """
 
     total: int
-    at_once: int
+    at_once: int | None = None
     ahead: int | None = None
     retries: int = 0
 
     def __post_init__(self) -> None:
         check_whole("total", self.total, 1)
-        check_whole("at_once", self.at_once, 1)
         check_whole("retries", self.retries, 0)
-        if self.ahead is not None:
-            check_whole("ahead", self.ahead, 0)
+        for name, value, least in (("at_once", self.at_once, 1), ("ahead", self.ahead, 0)):
+            if value is not None:
+                check_whole(name, value, least)
 
-    @property
-    def most_ahead(self) -> int:
-        """Number of points to be chosen ahead."""
-        return math.ceil(AHEAD * self.at_once) if self.ahead is None else self.ahead
+    def most_ahead(self, at_once: int) -> int:
+        """Return the number of points to be chosen ahead of so many evaluations under way."""
+        return math.ceil(AHEAD * at_once) if self.ahead is None else self.ahead
 
 
 def run_asynchronously(
     optimizer: Optimizer,
     evaluator: PointEvaluator,
     total: int,
-    at_once: int,
+    at_once: int | None = None,
     *,
     ahead: int | None = None,
     retries: int = 0,
@@ -88,19 +89,20 @@ def run_asynchronously(
         optimizer: It is asked and told; nothing else may ask it meanwhile.
         evaluator: Open; it is left open.
         total: Trials to be evaluated, those before included.
-        at_once: Evaluations to be kept under way: the number of workers.
+        at_once: Evaluations to be kept under way; None: as many as the evaluator has workers, where
+            it says so; a cluster's may come and go.
         ahead: See :class:`AsynchronousPlan`.
         retries: How often a failed evaluation is tried again.
         folder: Folder of checkpoints, created if necessary; None: there are none.
         on_trial: Called with each trial that was told or has failed; it may amend and withdraw.
 
     Raises:
-        UsageError: A number is out of range, all evaluations fail, or the folder is in use or holds
-            another optimization.
+        UsageError: A number is out of range or missing, all evaluations fail, or the folder is in
+            use or holds another optimization.
 
     Example:
         >>> with worker_processes(objective, 8) as workers:
-        ...     run_asynchronously(optimizer, workers, 400, at_once=8, folder=Path("run"))
+        ...     run_asynchronously(optimizer, workers, 400, folder=Path("run"))
     """
     plan = AsynchronousPlan(total, at_once, ahead, retries)
     if folder is None:
@@ -132,6 +134,26 @@ def _check_same(folder: Path, optimizer: Optimizer) -> None:
         )
 
 
+def places_of(evaluator: PointEvaluator, at_once: int | None) -> Callable[[], int]:
+    """Return a function that tells how many evaluations to keep under way now.
+
+    Args:
+        evaluator: Asked each time if no number is given.
+        at_once: A number that stays.
+
+    Raises:
+        UsageError: Neither of them says it.
+    """
+    if at_once is not None:
+        return lambda: at_once
+    if isinstance(evaluator, (Executed, InProcess)):
+        return lambda: evaluator.capacity
+    raise UsageError(
+        f"A {type(evaluator).__name__} does not say how many workers it has: expected at_once=, "
+        "the number of evaluations to keep under way."
+    )
+
+
 class AsynchronousRun:
     """Evaluations under way, points that wait for a worker, and the choice of more."""
 
@@ -154,7 +176,12 @@ class AsynchronousRun:
             record: Function that returns plain values to be kept in a checkpoint, or None; it is
                 called in the thread of the model, too.
             after_choice: Called in the thread of the model when points were chosen.
+
+        Raises:
+            UsageError: Neither the plan nor the evaluator says how many evaluations there are to be
+                at a time.
         """
+        self._places = places_of(evaluator, plan.at_once)
         self._optimizer, self._evaluator, self._plan = optimizer, evaluator, plan
         self._folder, self._record, self._after_choice = folder, record, after_choice
         self._journal = None if folder is None else Journal(folder)
@@ -201,18 +228,22 @@ class AsynchronousRun:
 
     def _submit_ready(self) -> None:
         left = self._plan.total - self._counts["told"] - self._counts["failed"]
-        while self._ready and len(self._under_way) < min(self._plan.at_once, left):
+        places = min(self._places(), left)
+        while self._ready and len(self._under_way) < places:
             trial = self._optimizer.ledger[self._ready.popleft().key]
             if trial.status == "pending":  # it may have been withdrawn meanwhile
                 self._under_way.add(trial.key)
                 self._evaluator.submit(Task(trial.key, trial.X, trial.attempts))
 
     def _next_trials(self) -> Iterator[Trial]:
-        """Wait for an outcome, for a moment if a choice may end before; yield its trial, if any."""
-        if self._choice is None:
-            outcome: Outcome[float] | None = self._evaluator.next_outcome()
-        else:
+        """Wait for an outcome, or until there may be something to do; yield its trial, if any."""
+        outcome: Outcome[float] | None
+        if self._choice is not None:
             outcome = self._evaluator.poll(_PATIENCE)
+        elif self._plan.at_once is None:  # workers may come while no evaluation ends
+            outcome = self._evaluator.poll(SECONDS_BETWEEN_LOOKS)
+        else:
+            outcome = self._evaluator.next_outcome()
         if outcome is None or outcome.key not in self._under_way:
             return
         self._under_way.remove(outcome.key)
@@ -235,7 +266,7 @@ class AsynchronousRun:
     def _check_hope(self, trial: Trial) -> None:
         self._counts[trial.status] += 1
         failed = self._counts["failed"]
-        enough = max(self._optimizer.settings.initial, self._plan.at_once)
+        enough = max(self._optimizer.settings.initial, self._places())
         if self._counts["told"] == 0 and failed >= min(enough, self._plan.total):
             raise all_failed(failed, trial)
 
@@ -253,10 +284,11 @@ class AsynchronousRun:
 
         No more are chosen ahead than there are outcomes to choose them by.
         """
-        ahead = min(self._plan.most_ahead, self._counts["told"])
+        places = self._places()
+        ahead = min(self._plan.most_ahead(places), self._counts["told"])
         if len(self._ready) > ahead // 2:
             return 0
-        room = self._plan.at_once - len(self._under_way) + ahead - len(self._ready)
+        room = places - len(self._under_way) + ahead - len(self._ready)
         return max(0, min(room, self._plan.total - self._asked))
 
     def _choose(self, count: int) -> list[Trial]:

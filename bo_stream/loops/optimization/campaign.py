@@ -14,9 +14,8 @@ from bo_stream.errors import UsageError, check_whole
 from bo_stream.executors.opening import has_address, parsed
 from bo_stream.loops.crowded_cores import CoreWatch
 from bo_stream.loops.optimization.asynchronous import AsynchronousPlan, AsynchronousRun
-from bo_stream.loops.optimization.evaluation import InProcess, Task
+from bo_stream.loops.optimization.evaluation import Task
 from bo_stream.loops.optimization.executed import (
-    Executed,
     PointEvaluator,
     check_timeout,
     point_evaluator,
@@ -292,7 +291,8 @@ class OptimizationCampaign:
         stop: StopRequest | None = None,
     ) -> Generator[Event]:
         """Evaluate what is left; the model, and so the best point, is left to another thread."""
-        plan = self._asynchronous_plan(evaluator)
+        total = self.settings.initial + self.plan.total * self.settings.q
+        plan = AsynchronousPlan(total, self.plan.at_once, self.plan.ahead, self.plan.retries)
         run = AsynchronousRun(
             self.optimizer, evaluator, plan, folder, self._record, self._find_best
         )
@@ -306,18 +306,6 @@ class OptimizationCampaign:
         self._find_best()
         if self.steps:
             self.steps[-1] = self._with_best(self.steps[-1])
-
-    def _asynchronous_plan(self, evaluator: PointEvaluator) -> AsynchronousPlan:
-        plan, at_once = self.plan, self.plan.at_once
-        if at_once is None and isinstance(evaluator, (Executed, InProcess)):
-            at_once = evaluator.capacity
-        if at_once is None:
-            raise UsageError(
-                f"A {type(evaluator).__name__} does not say how many workers it has: expected "
-                "at_once=, the number of evaluations to keep under way."
-            )
-        total = self.settings.initial + plan.total * self.settings.q
-        return AsynchronousPlan(total, at_once, plan.ahead, plan.retries)
 
     def _add(self, trial: Trial, choosing: float, elapsed: float) -> Iterator[Event]:
         """Put a trial that ended into the open step, and yield both, the step when it is full."""
@@ -366,7 +354,7 @@ class Plan:
         asynchronous: Whether each worker is given its next point the moment it is free, instead of
             when all evaluations of a step have ended.
         at_once: Evaluations that are kept under way asynchronously; None: as many as there are
-            workers when the run begins.
+            workers, which may come and go.
         ahead: Points that are chosen before there is a worker for them, see ``AsynchronousPlan``.
     """
 

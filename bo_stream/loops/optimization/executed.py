@@ -17,12 +17,12 @@ from typing import Any, Generic, Self, TypeAlias
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.executors.checks import check_picklable, check_versions, check_workers, versions
 from bo_stream.executors.engine import (
+    Capacity,
     EngineExecutor,
     EngineFuture,
     LostTaskError,
     LostTaskWarning,
     WaitingWarning,
-    capacity_of,
     is_lost,
 )
 from bo_stream.executors.opening import executor_of, places
@@ -79,7 +79,7 @@ class Executed(Generic[P, V]):
             work: Function of the tasks; it can be pickled.
             executor: Where it runs; not shut down.
             at_once: Most tasks that the executor is given at a time; None: as many as it is known
-                to run, or all.
+                to run, while its workers come and go, or all.
             timeout: Seconds after which an attempt has failed. They count from the begin of the
                 evaluation with processes and Dask, else from when the executor is given the task.
             resubmissions: How often a lost task is submitted again.
@@ -89,8 +89,6 @@ class Executed(Generic[P, V]):
                 another version of bo_stream or torch.
         """
         check_timeout(timeout)
-        if at_once is None and isinstance(executor, EngineExecutor):
-            at_once = executor.workers
         if at_once is not None:
             check_whole("at_once", at_once, 1)
         check_whole("resubmissions", resubmissions, 0)
@@ -98,6 +96,8 @@ class Executed(Generic[P, V]):
         check_workers(executor)
         self.losses = 0
         self._work, self._executor, self._at_once = work, executor, at_once
+        self._capacity = Capacity(executor)
+        self._is_limited = at_once is not None or _would_run_what_waits(executor)
         self._timeout, self._resubmissions = timeout, resubmissions
         self._open: dict[int, _Submission[P, V]] = {}
         self._waiting: deque[_Submission[P, V]] = deque()
@@ -108,8 +108,8 @@ class Executed(Generic[P, V]):
 
     @property
     def capacity(self) -> int:
-        """Number of tasks that are done at a time, as far as the executor says."""
-        return capacity_of(self._executor) if self._at_once is None else self._at_once
+        """Number of tasks that are done at a time, as far as the executor says, as it is now."""
+        return self._capacity.now() if self._at_once is None else self._at_once
 
     def __enter__(self) -> Self:
         return self
@@ -137,13 +137,11 @@ class Executed(Generic[P, V]):
             self._waiting.popleft()
 
     def _has_room(self) -> bool:
-        if self._at_once is None:
-            return True
         under_way = len(self._open) - len(self._waiting) + len(self._abandoned)
-        return under_way < self._at_once
+        return not self._is_limited or under_way < self.capacity
 
     def _is_full_of_abandoned(self) -> bool:
-        return self._at_once is not None and len(self._abandoned) >= self._at_once
+        return self._is_limited and len(self._abandoned) >= self.capacity
 
     def _begin(self, submission: _Submission[P, V]) -> None:
         task = submission.task
@@ -271,7 +269,7 @@ class Executed(Generic[P, V]):
             submission.next_look = now + self._timeout - seconds
         if self._is_full_of_abandoned() and now >= self._last_abandoned + self._timeout:
             raise UsageError(
-                f"All {self._at_once} places are taken by evaluations beyond the timeout, which a "
+                f"All {self.capacity} places are taken by evaluations beyond the timeout, which a "
                 f"{type(self._executor).__name__} cannot stop. What came in before is kept. "
                 "Processes can be stopped: processes:N."
             )
@@ -331,6 +329,11 @@ class _Submission(Generic[P, V]):
         if isinstance(self.future, EngineFuture):
             return self.future.seconds_running()
         return time.monotonic() - self.handed_out
+
+
+def _would_run_what_waits(executor: Executor) -> bool:
+    """Return whether a task that waits for a worker of an executor would count as running."""
+    return isinstance(executor, EngineExecutor) and executor.workers is not None
 
 
 def _waits(future: Future[Any]) -> bool:

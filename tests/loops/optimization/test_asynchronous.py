@@ -25,9 +25,12 @@ from bo_stream.loops.optimization import (
 )
 from bo_stream.loops.optimization.asynchronous import AsynchronousPlan, AsynchronousRun
 from bo_stream.loops.optimization.evaluation import Outcome, Task
+from bo_stream.loops.optimization.executed import Executed
 from bo_stream.loops.optimization.journal import JOURNAL, Journal, journaled_trials
+from bo_stream.loops.optimization.objectives import Objective
 from bo_stream.loops.run import StopRequest
 from tests.loops.functions import bowl
+from tests.loops.optimization.test_executed import Engine
 from tests.loops.optimizing import QUICK, points
 
 RANDOM = replace(QUICK, acquisition="random")
@@ -90,6 +93,41 @@ def test_all_trials_are_evaluated_once_and_as_many_as_asked_for_at_a_time() -> N
     assert sorted(task.key for task in evaluator.submitted) == list(range(60))
     assert all(bowl(list(trial.X)) == trial.Y for trial in optimizer.ledger)
     assert max(evaluator.under_way) == 7
+
+
+class Elastic(Engine):
+    """Workers that come and go: at each look a task ends if all are busy or no more will come.
+
+    Attributes:
+        busy: Number of tasks under way at the end of each.
+    """
+
+    def __init__(self, total: int, sizes: dict[int, int]) -> None:
+        super().__init__()
+        self.total, self.sizes, self.busy = total, sizes, list[int]()
+
+    @property
+    def capacity(self) -> int:
+        """As many as the sizes say, by the number of tasks that have ended."""
+        size = next(n for ended, n in sorted(self.sizes.items()) if len(self.busy) < ended)
+        left = [number for number, (future, _) in enumerate(self.calls) if not future.done()]
+        if left and (len(left) >= size or len(self.calls) == self.total):
+            self.busy.append(len(left))
+            self.do(left[0])
+        return size
+
+
+def test_as_many_are_under_way_as_there_are_workers_while_they_come_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two workers, six after ten outcomes, and one after thirty."""
+    monkeypatch.setattr("bo_stream.executors.engine.SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr("bo_stream.loops.optimization.asynchronous.SECONDS_BETWEEN_LOOKS", 0.01)
+    optimizer, workers = Optimizer(RANDOM), Elastic(60, {10: 2, 30: 6, 61: 1})
+    objective = Objective("tests.loops.functions:bowl", RANDOM.bounds)
+    run_asynchronously(optimizer, Executed(objective, workers), 60)
+    assert statuses(optimizer) == {"told": 60}
+    assert workers.busy == [2] * 10 + [6] * 20 + [5, 4, 3, 2] + [1] * 26
 
 
 @pytest.mark.parametrize("acquisition", ["TS", "qLogEI"])

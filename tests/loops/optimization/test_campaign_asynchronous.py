@@ -13,6 +13,7 @@ import pytest
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.optimization import Optimizer, Trial, load_optimizer
+from bo_stream.loops.optimization.asynchronous import places_of
 from bo_stream.loops.optimization.campaign import (
     Event,
     OptimizationCampaign,
@@ -180,17 +181,16 @@ def test_as_many_are_under_way_as_there_are_workers() -> None:
         list(campaign.run(Anyhow()))
     assert len(campaign.optimizer.ledger) == 0
     with ThreadPoolExecutor(5) as executor, campaign.evaluator(executor) as evaluator:
-        assert campaign._asynchronous_plan(evaluator).at_once == 5
+        assert places_of(evaluator, campaign.plan.at_once)() == 5
         for _ in campaign.run(evaluator):
             pass
     check_whole(campaign)
-    assert campaign._asynchronous_plan(InProcess(campaign.objective)).at_once == 1
+    assert places_of(InProcess(campaign.objective), None)() == 1
     with replace_plan(campaign, executor="threads:3").evaluator() as evaluator:
-        assert campaign._asynchronous_plan(evaluator).at_once == 3
+        assert places_of(evaluator, None)() == 3
     with replace_plan(campaign, workers=7).evaluator() as evaluator:
-        assert campaign._asynchronous_plan(evaluator).at_once == 7
-    with replace_plan(campaign, at_once=2, workers=7).evaluator() as evaluator:
-        assert campaign._asynchronous_plan(evaluator).at_once == 2
+        assert places_of(evaluator, None)() == 7
+    assert places_of(Anyhow(), 2)() == 2
 
 
 def replace_plan(campaign: OptimizationCampaign, **changes: Any) -> OptimizationCampaign:

@@ -3,21 +3,28 @@
 A world sends it outcomes late, in any order, twice, amended and withdrawn, lets evaluations fail,
 and kills it: it then goes on from its last checkpoint, and what came since is sent again or lost.
 Meanwhile a dict keeps the ledger by the plainest rules. The models are those whose memory does not
-depend on the order of arrival: inducing points do.
+depend on the order of arrival. Inducing points that an allocator places do; those that stay do not,
+if no row is held beside them and the kernel stays too: a move of it approximates what came before.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
 
+from bo_stream import OSGPR
 from bo_stream.errors import UsageError
+from bo_stream.loops.models import MODELS
 from bo_stream.loops.optimization import Optimizer, load_optimizer, save_optimizer
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.surrogate import Surrogate, thin
@@ -39,6 +46,17 @@ ON_GRID = OptimizationSettings(
     refit=0.0,
 )
 HANDED_OVER = replace(ON_GRID, model="auto", grid=None, model_options={"max_exact": 40})
+
+
+FIXED_POINTS = replace(ON_GRID, model="osgpr", grid=None)
+
+
+def at_fixed_points(
+    X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]
+) -> StreamingGP:
+    axis = torch.linspace(0.0, 1.0, 6).to(X)
+    Z = torch.cartesian_prod(axis, axis)
+    return OSGPR(X, Y, covar_module=kernel, inducing_points=Z, window=0)
 
 
 @dataclass
@@ -165,7 +183,24 @@ def in_order(optimizer: Optimizer) -> StreamingGP:
     return model
 
 
-def check(settings: OptimizationSettings, seed: int, folder: Path) -> None:
+def in_order_at_fixed_points(optimizer: Optimizer) -> StreamingGP:
+    """The same under a kernel that is known before the outcomes come."""
+    surrogate, settings = optimizer.surrogate, optimizer.settings
+    told = sorted(optimizer.ledger.with_status("told"), key=lambda trial: trial.key)
+    X = settings.to_unit_cube([trial.X for trial in told])
+    Y = settings.sign / surrogate.unit * X.new_tensor([[trial.Y] for trial in told])
+    assert surrogate.model is not None
+    model = at_fixed_points(X, Y, deepcopy(surrogate.model.covar_module), {})
+    model.load_state_dict(surrogate.model.state_dict())
+    return model
+
+
+def check(
+    settings: OptimizationSettings,
+    seed: int,
+    folder: Path,
+    built: Callable[[Optimizer], StreamingGP] = in_order,
+) -> None:
     world = World(settings, folder, random.Random(seed))
     world.run(EVENTS)
     optimizer = world.optimizer
@@ -177,13 +212,23 @@ def check(settings: OptimizationSettings, seed: int, folder: Path) -> None:
     X = torch.rand(100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert optimizer.surrogate.model is not None
     for got, expected in zip(
-        predict(optimizer.surrogate.model, X), predict(in_order(optimizer), X), strict=True
+        predict(optimizer.surrogate.model, X), predict(built(optimizer), X), strict=True
     ):
         torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-8)
 
 
 def test_in_the_end_the_model_is_that_of_the_ledger(tmp_path: Path) -> None:
     check(ON_GRID, 0, tmp_path)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("seed", range(10))
+def test_ten_seeds_of_inducing_points_that_stay(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = replace(MODELS["osgpr"], options={}, build=at_fixed_points)
+    monkeypatch.setitem(MODELS, "osgpr", kind)
+    check(FIXED_POINTS, seed, tmp_path, in_order_at_fixed_points)
 
 
 @pytest.mark.integration

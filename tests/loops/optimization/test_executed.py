@@ -13,7 +13,11 @@ import pytest
 
 from bo_stream.errors import UsageError
 from bo_stream.executors import LostTaskError, LostTaskWarning, ProcessExecutor, WaitingWarning
-from bo_stream.executors.engine import EngineExecutor, EngineFuture
+from bo_stream.executors.engine import (
+    SECONDS_BETWEEN_LOOKS,
+    EngineExecutor,
+    EngineFuture,
+)
 from bo_stream.loops.optimization.evaluation import Outcome, Task
 from bo_stream.loops.optimization.executed import Executed, point_evaluator
 from bo_stream.loops.optimization.objectives import Objective, Work
@@ -242,6 +246,40 @@ def test_a_wait_for_workers_is_said_once_in_a_time_of_silence(clock: Clock) -> N
     assert [warnings_at(now) for now in (270.0, 340.0)] == [0, 0]
     executor.calls[1][0].seconds = None  # its worker is gone
     assert [warnings_at(now) for now in (390.0, 401.0, 500.0)] == [0, 1, 0]
+
+
+class Cluster(Engine):
+    """Workers that come and go, of which none takes what waits; None: it does not answer."""
+
+    size: int | None = 1
+
+    @property
+    def workers(self) -> int:
+        return self.capacity
+
+    @property
+    def capacity(self) -> int:
+        if self.size is None:
+            raise ConnectionError("nobody there")
+        return self.size
+
+
+def test_a_cluster_is_given_as_many_tasks_as_it_has_workers_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, executor = Clock(), Cluster()
+    monkeypatch.setattr("bo_stream.executors.engine.time", clock)
+    evaluator = Executed(Twice(), executor)
+    for task in tasks(*range(6)):
+        evaluator.submit(task)
+    for size, expected in [(1, 1), (3, 3), (None, 3), (5, 5), (2, 5)]:
+        executor.size = size
+        clock.now += SECONDS_BETWEEN_LOOKS
+        assert evaluator.poll(0.0) is None
+        assert len(executor.calls) == expected
+    executor.do(0)
+    assert values([evaluator.next_outcome()]) == {0: 0.0}
+    assert (evaluator.capacity, len(executor.calls)) == (2, 5)
 
 
 def test_what_is_cancelled_has_no_outcome() -> None:
