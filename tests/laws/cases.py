@@ -388,11 +388,25 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "WISKI, binomial, additive, no rows held",
-        _holding(0, _wiski(likelihood=_binomial_likelihood, covar_module=_additive((0,), (1,)))),
+        _holding(
+            0,
+            _wiski(
+                likelihood=_binomial_likelihood, covar_module=_additive((0,), (1,)), window=0
+            ),
+        ),
         noise="counts",
         in_order=True,
         sites=True,
         settings=(Setting(torch.float32),),
+    ),
+    Case(
+        "WISKI, binomial, a window on the grid",
+        _holding(0, _wiski(likelihood=_binomial_likelihood, window=7)),
+        noise="counts",
+        in_order=True,
+        rows=True,
+        sites=True,
+        settings=(Setting(), Setting(torch.float32), Setting(batch_shape=(2,))),
     ),
     Case("HeteroscedasticWISKI", _heteroscedastic, in_order=True),
     Case("HeteroscedasticWISKI, no rows held", _holding(0, _heteroscedastic), in_order=True),

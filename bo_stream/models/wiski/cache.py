@@ -15,6 +15,7 @@ from bo_stream.models.prior import Prior
 from bo_stream.models.wiski.learning import WHITENED_ROWS, FitSubspace, Subspace
 from bo_stream.models.wiski.rows import Memory
 from bo_stream.process.observation_space import ObservationSpaceProcess
+from bo_stream.process.process import WeightSpaceProcess
 from bo_stream.tensors import State, is_in
 
 WIDER_GRIDS = 4
@@ -113,8 +114,26 @@ class GridSolution:
 
 
 @dataclass(frozen=True)
+class WithHeld:
+    """The posterior given statistics and, besides, outcomes that a memory holds.
+
+    Attributes:
+        before: The posterior given the statistics alone.
+        held: The outcomes with their sites.
+        process: The posterior given both.
+    """
+
+    before: WeightSpaceProcess
+    held: Observations
+    process: WeightSpaceProcess
+
+
+@dataclass(frozen=True)
 class GridCache:
     """All that a grid inference derived from a memory.
+
+    Of a memory that holds outcomes beside its statistics, ``own`` and ``wider`` are of the
+    statistics alone.
 
     Attributes:
         own: The posterior from the memory's grid.
@@ -122,6 +141,7 @@ class GridCache:
         learning: The space in which a fit evaluates its objective.
         subspace: The features in which hyperparameters follow a stream.
         checked: State of the kernel when the grid was last found fine enough, or was warned of.
+        whole: The latest posterior that was asked for, with what the memory holds.
     """
 
     own: GridSolution
@@ -129,6 +149,7 @@ class GridCache:
     learning: FitSubspace | None = None
     subspace: Subspace | None = None
     checked: State | None = None
+    whole: WithHeld | None = None
 
     @classmethod
     def of(cls, memory: Memory) -> GridCache:
