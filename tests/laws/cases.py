@@ -390,9 +390,7 @@ CASES: tuple[Case, ...] = (
         "WISKI, binomial, additive, no rows held",
         _holding(
             0,
-            _wiski(
-                likelihood=_binomial_likelihood, covar_module=_additive((0,), (1,)), window=0
-            ),
+            _wiski(likelihood=_binomial_likelihood, covar_module=_additive((0,), (1,)), window=0),
         ),
         noise="counts",
         in_order=True,
@@ -507,7 +505,13 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "AutoGP, Laplace",
-        _auto(likelihood=_laplace_likelihood, hyper_steps=0, outcome_transform=None, max_rows=40),
+        _auto(
+            likelihood=_laplace_likelihood,
+            hyper_steps=0,
+            outcome_transform=None,
+            max_rows=40,
+            window=0,
+        ),
         in_order=True,
         residual=True,
         sites=True,
@@ -525,9 +529,10 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "AutoGP, beta-binomial, handed over",
-        _auto(likelihood=_beta_binomial_likelihood, max_exact=4, max_rows=40),
+        _auto(likelihood=_beta_binomial_likelihood, max_exact=4, max_rows=40, window=7),
         noise="counts",
         in_order=True,
+        rows=True,
         residual=True,
         spreading=True,
         sites=True,

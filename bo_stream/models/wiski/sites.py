@@ -91,11 +91,11 @@ class SiteGridInference(GridInference):
         """
         before = replace(memory, held=None)
         if len(rows) == 0:
-            return before, _without_held(cache)
+            return before, None if cache is None else cache.of_statistics()
         rows, cache = self._sites(before, cache, rows, prior)
         left = max(0, len(rows) - self.window)
         after: Memory = before.covering(rows.X)
-        cache = _without_held(cache) if after is before else None
+        cache = cache.of_statistics() if after is before else None
         if left > 0:
             after, cache = super().observe(after, cache, rows.rows(slice(left)).told, prior)
         assert isinstance(after, StreamMemory)  # noqa: S101 (as before)
@@ -131,10 +131,10 @@ class SiteGridInference(GridInference):
         held = memory.held
         before, cache = super().process(replace(memory, held=None), cache, prior, X)
         assert isinstance(before, WeightSpaceProcess)  # noqa: S101 (statistics have no other)
-        whole = cache.whole
-        if whole is None or whole.before is not before or whole.held is not held:
+        whole = cache.whole(before, held)
+        if whole is None:
             whole = WithHeld(before, held, _given(before, held, prior))
-            cache = replace(cache, whole=whole)
+            cache = cache.with_whole(whole)
         return whole.process, cache
 
     def whitened(
@@ -214,11 +214,6 @@ def _given(before: WeightSpaceProcess, held: Observations, prior: Prior) -> Weig
     outcomes, noise = prior.standardized(held.told)
     weights = weights.observe(features, outcomes - before.prior_mean, noise)
     return replace(before, weights=weights)
-
-
-def _without_held(cache: GridCache | None) -> GridCache | None:
-    """Keep what is of the statistics alone."""
-    return None if cache is None else replace(cache, learning=None, subspace=None, whole=None)
 
 
 def _join_as_rows(memory: Memory, other: Memory) -> bool:
