@@ -132,12 +132,13 @@ def test_a_window_brings_a_stream_to_its_batch() -> None:
     mean, deviation = logits(_auto(X, Y), X)
     for order in (torch.arange(400), X[:, 0].argsort()):
         gaps = []
-        for window in (0, 100):
+        for window in (0, 100, 300):
             stream = _auto(X[:0], Y[:0], max_exact=100, window=window).eval()
             for rows in order.split(10):
                 stream.update(X[rows], Y[rows])
             gaps.append((np.abs(logits(stream, X)[0] - mean) / deviation).max())
         assert gaps[1] < min(0.1, 0.6 * gaps[0])
+        assert gaps[2] < 0.05
 
 
 def test_no_rows_enter_anew_where_none_are_held() -> None:
