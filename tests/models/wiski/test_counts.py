@@ -279,4 +279,6 @@ def test_what_a_model_of_counts_cannot_do_is_said() -> None:
         model.update(X[:2] + 90.0, Y[:2])
     with pytest.raises(UnsupportedError, match="Yvar"):
         model.update(X, Y, torch.ones_like(Y))
+    with pytest.raises(ValueError, match="window"):
+        _wiski(X, Y, count_kernel(), window=-1)
     assert_untouched(model, before)
