@@ -23,9 +23,8 @@ from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.auto.families import EXACT
 from bo_stream.models.auto.view import family_model
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.inducing.memory import staying
 from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.models.memory import Observations
+from bo_stream.models.memory import Observations, staying
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.rows import RowMemory
 from bo_stream.models.wiski.verbs import process_part

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb, Fit, fit_sites
 from bo_stream.likelihoods.sites import Prior as Marginal
 from bo_stream.marginal_likelihood import dense_log_marginal_likelihood
-from bo_stream.models.memory import Observations
+from bo_stream.models.memory import Observations, staying
 from bo_stream.models.prior import Prior
 
 STEPS = 100
@@ -77,6 +78,30 @@ def held_bound(
         learned = expected(fit.mean, fit.variance).sum(-1)
         value = value + learned - learned.detach()
     return value
+
+
+def with_held(held: Observations | None, data: Observations, prior: Prior) -> Observations:
+    """Return all outcomes whose sites are to be found: those held, with a batch or without it.
+
+    Args:
+        held: The latest outcomes, in a window beside statistics of those before; None: none.
+        data: Is added, or taken out if its sign is negative.
+        prior: The hyperparameters.
+
+    Raises:
+        UnsupportedError: Some of a batch that is to be taken out are not held.
+    """
+    if data.sign > 0.0:
+        return data if held is None else Observations.joined((held, data))
+    if held is not None:
+        stay = staying(held, data)
+        if int((~stay).sum()) == len(data):
+            return held.rows(stay)
+    raise UnsupportedError(
+        f"retract needs a Gaussian likelihood, got {type(prior.likelihood).__name__}, or outcomes "
+        "in the model's window: what an earlier one left in memory depends on all that was there "
+        "when it came. Build the model anew, or forget."
+    )
 
 
 def _weighted(expected: ExpectedLogProb, weight: Tensor | None) -> ExpectedLogProb:

@@ -226,6 +226,20 @@ class Observations:
         weight = (self.sign * self.known.to(self.targets)).expand(self.noise.shape)
         return self.noise, weight
 
+    def known_sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Sum the known noise variances, their inverses, and ones, ``batch x m`` each."""
+        noise, weight = self.known_group()
+        return (noise * weight).sum(-1), (weight / noise).sum(-1), weight.sum(-1)
+
+
+def staying(rows: Observations, data: Observations) -> Tensor:
+    """Say which rows stay when a batch is taken out, each of its observations once, ``n``."""
+    stay = torch.ones(len(rows), dtype=torch.bool, device=rows.X.device)
+    for i in range(len(data)):
+        found = torch.nonzero(stay & rows.equal(data.rows(slice(i, i + 1)))).flatten()
+        stay[found[:1]] = False
+    return stay
+
 
 def _joined_sites(batches: Sequence[Observations]) -> Sites | None:
     """Join the sites of batches, without information where a batch has none; None of none."""

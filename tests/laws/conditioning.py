@@ -116,7 +116,8 @@ def variance_never_grows(stream: Stream) -> None:
     fantasy = conditioned.fantasize(more.X, stream.sampler())
     updated = copy.deepcopy(model).update(*more.astuple())
     slack = 1e-12 if stream.exact else 1e-5
-    for after in (conditioned, fantasy) if stream.case.blended else (conditioned, updated, fantasy):
+    grows = stream.case.blended or stream.case.renews_sites
+    for after in (conditioned, fantasy) if grows else (conditioned, updated, fantasy):
         variance = gaussian(after.posterior(stream.points)).variance
         assert bool((variance <= before * (1.0 + slack)).all())
         assert bool((variance < 0.999 * before).any())

@@ -79,6 +79,11 @@ class Case:
     )
 
     @property
+    def renews_sites(self) -> bool:
+        """Whether sites of earlier observations are found anew, and may then say less."""
+        return self.sites and (self.rows or self.settling or self.growing)
+
+    @property
     def family(self) -> str:
         """The family of the model."""
         module: str = getattr(bo_stream, self.name.partition(",")[0]).__module__

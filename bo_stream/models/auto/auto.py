@@ -50,7 +50,8 @@ class AutoGP(StreamingGP):
     known and one grid can take the inputs, or a sum of kernels over few inputs each; else
     :class:`~bo_stream.OSGPR`. Hyperparameters stay as they are. Labels and heavy tails are of
     :class:`~bo_stream.OSVGP` from the first observation on. Counts are held as well: the posterior
-    is the normal one of the largest bound given all rows, and :class:`~bo_stream.OSVGP` follows.
+    is the normal one of the largest bound given all rows, and :class:`~bo_stream.OSVGP` follows,
+    with a ``window`` of the latest 100 outcomes, which can be retracted.
 
     - Memory: O(n d + n²) for n observations while exact; then that of the family, and the rows
       themselves while there are at most ``max_rows``.
@@ -62,7 +63,9 @@ class AutoGP(StreamingGP):
       off by more than 0.05 prior standard deviations, the family that is nearest is taken, of
       inducing points up to twice as many as by default unless ``max_points`` is given.
     - Exact: everything, until the hand-over; the hand-over itself in the data.
-    - Approximate: from then on what is so in the family.
+    - Approximate: from then on what is so in the family. Of counts that are still held as rows the
+      sites are found anew, together, after each fit; between fits a stream is off its batch as in
+      OSVGP.
     - ``merge``: rows join while both models are exact, else as in the family that one of them is
       in, which then takes the other's rows.
     - When: always, to begin with.
@@ -122,7 +125,8 @@ class AutoGP(StreamingGP):
             max_rows: Most observations that are held as rows beside a streaming family, so that
                 :meth:`move_to` can begin another.
             options: Of the streaming families: ``grid_size``, ``tolerance``, ``max_rank`` as of
-                WISKI; ``max_points``, ``window`` as of OSGPR; ``hyper_steps`` as of OSVGP.
+                WISKI; ``max_points``, ``window`` as of OSGPR, but that OSVGP holds 100 outcomes by
+                default; ``hyper_steps`` as of OSVGP.
 
         Raises:
             BotorchTensorDimensionError: Shapes do not fit together.

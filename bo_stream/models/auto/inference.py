@@ -371,7 +371,7 @@ class AutoInference(Inference[AutoMemory, Any]):
         inner, cache = memory.inference.refitted(memory.inner, cache, prior)
         counts = isinstance(prior.likelihood, BinomialLikelihood)
         changed = solved is None or not prior.is_in(solved.state)
-        if counts and changed and memory.rows is not None:
+        if counts and changed and memory.rows is not None and len(memory.rows) > 0:
             inner = memory.inference.cleared(inner, prior)
             inner, cache = self._filled(memory.inference, inner, memory.rows, prior)
         return replace(memory, inner=inner), cache

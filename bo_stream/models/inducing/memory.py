@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.bases.inducing import InducingBasis, KnownValues
-from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory
+from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, staying
 from bo_stream.models.outcomes.selection import subset_moments
 from bo_stream.sufficient_statistics import MatrixMap, padded, weighted_statistics
 from bo_stream.tensors import map_tensors
@@ -309,12 +309,3 @@ class Rows:
         """Select some of the outputs."""
         features, residual = self.features[..., outputs, :, :], self.residual[..., outputs, :]
         return Rows(self.data.select(outputs), features, residual)
-
-
-def staying(rows: Observations, data: Observations) -> Tensor:
-    """Say which rows stay when a batch is taken out, each of its observations once, ``n``."""
-    stay = torch.ones(len(rows), dtype=torch.bool, device=rows.X.device)
-    for i in range(len(data)):
-        found = torch.nonzero(stay & rows.equal(data.rows(slice(i, i + 1)))).flatten()
-        stay[found[:1]] = False
-    return stay

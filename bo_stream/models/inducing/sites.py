@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
 from bo_stream.bases.inducing import InducingBasis
@@ -16,6 +15,7 @@ from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import Fit, Sites, fit_sites
 from bo_stream.likelihoods.sites import Prior as Marginal
 from bo_stream.marginal_likelihood import NoiseGroup, expected_misfit
+from bo_stream.models.held_sites import with_held
 from bo_stream.models.inducing.inference import (
     InducingCache,
     InducingInference,
@@ -26,7 +26,6 @@ from bo_stream.models.inducing.memory import (
     InducingMemory,
     PointStatistics,
     TraceTerm,
-    staying,
 )
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.prior import Hyperparameters, Prior
@@ -76,7 +75,8 @@ class SiteInference(InducingInference):
         before = self.current(memory, cache, prior)
         placed = data.X if data.sign > 0.0 else None
         if not prior.is_gaussian:
-            data = with_held(memory.held, data, prior)
+            held = None if memory.held is None else memory.held.data
+            data = with_held(held, data, prior)
         hyper = prior.copied()
         steps = self.hyper_steps if placed is not None else 0
         learned, rate = hyper.learned(self.fixed), self.learning_rate
@@ -260,25 +260,6 @@ class OnlineUpdate:
                 log_prior = collective.share * self.hyper.log_prior()
                 ascent.ascend(update.bound(fit).sum() + log_prior, collective)
             sites = fit.sites
-
-
-def with_held(held: HeldOutcomes | None, data: Observations, prior: Prior) -> Observations:
-    """Return all outcomes whose sites are to be found: those held, with a batch or without it.
-
-    Raises:
-        UnsupportedError: Some of a batch that is to be taken out are not held.
-    """
-    if data.sign > 0.0:
-        return data if held is None else Observations.joined((held.data, data))
-    if held is not None:
-        stay = staying(held.data, data)
-        if int((~stay).sum()) == len(data):
-            return held.data.rows(stay)
-    raise UnsupportedError(
-        f"retract needs a Gaussian likelihood, got {type(prior.likelihood).__name__}, or outcomes "
-        "in the model's window: what an earlier one left in memory depends on all that was there "
-        "when it came. Build the model anew, or forget."
-    )
 
 
 def unit_noise(statistics: Whitened) -> NoiseGroup:

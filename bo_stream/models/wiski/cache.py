@@ -15,6 +15,7 @@ from bo_stream.models.prior import Prior
 from bo_stream.models.wiski.learning import WHITENED_ROWS, FitSubspace, Subspace
 from bo_stream.models.wiski.rows import Memory
 from bo_stream.process.observation_space import ObservationSpaceProcess
+from bo_stream.process.process import WeightSpaceProcess
 from bo_stream.tensors import State, is_in
 
 WIDER_GRIDS = 4
@@ -59,8 +60,26 @@ class Whitening:
 
 
 @dataclass(frozen=True)
+class WithHeld:
+    """The posterior given statistics and, besides, outcomes that a memory holds.
+
+    Attributes:
+        before: The posterior given the statistics alone.
+        held: The outcomes with their sites.
+        process: The posterior given both.
+    """
+
+    before: WeightSpaceProcess
+    held: Observations
+    process: WeightSpaceProcess
+
+
+@dataclass(frozen=True)
 class GridSolution:
     """The posterior from one grid, as far as it is known: the memory's own, or a wider one.
+
+    Of a memory that holds outcomes beside its statistics, whitening and weights are of the
+    statistics alone.
 
     Attributes:
         grid: Its nodes.
@@ -68,6 +87,7 @@ class GridSolution:
         weights: The posterior in the weights of those features.
         rows: The posterior in observation space.
         asked: Whether it has served a query since the last update.
+        whole: The posterior with the outcomes that are held.
     """
 
     grid: Mesh
@@ -75,6 +95,7 @@ class GridSolution:
     weights: SolvedWeights | None = None
     rows: Solved[ObservationSpaceProcess] | None = None
     asked: bool = True
+    whole: WithHeld | None = None
 
     def current(self, data: Observations, prior: Prior, holds_rows: bool) -> GridSolution:
         """Keep what a batch changes at a small cost, under the hyperparameters as they are now."""
@@ -134,6 +155,29 @@ class GridCache:
     def of(cls, memory: Memory) -> GridCache:
         """Begin with nothing derived."""
         return cls(GridSolution(memory.grid))
+
+    def whole(self, before: WeightSpaceProcess, held: Observations) -> WithHeld | None:
+        """Return the posterior with the outcomes that are held, if it is known."""
+        for solution in (self.own, *self.wider):
+            whole = solution.whole
+            if whole is not None and whole.before is before and whole.held is held:
+                return whole
+        return None
+
+    def with_whole(self, whole: WithHeld) -> GridCache:
+        """Keep a posterior beside that given the statistics alone."""
+
+        def kept(solution: GridSolution) -> GridSolution:
+            weights = solution.weights
+            same = weights is not None and weights.process is whole.before
+            return replace(solution, whole=whole) if same else solution
+
+        return replace(self, own=kept(self.own), wider=tuple(map(kept, self.wider)))
+
+    def of_statistics(self) -> GridCache:
+        """Keep what does not depend on the outcomes that are held."""
+        own, *wider = (replace(each, whole=None) for each in (self.own, *self.wider))
+        return GridCache(own, tuple(wider), checked=self.checked)
 
     @torch.no_grad()
     def after(self, data: Observations, prior: Prior, holds_rows: bool) -> GridCache:

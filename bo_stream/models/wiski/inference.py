@@ -70,12 +70,14 @@ class GridInference(Inference[Memory, GridCache]):
         tolerance: Part of the kernel's trace that may be left out.
         max_rank: Cap on r.
         chose_grid: Whether the grid's size is the default.
+        window: How many of the latest outcomes are held on the grid, of counts.
     """
 
     dim: int
     tolerance: float
     max_rank: int
     chose_grid: bool
+    window: int = 0
 
     @classmethod
     def start(

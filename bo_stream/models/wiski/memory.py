@@ -16,6 +16,7 @@ from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.statistics import NodeGram, accumulate, embed, zero_statistics
 from bo_stream.models.memory import NoiseGroups, Observations, WhitenedMemory
+from bo_stream.sufficient_statistics import target_columns
 
 MAX_GROWTH = 4
 """How many times wider than at first a grid may grow, per dimension."""
@@ -145,12 +146,15 @@ class StreamMemory(OnGrid):
         earlier: Observations from before a refinement, or merged from another grid.
         first: The current grid before it grew.
         rounding: Relative rounding error of the inputs, by which nodes that are the same differ.
+        held: The latest outcomes of another likelihood than a Gaussian one, in the box of the
+            current grid, with their sites, which are in none of the statistics; None: none are.
     """
 
     current: GridMemory
     earlier: tuple[GridMemory, ...]
     first: Mesh
     rounding: float = EPS
+    held: Observations | None = None
 
     @classmethod
     def empty(
@@ -170,7 +174,11 @@ class StreamMemory(OnGrid):
     @property
     def totals(self) -> Tensor:
         """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
-        return torch.stack([memory.totals for memory in self]).sum(0)
+        totals = torch.stack([memory.totals for memory in self]).sum(0)
+        if self.held is None:
+            return totals
+        columns = target_columns(self.held.told.targets)
+        return totals + columns.mT @ columns
 
     @property
     def counts(self) -> Tensor:
@@ -179,10 +187,12 @@ class StreamMemory(OnGrid):
 
     def _known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
         groups = [memory.known for memory in self if memory.known is not None]
-        if not groups:
+        sums = [(g.noise_sum, g.energy[..., 1, 1], g.count) for g in groups]
+        if self.held is not None:
+            sums.append(self.held.told.known_sums())
+        if not sums:
             return None
-        sums = zip(*((g.noise_sum, g.energy[..., 1, 1], g.count) for g in groups), strict=True)
-        noise, precision, count = (torch.stack(each).sum(0) for each in sums)
+        noise, precision, count = (torch.stack(each).sum(0) for each in zip(*sums, strict=True))
         return noise, precision, count
 
     def _on(self, grid: Mesh) -> StreamMemory:
@@ -222,9 +232,22 @@ class StreamMemory(OnGrid):
         return self.each(lambda memory: left if memory is holder else memory)
 
     def whitened(self, basis: GridBasis) -> WhitenedMemory:
-        """Pull all statistics back to the whitened weights of a basis."""
+        """Pull all statistics back to the whitened weights of a basis, and add what is held."""
         first, *others = (memory.whitened(basis) for memory in self)
-        return sum(others, start=first)
+        return self.with_held(sum(others, start=first), basis)
+
+    def with_held(self, statistics: WhitenedMemory, basis: GridBasis) -> WhitenedMemory:
+        """Add the sites that are held to statistics in the weights of a basis. Cost O(n r²)."""
+        if self.held is None:
+            return statistics
+        return statistics.observed(basis.features(self.held.X), self.held.told)
+
+    def settled(self) -> StreamMemory:
+        """Copy the memory with the sites that are held in the statistics, for good."""
+        if self.held is None:
+            return self
+        current = self.current.map(lambda statistics: statistics.scale(1.0))
+        return replace(self, current=current.observe(self.held.told), held=None)
 
     def each(self, rule: Callable[[GridMemory], GridMemory]) -> StreamMemory:
         """Apply a rule to the statistics on each grid."""
@@ -232,20 +255,28 @@ class StreamMemory(OnGrid):
         return replace(self, current=current, earlier=tuple(earlier))
 
     def map_targets(self, matrix: Tensor) -> StreamMemory:
-        """Copy with the target columns ``[Y, 1] @ matrix``, ``... x m x 2 x 2``."""
+        """Copy with the target columns ``[Y, 1] @ matrix``, ``... x m x 2 x 2``.
+
+        Those of outcomes that are held stay: outcomes with sites have no other units.
+        """
         return self.each(lambda memory: memory.map(lambda s: s.map_targets(matrix).scale(1.0)))
 
     def scale(self, factor: float) -> StreamMemory:
-        """Let every observation count ``factor`` times."""
+        """Let every observation count ``factor`` times: what is held enters the statistics."""
+        if self.held is not None:
+            return self if factor == 1.0 else self.settled().scale(factor)
         return self.each(lambda memory: memory.map(lambda statistics: statistics.scale(factor)))
 
     def select(self, outputs: list[int]) -> StreamMemory:
         """Copy the memory of some of the outputs."""
-        return self.each(lambda memory: memory.select(outputs))
+        held = None if self.held is None else self.held.select(outputs)
+        return replace(self.each(lambda memory: memory.select(outputs)), held=held)
 
     def to(self, device: torch.device) -> StreamMemory:
         """Move the memory to another device."""
-        return self.each(lambda memory: memory.map(lambda statistics: statistics.to(device)))
+        held = None if self.held is None else self.held.to(device)
+        moved = self.each(lambda memory: memory.map(lambda statistics: statistics.to(device)))
+        return replace(moved, held=held)
 
     def aligned(self, grid: Mesh, rounding: float) -> StreamMemory:
         """Move to another grid's nodes where its own are them but for rounding."""
@@ -256,7 +287,7 @@ class StreamMemory(OnGrid):
         """Join both memories: grids that share their nodes become one, others are kept beside.
 
         Both are of grids over the same groups of inputs. The other's tensors are taken as they are:
-        pass a copy of a memory that goes on changing.
+        pass a copy of a memory that goes on changing. What the other holds comes last.
 
         Raises:
             InputDataError: The common grid would become too wide.
@@ -271,11 +302,13 @@ class StreamMemory(OnGrid):
                 same = [part for part in earlier if part.grid == memory.grid]
                 earlier = [part for part in earlier if part.grid != memory.grid]
                 earlier.append(sum(same, start=memory))
-        return replace(self, current=current, earlier=tuple(earlier))
+        rows = [part.held for part in (self, other) if part.held is not None]
+        held = Observations.joined(rows) if rows else None
+        return replace(self, current=current, earlier=tuple(earlier), held=held)
 
     def refined(self, grid: Mesh) -> StreamMemory:
-        """Begin an empty current grid; what was observed stays on the grid it was observed on."""
+        """Begin an empty current grid, which takes what is held; statistics stay on theirs."""
         lead, outputs = self.counts.shape[:-1], self.counts.shape[-1]
         fresh = StreamMemory.empty(grid, lead, outputs, self.counts.device)
         kept = tuple(memory for memory in self if bool(memory.totals[..., 1, 1].any()))
-        return replace(fresh, earlier=kept, rounding=self.rounding)
+        return replace(fresh, earlier=kept, rounding=self.rounding, held=self.held)

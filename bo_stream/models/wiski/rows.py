@@ -99,10 +99,7 @@ class RowMemory(OnGrid):
 
     def _known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
         told = self.rows.told
-        if not told.any_known:
-            return None
-        noise, weight = told.known_group()
-        return (noise * weight).sum(-1), (weight / noise).sum(-1), weight.sum(-1)
+        return told.known_sums() if told.any_known else None
 
     @cached_property
     @outside_inference_mode()
@@ -181,6 +178,11 @@ class RowMemory(OnGrid):
         if len(self.rows) > 0:
             current = current.observe(self.rows.told)
         return StreamMemory(current, (), self.first, self.rounding)
+
+    def held_on_grid(self) -> StreamMemory:
+        """Return a memory on the grid that holds the rows. Cost O(7^d p)."""
+        empty = self.emptied().on_grid()
+        return replace(empty, held=self.rows) if len(self.rows) > 0 else empty
 
     def whitened(self, basis: GridBasis) -> WhitenedMemory:
         """Compute statistics in the whitened weights of a basis. Cost O(n r²)."""

@@ -14,12 +14,13 @@ from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import Prior as Marginal
 from bo_stream.likelihoods.sites import fit_sites
-from bo_stream.models.held_sites import held_bound, with_sites
+from bo_stream.models.held_sites import held_bound, with_held, with_sites
 from bo_stream.models.inference import Solved, SolvedWeights
 from bo_stream.models.memory import Measured, Observations
 from bo_stream.models.prior import Prior
-from bo_stream.models.wiski.cache import GridCache, GridSolution
+from bo_stream.models.wiski.cache import GridCache, GridSolution, Whitening, WithHeld
 from bo_stream.models.wiski.inference import GridInference
+from bo_stream.models.wiski.memory import StreamMemory
 from bo_stream.models.wiski.rows import Memory, RowMemory
 from bo_stream.process.observation_space import ObservationSpaceProcess
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
@@ -37,7 +38,9 @@ class SiteGridInference(GridInference):
 
     While the memory holds rows, their sites are at the optimum of the bound
     ``Σ E log p(y | f) − KL(q ‖ prior)`` at the present hyperparameters, whatever the order in which
-    they came. On the grid the sites of a batch maximise that bound given those before, and stay.
+    they came. On the grid the sites of a batch and of the latest outcomes, ``window`` of them,
+    maximise that bound given those before; one that leaves the window enters the statistics with
+    the site that it has then, for good.
     """
 
     def observe(
@@ -48,13 +51,14 @@ class SiteGridInference(GridInference):
         prior: Prior,
         held: bool = False,
     ) -> tuple[Memory, GridCache | None]:
-        """Find the sites of all rows that are held, or add those of a batch to the grid.
+        """Find the sites of all rows that are held, or of a batch and the window on the grid.
 
-        Cost O(n³) a step for rows, O(n r² + r³) on the grid, beside a solve. Rows that become too
-        many move to the grid together with the batch, as if they were one.
+        Cost O(n³) a step for rows, O(n r² + r³) on the grid, beside a solve; n counts the outcomes
+        in the window, too. Rows that become too many move to the grid together with the batch, as
+        if they were one.
 
         Raises:
-            UnsupportedError: Sites that are on the grid, and depend on others, are to be taken out.
+            UnsupportedError: Sites that depend on others are to be taken out, not of the window.
         """
         if isinstance(memory, RowMemory):
             now = (
@@ -62,18 +66,14 @@ class SiteGridInference(GridInference):
             )
             if now is not None:
                 return self._sited(now, prior), _checked_as(cache, now)
-            data = Observations.joined((memory.rows, data))
+            data = Observations.joined((replace(memory.rows, sites=None), data))
             memory = memory.covering(data.X).emptied().on_grid()
         if data.sign < 0.0:
-            raise UnsupportedError(
-                f"retract needs a Gaussian likelihood, got {type(prior.likelihood).__name__}: what "
-                "an outcome left in memory depends on all that was there when it came. Build the "
-                "model anew, or forget."
-            )
+            return self._with_window(memory, cache, with_held(memory.held, data, prior), prior)
         memory.covering(data.X)  # raises before anything is changed
-        for rows in torch.arange(len(data)).split(MOST_ROWS):
-            sites, cache = self._sites(memory, cache, data.rows(rows), prior)
-            memory, cache = super().observe(memory, cache, sites, prior)
+        for which in torch.arange(len(data)).split(MOST_ROWS):
+            rows = with_held(memory.held, data.rows(which), prior)
+            memory, cache = self._with_window(memory, cache, rows, prior)
         return memory, cache
 
     def _sited(self, memory: RowMemory, prior: Prior) -> RowMemory:
@@ -82,18 +82,69 @@ class SiteGridInference(GridInference):
             covariance = memory.covariance(self.kernel(prior))
         return replace(memory, rows=with_sites(memory.rows, covariance, prior))
 
+    def _with_window(
+        self, memory: StreamMemory, cache: GridCache | None, rows: Observations, prior: Prior
+    ) -> tuple[StreamMemory, GridCache | None]:
+        """Find the sites of outcomes given the statistics, and hold the latest of them.
+
+        The others enter the statistics; what the memory held before is dropped.
+        """
+        before = replace(memory, held=None)
+        if len(rows) == 0:
+            return before, None if cache is None else cache.of_statistics()
+        rows, cache = self._sites(before, cache, rows, prior)
+        left = max(0, len(rows) - self.window)
+        after: Memory = before.covering(rows.X)
+        cache = cache.of_statistics() if after is before else None
+        if left > 0:
+            after, cache = super().observe(after, cache, rows.rows(slice(left)).told, prior)
+        assert isinstance(after, StreamMemory)  # noqa: S101 (as before)
+        held = rows.rows(slice(left, None)) if left < len(rows) else None
+        return replace(after, held=held), cache
+
     def _sites(
-        self, memory: Memory, cache: GridCache | None, data: Observations, prior: Prior
+        self, memory: StreamMemory, cache: GridCache | None, data: Observations, prior: Prior
     ) -> tuple[Observations, GridCache]:
+        """Return outcomes with their sites given statistics, from those that they have."""
         joint = len(data) <= MOST_JOINT
         process, cache = self.process(memory, cache, prior, data.X, in_features=not joint)
         likelihood = OutcomeModel.of(prior.likelihood, prior.num_outputs)
         expected = likelihood.expected_log_prob(data.targets)
         begin = likelihood.ordinary_log_prob(data.targets)
-        fit = fit_sites(_marginal(process, data.X), expected, begin=begin)
-        targets, noise = fit.sites.pseudo_observations()
-        known = torch.ones_like(data.known)
-        return Observations(data.X, targets, noise, known, data.sign), cache
+        start = data.sites if begin is None else None
+        fit = fit_sites(_marginal(process, data.X), expected, start=start, begin=begin)
+        return replace(data, sites=fit.sites), cache
+
+    # --- the posterior: of the statistics, then of what is held besides ------------------------
+
+    def process(
+        self,
+        memory: Memory,
+        cache: GridCache | None,
+        prior: Prior,
+        X: Tensor | None = None,
+        in_features: bool = False,
+    ) -> tuple[PosteriorProcess, GridCache]:
+        """Solve as any grid model, and condition on the sites of the window in O(n r² + r³)."""
+        if isinstance(memory, RowMemory) or memory.held is None:
+            return super().process(memory, cache, prior, X, in_features)
+        held = memory.held
+        before, cache = super().process(replace(memory, held=None), cache, prior, X)
+        assert isinstance(before, WeightSpaceProcess)  # noqa: S101 (statistics have no other)
+        whole = cache.whole(before, held)
+        if whole is None:
+            whole = WithHeld(before, held, _given(before, held, prior))
+            cache = cache.with_whole(whole)
+        return whole.process, cache
+
+    def whitened(
+        self, memory: Memory, cache: GridCache | None, prior: Prior
+    ) -> tuple[Whitening, GridCache]:
+        """Return the memory in features, with what it holds, and the cache that has the rest."""
+        if isinstance(memory, RowMemory) or memory.held is None:
+            return super().whitened(memory, cache, prior)
+        before, cache = super().whitened(replace(memory, held=None), cache, prior)
+        return replace(before, memory=memory.with_held(before.memory, before.basis)), cache
 
     def _solve(
         self, solution: GridSolution, memory: Memory, prior: Prior, in_rows: bool
@@ -105,18 +156,37 @@ class SiteGridInference(GridInference):
     def merged(
         self, memory: Memory, cache: GridCache | None, other: Memory, prior: Prior
     ) -> tuple[Memory, GridCache | None]:
-        """Join rows, and find their sites together, or join statistics."""
+        """Join rows, or statistics and windows, and find the sites of all rows anew."""
+        if self.window > 0 and not _join_as_rows(memory, other):
+            memory, other = (
+                part.held_on_grid() if isinstance(part, RowMemory) else part
+                for part in (memory, other)
+            )
         both, cache = super().merged(memory, cache, other, prior)
-        return (self._sited(both, prior) if isinstance(both, RowMemory) else both), cache
+        return self._renewed(both, cache, prior)
 
     def refitted(
         self, memory: Memory, cache: GridCache | None, prior: Prior
     ) -> tuple[Memory, GridCache]:
-        """Find the sites of rows anew, and check the grid against the new kernel."""
-        solved = None if cache is None else cache.own.rows
-        if isinstance(memory, RowMemory) and (solved is None or not prior.is_in(solved.state)):
-            memory = self._sited(memory, prior)
+        """Find the sites of rows and of the window anew, and check the grid for the kernel."""
+        solved = None
+        if cache is not None:
+            solved = cache.own.rows if isinstance(memory, RowMemory) else cache.own.weights
+        if solved is None or not prior.is_in(solved.state):
+            memory, cache = self._renewed(memory, cache, prior)
         return super().refitted(memory, cache, prior)
+
+    def _renewed(
+        self, memory: Memory, cache: GridCache | None, prior: Prior
+    ) -> tuple[Memory, GridCache | None]:
+        """Find the sites of all rows that are held anew. Cost as of an update."""
+        if isinstance(memory, RowMemory):
+            return self._sited(memory, prior), cache
+        if memory.held is None:
+            return memory, cache
+        return self._with_window(memory, cache, memory.held, prior)
+
+    # --- learning: of what is on the grid as of any statistics, sites held ---------------------
 
     def log_marginal_likelihood_of_rows(
         self, memory: RowMemory, kernel: GridKernel, prior: Prior
@@ -136,6 +206,21 @@ class SiteGridInference(GridInference):
             "batch_log_marginal_likelihood needs a Gaussian likelihood, got "
             f"{type(prior.likelihood).__name__}: use log_marginal_likelihood or log_predictive."
         )
+
+
+def _given(before: WeightSpaceProcess, held: Observations, prior: Prior) -> WeightSpaceProcess:
+    """Condition a process on the sites of outcomes."""
+    features, weights = before.basis.features(held.X), before.weights
+    outcomes, noise = prior.standardized(held.told)
+    weights = weights.observe(features, outcomes - before.prior_mean, noise)
+    return replace(before, weights=weights)
+
+
+def _join_as_rows(memory: Memory, other: Memory) -> bool:
+    """Say whether two memories are of rows, few enough to be held together."""
+    if not isinstance(memory, RowMemory) or not isinstance(other, RowMemory):
+        return False
+    return len(memory.rows) + len(other.rows) <= memory.bound
 
 
 def _checked_as(cache: GridCache | None, memory: Memory) -> GridCache | None:

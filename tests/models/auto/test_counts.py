@@ -14,7 +14,13 @@ from torch import Tensor
 from bo_stream import AutoGP, BinomialLikelihood, prevalence
 from bo_stream.diagnostics import leave_one_out
 from tests.comparisons import assert_untouched, fingerprint
-from tests.models.inducing.test_counts import count_kernel, count_model, logits, surveys
+from tests.models.inducing.test_counts import (
+    count_kernel,
+    count_model,
+    logits,
+    small_surveys,
+    surveys,
+)
 
 X, Y = surveys(20)
 KINDS = [False, True]
@@ -80,7 +86,8 @@ def test_a_fit_learns_the_concentration() -> None:
 @pytest.mark.parametrize("overdispersed", KINDS)
 def test_the_hand_over_to_osvgp_is_exact_and_measured(overdispersed: bool) -> None:
     mean = logits(_auto(X, Y, overdispersed), X)[0]
-    model = _auto(X[:9], Y[:9], overdispersed, max_exact=10).update(X[9:], Y[9:])
+    options = {"max_exact": 10, "window": 4}
+    model = _auto(X[:9], Y[:9], overdispersed, **options).update(X[9:], Y[9:])
     assert model.family == "OSVGP"
     assert model.history[-1].mean_error < 1e-6
     assert logits(model, X)[0] == pytest.approx(mean, abs=1e-6)
@@ -94,7 +101,7 @@ def test_the_hand_over_to_osvgp_is_exact_and_measured(overdispersed: bool) -> No
 
 
 def test_rows_that_are_held_beside_enter_anew_after_a_fit() -> None:
-    stream = _auto(X[:10], Y[:10], max_exact=9).eval()
+    stream = _auto(X[:10], Y[:10], max_exact=9, window=0).eval()
     for rows in torch.arange(10, len(X)).split(2):
         stream.update(X[rows], Y[rows])
     far = np.abs(logits(stream, X)[0] - logits(_auto(X, Y), X)[0]).max()
@@ -105,6 +112,38 @@ def test_rows_that_are_held_beside_enter_anew_after_a_fit() -> None:
     again.load_state_dict(stream.state_dict())
     assert far > 1e-3
     assert logits(stream, X)[0] == pytest.approx(logits(again, X)[0], abs=1e-6)
+
+
+def test_a_window_is_held_from_the_hand_over_on() -> None:
+    """So that a stream ends where all rows end while the window holds them, and some can go."""
+    stream = _auto(X[:10], Y[:10], max_exact=9).eval()
+    for rows in torch.arange(10, len(X)).split(2):
+        stream.update(X[rows], Y[rows])
+    assert stream.family == "OSVGP"
+    assert logits(stream, X)[0] == pytest.approx(logits(_auto(X, Y), X)[0], abs=1e-6)
+    rest = logits(_auto(X[1:], Y[1:]), X)[0]
+    assert logits(stream.retract(X[:1], Y[:1]), X)[0] == pytest.approx(rest, abs=1e-6)
+
+
+@pytest.mark.integration
+def test_a_window_brings_a_stream_to_its_batch() -> None:
+    """Of 400 small surveys in tens, in two orders, of which the first 100 are held together."""
+    X, Y = small_surveys()
+    mean, deviation = logits(_auto(X, Y), X)
+    for order in (torch.arange(400), X[:, 0].argsort()):
+        gaps = []
+        for window in (0, 100, 300):
+            stream = _auto(X[:0], Y[:0], max_exact=100, window=window).eval()
+            for rows in order.split(10):
+                stream.update(X[rows], Y[rows])
+            gaps.append((np.abs(logits(stream, X)[0] - mean) / deviation).max())
+        assert gaps[1] < min(0.1, 0.6 * gaps[0])
+        assert gaps[2] < 0.05
+
+
+def test_no_rows_enter_anew_where_none_are_held() -> None:
+    model = _auto(X[:0], Y[:0], families="OSVGP").eval()
+    assert model.update(X, Y).num_observations == len(X)
 
 
 def test_one_family_is_taken_at_once_and_others_refused() -> None:

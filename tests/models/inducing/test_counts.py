@@ -38,6 +38,15 @@ def surveys(most: int) -> tuple[Tensor, Tensor]:
     return X, torch.stack((positives, examined), -1)
 
 
+def small_surveys() -> tuple[Tensor, Tensor]:
+    """400 inputs and counts of at most 5 examined."""
+    random = torch.Generator().manual_seed(0)
+    X = torch.rand(400, 2, dtype=torch.float64, generator=random)
+    examined = torch.randint(1, 6, (400,), generator=random).double()
+    chance = (3.0 * torch.sin(4.0 * X[:, 0]) - 2.0).sigmoid()
+    return X, torch.stack(((examined * chance).round(), examined), -1)
+
+
 def count_kernel() -> ScaleKernel:
     kernel = ScaleKernel(RBFKernel()).double()
     kernel.outputscale, kernel.base_kernel.lengthscale = 4.0, 0.5
@@ -111,11 +120,8 @@ def test_streams_in_any_order_end_near_the_batch(
 
 def test_a_window_brings_a_stream_to_its_batch() -> None:
     """Of many small surveys, whose errors add up where each site stays as it was found."""
-    random = torch.Generator().manual_seed(0)
-    X, Z = (torch.rand(n, 2, dtype=torch.float64, generator=random) for n in (400, 40))
-    examined = torch.randint(1, 6, (400,), generator=random).double()
-    chance = (3.0 * torch.sin(4.0 * X[:, 0]) - 2.0).sigmoid()
-    Y = torch.stack(((examined * chance).round(), examined), -1)
+    X, Y = small_surveys()
+    Z = torch.rand(40, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     mean, deviation = logits(count_model(X, Y, Z), X)
     gaps = []
     for window in (0, 100):

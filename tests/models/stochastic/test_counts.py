@@ -9,13 +9,20 @@ from torch.utils.data import TensorDataset
 
 from bo_stream import (
     QSGP,
+    AutoGP,
     BinomialLikelihood,
     DecoupledGP,
     FourierFeatures,
     InducingAtData,
     prevalence,
 )
-from tests.models.inducing.test_counts import count_kernel, count_model, logits, surveys
+from tests.models.inducing.test_counts import (
+    count_kernel,
+    count_model,
+    logits,
+    small_surveys,
+    surveys,
+)
 
 X, Y = surveys(60)
 OPTIONS = {"likelihood": BinomialLikelihood(), "mean_module": ZeroMean()}
@@ -35,6 +42,29 @@ def test_decoupled_steps_end_where_osvgp_ends(overdispersed: bool) -> None:
     found, spread = logits(model, X)
     assert (np.abs(found - mean) < 0.1 * deviation).all()
     assert spread == pytest.approx(deviation, rel=0.1)
+
+
+@pytest.mark.integration
+def test_a_decoupled_stream_ends_where_its_batch_ends_after_more_steps() -> None:
+    """400 small surveys in tens, in two orders: all are held, so that steps look at them again."""
+    X, Y = small_surveys()
+    mean, deviation = logits(
+        AutoGP(X, Y, None, BinomialLikelihood(), count_kernel(), ZeroMean()), X
+    )
+    for order in (torch.arange(400), X[:, 0].argsort()):
+        first, sizes = order[:10], {"num_mean": 100, "num_covar": 60, "initial_points": 0}
+        kernel, likelihood = count_kernel(), BinomialLikelihood()
+        modules = {"covar_module": kernel, "likelihood": likelihood, "mean_module": ZeroMean()}
+        for module in modules.values():
+            module.requires_grad_(False)
+        stream = DecoupledGP(X[first], Y[first], parametrization="hybrid", **sizes, **modules)
+        for rows in order[10:].split(10):
+            stream.update(X[rows], Y[rows])
+        gaps = [(np.abs(logits(stream, X)[0] - mean) / deviation).max()]
+        stream.fit(125, progress=False)
+        gaps.append((np.abs(logits(stream, X)[0] - mean) / deviation).max())
+        assert gaps[0] > 0.2
+        assert gaps[1] < 0.05
 
 
 def test_a_step_of_everything_estimates_the_bound_of_qsgp() -> None:

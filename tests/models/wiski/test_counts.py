@@ -1,5 +1,8 @@
 """Counts on a grid, by sites, against OSVGP at all inputs and in streams."""
 
+import copy
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -10,10 +13,10 @@ from gpytorch.means import ZeroMean
 from gpytorch.mlls import VariationalELBO
 from torch import Tensor
 
-from bo_stream import OSVGP, WISKI, BinomialLikelihood, prevalence
+from bo_stream import OSVGP, WISKI, AutoGP, BinomialLikelihood, prevalence
 from bo_stream.diagnostics import leave_one_out
 from tests.comparisons import assert_untouched, fingerprint
-from tests.models.inducing.test_counts import count_kernel, logits, surveys
+from tests.models.inducing.test_counts import count_kernel, logits, small_surveys, surveys
 
 BOX = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 
@@ -28,10 +31,12 @@ def _additive() -> ScaleKernel:
 KERNELS = {"one grid": count_kernel, "additive": _additive}
 
 
-def _wiski(X: Tensor, Y: Tensor, kernel: Kernel, overdispersed: bool = False) -> WISKI:
+def _wiski(
+    X: Tensor, Y: Tensor, kernel: Kernel, overdispersed: bool = False, window: int = 0
+) -> WISKI:
     likelihood = BinomialLikelihood(overdispersion=overdispersed)
     grid = {"bounds": BOX, "grid_size": 24, "tolerance": 0.0}
-    return WISKI(X, Y, None, likelihood, kernel, ZeroMean(), **grid)
+    return WISKI(X, Y, None, likelihood, kernel, ZeroMean(), window=window, **grid)
 
 
 def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, overdispersed: bool = False) -> OSVGP:
@@ -80,11 +85,133 @@ def test_on_the_grid_streams_end_near_the_batch(
 def test_rows_move_to_the_grid_as_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     X, Y = surveys(20)
     monkeypatch.setattr("bo_stream.models.wiski.rows.MOST_ROWS", 10)
-    stream = _wiski(X[:9], Y[:9], count_kernel()).update(X[9:], Y[9:])
+    stream = _wiski(X[:9], Y[:9], count_kernel(), window=0).update(X[9:], Y[9:])
     together = _wiski(X, Y, count_kernel())
     assert logits(stream, X)[0] == pytest.approx(logits(together, X)[0], abs=1e-6)
     with pytest.raises(UnsupportedError, match="retract needs"):
         stream.retract(X[:1], Y[:1])
+
+
+@pytest.fixture
+def no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let models begin on the grid."""
+    monkeypatch.setattr("bo_stream.models.wiski.rows.MOST_ROWS", 0)
+
+
+def _same_logits(model: WISKI, other: WISKI, X: Tensor) -> None:
+    for found, expected in zip(logits(model, X), logits(other, X), strict=True):
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.usefixtures("no_rows")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_window_of_all_ends_where_rows_end(kernel: str) -> None:
+    """A stream in single rows, a merge, a retraction, a finer grid, a wider one, other parameters.
+
+    All sites are found anew each time, so that all end at the optimum of the rows in memory.
+    """
+    X, Y = surveys(20)
+    whole, stream = (_wiski(X[:n], Y[:n], KERNELS[kernel](), window=16) for n in (16, 0))
+    for i in reversed(range(12)):
+        stream.update(X[i : i + 1], Y[i : i + 1])
+    other = _wiski(X[12:], Y[12:], KERNELS[kernel](), window=16)
+    stream.merge(other)
+    _same_logits(stream, whole, X)
+    rest = _wiski(X[4:], Y[4:], KERNELS[kernel](), window=16)
+    _same_logits(stream.retract(X[:4], Y[:4]), rest, X)
+    for model in (stream, rest):
+        model.refine(30)
+        model.update(X[:4] + 0.5, Y[:4])
+    assert float(stream.bounds.max()) > 1.0
+    anew = _wiski(X[:0], Y[:0], KERNELS[kernel](), window=16).refine(30)
+    anew.update(torch.cat((X[4:], X[:4] + 0.5)), torch.cat((Y[4:], Y[:4])))
+    _same_logits(stream, anew, X)
+    for model in (stream, anew):
+        model.train()
+        model.covar_module.outputscale = 2.0
+        model.eval()
+    scaled = KERNELS[kernel]()
+    scaled.outputscale = 2.0
+    again = _wiski(X[:0], Y[:0], scaled, window=16).refine(30)
+    again.update(torch.cat((X[4:], X[:4] + 0.5)), torch.cat((Y[4:], Y[:4])))
+    _same_logits(stream, again, X)
+
+
+@pytest.mark.usefixtures("no_rows")
+def test_rows_of_a_window_are_in_sums_and_objective_as_those_before() -> None:
+    """What is asked of the memory does not depend on which of its sites are held."""
+    X, Y = surveys(20)
+    model = _wiski(X, Y, count_kernel(), window=10)
+    settled = copy.deepcopy(model)
+    settled._set_memory(model._memory.settled())
+    assert len(model._memory.held) == 10
+    assert settled._memory.held is None
+    _same_logits(model, settled, X)
+    assert torch.allclose(model.solved_gram(), settled.solved_gram(), atol=1e-9)
+    assert model.num_observations == settled.num_observations == len(X)
+    values = [each.log_marginal_likelihood().item() for each in (model, settled)]
+    assert values[0] == pytest.approx(values[1], rel=1e-9)
+    losses = [
+        each.train().compute_custom_loss(VariationalELBO(each.likelihood, each, num_data=1)).item()
+        for each in (model, settled)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    assert model.eval().forget(0.5)._memory.held is None
+    _same_logits(model, settled.eval().forget(0.5), X)
+
+
+@pytest.mark.usefixtures("no_rows")
+def test_only_outcomes_of_the_window_are_retracted_from_the_grid() -> None:
+    X, Y = surveys(20)
+    model = _wiski(X, Y, count_kernel(), window=4)
+    model.posterior(X)
+    before = fingerprint(model)
+    with pytest.raises(UnsupportedError, match="outcomes in the model's window"):
+        model.retract(X[10:], Y[10:])
+    assert_untouched(model, before)
+    rest = _wiski(X[:12], Y[:12], count_kernel(), window=4)
+    gap = np.abs(logits(model.retract(X[12:], Y[12:]), X)[0] - logits(rest, X)[0])
+    assert model._memory.held is None
+    assert (gap < 0.25 * logits(rest, X)[1]).all()  # those before had been found with the others
+
+
+def test_rows_that_move_to_the_grid_leave_the_latest_of_them_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    X, Y = surveys(20)
+    monkeypatch.setattr("bo_stream.models.wiski.rows.MOST_ROWS", 10)
+    stream = _wiski(X[:9], Y[:9], count_kernel(), window=12).update(X[9:], Y[9:])
+    assert len(stream._memory.held) == 12
+    assert stream.retract(X[6:7], Y[6:7]).num_observations == 15
+    halves = [
+        _wiski(X[rows], Y[rows], count_kernel(), window=12) for rows in (slice(8), slice(8, 16))
+    ]
+    both = halves[0].merge(halves[1])
+    assert len(both._memory.held) == 12
+    assert logits(both, X)[0] == pytest.approx(logits(_wiski(X, Y, count_kernel()), X)[0], abs=1e-5)
+
+
+@pytest.mark.integration
+def test_a_window_brings_a_stream_to_the_batch() -> None:
+    """Of many small surveys in tens, on the grid from the first one on, in three orders.
+
+    Against all rows of the exact process, of which the grid's batch is off by 0.0025 deviations.
+    """
+    X, Y = small_surveys()
+    exact = AutoGP(X, Y, None, BinomialLikelihood(), count_kernel(), ZeroMean())
+    mean, deviation = logits(exact, X)
+    gaps: dict[int, float] = {0: 0.0, 100: 0.0, 300: 0.0}
+    for order in (torch.arange(400), X[:, 0].argsort(), torch.arange(400).roll(200).flip(0)):
+        for window, before in gaps.items():
+            with mock.patch("bo_stream.models.wiski.rows.MOST_ROWS", 0):
+                stream = _wiski(X[:0], Y[:0], count_kernel(), window=window)
+            for rows in order.split(10):
+                stream.update(X[rows], Y[rows])
+            gap = (np.abs(logits(stream, X)[0] - mean) / deviation).max()
+            gaps[window] = max(before, gap)
+    assert gaps[0] > 0.3
+    assert gaps[100] < 0.1
+    assert gaps[300] < 0.005
 
 
 def test_many_rows_enter_by_features_as_few_do_jointly() -> None:
@@ -152,4 +279,6 @@ def test_what_a_model_of_counts_cannot_do_is_said() -> None:
         model.update(X[:2] + 90.0, Y[:2])
     with pytest.raises(UnsupportedError, match="Yvar"):
         model.update(X, Y, torch.ones_like(Y))
+    with pytest.raises(ValueError, match="window"):
+        _wiski(X, Y, count_kernel(), window=-1)
     assert_untouched(model, before)
