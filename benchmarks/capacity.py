@@ -26,6 +26,7 @@ from benchmarks.many_workers import SECONDS, SimulatedWorkers, optimizer_of, tol
 from benchmarks.report import Claim, at_most, finish, stated
 from bo_stream import OSGPR, WISKI
 from bo_stream.distributed import MemoryStore, Replica, Sums, accumulate, merge, zero
+from bo_stream.distributed.fragments import READ_ROWS
 from bo_stream.loops.optimization import OptimizationSettings, run_asynchronously
 from bo_stream.models.base import StreamingGP
 from docs.capacity import NUMBERS, busy_with_driver, driver_choice
@@ -34,7 +35,6 @@ FUNCTIONS: dict[str, SyntheticTestFunction] = {"Levy-3": Levy(3), "Hartmann-6": 
 OFF = 0.1
 """Largest difference of a predicted share of busy workers from a simulated one."""
 
-BATCH = 4_000
 TOGETHER = 8
 """A driver chooses points for an eighth of its workers at a time: half of those chosen ahead."""
 
@@ -46,7 +46,7 @@ class SumCosts:
     Attributes:
         model: What they are sums for.
         dim: Number of inputs.
-        rows_a_second: That one process adds.
+        rows_a_second: That one process adds, as many at a time as ``ingest`` reads.
         bytes: Size of the sums, however many rows they are of.
         merge_seconds: Of merging two, the second as bytes.
     """
@@ -102,10 +102,10 @@ def grid_model(d: int, size: int) -> WISKI:
 
 def sum_costs(name: str, model: StreamingGP, options: Options) -> SumCosts:
     """Measure sums for a model."""
-    d, batches = model._input_dim, options.pick(15, 2)
+    d, batches = model._input_dim, options.pick(7, 2)
     parts, times = (zero(model), zero(model)), []
     for turn in range(batches + 1):
-        X = torch.rand(options.pick(BATCH, 400), d)
+        X = torch.rand(options.pick(READ_ROWS, 400), d)
         Y = torch.sin(5.0 * X).sum(-1, keepdim=True)
         taken = [processor_seconds(lambda p=p, x=X, y=Y: accumulate(p, x, y)) for p in parts]
         if turn > 0:  # the first ones allocate

@@ -7,11 +7,12 @@ others use, too, is as good as a slower one. Then settings that were not in the 
 other n, d and q, and hyperparameters that a fit finds on other functions.
 
 ``--write`` ships the table, ``--fit`` fits the last run's measurements again, ``--check`` measures
-the check alone, against the table that is shipped. With ``OMP_NUM_THREADS=2`` wall clock is
-measured instead of processor time: another machine than the table's, as far as one can have it.
-``--processor`` measures processor time there, too, for a machine that others use; with
-``OMP_WAIT_POLICY=PASSIVE`` it has no share of threads that wait. Yet another machine, one without
-vector instructions, is ``ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE``.
+the check alone, against the table that is shipped; with ``--second`` other settings. With
+``OMP_NUM_THREADS=2`` wall clock is measured instead of processor time: another machine than the
+table's, as far as one can have it. ``--processor`` measures processor time there, too, for a
+machine that others use; with ``OMP_WAIT_POLICY=PASSIVE`` it has no share of threads that wait. Yet
+another machine, one without vector instructions, is
+``ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE``.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ from bo_stream.recommendation.problem import Problem, problem_of
 
 Array = NDArray[np.float64]
 TABLE = Path(bo_stream.recommendation.__file__).parent / "costs.json"
+ROUNDS = 3
+"""Times that the check measures all settings, one after the other."""
+
 LENGTHSCALES = (0.05, 0.15, 0.3, 0.6)
 LIMITS = {
     "rows": MOST_ROWS,
@@ -127,6 +131,21 @@ CANDIDATES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """The terms that may enter each cost."""
 
+_OF_ROWS = dict.fromkeys(("refit", "posterior", "fantasy"), "gradients")
+_OF_GRIDS = dict.fromkeys(("refit", "fantasy"), "gradients")
+SMALL_WORK: dict[str, dict[str, str]] = {
+    "exact": {"refit": "gradients"},
+    "WISKI, rows": _OF_ROWS,
+    "WISKI, sum, rows": _OF_ROWS,
+    "WISKI": _OF_GRIDS,
+    "WISKI, sum": _OF_GRIDS,
+    "DirichletWISKI, rows": {**_OF_ROWS, "refit": "factors"},
+    "DirichletWISKI": {"refit": "gradients", "fantasy": "factors"},
+}
+"""Kinds of the terms that do not grow with the data, where they are not ``calls``. Measurements on
+one thread cannot tell them apart; these are the ones that slow down likewise on two.
+"""
+
 
 # --- what is measured ---------------------------------------------------------------------------
 
@@ -190,6 +209,25 @@ def fresh() -> list[Setting]:
     some += [Setting("LocalGP", n, d) for n, d in ((80, 3), (1_000, 3), (1_500, 5))]
     some += [Setting(family, n, 5) for family in ("DecoupledGP", "QSGP") for n in (700, 8_000)]
     return some + learned()
+
+
+def second() -> list[Setting]:
+    """List settings of a second check, which the kinds of small work were not chosen by either."""
+    some = [Setting("exact", n, d) for n, d in ((30, 2), (70, 5), (180, 3), (350, 7), (700, 2))]
+    some += [Setting("WISKI", n, 1) for n in (60, 280, 3_000)]
+    some += [Setting("WISKI", n, d) for n, d in ((120, 2), (200, 3), (500, 3), (5_000, 2))]
+    some += [Setting("WISKI", 1_500, 4, q=2), Setting("WISKI", 1_500, 2, q=5, lengthscale=0.4)]
+    some += [Setting("WISKI, sum", n, d) for n, d in ((200, 4), (1_500, 7))]
+    some += [Setting("OSGPR", n, d) for n, d in ((80, 2), (300, 8), (1_500, 4), (4_000, 3))]
+    some += [Setting("OSVGP", n, d) for n, d in ((80, 2), (400, 3), (1_500, 5))]
+    some += [Setting("DirichletWISKI", n, d, m=2) for n, d in ((90, 1), (180, 3))]
+    some += [Setting("DirichletWISKI", n, d, m=m) for n, d, m in ((150, 2, 4), (1_500, 1, 3))]
+    some += [Setting("ClusteredGP", n, d) for n, d in ((80, 2), (900, 3))]
+    some += [Setting("LocalGP", n, d) for n, d in ((150, 2), (900, 5))]
+    some += [Setting(family, n, 4) for family in ("DecoupledGP", "QSGP") for n in (500, 3_000)]
+    some += [Setting("WISKI", 1_500, d, lengthscale=None) for d in (1, 2)]
+    some += [Setting("OSGPR", 900, 3, lengthscale=None, function="valley")]
+    return [*some, Setting("exact", 120, 3, lengthscale=None, function="funnel")]
 
 
 def learned() -> list[Setting]:
@@ -276,10 +314,7 @@ def fitted(found: list[Measured], sizes: dict[str, Any]) -> dict[str, Any]:
     for one in found:
         stages[reader.stage(*_named(one.setting))].append(one)
     for stage, members in stages.items():
-        costs = {
-            name: _fit_terms(members, name, CANDIDATES[stage][name], reader)
-            for name in (*OPERATIONS, "bytes")
-        }
+        costs = {name: _fit_terms(stage, name, members, reader) for name in (*OPERATIONS, "bytes")}
         table["terms"][stage] = costs
     return table
 
@@ -290,11 +325,12 @@ def _named(setting: Setting) -> tuple[str, Problem]:
 
 
 def _fit_terms(
-    members: list[Measured], name: str, candidates: tuple[str, ...], reader: CostTable
+    stage: str, name: str, members: list[Measured], reader: CostTable
 ) -> list[list[Any]]:
     """Fit one cost; outputs multiply every term but the constant."""
-    symbols = [one if one in ("", "m") else f"{one} m" for one in candidates]
-    terms = [("" if name == "bytes" else _kind(one), one) for one in symbols]
+    symbols = [one if one in ("", "m") else f"{one} m" for one in CANDIDATES[stage][name]]
+    small = SMALL_WORK.get(stage, {}).get(name, "calls")
+    terms = [("" if name == "bytes" else _kind(one, small), one) for one in symbols]
     rows, targets = [], []
     for one in members:
         found = {**reader.sizes(*_named(one.setting)), **one.sizes}
@@ -325,25 +361,31 @@ def least_log_errors(design: Array, rounds: int = 20) -> Array:
     return solution / scale
 
 
-def _kind(symbols: str) -> str:
-    """Name the work of a term: cubes are linear algebra, squares array passes, else calls."""
+def _kind(symbols: str, small: str) -> str:
+    """Name the work of a term: cubes are linear algebra, squares array passes, else ``small``."""
     sizes = [symbol for symbol in symbols.split() if symbol not in "qmgCda"]
-    return ("calls", "elements", "elements", "flops")[min(len(sizes), 3)]
+    return (small, "elements", "elements", "flops")[min(len(sizes), 3)]
 
 
 # --- the check ----------------------------------------------------------------------------------
 
 
 def ratios(found: Iterable[Measured], table: CostTable) -> Iterator[tuple[Setting, str, float]]:
-    """Yield predicted over measured for every cost, on this machine's speed when measured."""
+    """Yield predicted over measured for every cost, on this machine's speed when measured.
+
+    Of a setting that was measured several times it is the median.
+    """
+    each: dict[tuple[Setting, str], list[float]] = defaultdict(list)
     for one in found:
         family, asked = _named(one.setting)
         if one.lengthscale is not None:
             asked = replace(asked, lengthscale=one.lengthscale)
         predicted = table.seconds(family, asked, one.speeds)
         for name in OPERATIONS:
-            yield one.setting, name, predicted[name] / one.seconds[name]
-        yield one.setting, "bytes", table.bytes(family, asked) / one.bytes
+            each[one.setting, name].append(predicted[name] / one.seconds[name])
+        each[one.setting, "bytes"].append(table.bytes(family, asked) / one.bytes)
+    for (setting, name), some in each.items():
+        yield setting, name, statistics.median(some)
 
 
 def claims(title: str, found: list[Measured], table: CostTable) -> list[Claim]:
@@ -372,6 +414,7 @@ def main() -> None:
         "write": "ship the fitted table",
         "fit": "fit what the last run measured",
         "check": "measure the check only, against the shipped table",
+        "second": "check other settings, once",
         "processor": "measure processor time on several threads, too",
     }
     options = start(__doc__, flags=flags)
@@ -387,7 +430,8 @@ def main() -> None:
         made += claims("fit", found, table)
         if "write" in options.flags:
             TABLE.write_text(_written(fit), encoding="utf-8")
-    checked = measure(options.pick(fresh(), tiny()), processor)
+    settings = second() if "second" in options.flags else ROUNDS * fresh()
+    checked = measure(options.pick(settings, tiny()), processor)
     options.out.mkdir(parents=True, exist_ok=True)
     rows = json.dumps([asdict(one) for one in checked], indent=1)
     (options.out / "cost_check.json").write_text(rows + "\n")

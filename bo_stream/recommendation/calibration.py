@@ -10,20 +10,21 @@ import torch
 
 Clock = Callable[[], float]
 
-KINDS = ("calls", "flops", "elements")
-"""What costs time: many small operations, dense linear algebra, passes over large arrays."""
+PLAIN = {"calls": 100, "gradients": 20, "factors": 0}
+"""Plain tensor expressions for each Cholesky factor and its gradient in three probes. LAPACK starts
+threads for the smallest matrix, plain expressions start none: on two threads the probes take 1.3,
+1.9 and 3 times as long as on one.
+"""
 
-
-PLAIN = 100
-"""Plain tensor expressions for each Cholesky factor and its gradient in the probe of calls. LAPACK
-starts threads for the smallest matrix, plain expressions start none: with this many the probe slows
-down on two threads as the models' operations do.
+KINDS = (*PLAIN, "flops", "elements")
+"""What costs time: many small operations, among which factorizations of small matrices and their
+gradients are few, many or most; dense linear algebra; passes over large arrays.
 """
 
 
 @cache
 def speeds(threads: int, clock: Clock = time.perf_counter) -> dict[str, float]:
-    """Time three probes on this machine, once a process for each number of threads.
+    """Time probes on this machine, once a process for each number of threads.
 
     It takes a fifth of a second or so.
 
@@ -58,11 +59,11 @@ def _probes() -> dict[str, Callable[[], object]]:
     long = torch.linspace(0.0, 1.0, 200_000, dtype=torch.float64)
     result = torch.empty_like(long)  # allocated once: a first touch of memory would count, too
 
-    def calls() -> None:
-        for _ in range(6):
+    def small_operations(repeats: int, plain: int) -> None:
+        for _ in range(repeats):
             factor = torch.linalg.cholesky(small + small.mT + 1.0)
             (factor * factor).sum().backward()
-            for _ in range(PLAIN):
+            for _ in range(plain):
                 (factor.unsqueeze(-2) * 2.0).sum(-1)
 
     def flops() -> None:
@@ -72,4 +73,10 @@ def _probes() -> dict[str, Callable[[], object]]:
         for _ in range(5):
             torch.mul(long, long, out=result).exp_().sum()
 
-    return {"calls": calls, "flops": flops, "elements": elements}
+    return {
+        "calls": lambda: small_operations(6, PLAIN["calls"]),
+        "gradients": lambda: small_operations(16, PLAIN["gradients"]),
+        "factors": lambda: small_operations(30, PLAIN["factors"]),
+        "flops": flops,
+        "elements": elements,
+    }
