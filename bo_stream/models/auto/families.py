@@ -197,5 +197,5 @@ def begin(
         return CollapsedInference(most, options.get("window", WINDOW)), memory
     steps, fixed = options.get("hyper_steps", 0), options.get("fixed", ())
     window = options.get("window", SITES_WINDOW)
-    options_of_steps = NATURAL_STEPS, 1.0, steps, LEARNING_RATE, fixed
-    return SiteInference(most, 1.0, *options_of_steps, window), memory
+    inference = SiteInference(most, 1.0, NATURAL_STEPS, 1.0, steps, LEARNING_RATE, fixed, window)
+    return inference, memory
