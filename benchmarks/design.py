@@ -18,12 +18,12 @@ from torch import Tensor
 from benchmarks.data import real_file, write_small_field
 from benchmarks.harness import Options, start
 from benchmarks.report import Claim, finish, stated
-from bo_stream import WISKI
+from bo_stream import WISKI, PoolSelector
 from bo_stream.loops.datasets import read_dataset
 from bo_stream.loops.models import KERNELS
 from bo_stream.loops.predictions import predict, score
 from bo_stream.loops.run import from_record
-from bo_stream.loops.sampling.loop import PoolSplit, choice_rule
+from bo_stream.loops.sampling.replay import PoolSplit
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
 
 LENGTHSCALES = (0.055, 0.060)
@@ -74,9 +74,11 @@ def outcome(split: PoolSplit, settings: Settings, strategy: Strategy, grid_size:
     """Choose, observe, and score once at the end."""
     picks = list(range(settings.initial))
     model = fixed_model(split, picks, grid_size)
-    rule = choice_rule(strategy, split, model)
+    selector = PoolSelector(model, split.pool_X, split.test_X)
     for _ in range(settings.steps or 0):
-        chosen = rule(settings.q, picks)
+        chosen = list(range(len(picks), len(picks) + settings.q))
+        if strategy == "nipv":
+            chosen = selector.select(settings.q, exclude=torch.tensor(picks)).tolist()
         model.update(split.pool_X[chosen], standardised(split, split.pool_Y[chosen]))
         picks.extend(chosen)
     test_Y = standardised(split, split.test_Y)

@@ -31,7 +31,7 @@ from benchmarks.harness import Options, start
 from benchmarks.report import Claim, at_most, finish, stated
 from bo_stream.loops.datasets import read_dataset
 from bo_stream.loops.run import from_record
-from bo_stream.loops.sampling.loop import PoolSplit
+from bo_stream.loops.sampling.replay import PoolSplit
 from bo_stream.loops.sampling.settings import Settings
 
 EARLY = 600

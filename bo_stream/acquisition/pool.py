@@ -44,6 +44,7 @@ def select_from_pool(
     exclude: Tensor | None = None,
     costs: Tensor | None = None,
     posterior_transform: PosteriorTransform | None = None,
+    pending: Tensor | None = None,
 ) -> Tensor:
     """Choose q of N candidates, one after the other, that reduce the mean posterior variance most.
 
@@ -61,6 +62,8 @@ def select_from_pool(
         exclude: Candidates not to choose: a boolean mask, ``N``, or indices, ``n``.
         costs: Positive cost of each candidate, ``N``: picks then have the largest gain per cost.
         posterior_transform: A ``ScalarizedPosteriorTransform``, required for several outputs.
+        pending: Candidates that have been asked for and are not observed yet, as ``exclude``: not
+            chosen either, and the others are chosen as if the model had observed them.
 
     Returns:
         Indices into ``pool``, in the order of picking, ``q``.
@@ -73,7 +76,8 @@ def select_from_pool(
             transform, or with a likelihood of labels or counts.
         ValueError: q is less than one, or more than the candidates that are left.
     """
-    return PoolSelector(model, pool, mc_points, posterior_transform).select(q, exclude, costs)
+    selector = PoolSelector(model, pool, mc_points, posterior_transform)
+    return selector.select(q, exclude, costs, pending)
 
 
 class PoolSelector:
@@ -124,12 +128,19 @@ class PoolSelector:
         return self._pool.shape[0]
 
     @torch.no_grad()
-    def select(self, q: int, exclude: Tensor | None = None, costs: Tensor | None = None) -> Tensor:
+    def select(
+        self,
+        q: int,
+        exclude: Tensor | None = None,
+        costs: Tensor | None = None,
+        pending: Tensor | None = None,
+    ) -> Tensor:
         """Choose q candidates for the model as it is now, which is not changed.
 
         Arguments, result and errors as :func:`select_from_pool`.
         """
-        available = available_candidates(exclude, self._pool, q)
+        unavailable, waiting = self._unavailable(exclude, pending)
+        available = available_candidates(unavailable, self._pool, q)
         costs = self._checked_costs(costs)
         process = self._model.feature_process(self._corners)
         if in_weight_space(process):
@@ -138,6 +149,8 @@ class PoolSelector:
             before = JointGains.of(process, self._pool, self._measure)
         gains, noise = before, self._noise()
         factors = variance_factors(self._model, self._posterior_transform).unsqueeze(-1)
+        for candidate in waiting:
+            gains = gains.observing(candidate, noise[:, candidate, None])
         picks: list[int] = []
         for _ in range(q):
             worth = (factors * gains.value(noise)).sum(0) / costs
@@ -149,6 +162,19 @@ class PoolSelector:
         if isinstance(before, Gains) and isinstance(gains, Gains):
             self._known = before, gains
         return torch.tensor(picks, device=self._pool.device)
+
+    def _unavailable(
+        self, exclude: Tensor | None, pending: Tensor | None
+    ) -> tuple[Tensor | None, list[int]]:
+        """Return the candidates not to be chosen, and the pending ones that are not excluded."""
+        if pending is None or pending.numel() == 0:
+            return exclude, []
+        waiting = checked_indices("pending", pending, len(self)).to(self._pool.device)
+        if exclude is None:
+            return waiting, waiting.unique().tolist()
+        excluded = checked_indices("exclude", exclude, len(self)).to(waiting)
+        left = waiting[~torch.isin(waiting, excluded)].unique()
+        return torch.cat((excluded, left)), left.tolist()
 
     def _noise(self) -> Tensor:
         """Return the noise variance at each candidate, ``m x N``, some thousand at a time."""

@@ -67,7 +67,7 @@ def _run_and_report(campaign: Campaign, folder: Path, caught: running.Caught) ->
     OUT.print(_final_table(finals, campaign))
     _show_outliers(campaign)
     running.show_alarms(trust)
-    logs = [loop.state.model.numerical_log for loop in campaign.loops.values()]
+    logs = [loop.model.numerical_log for loop in campaign.begun.values()]
     files = "picks.csv, curve.csv, map.png, curve.png, trust.png, trust.json and run.json"
     running.show_end(folder, files, caught, logs, stopped, ["sample"])
 
@@ -89,9 +89,8 @@ def _announce(campaign: Campaign, folder: Path) -> None:
 def _last_errors(campaign: Campaign) -> str:
     """Return the last error of each strategy as text."""
     parts = [
-        f"{'RMSE' if name != 'random' else 'random'} {loop.state.curve[-1].rmse_sd:.3f} sd"
-        for name, loop in campaign.loops.items()
-        if loop.state.curve
+        f"{'RMSE' if name != 'random' else 'random'} {loop.curve[-1].rmse_sd:.3f} sd"
+        for name, loop in campaign.begun.items()
     ]
     return ", ".join(parts) or "learning the first hyperparameters"
 
@@ -113,7 +112,7 @@ def _final_table(finals: Mapping[Strategy, Score], campaign: Campaign) -> Table:
 
 
 def _show_outliers(campaign: Campaign) -> None:
-    for name, loop in campaign.loops.items():
+    for name, loop in campaign.begun.items():
         rows = loop.outlying_rows()
         if rows:
             OUT.print(

@@ -75,6 +75,23 @@ class TestEqualsTryingAll:
         empty = select_from_pool(model, pool, 5, points, exclude=torch.tensor([]))
         assert empty.tolist() == unwanted
 
+    def test_with_pending_ones(self) -> None:
+        """As if they had been observed, whatever came out."""
+        data, pool, points = some(), rand(POOL), rand(40)
+        model = small_model(data, outcome_transform=None)
+        waiting = naive(model, data, pool, points, 20)[10:14]
+        told = Observations(torch.cat((data.X, pool[waiting])), torch.cat((data.Y, rand(4)[:, :1])))
+        expected = naive(model, told, pool, points, 6, (*waiting, 3))
+        assert expected != naive(model, data, pool, points, 6, (*waiting, 3))
+        selector = PoolSelector(model, pool, points)
+        for pending in (torch.tensor(waiting), torch.tensor(waiting * 2)):
+            picks = selector.select(6, exclude=torch.tensor([3]), pending=pending)
+            assert picks.tolist() == expected
+        again = selector.select(6, exclude=torch.tensor([3, *waiting]), pending=pending)
+        assert again.tolist() == naive(model, data, pool, points, 6, (*waiting, 3))
+        with pytest.raises(InputDataError, match="from 0 to 59 in pending"):
+            selector.select(6, pending=torch.tensor([60]))
+
     def test_with_costs(self) -> None:
         data, pool, points = some(), rand(POOL), rand(40)
         model, costs = small_model(data), 0.1 + torch.rand(POOL, dtype=torch.float64)

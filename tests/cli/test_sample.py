@@ -254,7 +254,7 @@ def test_a_run_is_not_written_over_and_keeps_its_settings(data: str, tmp_path: P
     ):
         assert_one_clear_error(sample(*args), message)
     index = Path("run/checkpoint.json")
-    index.write_bytes(before["checkpoint.json"].replace(b'"version": 7', b'"version": 99'))
+    index.write_bytes(before["checkpoint.json"].replace(b'"version": 8', b'"version": 99'))
     assert_one_clear_error(sample(*resume), "version 99 of the format")
     index.write_bytes(before["checkpoint.json"])
     assert contents(Path("run")) == before

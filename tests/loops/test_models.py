@@ -28,7 +28,7 @@ from bo_stream.loops.optimization import (
 from bo_stream.loops.predictions import predict, predict_mean
 from bo_stream.loops.run import from_record
 from bo_stream.loops.sampling.campaign import Campaign
-from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit
+from bo_stream.loops.sampling.replay import PoolSplit, SamplingReplay
 from bo_stream.loops.sampling.results import write_results
 from bo_stream.loops.sampling.settings import Settings
 from bo_stream.models.auto import families, inference
@@ -64,10 +64,10 @@ def optimization(name: str, **changes: Any) -> OptimizationSettings:
     return replace(settings, **changes)
 
 
-def sampling(name: str, **changes: Any) -> ActiveSampling:
+def sampling(name: str, **changes: Any) -> SamplingReplay:
     data, settings = small_map(), replace(QUICK, model=name, grid=None, **changes)
     resolved = settings.resolved(*data.X.shape)
-    return ActiveSampling(PoolSplit.of(data, resolved), resolved)
+    return SamplingReplay(PoolSplit.of(data, resolved), resolved)
 
 
 def of(optimizer: Optimizer) -> StreamingGP:
@@ -234,8 +234,8 @@ def test_each_learns_a_map(name: str) -> None:
     loop = sampling(name, steps=12)
     list(loop.run())
     assert len(set(loop.state.picks)) == loop.observations == 41
-    assert loop.state.curve[-1].rmse < 0.7 * loop.state.curve[0].rmse
-    assert 0.5 <= loop.state.curve[-1].coverage <= 1.0
+    assert loop.curve[-1].rmse < 0.7 * loop.curve[0].rmse
+    assert 0.5 <= loop.curve[-1].coverage <= 1.0
 
 
 @pytest.mark.matrix
@@ -271,13 +271,14 @@ def test_each_survives_a_stop_and_says_what_it_is(name: str, tmp_path: Path) -> 
 def test_options_reach_the_model(name: str, what: str, most: int) -> None:
     loop = sampling(name, model_options=FEWER[name])
     list(loop.run())
-    assert 0 < MODELS[name].describe(loop.state.model)[what] <= most
+    assert 0 < MODELS[name].describe(loop.model)[what] <= most
 
 
 def test_the_default_samples_on_a_grid_where_the_inputs_are_few() -> None:
     data, settings = small_map(), replace(QUICK, grid=None)
-    loop = ActiveSampling(PoolSplit.of(data, settings.resolved(120, 2)), settings.resolved(120, 2))
-    assert MODELS["auto"].describe(loop.state.model)["family"] == "WISKI"
+    loop = SamplingReplay(PoolSplit.of(data, settings.resolved(120, 2)), settings.resolved(120, 2))
+    loop.advance()
+    assert MODELS["auto"].describe(loop.model)["family"] == "WISKI"
     assert settings.resolved(120, 2).outliers == 8.0
     assert settings.resolved(120, 5).outliers == 0.0
     with pytest.raises(UsageError, match="got outliers 3 with 5 inputs"):
@@ -287,7 +288,7 @@ def test_the_default_samples_on_a_grid_where_the_inputs_are_few() -> None:
 def test_more_local_models_where_they_are_small() -> None:
     loop = sampling("local", model_options={**FEWER["local"], "nearest": 1})
     list(loop.run())
-    assert MODELS["local"].describe(loop.state.model)["local_models"] > 2
+    assert MODELS["local"].describe(loop.model)["local_models"] > 2
 
 
 # --- predictions --------------------------------------------------------------------------------

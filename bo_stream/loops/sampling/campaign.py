@@ -8,20 +8,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.errors import UsageError
 from bo_stream.loops.crowded_cores import CoreWatch
 from bo_stream.loops.datasets import Dataset, read_dataset, simulated_prevalence
 from bo_stream.loops.models import MODELS
 from bo_stream.loops.predictions import Score
 from bo_stream.loops.run import SAMPLING, ModelFile, check_not_shorter, from_record
-from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit, SamplingState, Step
+from bo_stream.loops.sampling.replay import PoolSplit, SamplingReplay, Step
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
+from bo_stream.loops.sampling.state import SamplingState
 
 _STEPS_ON_SIMULATED = 150
 """Default number of choices on the simulated map: a minute's work on two cores."""
-
-_POSITIONS = ("picks", "refits", "outliers")
 
 
 @dataclass(frozen=True)
@@ -56,16 +54,16 @@ class Campaign:
         data: Dataset,
         origin: DataOrigin,
         settings: Settings,
-        states: Mapping[Strategy, SamplingState | None],
+        former: Mapping[Strategy, tuple[SamplingState, list[Score]] | None],
         seconds: float = 0.0,
     ) -> None:
-        """Begin or go on with a loop per state; use :meth:`begin` or :meth:`resume`."""
+        """Begin loops, or go on with state and scores; use :meth:`begin` or :meth:`resume`."""
         resolved = settings.resolved(*data.X.shape)
         split = PoolSplit.of(data, resolved)
         self.data, self.origin, self.seconds = data, origin, seconds
         self.loops = {
-            name: ActiveSampling(split, replace(resolved, strategy=name), state)
-            for name, state in states.items()
+            name: SamplingReplay(split, replace(resolved, strategy=name), *(parts or ()))
+            for name, parts in former.items()
         }
         self._within_step = False
 
@@ -108,8 +106,10 @@ class Campaign:
             present = [name for name in STRATEGIES if name in content["runs"]]
             if not present:
                 raise ValueError("no strategy")
-            records = {name: _parsed(content["runs"][name]) for name in present}
-            files = {name: from_record(ModelFile, content["models"][name]) for name in present}
+            runs = {name: content["runs"][name] for name in present}
+            curves = {name: _curve(run) for name, run in runs.items()}
+            states = {name: SamplingState.of_record(run) for name, run in runs.items()}
+            files = {name: from_record(ModelFile, file) for name, file in content["models"].items()}
         data = _read(path or (origin.path and Path(origin.path)) or None, origin.x, origin.y)
         if data.fingerprint != origin.fingerprint:
             raise UsageError(
@@ -117,13 +117,15 @@ class Campaign:
                 f"(fingerprint {origin.fingerprint[:12]}, got {data.fingerprint[:12]}). Give the "
                 "data that the run began with, or start anew in another folder."
             )
-        states = {}
-        for name, record in records.items():
-            _check_picks(folder / SAMPLING.name, record, files[name].observations)
-            model = files[name].read(folder, MODELS[settings.model].model, settings.device)
-            states[name] = SamplingState(model, **record)
+        pool = settings.resolved(*data.X.shape).pool or 0
+        for name, state in states.items():
+            file = files.get(name)
+            state.check(None if file is None else file.observations, pool, folder / SAMPLING.name)
+            if file is not None:
+                state.model = file.read(folder, MODELS[settings.model].model, settings.device)
+        former = {name: (state, curves[name]) for name, state in states.items()}
         longer = settings if steps is None else replace(settings, steps=steps)
-        campaign = cls(data, origin, longer, states, seconds)
+        campaign = cls(data, origin, longer, former, seconds)
         check_not_shorter(campaign.steps_done, campaign.main.settings.steps or 0)
         return campaign
 
@@ -134,19 +136,23 @@ class Campaign:
         """
         if self._within_step:
             return
-        states = {name: loop.state for name, loop in self.loops.items()}
         content = {
             "data": asdict(self.origin),
             "settings": asdict(self.main.settings),
             "seconds": self.seconds,
-            "runs": {name: _record(state) for name, state in states.items()},
+            "runs": {name: _record(loop) for name, loop in self.loops.items()},
         }
-        SAMPLING.save(folder, content, {name: state.model for name, state in states.items()})
+        SAMPLING.save(folder, content, {name: loop.model for name, loop in self.begun.items()})
 
     @property
-    def main(self) -> ActiveSampling:
+    def main(self) -> SamplingReplay:
         """Loop of the first strategy."""
         return next(iter(self.loops.values()))
+
+    @property
+    def begun(self) -> dict[Strategy, SamplingReplay]:
+        """Loops that have done their start."""
+        return {name: loop for name, loop in self.loops.items() if loop.curve}
 
     @property
     def steps_done(self) -> int:
@@ -176,25 +182,9 @@ def _read(path: Path | None, x: Sequence[str] | None, y: str | None) -> Dataset:
     return simulated_prevalence() if path is None else read_dataset(path, x, y)
 
 
-def _record(state: SamplingState) -> dict[str, Any]:
-    positions = {name: getattr(state, name) for name in _POSITIONS}
-    curve = [asdict(entry) for entry in state.curve]
-    return {**positions, "curve": curve, "validation": state.validation.state()}
+def _record(loop: SamplingReplay) -> dict[str, Any]:
+    return {**loop.state.record(), "curve": [asdict(entry) for entry in loop.curve]}
 
 
-def _parsed(record: Mapping[str, Any]) -> dict[str, Any]:
-    positions = {name: [int(n) for n in record[name]] for name in _POSITIONS}
-    curve = [from_record(Score, entry) for entry in record["curve"]]
-    validation = ProgressiveValidation.of_state(record["validation"])
-    return {**positions, "curve": curve, "validation": validation}
-
-
-def _check_picks(path: Path, record: Mapping[str, Any], observations: int) -> None:
-    picks, distinct = len(record["picks"]), len(set(record["picks"]))
-    outliers, places = len(record["outliers"]), set(record["outliers"])
-    in_order = record["outliers"] == sorted(places) and places <= set(range(picks))
-    if not (in_order and picks == distinct == observations + outliers):
-        raise UsageError(
-            f"{path} contradicts itself: {picks:,} picks, {distinct:,} of them distinct, "
-            f"{outliers:,} outliers, and a model of {observations:,} observations."
-        )
+def _curve(record: Mapping[str, Any]) -> list[Score]:
+    return [from_record(Score, entry) for entry in record["curve"]]

@@ -20,8 +20,8 @@ from bo_stream.loops.results import (
     write_trust,
 )
 from bo_stream.loops.sampling.campaign import Campaign
-from bo_stream.loops.sampling.loop import ActiveSampling
 from bo_stream.loops.sampling.pictures import MapView, draw_curve, draw_map
+from bo_stream.loops.sampling.replay import SamplingReplay
 from bo_stream.loops.sampling.settings import Strategy
 
 
@@ -34,7 +34,7 @@ def write_results(
     ``notes``, texts of warnings, are put into run.json. Returns the score of each strategy's model
     as it is, and whether that of the main one can be trusted.
     """
-    curves = {name: _curve_to_here(loop) for name, loop in campaign.loops.items()}
+    curves = {name: _curve_to_here(loop) for name, loop in campaign.begun.items()}
     finals = {name: curve[-1] for name, curve in curves.items()}
     files = {
         "picks.csv": _picks_table(campaign),
@@ -48,15 +48,15 @@ def write_results(
         "run.json": record_file(_record(campaign, finals), campaign.seconds, notes),
     }
     write_files(folder, files)
-    moves = getattr(campaign.main.state.model, "history", ())
+    moves = getattr(campaign.main.model, "history", ())
     write_picture(folder / "curve.png", lambda: draw_curve(curves, campaign.data.target, moves))
     write_picture(folder / "map.png", lambda: draw_map(_map_view(campaign)))
-    state = campaign.main.state
-    return finals, write_trust(folder, state.model, state.validation)
+    main = campaign.main
+    return finals, write_trust(folder, main.model, main.state.validation)
 
 
-def _curve_to_here(loop: ActiveSampling) -> list[Score]:
-    curve = list(loop.state.curve)
+def _curve_to_here(loop: SamplingReplay) -> list[Score]:
+    curve = list(loop.curve)
     if not curve or curve[-1].observations < loop.observations:
         curve.append(loop.score_now())
     return curve
@@ -68,7 +68,7 @@ def _picks_table(campaign: Campaign) -> bytes:
     header = ("strategy", "step", "row", *data.columns, data.target, "outlier")
     lines = [
         (name, step, row, *data.X[row], data.y[row], int(row in outliers))
-        for name, loop in campaign.loops.items()
+        for name, loop in campaign.begun.items()
         for outliers in [set(loop.outlying_rows())]
         for place, row in enumerate(loop.picked_rows())
         for step in [max(0, (place - loop.settings.initial) // loop.settings.q + 1)]
@@ -99,9 +99,9 @@ def _record(campaign: Campaign, finals: Mapping[Strategy, Score]) -> dict[str, A
                 "final": asdict(finals[name]),
                 "refits_at": loop.state.refits,
                 "outliers": loop.outlying_rows(),
-                "model": model_record(loop.settings.model, loop.state.model),
+                "model": model_record(loop.settings.model, loop.model),
             }
-            for name, loop in campaign.loops.items()
+            for name, loop in campaign.begun.items()
         },
     }
 
@@ -109,7 +109,7 @@ def _record(campaign: Campaign, finals: Mapping[Strategy, Score]) -> dict[str, A
 def _map_view(campaign: Campaign) -> MapView:
     data, loop = campaign.data, campaign.main
     X = torch.from_numpy(data.unit_X).to(loop.split.pool_X)
-    mean, variance = predict(loop.state.model, X)
+    mean, variance = predict(loop.model, X)
     return MapView(
         data,
         mean.double().cpu().numpy(),

@@ -16,7 +16,7 @@ import torch
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import StopRequest, run_with_checkpoints
 from bo_stream.loops.sampling.campaign import Campaign
-from bo_stream.loops.sampling.loop import Step
+from bo_stream.loops.sampling.replay import Step
 from bo_stream.loops.sampling.settings import Strategy
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import describe_file, read_archive, write_archive
@@ -56,7 +56,7 @@ def advance(campaign: Campaign, steps: int) -> Campaign:
 
 def outcome(campaign: Campaign) -> dict[str, Any]:
     return {
-        name: (loop.state.picks, loop.state.refits, [s.rmse for s in loop.state.curve])
+        name: (loop.state.picks, loop.state.refits, [s.rmse for s in loop.curve])
         for name, loop in campaign.loops.items()
     }
 
@@ -251,8 +251,9 @@ def test_a_model_elsewhere_is_not_read(
 def test_picks_that_are_not_the_model_s(path: Path, folder: Path) -> None:
     advance(begin(path), 6).save(folder)
     good = (folder / "checkpoint.json").read_bytes()
-    picks = json.loads(good)["runs"]["nipv"]["picks"]
-    assert len(picks) == 11
+    run = json.loads(good)["runs"]["nipv"]
+    picks, outcomes = run["picks"], run["outcomes"]
+    assert len(picks) == len(outcomes) == 11
     for chosen, observations, message in (
         (picks[:-3], 11, "contradicts itself: 8 picks"),
         ([*picks[:-3], *picks[:3]], 11, "contradicts itself: 11 picks, 8 of them distinct"),
@@ -260,7 +261,7 @@ def test_picks_that_are_not_the_model_s(path: Path, folder: Path) -> None:
         (picks[:8], 8, "a model of 11 observations, the checkpoint says 8"),
     ):
         (folder / "checkpoint.json").write_bytes(good)
-        edit_run(folder, picks=chosen)
+        edit_run(folder, picks=chosen, outcomes=outcomes[: len(chosen)])
         edit_model(folder, observations=observations)
         refused(folder, message)
     (folder / "checkpoint.json").write_bytes(good)
@@ -325,7 +326,7 @@ def test_an_interrupt_within_a_step_leaves_the_checkpoint_before(
         raise KeyboardInterrupt
 
     def from_the_second_step_on(_: tuple[Strategy, Step]) -> None:
-        monkeypatch.setattr("bo_stream.loops.sampling.loop.relearn", interrupt)
+        monkeypatch.setattr("bo_stream.loops.sampling.sampling.relearn", interrupt)
 
     campaign = begin(path)
     run_until_interrupted(campaign, folder, from_the_second_step_on)

@@ -59,9 +59,7 @@ def test_curve_holds_every_score(results: tuple[Campaign, Path]) -> None:
     curve = rows(folder / "curve.csv")
     assert [line["strategy"] for line in curve] == ["nipv"] * 3 + ["random"] * 3
     assert [int(line["observations"]) for line in curve] == [5, 11, 17] * 2
-    assert [float(line["rmse"]) for line in curve[:3]] == [
-        s.rmse for s in campaign.main.state.curve
-    ]
+    assert [float(line["rmse"]) for line in curve[:3]] == [s.rmse for s in campaign.main.curve]
 
 
 def test_a_hand_over_is_marked_in_the_curve() -> None:
@@ -85,7 +83,7 @@ def test_run_json_says_how_it_was_made(results: tuple[Campaign, Path]) -> None:
     assert set(run["versions"]) >= {"python", "bo-stream", "torch", "botorch", "gpytorch"}
     assert run["strategies"]["nipv"]["model"]["grid_size"] == [12, 12]
     kernel = run["strategies"]["nipv"]["model"]["kernel"]
-    module = campaign.main.state.model.covar_module
+    module = campaign.main.model.covar_module
     assert kernel["base_kernel.lengthscale"] == module.base_kernel.lengthscale.tolist()
     assert run["strategies"]["random"]["final"]["observations"] == 17
     assert run["warnings"] == ["a warning"]

@@ -10,17 +10,17 @@ from bo_stream.acquisition import select_from_pool
 from bo_stream.errors import UsageError
 from bo_stream.loops.models import KERNELS, MODELS
 from bo_stream.loops.predictions import predict
-from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit
+from bo_stream.loops.sampling.replay import PoolSplit, SamplingReplay
 from bo_stream.loops.sampling.settings import Settings, Strategy
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
 
 
-def begin(settings: Settings = QUICK) -> ActiveSampling:
+def begin(settings: Settings = QUICK) -> SamplingReplay:
     data = small_map()
     resolved = settings.resolved(*data.X.shape)
-    return ActiveSampling(PoolSplit.of(data, resolved), resolved)
+    return SamplingReplay(PoolSplit.of(data, resolved), resolved)
 
 
 def test_the_split_divides_the_rows_without_overlap_and_by_seed_alone() -> None:
@@ -45,14 +45,14 @@ def test_a_run_picks_each_site_once_and_learns() -> None:
     assert loop.state.picks == [i for step in steps for i in step.chosen]
     assert len(set(loop.state.picks)) == 17
     assert loop.finished
-    assert loop.state.model.num_observations == 17
-    assert loop.state.curve[-1].rmse < loop.state.curve[0].rmse
+    assert loop.model.num_observations == 17
+    assert loop.curve[-1].rmse < loop.curve[0].rmse
 
 
 def test_the_model_has_seen_the_picks_and_nothing_else() -> None:
     loop = begin(replace(QUICK, refit=0.0))
     list(loop.run())
-    model = copy.deepcopy(loop.state.model)
+    model = copy.deepcopy(loop.model)
     picks = loop.state.picks
     model.retract(loop.split.pool_X[picks], loop.split.pool_Y[picks])
     assert model.num_observations == pytest.approx(0.0, abs=1e-9)
@@ -70,7 +70,7 @@ def test_each_choice_is_the_greedy_one_for_the_model_at_that_time() -> None:
     while not loop.finished:
         taken = torch.tensor(loop.state.picks)
         split = loop.split
-        expected = select_from_pool(loop.state.model, split.pool_X, 3, split.test_X, taken)
+        expected = select_from_pool(loop.model, split.pool_X, 3, split.test_X, taken)
         assert list(loop.advance().chosen) == expected.tolist()
 
 
@@ -88,7 +88,7 @@ def test_an_artefact_is_left_out_at_the_refit_that_finds_it(strategy: Strategy) 
     data, row = map_with_an_artefact(LONG)
     settings = replace(LONG, strategy=strategy).resolved(*data.X.shape)
     loops = [
-        ActiveSampling(PoolSplit.of(data, s), s)
+        SamplingReplay(PoolSplit.of(data, s), s)
         for s in (settings, replace(settings, outliers=0.0))
     ]
     for loop in loops:
@@ -96,11 +96,11 @@ def test_an_artefact_is_left_out_at_the_refit_that_finds_it(strategy: Strategy) 
     without, kept = loops
     assert (without.outlying_rows(), kept.outlying_rows()) == ([row], [])
     assert row in without.picked_rows()
-    assert without.state.model.num_observations == 119
-    assert without.state.curve[-1].observations == 120
-    noise = [float(loop.state.model.noise_level().detach()) for loop in loops]
+    assert without.model.num_observations == 119
+    assert without.curve[-1].observations == 120
+    noise = [float(loop.model.noise_level().detach()) for loop in loops]
     assert noise[0] < 0.25 * noise[1]
-    assert without.state.curve[-1].rmse < kept.state.curve[-1].rmse
+    assert without.curve[-1].rmse < kept.curve[-1].rmse
 
 
 def test_an_outcome_far_from_its_prediction_waits_for_the_refit() -> None:
@@ -108,8 +108,8 @@ def test_an_outcome_far_from_its_prediction_waits_for_the_refit() -> None:
     settings = replace(LONG, strategy="random", q=10, steps=3, pool=130, refit=1.25)
     data, row = map_with_an_artefact(settings, place=105)
     resolved = settings.resolved(*data.X.shape)
-    loop = ActiveSampling(PoolSplit.of(data, resolved), resolved)
-    counts = [(step.refitted, loop.state.model.num_observations) for step in loop.run()]
+    loop = SamplingReplay(PoolSplit.of(data, resolved), resolved)
+    counts = [(step.refitted, loop.model.num_observations) for step in loop.run()]
     assert counts == [(True, 100), (False, 109), (False, 119), (True, 129)]
     assert (loop.outlying_rows(), loop.state.outliers) == ([row], [105])
 
@@ -120,9 +120,11 @@ def test_a_surprise_that_the_refit_explains_is_learned_from(
     settings = replace(LONG, strategy="random", q=10, steps=3, pool=130, refit=1.25)
     data, _ = map_with_an_artefact(settings, place=105)
     resolved = settings.resolved(*data.X.shape)
-    loop = ActiveSampling(PoolSplit.of(data, resolved), resolved)
-    monkeypatch.setattr("bo_stream.loops.sampling.loop.leave_outliers_out", lambda *args: args[3])
-    counts = [loop.state.model.num_observations for _ in loop.run()]
+    loop = SamplingReplay(PoolSplit.of(data, resolved), resolved)
+    monkeypatch.setattr(
+        "bo_stream.loops.sampling.sampling.leave_outliers_out", lambda *args: args[3]
+    )
+    counts = [loop.model.num_observations for _ in loop.run()]
     assert counts == [100, 109, 119, 130]
     assert loop.state.outliers == []
 
@@ -135,10 +137,10 @@ def test_without_outliers_the_choices_and_scores_are_those_without_the_treatment
     runs = []
     for threshold in (7.0, 0.0):
         resolved = replace(settings, outliers=threshold).resolved(*data.X.shape)
-        loop = ActiveSampling(PoolSplit.of(data, resolved), resolved)
+        loop = SamplingReplay(PoolSplit.of(data, resolved), resolved)
         list(loop.run())
         assert loop.state.outliers == []
-        runs.append((loop.state.picks, loop.state.refits, loop.state.curve))
+        runs.append((loop.state.picks, loop.state.refits, loop.curve))
     assert runs[0] == runs[1]
 
 
@@ -156,7 +158,7 @@ def test_choosing_leaves_less_variance_than_random_choice() -> None:
     left = []
     for loop in (chosen, random):
         list(loop.run())
-        left.append(predict(loop.state.model, loop.split.test_X)[1].mean())
+        left.append(predict(loop.model, loop.split.test_X)[1].mean())
     assert left[0] < 0.9 * left[1]
 
 
@@ -166,7 +168,7 @@ def test_every_kernel_and_both_dtypes(kernel: str, dtype: torch.dtype) -> None:
     loop = begin(replace(QUICK, kernel=kernel, dtype=name, steps=1))
     list(loop.run())
     assert loop.split.pool_X.dtype == dtype
-    assert loop.state.curve[-1].rmse_sd < 1.5
+    assert loop.curve[-1].rmse_sd < 1.5
 
 
 @pytest.mark.cuda
@@ -177,7 +179,9 @@ def test_on_cuda() -> None:
 
 
 def test_the_grid_is_the_one_asked_for() -> None:
-    model = begin(replace(QUICK, grid=(9, 7))).state.model
+    loop = begin(replace(QUICK, grid=(9, 7)))
+    loop.advance()
+    model = loop.model
     assert MODELS["auto"].describe(model)["grid_size"] == (9, 7)
 
 

@@ -1,0 +1,431 @@
+"""Active sampling: ask for sites, tell measured values, at the same cost each time."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bo_stream.acquisition import PoolSelector
+from bo_stream.acquisition.weight_space import lives_in_features
+from bo_stream.errors import UsageError, check_whole
+from bo_stream.loops.models import KERNELS, MODELS, build_model, retracts
+from bo_stream.loops.predictions import predict
+from bo_stream.loops.run import ASKING, ModelFile, from_record
+from bo_stream.loops.sampling.outliers import ONE_IN, deviations_from_prediction, leave_outliers_out
+from bo_stream.loops.sampling.settings import SamplingSettings
+from bo_stream.loops.sampling.state import SamplingState
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.shell.fitting import relearn
+
+SOME_POINTS = 512
+"""Number of points that stand for all where each has a covariance with every candidate."""
+
+
+class ActiveSampling:
+    """Candidates to choose from, what was asked and told so far, and a streaming model of it.
+
+    ``ask`` chooses candidates, ``tell`` takes their measured values: late, in part, in any order,
+    unasked, or again if they were wrong. Candidates that were asked for and not told are pending:
+    the others are chosen as if these had been measured. What cannot be is a ``UsageError``, and
+    changes nothing. For positives out of examined there is
+    :class:`bo_stream.loops.survey.Survey`.
+
+    The first ``initial`` candidates are drawn at random, by the seed. Later ones reduce the
+    posterior variance most, averaged over the points: greedy qNIPV over a pool, as in the WISKI
+    paper's malaria study. Model ``auto`` is on a grid from the start where there are at most four
+    inputs, because the variance is averaged over all points in features only; with more it is exact
+    at first, and ``SOME_POINTS`` of the points stand for all.
+
+    The choices are a function of candidates, settings and what was told, in its order, so that a
+    state which was saved and loaded goes on to the same ones. The cost of a choice and of an update
+    does not grow with what was told. Refits come at geometrically growing numbers of observations,
+    and leave outliers out of the model (:func:`leave_outliers_out`).
+
+    Attributes:
+        settings: As given.
+        state: What was asked and told, and the model.
+
+    Example:
+        >>> sampling = ActiveSampling(wells, SamplingSettings(q=5, initial=20))
+        >>> places = sampling.ask(20)
+        >>> sampling.tell(places, [measure(wells[place]) for place in places])
+        >>> mean, variance = sampling.predict(map_points)
+    """
+
+    def __init__(
+        self,
+        candidates: Tensor,
+        settings: SamplingSettings,
+        points: Tensor | None = None,
+        bounds: Tensor | None = None,
+        state: SamplingState | None = None,
+    ) -> None:
+        """Begin, or go on with a state of the same candidates.
+
+        Args:
+            candidates: ``N x d``, in any units.
+            settings: Of the sampling.
+            points: Where the values are to be known, ``M x d``; default: at the candidates.
+            bounds: Box of all inputs, ``2 x d``; default: that of candidates and points.
+            state: What was asked and told; default: nothing.
+
+        Raises:
+            UsageError: Shapes do not fit together, an input is not finite or outside the bounds,
+                there are fewer candidates than ``initial``, or the settings' model cannot be built.
+        """
+        like = torch.empty(0, dtype=getattr(torch, settings.dtype), device=settings.device)
+        points = candidates if points is None else points
+        _check_inputs("candidates", candidates, candidates.shape[-1:])
+        _check_inputs("points", points, candidates.shape[-1:])
+        both = torch.cat((candidates, points))
+        box = torch.stack((both.amin(0), both.amax(0))) if bounds is None else bounds
+        _check_bounds(box, both)
+        settings.check_inputs(candidates.shape[-1])
+        self.settings, self._bounds = settings, box
+        self._outlier_threshold = settings.outlier_threshold(candidates.shape[-1])
+        self._X, self._points = (self._scaled(inputs).to(like) for inputs in (candidates, points))
+        self.state = SamplingState() if state is None else state
+        self._places = {pick: place for place, pick in enumerate(self.state.picks)}
+        if state is None:
+            self._check()
+
+    def _check(self) -> None:
+        """Check that there are candidates for the start, and that the model can be built."""
+        least = self.settings.initial
+        if len(self._X) < least:
+            raise UsageError(
+                f"Expected at least {least:,} candidates, the settings' initial, got "
+                f"{len(self._X):,}."
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._built(self._X[:2], self._X[:2, :1])
+
+    def _scaled(self, inputs: Tensor) -> Tensor:
+        """Scale inputs to the unit cube."""
+        low, high = self._bounds.to(inputs)
+        return (inputs - low) / (high - low)
+
+    # --- verbs ------------------------------------------------------------------------------------
+
+    def ask(self, q: int | None = None) -> list[int]:
+        """Choose the next q candidates (default: as in the settings); they are pending from now on.
+
+        Returns:
+            Their places among the candidates, in the order of choice.
+
+        Raises:
+            UsageError: Fewer are left.
+        """
+        count = self.settings.q if q is None else q
+        check_whole("q", count, 1)
+        left = len(self._X) - len(self.state.picks) - len(self.state.pending)
+        if count > left:
+            raise UsageError(
+                f"Expected q of at most the {left:,} candidates that are neither told nor pending, "
+                f"got {count:,}."
+            )
+        chosen = self._drawn(count) if self.state.model is None else self._selected(count)
+        self.state.pending.extend(chosen)
+        return chosen
+
+    def tell(self, places: Sequence[int], outcomes: Sequence[float] | Tensor) -> None:
+        """Take in measured values: new ones, or others in place of former ones.
+
+        A value that was told before changes nothing. One that takes the place of another is put
+        into the model, and the other taken out, exactly; the hyperparameters stay until the next
+        refit.
+
+        Args:
+            places: Candidates, each once, asked for or not.
+            outcomes: Value of each.
+
+        Raises:
+            UsageError: A candidate is not in the list or named twice, a value is not finite, the
+                numbers of both differ, or a value is another one and the model cannot retract.
+        """
+        values = self._checked(places, outcomes)
+        again = {place: values[place] for place in values if place in self._places}
+        self._correct({p: y for p, y in again.items() if y != self._outcome(p)})
+        new = [place for place in values if place not in again]
+        if new:
+            self._add(new, [values[place] for place in new])
+
+    def withdraw(self, places: Sequence[int]) -> None:
+        """Give up pending candidates; they may be asked for again.
+
+        Raises:
+            UsageError: One is not pending.
+        """
+        strange = next((place for place in places if place not in self.state.pending), None)
+        if strange is not None:
+            raise UsageError(f"Candidate {strange} is not pending: nothing to withdraw.")
+        self.state.pending = [place for place in self.state.pending if place not in set(places)]
+
+    # --- what is known ----------------------------------------------------------------------------
+
+    @property
+    def model(self) -> StreamingGP:
+        """Model of what was told, outliers left out, for inputs in the unit cube.
+
+        Raises:
+            UsageError: Fewer than ``initial`` values were told.
+        """
+        if self.state.model is None:
+            raise UsageError(
+                f"There is no model yet: {self.settings.initial:,} values are needed, "
+                f"{self.observations:,} were told."
+            )
+        return self.state.model
+
+    @property
+    def observations(self) -> int:
+        """Number of values that were told, outliers included."""
+        return len(self.state.picks)
+
+    @property
+    def outliers(self) -> list[int]:
+        """Candidates whose values the model is without, in the order of telling."""
+        return [self.state.picks[place] for place in self.state.outliers]
+
+    def predict(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute posterior means and variances, without noise.
+
+        Args:
+            X: Inputs in the units of the candidates, ``n x d``.
+
+        Returns:
+            ``n`` each, in float64.
+        """
+        return predict(self.model, self._scaled(X).to(self._X))
+
+    # --- choosing ---------------------------------------------------------------------------------
+
+    @cached_property
+    def _selector(self) -> PoolSelector:
+        """Selector of the present model; what it keeps between choices only saves time."""
+        points = self._points if lives_in_features(self.model) else self._points[:SOME_POINTS]
+        return PoolSelector(self.model, self._X, points)
+
+    def _selected(self, count: int) -> list[int]:
+        told, pending = torch.tensor(self.state.picks), torch.tensor(self.state.pending)
+        return self._selector.select(count, exclude=told, pending=pending).tolist()
+
+    def _drawn(self, count: int) -> list[int]:
+        """Return the next candidates of a random order that are neither told nor pending."""
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        known = {*self.state.picks, *self.state.pending}
+        order = torch.randperm(len(self._X), generator=generator).tolist()
+        return [place for place in order if place not in known][:count]
+
+    # --- learning ---------------------------------------------------------------------------------
+
+    def _checked(
+        self, places: Sequence[int], outcomes: Sequence[float] | Tensor
+    ) -> dict[int, float]:
+        """Return values by candidate."""
+        chosen = [int(place) for place in places]
+        values = torch.as_tensor(outcomes, dtype=torch.float64).reshape(-1).to(self._X.dtype)
+        if len(chosen) != len(values):
+            raise UsageError(
+                f"Expected a value for each of {len(chosen):,} candidates, got {len(values):,}."
+            )
+        strange = next((p for p in chosen if not 0 <= p < len(self._X)), None)
+        if strange is not None:
+            raise UsageError(
+                f"Expected candidates from 0 to {len(self._X) - 1:,}, got {strange:,}."
+            )
+        if len(set(chosen)) < len(chosen):
+            twice = next(place for place in chosen if chosen.count(place) > 1)
+            raise UsageError(f"Candidate {twice} is named twice: which of its values counts?")
+        odd = next((i for i, value in enumerate(values.tolist()) if not np.isfinite(value)), None)
+        if odd is not None:
+            raise UsageError(
+                f"Expected finite values, got {float(values[odd])} of candidate {chosen[odd]}. "
+                "Leave out those that are not known."
+            )
+        return dict(zip(chosen, values.tolist(), strict=True))
+
+    def _outcome(self, pick: int) -> float:
+        return self.state.outcomes[self._places[pick]]
+
+    def _correct(self, values: dict[int, float]) -> None:
+        """Put other values in the place of former ones."""
+        state = self.state
+        name, dim = self.settings.model, self._X.shape[-1]
+        if values and state.model is not None and not retracts(name, dim):
+            names = ", ".join(name for name, kind in MODELS.items() if kind.retracts)
+            raise UsageError(
+                f"Model {name} of {dim} inputs cannot take a value out, but candidate "
+                f"{next(iter(values))} was told to have another one before. Models "
+                f"{names} of at most four inputs can; or begin anew and tell all values."
+            )
+        places = [self._places[pick] for pick in values]
+        held = [place for place in places if place not in set(state.outliers)]
+        if state.model is not None and held:
+            state.model.retract(*self._rows(held))
+        for place, value in zip(places, values.values(), strict=True):
+            state.outcomes[place] = value
+        self._update(held)
+
+    def _add(self, picks: list[int], outcomes: list[float]) -> None:
+        """Take in values of candidates that had none, and learn if that is due."""
+        state, first = self.state, self.observations
+        X, Y = self._X[picks], self._column(outcomes)
+        waiting = self._improbable(X, Y)
+        began = time.perf_counter()
+        if state.model is not None:
+            state.validation.add(state.model, X, Y)
+        self._append(picks, outcomes)
+        self._update([first + i for i in range(len(picks)) if i not in waiting])
+        if state.model is not None:
+            state.validation.add_time(len(picks), time.perf_counter() - began)
+        state.outliers.extend(first + i for i in waiting)
+        if state.model is None and self.observations >= self.settings.initial:
+            state.model = self._built(*self._rows(range(self.observations)))
+        if state.model is not None:
+            self._learn_if_due()
+
+    def _append(self, picks: list[int], outcomes: list[float]) -> None:
+        self._places.update({pick: self.observations + i for i, pick in enumerate(picks)})
+        self.state.picks.extend(picks)
+        self.state.outcomes.extend(outcomes)
+        self.state.pending = [place for place in self.state.pending if place not in set(picks)]
+
+    def _built(self, X: Tensor, Y: Tensor) -> StreamingGP:
+        """Build a model of first values."""
+        settings = self.settings
+        kernel = KERNELS[settings.kernel](X.shape[-1]).to(X)
+        return build_model(
+            settings.model, settings.model_options, X, Y, kernel, settings.grid, True
+        )
+
+    def _rows(self, places: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return inputs and outcomes of what was told, ``n x d`` and ``n x 1``."""
+        X = self._X[[self.state.picks[place] for place in places]]
+        return X, self._column([self.state.outcomes[place] for place in places])
+
+    def _column(self, outcomes: list[float]) -> Tensor:
+        return torch.tensor(outcomes, dtype=torch.float64).to(self._X).unsqueeze(-1)
+
+    def _update(self, places: Sequence[int]) -> None:
+        if places and self.state.model is not None:
+            self.state.model.update(*self._rows(places))
+
+    def _improbable(self, X: Tensor, Y: Tensor) -> list[int]:
+        """Find the rows of new outcomes far from the prediction.
+
+        They wait for the next refit, which learns from them before it decides on outliers.
+        """
+        model, threshold = self.state.model, self._outlier_threshold
+        room = self.observations // ONE_IN - len(self.state.outliers)
+        if model is None or not threshold or room <= 0:
+            return []
+        far = deviations_from_prediction(model, X, Y) > threshold
+        return [i for i, is_far in enumerate(far.tolist()) if is_far][:room]
+
+    def _learn_if_due(self) -> None:
+        """Take in what waits since the last refit, learn from it, and leave outliers out."""
+        state, threshold, model = self.state, self._outlier_threshold, self.model
+        if not self.settings.refit_is_due(self.observations, state.refits):
+            return
+        last = state.refits[-1] if state.refits else 0
+        self._update([place for place in state.outliers if place >= last])
+        state.outliers = [place for place in state.outliers if place < last]
+        relearn(model)
+        if threshold:
+            X, Y = self._rows(range(self.observations))
+            state.outliers = leave_outliers_out(model, X, Y, state.outliers, threshold)
+        state.refits.append(self.observations)
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Write all but the inputs to a folder, in place of what was saved there before.
+
+        Raises:
+            OSError: The folder cannot be written; what was saved before stands.
+        """
+        content = {
+            "settings": asdict(self.settings),
+            "inputs": self._fingerprint,
+            "state": self.state.record(),
+        }
+        models = {} if self.state.model is None else {"sampling": self.state.model}
+        ASKING.save(folder, content, models)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        candidates: Tensor,
+        points: Tensor | None = None,
+        bounds: Tensor | None = None,
+    ) -> ActiveSampling:
+        """Go on with what was saved; nothing in the folder is executed.
+
+        Args:
+            folder: Of :meth:`save`.
+            candidates: As they were, like the other arguments.
+            points: As they were.
+            bounds: As they were.
+
+        Raises:
+            UsageError: There is nothing, or it is damaged, or of other inputs.
+        """
+        with ASKING.opened(folder) as content:
+            settings = from_record(SamplingSettings, content["settings"])
+            sampling = cls(candidates, settings, points, bounds)
+            if content["inputs"] != sampling._fingerprint:
+                raise UsageError(
+                    f"{folder} is of other candidates, points or bounds. Give those that the "
+                    "sampling began with, in the same order."
+                )
+            state, files = SamplingState.of_record(content["state"]), content["models"]
+            file = from_record(ModelFile, files["sampling"]) if files else None
+        told = None if file is None else file.observations
+        state.check(told, len(candidates), folder / ASKING.name)
+        if file is not None:
+            state.model = file.read(folder, MODELS[settings.model].model, settings.device)
+        return cls(candidates, settings, points, bounds, state)
+
+    @property
+    def _fingerprint(self) -> str:
+        """SHA-256 of the scaled inputs."""
+        digest = hashlib.sha256()
+        for inputs in (self._X, self._points):
+            digest.update(np.ascontiguousarray(inputs.cpu().numpy()).tobytes())
+        return digest.hexdigest()
+
+
+def _check_inputs(name: str, inputs: Tensor, dim: Sequence[int]) -> None:
+    if inputs.ndim != 2 or inputs.shape[-1:] != dim or 0 in inputs.shape:
+        raise UsageError(
+            f"Expected {name} of shape `n x d`, the same d for all, got {tuple(inputs.shape)}."
+        )
+    bad = (~torch.isfinite(inputs)).any(-1)
+    if bool(bad.any()):
+        raise UsageError(
+            f"Expected finite {name}, got {inputs[bad][0].tolist()} in row {int(bad.nonzero()[0])}."
+        )
+
+
+def _check_bounds(bounds: Tensor, inputs: Tensor) -> None:
+    shape = (2, inputs.shape[-1])
+    if bounds.shape != shape or not bool((bounds[0] < bounds[1]).all()):
+        raise UsageError(
+            f"Expected bounds `2 x d` of which the first are less than the second, got "
+            f"{bounds.tolist()}. An input that is the same everywhere is to be left out."
+        )
+    outside = ((inputs < bounds[0]) | (inputs > bounds[1])).any(-1)
+    if bool(outside.any()):
+        raise UsageError(f"Expected inputs within the bounds, got {inputs[outside][0].tolist()}.")

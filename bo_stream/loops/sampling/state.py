@@ -1,0 +1,81 @@
+"""State of an active sampling: what was asked and told, and the model of it, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bo_stream.diagnostics.validation import ProgressiveValidation
+from bo_stream.errors import UsageError
+from bo_stream.models.base import StreamingGP
+
+
+@dataclass
+class SamplingState:
+    """State that determines the next choice, with the candidates and the settings.
+
+    Attributes:
+        model: Model of the picks without the outliers; None: there is none yet.
+        picks: Candidates that were told, in the order of telling.
+        outcomes: Their outcomes.
+        pending: Candidates that were asked for and not told, in the order of asking.
+        refits: Numbers of observations at which the hyperparameters were learned.
+        outliers: Places in ``picks``, in order, of those that the model is without: outliers at the
+            last refit, and later ones that wait for the next.
+        validation: Record of how well each outcome was predicted, outliers included.
+    """
+
+    model: StreamingGP | None = None
+    picks: list[int] = field(default_factory=list)
+    outcomes: list[float] = field(default_factory=list)
+    pending: list[int] = field(default_factory=list)
+    refits: list[int] = field(default_factory=list)
+    outliers: list[int] = field(default_factory=list)
+    validation: ProgressiveValidation = field(default_factory=ProgressiveValidation)
+
+    def record(self) -> dict[str, Any]:
+        """Return all but the model, as JSON keeps it."""
+        positions = {name: getattr(self, name) for name in _POSITIONS}
+        return {**positions, "outcomes": self.outcomes, "validation": self.validation.state()}
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> SamplingState:
+        """Read a record of :meth:`record`, without a model."""
+        positions = {name: [int(n) for n in record[name]] for name in _POSITIONS}
+        outcomes = [float(value) for value in record["outcomes"]]
+        validation = ProgressiveValidation.of_state(record["validation"])
+        return cls(None, outcomes=outcomes, validation=validation, **positions)
+
+    def check(self, observations: int | None, candidates: int, path: Path) -> None:
+        """Check that a state agrees with itself, its model and the number of candidates.
+
+        Args:
+            observations: Number of observations in the model; None: there is no model.
+            candidates: Number of candidates.
+            path: Where the state is from, for the message.
+
+        Raises:
+            UsageError: It does not.
+        """
+        told, picks, outliers = len(self.picks), set(self.picks), set(self.outliers)
+        known = [*self.picks, *self.pending]
+        agrees = (
+            self.outliers == sorted(outliers)
+            and outliers <= set(range(told))
+            and set(known) <= set(range(candidates))
+            and len(set(known)) == len(known)
+            and told == len(self.outcomes)
+            and (observations is None or told == observations + len(outliers))
+        )
+        if not agrees:
+            raise UsageError(
+                f"{path} contradicts itself: {told:,} picks, {len(picks):,} of them distinct, "
+                f"{len(self.outliers):,} outliers, {len(self.outcomes):,} outcomes, "
+                f"{len(self.pending):,} pending of {candidates:,} candidates, and a model of "
+                f"{observations or 0:,} observations."
+            )
+
+
+_POSITIONS = ("picks", "pending", "refits", "outliers")
