@@ -56,8 +56,8 @@ class ActiveSampling:
 
     Example:
         >>> sampling = ActiveSampling(wells, SamplingSettings(q=5, initial=20))
-        >>> places = sampling.ask(20)
-        >>> sampling.tell(places, [measure(wells[place]) for place in places])
+        >>> picks = sampling.ask(20)
+        >>> sampling.tell(picks, [measure(wells[pick]) for pick in picks])
         >>> mean, variance = sampling.predict(map_points)
     """
 
@@ -121,7 +121,7 @@ class ActiveSampling:
         """Choose the next q candidates (default: as in the settings); they are pending from now on.
 
         Returns:
-            Their places among the candidates, in the order of choice.
+            Their row numbers among the candidates, in the order of choice.
 
         Raises:
             UsageError: Fewer are left.
@@ -138,7 +138,7 @@ class ActiveSampling:
         self.state.pending.extend(chosen)
         return chosen
 
-    def tell(self, places: Sequence[int], outcomes: Sequence[float] | Tensor) -> None:
+    def tell(self, picks: Sequence[int], outcomes: Sequence[float] | Tensor) -> None:
         """Take in measured values: new ones, or others in place of former ones.
 
         A value that was told before changes nothing. One that takes the place of another is put
@@ -146,30 +146,30 @@ class ActiveSampling:
         refit.
 
         Args:
-            places: Candidates, each once, asked for or not.
+            picks: Candidates, each once, asked for or not.
             outcomes: Value of each.
 
         Raises:
             UsageError: A candidate is not in the list or named twice, a value is not finite, the
                 numbers of both differ, or a value is another one and the model cannot retract.
         """
-        values = self._checked(places, outcomes)
-        again = {place: values[place] for place in values if place in self._places}
-        self._correct({p: y for p, y in again.items() if y != self._outcome(p)})
-        new = [place for place in values if place not in again]
+        values = self._checked(picks, outcomes)
+        again = [pick for pick in values if pick in self._places]
+        self._correct({pick: values[pick] for pick in again if values[pick] != self._outcome(pick)})
+        new = [pick for pick in values if pick not in self._places]
         if new:
-            self._add(new, [values[place] for place in new])
+            self._add(new, [values[pick] for pick in new])
 
-    def withdraw(self, places: Sequence[int]) -> None:
+    def withdraw(self, picks: Sequence[int]) -> None:
         """Give up pending candidates; they may be asked for again.
 
         Raises:
             UsageError: One is not pending.
         """
-        strange = next((place for place in places if place not in self.state.pending), None)
+        strange = next((pick for pick in picks if pick not in self.state.pending), None)
         if strange is not None:
             raise UsageError(f"Candidate {strange} is not pending: nothing to withdraw.")
-        self.state.pending = [place for place in self.state.pending if place not in set(places)]
+        self._no_longer_pending(picks)
 
     # --- what is known ----------------------------------------------------------------------------
 
@@ -225,15 +225,15 @@ class ActiveSampling:
         generator = torch.Generator().manual_seed(self.settings.seed)
         known = {*self.state.picks, *self.state.pending}
         order = torch.randperm(len(self._X), generator=generator).tolist()
-        return [place for place in order if place not in known][:count]
+        return [pick for pick in order if pick not in known][:count]
 
     # --- learning ---------------------------------------------------------------------------------
 
     def _checked(
-        self, places: Sequence[int], outcomes: Sequence[float] | Tensor
+        self, picks: Sequence[int], outcomes: Sequence[float] | Tensor
     ) -> dict[int, float]:
         """Return values by candidate."""
-        chosen = [int(place) for place in places]
+        chosen = [int(pick) for pick in picks]
         values = torch.as_tensor(outcomes, dtype=torch.float64).reshape(-1).to(self._X.dtype)
         if len(chosen) != len(values):
             raise UsageError(
@@ -245,7 +245,7 @@ class ActiveSampling:
                 f"Expected candidates from 0 to {len(self._X) - 1:,}, got {strange:,}."
             )
         if len(set(chosen)) < len(chosen):
-            twice = next(place for place in chosen if chosen.count(place) > 1)
+            twice = next(pick for pick in chosen if chosen.count(pick) > 1)
             raise UsageError(f"Candidate {twice} is named twice: which of its values counts?")
         odd = next((i for i, value in enumerate(values.tolist()) if not np.isfinite(value)), None)
         if odd is not None:
@@ -299,7 +299,11 @@ class ActiveSampling:
         self._places.update({pick: self.observations + i for i, pick in enumerate(picks)})
         self.state.picks.extend(picks)
         self.state.outcomes.extend(outcomes)
-        self.state.pending = [place for place in self.state.pending if place not in set(picks)]
+        self._no_longer_pending(picks)
+
+    def _no_longer_pending(self, picks: Sequence[int]) -> None:
+        gone = set(picks)
+        self.state.pending = [pick for pick in self.state.pending if pick not in gone]
 
     def _built(self, X: Tensor, Y: Tensor) -> StreamingGP:
         """Build a model of first values."""
