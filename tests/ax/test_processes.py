@@ -68,7 +68,7 @@ def settled(runner: ProcessRunner, trials: list[BaseTrial]) -> dict[int, TrialSt
 @pytest.mark.integration
 def test_a_function_that_misbehaves_fails_its_trial_with_the_reason() -> None:
     client = started()
-    runner = ProcessRunner(misbehave, workers=2, timeout=1.0)
+    runner = ProcessRunner(misbehave, workers=2, timeout=4.0)
     points = [{"a": 0.1 * way, "b": 0.3} for way in range(8)]
     trials = begun(client, runner, *points)
     try:
@@ -78,7 +78,7 @@ def test_a_function_that_misbehaves_fails_its_trial_with_the_reason() -> None:
     assert statuses == {0: TrialStatus.COMPLETED} | dict.fromkeys(range(1, 8), TrialStatus.FAILED)
     assert [runner.poll_exception(trial) for trial in trials[1:]] == [
         "1_0: ValueError: no such point",
-        "2_0: no outcome within 1 s: stopped",
+        "2_0: no outcome within 4 s: stopped",
         "3_0: the worker process died (exit code 7)",
         "4_0: the value is nan",
         "5_0: expected one number, got shape (3,)",
