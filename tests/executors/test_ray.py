@@ -31,7 +31,7 @@ def test_tasks_that_end_well_that_fail_that_hang_and_that_are_lost() -> None:
         with pytest.raises(LostTaskError):
             executor.submit(leave, 7).result(PATIENCE)
         hanging = Objective("tests.loops.functions:hang", ((0.0, 2.0),))
-        with Executed(hanging, executor, timeout=30.0) as evaluator:
+        with Executed(hanging, executor) as evaluator:
             evaluator.submit(Task(0, (1.7,), 0))
             assert evaluator.next_outcome().value == 1.0
             evaluator.submit(Task(1, (0.5,), 0))
@@ -39,4 +39,12 @@ def test_tasks_that_end_well_that_fail_that_hang_and_that_are_lost() -> None:
             evaluator.cancel(1)
             evaluator.cancel(2)
             evaluator.submit(Task(3, (1.7,), 0))
+            assert evaluator.next_outcome().value == 1.0
+        with Executed(hanging, executor, timeout=3.0) as evaluator:
+            for key in range(2):
+                evaluator.submit(Task(key, (0.5,), 0))
+            errors = {evaluator.next_outcome().error for _ in range(2)}
+        assert errors == {"no outcome within 3 s: stopped"}
+        with Executed(hanging, executor) as evaluator:  # no place is taken any more
+            evaluator.submit(Task(2, (1.7,), 0))
             assert evaluator.next_outcome().value == 1.0
