@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb, Fit, fit_sites
-from bo_stream.likelihoods.sites import Prior as Marginal
+from bo_stream.likelihoods.sites import JointPrior
 from bo_stream.marginal_likelihood import dense_log_marginal_likelihood
 from bo_stream.models.memory import Observations, staying
 from bo_stream.models.prior import Prior
@@ -36,7 +36,7 @@ def fit_held(
         weight: How many times each row counts, w, ``... x n``; default once.
     """
     shape = rows.noise.shape
-    process = Marginal.of(prior.mean.unsqueeze(-1), covariance.detach(), shape)
+    process = JointPrior.of(prior.mean.unsqueeze(-1), covariance.detach(), shape)
     model = OutcomeModel.of(prior.likelihood, prior.num_outputs)
     expected = _weighted(model.expected_log_prob(rows.targets), weight)
     ordinary = model.ordinary_log_prob(rows.targets)

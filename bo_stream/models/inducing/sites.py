@@ -13,7 +13,7 @@ from bo_stream.bases.inducing import InducingBasis
 from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import Fit, Sites, fit_sites
-from bo_stream.likelihoods.sites import Prior as Marginal
+from bo_stream.likelihoods.sites import RootPrior
 from bo_stream.marginal_likelihood import NoiseGroup, expected_misfit
 from bo_stream.models.held_sites import with_held
 from bo_stream.models.inducing.inference import (
@@ -200,7 +200,7 @@ class OnlineUpdate:
         begin = self._outcomes().ordinary_log_prob(self.data.targets)
         weights = self._weights(self.memory.statistics.learned)
         mean, root = self._predicted(weights), features @ weights.root
-        prior = Marginal(mean, root, residual, options.collective)
+        prior = RootPrior(mean, root, residual, options.collective)
         most = options.natural_steps
         steps, power = most if start is None else min(most, WARM_STEPS), 1.0 / options.beta
         expected = self._outcomes().expected_log_prob(self.data.targets)

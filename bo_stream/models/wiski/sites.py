@@ -12,8 +12,8 @@ from torch import Tensor
 from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.likelihoods.outcome_model import OutcomeModel
+from bo_stream.likelihoods.sites import JointPrior, RootPrior, fit_sites
 from bo_stream.likelihoods.sites import Prior as Marginal
-from bo_stream.likelihoods.sites import fit_sites
 from bo_stream.models.held_sites import held_bound, with_held, with_sites
 from bo_stream.models.inference import Solved, SolvedWeights
 from bo_stream.models.memory import Measured, Observations
@@ -24,9 +24,6 @@ from bo_stream.models.wiski.memory import StreamMemory
 from bo_stream.models.wiski.rows import Memory, RowMemory
 from bo_stream.process.observation_space import ObservationSpaceProcess
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
-
-MOST_JOINT = 300
-"""Up to so many rows the joint covariance of their logits is formed, of more a root in features."""
 
 MOST_ROWS = 4096
 """Rows whose sites are found together; of more, later ones given those before."""
@@ -106,8 +103,8 @@ class SiteGridInference(GridInference):
         self, memory: StreamMemory, cache: GridCache | None, data: Observations, prior: Prior
     ) -> tuple[Observations, GridCache]:
         """Return outcomes with their sites given statistics, from those that they have."""
-        joint = len(data) <= MOST_JOINT
-        process, cache = self.process(memory, cache, prior, data.X, in_features=not joint)
+        process, cache = self.process(memory, cache, prior, data.X)
+        assert isinstance(process, WeightSpaceProcess)  # noqa: S101 (statistics have no other)
         likelihood = OutcomeModel.of(prior.likelihood, prior.num_outputs)
         expected = likelihood.expected_log_prob(data.targets)
         begin = likelihood.ordinary_log_prob(data.targets)
@@ -230,10 +227,11 @@ def _checked_as(cache: GridCache | None, memory: Memory) -> GridCache | None:
     return replace(GridCache.of(memory), checked=cache.checked)
 
 
-def _marginal(process: PosteriorProcess, X: Tensor) -> Marginal:
-    """Return the joint distribution of the process at inputs."""
-    mean = process.mean(X)
-    if X.shape[-2] > MOST_JOINT and isinstance(process, WeightSpaceProcess):
-        root = process.basis.features(X) @ process.weights.root
-        return Marginal(mean, root.expand(*mean.shape, -1), torch.zeros_like(mean))
-    return Marginal.of(mean, process.covariance(X), mean.shape)
+def _marginal(process: WeightSpaceProcess, X: Tensor) -> Marginal:
+    """Return the joint distribution of the process at n inputs. Cost O(n r² + min(n, r)³)."""
+    points, rank = process.at(X), process.weights.base_root.shape[-1]
+    mean = process.mean_at(points)
+    if X.shape[-2] < rank:
+        return JointPrior.of(mean, process.cross_covariance(points, points), mean.shape)
+    root = points.prior @ process.weights.root
+    return RootPrior(mean, root.expand(*mean.shape, -1), torch.zeros_like(mean))
