@@ -9,8 +9,7 @@ from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import OutcomeModel
-from bo_stream.likelihoods.sites import ExpectedLogProb, Fit, fit_sites
-from bo_stream.likelihoods.sites import JointPrior
+from bo_stream.likelihoods.sites import ExpectedLogProb, Fit, JointPrior, fit_sites
 from bo_stream.marginal_likelihood import dense_log_marginal_likelihood
 from bo_stream.models.memory import Observations, staying
 from bo_stream.models.prior import Prior

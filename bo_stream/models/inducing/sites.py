@@ -12,8 +12,7 @@ from torch import Tensor
 from bo_stream.bases.inducing import InducingBasis
 from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
-from bo_stream.likelihoods.sites import Fit, Sites, fit_sites
-from bo_stream.likelihoods.sites import RootPrior
+from bo_stream.likelihoods.sites import Fit, RootPrior, Sites, fit_sites
 from bo_stream.marginal_likelihood import NoiseGroup, expected_misfit
 from bo_stream.models.held_sites import with_held
 from bo_stream.models.inducing.inference import (

@@ -18,8 +18,7 @@ from gpytorch.likelihoods import (
 from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import OutcomeModel
-from bo_stream.likelihoods.sites import JointPrior
-from bo_stream.likelihoods.sites import fit_sites, local_sites
+from bo_stream.likelihoods.sites import JointPrior, fit_sites, local_sites
 from bo_stream.models.memory import Measured, Memory, Targets
 from bo_stream.models.outcomes.base import Drawing, Outcomes
 from bo_stream.models.outcomes.noise import NoiseFloor
