@@ -56,8 +56,6 @@ def fit_sites(
         begin: Another likelihood, whose optimum is the start where none is given: a log-concave
             one that is near to one with outliers, at whose prior every outcome may look like one.
     """
-    if isinstance(prior, RootPrior):
-        prior = prior.compressed()
     if start is None and begin is not None:
         start = fit_sites(prior, begin, power, steps, rate).sites
     fit = fit_at(prior, expected, Sites.none(prior.mean) if start is None else start, power)
@@ -150,16 +148,6 @@ class RootPrior(Prior):
     root: Tensor
     rest: Tensor
     collective: Collective = ALONE
-
-    def compressed(self) -> Prior:
-        """Return an equal distribution by its covariance if n < k, in O(n² k).
-
-        The same where other processes have further values, which share u.
-        """
-        n, k = self.root.shape[-2:]
-        if k <= n or not self.collective.is_alone:
-            return self
-        return JointPrior(self.mean, self.root @ self.root.mT, self.rest)
 
     def given(self, sites: Sites) -> tuple[Tensor, Tensor, Tensor]:
         """Condition u on the sites; see :class:`Prior`. Cost O(n k² + k³)."""

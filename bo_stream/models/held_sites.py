@@ -8,14 +8,47 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
+from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
-from bo_stream.likelihoods.sites import ExpectedLogProb, Fit, JointPrior, fit_sites
+from bo_stream.likelihoods.sites import ExpectedLogProb, Fit, JointPrior, RootPrior, fit_sites
+from bo_stream.likelihoods.sites import Prior as Marginal
 from bo_stream.marginal_likelihood import dense_log_marginal_likelihood
 from bo_stream.models.memory import Observations, staying
 from bo_stream.models.prior import Prior
+from bo_stream.weights import WeightPosterior
 
 STEPS = 100
 """Most natural-gradient steps; from sites near the optimum a few are enough."""
+
+
+def marginal(
+    weights: WeightPosterior,
+    prior_mean: Tensor,
+    features: Tensor,
+    rest: Tensor,
+    collective: Collective = ALONE,
+) -> Marginal:
+    """Return the joint distribution of a process at n inputs, in the smaller of two forms.
+
+    Cost O(n r²).
+
+    Args:
+        weights: Of r features.
+        prior_mean: ``... x m x 1``.
+        features: Whitened, ``... x m x n x r``.
+        rest: Prior variance that the features leave out, ``... x m x n``; taken for independent.
+        collective: Processes of which each has some of the inputs.
+    """
+    mean = prior_mean + (features @ weights.mean).squeeze(-1)
+    n, rank = features.shape[-2:]
+    if n >= rank or not collective.is_alone:
+        return RootPrior(mean, features @ weights.root, rest.expand_as(mean), collective)
+    root = features @ weights.base_root
+    covariance = root @ root.mT
+    if weights.observed:
+        downdate = root @ weights.downdate
+        covariance = covariance - downdate @ downdate.mT
+    return JointPrior(mean, covariance, rest.expand_as(mean))
 
 
 @torch.no_grad()

@@ -12,9 +12,8 @@ from torch import Tensor
 from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.likelihoods.outcome_model import OutcomeModel
-from bo_stream.likelihoods.sites import JointPrior, RootPrior, fit_sites
-from bo_stream.likelihoods.sites import Prior as Marginal
-from bo_stream.models.held_sites import held_bound, with_held, with_sites
+from bo_stream.likelihoods.sites import fit_sites
+from bo_stream.models.held_sites import held_bound, marginal, with_held, with_sites
 from bo_stream.models.inference import Solved, SolvedWeights
 from bo_stream.models.memory import Measured, Observations
 from bo_stream.models.prior import Prior
@@ -109,7 +108,10 @@ class SiteGridInference(GridInference):
         expected = likelihood.expected_log_prob(data.targets)
         begin = likelihood.ordinary_log_prob(data.targets)
         start = data.sites if begin is None else None
-        fit = fit_sites(_marginal(process, data.X), expected, start=start, begin=begin)
+        features = process.basis.features(data.X).expand(*data.noise.shape, -1)
+        rest = torch.zeros_like(data.noise)
+        before = marginal(process.weights, process.prior_mean, features, rest)
+        fit = fit_sites(before, expected, start=start, begin=begin)
         return replace(data, sites=fit.sites), cache
 
     # --- the posterior: of the statistics, then of what is held besides ------------------------
@@ -225,13 +227,3 @@ def _checked_as(cache: GridCache | None, memory: Memory) -> GridCache | None:
     if cache is None or cache.own.grid is not memory.grid:
         return None
     return replace(GridCache.of(memory), checked=cache.checked)
-
-
-def _marginal(process: WeightSpaceProcess, X: Tensor) -> Marginal:
-    """Return the joint distribution of the process at n inputs. Cost O(n r² + min(n, r)³)."""
-    points, rank = process.at(X), process.weights.base_root.shape[-1]
-    mean = process.mean_at(points)
-    if X.shape[-2] < rank:
-        return JointPrior.of(mean, process.cross_covariance(points, points), mean.shape)
-    root = points.prior @ process.weights.root
-    return RootPrior(mean, root.expand(*mean.shape, -1), torch.zeros_like(mean))
