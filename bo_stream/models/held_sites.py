@@ -17,6 +17,13 @@ from bo_stream.models.memory import Observations, staying
 from bo_stream.models.prior import Prior
 from bo_stream.weights import WeightPosterior
 
+WINDOW = 300
+"""So many of the latest counts are held by default, beside the statistics of those before.
+
+Measured, of 400 surveys of at most 5 examined in tens: a hundredth of a posterior standard
+deviation off their batch, of which 100 are a tenth off; a step takes one and a half times as long.
+"""
+
 STEPS = 100
 """Most natural-gradient steps; from sites near the optimum a few are enough."""
 

@@ -13,8 +13,10 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator, checked_number
+from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.held_sites import WINDOW
 from bo_stream.models.inducing.inference import (
     MAX_POINTS,
     allocator_of,
@@ -97,7 +99,7 @@ class OSVGP(StreamingGP):
         hyper_steps: int = 0,
         learning_rate: float = 0.02,
         fantasy_steps: int = 1,
-        window: int = 0,
+        window: int | None = None,
     ) -> None:
         """Build the model and put the first outcomes into memory.
 
@@ -132,7 +134,9 @@ class OSVGP(StreamingGP):
                 of about 1, and rough where nothing is known of a process of large scale; three are
                 enough there.
             window: How many of the latest outcomes are held, whose sites are found anew at each
-                update, and which can be retracted; of a likelihood that is not Gaussian.
+                update, and which can be retracted. Default: 300 of a ``BinomialLikelihood``, whose
+                rows can say little each, so that many errors add up; 0 of any other. Without
+                effect on a Gaussian likelihood.
 
         Raises:
             InputDataError: Outcomes that the likelihood cannot have; and all errors that
@@ -145,6 +149,8 @@ class OSVGP(StreamingGP):
         natural_steps = checked_number("natural_steps", natural_steps)
         hyper_steps = checked_number("hyper_steps", hyper_steps, 0)
         fantasy_steps = checked_number("fantasy_steps", fantasy_steps)
+        if window is None:
+            window = WINDOW if isinstance(likelihood, BinomialLikelihood) else 0
         window = checked_number("window", window, 0)
         latent_Y = latent_columns(train_Y, likelihood)
         self._begin(train_X, latent_Y, None, outcome_transform)

@@ -211,8 +211,9 @@ def _given(before: WeightSpaceProcess, held: Observations, prior: Prior) -> Weig
     """Condition a process on the sites of outcomes."""
     features, weights = before.basis.features(held.X), before.weights
     outcomes, noise = prior.standardized(held.told)
-    weights = weights.observe(features, outcomes - before.prior_mean, noise)
-    return replace(before, weights=weights)
+    told = features, outcomes - before.prior_mean, noise
+    few = len(held) < features.shape[-1]
+    return replace(before, weights=weights.observe(*told) if few else weights.observe_many(*told))
 
 
 def _join_as_rows(memory: Memory, other: Memory) -> bool:

@@ -17,6 +17,7 @@ from bo_stream.bases.stems import Stem
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.held_sites import WINDOW
 from bo_stream.models.inference import InferenceOption
 from bo_stream.models.outcomes.counts import latent_columns, outcomes_of
 from bo_stream.models.outcomes.likelihood import check_transform
@@ -33,9 +34,6 @@ from bo_stream.models.wiski.resolution import GridSize, check_dim
 from bo_stream.models.wiski.rows import Memory
 from bo_stream.models.wiski.sites import SiteGridInference
 from bo_stream.models.wiski.verbs import Attribute
-
-WINDOW = 100
-"""Of counts on a grid so many are held by default: a step costs less than of 300 held rows."""
 
 
 class WISKI(StreamingGP):
