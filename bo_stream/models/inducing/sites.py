@@ -80,7 +80,11 @@ class SiteInference(InducingInference):
             data = with_held(held, data, prior)
         hyper = prior.copied()
         steps = self.hyper_steps if placed is not None else 0
-        ascent = self._learned(before, hyper, data, prior, placed) if steps > 0 else None
+        learned, rate = hyper.learned(self.fixed), self.learning_rate
+        ascent = ConstrainedAdam(hyper, learned, rate, memory.moments)
+        for first in range(0, steps, ROUND):
+            _, update = self._begun(before, hyper, data, prior, placed, moved=first > 0)
+            update.learn(ascent, min(ROUND, steps - first))
         hyper = hyper.rounded(next(prior.kernel.parameters()).dtype)
         now, update = self._begun(before, hyper, data, prior, placed, moved=steps > 0)
         if steps == 0:
@@ -89,30 +93,13 @@ class SiteInference(InducingInference):
         now = self._kept(now, update, 0 if prior.is_gaussian else self.window)
         if data.sign < 0.0:
             self.check_solvable(now.memory, prior)
-        if ascent is not None:
+        if steps > 0:
             now = replace(now, memory=replace(now.memory, moments=ascent.moments()))
         after, kept = self.remembered(before, now, prior)
         if steps > 0:
             prior.take_over(hyper)  # last, for what raises before leaves the model as it was
             kept = replace(kept, state=state_of(prior.kernel))
         return after, kept
-
-    def _learned(
-        self,
-        before: InducingCache,
-        hyper: Hyperparameters,
-        data: Observations,
-        prior: Prior,
-        placed: Tensor | None,
-    ) -> ConstrainedAdam:
-        """Let hyperparameters follow a batch, in place, and return what moved them."""
-        ascent = ConstrainedAdam(
-            hyper, hyper.learned(self.fixed), self.learning_rate, before.memory.moments
-        )
-        for first in range(0, self.hyper_steps, ROUND):
-            _, update = self._begun(before, hyper, data, prior, placed, moved=first > 0)
-            update.learn(ascent, min(ROUND, self.hyper_steps - first))
-        return ascent
 
     def _begun(
         self,
