@@ -18,10 +18,11 @@ from bo_stream.models.prior import Prior
 from bo_stream.weights import WeightPosterior
 
 WINDOW = 300
-"""So many of the latest counts are held by default, beside the statistics of those before.
+"""So many of the latest outcomes are held by default, of counts, beside statistics of those before.
 
-Measured, of 400 surveys of at most 5 examined in tens: a hundredth of a posterior standard
-deviation off their batch, of which 100 are a tenth off; a step takes one and a half times as long.
+Measured, of 400 surveys of at most 5 examined in tens: 0.003 posterior standard deviations off
+their batch, where a window of 100 leaves 0.08 and none 0.8. One row more costs one and a half to
+three times as much as with 100.
 """
 
 STEPS = 100

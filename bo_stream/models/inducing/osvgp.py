@@ -43,16 +43,18 @@ class OSVGP(StreamingGP):
 
     - Memory: O(M²) for M inducing points Z, and Z; twice that, and the latest outcomes, with a
       ``window`` of them. Else data are not kept, but for the latest inputs in ``train_inputs``.
-    - Update: O(n M² + M³) for n outcomes, those of the window included, times the natural-gradient
-      steps, up to ``natural_steps``, that work with ``min(n, M)`` numbers each.
+    - Update: O(n M² + M³) for n outcomes, those of the window included, and O(k³ + n k²) for each
+      natural-gradient step, up to ``natural_steps``, with k the lesser of n and M. A small one
+      begins from the posterior that the one before has left, in O(n M²).
     - A fantasy: as of OSGPR, after one evaluation of the likelihood at the hypothetical outcomes.
     - Exact: with a Gaussian likelihood all that is exact in OSGPR. With any, the optimum of the
       bound for the batch, if the likelihood is log-concave (Bernoulli, binomial, Laplace, Poisson).
     - Approximate: the posterior is normal; sites of batches before the window stay as they were
       found, so that a stream differs a little from its batch: after 400 counts of at most 5
-      examined by up to 0.8 of a posterior's standard deviation, with a window of 100 by 0.1;
-      ``elbo`` bounds the likelihood of the last batch times those sites, not of all data; a site of
-      negative precision (Student-t, at outliers) is held at zero. What is approximate in OSGPR.
+      examined by up to 0.8 of a posterior's standard deviation, with the window of 300 that counts
+      have by default by 0.003; ``elbo`` bounds the likelihood of the last batch times those sites,
+      not of all data; a site of negative precision (Student-t, at outliers) is held at zero. What
+      is approximate in OSGPR.
     - Learned: kernel and mean from memory alone, sites held, by
       ``fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data))``, whose ``num_data``
       does not matter; kernel, mean and the likelihood's parameters by ``hyper_steps`` steps of Adam
