@@ -93,8 +93,8 @@ class Novelty(Allocator):
         try:
             held = self._rechecked(Z.double(), kernel)
             for rows in X_new.double().split(ROWS):
-                held = _told_apart(held, rows)
-                basis = _grown(held.basis, rows, held.threshold)
+                held, features = _told_apart(held, rows)
+                basis = _grown(held.basis, rows, held.threshold, features)
                 held = self._thinned(replace(held, basis=basis))
         except NotPSDError:  # values too wrong to compare points by
             self._memory = None
@@ -150,29 +150,34 @@ def _of_points(Z: Tensor, kernel: Kernel, threshold: float) -> InducingBasis:
     return basis
 
 
-def _told_apart(held: _Held, X: Tensor) -> _Held:
+def _told_apart(held: _Held, X: Tensor) -> tuple[_Held, Tensor]:
     """Raise the threshold above the rounding errors of what inputs keep, and thin the points.
 
-    Points that nearly determine each other amplify rounding, most at inputs beyond them all: one
-    there may seem to keep less than nothing, and would never enter. Cost O(n M²), and O(M³) when
-    the threshold rises, at most ``log(1 / tolerance) / log(RAISE)`` times.
+    Return the features of the inputs, too. Points that nearly determine each other amplify
+    rounding, most at inputs beyond them all: one there may seem to keep less than nothing, and
+    would never enter. Cost O(n M²), and O(M³) when the threshold rises, at most
+    ``log(1 / tolerance) / log(RAISE)`` times.
     """
-    while held.threshold < COARSEST and _rounding(held.basis, X) > held.threshold:
+    features = held.basis.features(X)
+    while held.threshold < COARSEST and _rounding(held.basis, X, features) > held.threshold:
         threshold = RAISE * held.threshold
         basis = _of_points(held.basis.Z, held.basis.kernel, threshold)
         held = _Held(basis, held.state, threshold, _least_novelty(basis))
-    return held
+        features = basis.features(X)
+    return held, features
 
 
-def _rounding(basis: InducingBasis, X: Tensor) -> float:
+def _rounding(basis: InducingBasis, X: Tensor, features: Tensor) -> float:
     """Return the largest error by which inputs keep less than no part of their prior variance."""
-    left = kernel_variance(basis.kernel, X, 1) - basis.features(X).square().sum(-1)
+    left = kernel_variance(basis.kernel, X, 1) - features.square().sum(-1)
     return float(-(left / _positive_variance(basis, X)).min()) if len(X) > 0 else 0.0
 
 
-def _grown(basis: InducingBasis, X: Tensor, threshold: float) -> InducingBasis:
-    """Add those inputs that keep more than a part of their prior variance."""
-    features = basis.features(X)
+def _grown(
+    basis: InducingBasis, X: Tensor, threshold: float, features: Tensor | None = None
+) -> InducingBasis:
+    """Add inputs that keep more than a part of their prior variance; features may be known."""
+    features = basis.features(X) if features is None else features
     novel = _novelty(basis, X, features).amax(0) > threshold
     X, features = X[novel], features[..., novel, :]
     if len(X) == 0:

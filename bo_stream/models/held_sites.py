@@ -49,7 +49,7 @@ def marginal(
     """
     mean = prior_mean + (features @ weights.mean).squeeze(-1)
     n, rank = features.shape[-2:]
-    if n >= rank or not collective.is_alone:
+    if n > rank or not collective.is_alone:
         return RootPrior(mean, features @ weights.root, rest.expand_as(mean), collective)
     root = features @ weights.base_root
     covariance = root @ root.mT
