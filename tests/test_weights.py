@@ -72,13 +72,15 @@ def test_no_evidence_leaves_the_prior() -> None:
     assert_close(likelihood_of(empty), torch.zeros(M))
 
 
-def test_observing_is_solving_anew(problem: Problem) -> None:
+@pytest.mark.parametrize("many", [False, True])
+def test_observing_is_solving_anew(problem: Problem, many: bool) -> None:
     Phi, y, relative = problem
     posterior = solve(evidence(Phi[:, :3], y[:, :3], relative[:, :3]))
     for rows in (slice(3, 4), slice(4, N)):
         noise = LEVEL.unsqueeze(-1) * relative[:, rows]
         residual = y[:, rows] - MEAN.unsqueeze(-1)
-        posterior = posterior.observe(Phi[:, rows], residual, noise)
+        told = Phi[:, rows], residual, noise
+        posterior = posterior.observe_many(*told) if many else posterior.observe(*told)
     anew = solve(evidence(*problem))
     assert_close(posterior.mean, anew.mean)
     assert_close(posterior.covariance(), anew.covariance())

@@ -35,6 +35,12 @@ SPOILT = 1e-8
 EXCESS = 10.0
 """Least threshold in errors of kernel values, which conditional variances amplify."""
 
+RAISE = 10.0
+"""Factor by which the threshold rises where rounding errors exceed it."""
+
+COARSEST = 1e-4
+"""Threshold above which rounding errors do not raise it."""
+
 REDUNDANT = 0.25
 """Points are redundant when the least novelty is below this part of that after a thinning."""
 
@@ -47,7 +53,9 @@ class Novelty(Allocator):
     threshold becomes the largest part of its prior variance that the points which stay leave of one
     that goes, at least ``RISE`` times what it was. So the points are thinned at most
     ``log(1 / tolerance) / log(RISE)`` times in a stream of any length. The threshold falls back to
-    ``tolerance`` where a move of the hyperparameters has made points redundant.
+    ``tolerance`` where a move of the hyperparameters has made points redundant. It rises, too, and
+    points that the others nearly determine go, where these amplify rounding errors beyond it: of a
+    smooth kernel whose inputs come from one end of a space to the other.
 
     - Cost: O(n M²) for n inputs; O(M³) when the points are thinned or hyperparameters have moved.
     - Memory: the Cholesky factor at the points, O(M²).
@@ -85,7 +93,8 @@ class Novelty(Allocator):
         try:
             held = self._rechecked(Z.double(), kernel)
             for rows in X_new.double().split(ROWS):
-                basis = _grown(held.basis, rows, held.threshold)
+                held, features = _told_apart(held, rows)
+                basis = _grown(held.basis, rows, held.threshold, features)
                 held = self._thinned(replace(held, basis=basis))
         except NotPSDError:  # values too wrong to compare points by
             self._memory = None
@@ -98,9 +107,7 @@ class Novelty(Allocator):
         held = self._memory
         if held is not None and is_same((held.basis.Z,), (Z,)) and is_in(kernel, held.state):
             return held
-        basis = InducingBasis.of(kernel, Z[:0], 1)
-        for rows in Z.split(ROWS):
-            basis = _grown(basis, rows, self.tolerance)
+        basis = _of_points(Z, kernel, self.tolerance)
         threshold, least = (self.tolerance, 0.0) if held is None else (held.threshold, held.least)
         if threshold > self.tolerance and _least_novelty(basis) < REDUNDANT * least:
             threshold, least = self.tolerance, 0.0
@@ -135,9 +142,42 @@ class _Held:
     least: float
 
 
-def _grown(basis: InducingBasis, X: Tensor, threshold: float) -> InducingBasis:
-    """Add those inputs that keep more than a part of their prior variance."""
-    features = basis.features(X)
+def _of_points(Z: Tensor, kernel: Kernel, threshold: float) -> InducingBasis:
+    """Return the basis of those points that keep more than a part of their prior variance."""
+    basis = InducingBasis.of(kernel, Z[:0], 1)
+    for rows in Z.split(ROWS):
+        basis = _grown(basis, rows, threshold)
+    return basis
+
+
+def _told_apart(held: _Held, X: Tensor) -> tuple[_Held, Tensor]:
+    """Raise the threshold above the rounding errors of what inputs keep, and thin the points.
+
+    Return the features of the inputs, too. Points that nearly determine each other amplify
+    rounding, most at inputs beyond them all: one there may seem to keep less than nothing, and
+    would never enter. Cost O(n M²), and O(M³) when the threshold rises, at most
+    ``log(1 / tolerance) / log(RAISE)`` times.
+    """
+    features = held.basis.features(X)
+    while held.threshold < COARSEST and _rounding(held.basis, X, features) > held.threshold:
+        threshold = RAISE * held.threshold
+        basis = _of_points(held.basis.Z, held.basis.kernel, threshold)
+        held = _Held(basis, held.state, threshold, _least_novelty(basis))
+        features = basis.features(X)
+    return held, features
+
+
+def _rounding(basis: InducingBasis, X: Tensor, features: Tensor) -> float:
+    """Return the largest error by which inputs keep less than no part of their prior variance."""
+    left = kernel_variance(basis.kernel, X, 1) - features.square().sum(-1)
+    return float(-(left / _positive_variance(basis, X)).min()) if len(X) > 0 else 0.0
+
+
+def _grown(
+    basis: InducingBasis, X: Tensor, threshold: float, features: Tensor | None = None
+) -> InducingBasis:
+    """Add inputs that keep more than a part of their prior variance; features may be known."""
+    features = basis.features(X) if features is None else features
     novel = _novelty(basis, X, features).amax(0) > threshold
     X, features = X[novel], features[..., novel, :]
     if len(X) == 0:

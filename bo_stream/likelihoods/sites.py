@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.collective import ALONE, Collective
-from bo_stream.linalg import safe_cholesky, solve_lower
+from bo_stream.linalg import safe_cholesky, scaled_prior, solve_lower
 from bo_stream.tensors import zip_tensors
 
 ExpectedLogProb = Callable[[Tensor, Tensor], Tensor]
@@ -23,7 +24,9 @@ _SLACK = 1e-9
 """Relative loss of the bound that counts as rounding."""
 
 _TOLERANCE = 1e-8
-"""A fit ends when no marginal moves by this part of its standard deviation."""
+"""A fit ends when no marginal would move by this part of its standard deviation."""
+
+_EPS = torch.finfo(torch.float64).eps
 
 
 def fit_sites(
@@ -40,7 +43,8 @@ def fit_sites(
     A step that loses is taken back and tried at half the rate. Exact after one step at rate 1 for
     a Gaussian likelihood. The optimum is unique where the likelihood is log-concave; where it is
     not (Student-t), sites of negative precision are held at zero, and no step has lowered the bound
-    of what is found. Cost O(n k² + k³) a step, k at most n.
+    of what is found. It ends where the next step would move nothing, as the last two let expect.
+    Cost of a step as of :meth:`Prior.given`.
 
     Args:
         prior: Of the values.
@@ -52,19 +56,20 @@ def fit_sites(
         begin: Another likelihood, whose optimum is the start where none is given: a log-concave
             one that is near to one with outliers, at whose prior every outcome may look like one.
     """
-    prior = prior.compressed()
     if start is None and begin is not None:
         start = fit_sites(prior, begin, power, steps, rate).sites
     fit = fit_at(prior, expected, Sites.none(prior.mean) if start is None else start, power)
-    rates = torch.full_like(fit.bound, rate).unsqueeze(-1)
+    rates, before = torch.full_like(fit.bound, rate).unsqueeze(-1), 0.0
     for _ in range(steps):
         tried = fit_at(prior, expected, fit.sites.towards(fit.target, rates), power)
         better = tried.bound >= fit.bound - _SLACK * (1.0 + fit.bound.abs())
         moved = prior.collective.largest(_movement(fit, tried), prior.mean.device)
         fit = zip_tensors(partial(_where, better), tried, fit)
         rates = torch.where(better.unsqueeze(-1), (2.0 * rates).clamp_max(rate), 0.5 * rates)
-        if moved <= _TOLERANCE:
+        shrunk = moved / before if before > moved else 1.0
+        if moved * shrunk <= _TOLERANCE:
             break
+        before = moved
     return fit
 
 
@@ -112,9 +117,25 @@ class Fit:
     target: Sites
 
 
+class Prior(ABC):
+    """Joint normal distribution of n values before their outcomes.
+
+    Attributes:
+        mean: ``... x n``.
+        collective: Processes of which each has some of the values.
+    """
+
+    mean: Tensor
+    collective: Collective
+
+    @abstractmethod
+    def given(self, sites: Sites) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute mean and variance given sites, ``... x n``, and the KL from this, ``...``."""
+
+
 @dataclass(frozen=True)
-class Prior:
-    """Joint normal distribution of n values before their outcomes, ``f = mean + root u + rest``.
+class RootPrior(Prior):
+    """Of few weights: ``f = mean + root u + rest``.
 
     Attributes:
         mean: ``... x n``.
@@ -128,44 +149,70 @@ class Prior:
     rest: Tensor
     collective: Collective = ALONE
 
-    @classmethod
-    def of(cls, mean: Tensor, covariance: Tensor, shape: torch.Size) -> Prior:
-        """Make N(mean, covariance), for outcomes whose ``shape`` broadcasts against the mean's."""
-        mean = mean.expand(torch.broadcast_shapes(mean.shape, shape))
-        root = safe_cholesky(covariance).expand(*mean.shape, -1)
-        return cls(mean, root, torch.zeros_like(mean))
-
-    def compressed(self) -> Prior:
-        """Return an equal distribution with k ≤ n. Cost O(n² k).
-
-        The same where other processes have further values, which share u.
-        """
-        n, k = self.root.shape[-2:]
-        if k <= n or not self.collective.is_alone:
-            return self
-        return Prior(self.mean, torch.linalg.qr(self.root.mT)[1].mT, self.rest)
-
     def given(self, sites: Sites) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute mean and variance given sites, ``... x n``, and the KL from this, ``...``.
-
-        By their action on u. Cost O(n k² + k³).
-        """
+        """Condition u on the sites; see :class:`Prior`. Cost O(n k² + k³)."""
         weighted = self.root * sites.precision.unsqueeze(-1)
         collective = self.collective
         inner = collective.sum(weighted.mT @ self.root)
-        identity = torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
-        factor = safe_cholesky(identity + inner)
+        factor = safe_cholesky(_plus_identity(inner))
         pull = sites.shift - sites.precision * self.mean
         half = solve_lower(factor, self.root.mT)
-        total = collective.sum(self.root.mT @ pull.unsqueeze(-1))
-        coordinates = solve_lower(factor, total)
-        u = solve_lower(factor, identity).mT @ coordinates
+        coordinates = solve_lower(factor, collective.sum(self.root.mT @ pull.unsqueeze(-1)))
+        u = torch.linalg.solve_triangular(factor.mT, coordinates, upper=True)
         variance = half.square().sum(-2)
         log_precision = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         traced = collective.sum((sites.precision * variance).sum(-1))
         divergence = 0.5 * (u.square().sum((-2, -1)) - traced + log_precision)
         mean = self.mean + (half.mT @ coordinates).squeeze(-1)
         return mean, variance + self.rest, divergence
+
+
+@dataclass(frozen=True)
+class JointPrior(Prior):
+    """Of few values: by their covariance.
+
+    Attributes:
+        mean: ``... x n``.
+        covariance: Of the values but for the rest, ``... x n x n``.
+        rest: Variances of a part that is independent between values, ``... x n``.
+        collective: Always one process.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    rest: Tensor
+    collective: Collective = ALONE
+
+    @classmethod
+    def of(cls, mean: Tensor, covariance: Tensor, shape: torch.Size) -> JointPrior:
+        """Make N(mean, covariance), for outcomes whose ``shape`` broadcasts against the mean's."""
+        mean = mean.expand(torch.broadcast_shapes(mean.shape, shape))
+        return cls(mean, covariance.expand(*mean.shape, -1), torch.zeros_like(mean))
+
+    def given(self, sites: Sites) -> tuple[Tensor, Tensor, Tensor]:
+        """Condition the values on the sites; see :class:`Prior`. Cost O(n³).
+
+        With K the covariance, S² the precisions and ``L Lᵀ = I + S K S``. Source: Rasmussen and
+        Williams (2006), algorithms 3.1 and 3.2.
+        """
+        scaled, scale = scaled_prior(self.covariance, sites.precision)
+        factor = safe_cholesky(_plus_identity(scaled))
+        half = solve_lower(factor, scale.unsqueeze(-1) * self.covariance)
+        pull = sites.shift / torch.where(scale > 0.0, scale, 1.0) - scale * self.mean
+        gain = solve_lower(factor, pull.unsqueeze(-1))
+        gain = torch.linalg.solve_triangular(factor.mT, gain, upper=True)
+        gain = scale.unsqueeze(-1) * gain
+        moved = self.covariance @ gain
+        before = self.covariance.diagonal(dim1=-2, dim2=-1)
+        variance = (before - half.square().sum(-2)).clamp_min(_EPS * before)
+        log_precision = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        traced = (sites.precision * variance).sum(-1)
+        divergence = 0.5 * ((gain * moved).sum((-2, -1)) - traced + log_precision)
+        return self.mean + moved.squeeze(-1), variance + self.rest, divergence
+
+
+def _plus_identity(matrix: Tensor) -> Tensor:
+    return matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
 
 
 @dataclass(frozen=True)

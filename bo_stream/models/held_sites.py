@@ -8,15 +8,55 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
+from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
-from bo_stream.likelihoods.sites import ExpectedLogProb, Fit, fit_sites
+from bo_stream.likelihoods.sites import ExpectedLogProb, Fit, JointPrior, RootPrior, fit_sites
 from bo_stream.likelihoods.sites import Prior as Marginal
 from bo_stream.marginal_likelihood import dense_log_marginal_likelihood
 from bo_stream.models.memory import Observations, staying
 from bo_stream.models.prior import Prior
+from bo_stream.weights import WeightPosterior
+
+WINDOW = 300
+"""So many of the latest outcomes are held by default, of counts, beside statistics of those before.
+
+Measured, of 400 surveys of at most 5 examined in tens: 0.003 posterior standard deviations off
+their batch, where a window of 100 leaves 0.08 and none 0.8. One row more costs one and a half to
+three times as much as with 100.
+"""
 
 STEPS = 100
 """Most natural-gradient steps; from sites near the optimum a few are enough."""
+
+
+def marginal(
+    weights: WeightPosterior,
+    prior_mean: Tensor,
+    features: Tensor,
+    rest: Tensor,
+    collective: Collective = ALONE,
+) -> Marginal:
+    """Return the joint distribution of a process at n inputs, in the smaller of two forms.
+
+    Cost O(n r²).
+
+    Args:
+        weights: Of r features.
+        prior_mean: ``... x m x 1``.
+        features: Whitened, ``... x m x n x r``.
+        rest: Prior variance that the features leave out, ``... x m x n``; taken for independent.
+        collective: Processes of which each has some of the inputs.
+    """
+    mean = prior_mean + (features @ weights.mean).squeeze(-1)
+    n, rank = features.shape[-2:]
+    if n > rank or not collective.is_alone:
+        return RootPrior(mean, features @ weights.root, rest.expand_as(mean), collective)
+    root = features @ weights.base_root
+    covariance = root @ root.mT
+    if weights.observed:
+        downdate = root @ weights.downdate
+        covariance = covariance - downdate @ downdate.mT
+    return JointPrior(mean, covariance, rest.expand_as(mean))
 
 
 @torch.no_grad()
@@ -36,7 +76,7 @@ def fit_held(
         weight: How many times each row counts, w, ``... x n``; default once.
     """
     shape = rows.noise.shape
-    process = Marginal.of(prior.mean.unsqueeze(-1), covariance.detach(), shape)
+    process = JointPrior.of(prior.mean.unsqueeze(-1), covariance.detach(), shape)
     model = OutcomeModel.of(prior.likelihood, prior.num_outputs)
     expected = _weighted(model.expected_log_prob(rows.targets), weight)
     ordinary = model.ordinary_log_prob(rows.targets)

@@ -52,6 +52,19 @@ def test_what_the_points_determine_does_not_enter() -> None:
     assert len(Novelty(300).update(X[:0], X, LinearKernel().double())) == 2
 
 
+@pytest.mark.parametrize("rows", [1, 10])
+def test_points_follow_a_stream_through_space_of_a_smooth_kernel(rows: int) -> None:
+    """There rounding makes an input beyond all points seem to keep less than nothing."""
+    X, kernel = torch.rand(200, 2, dtype=torch.float64), RBFKernel().double()
+    kernel.lengthscale = 0.5
+    allocator, Z = Novelty(300), X[:0]
+    for batch in X[X[:, 0].argsort()].split(rows):
+        Z = allocator.update(Z, batch, kernel)
+    assert len(Z) < 150
+    assert float(left(kernel, Z, X).max()) < 1e-5
+    assert float(Z[:, 0].max()) > 0.9
+
+
 @pytest.mark.parametrize("rows", [1, 7, 400])
 def test_a_full_set_is_thinned_a_bounded_number_of_times(rows: int) -> None:
     X, kernel, cap = torch.rand(1200, 2, dtype=torch.float64), matern(), 24

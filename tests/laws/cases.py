@@ -624,7 +624,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "OSVGP, binomial",
-        _osvgp(_binomial_likelihood),
+        _osvgp(_binomial_likelihood, window=0),
         noise="counts",
         in_order=True,
         residual=True,

@@ -11,7 +11,8 @@ from torch import Tensor
 from bo_stream.likelihoods.outcome_model import expected_log_prob
 from bo_stream.likelihoods.sites import (
     ExpectedLogProb,
-    Prior,
+    JointPrior,
+    RootPrior,
     Sites,
     fit_at,
     fit_sites,
@@ -38,7 +39,7 @@ def joint(n: int) -> tuple[Tensor, Tensor]:
 def test_the_optimum_is_the_best_normal_there_is(name: str, power: float) -> None:
     mean, covariance = joint(8)
     y = outcomes(name, torch.rand(8, 2, dtype=torch.float64)).squeeze(-1)
-    prior = Prior.of(mean, covariance, mean.shape)
+    prior = JointPrior.of(mean, covariance, mean.shape)
     fit = fit_sites(prior, expected(name, y), power, steps=200)
     best_mean, best_covariance, best = variational_optimum(
         mean, covariance, log_probs(name, y), power
@@ -52,7 +53,7 @@ def test_the_optimum_is_the_best_normal_there_is(name: str, power: float) -> Non
 def test_heavy_tails_never_lose_and_have_no_negative_precision() -> None:
     mean, covariance = joint(10)
     y = 6.0 * torch.randn(10, dtype=torch.float64)
-    prior = Prior.of(mean, covariance, mean.shape)
+    prior = JointPrior.of(mean, covariance, mean.shape)
     bounds = [fit_sites(prior, expected("student", y), steps=s).bound for s in range(1, 30)]
     assert all(b >= a - 1e-6 for a, b in pairwise(bounds))
     assert bool((fit_sites(prior, expected("student", y)).sites.precision > 0).all())
@@ -63,7 +64,7 @@ def test_heavy_tails_never_lose_and_have_no_negative_precision() -> None:
 def test_a_gaussian_likelihood_takes_one_step() -> None:
     mean, covariance = joint(6)
     y = torch.randn(6, dtype=torch.float64)
-    prior = Prior.of(mean, covariance, mean.shape)
+    prior = JointPrior.of(mean, covariance, mean.shape)
     fit = fit_sites(prior, expected("gaussian", y), steps=1)
     K = covariance + 0.5 * torch.eye(6)
     exact = torch.distributions.MultivariateNormal(mean, K)
@@ -74,16 +75,12 @@ def test_a_gaussian_likelihood_takes_one_step() -> None:
     assert_close(noise, torch.full_like(y, 0.5))
 
 
-def test_few_values_of_many_weights_are_compressed_exactly() -> None:
-    prior = Prior(
-        torch.randn(5, dtype=torch.float64),
-        torch.randn(2, 5, 30, dtype=torch.float64),
-        torch.rand(5, dtype=torch.float64),
-    )
+def test_values_are_conditioned_alike_by_weights_and_by_their_covariance() -> None:
+    mean, rest = torch.randn(5, dtype=torch.float64), torch.rand(5, dtype=torch.float64)
+    root = torch.randn(2, 5, 30, dtype=torch.float64)
     sites = Sites(torch.rand(2, 5, dtype=torch.float64), torch.randn(2, 5, dtype=torch.float64))
-    small = prior.compressed()
-    assert small.root.shape == (2, 5, 5)
-    for a, b in zip(prior.given(sites), small.given(sites), strict=True):
+    few, many = JointPrior(mean, root @ root.mT, rest), RootPrior(mean, root, rest)
+    for a, b in zip(many.given(sites), few.given(sites), strict=True):
         assert_close(a, b)
 
 
@@ -91,7 +88,7 @@ def test_sites_at_their_scale_are_a_bound() -> None:
     """``Σ log_scale + log E Π site`` is the bound at the optimum and elsewhere."""
     mean, covariance = joint(5)
     y = (torch.rand(5) > 0.5).double()
-    prior = Prior.of(mean, covariance, mean.shape)
+    prior = JointPrior.of(mean, covariance, mean.shape)
     sites = Sites(torch.rand(5, dtype=torch.float64), torch.randn(5, dtype=torch.float64))
     fit = fit_at(prior, expected("bernoulli", y), sites, power=2.0)
     pseudo, noise = sites.pseudo_observations()

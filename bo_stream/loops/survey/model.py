@@ -106,6 +106,7 @@ def survey_model(
         input_transform=map_inputs(sites, units=settings.units),
         max_points=settings.max_points,
         learning_rate=CONCENTRATION_RATE,
+        window=0,  # all results enter as one batch
     )
     if former is not None:
         set_hyperparameters(model, hyperparameters(former))

@@ -15,6 +15,7 @@ from bo_stream.allocation.novelty import Novelty
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.models.auto.exact import ExactInference, ExactMemory
 from bo_stream.models.auto.sites import SiteExactInference
+from bo_stream.models.held_sites import WINDOW as SITES_WINDOW
 from bo_stream.models.inducing.inference import (
     MAX_POINTS,
     CollapsedInference,
@@ -40,12 +41,6 @@ TOLERANCE, MAX_RANK = 1e-9, 1024
 NATURAL_STEPS, LEARNING_RATE = 20, 0.02
 """Most natural-gradient steps of an update and learning rate of hyperparameters:
 :class:`~bo_stream.OSVGP`'s defaults.
-"""
-
-SITES_WINDOW = 100
-"""Outcomes under another likelihood than a Gaussian one that are held as a window, by default.
-
-Measured: a step takes 1.6 times as long as without, and a tenth of the last one of 512 counts.
 """
 
 OPTIONS = ("grid_size", "tolerance", "max_rank", "max_points", "window", "hyper_steps")

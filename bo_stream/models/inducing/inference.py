@@ -23,7 +23,7 @@ from bo_stream.linalg import check_memory, independent_rows
 from bo_stream.marginal_likelihood import NoiseGroup, subspace_log_marginal_likelihood
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite, check_type
-from bo_stream.models.inducing.memory import InducingMemory, Rows, TraceTerm
+from bo_stream.models.inducing.memory import InducingMemory, PointStatistics, Rows, TraceTerm
 from bo_stream.models.inference import Inference, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory, never_in
 from bo_stream.models.prior import Prior
@@ -53,6 +53,24 @@ COARSE, ROUNDING = "coarse points", "rounding"
 
 
 @dataclass(frozen=True)
+class Settled:
+    """What does not depend on the sites of the outcomes that a memory holds.
+
+    Attributes:
+        solved: The posterior given all that it does not hold.
+        rows: The outcomes that it holds, with their features.
+    """
+
+    solved: SolvedWeights
+    rows: Rows
+
+    @property
+    def alone(self) -> Settled:
+        """The same without outcomes that are held."""
+        return replace(self, rows=self.rows[:0])
+
+
+@dataclass(frozen=True)
 class InducingCache:
     """The memory in the basis of the kernel as it is, and the posterior that was solved in it.
 
@@ -63,12 +81,14 @@ class InducingCache:
         memory: In the basis.
         basis: Of the kernel in this state.
         solved: The posterior, if known.
+        settled: Of outcomes with sites, what a next update begins from, if known.
     """
 
     state: State
     memory: InducingMemory
     basis: InducingBasis
     solved: SolvedWeights | None = None
+    settled: Settled | None = None
 
 
 Cached = InducingCache | None
@@ -101,11 +121,16 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         if cache is not None and cache.solved is not None and prior.is_in(cache.solved.state):
             return cache.solved.process, cache
         cache = self.current(memory, cache, prior)
-        groups = self.noise_groups(cache.memory.whole.statistics, prior)
+        solved = self.solved(cache.memory.whole, cache.basis, prior)
+        return solved.process, replace(cache, solved=solved)
+
+    def solved(self, known: PointStatistics, basis: InducingBasis, prior: Prior) -> SolvedWeights:
+        """Solve for the weights of a basis from statistics in it. Cost O(M³)."""
+        groups = self.noise_groups(known.statistics, prior)
         weights = solve(prior.evidence_of(groups))
-        _warn_of_rounding(weights.mean, groups, memory.counts, prior)
-        process = WeightSpaceProcess(cache.basis, weights, prior.mean.unsqueeze(-1).clone())
-        return process, replace(cache, solved=SolvedWeights(prior.state(), process))
+        _warn_of_rounding(weights.mean, groups, known.counts, prior)
+        process = WeightSpaceProcess(basis, weights, prior.mean.unsqueeze(-1).clone())
+        return SolvedWeights(prior.state(), process)
 
     def current(self, memory: InducingMemory, cache: Cached, prior: Prior) -> InducingCache:
         """Express the memory in the basis of the kernel as it is, in O(M³), unless that is kept."""

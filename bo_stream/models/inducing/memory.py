@@ -59,6 +59,11 @@ class InducingMemory(HoldsStatistics):
         """The points, and the root of the kernel at them when last expressed."""
         return self.whole.values
 
+    @property
+    def settled(self) -> PointStatistics:
+        """Statistics of all but the outcomes that are held."""
+        return self.whole if self.held is None else self.held.before
+
     @cached_property
     def absorbed(self) -> PointStatistics:
         """Statistics of all but the recent rows. Cost O(w M²)."""

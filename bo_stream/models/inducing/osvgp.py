@@ -13,8 +13,10 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator, checked_number
+from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.held_sites import WINDOW
 from bo_stream.models.inducing.inference import (
     MAX_POINTS,
     allocator_of,
@@ -41,16 +43,18 @@ class OSVGP(StreamingGP):
 
     - Memory: O(M²) for M inducing points Z, and Z; twice that, and the latest outcomes, with a
       ``window`` of them. Else data are not kept, but for the latest inputs in ``train_inputs``.
-    - Update: O(n M² + M³) for n outcomes, those of the window included, times the natural-gradient
-      steps, up to ``natural_steps``, that work with ``min(n, M)`` numbers each.
+    - Update: O(n M² + M³) for n outcomes, those of the window included, and O(k³ + n k²) for each
+      natural-gradient step, up to ``natural_steps``, with k the lesser of n and M. A small one
+      begins from the posterior that the one before has left, in O(n M²).
     - A fantasy: as of OSGPR, after one evaluation of the likelihood at the hypothetical outcomes.
     - Exact: with a Gaussian likelihood all that is exact in OSGPR. With any, the optimum of the
       bound for the batch, if the likelihood is log-concave (Bernoulli, binomial, Laplace, Poisson).
     - Approximate: the posterior is normal; sites of batches before the window stay as they were
       found, so that a stream differs a little from its batch: after 400 counts of at most 5
-      examined by up to 0.8 of a posterior's standard deviation, with a window of 100 by 0.1;
-      ``elbo`` bounds the likelihood of the last batch times those sites, not of all data; a site of
-      negative precision (Student-t, at outliers) is held at zero. What is approximate in OSGPR.
+      examined by up to 0.8 of a posterior's standard deviation, with the window of 300 that counts
+      have by default by 0.003; ``elbo`` bounds the likelihood of the last batch times those sites,
+      not of all data; a site of negative precision (Student-t, at outliers) is held at zero. What
+      is approximate in OSGPR.
     - Learned: kernel and mean from memory alone, sites held, by
       ``fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data))``, whose ``num_data``
       does not matter; kernel, mean and the likelihood's parameters by ``hyper_steps`` steps of Adam
@@ -97,7 +101,7 @@ class OSVGP(StreamingGP):
         hyper_steps: int = 0,
         learning_rate: float = 0.02,
         fantasy_steps: int = 1,
-        window: int = 0,
+        window: int | None = None,
     ) -> None:
         """Build the model and put the first outcomes into memory.
 
@@ -132,7 +136,9 @@ class OSVGP(StreamingGP):
                 of about 1, and rough where nothing is known of a process of large scale; three are
                 enough there.
             window: How many of the latest outcomes are held, whose sites are found anew at each
-                update, and which can be retracted; of a likelihood that is not Gaussian.
+                update, and which can be retracted. Default: 300 of a ``BinomialLikelihood``, whose
+                rows can say little each, so that many errors add up; 0 of any other. Without
+                effect on a Gaussian likelihood.
 
         Raises:
             InputDataError: Outcomes that the likelihood cannot have; and all errors that
@@ -145,6 +151,8 @@ class OSVGP(StreamingGP):
         natural_steps = checked_number("natural_steps", natural_steps)
         hyper_steps = checked_number("hyper_steps", hyper_steps, 0)
         fantasy_steps = checked_number("fantasy_steps", fantasy_steps)
+        if window is None:
+            window = WINDOW if isinstance(likelihood, BinomialLikelihood) else 0
         window = checked_number("window", window, 0)
         latent_Y = latent_columns(train_Y, likelihood)
         self._begin(train_X, latent_Y, None, outcome_transform)

@@ -13,18 +13,19 @@ from bo_stream.bases.inducing import InducingBasis
 from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import Fit, Sites, fit_sites
-from bo_stream.likelihoods.sites import Prior as Marginal
 from bo_stream.marginal_likelihood import NoiseGroup, expected_misfit
-from bo_stream.models.held_sites import with_held
+from bo_stream.models.held_sites import marginal, with_held
 from bo_stream.models.inducing.inference import (
     InducingCache,
     InducingInference,
+    Settled,
     basis_of_independent,
 )
 from bo_stream.models.inducing.memory import (
     HeldOutcomes,
     InducingMemory,
     PointStatistics,
+    Rows,
     TraceTerm,
 )
 from bo_stream.models.memory import Observations, WhitenedMemory
@@ -86,12 +87,15 @@ class SiteInference(InducingInference):
             update.learn(ascent, min(ROUND, steps - first))
         hyper = hyper.rounded(next(prior.kernel.parameters()).dtype)
         now, update = self._begun(before, hyper, data, prior, placed, moved=steps > 0)
-        after = self._kept(now.memory, update, 0 if prior.is_gaussian else self.window)
+        if steps == 0:
+            settled = self._settled(now, prior)
+            update = replace(update, settled=settled if placed is not None else settled.alone)
+        now = self._kept(now, update, 0 if prior.is_gaussian else self.window)
         if data.sign < 0.0:
-            self.check_solvable(after, prior)
+            self.check_solvable(now.memory, prior)
         if steps > 0:
-            after = replace(after, moments=ascent.moments())
-        after, kept = self.remembered(before, replace(now, memory=after, solved=None), prior)
+            now = replace(now, memory=replace(now.memory, moments=ascent.moments()))
+        after, kept = self.remembered(before, now, prior)
         if steps > 0:
             prior.take_over(hyper)  # last, for what raises before leaves the model as it was
             kept = replace(kept, state=state_of(prior.kernel))
@@ -117,20 +121,31 @@ class SiteInference(InducingInference):
         if placed is not None:
             X = placed if now.memory.allocator is None else self.collective.first(placed)
             now = self.placed(now, X, prior)
-        held = now.memory.held
-        earlier = now.memory.whole if held is None else held.before
-        return now, OnlineUpdate(earlier, now.basis, hyper, data, self)
+        return now, OnlineUpdate(now.memory.settled, now.basis, hyper, data, self)
 
-    def _kept(self, memory: InducingMemory, update: OnlineUpdate, window: int) -> InducingMemory:
-        """Put an update into memory, and hold its latest outcomes."""
+    def _settled(self, now: InducingCache, prior: Prior) -> Settled:
+        """Return what an update begins from, solved in O(M³) unless that is kept."""
+        if now.settled is not None and prior.is_in(now.settled.solved.state):
+            return now.settled
+        memory, solved = now.memory, now.solved
+        if memory.held is not None or solved is None or not prior.is_in(solved.state):
+            solved = self.solved(memory.settled, now.basis, prior)
+        held = memory.rows.data if memory.held is None else memory.held.data
+        return Settled(solved, Rows.of(held, now.basis, prior.shape))
+
+    def _kept(self, now: InducingCache, update: OnlineUpdate, window: int) -> InducingCache:
+        """Put an update into memory, hold its latest outcomes, and carry along what follows."""
         fit = update.fit()
-        whole = update.remembered(fit)
+        whole, left = update.remembered(fit), max(0, len(update.data) - window)
+        settled = update.settled_after(fit, left)
         if window == 0:
-            return replace(memory, whole=whole, held=None)
-        left = max(0, len(update.data) - window)
+            memory = replace(now.memory, whole=whole, held=None)
+            solved = None if settled is None else settled.solved
+            return replace(now, memory=memory, solved=solved, settled=None)
         latest = replace(update.data, sites=fit.sites).rows(slice(left, None))
         held = HeldOutcomes(latest, update.remembered(fit, slice(left)))
-        return replace(memory, whole=whole, held=held)
+        memory = replace(now.memory, whole=whole, held=held)
+        return replace(now, memory=memory, solved=None, settled=settled)
 
     def noise_groups(self, statistics: WhitenedMemory, prior: Prior) -> list[NoiseGroup]:
         """Return the sites, whose noise is in the statistics."""
@@ -156,6 +171,8 @@ class OnlineUpdate:
         hyper: Mean and likelihood.
         data: The batch.
         options: Of the bound and of the steps.
+        settled: The posterior given the memory, and features of the first of the batch, where they
+            are known; hyperparameters are not to be learned then.
     """
 
     memory: PointStatistics
@@ -163,6 +180,7 @@ class OnlineUpdate:
     hyper: Hyperparameters
     data: Observations
     options: SiteInference
+    settled: Settled | None = None
 
     @cached_property
     @torch.enable_grad()  # once, for fits and for gradients, whoever asks first
@@ -175,8 +193,13 @@ class OnlineUpdate:
     def _features(self) -> tuple[Tensor, Tensor]:
         """Whitened features, ``... x m x n x M``, and the prior variance that they leave out."""
         batch, X = self.data.noise.shape[:-1], self.data.X
-        features = self.basis.features(X).expand(*batch, -1, -1)
-        return features, self.basis.residual_variance(X, features)
+        known = None if self.settled is None else self.settled.rows
+        new = X if known is None else X[..., len(known) :, :]
+        features = self.basis.features(new).expand(*batch, -1, -1)
+        residual = self.basis.residual_variance(new, features)
+        if known is None:
+            return features, residual
+        return torch.cat((known.features, features), -2), torch.cat((known.residual, residual), -1)
 
     @property
     def _target_map(self) -> Tensor:
@@ -198,15 +221,31 @@ class OnlineUpdate:
         """Find the sites at the optimum, in few steps from a start near it; O(n M² + M³) each."""
         options, (features, residual) = self.options, self._features
         begin = self._outcomes().ordinary_log_prob(self.data.targets)
-        weights = self._weights(self.memory.statistics.learned)
-        mean, root = self._predicted(weights), features @ weights.root
-        prior = Marginal(mean, root, residual, options.collective)
+        if self.settled is None:
+            weights = self._weights(self.memory.statistics.learned)
+        else:
+            weights = self.settled.solved.process.weights
+        collective = options.collective
+        prior = marginal(weights, self._mean.unsqueeze(-1), features, residual, collective)
         most = options.natural_steps
         steps, power = most if start is None else min(most, WARM_STEPS), 1.0 / options.beta
         expected = self._outcomes().expected_log_prob(self.data.targets)
         if start is None and begin is None:
             start = self.data.sites
         return fit_sites(prior, expected, power, steps, options.natural_rate, start, begin)
+
+    def settled_after(self, fit: Fit, left: int) -> Settled | None:
+        """Carry along what is settled as the first of the batch enter it; None: begin anew."""
+        if self.settled is None or not self.options.collective.is_alone or self.data.sign < 0.0:
+            return None
+        solved, (features, residual) = self.settled.solved, self._features
+        if left > 0:
+            if not solved.process.weights.has_room_for(left):
+                return None
+            first = map_tensors(fit.sites, lambda values: values[..., :left])
+            solved = solved.after(features[..., :left, :], *first.pseudo_observations())
+        latest = Rows(self.data, features, residual)[slice(left, None)]
+        return Settled(solved, latest)
 
     def remembered(self, fit: Fit, rows: slice = EVERY) -> PointStatistics:
         """Add the sites of some of the batch to the statistics, or take them out. O(n M²)."""

@@ -18,8 +18,7 @@ from gpytorch.likelihoods import (
 from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import OutcomeModel
-from bo_stream.likelihoods.sites import Prior as Marginal
-from bo_stream.likelihoods.sites import fit_sites, local_sites
+from bo_stream.likelihoods.sites import JointPrior, fit_sites, local_sites
 from bo_stream.models.memory import Measured, Memory, Targets
 from bo_stream.models.outcomes.base import Drawing, Outcomes
 from bo_stream.models.outcomes.noise import NoiseFloor
@@ -153,7 +152,7 @@ class LikelihoodOutcomes(Outcomes):
             _, mean, variance = torch.broadcast_tensors(latent, *process.marginals(inputs))
             sites, _ = local_sites(expected, mean, variance, power)
         else:
-            marginal = Marginal.of(process.mean(inputs), process.covariance(inputs), latent.shape)
+            marginal = JointPrior.of(process.mean(inputs), process.covariance(inputs), latent.shape)
             sites = fit_sites(marginal, expected, power, self.fantasy_steps).sites
         return sites.pseudo_observations()
 

@@ -12,9 +12,8 @@ from torch import Tensor
 from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.likelihoods.outcome_model import OutcomeModel
-from bo_stream.likelihoods.sites import Prior as Marginal
 from bo_stream.likelihoods.sites import fit_sites
-from bo_stream.models.held_sites import held_bound, with_held, with_sites
+from bo_stream.models.held_sites import held_bound, marginal, with_held, with_sites
 from bo_stream.models.inference import Solved, SolvedWeights
 from bo_stream.models.memory import Measured, Observations
 from bo_stream.models.prior import Prior
@@ -24,9 +23,6 @@ from bo_stream.models.wiski.memory import StreamMemory
 from bo_stream.models.wiski.rows import Memory, RowMemory
 from bo_stream.process.observation_space import ObservationSpaceProcess
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
-
-MOST_JOINT = 300
-"""Up to so many rows the joint covariance of their logits is formed, of more a root in features."""
 
 MOST_ROWS = 4096
 """Rows whose sites are found together; of more, later ones given those before."""
@@ -106,13 +102,16 @@ class SiteGridInference(GridInference):
         self, memory: StreamMemory, cache: GridCache | None, data: Observations, prior: Prior
     ) -> tuple[Observations, GridCache]:
         """Return outcomes with their sites given statistics, from those that they have."""
-        joint = len(data) <= MOST_JOINT
-        process, cache = self.process(memory, cache, prior, data.X, in_features=not joint)
+        process, cache = self.process(memory, cache, prior, data.X)
+        assert isinstance(process, WeightSpaceProcess)  # noqa: S101 (statistics have no other)
         likelihood = OutcomeModel.of(prior.likelihood, prior.num_outputs)
         expected = likelihood.expected_log_prob(data.targets)
         begin = likelihood.ordinary_log_prob(data.targets)
         start = data.sites if begin is None else None
-        fit = fit_sites(_marginal(process, data.X), expected, start=start, begin=begin)
+        features = process.basis.features(data.X).expand(*data.noise.shape, -1)
+        rest = torch.zeros_like(data.noise)
+        before = marginal(process.weights, process.prior_mean, features, rest)
+        fit = fit_sites(before, expected, start=start, begin=begin)
         return replace(data, sites=fit.sites), cache
 
     # --- the posterior: of the statistics, then of what is held besides ------------------------
@@ -212,8 +211,9 @@ def _given(before: WeightSpaceProcess, held: Observations, prior: Prior) -> Weig
     """Condition a process on the sites of outcomes."""
     features, weights = before.basis.features(held.X), before.weights
     outcomes, noise = prior.standardized(held.told)
-    weights = weights.observe(features, outcomes - before.prior_mean, noise)
-    return replace(before, weights=weights)
+    told = features, outcomes - before.prior_mean, noise
+    few = len(held) < features.shape[-1]
+    return replace(before, weights=weights.observe(*told) if few else weights.observe_many(*told))
 
 
 def _join_as_rows(memory: Memory, other: Memory) -> bool:
@@ -228,12 +228,3 @@ def _checked_as(cache: GridCache | None, memory: Memory) -> GridCache | None:
     if cache is None or cache.own.grid is not memory.grid:
         return None
     return replace(GridCache.of(memory), checked=cache.checked)
-
-
-def _marginal(process: PosteriorProcess, X: Tensor) -> Marginal:
-    """Return the joint distribution of the process at inputs."""
-    mean = process.mean(X)
-    if X.shape[-2] > MOST_JOINT and isinstance(process, WeightSpaceProcess):
-        root = process.basis.features(X) @ process.weights.root
-        return Marginal(mean, root.expand(*mean.shape, -1), torch.zeros_like(mean))
-    return Marginal.of(mean, process.covariance(X), mean.shape)

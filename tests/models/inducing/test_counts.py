@@ -1,6 +1,9 @@
 """Counts in OSVGP: against Laplace and long chains, in streams, as fantasies, and bad ones."""
 
+import copy
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from botorch.exceptions.errors import (
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood
 from gpytorch.means import ZeroMean
 from scipy.special import expit
 from scipy.stats import betabinom, binom
@@ -47,15 +51,37 @@ def small_surveys() -> tuple[Tensor, Tensor]:
     return X, torch.stack(((examined * chance).round(), examined), -1)
 
 
+def orders(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Three orders of rows: as they are, from west to east, and backwards from the middle on."""
+    rows = torch.arange(len(X))
+    return rows, X[:, 0].argsort(), rows.roll(len(X) // 2).flip(0)
+
+
+def largest_gap(
+    build: Callable[[Tensor, Tensor], StreamingGP], X: Tensor, Y: Tensor, batch: StreamingGP
+) -> float:
+    """Return how far streams in tens end from a batch, in its deviations, in three orders."""
+    mean, deviation = logits(batch, X)
+    gaps = []
+    for order in orders(X):
+        stream = build(X[:0], Y[:0]).eval()
+        for rows in order.split(10):
+            stream.update(X[rows], Y[rows])
+        gaps.append((np.abs(logits(stream, X)[0] - mean) / deviation).max())
+    return float(max(gaps))
+
+
 def count_kernel() -> ScaleKernel:
     kernel = ScaleKernel(RBFKernel()).double()
     kernel.outputscale, kernel.base_kernel.lengthscale = 4.0, 0.5
     return kernel
 
 
-def count_model(X: Tensor, Y: Tensor, points: Tensor, overdispersed: bool = False) -> OSVGP:
+def count_model(
+    X: Tensor, Y: Tensor, points: Tensor, overdispersed: bool = False, **options: Any
+) -> OSVGP:
     likelihood = BinomialLikelihood(overdispersion=overdispersed)
-    return OSVGP(X, Y, likelihood, count_kernel(), ZeroMean(), inducing_points=points)
+    return OSVGP(X, Y, likelihood, count_kernel(), ZeroMean(), inducing_points=points, **options)
 
 
 def logits(model: StreamingGP, X: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -110,7 +136,7 @@ def test_streams_in_any_order_end_near_the_batch(
     mean, deviation = logits(whole, X)
     for seed in (0, 1):
         order = torch.randperm(N, generator=torch.Generator().manual_seed(seed))
-        stream = count_model(X[:0], Y[:0], X, overdispersed)
+        stream = count_model(X[:0], Y[:0], X, overdispersed, window=0)
         for rows in order.split(batch):
             stream.update(X[rows], Y[rows])
         found, spread = logits(stream, X)
@@ -118,20 +144,57 @@ def test_streams_in_any_order_end_near_the_batch(
         assert spread == pytest.approx(deviation, rel=0.2)
 
 
-def test_a_window_brings_a_stream_to_its_batch() -> None:
+@pytest.mark.integration
+def test_by_default_a_stream_ends_at_its_batch() -> None:
     """Of many small surveys, whose errors add up where each site stays as it was found."""
     X, Y = small_surveys()
     Z = torch.rand(40, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    mean, deviation = logits(count_model(X, Y, Z), X)
-    gaps = []
-    for window in (0, 100):
-        options = {"inducing_points": Z, "window": window}
-        stream = OSVGP(X[:0], Y[:0], BinomialLikelihood(), count_kernel(), ZeroMean(), **options)
-        for rows in torch.arange(400).split(10):
-            stream.update(X[rows], Y[rows])
-        gaps.append((np.abs(logits(stream, X)[0] - mean) / deviation).max())
-    assert gaps[0] > 0.3
-    assert gaps[1] < 0.1
+    whole = count_model(X, Y, Z)
+    assert largest_gap(partial(count_model, points=Z), X, Y, whole) < 0.005
+    assert largest_gap(partial(count_model, points=Z, window=100), X, Y, whole) > 0.03
+
+
+@pytest.mark.integration
+def test_points_that_follow_a_stream_are_as_good_as_its_batchs() -> None:
+    X, Y = small_surveys()
+
+    def build(X: Tensor, Y: Tensor) -> OSVGP:
+        return OSVGP(X, Y, BinomialLikelihood(), count_kernel(), ZeroMean())
+
+    assert largest_gap(build, X, Y, build(X, Y)) < 0.005
+
+
+def test_only_counts_are_held_by_default() -> None:
+    X, Y = surveys(5)
+    assert count_model(X, Y, X).window == 300
+    assert OSVGP(X, (Y[:, :1] > 1.0).double(), BernoulliLikelihood()).window == 0
+    assert count_model(X, Y, X, window=0)._memory.held is None
+
+
+@pytest.mark.parametrize("window", [0, 4])
+def test_what_an_update_carries_along_is_what_it_would_solve_for(window: int) -> None:
+    """The posterior before the window and its features, as rows settle and are taken out."""
+    X, Y = surveys(5)
+    model = count_model(X[:6], Y[:6], X, window=window)
+    assert solved_as_anew(model, X)
+    for i in range(6, N):
+        anew = copy.deepcopy(model)
+        anew._cache = None
+        for each in (model, anew):
+            each.update(X[i : i + 1], Y[i : i + 1])
+        assert solved_as_anew(model, X)
+        assert logits(model, X)[0] == pytest.approx(logits(anew, X)[0], abs=1e-7)
+    if window:
+        model.retract(X[-1:], Y[-1:]).update(X[:1], Y[:1])
+        assert solved_as_anew(model, X)
+
+
+def solved_as_anew(model: OSVGP, X: Tensor) -> bool:
+    """Say whether the posterior is that of the memory solved without a cache."""
+    anew = copy.deepcopy(model)
+    anew._cache = None
+    pairs = zip(logits(model, X), logits(anew, X), strict=True)
+    return all(a == pytest.approx(b, abs=1e-8) for a, b in pairs)
 
 
 def held_model(n: int, window: int, **options: Any) -> tuple[OSVGP, Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """Counts on a grid, by sites, against OSVGP at all inputs and in streams."""
 
 import copy
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -16,7 +17,13 @@ from torch import Tensor
 from bo_stream import OSVGP, WISKI, AutoGP, BinomialLikelihood, prevalence
 from bo_stream.diagnostics import leave_one_out
 from tests.comparisons import assert_untouched, fingerprint
-from tests.models.inducing.test_counts import count_kernel, logits, small_surveys, surveys
+from tests.models.inducing.test_counts import (
+    count_kernel,
+    largest_gap,
+    logits,
+    small_surveys,
+    surveys,
+)
 
 BOX = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 
@@ -192,26 +199,25 @@ def test_rows_that_move_to_the_grid_leave_the_latest_of_them_held(
 
 
 @pytest.mark.integration
-def test_a_window_brings_a_stream_to_the_batch() -> None:
-    """Of many small surveys in tens, on the grid from the first one on, in three orders.
+@pytest.mark.parametrize("rows_held", [0, 300])
+def test_by_default_a_stream_ends_at_its_batch(rows_held: int) -> None:
+    """Of many small surveys in tens, on the grid from the first one on or after 300 of them.
 
     Against all rows of the exact process, of which the grid's batch is off by 0.0025 deviations.
     """
     X, Y = small_surveys()
     exact = AutoGP(X, Y, None, BinomialLikelihood(), count_kernel(), ZeroMean())
-    mean, deviation = logits(exact, X)
-    gaps: dict[int, float] = {0: 0.0, 100: 0.0, 300: 0.0}
-    for order in (torch.arange(400), X[:, 0].argsort(), torch.arange(400).roll(200).flip(0)):
-        for window, before in gaps.items():
-            with mock.patch("bo_stream.models.wiski.rows.MOST_ROWS", 0):
-                stream = _wiski(X[:0], Y[:0], count_kernel(), window=window)
-            for rows in order.split(10):
-                stream.update(X[rows], Y[rows])
-            gap = (np.abs(logits(stream, X)[0] - mean) / deviation).max()
-            gaps[window] = max(before, gap)
-    assert gaps[0] > 0.3
-    assert gaps[100] < 0.1
-    assert gaps[300] < 0.005
+
+    def build(X: Tensor, Y: Tensor, **options: int) -> WISKI:
+        grid = {"bounds": BOX, "grid_size": 24, "tolerance": 0.0}
+        with mock.patch("bo_stream.models.wiski.rows.MOST_ROWS", rows_held):
+            return WISKI(
+                X, Y, None, BinomialLikelihood(), count_kernel(), ZeroMean(), **grid, **options
+            )
+
+    assert largest_gap(build, X, Y, exact) < 0.005
+    if rows_held == 0:
+        assert largest_gap(partial(build, window=100), X, Y, exact) > 0.03
 
 
 def test_many_rows_enter_by_features_as_few_do_jointly() -> None:
