@@ -24,7 +24,7 @@ KEPT = 0.875
 """Part of ``max_points`` that a thinning keeps, so that there is room for others."""
 
 RISE = 2.0
-"""Least factor by which a thinning raises the threshold."""
+"""Least factor by which a thinning, or what rounding hides, raises the threshold."""
 
 NOVEL = 1e-12
 """Default tolerance: an input that keeps less adds less than a jitter would."""
@@ -34,9 +34,6 @@ SPOILT = 1e-8
 
 EXCESS = 10.0
 """Least threshold in errors of kernel values, which conditional variances amplify."""
-
-RAISE = 10.0
-"""Factor by which the threshold rises where rounding errors exceed it."""
 
 COARSEST = 1e-4
 """Threshold above which rounding errors do not raise it."""
@@ -156,11 +153,11 @@ def _told_apart(held: _Held, X: Tensor) -> tuple[_Held, Tensor]:
     Return the features of the inputs, too. Points that nearly determine each other amplify
     rounding, most at inputs beyond them all: one there may seem to keep less than nothing, and
     would never enter. Cost O(n M²), and O(M³) when the threshold rises, at most
-    ``log(1 / tolerance) / log(RAISE)`` times.
+    ``log(1 / tolerance) / log(RISE)`` times.
     """
     features = held.basis.features(X)
     while held.threshold < COARSEST and _rounding(held.basis, X, features) > held.threshold:
-        threshold = RAISE * held.threshold
+        threshold = RISE * held.threshold
         basis = _of_points(held.basis.Z, held.basis.kernel, threshold)
         held = _Held(basis, held.state, threshold, _least_novelty(basis))
         features = basis.features(X)

@@ -154,7 +154,7 @@ class RootPrior(Prior):
         weighted = self.root * sites.precision.unsqueeze(-1)
         collective = self.collective
         inner = collective.sum(weighted.mT @ self.root)
-        factor = safe_cholesky(_plus_identity(inner))
+        factor = safe_cholesky(_identity(inner) + inner)
         pull = sites.shift - sites.precision * self.mean
         half = solve_lower(factor, self.root.mT)
         coordinates = solve_lower(factor, collective.sum(self.root.mT @ pull.unsqueeze(-1)))
@@ -192,27 +192,39 @@ class JointPrior(Prior):
     def given(self, sites: Sites) -> tuple[Tensor, Tensor, Tensor]:
         """Condition the values on the sites; see :class:`Prior`. Cost O(n³).
 
-        With K the covariance, S² the precisions and ``L Lᵀ = I + S K S``. Source: Rasmussen and
+        With K the covariance, S² the precisions and ``B = I + S K S``. Source: Rasmussen and
         Williams (2006), algorithms 3.1 and 3.2.
         """
         scaled, scale = scaled_prior(self.covariance, sites.precision)
-        factor = safe_cholesky(_plus_identity(scaled))
-        half = solve_lower(factor, scale.unsqueeze(-1) * self.covariance)
+        factor = safe_cholesky(_identity(scaled) + scaled)
+        variance = self._variance(factor, scale, sites.precision)
         pull = sites.shift / torch.where(scale > 0.0, scale, 1.0) - scale * self.mean
         gain = solve_lower(factor, pull.unsqueeze(-1))
         gain = torch.linalg.solve_triangular(factor.mT, gain, upper=True)
         gain = scale.unsqueeze(-1) * gain
         moved = self.covariance @ gain
-        before = self.covariance.diagonal(dim1=-2, dim2=-1)
-        variance = (before - half.square().sum(-2)).clamp_min(_EPS * before)
         log_precision = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         traced = (sites.precision * variance).sum(-1)
         divergence = 0.5 * ((gain * moved).sum((-2, -1)) - traced + log_precision)
         return self.mean + moved.squeeze(-1), variance + self.rest, divergence
 
+    def _variance(self, factor: Tensor, scale: Tensor, precision: Tensor) -> Tensor:
+        """Compute the diagonal of ``K − K S B⁻¹ S K``, from the Cholesky factor of B and S.
 
-def _plus_identity(matrix: Tensor) -> Tensor:
-    return matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        It is that of ``(1 − B⁻¹) / S²``, too: either cancels where a value is observed so well, or
+        so little, that the other does not.
+        """
+        before = self.covariance.diagonal(dim1=-2, dim2=-1)
+        well = precision * before > 1.0
+        cross = scale.unsqueeze(-1) * self.covariance
+        columns = torch.where(well.unsqueeze(-2), _identity(cross), cross)
+        explained = solve_lower(factor, columns).square().sum(-2)
+        of_well = (1.0 - explained) / torch.where(well, precision, 1.0)
+        return torch.where(well, of_well, before - explained).clamp_min(_EPS * before)
+
+
+def _identity(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
 @dataclass(frozen=True)

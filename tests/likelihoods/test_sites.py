@@ -84,6 +84,20 @@ def test_values_are_conditioned_alike_by_weights_and_by_their_covariance() -> No
         assert_close(a, b)
 
 
+def test_values_observed_well_and_hardly_are_conditioned_to_many_digits() -> None:
+    """At a precision of 1e10 the prior variance less what is explained has no digits left.
+
+    Independent values have a variance in closed form.
+    """
+    precision = torch.tensor([1e10, 1.0, 0.0, 1e-6]).double()
+    variance = torch.full((4,), 4.0).double()
+    prior = JointPrior.of(torch.zeros(4).double(), torch.diag(variance), torch.Size([4]))
+    found = prior.given(Sites(precision, 3.0 * precision))
+    expected = 1.0 / (1.0 / variance + precision)
+    torch.testing.assert_close(found[1], expected, rtol=1e-14, atol=0.0)
+    torch.testing.assert_close(found[0], 3.0 * precision * expected, rtol=1e-14, atol=0.0)
+
+
 def test_sites_at_their_scale_are_a_bound() -> None:
     """``Σ log_scale + log E Π site`` is the bound at the optimum and elsewhere."""
     mean, covariance = joint(5)

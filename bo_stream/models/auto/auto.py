@@ -51,7 +51,7 @@ class AutoGP(StreamingGP):
     :class:`~bo_stream.OSGPR`. Hyperparameters stay as they are. Labels and heavy tails are of
     :class:`~bo_stream.OSVGP` from the first observation on. Counts are held as well: the posterior
     is the normal one of the largest bound given all rows, and :class:`~bo_stream.OSVGP` follows,
-    with a ``window`` of the latest 100 outcomes, which can be retracted.
+    with a ``window`` of the latest 300 outcomes, which can be retracted.
 
     - Memory: O(n d + n²) for n observations while exact; then that of the family, and the rows
       themselves while there are at most ``max_rows``.
@@ -125,7 +125,7 @@ class AutoGP(StreamingGP):
             max_rows: Most observations that are held as rows beside a streaming family, so that
                 :meth:`move_to` can begin another.
             options: Of the streaming families: ``grid_size``, ``tolerance``, ``max_rank`` as of
-                WISKI; ``max_points``, ``window`` as of OSGPR, but that OSVGP holds 100 outcomes by
+                WISKI; ``max_points``, ``window`` as of OSGPR, but that OSVGP holds 300 outcomes by
                 default; ``hyper_steps`` as of OSVGP.
 
         Raises:

@@ -187,6 +187,11 @@ def test_what_an_update_carries_along_is_what_it_would_solve_for(window: int) ->
     if window:
         model.retract(X[-1:], Y[-1:]).update(X[:1], Y[:1])
         assert solved_as_anew(model, X)
+    model.forget(0.5).update(X[:1], Y[:1])
+    assert solved_as_anew(model, X)
+    model.covar_module.outputscale = 2.0
+    model.update(X[:1], Y[:1])
+    assert solved_as_anew(model, X)
 
 
 def solved_as_anew(model: OSVGP, X: Tensor) -> bool:
