@@ -130,7 +130,7 @@ def test_a_stream_of_qsgp_ends_where_its_batch_ends(columns: int) -> None:
     X, Y = small_surveys()
     options: dict[str, Any] = {"basis": FourierFeatures(60), "learning_rate": 0.3}
     if columns > 0:
-        options.update(covariance=Chevron(columns), learning_rate=1.0)
+        options.update(covariance=Chevron(columns))
     batch = streamed(torch.arange(400), 400, 1000, **options)
     mean, deviation = logits(batch, X)
     if columns > 0:
