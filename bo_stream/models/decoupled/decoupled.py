@@ -221,7 +221,12 @@ class DecoupledGP(StreamingGP):
         return build_from(cls, dataset, options, 2**31 - 1)
 
     def fit(
-        self, steps: int | None = None, seconds: float | None = None, *, progress: bool = True
+        self,
+        steps: int | None = None,
+        seconds: float | None = None,
+        *,
+        settle: bool = False,
+        progress: bool = True,
     ) -> Training:
         """Take steps of learning, in place; another call goes on where the last one ended.
 
@@ -234,6 +239,10 @@ class DecoupledGP(StreamingGP):
         Args:
             steps: Most steps; where neither limit is given 2000.
             seconds: Begin no step after so many.
+            settle: Whether all rates fall linearly to zero over the last quarter of the limit, so
+                that the model ends without the noise of minibatches and of Adam, which near an
+                optimum takes a far step now and then. For the last call of a training: of two that
+                settle the first one has learned a little less than steps at full rates would have.
             progress: Whether to draw a bar on a terminal.
 
         Returns:
@@ -260,6 +269,7 @@ class DecoupledGP(StreamingGP):
                 progress=progress,
                 started=started,
                 collective=self._memory.replay.collective,
+                before_step=learner.settle if settle else None,
             )
         finally:
             self._adopt(learner)

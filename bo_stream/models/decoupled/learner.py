@@ -40,6 +40,9 @@ _APART = 2**31
 _CAPS = 2**33
 """The same, of growing to the caps."""
 
+_SETTLING = 0.25
+"""Part of a training, its last one, in which rates fall to zero if it is to settle."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -87,8 +90,15 @@ class DecoupledLearner:
         self.hyper, self._prior = prior.copied(), prior
         self.learning_rate, self.num_data = schedule.learning_rate, float(memory.replay.count)
         self._growth, self._schedule, self._growing = growth, schedule, growing
-        self._collective = memory.replay.collective
+        self._collective, self._pace = memory.replay.collective, 1.0
         self._begin(memory)
+
+    def settle(self, part: float) -> None:
+        """Set what all rates are multiplied by where some part in [0, 1) of a training is done.
+
+        1 at first; in its last quarter it falls linearly to zero.
+        """
+        self._pace = min(1.0, (1.0 - part) / _SETTLING)
 
     def _begin(self, memory: DecoupledMemory) -> None:
         self._memory, rate, self.num_steps = memory, self.learning_rate, memory.steps
@@ -205,7 +215,7 @@ class DecoupledLearner:
         index = drawn_columns(now.posterior, schedule.columns, generator)
         expected = OutcomeModel(self.hyper.likelihood, now.outputs).expected_log_prob(data.targets)
         draw = Draw.of(now, data.X, expected, replay.count / size, index, collective)
-        decay, mean_rate = schedule.decay(self.num_steps), schedule.mean_rate
+        decay, mean_rate = self._pace * schedule.decay(self.num_steps), schedule.mean_rate
         mean_rate = None if mean_rate is None else mean_rate * decay
         posterior = natural_step(draw, expected, schedule.natural_rate * decay, mean_rate)
         log_prior = collective.share * self.hyper.log_prior()

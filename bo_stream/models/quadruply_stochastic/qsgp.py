@@ -71,8 +71,11 @@ class QSGP(StreamingGP):
       ``elbo``, and ``elbo_estimate`` on average, for a Gaussian likelihood.
     - Approximate: the kernel, by Fourier features; the covariance, diagonal (``MeanField``) or
       nearly (``Chevron``), which is too small where weights are correlated; the weights, until
-      they have converged. For other likelihoods the estimates are of a lower bound of the bound.
-      Observations cannot be taken out again.
+      they have converged. For other likelihoods the estimates are of a lower bound of the bound,
+      and the mean is best for the covariance as it is: of more functions than the data determine
+      ``MeanField`` leaves the process nearly the prior's variance, and draws the mean off, which no
+      further steps mend, but ``Chevron`` of as many columns as functions does. Observations cannot
+      be taken out again.
     - Learned: weights in ``update`` and ``fit``; hyperparameters in ``fit``, first by an exact GP
       of some of the data, then along the bound.
     - When: 10⁵ observations and more of a rough function in several inputs, where hundreds of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import fmean, pstdev
@@ -104,6 +104,7 @@ def train(
     progress: bool,
     started: float | None = None,
     collective: Collective = ALONE,
+    before_step: Callable[[float], object] | None = None,
 ) -> Training:
     """Take steps until a limit, watching the bound.
 
@@ -124,6 +125,7 @@ def train(
         progress: Whether to draw a bar, where standard error is a terminal.
         started: Monotonic time from which seconds count; default: now.
         collective: Processes that take the steps together; they end by the clock of the first.
+        before_step: Called before each step with the part of the limit that is spent, in [0, 1).
 
     Raises:
         ModelFittingError: The training diverged.
@@ -140,6 +142,8 @@ def train(
     with Bar(progress) as bar:
         try:
             while taken < most and spent < longest:
+                if before_step is not None:
+                    before_step(max(taken / most, spent / longest))
                 try:
                     estimate = learner.take_step()
                 except NUMERICAL_ERRORS as error:

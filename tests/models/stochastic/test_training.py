@@ -102,6 +102,16 @@ def test_another_call_goes_on() -> None:
     assert run(learner, steps=50).trace[0][0] == learner.num_steps == 100
 
 
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("limits", [(4, None), (9, 4.0), (None, 4.0)])
+def test_says_before_each_step_what_part_of_the_limit_is_spent(
+    limits: tuple[int | None, float | None],
+) -> None:
+    told = list[float]()
+    train(Learner(rising), *limits, progress=False, before_step=told.append, started=0.0)
+    assert told == [0.0, 0.25, 0.5, 0.75]
+
+
 def test_a_default_where_no_limit_is_given() -> None:
     assert run(Learner(rising)).steps == DEFAULT_STEPS
 
