@@ -26,6 +26,7 @@ from bo_stream import (
     QSGP,
     WISKI,
     AutoGP,
+    BinomialLikelihood,
     ClusteredGP,
     DecoupledGP,
     DirichletWISKI,
@@ -40,7 +41,10 @@ MOST_UPDATES, LONGEST = 65, 0.5
 """Updates in a row: as many as fill a model's inducing points anew, and seconds."""
 
 STOCHASTIC = ("DecoupledGP", "QSGP")
-CLASSES = ("DirichletWISKI", "OSVGP")
+COUNTS = ("exact, counts", "WISKI, counts", "WISKI, sum, counts", "OSVGP, counts")
+"""Families of models of counts."""
+EXAMINED = 20.0
+"""People of each row of counts."""
 
 Clock = Callable[[], float]
 Objective = VariationalELBO | ExactMarginalLogLikelihood
@@ -110,10 +114,19 @@ class Rows:
         columns = [FUNCTIONS[self.setting.function](X.roll(i, -1)) for i in range(self.setting.m)]
         if self.setting.family == "DirichletWISKI":
             return X, self._classes(columns[0], generator)
+        if self.setting.family in COUNTS:
+            return X, self._counts(columns[0], generator)
         Y = torch.stack(columns, -1)
         Y = (Y - Y.mean(0)) / Y.std(0) if n > 1 else Y
         Y = Y + self.setting.noise * torch.randn(Y.shape, generator=generator)
         return X, (Y > 0.0).double() if self.setting.family == "OSVGP" else Y
+
+    def _counts(self, scores: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw positives of so many examined, ``n x 2``."""
+        scores = (scores - scores.mean()) / scores.std() if len(scores) > 1 else scores
+        examined = torch.full_like(scores, EXAMINED)
+        positives = torch.binomial(examined, scores.sigmoid(), generator=generator)
+        return torch.stack((positives, examined), -1)
 
     def _classes(self, scores: Tensor, generator: torch.Generator) -> Tensor:
         """Cut the function's range into as many classes as there are outputs, at least two."""
@@ -124,7 +137,7 @@ class Rows:
 
 def kernel_of(setting: Setting, scaled: bool = False) -> Kernel | None:
     """Make the kernel of a setting, one for each output; None for a model's own default."""
-    if setting.family == "WISKI, sum":
+    if "sum" in setting.family:
         return _sum_of_kernels(setting)
     if setting.lengthscale is None:
         return None
@@ -149,6 +162,11 @@ def _unit_cube(d: int) -> Tensor:
     return torch.tensor([[0.0] * d, [1.0] * d])
 
 
+def _grid_of_counts(setting: Setting, X: Tensor, Y: Tensor) -> WISKI:
+    kernel, bounds = kernel_of(setting, True), _unit_cube(setting.d)
+    return WISKI(X, Y, None, BinomialLikelihood(), kernel, bounds=bounds)
+
+
 Build = Callable[[Setting, Tensor, Tensor], Model]
 
 FAMILIES: dict[str, Build] = {
@@ -157,6 +175,14 @@ FAMILIES: dict[str, Build] = {
     "WISKI, sum": lambda s, X, Y: WISKI(X, Y, covar_module=kernel_of(s), bounds=_unit_cube(s.d)),
     "OSGPR": lambda s, X, Y: OSGPR(X, Y, covar_module=kernel_of(s)),
     "OSVGP": lambda s, X, Y: OSVGP(X, Y, BernoulliLikelihood(), covar_module=kernel_of(s, True)),
+    "exact, counts": lambda s, X, Y: AutoGP(
+        X, Y, None, BinomialLikelihood(), kernel_of(s, True), families="exact"
+    ),
+    "WISKI, counts": lambda s, X, Y: _grid_of_counts(s, X, Y),
+    "WISKI, sum, counts": lambda s, X, Y: _grid_of_counts(s, X, Y),
+    "OSVGP, counts": lambda s, X, Y: OSVGP(
+        X, Y, BinomialLikelihood(), covar_module=kernel_of(s, True)
+    ),
     "DirichletWISKI": lambda s, X, Y: DirichletWISKI(
         X, Y, covar_module=kernel_of(s, True), bounds=_unit_cube(s.d)
     ),
@@ -291,7 +317,7 @@ def _refitting(model: Model, setting: Setting, clock: Clock) -> Callable[[], flo
 
 def _objective(model: Model, setting: Setting) -> tuple[Objective, dict[str, Tensor]]:
     """The objective of a fit, in training mode, and the parameters that it learns."""
-    if setting.family == "OSVGP":
+    if setting.family in ("OSVGP", *COUNTS):
         mll = VariationalELBO(model.likelihood, model, setting.n)
     else:
         mll = ExactMarginalLogLikelihood(model.likelihood, model)

@@ -36,10 +36,19 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 import bo_stream.recommendation
-from benchmarks.cost_measurements import Measured, Setting, built, kernel_of, measured, sizes_of
+from benchmarks.cost_measurements import (
+    COUNTS,
+    Measured,
+    Setting,
+    built,
+    kernel_of,
+    measured,
+    sizes_of,
+)
 from benchmarks.harness import THREADS, Options, start
 from benchmarks.report import Claim, at_most, finish, stated
 from bo_stream.models.clustered.clustered import MAX_CENTRES
+from bo_stream.models.held_sites import WINDOW as COUNTS_WINDOW
 from bo_stream.models.inducing.inference import MAX_POINTS
 from bo_stream.models.inducing.osgpr import WINDOW
 from bo_stream.models.wiski.learning import LEARNING_RANK
@@ -57,6 +66,7 @@ LIMITS = {
     "rows": MOST_ROWS,
     "points": MAX_POINTS,
     "window": WINDOW,
+    "counts": COUNTS_WINDOW,
     "centres": MAX_CENTRES,
     "local": 100,
     "batch": 1024,
@@ -104,6 +114,14 @@ def _with(symbol: str, terms: dict[str, tuple[str, ...]]) -> dict[str, tuple[str
     return {name: (*some, symbol) for name, some in terms.items()}
 
 
+_OF_WINDOW = ("w w", "w r", "w w r", "w r r", "w w w")
+
+
+def _of_counts(terms: dict[str, tuple[str, ...]], *more: str) -> dict[str, tuple[str, ...]]:
+    """Add the terms of an update that looks at a window of w rows anew."""
+    return {**terms, "update": (*terms["update"], *more)}
+
+
 CANDIDATES: dict[str, dict[str, tuple[str, ...]]] = {
     "exact": _without("k", _EXACT),
     "WISKI, rows": _EXACT,
@@ -115,6 +133,12 @@ CANDIDATES: dict[str, dict[str, tuple[str, ...]]] = {
     "OSGPR, rows": _POINTS,
     "OSGPR": _POINTS,
     "OSVGP": _without("w", _POINTS),
+    "exact, counts": _without("k", _EXACT),
+    "WISKI, counts, rows": _EXACT,
+    "WISKI, sum, counts, rows": _with("g", _EXACT),
+    "WISKI, counts": _of_counts(_GRID, *_OF_WINDOW),
+    "WISKI, sum, counts": _of_counts(_with("g", _GRID), *_OF_WINDOW),
+    "OSVGP, counts": _of_counts(_POINTS, "w w", "w w M", "M M w", "w w w"),
     "ClusteredGP": {
         **_without("w", _POINTS),
         "update": ("", "m", "a", "a d", "M a", "M a d", "M M", "M M M"),
@@ -179,6 +203,17 @@ def grid() -> list[Setting]:
     some += [Setting("OSVGP", n, d) for d in (1, 2, 3, 6) for n in (50, 200, 450, 1000)]
     some += [Setting("OSVGP", 1000, d, q=4) for d in (2, 6)]
     some += [Setting("OSVGP", 1000, 2, lengthscale=0.15)]
+    some += [Setting("exact, counts", n, d) for d in (2, 6) for n in (20, 60, 150, 300, 500)]
+    some += [Setting("exact, counts", 100, 2, q=4)]
+    some += [Setting("WISKI, counts", n, d) for d in (1, 2, 3, 4) for n in (20, 80, 150, 230, 1000)]
+    some += [Setting("WISKI, counts", 1000, d, lengthscale=v) for d in (2, 3) for v in (0.15, 0.6)]
+    some += [Setting("WISKI, counts", n, 2, q=4) for n in (100, 1000)]
+    for d in (3, 6, 10):
+        some += [Setting("WISKI, sum, counts", 1000, d, lengthscale=v) for v in (0.1, 0.3)]
+        some += [Setting("WISKI, sum, counts", n, d) for n in (60, 200)]
+    some += [Setting("OSVGP, counts", n, d) for d in (1, 2, 3, 6) for n in (50, 200, 450, 1000)]
+    some += [Setting("OSVGP, counts", 1000, d, q=4) for d in (2, 6)]
+    some += [Setting("OSVGP, counts", 1000, 2, lengthscale=0.15)]
     some += [Setting("DirichletWISKI", n, d, m=2) for d in (1, 2, 3) for n in (60, 250, 1000)]
     some += [Setting("DirichletWISKI", 1000, d, m=4) for d in (2, 3)]
     some += [Setting("DirichletWISKI", 1000, 2, m=2, q=4), Setting("DirichletWISKI", 1000, 4, m=2)]
@@ -204,6 +239,10 @@ def fresh() -> list[Setting]:
     some += [Setting("WISKI, sum", n, d) for n, d in ((120, 5), (3_000, 8))]
     some += [Setting("OSGPR", n, d) for n, d in ((120, 4), (700, 5), (5_000, 8), (2_000, 2))]
     some += [Setting("OSVGP", n, d) for n, d in ((120, 4), (700, 5), (2_000, 2))]
+    some += [Setting("exact, counts", n, d) for n, d in ((40, 3), (220, 4), (400, 2))]
+    some += [Setting("WISKI, counts", n, d) for n, d in ((50, 3), (250, 2), (2_000, 2), (700, 3))]
+    some += [Setting("WISKI, sum, counts", 2_000, 5)]
+    some += [Setting("OSVGP, counts", n, d) for n, d in ((120, 4), (700, 5), (2_000, 2))]
     some += [Setting("DirichletWISKI", n, 2, m=3) for n in (120, 2_000)]
     some += [Setting("ClusteredGP", n, d) for n, d in ((120, 4), (700, 5))]
     some += [Setting("LocalGP", n, d) for n, d in ((80, 3), (1_000, 3), (1_500, 5))]
@@ -220,6 +259,11 @@ def second() -> list[Setting]:
     some += [Setting("WISKI, sum", n, d) for n, d in ((200, 4), (1_500, 7))]
     some += [Setting("OSGPR", n, d) for n, d in ((80, 2), (300, 8), (1_500, 4), (4_000, 3))]
     some += [Setting("OSVGP", n, d) for n, d in ((80, 2), (400, 3), (1_500, 5))]
+    some += [Setting("exact, counts", n, d) for n, d in ((30, 2), (100, 5), (350, 3))]
+    some += [
+        Setting("WISKI, counts", n, d) for n, d in ((120, 2), (200, 3), (3_000, 1), (1_500, 2))
+    ]
+    some += [Setting("OSVGP, counts", n, d) for n, d in ((80, 2), (400, 3), (1_500, 5))]
     some += [Setting("DirichletWISKI", n, d, m=2) for n, d in ((90, 1), (180, 3))]
     some += [Setting("DirichletWISKI", n, d, m=m) for n, d, m in ((150, 2, 4), (1_500, 1, 3))]
     some += [Setting("ClusteredGP", n, d) for n, d in ((80, 2), (900, 3))]
@@ -263,6 +307,7 @@ def problem(setting: Setting) -> Problem:
     """Describe a setting to the library, its kernel included."""
     kernel = kernel_of(setting)
     likelihood = {"OSVGP": "bernoulli", "DirichletWISKI": "classes"}.get(setting.family)
+    likelihood = "binomial" if setting.family in COUNTS else likelihood
     n, d, m, q = setting.n, setting.d, setting.m, setting.q
     return problem_of(n, d, m, q, None, likelihood, False, True, None, kernel)
 

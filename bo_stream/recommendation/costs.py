@@ -19,6 +19,9 @@ from bo_stream.bases.grid.resolution import DEFAULT_SIZES
 from bo_stream.recommendation.problem import Problem
 
 OPERATIONS = ("update", "refit", "posterior", "fantasy")
+COUNTED = ("exact", "WISKI", "OSVGP")
+"""Families whose costs with counts are others than with Gaussian outcomes or labels."""
+
 Sizes = dict[str, float]
 
 
@@ -91,12 +94,14 @@ class CostTable:
         return sum(term.at(sizes) for term in self._terms[self.stage(family, problem)]["bytes"])
 
     def stage(self, family: str, problem: Problem) -> str:
-        """Name the row of the table: few observations are held as rows, a sum has its own."""
+        """Name the row of the table: few observations are held as rows, sums and counts differ."""
         if family == "OSGPR":
             return "OSGPR" if problem.n > self.limits["window"] else "OSGPR, rows"
+        name = f"{family}, sum" if family == "WISKI" and len(problem.groups) > 1 else family
+        if problem.likelihood == "binomial" and family in COUNTED:
+            name = f"{name}, counts"
         if family not in ("WISKI", "DirichletWISKI"):
-            return family
-        name = f"{family}, sum" if len(problem.groups) > 1 else family
+            return name
         held = problem.n <= min(self.limits["rows"], self._nodes(problem))
         return f"{name}, rows" if held else name
 
@@ -111,7 +116,8 @@ class CostTable:
         """
         n, limits = problem.n, self.limits
         sizes = {"n": float(n), "d": float(problem.d), "q": float(problem.q), "m": float(problem.m)}
-        sizes["w"], sizes["b"] = float(min(n, limits["window"])), float(min(n, limits["batch"]))
+        window = limits["counts" if problem.likelihood == "binomial" else "window"]
+        sizes["w"], sizes["b"] = float(min(n, window)), float(min(n, limits["batch"]))
         if family in ("WISKI", "DirichletWISKI"):
             sides = [(len(group), _sides(matern)[len(group)]) for group, matern in _parts(problem)]
             sizes["g"], sizes["p"] = float(len(sides)), float(self._nodes(problem))

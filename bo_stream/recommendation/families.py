@@ -33,11 +33,16 @@ def refusal(family: str, problem: Problem) -> str | None:
         return f"{family} takes RBF, Matérn, periodic and spectral mixture kernels only"
     if family == "QSGP" and not problem.spectral:
         return "QSGP takes RBF and Matérn kernels of all inputs only"
+    if family == "QSGP" and likelihood == "binomial":
+        return "QSGP's default covariance is far from the posterior of counts"
     if family == "QSGP" and likelihood not in _LOG_CONCAVE:
         return f"QSGP takes log-concave likelihoods only, and the likelihood is {likelihood!r}"
-    if likelihood not in ("gaussian", "classes") and family not in _ANY_LIKELIHOOD:
-        return f"{family} takes Gaussian noise only, and the likelihood is {likelihood!r}"
-    return None
+    if likelihood in ("gaussian", "classes") or family in _ANY_LIKELIHOOD:
+        return None
+    if family in _COUNTS and likelihood == "binomial":
+        return None
+    taken = "Gaussian noise and counts" if family in _COUNTS else "Gaussian noise"
+    return f"{family} takes {taken} only, and the likelihood is {likelihood!r}"
 
 
 def _grid_doubt(problem: Problem, table: CostTable) -> str | None:
@@ -100,6 +105,9 @@ DOUBTS: dict[str, Judgement] = {
 """The families, each with what says why its quality may not suffice (None: it does)."""
 
 _ANY_LIKELIHOOD = frozenset(("OSVGP", "DecoupledGP", "QSGP"))
+
+_COUNTS = frozenset(("exact", "WISKI"))
+"""Families that take Gaussian noise and counts."""
 
 MERITS = {
     "exact": "no approximation",

@@ -16,6 +16,7 @@ LIKELIHOODS = {
     "BetaLikelihood": "beta",
     "PoissonLikelihood": "poisson",
     "SoftmaxLikelihood": "classes",
+    "BinomialLikelihood": "binomial",
     "Likelihood": "other",
 }
 """Classes of likelihoods, the most special first, and what :func:`recommend` calls them."""

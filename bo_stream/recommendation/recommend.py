@@ -120,7 +120,8 @@ def recommend(
             as 0.1.
         likelihood: None (Gaussian), one of gpytorch's likelihoods, its class, or a name:
             ``"bernoulli"``, ``"poisson"``, ``"student-t"``, ``"laplace"``, ``"logistic"``,
-            ``"beta"``, ``"other"`` (any of one function value), or ``"classes"`` (labels 0, 1, 2).
+            ``"beta"``, ``"binomial"`` (counts), ``"other"`` (any of one function value), or
+            ``"classes"`` (labels 0, 1, 2).
         rough: Whether the function is too rough for hundreds of inducing points.
         budget: Seconds that a step may take, or a mapping with ``"seconds"``, ``"bytes"`` or both.
         bounds: Whether the box of the inputs is known.

@@ -11,6 +11,7 @@ from gpytorch.kernels import AdditiveKernel, LinearKernel, MaternKernel, RBFKern
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, StudentTLikelihood
 
 import bo_stream
+from bo_stream import BinomialLikelihood
 from bo_stream.recommendation.calibration import KINDS, speeds
 from bo_stream.recommendation.costs import OPERATIONS, CostTable
 from bo_stream.recommendation.families import DOUBTS, MERITS
@@ -53,6 +54,8 @@ def sum_of_kernels(d: int) -> ScaleKernel:
         (100_000, 5, {"rough": True}, "DecoupledGP"),
         (100_000, 5, {"rough": True, "likelihood": "bernoulli"}, "DecoupledGP"),
         (300, 5, {"rough": True}, "exact"),
+        (5_000, 2, {"likelihood": BinomialLikelihood(overdispersion=True)}, "WISKI"),
+        (5_000, 6, {"likelihood": "binomial"}, "OSVGP"),
     ],
 )
 def test_first_in_clear_cases(n: int, d: int, options: dict[str, Any], first: str) -> None:
@@ -62,6 +65,8 @@ def test_first_in_clear_cases(n: int, d: int, options: dict[str, Any], first: st
 def test_all_that_take_the_problem_are_listed() -> None:
     assert set(order(500, 2)) == set(DOUBTS) - {"DirichletWISKI"}
     assert set(order(500, 2, likelihood="student-t")) == {"OSVGP", "DecoupledGP"}
+    of_counts = {"exact", "WISKI", "OSVGP", "DecoupledGP"}
+    assert set(order(500, 2, likelihood="binomial")) == of_counts
     assert "WISKI" not in order(500, 5)
     assert "QSGP" not in order(500, 3, covar_module=sum_of_kernels(3))
     assert set(MERITS) == set(DOUBTS)
@@ -117,9 +122,21 @@ def test_the_table_was_fitted_to_the_models_defaults() -> None:
     assert TABLE.limits == LIMITS
     for family in DOUBTS:
         for n in (10, 10**5):
-            problem = Problem(n, 3, groups=((0, 1, 2),))
-            assert TABLE.stage(family, problem) in CANDIDATES
-            assert TABLE.bytes(family, problem) > 0
+            for likelihood in ("gaussian", "binomial"):
+                problem = Problem(n, 3, likelihood=likelihood, groups=((0, 1, 2),))
+                assert TABLE.stage(family, problem) in CANDIDATES
+                assert TABLE.bytes(family, problem) > 0
+
+
+def test_counts_have_costs_of_their_own() -> None:
+    """Of an update that finds the sites of a window anew, whatever came before."""
+    few, many = (replace(Problem(n, 2), groups=((0, 1),)) for n in (10**4, 10**6))
+    for family in ("WISKI", "OSVGP"):
+        labels, counts = (
+            TABLE.seconds(family, replace(few, likelihood=name)) for name in ("other", "binomial")
+        )
+        assert counts["update"] > labels["update"]
+        assert counts == TABLE.seconds(family, replace(many, likelihood="binomial"))
 
 
 def test_a_budget_puts_those_beyond_it_last() -> None:
@@ -189,7 +206,7 @@ def test_the_kernel_is_looked_at() -> None:
         (
             {"families": ["exact", "OSGPR"], "likelihood": "poisson"},
             UnsupportedError,
-            "exact takes Gaussian noise only.*OSGPR takes.*leave",
+            "exact takes Gaussian noise and counts only.*OSGPR takes Gaussian noise only.*leave",
         ),
         ({"likelihood": "classes", "d": 5}, UnsupportedError, "No family takes this problem"),
     ],
