@@ -178,8 +178,8 @@ FAMILIES: dict[str, Build] = {
     "exact, counts": lambda s, X, Y: AutoGP(
         X, Y, None, BinomialLikelihood(), kernel_of(s, True), families="exact"
     ),
-    "WISKI, counts": lambda s, X, Y: _grid_of_counts(s, X, Y),
-    "WISKI, sum, counts": lambda s, X, Y: _grid_of_counts(s, X, Y),
+    "WISKI, counts": _grid_of_counts,
+    "WISKI, sum, counts": _grid_of_counts,
     "OSVGP, counts": lambda s, X, Y: OSVGP(
         X, Y, BinomialLikelihood(), covar_module=kernel_of(s, True)
     ),

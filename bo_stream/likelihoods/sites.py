@@ -135,7 +135,7 @@ class Prior(ABC):
 
 @dataclass(frozen=True)
 class RootPrior(Prior):
-    """Of few weights: ``f = mean + root u + rest``.
+    """Joint normal distribution by a root, of few weights u: ``f = mean + root u + rest``.
 
     Attributes:
         mean: ``... x n``.
@@ -169,7 +169,7 @@ class RootPrior(Prior):
 
 @dataclass(frozen=True)
 class JointPrior(Prior):
-    """Of few values: by their covariance.
+    """Joint normal distribution by the covariance, of few values.
 
     Attributes:
         mean: ``... x n``.

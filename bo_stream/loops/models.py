@@ -103,6 +103,11 @@ def retracts(name: str, dim: int) -> bool:
     return MODELS[name].retracts and dim <= MOST_ON_GRID
 
 
+def names_that_retract() -> str:
+    """List the models that take outcomes out exactly, for messages."""
+    return ", ".join(name for name, kind in MODELS.items() if kind.retracts)
+
+
 def build_model(
     name: str,
     given: Options,
@@ -145,7 +150,8 @@ def options_help() -> str:
     )
 
 
-def _unit_cube(X: Tensor) -> Tensor:
+def unit_cube(X: Tensor) -> Tensor:
+    """Return the bounds of the unit cube that inputs are in, ``2 x d``."""
     import torch
 
     return torch.tensor([[0.0] * X.shape[-1], [1.0] * X.shape[-1]]).to(X)
@@ -154,7 +160,7 @@ def _unit_cube(X: Tensor) -> Tensor:
 def _auto(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> AutoGP:
     """Build with the library's choice of ``max_exact`` where 0 is given."""
     most = options.get("max_exact") or None
-    chosen = {**options, "max_exact": most, "bounds": _unit_cube(X)}
+    chosen = {**options, "max_exact": most, "bounds": unit_cube(X)}
     return bo_stream.AutoGP(X, Y, covar_module=kernel, **chosen)
 
 
@@ -173,7 +179,7 @@ def _describe_auto(model: AutoGP) -> dict[str, Any]:
 
 
 def _wiski(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> WISKI:
-    return bo_stream.WISKI(X, Y, covar_module=kernel, bounds=_unit_cube(X), **options)
+    return bo_stream.WISKI(X, Y, covar_module=kernel, bounds=unit_cube(X), **options)
 
 
 def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> OSVGP:

@@ -11,7 +11,6 @@ from typing import Any
 from bo_stream.errors import UsageError
 from bo_stream.loops.crowded_cores import CoreWatch
 from bo_stream.loops.datasets import Dataset, read_dataset, simulated_prevalence
-from bo_stream.loops.models import MODELS
 from bo_stream.loops.predictions import Score
 from bo_stream.loops.run import SAMPLING, ModelFile, check_not_shorter, from_record
 from bo_stream.loops.sampling.replay import PoolSplit, SamplingReplay, Step
@@ -119,10 +118,7 @@ class Campaign:
             )
         pool = settings.resolved(*data.X.shape).pool or 0
         for name, state in states.items():
-            file = files.get(name)
-            state.check(None if file is None else file.observations, pool, folder / SAMPLING.name)
-            if file is not None:
-                state.model = file.read(folder, MODELS[settings.model].model, settings.device)
+            state.load_model(files.get(name), folder / SAMPLING.name, settings, pool)
         former = {name: (state, curves[name]) for name, state in states.items()}
         longer = settings if steps is None else replace(settings, steps=steps)
         campaign = cls(data, origin, longer, former, seconds)
@@ -169,7 +165,7 @@ class Campaign:
         started, watch = time.monotonic() - self.seconds, CoreWatch()
         while not self.finished:
             behind = [name for name, loop in self.loops.items() if not loop.finished]
-            name = min(behind, key=lambda name: self.loops[name].progress)
+            name = min(behind, key=lambda name: self.loops[name].observations)
             self._within_step = True
             with watch:
                 step = self.loops[name].advance()

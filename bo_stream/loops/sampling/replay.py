@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.loops.datasets import Dataset
+from bo_stream.loops.models import unit_cube
 from bo_stream.loops.predictions import Score, score
 from bo_stream.loops.sampling.sampling import ActiveSampling
 from bo_stream.loops.sampling.settings import Settings
@@ -47,8 +48,8 @@ class SamplingReplay:
         The split was made with the same settings.
         """
         self.split, self.settings, self.curve = split, settings, list(curve)
-        box = torch.tensor([[0.0], [1.0]]).to(split.pool_X).expand(2, split.pool_X.shape[-1])
-        self.sampling = ActiveSampling(split.pool_X, settings, split.test_X, box, state)
+        pool_X, test_X = split.pool_X, split.test_X
+        self.sampling = ActiveSampling(pool_X, settings, test_X, unit_cube(pool_X), state)
 
     @property
     def state(self) -> SamplingState:
@@ -69,11 +70,6 @@ class SamplingReplay:
     def steps_done(self) -> int:
         """Number of steps after the start."""
         return max(0, self.observations - self.settings.initial) // self.settings.q
-
-    @property
-    def progress(self) -> int:
-        """A number that grows with each :meth:`advance`."""
-        return self.observations
 
     @property
     def finished(self) -> bool:

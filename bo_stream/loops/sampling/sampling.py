@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from botorch.utils.transforms import normalize
 from torch import Tensor
 
 from bo_stream.acquisition import PoolSelector
 from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.errors import UsageError, check_whole
-from bo_stream.loops.models import KERNELS, MODELS, build_model, retracts
+from bo_stream.loops.models import KERNELS, build_model, names_that_retract, retracts
 from bo_stream.loops.predictions import predict
 from bo_stream.loops.run import ASKING, ModelFile, from_record
 from bo_stream.loops.sampling.outliers import ONE_IN, deviations_from_prediction, leave_outliers_out
@@ -112,8 +113,7 @@ class ActiveSampling:
 
     def _scaled(self, inputs: Tensor) -> Tensor:
         """Scale inputs to the unit cube."""
-        low, high = self._bounds.to(inputs)
-        return (inputs - low) / (high - low)
+        return normalize(inputs, self._bounds.to(inputs))
 
     # --- verbs ------------------------------------------------------------------------------------
 
@@ -263,11 +263,11 @@ class ActiveSampling:
         state = self.state
         name, dim = self.settings.model, self._X.shape[-1]
         if values and state.model is not None and not retracts(name, dim):
-            names = ", ".join(name for name, kind in MODELS.items() if kind.retracts)
             raise UsageError(
                 f"Model {name} of {dim} inputs cannot take a value out, but candidate "
                 f"{next(iter(values))} was told to have another one before. Models "
-                f"{names} of at most four inputs can; or begin anew and tell all values."
+                f"{names_that_retract()} of at most four inputs can; or begin anew and tell all "
+                "values."
             )
         places = [self._places[pick] for pick in values]
         held = [place for place in places if place not in set(state.outliers)]
@@ -388,19 +388,17 @@ class ActiveSampling:
         """
         with ASKING.opened(folder) as content:
             settings = from_record(SamplingSettings, content["settings"])
-            sampling = cls(candidates, settings, points, bounds)
-            if content["inputs"] != sampling._fingerprint:
-                raise UsageError(
-                    f"{folder} is of other candidates, points or bounds. Give those that the "
-                    "sampling began with, in the same order."
-                )
             state, files = SamplingState.of_record(content["state"]), content["models"]
             file = from_record(ModelFile, files["sampling"]) if files else None
-        told = None if file is None else file.observations
-        state.check(told, len(candidates), folder / ASKING.name)
-        if file is not None:
-            state.model = file.read(folder, MODELS[settings.model].model, settings.device)
-        return cls(candidates, settings, points, bounds, state)
+            inputs = content["inputs"]
+        sampling = cls(candidates, settings, points, bounds, state)
+        if inputs != sampling._fingerprint:
+            raise UsageError(
+                f"{folder} is of other candidates, points or bounds. Give those that the sampling "
+                "began with, in the same order."
+            )
+        state.load_model(file, folder / ASKING.name, settings, len(candidates))
+        return sampling
 
     @property
     def _fingerprint(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from bo_stream.errors import UsageError, check_one_of, check_whole
-from bo_stream.loops.models import MODELS, retracts
+from bo_stream.loops.models import MODELS, names_that_retract, retracts
 from bo_stream.loops.settings import RunSettings
 
 Strategy = Literal["nipv", "random"]
@@ -42,10 +42,9 @@ class SamplingSettings(RunSettings):
                 f"{self.outliers:g}."
             )
         if self.outliers and not MODELS[self.model].retracts:
-            names = ", ".join(name for name, kind in MODELS.items() if kind.retracts)
             raise UsageError(
-                f"Outliers are left out of model {names}, which can retract them, got outliers "
-                f"{self.outliers:g} with model {self.model}. Set it to 0."
+                f"Outliers are left out of model {names_that_retract()}, which can retract them, "
+                f"got outliers {self.outliers:g} with model {self.model}. Set it to 0."
             )
 
     def outlier_threshold(self, dim: int) -> float:

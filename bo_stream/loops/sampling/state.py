@@ -9,6 +9,9 @@ from typing import Any
 
 from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.errors import UsageError
+from bo_stream.loops.models import MODELS
+from bo_stream.loops.run import ModelFile
+from bo_stream.loops.sampling.settings import SamplingSettings
 from bo_stream.models.base import StreamingGP
 
 
@@ -48,17 +51,27 @@ class SamplingState:
         validation = ProgressiveValidation.of_state(record["validation"])
         return cls(None, outcomes=outcomes, validation=validation, **positions)
 
-    def check(self, observations: int | None, candidates: int, path: Path) -> None:
-        """Check that a state agrees with itself, its model and the number of candidates.
+    def load_model(
+        self, file: ModelFile | None, path: Path, settings: SamplingSettings, candidates: int
+    ) -> None:
+        """Check a state that was read, and load its model.
 
         Args:
-            observations: Number of observations in the model; None: there is no model.
+            file: Of the model, beside the index; None: there is no model.
+            path: Index that the state is from.
+            settings: Of the sampling.
             candidates: Number of candidates.
-            path: Where the state is from, for the message.
 
         Raises:
-            UsageError: It does not.
+            UsageError: The state does not agree with itself, its model or the number of candidates,
+                or the model cannot be read.
         """
+        self._check(None if file is None else file.observations, candidates, path)
+        if file is not None:
+            self.model = file.read(path.parent, MODELS[settings.model].model, settings.device)
+
+    def _check(self, observations: int | None, candidates: int, path: Path) -> None:
+        """Check that a state agrees with a model of so many observations and with itself."""
         told, picks, outliers = len(self.picks), set(self.picks), set(self.outliers)
         known = [*self.picks, *self.pending]
         agrees = (
