@@ -45,6 +45,10 @@ def stacked_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
     return kernel(X.expand(*X.shape[:-3], outputs, *X.shape[-2:]), diag=True)
 
 
+UNIT_WIDTH = 1e-5
+"""Difference from 1 up to which the sides of a box are those of the unit cube: rounding."""
+
+
 def default_kernel(dim: int, batch_shape: Size, box: Tensor | None = None) -> RBFKernel:
     """Build BoTorch's default kernel for inputs in a box, whatever the units of its sides.
 
@@ -58,9 +62,9 @@ def default_kernel(dim: int, batch_shape: Size, box: Tensor | None = None) -> RB
         box: ``2 x d``, lower and upper sides. Default: the unit cube.
     """
     kernel = get_covar_module_with_dim_scaled_prior(dim, batch_shape=batch_shape)
-    if box is None or bool((box[1] - box[0] == 1.0).all()):
+    widths = torch.ones(1, dim) if box is None else (box[1:] - box[:1]).double()
+    if bool(((widths - 1.0).abs() <= UNIT_WIDTH).all()):
         return kernel
-    widths = (box[1] - box[0]).double().unsqueeze(0)
     prior, constraint = kernel.lengthscale_prior, kernel.raw_lengthscale_constraint
     scale = torch.full_like(widths, float(prior.scale))
     return RBFKernel(
