@@ -12,7 +12,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator, checked_number
-from bo_stream.allocation.selection import greedy_points, lengthscales, shortest_lengthscale
+from bo_stream.allocation.selection import greedy_points, norms_in_lengthscales
 from bo_stream.bases.inducing import InducingBasis, central, kernel_variance
 from bo_stream.linalg import inverse_lower, pivot_rows
 from bo_stream.tensors import State, is_in, is_same, state_of
@@ -199,10 +199,8 @@ def _error(kernel: Kernel, Z: Tensor) -> float:
     gpytorch squares distances from the mean of the points: one that is very far away costs all
     others their digits.
     """
-    if not lengthscales(kernel):
-        return 0.0
-    farthest = torch.linalg.vector_norm(Z - Z.mean(0), dim=-1).max()
-    return torch.finfo(Z.dtype).eps * float(farthest / shortest_lengthscale(kernel)) ** 2
+    farthest = [norm.max() for norm in norms_in_lengthscales(kernel, Z - Z.mean(0))]
+    return torch.finfo(Z.dtype).eps * float(torch.stack(farthest).max()) ** 2 if farthest else 0.0
 
 
 def _novelty(basis: InducingBasis, X: Tensor, features: Tensor) -> Tensor:

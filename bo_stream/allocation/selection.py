@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -166,7 +167,7 @@ def shortest_lengthscale(kernel: Kernel) -> Tensor:
     Raises:
         UnsupportedError: It has none.
     """
-    found = [lengthscale.min() for lengthscale in lengthscales(kernel)]
+    found = [part.lengthscale.detach().min() for part in _with_lengthscale(kernel)]
     if not found:
         raise UnsupportedError(
             f"{type(kernel).__name__} has no lengthscale that a resolution could follow. Leave out "
@@ -175,10 +176,22 @@ def shortest_lengthscale(kernel: Kernel) -> Tensor:
     return torch.stack(found).min()
 
 
-def lengthscales(kernel: Kernel) -> list[Tensor]:
-    """List the lengthscales of a kernel and its parts."""
+def norms_in_lengthscales(kernel: Kernel, offsets: Tensor) -> list[Tensor]:
+    """Compute the norms of ``n x d`` offsets, each input relative to its lengthscale.
+
+    Returns:
+        ``batch x n`` for each part of the kernel that has a lengthscale, of the inputs that it is
+        of.
+    """
     return [
-        part.lengthscale.detach()
-        for part in kernel.modules()
-        if isinstance(part, Kernel) and part.has_lengthscale
+        torch.linalg.vector_norm(
+            (offsets if part.active_dims is None else offsets[..., part.active_dims])
+            / part.lengthscale.detach(),
+            dim=-1,
+        )
+        for part in _with_lengthscale(kernel)
     ]
+
+
+def _with_lengthscale(kernel: Kernel) -> list[Any]:
+    return [part for part in kernel.modules() if isinstance(part, Kernel) and part.has_lengthscale]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 import torch
@@ -114,12 +114,14 @@ class Stream:
         model: The model, changed in place.
         rows: The rows in its memory.
         defaults: The hyperparameters that it was built with.
+        bounded: Whether it was built with the bounds of the search space.
         fitted_at: Number of observations at the last refit; 0: none yet.
     """
 
     model: StreamingGP
     rows: Rows
     defaults: Hyperparameters
+    bounded: bool
     fitted_at: int = 0
     _left_out: LeaveOutModel | None = None
 
@@ -198,6 +200,7 @@ class Record(TypedDict):
         bounds: Bounds of the search space then.
         unit: Unit in which the model had the outcomes.
         floor: Value that known noise variances are raised to.
+        bounded: Whether the model was given the bounds; not in records of older versions.
         values: What was learned, as nested lists by name in ``state_dict``.
     """
 
@@ -205,6 +208,7 @@ class Record(TypedDict):
     bounds: list[list[float]]
     unit: float
     floor: float
+    bounded: NotRequired[bool]
     values: dict[str, Any]
 
 

@@ -105,6 +105,7 @@ class StreamSurrogate(Surrogate):
                 bounds=_bounds(search_space_digest),
                 unit=self._unit(dataset),
                 floor=self._floor(dataset),
+                bounded=stream.bounded,
                 values={name: v.tolist() for name, v in learned_state(stream.model).items()},
             )
         return stream.model
@@ -155,7 +156,8 @@ class StreamSurrogate(Surrogate):
         """Build a model of all data, with what was learned before if it fits.
 
         The search space is the first box of a grid, which observations outside widen. Where some
-        are far outside, a model that is not on a grid yet gets no box and never will be.
+        are far outside, a model that is not on a grid yet gets no box and never will be, unless it
+        had the box before they came.
         """
         given = submodel_input_constructor(
             kind,
@@ -170,13 +172,15 @@ class StreamSurrogate(Surrogate):
             search_space_digest=digest,
             surrogate=self,
         )
-        near = kind is AutoGP and bool(reached(rows.X, digest).all())
-        if (near or covers_a_box(config, kind)) and "bounds" not in config.model_options:
+        record = self.learned.get(_name(like))
+        in_box = record is not None and record["bounds"] == _bounds(digest)
+        near = bool(reached(rows.X, digest).all()) or (in_box and record.get("bounded", False))
+        bounded = covers_a_box(config, kind) or (kind is AutoGP and near)
+        if bounded and "bounds" not in config.model_options:
             given["bounds"] = rows.X.new_tensor(digest.bounds).mT
         with validate_input_scaling(False):  # rows may lie outside the search space
             model = kind(**given)
-        stream = Stream(model, rows, learned_values(model))
-        record = self.learned.get(_name(like))
+        stream = Stream(model, rows, learned_values(model), bounded)
         if record is not None and restore(model, record):
             thin(model)
             same = (record["bounds"], record["unit"]) == (_bounds(digest), self._unit(like))

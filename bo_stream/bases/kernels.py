@@ -12,8 +12,11 @@ from typing import Any, Self
 
 import torch
 from botorch.models.transforms.input import InputTransform
+from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
+from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
-from torch import Tensor
+from gpytorch.priors import LogNormalPrior
+from torch import Size, Tensor
 from torch.autograd.function import once_differentiable
 
 
@@ -40,6 +43,66 @@ def stacked_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
         variance: Tensor = kernel(X.squeeze(-3), diag=True)
         return variance.unsqueeze(-2)
     return kernel(X.expand(*X.shape[:-3], outputs, *X.shape[-2:]), diag=True)
+
+
+UNIT_WIDTH = 1e-5
+"""Difference from 1 up to which the sides of a box are those of the unit cube: rounding."""
+
+
+def default_kernel(dim: int, batch_shape: Size, box: Tensor | None = None) -> RBFKernel:
+    """Build BoTorch's default kernel for inputs in a box, whatever the units of its sides.
+
+    Lengthscales, their prior and their lower bound are those of BoTorch's
+    ``get_covar_module_with_dim_scaled_prior``, relative to the widths of the box: a model of inputs
+    ``low + width * u`` is that of u, and in the unit cube the kernel is BoTorch's.
+
+    Args:
+        dim: Number of inputs d.
+        batch_shape: Of the hyperparameters.
+        box: ``2 x d``, lower and upper sides. Default: the unit cube.
+    """
+    kernel = get_covar_module_with_dim_scaled_prior(dim, batch_shape=batch_shape)
+    widths = torch.ones(1, dim) if box is None else (box[1:] - box[:1]).double()
+    if bool(((widths - 1.0).abs() <= UNIT_WIDTH).all()):
+        return kernel
+    prior, constraint = kernel.lengthscale_prior, kernel.raw_lengthscale_constraint
+    scale = torch.full_like(widths, float(prior.scale))
+    return RBFKernel(
+        ard_num_dims=dim,
+        batch_shape=batch_shape,
+        lengthscale_prior=LogNormalPrior(prior.loc + widths.log(), scale),
+        lengthscale_constraint=RelativeGreaterThan(
+            constraint.lower_bound, prior.mode, widths.repeat(*batch_shape, 1, 1)
+        ),
+    )
+
+
+class RelativeGreaterThan(GreaterThan):
+    """Constraint ``value >= lower * unit`` on ``value = raw * unit``, for an optimiser to keep.
+
+    What is optimised, ``raw``, is of order 1 whatever the unit of the value.
+    """
+
+    def __init__(self, lower: Tensor, initial: Tensor, unit: Tensor) -> None:
+        """Constrain a parameter of the shape of ``unit``.
+
+        Args:
+            lower: Least value, relative to ``unit``.
+            initial: First value, relative to ``unit``.
+            unit: Of the values, positive.
+        """
+        super().__init__(lower, transform=None)
+        self.lower_bound = lower * unit
+        self.register_buffer("unit", unit)
+        self._initial_value = torch.zeros_like(unit) + initial  # of raw
+
+    def transform(self, tensor: Tensor) -> Tensor:
+        """Compute the value from ``raw``."""
+        return tensor * self.unit
+
+    def inverse_transform(self, transformed_tensor: Tensor) -> Tensor:
+        """Compute ``raw`` from a value."""
+        return transformed_tensor / self.unit
 
 
 class TransformedKernel(Kernel):

@@ -123,6 +123,7 @@ def check_observations(
     outputs: int,
     batch_shape: torch.Size,
     like: Tensor,
+    columns: int = 1,
 ) -> None:
     """Check a batch of observations for a model.
 
@@ -131,9 +132,10 @@ def check_observations(
         Y: Expected ``batch_shape x n x outputs``.
         Yvar: Expected shape of Y; non-negative, NaN where unknown.
         dim: Input width.
-        outputs: Number of outputs m.
+        outputs: Width of Y.
         batch_shape: The model's.
         like: A tensor of the model's dtype and device.
+        columns: Columns of Y that are of the same output: two of counts.
 
     Raises:
         BotorchTensorDimensionError: A wrong number of dimensions, width or number of rows.
@@ -144,7 +146,7 @@ def check_observations(
     _check_shape("X", X, (*batch_shape, None, dim))
     _check_shape("Y", Y, (*batch_shape, X.shape[-2], outputs))
     check_finite("X", X)
-    check_finite("Y", Y)
+    check_complete(Y, outputs // columns)
     if Yvar is not None:
         check_type("Yvar", Yvar, like)
         _check_shape("Yvar", Yvar, tuple(Y.shape))
@@ -184,6 +186,7 @@ def checked_observations(
         Yvar,
         dim=model._input_dim,
         outputs=model._num_outputs * outcomes.columns,
+        columns=outcomes.columns,
         batch_shape=model._batch_shape,
         like=next(model.covar_module.parameters()),
     )
@@ -226,6 +229,30 @@ def check_finite(name: str, tensor: Tensor) -> None:
             f"Expected {name} to be finite, got NaN or infinity in {int(bad.sum())} of "
             f"{tensor.numel()} values. Drop those rows first."
         )
+
+
+def check_complete(Y: Tensor, outputs: int) -> None:
+    """Check that outcomes, ``... x n x width``, are finite, and say what to do where some are not.
+
+    Args:
+        Y: The outcomes.
+        outputs: Number of outputs m that they are of.
+
+    Raises:
+        InputDataError: NaN or an infinity. Rows that lack some of several outputs are of use to a
+            model for each output, which the message names.
+    """
+    finite = torch.isfinite(Y.detach())
+    some = finite.any(-1) & ~finite.all(-1)
+    if outputs > 1 and bool(some.any()):
+        raise InputDataError(
+            f"Expected Y to be finite, got NaN or infinity in {int((~finite).sum())} of "
+            f"{Y.numel()} values; {int(some.sum())} rows lack some of their {outputs} outputs. "
+            "Outputs are independent: make a model of each output from the rows that have it, as "
+            "in ModelListGP(*(AutoGP(X[has], Y[has, i : i + 1]) for i, has in "
+            "enumerate(Y.isfinite().mT))), and update each with rows of its own."
+        )
+    check_finite("Y", Y)
 
 
 def check_sampler(sampler: object) -> None:

@@ -19,6 +19,7 @@ from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     after,
     loss,
+    model_of,
     raw_data,
     run,
     started,
@@ -213,3 +214,18 @@ def test_a_snapshot_makes_no_frame_of_each_trial(
     )
     save_snapshot(client, tmp_path / "experiment.json")
     assert len(made) <= 1
+
+
+@pytest.mark.filterwarnings("ignore:Parameterization .* is in out-of-design")
+def test_a_model_that_had_bounds_hands_over_where_it_would_have(tmp_path: Path) -> None:
+    """A trial far outside comes after the bounds were given: to the reloaded model both at once."""
+    client = started(refit=1.5)
+    run(client, 4)
+    client.complete_trial(client.attach_trial({"a": 99.0, "b": 0.0}), {"loss": 9.0})
+    next_candidate(client)
+    other = from_json(client, tmp_path)
+    next_candidate(other)
+    ours, theirs = model_of(client), model_of(other)
+    assert theirs.num_observations == ours.num_observations == 5
+    assert (theirs.families, theirs.max_exact) == (ours.families, ours.max_exact)
+    assert "WISKI" in ours.families

@@ -109,13 +109,14 @@ class AutoGP(StreamingGP):
                 parameters of its own are learned in each update then, of counts that are held in a
                 fit.
             covar_module: Any of gpytorch's kernels, of batch shape ``batch_shape x m`` (without m
-                if that is 1) or none. Default: BoTorch's own default.
+                if that is 1) or none. Default: BoTorch's own default, for the box of ``bounds``.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: Default: ``Standardize``, learned anew at each refit; none for labels
                 and counts. Else as for :class:`~bo_stream.WISKI`.
             input_transform: Any. One with parameters to learn (``Warp``) becomes a part of the
                 kernel and is learned with it.
-            bounds: The box of all inputs to come, ``2 x d``, before the input transform; without
+            bounds: The box of all inputs to come, ``2 x d``, before the input transform. The
+                default kernel's lengthscales and their prior are relative to its sides; without
                 it there is no grid.
             families: Names of those allowed, of ``"exact"``, ``"WISKI"``, ``"OSGPR"``, ``"OSVGP"``:
                 in the order in which they are tried. One name: the model stays in that family.
@@ -145,12 +146,14 @@ class AutoGP(StreamingGP):
         self._begin(train_X, latent_Y, train_Yvar, outcome_transform)
         input_transform, learned = split_transform(input_transform)
         inputs = self._first_inputs(train_X, input_transform)
+        box = None if bounds is None else choose_box(bounds, train_X, inputs, input_transform)
+        of_kernel = None if learned is not None else box  # a learnable transform has its own
         if not gaussian and covar_module is None:
-            covar_module = latent_kernel(inputs.shape[-1], self._parameter_shape)
+            covar_module = latent_kernel(inputs.shape[-1], self._parameter_shape, of_kernel)
         given = likelihood if isinstance(likelihood, _GaussianLikelihoodBase) else None
         custom = covar_module is not None
-        self._set_modules(inputs.shape[-1], train_Yvar, given, covar_module, mean_module)
-        box = None if bounds is None else choose_box(bounds, train_X, inputs, input_transform)
+        dim = inputs.shape[-1]
+        self._set_modules(dim, train_Yvar, given, covar_module, mean_module, of_kernel)
         inputs = self._learn_transform(learned, inputs)
         if likelihood is not None and not gaussian:
             self._units = outcomes_of(likelihood, self._units.shift)
@@ -166,7 +169,7 @@ class AutoGP(StreamingGP):
         self._inference = AutoInference(allowed, most, max_rows, box, chosen)
         self._memory = self._inference.start(self._prior, inputs)
         if gaussian:
-            self._take_first(train_X, train_Y, train_Yvar, inputs, custom)
+            self._take_first(train_X, train_Y, train_Yvar, inputs, custom, of_kernel)
             return
         self._standardize_first(train_X, latent_Y, None)
         if train_X.shape[-2] > 0:

@@ -9,10 +9,8 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from botorch.models.utils import validate_input_scaling
-from botorch.models.utils.gpytorch_modules import (
-    get_covar_module_with_dim_scaled_prior,
-    get_gaussian_likelihood_with_lognormal_prior,
-)
+from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
+from botorch.utils.transforms import normalize
 from botorch.utils.types import _DefaultType
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
@@ -21,7 +19,7 @@ from gpytorch.means import ConstantMean, Mean, ZeroMean
 from gpytorch.models.gp import GP
 from torch import Size, Tensor
 
-from bo_stream.bases.kernels import TransformedKernel
+from bo_stream.bases.kernels import TransformedKernel, default_kernel
 from bo_stream.bases.stems import Stem
 from bo_stream.models.checks import (
     check_batch_shape,
@@ -95,15 +93,14 @@ def set_modules(
     likelihood: _GaussianLikelihoodBase | None,
     covar_module: Kernel | None,
     mean_module: Mean | None,
+    box: Tensor | None = None,
 ) -> None:
-    """Kernel, mean and likelihood, or BoTorch's defaults for ``dim`` inputs."""
+    """Kernel, mean and likelihood, or BoTorch's defaults for ``dim`` inputs in a ``2 x d`` box."""
     aug_batch = model._parameter_shape
     if covar_module is not None:
         check_kernel(covar_module, dim, aug_batch)
     model.covar_module = (
-        get_covar_module_with_dim_scaled_prior(dim, batch_shape=aug_batch)
-        if covar_module is None
-        else covar_module
+        default_kernel(dim, aug_batch, box) if covar_module is None else covar_module
     )
     model.mean_module = ConstantMean(batch_shape=aug_batch) if mean_module is None else mean_module
     model.likelihood = choose_likelihood(likelihood, Yvar, aug_batch)
@@ -154,12 +151,13 @@ def take_first(
     Yvar: Tensor | None,
     inputs: Tensor,
     custom_kernel: bool,
+    box: Tensor | None = None,
 ) -> None:
     """Put the first observations into memory; warn where BoTorch would of their scaling."""
     standardize_first(model, X, Y, Yvar)
     if X.shape[-2] > 0:
         model._observe(X, Y, Yvar, 1.0)
-    warn_of_scaling(inputs, model._standardized(Y.double()), custom_kernel)
+    warn_of_scaling(inputs, model._standardized(Y.double()), custom_kernel, box)
 
 
 def standardize_first(model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
@@ -334,23 +332,21 @@ def _points_of(box: Tensor) -> Tensor:
     return torch.where(shares == 1.0, box[1], box[0] + shares * (box[1] - box[0]))
 
 
-@torch.no_grad()
-def stretch_lengthscale(kernel: Kernel, box: Tensor) -> None:
-    """Multiply a kernel's lengthscales, which are for the unit cube, by the widths of a box.
+def warn_of_scaling(
+    inputs: Tensor, standardized: Tensor, custom_kernel: bool, box: Tensor | None = None
+) -> None:
+    """BoTorch's warnings about inputs outside the unit cube and outcomes of another scale.
 
     Args:
-        kernel: With one lengthscale per input.
-        box: ``2 x d``.
+        inputs: As the kernel has them, ``... x n x d``.
+        standardized: Outcomes after their transform, ``... x n x m``.
+        custom_kernel: Whether the kernel was given, which may suit any scale.
+        box: ``2 x d`` in the place of the unit cube, if bounds were given.
     """
-    widths = box[1] - box[0]
-    if bool((widths != 1.0).any()):
-        kernel.lengthscale = kernel.lengthscale * widths.to(kernel.lengthscale)
-
-
-def warn_of_scaling(inputs: Tensor, standardized: Tensor, custom_kernel: bool) -> None:
-    """BoTorch's warnings about inputs outside the unit cube and outcomes of another scale."""
-    if inputs.shape[-2] > 0:
-        validate_input_scaling(inputs, standardized.to(inputs), None, check_nans_only=custom_kernel)
+    if inputs.shape[-2] == 0:
+        return
+    scaled = inputs if box is None else normalize(inputs, box.to(inputs))
+    validate_input_scaling(scaled, standardized.to(inputs), None, check_nans_only=custom_kernel)
 
 
 def first_transformed(X: Tensor, transform: InputTransform) -> Tensor:
@@ -452,7 +448,6 @@ def _stem_box(bounds: Tensor | None, stem: Stem) -> Tensor:
     return torch.tensor([[0.0] * stem.k, [1.0] * stem.k], dtype=torch.float64)
 
 
-def latent_kernel(dim: int, batch_shape: Size) -> Kernel:
-    """BoTorch's kernel with dimension-scaled priors, and an output scale."""
-    base = get_covar_module_with_dim_scaled_prior(dim, batch_shape=batch_shape)
-    return ScaleKernel(base, batch_shape=batch_shape)
+def latent_kernel(dim: int, batch_shape: Size, box: Tensor | None = None) -> Kernel:
+    """BoTorch's kernel with dimension-scaled priors, of a ``2 x d`` box, and an output scale."""
+    return ScaleKernel(default_kernel(dim, batch_shape, box), batch_shape=batch_shape)

@@ -63,7 +63,7 @@ class ConstrainedParameter:
         """Hand back the value, inside its bounds."""
         value = self.moved.exp() if self.relative else self.moved
         if self.constraint is not None:
-            low, high = self.constraint.lower_bound, self.constraint.upper_bound
+            low, high = (self.constraint.inverse_transform(bound) for bound in self.constraint)
             value = value.clamp(torch.as_tensor(low).to(value), torch.as_tensor(high).to(value))
         self.parameter.copy_(value)
 

@@ -9,11 +9,11 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.utils import fantasize as fantasize_flag
-from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.means import ConstantMean, Mean
 from torch import Size, Tensor
 
+from bo_stream.bases.kernels import default_kernel
 from bo_stream.bases.stems import Stem
 from bo_stream.likelihoods.softmax import SoftmaxMoments, sampled_softmax, softmax_moments
 from bo_stream.models.base import StreamingGP
@@ -143,14 +143,14 @@ class DirichletWISKI(StreamingGP):
         rank = check_rank(tolerance, max_rank)
         inputs = self._first_inputs(train_X, input_transform, stem)
         dim = check_dim(inputs.shape[-1], covar_module)
+        box = choose_box(bounds, train_X, inputs, input_transform, stem)
         if covar_module is None:
-            covar_module = ScaleKernel(get_covar_module_with_dim_scaled_prior(dim))
+            covar_module = ScaleKernel(default_kernel(dim, torch.Size(), box))
             covar_module.outputscale = OUTPUTSCALE
         if mean_module is None:
             mean_module = ConstantMean()
             mean_module.constant = MEAN
         self._set_modules(dim, noise, None, covar_module, mean_module)
-        box = choose_box(bounds, train_X, inputs, input_transform, stem)
         self._inference, self._memory = GridInference.start(
             self._prior, box, grid_size, rank, train_X
         )

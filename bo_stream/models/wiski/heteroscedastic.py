@@ -21,7 +21,6 @@ from bo_stream.models.shell.construction import (
     check_rank,
     choose_box,
     choose_likelihood,
-    stretch_lengthscale,
     warn_of_scaling,
 )
 from bo_stream.models.wiski import verbs
@@ -127,15 +126,13 @@ class HeteroscedasticWISKI(StreamingGP):
         rank = check_rank(tolerance, max_rank)
         inputs = self._first_inputs(train_X, input_transform, stem)
         dim = check_dim(inputs.shape[-1], covar_module)
-        self._set_modules(dim, None, None, covar_module, mean_module)
         box = choose_box(bounds, train_X, inputs, input_transform, stem)
-        if covar_module is None:
-            stretch_lengthscale(self.covar_module, box)
+        self._set_modules(dim, None, None, covar_module, mean_module, box)
         mean, memory = GridInference.start(self._prior, box, grid_size, rank, train_X)
         kernel, aug_batch = noise_covar_module, self._parameter_shape
         if kernel is None:
             _check_default_noise(dim)
-            kernel = noise_kernel(dim, aug_batch)
+            kernel = noise_kernel(dim, aug_batch, box)
         nothing, none = train_X.new_empty(*self._batch_shape, 0, dim), train_Y[..., :0, :]
         noise_model = noise_gp(
             nothing, none, none, kernel, memory.grid.bounds.to(train_X), noise_grid_size
@@ -144,7 +141,8 @@ class HeteroscedasticWISKI(StreamingGP):
         self._inference = HeteroscedasticInference(mean, noise_model._inference, rounds)
         self._memory = Memories(memory, noise_model._memory)
         self._standardize_first(train_X, train_Y, None)
-        warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
+        given, scaled = None if bounds is None else box, self._standardized(train_Y.double())
+        warn_of_scaling(inputs, scaled, covar_module is not None, given)
         level = self.noise_level().detach() * self.outcome_scale().square()
         self.likelihood = choose_likelihood(None, train_Y, aug_batch)
         centre(noise_model, level.log())

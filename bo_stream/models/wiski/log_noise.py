@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from botorch.models.transforms.outcome import Standardize
-from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.priors import GammaPrior
 from torch import Tensor
 
 from bo_stream.bases.grid.mesh import Mesh
+from bo_stream.bases.kernels import default_kernel
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
 from bo_stream.models.shell.fitting import relearn
@@ -107,13 +107,14 @@ def target_marginals(process: PosteriorProcess, prior: Prior, X: Tensor) -> tupl
     return offset + scale * mean, scale.square() * variance
 
 
-def noise_kernel(dim: int, batch_shape: torch.Size) -> Kernel:
+def noise_kernel(dim: int, batch_shape: torch.Size, box: Tensor) -> Kernel:
     """Build the default kernel: a smooth log variance that varies by a factor of e, or less.
 
-    Its prior has a scale of 1 as mode and density near 0, for noise that is the same everywhere.
+    Lengthscales are of the ``2 x d`` box of the inputs. The prior of the output scale has its mode
+    at 1 and density near 0, for noise that is the same everywhere.
     """
     kernel = ScaleKernel(
-        get_covar_module_with_dim_scaled_prior(dim, batch_shape=batch_shape),
+        default_kernel(dim, batch_shape, box),
         batch_shape=batch_shape,
         outputscale_prior=GammaPrior(2.0, 1.0),
     )

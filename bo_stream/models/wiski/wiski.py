@@ -25,7 +25,6 @@ from bo_stream.models.shell.construction import (
     check_rank,
     choose_box,
     latent_kernel,
-    stretch_lengthscale,
     warn_of_scaling,
 )
 from bo_stream.models.wiski import verbs
@@ -143,7 +142,8 @@ class WISKI(StreamingGP):
                 posterior is asked for; observations are as they come.
             bounds: The box of the inputs, ``2 x d``, before the input transform. Default: the unit
                 cube if it holds the (transformed) data, else the data's box with a margin of a
-                tenth of its width on each side; in both cases with room for perturbations.
+                tenth of its width on each side; in both cases with room for perturbations. The
+                default kernel's lengthscales and their prior are relative to its sides.
             grid_size: Nodes per dimension, one number or d, at least 4; for a sum of kernels also
                 such a tuple for each grid, as :attr:`grid_size` has them. Default: by the number of
                 inputs of a grid and the kernel's smoothness, see
@@ -180,14 +180,12 @@ class WISKI(StreamingGP):
         window = checked_number("window", window, least=0)
         inputs = self._first_inputs(train_X, input_transform, stem)
         dim = check_dim(inputs.shape[-1], covar_module)
+        box = choose_box(bounds, train_X, inputs, input_transform, stem)
         kernel = covar_module
         if counts is not None and kernel is None:
-            kernel = latent_kernel(dim, self._parameter_shape)
+            kernel = latent_kernel(dim, self._parameter_shape, box)
         gaussian = None if isinstance(likelihood, BinomialLikelihood) else likelihood
-        self._set_modules(dim, train_Yvar, gaussian, kernel, mean_module)
-        box = choose_box(bounds, train_X, inputs, input_transform, stem)
-        if covar_module is None:
-            stretch_lengthscale(getattr(self.covar_module, "base_kernel", self.covar_module), box)
+        self._set_modules(dim, train_Yvar, gaussian, kernel, mean_module, box)
         start = GridInference.start
         if counts is not None:
             check_likelihood(counts, self._parameter_shape)
@@ -198,4 +196,5 @@ class WISKI(StreamingGP):
         self._standardize_first(train_X, latent_Y, train_Yvar)
         self._observe(train_X, train_Y, train_Yvar, 1.0)
         if counts is None:
-            warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
+            given, scaled = None if bounds is None else box, self._standardized(train_Y.double())
+            warn_of_scaling(inputs, scaled, covar_module is not None, given)

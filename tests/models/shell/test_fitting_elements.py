@@ -16,6 +16,7 @@ from botorch.models.model import Model
 from botorch.optim.closures import BatchedNDarrayOptimizationClosure
 from botorch.optim.core import OptimizationResult
 from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
+from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel, SpectralMixtureKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator.utils.errors import NanError
@@ -225,3 +226,16 @@ def test_what_an_element_learns_moves_no_other_s_loss(stream: Stream) -> None:
     scale = float(before.abs().max())
     assert float(first.abs()) > 1e-6 * scale
     assert float(torch.stack(others).abs().max()) < 1e-9 * scale
+
+
+def test_outputs_with_bounds_of_their_own_are_fitted_inside_them() -> None:
+    X, Y = observations(1)
+    kernel = RBFKernel(batch_shape=torch.Size([2]))
+    least = torch.tensor([0.01, 3.0], dtype=torch.float64).view(2, 1, 1)
+    kernel.register_constraint("raw_lengthscale", GreaterThan(least, transform=None))
+    kernel.lengthscale = torch.tensor([1.0, 4.0]).view(2, 1, 1)
+    model = OSGPR(X[0], torch.cat((Y[0], Y[0]), -1), covar_module=kernel)
+    fit_gpytorch_mll(objective(model))
+    first, second = model.covar_module.lengthscale.flatten().tolist()
+    assert first < 3.0
+    assert second == pytest.approx(3.0)
