@@ -22,6 +22,7 @@ from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.auto.families import (
     EXACT,
     FAMILIES,
+    WISKI,
     allowed_families,
     checked_options,
     is_gaussian,
@@ -33,7 +34,7 @@ from bo_stream.models.inference import InferenceOption
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.outcomes.counts import latent_columns, outcomes_of
 from bo_stream.models.outcomes.likelihood import REAL, check_transform
-from bo_stream.models.shell.construction import choose_box, latent_kernel
+from bo_stream.models.shell.construction import choose_box, latent_kernel, product_kernel
 
 STEPS, FIRST = 5, 20
 """Steps in which an update learns a likelihood's own parameters, and how many times as many the
@@ -147,6 +148,8 @@ class AutoGP(StreamingGP):
         inputs = self._first_inputs(train_X, input_transform)
         if not gaussian and covar_module is None:
             covar_module = latent_kernel(inputs.shape[-1], self._parameter_shape)
+        if families is not None and WISKI in _names(families):
+            covar_module = product_kernel(covar_module, inputs.shape[-1])
         given = likelihood if isinstance(likelihood, _GaussianLikelihoodBase) else None
         custom = covar_module is not None
         self._set_modules(inputs.shape[-1], train_Yvar, given, covar_module, mean_module)
@@ -158,7 +161,7 @@ class AutoGP(StreamingGP):
             self.likelihood = deepcopy(likelihood)
         self.to(train_X)
         kind = self._prior, self._process_dim, box
-        allowed = allowed_families(families, *kind)
+        allowed = allowed_families(None if families is None else _names(families), *kind)
         if not gaussian:
             chosen = _with_steps(self, chosen, in_fits=allowed[0] == EXACT)
         most = most_exact(allowed, *kind) if max_exact is None else max_exact
@@ -212,6 +215,11 @@ class AutoGP(StreamingGP):
             family, self._memory, self._cache, self._prior, chosen
         )
         return self
+
+
+def _names(families: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names of families as a tuple, of one or of several."""
+    return (families,) if isinstance(families, str) else tuple(families)
 
 
 def _with_steps(model: AutoGP, options: dict[str, Any], in_fits: bool) -> dict[str, Any]:

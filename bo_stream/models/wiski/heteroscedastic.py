@@ -21,6 +21,7 @@ from bo_stream.models.shell.construction import (
     check_rank,
     choose_box,
     choose_likelihood,
+    product_kernel,
     stretch_lengthscale,
     warn_of_scaling,
 )
@@ -126,6 +127,7 @@ class HeteroscedasticWISKI(StreamingGP):
         self._begin(train_X, train_Y, None, outcome_transform)
         rank = check_rank(tolerance, max_rank)
         inputs = self._first_inputs(train_X, input_transform, stem)
+        covar_module = product_kernel(covar_module, inputs.shape[-1])
         dim = check_dim(inputs.shape[-1], covar_module)
         self._set_modules(dim, None, None, covar_module, mean_module)
         box = choose_box(bounds, train_X, inputs, input_transform, stem)

@@ -25,6 +25,7 @@ from bo_stream.models.shell.construction import (
     check_rank,
     choose_box,
     latent_kernel,
+    product_kernel,
     stretch_lengthscale,
     warn_of_scaling,
 )
@@ -179,6 +180,7 @@ class WISKI(StreamingGP):
         rank = check_rank(tolerance, max_rank)
         window = checked_number("window", window, least=0)
         inputs = self._first_inputs(train_X, input_transform, stem)
+        covar_module = product_kernel(covar_module, inputs.shape[-1])
         dim = check_dim(inputs.shape[-1], covar_module)
         kernel = covar_module
         if counts is not None and kernel is None:
