@@ -24,7 +24,7 @@ class ProductMatern(Kernel):
     With ``s = √(2 ν) r``: ``c(r) = exp(−s)`` for ν = 1/2, ``(1 + s) exp(−s)`` for 3/2 and
     ``(1 + s + s² / 3) exp(−s)`` for 5/2 (Rasmussen and Williams, 2006, section 4.2.1). In one input
     it is gpytorch's ``MaternKernel``; in several, that one is ``c(√(Σ_i r_i²))`` instead. Both
-    have the same hyperparameters under the same names, so that the state dict of one is the other's.
+    have the same hyperparameters under the same names: the state dict of one fits the other.
 
     Where to take which: a grid (:class:`~bo_stream.WISKI`) represents products only. For ν = 5/2,
     two inputs and one lengthscale in each the correlation is 0.275, and 0.317 of the radial kernel.
@@ -60,7 +60,7 @@ class ProductMatern(Kernel):
         last_dim_is_batch: bool = False,
         **params: Any,
     ) -> Tensor:
-        """Evaluate at ``... x n x d`` and ``... x n' x d``, ``... x n x n'``; ``diag``: ``... x n``.
+        """Evaluate at ``... x n x d`` and ``... x n' x d``: ``... x n x n'``, or the diagonal.
 
         Raises:
             UnsupportedError: ``last_dim_is_batch``: give a kernel for each input instead.
@@ -129,8 +129,7 @@ def _radial(kernel: object, inputs: tuple[int, ...]) -> Iterator[RadialPart]:
         for part in kernel.kernels:
             yield from _radial(part, inputs)
     elif isinstance(kernel, MaternKernel) and type(kernel).forward is MaternKernel.forward:
-        if len(inputs) > 1:
-            yield RadialPart(kernel, inputs)
+        yield from [RadialPart(kernel, inputs)] * (len(inputs) > 1)
 
 
 def as_product(kernel: Kernel, dim: int) -> Kernel:

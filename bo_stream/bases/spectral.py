@@ -40,9 +40,10 @@ NUMBERS = 1 << 21
 def draw_prior(kernel: Kernel, dim: int, outputs: int, draws: RandomDraws) -> FourierFunctions:
     """Draw functions of d = ``dim`` inputs from the prior of a kernel, of mean zero.
 
-    Of RBF, Matérn (of the distance, or a product), rational quadratic, periodic or constant kernels, their sums, products and
-    multiples, and any of these at inputs that a learned transform changes. The kernel has batch
-    shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs. Cost O(p d) a function.
+    Of RBF, Matérn (of the distance, or a product), rational quadratic, periodic or constant
+    kernels, their sums, products and multiples, and any of these at inputs that a learned transform
+    changes. The kernel has batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
+    Cost O(p d) a function.
 
     Raises:
         UnsupportedError: The spectral measure of a kernel is not known.
