@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         select_labels_from_pool,
         select_sites,
     )
+    from bo_stream.bases.product_matern import ProductMatern
     from bo_stream.bases.stems import LinearStem, MLPStem, RandomProjection
     from bo_stream.learning import OnlineLearner, learn_points, maximise_stochastically, pretrain
     from bo_stream.likelihoods.binomial import BinomialLikelihood
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from bo_stream.models.wiski.wiski import WISKI
     from bo_stream.recommendation.recommend import recommend
     from bo_stream.storage.archive import describe_file
-    from bo_stream.warnings import CoarsePointsWarning, ProjectionWarning
+    from bo_stream.warnings import CoarsePointsWarning, ProductKernelWarning, ProjectionWarning
 
 __version__ = version("bo-stream")
 
@@ -88,6 +89,8 @@ __all__ = [
     "PoolSelector",
     "PredictiveEntropy",
     "PrevalencePosterior",
+    "ProductKernelWarning",
+    "ProductMatern",
     "ProjectionWarning",
     "RandomProjection",
     "SiteConstraints",
@@ -144,10 +147,11 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "likelihoods.prevalence": ("PrevalencePosterior", "prevalence"),
     "models.inducing.osgpr": ("OSGPR",),
     "models.inducing.osvgp": ("OSVGP",),
-    "warnings": ("CoarsePointsWarning", "ProjectionWarning"),
+    "warnings": ("CoarsePointsWarning", "ProductKernelWarning", "ProjectionWarning"),
     "models.quadruply_stochastic.qsgp": ("QSGP",),
     "models.quadruply_stochastic.qsrvm": ("QSRVM",),
     "models.wiski.resolution": ("GridResolutionWarning",),
+    "bases.product_matern": ("ProductMatern",),
     "bases.stems": (
         "LinearStem",
         "MLPStem",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from botorch.exceptions.warnings import BotorchWarning
@@ -11,6 +12,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from bo_stream.allocation.novelty import NOVEL
+from bo_stream.bases.product_matern import RadialPart
 
 _LIBRARIES = ("bo_stream", "torch", "gpytorch", "botorch")
 
@@ -29,6 +31,33 @@ def users_stack_level() -> int:
 
 def _is_librarys(module: str) -> bool:
     return module.partition(".")[0] in _LIBRARIES
+
+
+class ProductKernelWarning(BotorchWarning):
+    """A kernel of the distance in several inputs was replaced by a product over inputs."""
+
+
+def warn_of_product(parts: Sequence[RadialPart]) -> None:
+    """Warn that Matérn kernels of several inputs were replaced by products, and what that changes.
+
+    Args:
+        parts: Those that were replaced, one or more.
+    """
+    changes = dict.fromkeys(
+        f"of inputs {part.inputs}, nu {part.kernel.nu:g}: {{:.3f}} becomes {{:.3f}}".format(
+            *part.correlations()
+        )
+        for part in parts
+    )
+    warnings.warn(
+        "A grid represents products of one-dimensional kernels, which a MaternKernel of several "
+        "inputs is not: covar_module is a copy of the one given, with a ProductMatern of the same "
+        "hyperparameters in its place. The correlation of points one lengthscale apart in every "
+        f"input ({'; '.join(changes)}). Give bo_stream.ProductMatern for the product, or take "
+        "OSGPR, or AutoGP without families, to keep the kernel.",
+        ProductKernelWarning,
+        stacklevel=users_stack_level(),
+    )
 
 
 class CoarsePointsWarning(BotorchWarning):

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
+from bo_stream.bases.product_matern import ProductMatern
 from bo_stream.marginal_likelihood import (
     NoiseGroup,
     low_rank_root_of,
@@ -81,7 +81,7 @@ def test_a_refit_with_few_observations_takes_the_root(outputs: int, noise: str) 
     Yvar = None if noise == "learned" else torch.full_like(Y, 0.01)
     if noise == "mixed" and Yvar is not None:
         Yvar[:5] = torch.nan
-    kernel = MaternKernel(nu=2.5, ard_num_dims=2, batch_shape=torch.Size([outputs][: outputs - 1]))
+    kernel = ProductMatern(nu=2.5, ard_num_dims=2, batch_shape=torch.Size([outputs][: outputs - 1]))
     model = WISKI(X, Y, Yvar, covar_module=kernel, grid_size=14)
     mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bo_stream.bases.functions import InducingFunctions
 from bo_stream.bases.kernels import TransformedKernel
+from bo_stream.bases.product_matern import ProductMatern
 from bo_stream.bases.sampled import degrees_of_freedom, student_frequencies
 
 FEATURES = 1024
@@ -39,9 +40,10 @@ NUMBERS = 1 << 21
 def draw_prior(kernel: Kernel, dim: int, outputs: int, draws: RandomDraws) -> FourierFunctions:
     """Draw functions of d = ``dim`` inputs from the prior of a kernel, of mean zero.
 
-    Of RBF, Matérn, rational quadratic, periodic or constant kernels, their sums, products and
-    multiples, and any of these at inputs that a learned transform changes. The kernel has batch
-    shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs. Cost O(p d) a function.
+    Of RBF, Matérn (of the distance, or a product), rational quadratic, periodic or constant
+    kernels, their sums, products and multiples, and any of these at inputs that a learned transform
+    changes. The kernel has batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
+    Cost O(p d) a function.
 
     Raises:
         UnsupportedError: The spectral measure of a kernel is not known.
@@ -225,6 +227,13 @@ def _stationary(kernel: Kernel, space: _Space) -> _Spectrum:
     return space.spectrum(directions / space.parameter(kernel.lengthscale, 2))
 
 
+def _product_matern(kernel: Kernel, space: _Space) -> _Spectrum:
+    """Draw the frequencies of each input from a Student-t distribution of its own."""
+    drawn = space.draws.normal(FEATURES, len(space.active), 1 + round(2.0 * kernel.nu))
+    directions = student_frequencies(drawn, 1).squeeze(-1)
+    return space.spectrum(directions / space.parameter(kernel.lengthscale, 2))
+
+
 def _rational_quadratic(kernel: Kernel, space: _Space) -> _Spectrum:
     """Mix squared-exponential kernels over a gamma distributed inverse square lengthscale."""
     alpha = space.parameter(kernel.alpha, 1)
@@ -277,6 +286,7 @@ def _product(kernel: Kernel, space: _Space) -> _Spectrum:
 _RULES: dict[type[Kernel], Callable[[Any, _Space], _Spectrum]] = {
     RBFKernel: _stationary,
     MaternKernel: _stationary,
+    ProductMatern: _product_matern,
     RQKernel: _rational_quadratic,
     PeriodicKernel: _periodic,
     ConstantKernel: _constant,

@@ -124,12 +124,17 @@ def build_model(
         given: Options that differ from the defaults; one out of range is a ``UsageError``.
         X: Inputs.
         Y: Outcomes.
-        kernel: Kernel of d inputs.
+        kernel: Kernel of d inputs. Where a grid is or may become what the model is on, Matérn
+            kernels of the distance are taken for products over inputs, from the first outcome on.
         grid: Nodes per dimension of a model on a grid, one number or d; None: its default.
         features: Whether model auto is on a grid from the start, where its inputs are few enough,
             because features make the use that is made of it cheap; given a grid it is anyway.
     """
+    from bo_stream.bases.product_matern import as_product
+
     kind, options = MODELS[name], dict[str, Any](given)
+    if kind.on_grid and X.shape[-1] <= MOST_ON_GRID:
+        kernel = as_product(kernel, X.shape[-1])
     if name == AUTO and (grid is not None or (features and X.shape[-1] <= MOST_ON_GRID)):
         options["families"] = "WISKI"
     if grid is not None:

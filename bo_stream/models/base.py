@@ -333,7 +333,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             ValueError: The file is of another format, version or class, is damaged, or names what
                 is not trusted.
         """
-        return read_model(path, cls, map_location, trusted)
+        model = read_model(path, cls, map_location, trusted)
+        construction.restore_products(model)
+        return model
 
     def load_state_dict(  # type: ignore[override]
         self,

@@ -77,6 +77,9 @@ class Inference(ABC, Generic[M, C]):
     noise_varies: ClassVar[bool] = False
     """Whether the noise variance depends on the inputs, and is learned where it is not known."""
 
+    on_grid: ClassVar[bool] = False
+    """Whether the kernel is interpolated on a grid, so that it is a sum of products over inputs."""
+
     @abstractmethod
     def observe(
         self, memory: M, cache: C | None, data: Observations, prior: Prior

@@ -30,7 +30,10 @@ def refusal(family: str, problem: Problem) -> str | None:
             return (
                 f"{family} takes at most four inputs a grid, and a part of the kernel has {widest}"
             )
-        return f"{family} takes RBF, Matérn, periodic and spectral mixture kernels only"
+        return (
+            f"{family} takes products of one-dimensional kernels only: RBF, ProductMatern (or a "
+            "MaternKernel of one input), periodic and spectral mixture ones"
+        )
     if family == "QSGP" and not problem.spectral:
         return "QSGP takes RBF and Matérn kernels of all inputs only"
     if family == "QSGP" and likelihood == "binomial":

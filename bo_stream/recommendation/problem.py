@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bo_stream.bases.product_matern import radial_parts
+
 LIKELIHOODS = {
     "_GaussianLikelihoodBase": "gaussian",
     "BernoulliLikelihood": "bernoulli",
@@ -24,7 +26,9 @@ LIKELIHOODS = {
 LENGTHSCALE = 0.3
 """Lengthscale over √d in the unit cube where none is given: that of a smooth function."""
 
-_GRID_KERNELS = frozenset(("RBFKernel", "MaternKernel", "PeriodicKernel", "SpectralMixtureKernel"))
+_MATERN = frozenset(("MaternKernel", "ProductMatern"))
+
+_GRID_KERNELS = _MATERN | {"RBFKernel", "PeriodicKernel", "SpectralMixtureKernel"}
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,9 @@ class Problem:
         bounded: Whether the box of the inputs is known.
         lengthscale: Of the kernel, the inputs' box being the unit cube.
         groups: Inputs of each part of a kernel that is a sum; one group of all of any other.
-        matern: Whether each part is Matérn.
-        gridded: Whether the kernel is one that a grid takes, with at most four inputs a group.
+        matern: Whether each part is Matérn, of the distance or a product.
+        gridded: Whether the kernel is one that a grid takes as it is, with at most four inputs a
+            group: a sum of products of one-dimensional ones.
         spectral: Whether Fourier features of the kernel are known: RBF or Matérn, of all inputs.
     """
 
@@ -103,8 +108,8 @@ def problem_of(
         bounded,
         lengthscale,
         groups,
-        tuple("MaternKernel" in each for each in kinds),
-        names <= _GRID_KERNELS and max(map(len, groups)) <= 4,
+        tuple(not _MATERN.isdisjoint(each) for each in kinds),
+        names <= _GRID_KERNELS and max(map(len, groups)) <= 4 and not radial_parts(covar_module, d),
         len(groups) == 1 and names <= {"RBFKernel", "MaternKernel"},
     )
 

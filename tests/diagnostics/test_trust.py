@@ -16,7 +16,7 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.outcome import Bilog, ChainedOutcomeTransform, Standardize
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, StudentTLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
@@ -24,6 +24,7 @@ from torch import Tensor
 import bo_stream
 from bo_stream import OSGPR, OSVGP, WISKI, AutoGP, ClusteredGP, DirichletWISKI, LocalGP
 from bo_stream.allocation import Novelty
+from bo_stream.bases.product_matern import ProductMatern
 from bo_stream.diagnostics import ProgressiveValidation, TrustReport, report
 from bo_stream.diagnostics.alarms import HORIZON
 from bo_stream.diagnostics.approximation import (
@@ -285,7 +286,7 @@ def test_the_exact_process_is_the_dense_one(kind: str) -> None:
     X = torch.rand(30, 2, dtype=torch.float64)
     Y = both_inputs(X) + normal(30)
     Yvar = 0.01 + 0.1 * torch.rand_like(Y)
-    kernel = ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=2)).double()  # a product on a grid
+    kernel = ScaleKernel(ProductMatern(nu=2.5, ard_num_dims=2)).double()  # a product on a grid
     if kind == "OSGPR":
         kernel = ScaleKernel(RBFKernel(ard_num_dims=2)).double()
     model = getattr(bo_stream, kind)(X, Y, Yvar, covar_module=kernel)

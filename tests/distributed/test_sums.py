@@ -13,7 +13,7 @@ import pytest
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.models.transforms.outcome import ChainedOutcomeTransform, Log, Standardize
-from gpytorch.kernels import AdditiveKernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
@@ -32,6 +32,7 @@ from bo_stream import (
     ProjectionWarning,
 )
 from bo_stream.allocation import CoverTree
+from bo_stream.bases.product_matern import ProductMatern
 from bo_stream.distributed import Sums, accumulate, additivity, finish, merge, rebased, zero
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import describe_file
@@ -47,7 +48,7 @@ def _grid(**options: Any) -> Build:
 
 
 def _additive() -> AdditiveKernel:
-    return AdditiveKernel(*(ScaleKernel(MaternKernel(nu=2.5, active_dims=(i,))) for i in range(2)))
+    return AdditiveKernel(*(ScaleKernel(ProductMatern(nu=2.5, active_dims=(i,))) for i in range(2)))
 
 
 def _log_standardized() -> ChainedOutcomeTransform:
@@ -309,7 +310,7 @@ OTHERS: dict[str, tuple[Callable[[], StreamingGP], str]] = {
 
 
 def _scaled(nu: float = 2.5, **options: Any) -> WISKI:
-    kernel = ScaleKernel(MaternKernel(nu=nu, ard_num_dims=2))
+    kernel = ScaleKernel(ProductMatern(nu=nu, ard_num_dims=2))
     return grid_model(covar_module=kernel, **options)
 
 

@@ -26,7 +26,13 @@ from gpytorch.likelihoods import (
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
-from bo_stream import WISKI, BinomialLikelihood, DirichletWISKI, HeteroscedasticWISKI
+from bo_stream import (
+    WISKI,
+    BinomialLikelihood,
+    DirichletWISKI,
+    HeteroscedasticWISKI,
+    ProductMatern,
+)
 from bo_stream.allocation import OIPS, CoverTree
 from bo_stream.bases.stems import LinearStem
 from bo_stream.models.auto.auto import AutoGP
@@ -108,6 +114,13 @@ def _scaled_matern(data: Observations) -> ScaleKernel:
     return ScaleKernel(base, batch_shape=shape)
 
 
+def _product_matern(data: Observations) -> ScaleKernel:
+    """Of the hyperparameters of :func:`_scaled_matern`, for a grid."""
+    shape = _parameter_shape(data)
+    base = ProductMatern(nu=1.5, ard_num_dims=DIM, batch_shape=shape)
+    return ScaleKernel(base, batch_shape=shape)
+
+
 def _additive(*groups: tuple[int, ...]) -> Callable[[Observations], Kernel]:
     """A sum of scaled kernels over groups of inputs, every second one rough."""
 
@@ -115,7 +128,7 @@ def _additive(*groups: tuple[int, ...]) -> Callable[[Observations], Kernel]:
         shape, parts = _parameter_shape(data), []
         for i, group in enumerate(groups):
             options = {"ard_num_dims": len(group), "active_dims": group, "batch_shape": shape}
-            base = MaternKernel(nu=2.5, **options) if i % 2 else RBFKernel(**options)
+            base = ProductMatern(nu=2.5, **options) if i % 2 else RBFKernel(**options)
             parts.append(ScaleKernel(base, batch_shape=shape))
         return ScaleKernel(AdditiveKernel(*parts), batch_shape=shape)
 
@@ -323,7 +336,7 @@ CASES: tuple[Case, ...] = (
         noise="mixed",
     ),
     Case("WISKI, few features", _wiski(max_rank=30), truncated=True),
-    Case("WISKI, scaled Matérn", _wiski(covar_module=_scaled_matern)),
+    Case("WISKI, scaled Matérn", _wiski(covar_module=_product_matern)),
     Case("WISKI, additive", _wiski(covar_module=_additive((0,), (1,)))),
     Case(
         "WISKI, additive, overlapping, few features",

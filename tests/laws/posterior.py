@@ -16,6 +16,8 @@ from botorch.posteriors import TransformedPosterior
 from torch import Tensor
 
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.quadruply_stochastic.qsgp import QSGP
+from bo_stream.models.wiski.grid_model import GridModel
 from tests.comparisons import (
     assert_gradient,
     assert_same_posterior,
@@ -102,6 +104,31 @@ def posterior_follows_the_inputs(stream: Stream) -> None:
     mean, covariance = moments(model, X[2])
     assert_close(normal.mean[2], mean)
     assert_close(joint_covariance(normal)[2], covariance)
+
+
+@law
+def the_prior_is_that_of_the_kernel(stream: Stream) -> None:
+    """Without observations the covariance is ``covar_module``'s, on a grid but for interpolation.
+
+    Of Fourier features, whose frequencies are drawn, as near as so few draws can be.
+    """
+    model, X = stream.model(stream.data(0)), stream.points
+    inputs = model.transform_inputs(X).double()
+    with torch.no_grad():
+        own = model.process(inputs).covariance(inputs)
+    kernel = copy.deepcopy(model.covar_module).double().requires_grad_(False)
+    wide = inputs if model.num_outputs == 1 else inputs.unsqueeze(-3)
+    dense = kernel(wide).to_dense()
+    expected = (dense.unsqueeze(-3) if model.num_outputs == 1 else dense).expand_as(own)
+    factor = float(expected.abs().max())
+    if isinstance(model, GridModel):
+        most = 1.1 * model.interpolation_error()  # which is found by probes
+    elif isinstance(model, QSGP) and stream.case.name != "QSGP, inducing points":
+        most = 0.5  # 20 frequencies: a deviation of 0.16, or less
+    else:
+        in_single = stream.setting.dtype == torch.float32 or "single" in stream.case.name
+        most = 1e-6 if in_single else 1e-12
+    assert float((own - expected).abs().max()) <= factor * most
 
 
 @law

@@ -19,11 +19,13 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
+from bo_stream.bases.product_matern import ProductMatern
+
 DenseKernel = Callable[[Tensor, Tensor], Tensor]
 
 
 def dense_kernel(kernel: Kernel, X: Tensor, X2: Tensor) -> Tensor:
-    """A gpytorch kernel by closed formula, Matérn as a product over dimensions."""
+    """A kernel by closed formula; a Matérn kernel of several inputs is one of the distance."""
     if isinstance(kernel, ScaleKernel):
         return kernel.outputscale[..., None, None] * dense_kernel(kernel.base_kernel, X, X2)
     if isinstance(kernel, ProductKernel):
@@ -38,6 +40,10 @@ def dense_kernel(kernel: Kernel, X: Tensor, X2: Tensor) -> Tensor:
         return _periodic(kernel, X[..., dims], X2[..., dims])
     if isinstance(kernel, SpectralMixtureKernel):
         return _spectral_mixture(kernel, X[..., dims], X2[..., dims])
+    if isinstance(kernel, MaternKernel) and len(dims) > 1:
+        lengthscale = kernel.lengthscale[..., None, :]
+        difference = (X[..., :, None, dims] - X2[..., None, :, dims]) / lengthscale
+        return matern(kernel.nu, difference.square().sum(-1).clamp_min(1e-30).sqrt())
     result = 1.0
     for column, i in enumerate(dims):
         lengthscale = kernel.lengthscale[..., 0, column if kernel.ard_num_dims else 0]
@@ -49,9 +55,14 @@ def dense_kernel(kernel: Kernel, X: Tensor, X2: Tensor) -> Tensor:
 def _correlation(kernel: Kernel, r: Tensor) -> Tensor:
     if isinstance(kernel, RBFKernel):
         return torch.exp(-(r**2) / 2.0)
-    assert isinstance(kernel, MaternKernel)
-    s = math.sqrt(2.0 * kernel.nu) * r
-    polynomial = {0.5: 1.0, 1.5: 1.0 + s, 2.5: 1.0 + s + s**2 / 3.0}[kernel.nu]
+    assert isinstance(kernel, ProductMatern | MaternKernel)
+    return matern(kernel.nu, r)
+
+
+def matern(nu: float, r: Tensor) -> Tensor:
+    """The correlation at distances r, in lengthscales. [Rasmussen and Williams, 2006, eq. 4.17]"""
+    s = math.sqrt(2.0 * nu) * r
+    polynomial = {0.5: 1.0, 1.5: 1.0 + s, 2.5: 1.0 + s + s**2 / 3.0}[nu]
     return polynomial * torch.exp(-s)
 
 

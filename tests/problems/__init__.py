@@ -19,7 +19,7 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-from bo_stream import LinearStem
+from bo_stream import LinearStem, ProductMatern
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def observations(
 
 
 def _matern(nu: float) -> Callable[..., Kernel]:
-    return lambda dim, **kwargs: MaternKernel(nu=nu, ard_num_dims=dim, **kwargs)
+    return lambda dim, **kwargs: ProductMatern(nu=nu, ard_num_dims=dim, **kwargs)
 
 
 def _product(dim: int, **kwargs: Any) -> Kernel:
@@ -142,7 +142,7 @@ def kernel(name: str, dim: int, batch_shape: tuple[int, ...] = ()) -> Kernel:
     for part in module.modules():
         if isinstance(part, ScaleKernel):
             part.outputscale = 0.5 + torch.rand_like(part.outputscale)
-        elif isinstance(part, RBFKernel | MaternKernel | PeriodicKernel):
+        elif isinstance(part, RBFKernel | MaternKernel | ProductMatern | PeriodicKernel):
             part.lengthscale = 0.3 + 0.6 * torch.rand_like(part.lengthscale)
         if isinstance(part, PeriodicKernel):
             part.period_length = 0.4 + 0.6 * torch.rand_like(part.period_length)

@@ -11,7 +11,7 @@ from gpytorch.kernels import AdditiveKernel, LinearKernel, MaternKernel, RBFKern
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, StudentTLikelihood
 
 import bo_stream
-from bo_stream import BinomialLikelihood
+from bo_stream import BinomialLikelihood, ProductMatern
 from bo_stream.recommendation.calibration import KINDS, speeds
 from bo_stream.recommendation.costs import OPERATIONS, CostTable
 from bo_stream.recommendation.families import DOUBTS, MERITS
@@ -33,7 +33,7 @@ def order(n: int, d: int, **options: Any) -> list[str]:
 
 def sum_of_kernels(d: int) -> ScaleKernel:
     parts = [ScaleKernel(RBFKernel(active_dims=(i,))) for i in range(d - 2)]
-    return ScaleKernel(AdditiveKernel(*parts, MaternKernel(active_dims=(d - 2, d - 1))))
+    return ScaleKernel(AdditiveKernel(*parts, ProductMatern(active_dims=(d - 2, d - 1))))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,9 @@ def sum_of_kernels(d: int) -> ScaleKernel:
         (100_000, 8, {}, "OSGPR"),
         (100_000, 8, {"covar_module": sum_of_kernels(8)}, "WISKI"),
         (100_000, 2, {"covar_module": LinearKernel()}, "OSGPR"),
+        (100_000, 2, {"covar_module": MaternKernel()}, "OSGPR"),
+        (100_000, 2, {"covar_module": ScaleKernel(ProductMatern())}, "WISKI"),
+        (100_000, 1, {"covar_module": ScaleKernel(MaternKernel())}, "WISKI"),
         (1_000, 6, {"likelihood": "poisson"}, "OSVGP"),
         (1_000, 2, {"likelihood": BernoulliLikelihood}, "OSVGP"),
         (1_000, 2, {"likelihood": StudentTLikelihood()}, "OSVGP"),
@@ -201,7 +204,7 @@ def test_the_kernel_is_looked_at() -> None:
         (
             {"families": ["WISKI"], "covar_module": LinearKernel()},
             UnsupportedError,
-            "WISKI takes RBF, Matérn, periodic and spectral mixture kernels only",
+            "WISKI takes products of one-dimensional kernels only",
         ),
         (
             {"families": ["exact", "OSGPR"], "likelihood": "poisson"},

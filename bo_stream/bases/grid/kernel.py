@@ -24,6 +24,7 @@ from gpytorch.kernels import (
 from torch import Tensor
 
 from bo_stream.bases.grid.mesh import Groups
+from bo_stream.bases.product_matern import ProductMatern
 
 Correlation = Callable[..., Tensor]
 
@@ -34,7 +35,8 @@ SPREAD = 0.02
 """Shift of frequencies by :meth:`Factor.spread`, in cycles over the box."""
 
 SUPPORTED = (
-    "RBFKernel, MaternKernel (nu 0.5, 1.5, 2.5), PeriodicKernel, SpectralMixtureKernel, and "
+    "RBFKernel, ProductMatern (or a MaternKernel of one input), PeriodicKernel, "
+    "SpectralMixtureKernel, and "
     "ScaleKernel, ProductKernel and AdditiveKernel of these"
 )
 
@@ -270,7 +272,7 @@ Terms = tuple[KernelFactors, ...]  # of a sum of products, in the inputs' own di
 
 
 def kernel_factors(kernel: Kernel, dim: int) -> GridKernel:
-    """Decompose a kernel over ``dim`` inputs. Matérn kernels are products over dimensions here.
+    """Decompose a kernel over ``dim`` inputs.
 
     A spectral mixture in several dimensions is what gpytorch computes: the product over dimensions
     of the mixtures in one dimension (not the mixture of products of Wilson and Adams, 2013), with
@@ -327,6 +329,17 @@ def _(kernel: RBFKernel, active: tuple[int, ...]) -> Terms:
 
 @_terms_of.register
 def _(kernel: MaternKernel, active: tuple[int, ...]) -> Terms:
+    if len(active) > 1:
+        raise UnsupportedError(
+            f"A grid represents products of one-dimensional kernels, and a MaternKernel of inputs "
+            f"{active}, a function of the distance, is none. Give bo_stream.ProductMatern in its "
+            "place, of the same arguments, or take a model without a grid, such as OSGPR."
+        )
+    return (_of_columns(kernel, active, MATERN[kernel.nu], kernel.lengthscale),)
+
+
+@_terms_of.register
+def _(kernel: ProductMatern, active: tuple[int, ...]) -> Terms:
     return (_of_columns(kernel, active, MATERN[kernel.nu], kernel.lengthscale),)
 
 

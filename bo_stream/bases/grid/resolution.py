@@ -18,6 +18,8 @@ DEFAULT_SIZES: dict[str, dict[int, int]] = {
 
 _LARGEST_SUGGESTION = 2048
 _PROBES = (0.25, 0.5, 0.618033988749895, 0.75)  # in cells; no period divides all their distances
+_NEAR, _APART = 8, 48
+"""Cells that are probed with the first: the nearest, and as many more over the whole line."""
 
 
 def default_grid_size(kernel: GridKernel, dim: int) -> Sizes:
@@ -36,7 +38,7 @@ def interpolation_error(kernel: GridKernel, mesh: Mesh) -> float:
     """Bound ``|k − k̃|`` in parts of the prior variance, from probes inside the cells.
 
     A part of the kernel is a product of factors of at most one, hence its error is at most the sum
-    of the errors of its dimensions, which are probed at points between the nodes. Cost O(Σ g³).
+    of the errors of its dimensions, which are probed at points between the nodes. Cost O(Σ g²).
     """
     total, bound = kernel.scale().detach(), 0.0
     for factors, grid in zip(kernel.parts, mesh.parts, strict=True):
@@ -46,17 +48,22 @@ def interpolation_error(kernel: GridKernel, mesh: Mesh) -> float:
 
 
 def dimension_error(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
-    """Return the largest error of one dimension's interpolated correlation, ``...``."""
+    """Return the largest error of one dimension's interpolated correlation, ``...``.
+
+    Kernel and nodes are the same everywhere, so that it depends on the distance of two cells and
+    the places in them: the first cell is probed with others at all distances.
+    """
     with torch.no_grad():
         offsets = torch.tensor(_PROBES, dtype=torch.float64)
-        nodes = grid.nodes(dimension)
-        middle = grid.cells[dimension] // 2
-        cells = sorted({0, middle, grid.cells[dimension] - 1})
-        x = (nodes[[c + 1 for c in cells], None] + offsets * grid.spacing[dimension]).flatten()
-        x, nodes = x.to(factors.device), nodes.to(factors.device)
-        weights = grid.interpolation_matrix(dimension, x)
-        approximate = weights @ factors.correlation(dimension, nodes, nodes) @ weights.mT
-        return (approximate - factors.correlation(dimension, x, x)).abs().amax((-2, -1))
+        nodes, last = grid.nodes(dimension), grid.cells[dimension] - 1
+        spread = torch.linspace(0, last, min(_APART, last + 1)).round().long()
+        cells = torch.cat((torch.arange(min(_NEAR, last + 1)), spread)).unique()
+        points = nodes[cells + 1, None] + offsets * grid.spacing[dimension]
+        x, others = points[0].to(factors.device), points.flatten().to(factors.device)
+        nodes = nodes.to(factors.device)
+        left, right = (grid.interpolation_matrix(dimension, each) for each in (x, others))
+        approximate = left @ factors.correlation(dimension, nodes, nodes) @ right.mT
+        return (approximate - factors.correlation(dimension, x, others)).abs().amax((-2, -1))
 
 
 def sufficient_grid_size(kernel: GridKernel, mesh: Mesh, tolerance: float) -> Sizes | None:

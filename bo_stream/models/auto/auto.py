@@ -22,6 +22,7 @@ from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.auto.families import (
     EXACT,
     FAMILIES,
+    WISKI,
     allowed_families,
     checked_options,
     is_gaussian,
@@ -33,7 +34,7 @@ from bo_stream.models.inference import InferenceOption
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.outcomes.counts import latent_columns, outcomes_of
 from bo_stream.models.outcomes.likelihood import REAL, check_transform
-from bo_stream.models.shell.construction import choose_box, latent_kernel
+from bo_stream.models.shell.construction import choose_box, latent_kernel, product_kernel
 
 STEPS, FIRST = 5, 20
 """Steps in which an update learns a likelihood's own parameters, and how many times as many the
@@ -47,8 +48,9 @@ class AutoGP(StreamingGP):
     likelihood are those of the exact Gaussian process (Rasmussen and Williams, 2006), until there
     are more than ``max_exact``. The update that brings in one more hands all of them over to the
     first streaming family that can take the model: :class:`~bo_stream.WISKI`, if ``bounds`` are
-    known and one grid can take the inputs, or a sum of kernels over few inputs each; else
-    :class:`~bo_stream.OSGPR`. Hyperparameters stay as they are. Labels and heavy tails are of
+    known, the kernel is a product over inputs, and one grid can take these, or a sum of kernels
+    over few inputs each; else :class:`~bo_stream.OSGPR`. The kernel and its hyperparameters stay as
+    they are. Labels and heavy tails are of
     :class:`~bo_stream.OSVGP` from the first observation on. Counts are held as well: the posterior
     is the normal one of the largest bound given all rows, and :class:`~bo_stream.OSVGP` follows,
     with a ``window`` of the latest 300 outcomes, which can be retracted.
@@ -59,9 +61,11 @@ class AutoGP(StreamingGP):
       that of the family.
     - A step of a refit: O(n³) while exact; then that of the family.
     - The hand-over: as an update of the family by all rows, and one exact posterior. What it took
-      and how far the new posterior is from the exact one is in :attr:`history`; where the mean is
-      off by more than 0.05 prior standard deviations, the family that is nearest is taken, of
-      inducing points up to twice as many as by default unless ``max_points`` is given.
+      and how far the new posterior is from the exact one, at rows, between them and in the box,
+      is in :attr:`history`. Where a mean is off by more than 0.3 posterior standard deviations, or
+      a variance by more than a factor of 4/3, the family that is nearest is taken, of inducing
+      points up to twice as many as by default unless ``max_points`` is given; if that is so still,
+      a :class:`~bo_stream.HandOverWarning` says how far.
     - Exact: everything, until the hand-over; the hand-over itself in the data.
     - Approximate: from then on what is so in the family. Of counts that are still held as rows the
       sites are found anew, together, after each fit; between fits a stream is off its batch as in
@@ -109,7 +113,10 @@ class AutoGP(StreamingGP):
                 parameters of its own are learned in each update then, of counts that are held in a
                 fit.
             covar_module: Any of gpytorch's kernels, of batch shape ``batch_shape x m`` (without m
-                if that is 1) or none. Default: BoTorch's own default, for the box of ``bounds``.
+                if that is 1) or none. Default: BoTorch's own default, for the box of ``bounds``. A
+                ``MaternKernel`` of several inputs is no product and goes to no grid; with
+                ``"WISKI"`` in ``families`` a copy with a :class:`~bo_stream.ProductMatern` is
+                taken, with a warning.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: Default: ``Standardize``, learned anew at each refit; none for labels
                 and counts. Else as for :class:`~bo_stream.WISKI`.
@@ -150,6 +157,8 @@ class AutoGP(StreamingGP):
         of_kernel = None if learned is not None else box  # a learnable transform has its own
         if not gaussian and covar_module is None:
             covar_module = latent_kernel(inputs.shape[-1], self._parameter_shape, of_kernel)
+        if families is not None and WISKI in _names(families):
+            covar_module = product_kernel(covar_module, inputs.shape[-1])
         given = likelihood if isinstance(likelihood, _GaussianLikelihoodBase) else None
         custom = covar_module is not None
         dim = inputs.shape[-1]
@@ -161,7 +170,7 @@ class AutoGP(StreamingGP):
             self.likelihood = deepcopy(likelihood)
         self.to(train_X)
         kind = self._prior, self._process_dim, box
-        allowed = allowed_families(families, *kind)
+        allowed = allowed_families(None if families is None else _names(families), *kind)
         if not gaussian:
             chosen = _with_steps(self, chosen, in_fits=allowed[0] == EXACT)
         most = most_exact(allowed, *kind) if max_exact is None else max_exact
@@ -215,6 +224,11 @@ class AutoGP(StreamingGP):
             family, self._memory, self._cache, self._prior, chosen
         )
         return self
+
+
+def _names(families: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names of families as a tuple, of one or of several."""
+    return (families,) if isinstance(families, str) else tuple(families)
 
 
 def _with_steps(model: AutoGP, options: dict[str, Any], in_fits: bool) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def allowed_families(
-    names: str | Sequence[str] | None, prior: Prior, dim: int, box: Tensor | None
+    names: tuple[str, ...] | None, prior: Prior, dim: int, box: Tensor | None
 ) -> tuple[str, ...]:
     """Check families that are named, or find all that can take a model; exact ones come first.
 
@@ -96,12 +96,11 @@ def allowed_families(
     """
     if names is None:
         return tuple(name for name in FAMILIES if _takes(name, prior, dim, box))
-    given = (names,) if isinstance(names, str) else tuple(names)
-    if not given or not set(given) <= set(FAMILIES):
+    if not names or not set(names) <= set(FAMILIES):
         raise ValueError(f"Expected families to be some of {', '.join(FAMILIES)}, got {names!r}.")
-    for name in given:
+    for name in names:
         check_family(name, prior, dim, box)
-    return tuple(sorted(given, key=lambda name: name != EXACT))
+    return tuple(sorted(names, key=lambda name: name != EXACT))
 
 
 def _takes(family: str, prior: Prior, dim: int, box: Tensor | None) -> bool:

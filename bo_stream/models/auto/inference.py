@@ -7,8 +7,8 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import astuple, dataclass, replace
+from typing import Any, cast
 
 import torch
 from botorch.exceptions.errors import BotorchError, UnsupportedError
@@ -16,9 +16,14 @@ from botorch.exceptions.warnings import BotorchWarning
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from bo_stream.bases.inducing import frozen
-from bo_stream.bases.kernels import stacked_variance
 from bo_stream.likelihoods.binomial import BinomialLikelihood
+from bo_stream.models.auto.comparison import (
+    COMPARABLE,
+    MEAN_ERROR,
+    VARIANCE_RATIO,
+    Discrepancy,
+    ExactPosterior,
+)
 from bo_stream.models.auto.exact import ExactMemory
 from bo_stream.models.auto.families import EXACT, OSGPR, begin, exact_inference
 from bo_stream.models.inducing.inference import MAX_POINTS, InducingCache
@@ -30,19 +35,12 @@ from bo_stream.models.wiski.inference import check_in_grid
 from bo_stream.process.process import PosteriorProcess
 from bo_stream.warnings import users_stack_level
 
-COMPARED = 256
-"""Most rows at which a posterior is compared with the exact one."""
-
-COMPARABLE = 2048
-"""Most rows of which the exact posterior is computed only to be compared with."""
-
-ERROR = 0.05
-"""Error of the mean that a hand-over may bring in, in prior standard deviations, before the other
-families are tried, too."""
-
 
 class HandOverWarning(BotorchWarning):
-    """A model stays in its family, for no other one could be begun."""
+    """A model stays in its family, for no other one could be begun, or it is far from exact since.
+
+    The attribute ``history`` of the model has the numbers.
+    """
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,13 @@ class HandOver:
             or if there are more than ``COMPARABLE`` rows.
         variance_error: Largest difference of the posterior variances from the exact posterior's
             there, in prior variances; NaN as ``mean_error``.
+        deviation: Largest difference of the means in posterior standard deviations of the exact
+            process: at those rows, in the middle between each and its nearest other input, and at
+            points all over the box of the inputs. A standard deviation counts as no less than a
+            tenth of the noise's, and 1e-4 of the prior's. NaN as ``mean_error``.
+        least_ratio: Least ratio of the posterior variances to the exact ones there, of both no less
+            than the square of such a standard deviation; NaN as ``mean_error``.
+        largest_ratio: Largest such ratio; NaN as ``mean_error``.
     """
 
     observations: float
@@ -67,6 +72,20 @@ class HandOver:
     seconds: float
     mean_error: float
     variance_error: float
+    deviation: float = math.nan
+    least_ratio: float = math.nan
+    largest_ratio: float = math.nan
+
+    @property
+    def excess(self) -> float:
+        """The larger of both errors in its limit, ``MEAN_ERROR`` or ``VARIANCE_RATIO``; or NaN.
+
+        That of ratios is by their logarithms.
+        """
+        if math.isnan(self.deviation):
+            return math.nan
+        logs = max(abs(math.log(ratio)) for ratio in (self.least_ratio, self.largest_ratio))
+        return max(self.deviation / MEAN_ERROR, logs / math.log(VARIANCE_RATIO))
 
 
 @dataclass(frozen=True)
@@ -187,30 +206,32 @@ class AutoInference(Inference[AutoMemory, Any]):
     def _moved_on(self, memory: AutoMemory, cache: Any, prior: Prior) -> tuple[AutoMemory, Any]:
         """Leave the exact family for the next that can be begun, if there are too many rows.
 
-        One whose mean is off by more than ``ERROR`` is taken only where no other is nearer, nor
-        twice as many inducing points.
+        One that is off by more than ``MEAN_ERROR`` or ``VARIANCE_RATIO`` is taken only where no
+        other is nearer, nor twice as many inducing points.
         """
         others = [family for family in self.families if family != EXACT]
         most = max(self.max_exact, memory.again)
         if memory.family != EXACT or len(memory.inner) <= most or not others:
             return memory, cache
-        if len(memory.inner) <= COMPARABLE:  # solved once, for all are compared with it
-            with suppress(NotPSDError):
+        exact = None  # solved once, for all are compared with it
+        with suppress(NotPSDError):
+            if len(memory.inner) <= COMPARABLE:
                 _, cache = self.process(memory, cache, prior)
+            exact = ExactPosterior.of(memory.inner, cache, prior, self.box)
         reasons: list[str] = []
         moved: list[_Candidate] = []
         for family, options in self._candidates(others):
             try:
                 with _heard(prior.model) as told:
-                    found = self.moved_to(family, memory, cache, prior, options)
+                    found = self._moved(family, memory, prior, options, exact)
             except (BotorchError, NotPSDError, ValueError) as error:
                 reasons.append(f"{family}: {error}")
                 continue
             moved.append(_Candidate(*found, told))
-            if not moved[-1].error > ERROR:  # NaN where it is not known
+            if not moved[-1].excess > 1.0:  # NaN where it is not known
                 return moved[-1].taken(prior.model)
         if moved:
-            return min(moved, key=lambda each: each.error).taken(prior.model)
+            return min(moved, key=lambda each: each.excess).taken(prior.model)
         warnings.warn(
             f"The model stays exact at {len(memory.inner)} observations, at a cost that grows with "
             f"their cube, for no other family could be begun. {' '.join(reasons)}",
@@ -240,19 +261,33 @@ class AutoInference(Inference[AutoMemory, Any]):
             BotorchError: The family cannot take the model, or the rows are no longer held.
             ValueError: An option is out of range, or the memory would become too large.
         """
-        rows, begun = memory.held, time.perf_counter()
+        rows = memory.held
         if rows is None:
             raise UnsupportedError(
                 f"Expected a model that holds its observations, {self.max_rows} at most (max_rows),"
                 f" got one of {float(memory.counts.max()):g}. Build another from the data."
             )
-        chosen = {**self.options, **(options or {})}
-        inference, inner, own = self._of_rows(family, rows, prior, chosen)
+        exact = ExactPosterior.of(rows, cache if memory.family == EXACT else None, prior, self.box)
+        return self._moved(family, memory, prior, options or {}, exact)
+
+    def _moved(
+        self,
+        family: str,
+        memory: AutoMemory,
+        prior: Prior,
+        options: dict[str, Any],
+        exact: ExactPosterior | None,
+    ) -> tuple[AutoMemory, Any]:
+        """Move by way of all rows, which are held, and say so where it is far from exact."""
+        rows, begun = cast(ExactMemory, memory.held), time.perf_counter()
+        inference, inner, own = self._of_rows(family, rows, prior, {**self.options, **options})
         process, own = inference.process(inner, own, prior, rows.rows.X)
         seconds = time.perf_counter() - begun
-        errors = _errors(process, rows, cache if memory.family == EXACT else None, prior)
+        found = Discrepancy() if exact is None else exact.discrepancy(process)
         total = float(memory.counts.reshape(-1)[0])
-        move = HandOver(total, memory.family, family, seconds, *errors)
+        move = HandOver(total, memory.family, family, seconds, *astuple(found))
+        if move.excess > 1.0:
+            _warn_of(move)
         kept = rows if family != EXACT and len(rows) <= self.max_rows else None
         return AutoMemory(family, inference, inner, kept, (*memory.history, move)), own
 
@@ -410,9 +445,9 @@ class _Candidate:
     told: _Told
 
     @property
-    def error(self) -> float:
-        """Error of the mean, in prior standard deviations; NaN where it is not known."""
-        return self.memory.history[-1].mean_error
+    def excess(self) -> float:
+        """See :attr:`HandOver.excess`."""
+        return self.memory.history[-1].excess
 
     def taken(self, model: Any) -> tuple[AutoMemory, Any]:
         """Return memory and cache, and give the warnings of this family, of no other."""
@@ -435,20 +470,14 @@ def _heard(model: Any) -> Iterator[_Told]:
             told.said, model._said = model._said, said
 
 
-@torch.no_grad()
-def _errors(
-    process: PosteriorProcess, rows: ExactMemory, cache: Any, prior: Prior
-) -> tuple[float, float]:
-    """Compare a posterior with the exact one at rows; see :class:`HandOver`. Cost O(n³)."""
-    inference = exact_inference(prior.likelihood)
-    if inference is None or len(rows) > COMPARABLE:
-        return math.nan, math.nan
-    exact, _ = inference.process(rows, cache, prior)
-    some = torch.linspace(0, len(rows) - 1, min(COMPARED, len(rows))).long()
-    X = rows.rows.X[..., some.to(rows.rows.X.device), :]
-    scale = stacked_variance(frozen(prior.kernel), X.unsqueeze(-3), prior.num_outputs)
-    (mean, variance), (expected, known) = process.marginals(X), exact.marginals(X)
-    return (
-        float(((mean - expected).abs() / scale.sqrt()).max()),
-        float(((variance - known).abs() / scale).max()),
+def _warn_of(move: HandOver) -> None:
+    """Warn of a move that changes the posterior, with what there is to do."""
+    warnings.warn(
+        f"Since it moved from {move.before} to {move.after} at {move.observations:,.0f} "
+        f"observations, the model's posterior means are up to {move.deviation:.2g} posterior "
+        f"standard deviations from the exact process's, and its variances {move.least_ratio:.2g} "
+        f"to {move.largest_ratio:.2g} times the exact ones (history has these numbers). Raise "
+        "max_exact, max_points or grid_size, or allow more families.",
+        HandOverWarning,
+        stacklevel=users_stack_level(),
     )

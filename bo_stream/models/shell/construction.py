@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
@@ -20,6 +20,7 @@ from gpytorch.models.gp import GP
 from torch import Size, Tensor
 
 from bo_stream.bases.kernels import TransformedKernel, default_kernel
+from bo_stream.bases.product_matern import as_product, radial_parts
 from bo_stream.bases.stems import Stem
 from bo_stream.models.checks import (
     check_batch_shape,
@@ -37,6 +38,7 @@ from bo_stream.models.input_transforms import (
 )
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes, first_totals
 from bo_stream.models.outcomes.transform import OutcomeChain
+from bo_stream.warnings import warn_of_product
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
@@ -446,6 +448,34 @@ def _stem_box(bounds: Tensor | None, stem: Stem) -> Tensor:
     if bounds is not None:
         raise ValueError("Expected no bounds with a stem: the grid covers the cube it projects to.")
     return torch.tensor([[0.0] * stem.k, [1.0] * stem.k], dtype=torch.float64)
+
+
+def product_kernel(kernel: Kernel | None, dim: int) -> Kernel | None:
+    """Return a kernel for a grid: that given, or a copy with products, which is said once.
+
+    Args:
+        kernel: That was given as ``covar_module``.
+        dim: Number of inputs as the kernel has them.
+    """
+    parts = radial_parts(kernel, dim)
+    if kernel is None or not parts:
+        return kernel
+    warn_of_product(parts)
+    return as_product(kernel, dim)
+
+
+def restore_products(model: StreamingGP) -> None:
+    """Give a model of a file the kernels by which it computed, in place, and say so.
+
+    In older files the ``covar_module`` of a grid can be a Matérn kernel of the distance, for which
+    the grid had the product. Posteriors are what they were when the file was written.
+    """
+    for part in model.modules():
+        memory = getattr(part, "_memory", None)
+        inference = getattr(memory, "inference", getattr(part, "_inference", None))
+        if inference is not None and inference.on_grid:
+            kernel: Any = product_kernel(part.covar_module, part._process_dim)
+            part.covar_module = kernel
 
 
 def latent_kernel(dim: int, batch_shape: Size, box: Tensor | None = None) -> Kernel:

@@ -28,7 +28,13 @@ from bo_stream.models.outcomes.labels import (
     checked_first_labels,
     number_of_classes,
 )
-from bo_stream.models.shell.construction import check_rank, check_stem, choose_box, warn_of_scaling
+from bo_stream.models.shell.construction import (
+    check_rank,
+    check_stem,
+    choose_box,
+    product_kernel,
+    warn_of_scaling,
+)
 from bo_stream.models.wiski import verbs
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import GridSize, check_dim
@@ -142,6 +148,7 @@ class DirichletWISKI(StreamingGP):
         self._units = replace(LabelOutcomes.of(targets), scores=scores, num_classes=classes)
         rank = check_rank(tolerance, max_rank)
         inputs = self._first_inputs(train_X, input_transform, stem)
+        covar_module = product_kernel(covar_module, inputs.shape[-1])
         dim = check_dim(inputs.shape[-1], covar_module)
         box = choose_box(bounds, train_X, inputs, input_transform, stem)
         if covar_module is None:

@@ -21,6 +21,7 @@ from bo_stream.models.shell.construction import (
     check_rank,
     choose_box,
     choose_likelihood,
+    product_kernel,
     warn_of_scaling,
 )
 from bo_stream.models.wiski import verbs
@@ -125,6 +126,7 @@ class HeteroscedasticWISKI(StreamingGP):
         self._begin(train_X, train_Y, None, outcome_transform)
         rank = check_rank(tolerance, max_rank)
         inputs = self._first_inputs(train_X, input_transform, stem)
+        covar_module = product_kernel(covar_module, inputs.shape[-1])
         dim = check_dim(inputs.shape[-1], covar_module)
         box = choose_box(bounds, train_X, inputs, input_transform, stem)
         self._set_modules(dim, None, None, covar_module, mean_module, box)

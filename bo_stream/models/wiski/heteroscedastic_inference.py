@@ -132,6 +132,7 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
     """
 
     noise_varies: ClassVar[bool] = True
+    on_grid: ClassVar[bool] = True
 
     mean: GridInference
     log_noise: GridInference

@@ -25,6 +25,7 @@ from bo_stream.models.shell.construction import (
     check_rank,
     choose_box,
     latent_kernel,
+    product_kernel,
     warn_of_scaling,
 )
 from bo_stream.models.wiski import verbs
@@ -128,9 +129,10 @@ class WISKI(StreamingGP):
             covar_module: RBF, Matérn 1/2, 3/2, 5/2, periodic and spectral mixture kernels, scaled,
                 multiplied and added as you like. A sum gives a grid to each of its parts, over that
                 part's ``active_dims`` (at most four; parts may share inputs); parts on one and the
-                same single input share a grid. A Matérn kernel is the product of one-dimensional
-                ones here; a spectral mixture in several dimensions is gpytorch's product of
-                one-dimensional mixtures. Default: BoTorch's own default, with its
+                same single input share a grid. A ``MaternKernel`` of several inputs, a function of
+                the distance, is replaced by a :class:`~bo_stream.ProductMatern` in a copy, with a
+                ``ProductKernelWarning``; a spectral mixture in several dimensions is gpytorch's
+                product of one-dimensional mixtures. Default: BoTorch's own default, with its
                 first lengthscales in parts of the box's widths.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: Default: ``Standardize``, learned anew from the running sums,
@@ -179,6 +181,7 @@ class WISKI(StreamingGP):
         rank = check_rank(tolerance, max_rank)
         window = checked_number("window", window, least=0)
         inputs = self._first_inputs(train_X, input_transform, stem)
+        covar_module = product_kernel(covar_module, inputs.shape[-1])
         dim = check_dim(inputs.shape[-1], covar_module)
         box = choose_box(bounds, train_X, inputs, input_transform, stem)
         kernel = covar_module

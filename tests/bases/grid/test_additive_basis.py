@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, Kernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from bo_stream.bases.grid.contraction import MeshPullBack
@@ -32,6 +32,7 @@ from bo_stream.bases.grid.statistics import (
     embed,
     zero_statistics,
 )
+from bo_stream.bases.product_matern import ProductMatern
 from bo_stream.sufficient_statistics import weighted_statistics
 from bo_stream.tensors import map_tensors
 from tests.oracles.interpolation import (
@@ -59,7 +60,7 @@ def module(batch: tuple[int, ...] = ()) -> Kernel:
     parts = []
     for i, group in enumerate(GROUPS):
         options = {"ard_num_dims": len(group), "active_dims": group, "batch_shape": batch}
-        base = MaternKernel(nu=1.5, **options) if i == 1 else RBFKernel(**options)
+        base = ProductMatern(nu=1.5, **options) if i == 1 else RBFKernel(**options)
         parts.append(ScaleKernel(base, batch_shape=torch.Size(batch)).double())
         base.lengthscale = 0.3 + 0.6 * torch.rand_like(base.lengthscale)
         parts[-1].outputscale = 0.3 + torch.rand(batch).double()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, Kernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from bo_stream.bases.grid.interpolated_kernel import (
@@ -15,6 +15,7 @@ from bo_stream.bases.grid.interpolated_kernel import (
 )
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh
+from bo_stream.bases.product_matern import ProductMatern
 from tests.oracles.interpolation import interpolated_kernel
 from tests.problems import KERNELS, kernel
 from tests.tolerances import assert_close
@@ -41,7 +42,7 @@ def additive(batch: torch.Size) -> Kernel:
     parts = (
         ScaleKernel(RBFKernel(active_dims=(1,), batch_shape=batch), batch_shape=batch),
         ScaleKernel(
-            MaternKernel(2.5, active_dims=(0, 1), ard_num_dims=2, batch_shape=batch),
+            ProductMatern(2.5, active_dims=(0, 1), ard_num_dims=2, batch_shape=batch),
             batch_shape=batch,
         ),
     )

@@ -26,6 +26,7 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
+from bo_stream import ProductMatern
 from bo_stream.bases.grid.kernel import Factor, GridKernel, kernel_factors
 from tests.oracles.kernels import dense_kernel
 from tests.problems import KERNELS, kernel
@@ -75,6 +76,7 @@ def test_gradients_reach_every_hyperparameter(name: str) -> None:
         ScaleKernel(MaternKernel(nu=0.5, active_dims=(1,))),
         ScaleKernel(ScaleKernel(MaternKernel(nu=2.5, active_dims=(1,)))),
         MaternKernel(nu=1.5, active_dims=(0,)) * MaternKernel(nu=2.5, active_dims=(1,)),
+        ScaleKernel(ProductMatern(nu=1.5, ard_num_dims=2, active_dims=(1, 0))),
         ScaleKernel(ProductKernel(RBFKernel(active_dims=(1,)), RBFKernel(active_dims=(1, 0)))),
         ProductKernel(ScaleKernel(RBFKernel(active_dims=(1,))), MaternKernel(active_dims=(0,))),
         ScaleKernel(AdditiveKernel(PeriodicKernel(), MaternKernel(nu=0.5)), active_dims=(1,)),
@@ -177,7 +179,7 @@ def test_a_single_output_gets_its_dimension() -> None:
 
 
 def _scaled(nu: float, *dims: int) -> Kernel:
-    base = MaternKernel(nu=nu, ard_num_dims=len(dims), active_dims=dims)
+    base = ProductMatern(nu=nu, ard_num_dims=len(dims), active_dims=dims)
     return ScaleKernel(base)
 
 

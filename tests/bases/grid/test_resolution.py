@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, SpectralMixtureKernel
+from gpytorch.kernels import Kernel, PeriodicKernel, RBFKernel, SpectralMixtureKernel
 from torch import Tensor
 
 from bo_stream.bases.grid.kernel import kernel_factors
@@ -13,6 +13,7 @@ from bo_stream.bases.grid.resolution import (
     interpolation_error,
     sufficient_grid_size,
 )
+from bo_stream.bases.product_matern import ProductMatern
 from tests.oracles.interpolation import interpolated_kernel
 from tests.oracles.kernels import dense_kernel
 from tests.problems.grids import mesh_over
@@ -43,9 +44,9 @@ def measured_error(module: Kernel, sizes: tuple[int, ...], bounds: Tensor = BOUN
     [
         (with_lengthscales(RBFKernel(ard_num_dims=2), 0.2, 0.4), (12, 14)),
         (with_lengthscales(RBFKernel(ard_num_dims=2), 0.3, 0.2), (30, 12)),
-        (with_lengthscales(MaternKernel(nu=2.5, ard_num_dims=2), 0.2, 0.4), (12, 14)),
-        (with_lengthscales(MaternKernel(nu=1.5, ard_num_dims=2), 0.2, 0.4), (12, 14)),
-        (with_lengthscales(MaternKernel(nu=0.5, ard_num_dims=2), 0.2, 0.4), (12, 14)),
+        (with_lengthscales(ProductMatern(nu=2.5, ard_num_dims=2), 0.2, 0.4), (12, 14)),
+        (with_lengthscales(ProductMatern(nu=1.5, ard_num_dims=2), 0.2, 0.4), (12, 14)),
+        (with_lengthscales(ProductMatern(nu=0.5, ard_num_dims=2), 0.2, 0.4), (12, 14)),
     ],
 )
 def test_error_is_a_bound_and_not_a_loose_one(module: Kernel, sizes: tuple[int, ...]) -> None:
@@ -73,7 +74,7 @@ def test_a_grid_that_is_fine_enough_stays() -> None:
 
 
 def test_no_grid_carries_a_kernel_that_is_too_rough() -> None:
-    module = with_lengthscales(MaternKernel(nu=0.5, ard_num_dims=2), 1e-3, 1.0)
+    module = with_lengthscales(ProductMatern(nu=0.5, ard_num_dims=2), 1e-3, 1.0)
     grid = mesh_over(BOUNDS, (20, 20))
     assert sufficient_grid_size(kernel_factors(module, 2), grid, 1e-3) is None
 
@@ -108,6 +109,6 @@ def test_a_period_that_divides_the_cells_is_not_overlooked(module: Kernel) -> No
 @pytest.mark.parametrize("dim", [1, 2, 3, 4])
 def test_rough_kernels_get_finer_grids(dim: int) -> None:
     (smooth,) = default_grid_size(kernel_factors(RBFKernel(), dim), dim)
-    (rough,) = default_grid_size(kernel_factors(MaternKernel(nu=2.5), dim), dim)
+    (rough,) = default_grid_size(kernel_factors(ProductMatern(nu=2.5), dim), dim)
     assert len(smooth) == len(rough) == dim
     assert all(a <= b for a, b in zip(smooth, rough, strict=True))

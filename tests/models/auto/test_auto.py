@@ -228,7 +228,7 @@ class TestHandOver:
 
     def test_is_to_the_public_model(self) -> None:
         X, Y = data(60)
-        options: dict[str, Any] = {"grid_size": 12, "max_rank": 80}
+        options: dict[str, Any] = {"grid_size": 24, "max_rank": 200}
         model = AutoGP(X, Y, bounds=UNIT, max_exact=30, **options)
         peers = [
             WISKI(X, Y, bounds=UNIT, **options),
@@ -237,13 +237,15 @@ class TestHandOver:
         T = torch.rand(6, 2, dtype=torch.float64)
         for peer in peers:
             same(model.eval().posterior(T), peer.eval().posterior(T))
-            model.move_to("OSGPR", max_points=20, window=10)
+            with pytest.warns(HandOverWarning, match="to OSGPR at 60 observations"):
+                model.move_to("OSGPR", max_points=20, window=10)
 
     def test_what_it_cost_is_kept(self) -> None:
         X, Y = data(40)
         model = raw(X[:30], Y[:30], families=("exact", "OSGPR"), max_exact=30, max_points=10)
         exact = raw(X, Y).process()
-        model.update(X[30:], Y[30:])
+        with pytest.warns(HandOverWarning, match=r"up to .* posterior standard deviations from"):
+            model.update(X[30:], Y[30:])
         (move,) = model.history
         process, prior = model.process(), 1.3
         mean = (process.mean(X) - exact.mean(X)).abs().max() / math.sqrt(prior)
@@ -253,6 +255,12 @@ class TestHandOver:
         assert move.mean_error > 1e-6  # ten points are not enough for an exact posterior
         assert_close(torch.tensor(move.mean_error).double(), mean)
         assert_close(torch.tensor(move.variance_error).double(), variance)
+        many = torch.cat((X, torch.rand(2000, 2, dtype=torch.float64)))  # those compared and others
+        deviation = (process.mean(many) - exact.mean(many)).abs() / exact.variance(many).sqrt()
+        ratio = process.variance(many) / exact.variance(many)
+        assert float(deviation.max()) == pytest.approx(move.deviation, rel=0.2)
+        assert float(ratio.min()) == pytest.approx(move.least_ratio, rel=0.2)
+        assert float(ratio.max()) == pytest.approx(move.largest_ratio, rel=0.2)
 
     @pytest.mark.parametrize("family", ["WISKI", "OSGPR"])
     def test_rows_that_count_in_part_do_so_afterwards(self, family: str) -> None:
@@ -326,7 +334,9 @@ class TestHandOver:
         assert len(model.history) == 1
         same(model.update(X[:9], Y[:9]).posterior(X), raw(X[:9], Y[:9]).posterior(X))
 
-    @pytest.mark.filterwarnings("ignore::bo_stream.GridResolutionWarning")
+    @pytest.mark.filterwarnings(
+        "ignore::bo_stream.GridResolutionWarning", "ignore::bo_stream.HandOverWarning"
+    )
     def test_a_family_that_errs_less_is_preferred_to_one_that_errs_much(self) -> None:
         X, Y = data(40)
         options: dict[str, Any] = {"bounds": UNIT, "grid_size": 4}
@@ -343,15 +353,17 @@ class TestHandOver:
         few = [mock.patch.object(module, "MAX_POINTS", 10) for module in (families, inference)]
         with few[0], few[1]:
             model = raw(X[:30], Y[:30], max_exact=30, covar_module=rough_kernel())
-            model.update(X[30:], Y[30:])
+            with pytest.warns(HandOverWarning):  # for twice as many are too few, too
+                model.update(X[30:], Y[30:])
         assert model._memory.inference.max_points == 20
         given = raw(X[:30], Y[:30], max_exact=30, covar_module=rough_kernel(), max_points=10)
-        given.update(X[30:], Y[30:])
+        with pytest.warns(HandOverWarning):
+            given.update(X[30:], Y[30:])
         assert given._memory.inference.max_points == 10
 
     def test_a_family_that_is_not_taken_warns_of_nothing(self) -> None:
         X, Y = data(40)
-        options: dict[str, Any] = {"bounds": UNIT, "grid_size": 8, "max_points": 3}
+        options: dict[str, Any] = {"bounds": UNIT, "grid_size": 24, "max_points": 3}
         order = ("exact", "OSGPR", "WISKI")
         model = raw(X[:30], Y[:30], families=order, max_exact=30, **options)
         with warnings.catch_warnings():
@@ -359,12 +371,12 @@ class TestHandOver:
             model.update(X[30:], Y[30:])
         assert model.family == "WISKI"
         coarse = r"move_to\(model.family, max_points=6\)"
-        with pytest.warns(CoarsePointsWarning, match=coarse):  # for it was not said before
-            model.move_to("OSGPR")
+        with pytest.warns(HandOverWarning), pytest.warns(CoarsePointsWarning, match=coarse):
+            model.move_to("OSGPR")  # for it was not said before
         model = raw(X[:30], Y[:30], families=order[:2], max_exact=30, **options)
-        with pytest.warns(CoarsePointsWarning, match=coarse) as told:
+        with pytest.warns(HandOverWarning), pytest.warns(CoarsePointsWarning, match=coarse) as told:
             model.update(X[30:], Y[30:])
-        assert len(told) == 1
+        assert [each.category for each in told] == [CoarsePointsWarning, HandOverWarning]
 
     def test_the_line_in_a_grids_warning_works(self) -> None:
         X, Y = data(40)
@@ -376,7 +388,9 @@ class TestHandOver:
         )
         assert line is not None
         size = int(line[1]), int(line[2])
-        model.move_to("WISKI", grid_size=size)  # a warning would be an error
+        with pytest.warns(HandOverWarning) as told:  # but none of the grid's resolution
+            model.move_to("WISKI", grid_size=size)
+        assert len(told) == 1
         assert model._memory.inner.grid.size == size
 
 
@@ -414,6 +428,7 @@ class TestDiagnostics:
         assert stability(model).condition.value == pytest.approx(float(expected), rel=1e-3)
 
     @pytest.mark.filterwarnings("ignore::bo_stream.GridResolutionWarning")
+    @pytest.mark.filterwarnings("ignore::bo_stream.HandOverWarning")
     def test_a_report_is_of_the_family_and_its_remedies_are_verbs_of_this_model(self) -> None:
         X, Y = data(60)
         held_out = data(40)

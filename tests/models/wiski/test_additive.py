@@ -11,13 +11,14 @@ from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.exceptions.errors import UnsupportedError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.input import FilterFeatures
-from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, Kernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV, sample_paths, select_from_pool
 from bo_stream.acquisition.feature_nipv import FEW_POINTS
+from bo_stream.bases.product_matern import ProductMatern
 from bo_stream.models.wiski.resolution import GridResolutionWarning
 from tests.acquisition.examples import greedy_choice
 from tests.oracles.interpolation import additive_interpolated_kernel
@@ -45,7 +46,7 @@ def additive(
     parts, shape = [], torch.Size(batch)
     for i, group in enumerate(groups):
         options = {"ard_num_dims": len(group), "active_dims": group, "batch_shape": shape}
-        rough = MaternKernel(nu=1.5 if nu is None else nu, **options)
+        rough = ProductMatern(nu=1.5 if nu is None else nu, **options)
         base = RBFKernel(**options) if nu is None and i % 2 else rough
         parts.append(ScaleKernel(base, batch_shape=shape).double())
         base.lengthscale = 0.3 + 0.6 * torch.rand_like(base.lengthscale)

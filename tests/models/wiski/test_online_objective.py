@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, PeriodicKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from bo_stream import WISKI
+from bo_stream.bases.product_matern import ProductMatern
 from bo_stream.learning.online import LEFT_OUT, OnlineObjective
 from bo_stream.models.wiski.learning import WHITENED_ROWS
 from tests.problems import Observations, observations
@@ -20,10 +21,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too 
 
 KERNELS: dict[str, Callable[[], Kernel]] = {
     "RBF": lambda: RBFKernel(ard_num_dims=2),
-    "scaled Matern": lambda: ScaleKernel(MaternKernel(nu=1.5, ard_num_dims=2)),
+    "scaled Matern": lambda: ScaleKernel(ProductMatern(nu=1.5, ard_num_dims=2)),
     "periodic": lambda: PeriodicKernel(ard_num_dims=2),
     "additive": lambda: (
-        ScaleKernel(MaternKernel(nu=1.5, active_dims=(1,)))
+        ScaleKernel(ProductMatern(nu=1.5, active_dims=(1,)))
         + ScaleKernel(RBFKernel(active_dims=(0, 1)))
     ),
 }
