@@ -62,7 +62,7 @@ class AutoGP(StreamingGP):
     - A step of a refit: O(n³) while exact; then that of the family.
     - The hand-over: as an update of the family by all rows, and one exact posterior. What it took
       and how far the new posterior is from the exact one, at rows, between them and in the box,
-      is in :attr:`history`. Where a mean is off by more than 0.3 posterior standard deviations, or
+      is in :attr:`history`. Where a mean is off by more than 0.4 posterior standard deviations, or
       a variance by more than a factor of 4/3, the family that is nearest is taken, of inducing
       points up to twice as many as by default unless ``max_points`` is given; if that is so still,
       a :class:`~bo_stream.HandOverWarning` says how far.
