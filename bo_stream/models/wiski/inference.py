@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
@@ -72,6 +72,8 @@ class GridInference(Inference[Memory, GridCache]):
         chose_grid: Whether the grid's size is the default.
         window: How many of the latest outcomes are held on the grid, of counts.
     """
+
+    least_noise: ClassVar[float] = NOISE_FLOOR
 
     dim: int
     tolerance: float
