@@ -233,15 +233,15 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
 
     @torch.no_grad()
     def _warn_of_coarse_centres(self, memory: ClusterMemory, prior: Prior) -> None:
-        """Warn once, if the model chooses its resolution and no first training is under way."""
-        most, model = self.max_centres, prior.model
-        if most is None or model.training or model.has_said(COARSE):
+        """Warn once, unless a first training is under way."""
+        model = prior.model
+        if model.training or model.has_said(COARSE) or not bool((memory.moves > 0.0).any()):
             return
         precision = precisions(memory, prior).sum(-1) / memory.counts.clamp_min(1.0)
         ratio = float((variance_between(memory, prior) * precision).max())
         if ratio > 1.0:
             model.says(COARSE)
-            warn_of_coarse_centres(ratio, memory.tree.resolution, most)
+            warn_of_coarse_centres(ratio, memory.tree.resolution, self.max_centres)
 
 
 @torch.no_grad()
