@@ -17,7 +17,7 @@ NOISE_FLOOR = 1e-6
 """What a known noise variance of zero is raised to, in parts of the outcomes' variance."""
 
 MOVED = 4.0
-"""Factor by which the noise of zeros may be off between two refits."""
+"""Factor by which noise that was raised may be off: of zeros, between two refits."""
 
 _ROUNDING = 1e-12
 
@@ -35,9 +35,11 @@ class NoiseFloor:
     """How small known noise variances may be, in parts of a variance of the outcomes.
 
     That variance falls with the stream's and never rises: what was stored as it came is stored so
-    ever after, and can be taken out again. Observations said to have no noise are a group of their
-    own where the model learns no noise level: their noise variance is ``NOISE_FLOOR`` of the least
-    variance of the outcomes so far, and at least ``LEAST_NOISE`` of that at the last refit.
+    ever after, and can be taken out again. Of a model on a grid, positive ones count as given from
+    ``share`` of it on, or of the variance that the first outcomes have without outliers.
+    Observations said to have no noise are a group of their own where the model learns no noise
+    level: their noise variance is ``NOISE_FLOOR`` of the least variance of the outcomes so far, and
+    at least ``LEAST_NOISE`` of that at the last refit.
 
     An outlier that stays among the outcomes raises their variance, so that from about 1e5 standard
     deviations of the others on it raises their noise too, with a warning: the prior variance is as
@@ -132,6 +134,9 @@ class NoiseFloor:
     def for_update(self, noise: Tensor, totals: Tensor) -> NoiseFloor:
         """Set the floor for a batch; warn of what it raises.
 
+        Once anything was raised it falls only by ``MOVED`` and more, so that observations of a
+        steady stream can be taken out.
+
         Args:
             noise: Variances as given, ``batch x m x n``.
             totals: ``[Y, 1]ᵀ [Y, 1]`` of all outcomes, the batch's among them, ``batch x m x 2 x
@@ -139,7 +144,9 @@ class NoiseFloor:
         """
         variance = outcome_variance(totals)
         variance = torch.where(variance > 0.0, variance, torch.inf)
-        fallen = replace(self, variance=self.variance.minimum(variance))
+        variance = self.variance.minimum(variance)
+        stays = (self.former > 0.0) & (MOVED * variance > self.variance)
+        fallen = replace(self, variance=torch.where(stays, self.variance, variance))
         low = fallen.below(noise)
         if not bool(low.any()):
             return fallen
