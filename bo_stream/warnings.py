@@ -61,7 +61,7 @@ def warn_of_product(parts: Sequence[RadialPart]) -> None:
 
 
 class CoarsePointsWarning(BotorchWarning):
-    """Inducing points, centres or grid nodes miss more of the process than the noise hides."""
+    """Inducing points, centres, grid nodes or features miss more than the noise hides."""
 
 
 def warn_of_coarse_points(ratio: float, points: int, max_points: int) -> None:
@@ -83,20 +83,42 @@ def warn_of_coarse_points(ratio: float, points: int, max_points: int) -> None:
     )
 
 
-def warn_of_coarse_centres(ratio: float, resolution: float, max_centres: int) -> None:
+def warn_of_coarse_centres(ratio: float, resolution: float, max_centres: int | None) -> None:
     """Warn with what there is to do.
 
     Args:
         ratio: Prior variance of the process between an input and the centre where it acts, in mean
             over the observations, in units of their noise variances.
         resolution: Largest distance of an input from its centre.
-        max_centres: Largest number of centres.
+        max_centres: Largest number of centres; None: the resolution was given.
     """
+    remedy = "Build the model with a finer resolution"
+    if max_centres is not None:
+        remedy = f"Build the model with a larger max_centres ({max_centres:,})"
     warnings.warn(
         f"At a resolution of {resolution:.2g} the process differs between inputs and their "
         f"clusters' centres by {ratio:.2g} times the noise variance, in mean over the "
-        "observations: the approximation is coarser than the noise. Build the model with a larger "
-        f"max_centres ({max_centres:,}), or give it a finer resolution.",
+        "observations: the approximation is coarser than the noise, and predicted means may be off "
+        f"by {ratio**0.5:.2g} of its standard deviations. {remedy}, or say that the noise is as "
+        "large as that.",
+        CoarsePointsWarning,
+        stacklevel=users_stack_level(),
+    )
+
+
+def warn_of_few_features(residual: float, features: int) -> None:
+    """Warn with what there is to do.
+
+    Args:
+        residual: Root mean square of outcomes less the posterior mean, in standard deviations of
+            their noise.
+        features: Their number.
+    """
+    warnings.warn(
+        f"{features:,} features leave outcomes {residual:.2g} standard deviations of their known "
+        "noise from the posterior mean: predicted means elsewhere are off by as much, and more "
+        "than predicted. Fit the model, give it a wider network, or say that the noise is as large "
+        "as that.",
         CoarsePointsWarning,
         stacklevel=users_stack_level(),
     )

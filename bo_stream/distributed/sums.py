@@ -74,8 +74,9 @@ class Sums:
 def zero(model: StreamingGP) -> Sums:
     """Make sums of no observations at the hyperparameters that a model has now.
 
-    Known noise variances of zero, or below 1e-10 of the outcomes' variance, are raised by what the
-    sums have seen so far: with such ones the parts of a stream differ a little from the whole.
+    Known noise variances of zero, or below 1e-10 of the outcomes' variance (on a grid 1e-6), are
+    raised by what the sums have seen so far: with such ones the parts of a stream differ a little
+    from the whole.
 
     Args:
         model: Whose kernel, basis, bounds, transforms and units the sums are for; it does not

@@ -14,6 +14,7 @@ from torch import Tensor
 from bo_stream.bases.basis import Basis
 from bo_stream.models.memory import Memory, Observations
 from bo_stream.models.outcomes.base import NoiseAtInputs
+from bo_stream.models.outcomes.noise import LEAST_NOISE
 from bo_stream.models.prior import Prior
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import State
@@ -79,6 +80,9 @@ class Inference(ABC, Generic[M, C]):
 
     on_grid: ClassVar[bool] = False
     """Whether the kernel is interpolated on a grid, so that it is a sum of products over inputs."""
+
+    least_noise: ClassVar[float] = LEAST_NOISE
+    """Smallest positive known noise variance that is solved for, in parts of the outcomes'."""
 
     @abstractmethod
     def observe(

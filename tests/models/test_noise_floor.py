@@ -9,18 +9,33 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.exceptions.warnings import InputDataWarning
+from botorch.fit import fit_gpytorch_mll
 from gpytorch.kernels import RBFKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
+from bo_stream import (
+    OSGPR,
+    WISKI,
+    AutoGP,
+    BayesianLastLayer,
+    ClusteredGP,
+    CoarsePointsWarning,
+    HeteroscedasticWISKI,
+    LocalGP,
+)
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.clustered.inference import ClusterInference
 from bo_stream.models.outcomes.noise import LEAST_NOISE, NOISE_FLOOR
 from tests.comparisons import assert_same_posterior, assert_untouched, fingerprint
+from tests.oracles.gaussian_process import DenseGP
+from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import reference_posterior
 from tests.tolerances import assert_close
 
@@ -229,3 +244,183 @@ def test_a_refused_first_batch_leaves_an_empty_model_empty() -> None:
     with pytest.raises(Exception, match="too far outside"):
         model.update(X + 40.0, X[:, :1] + 7.0, X[:, :1] + 1.0)
     assert_untouched(model, before)
+
+
+# --- simulators: known noise that is next to nothing ----------------------------------------------
+
+BUILT: dict[str, Callable[..., StreamingGP]] = {
+    "AutoGP": AutoGP,
+    "OSGPR": OSGPR,
+    "ClusteredGP": ClusteredGP,
+    "WISKI": lambda X, Y, Yvar: WISKI(X, Y, Yvar, bounds=BOX.to(X)),
+    "HeteroscedasticWISKI": lambda X, Y, Yvar: HeteroscedasticWISKI(X, Y, Yvar, bounds=BOX.to(X)),
+}
+"""Models that are close to the exact process, by their default options."""
+
+NOISES = (0.0, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2)
+
+
+def sines(X: Tensor) -> Tensor:
+    return (5.0 * X.double()).sin().sum(-1, keepdim=True)
+
+
+def simulated(
+    n: int, noise: float, repeats: int = 1, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, outcomes and noise variances of sines, each input several times over."""
+    X = torch.rand(n, 2).double().repeat(repeats, 1).to(dtype)
+    Y = sines(X) + noise**0.5 * torch.randn(n * repeats, 1).double()
+    return X, Y.to(dtype), torch.full_like(Y, noise).to(dtype)
+
+
+def dense(model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor) -> DenseGP:
+    """The exact process with a model's hyperparameters and the noise as it was given."""
+    with torch.no_grad():
+        kernel = copy.deepcopy(model.covar_module).double()
+        mean = model.mean_module.constant.detach().double().reshape(1)
+    y, scale = Y.double()[:, 0] - Y.double().mean(), Y.double().std()
+    noise = Yvar.double()[:, 0].clamp_min(1e-14) / scale.square()
+    return DenseGP(
+        lambda A, B: dense_kernel(kernel, A, B).detach(), mean, X.double(), y / scale, noise
+    )
+
+
+def z_of(mean: Tensor, variance: Tensor, T: Tensor, noise: float) -> float:
+    """Root mean square error of means in their predictive standard deviations."""
+    error = mean.detach().double().reshape(-1, 1) - sines(T)
+    spread = (variance.detach().double().reshape(-1, 1).clamp_min(0.0) + noise).sqrt()
+    return float((error / spread.clamp_min(1e-12)).square().mean().sqrt())
+
+
+def exact_z(model: StreamingGP, data: tuple[Tensor, Tensor, Tensor], T: Tensor) -> float:
+    """That of the exact process, solved in numpy's widest floats."""
+    Y = data[1].double()
+    mean, variance = dense(model, *data).precise_posterior(T.double())
+    return z_of(
+        Y.mean() + Y.std() * mean, Y.var() * variance.clamp_min(0.0), T, float(data[2][0, 0])
+    )
+
+
+def model_z(model: StreamingGP, T: Tensor, noise: float) -> float:
+    posterior = model.posterior(T)
+    return z_of(posterior.mean, posterior.variance, T, noise)
+
+
+def check_simulated(
+    build: Callable[..., StreamingGP], data: tuple[Tensor, Tensor, Tensor], fit: bool
+) -> None:
+    """Check that a model is as well calibrated as the exact process, or has said that it is not."""
+    noise, T = float(data[2][0, 0]), torch.rand(100, 2).to(data[0])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = build(*data)
+        if fit:
+            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        z = model_z(model, T, noise)
+    told = any(issubclass(w.category, InputDataWarning | CoarsePointsWarning) for w in caught)
+    exact = exact_z(model, data, T)
+    assert z < exact + 0.1 or (told and z < exact + 0.5)
+    assert told or noise > 1e-9
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("fit", [False, True], ids=["as built", "fitted"])
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("name", BUILT)
+def test_models_of_a_simulator_are_calibrated(
+    name: str, noise: float, dtype: torch.dtype, repeats: int, fit: bool
+) -> None:
+    check_simulated(BUILT[name], simulated(40, noise, repeats, dtype), fit)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("n", [20, 160, 700])
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("name", BUILT)
+def test_models_of_a_simulator_are_calibrated_whatever_their_size(
+    name: str, noise: float, n: int
+) -> None:
+    data = simulated(n, noise)
+    check_simulated(BUILT[name], data, fit=False)
+    if n <= 160:
+        check_simulated(BUILT[name], data, fit=True)
+
+
+@pytest.mark.parametrize("name", ["AutoGP", "OSGPR", "ClusteredGP"])
+def test_an_objective_keeps_its_digits_without_noise(name: str) -> None:
+    X, Y, Yvar = spread(60), sines(spread(60)), torch.full((60, 1), 1e-9).double()
+    model = BUILT[name](X, Y, Yvar, covar_module=kernel()).train()
+    objective, _ = model._inference.objective(model._memory, model._cache, model._prior)
+    slope = torch.autograd.grad(objective.sum(), model.mean_module.parameters())[0]
+    gp = dense(model, X, Y, Yvar)
+    assert abs(float(objective.detach()) - float(gp.log_marginal_likelihood())) < 1e-3
+    both = torch.linalg.solve(gp.noisy_covariance(), torch.stack((gp.y, torch.ones(60)), -1))
+    assert abs(float(slope) - float(both[:, 0].sum())) < 1e-3 * (1.0 + abs(float(slope)))
+
+
+def test_a_grid_takes_noise_as_small_as_its_kernel_is_known() -> None:
+    X, Yvar = spread(160), torch.full((160, 1), 1e-9).double()
+    with pytest.warns(InputDataWarning, match="160 variances .* less than 1e-06 of the outcomes"):
+        model = WISKI(X, sines(X), Yvar, bounds=BOX)
+    floor = NOISE_FLOOR * float(sines(X).var())
+    assert_close(model.noise_level() * model.outcome_scale().square() / floor, torch.ones(1))
+    model.retract(X[:5], sines(X[:5]), Yvar[:5])
+    with pytest.warns(InputDataWarning):
+        rest = WISKI(X[5:], sines(X[5:]), torch.full((155, 1), floor / 2.0).double(), bounds=BOX)
+    for each in (model, rest):
+        each.train()
+    T = torch.rand(9, 2).double()
+    assert_close(model.posterior(T).mean, rest.posterior(T).mean, factor=1e6)
+
+
+@pytest.mark.filterwarnings("ignore:Yvar holds")
+def test_a_window_of_a_simulator_moves_along() -> None:
+    X = spread(60)
+    Y, Yvar, T = sines(X), torch.full((60, 1), 1e-9).double(), torch.rand(9, 2).double()
+    Y[30:] *= 0.9
+    model = WISKI(X[:20], Y[:20], Yvar[:20], bounds=BOX)
+    for start in (20, 40):
+        rows = slice(start, start + 20)
+        model.update(X[rows], Y[rows], Yvar[rows])
+        model.retract(X[start - 20 : start], Y[start - 20 : start], Yvar[start - 20 : start])
+    level = torch.full_like(Y[40:], float(model.noise_level()) * float(model.outcome_scale()) ** 2)
+    rest = WISKI(X[40:], Y[40:], level, bounds=BOX)
+    for each in (model, rest):
+        each.train()
+    assert_close(model.posterior(T).mean, rest.posterior(T).mean, factor=1e6)
+
+
+@pytest.mark.filterwarnings("ignore:Yvar holds")
+def test_a_line_search_that_rounding_stalls_ends_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ClusteredGP(*simulated(12, 1e-2))
+    whole = ClusterInference.objective
+    before = float(model.train().log_marginal_likelihood().detach())
+
+    def rounded(self: ClusterInference, *args: Any) -> tuple[Tensor, Any]:
+        value, cache = whole(self, *args)
+        lost = value - (value / 0.3).round() * 0.3
+        return value - lost.detach(), cache
+
+    monkeypatch.setattr(ClusterInference, "objective", rounded)
+    with silence():
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    monkeypatch.undo()
+    assert float(model.log_marginal_likelihood().detach()) > before + 0.3
+
+
+def test_centres_that_miss_a_function_say_how_far() -> None:
+    X, Yvar = spread(40), torch.full((40, 1), 1e-8).double()
+    model = ClusteredGP(X, sines(X), Yvar, covar_module=kernel(), resolution=0.1)
+    with pytest.warns(CoarsePointsWarning, match=r"off by \S+ of its .* finer resolution"):
+        model.posterior(X)
+
+
+def test_features_that_miss_a_function_say_how_far() -> None:
+    X = spread(160)
+    for noise, misses in ((1e-8, True), (1.0, False)):
+        model = BayesianLastLayer(X, sines(X), train_Yvar=torch.full((160, 1), noise).double())
+        expected = pytest.warns(CoarsePointsWarning, match="deviations of their known noise")
+        with expected if misses else silence():
+            model.posterior(X)

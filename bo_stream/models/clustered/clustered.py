@@ -125,8 +125,9 @@ class ClusteredGP(StreamingGP):
                 rounding: the model then solves in float64 and warns once.
             max_centres: Largest number of centres where neither ``resolution`` nor ``tree`` is
                 given. A doubling of the resolution joins clusters as :meth:`resolve` does. Where
-                the moves of inputs then change the process by more than the noise, the model says
-                so once, after a fit or in the stream (``CoarsePointsWarning``).
+                moves of inputs change the process by more than the noise, at a given resolution
+                too, the model says so once, at the first posterior, after a fit or in the stream
+                (``CoarsePointsWarning``).
 
         Raises:
             ValueError: A bad option, or more centres than memory can hold; and all errors that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -34,7 +35,7 @@ from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
 from bo_stream.process.process import PosteriorProcess
 from bo_stream.warnings import ProjectionWarning, users_stack_level, warn_of_coarse_centres
-from bo_stream.weights import InformationForm, log_marginal_likelihood
+from bo_stream.weights import InformationForm
 
 Solver = Literal["cholesky", "cg"]
 
@@ -232,15 +233,15 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
 
     @torch.no_grad()
     def _warn_of_coarse_centres(self, memory: ClusterMemory, prior: Prior) -> None:
-        """Warn once, if the model chooses its resolution and no first training is under way."""
-        most, model = self.max_centres, prior.model
-        if most is None or model.training or model.has_said(COARSE):
+        """Warn once, unless a first training is under way."""
+        model = prior.model
+        if model.training or model.has_said(COARSE) or not bool((memory.moves > 0.0).any()):
             return
         precision = precisions(memory, prior).sum(-1) / memory.counts.clamp_min(1.0)
         ratio = float((variance_between(memory, prior) * precision).max())
         if ratio > 1.0:
             model.says(COARSE)
-            warn_of_coarse_centres(ratio, memory.tree.resolution, most)
+            warn_of_coarse_centres(ratio, memory.tree.resolution, self.max_centres)
 
 
 @torch.no_grad()
@@ -270,22 +271,32 @@ class _Solution:
         log_determinant: ``log |Q|``, ``... x m``.
         inverse: ``Q⁻¹``, ``... x m x M x M``.
         representer: ``v = (K + Λ)⁻¹ u``, ``... x m x M x 1``.
-        mean: Posterior mean ``K v`` at the centres, float64.
+        mean: Posterior mean at the centres, ``u − Λ v``, 0 at those without data, float64.
+        misfit: ``uᵀ (K + Λ)⁻¹ u``, ``... x m``, float64.
     """
 
     log_determinant: Tensor
     inverse: Tensor
     representer: Tensor
     mean: Tensor
+    misfit: Tensor
 
     @classmethod
-    def of(cls, scaled: RootEvidence, K: Tensor) -> _Solution:
-        """Cost O(M³)."""
+    def of(cls, evidence: InformationForm, K: Tensor) -> _Solution:
+        """Cost O(M³). No difference of large numbers is taken, however small Λ is.
+
+        The mean is not ``K v``, whose rounding errors are those of numbers as large as v.
+        """
+        scaled = RootEvidence.of(evidence, K.dtype)
         solver = CholeskySolver(inverse_root(scaled.system(K)))
-        v = scaled.root * solver.solve(scaled.target)
+        whitened = solver.root.mT @ scaled.target
+        v = scaled.root * (solver.root @ whitened)
         roots = solver.root.diagonal(dim1=-2, dim2=-1).double()
         inverse = product_of_triangular_root(solver.root)
-        return cls(-2.0 * roots.log().sum(-1), inverse, v, (K @ v).double())
+        gram = evidence.gram
+        mean = torch.where(gram > 0.0, (evidence.moment - v.double()) / gram, 0.0)
+        misfit = whitened.double().square().sum((-2, -1))
+        return cls(-2.0 * roots.log().sum(-1), inverse, v, mean, misfit)
 
     @property
     def certainty(self) -> Tensor:
@@ -308,15 +319,23 @@ def clustered_log_marginal_likelihood(
     """
     with torch.no_grad():
         evidence = combine(groups, residual)
-        scaled = RootEvidence.of(evidence, prior.dtype)
-        solution = _Solution.of(scaled, prior)
-        value = log_marginal_likelihood(evidence, solution.mean, solution.log_determinant)
-        v = solution.representer
-        sensitivity = 0.5 * (scaled.root * solution.inverse * scaled.root.mT - v @ v.mT)
+        solution = _Solution.of(evidence, prior)
+        logs = evidence.count * math.log(2.0 * math.pi) + evidence.log_noise
+        misfit = _misfit_within(evidence) + solution.misfit
+        value = -0.5 * (logs + solution.log_determinant + misfit)
+        v, root = solution.representer, RootEvidence.of(evidence, prior.dtype).root
+        sensitivity = 0.5 * (root * solution.inverse * root.mT - v @ v.mT)
         certainty = solution.certainty
     expected = (sensitivity * prior).sum((-2, -1)).double()
     expected = expected + _misfit(groups, residual, evidence.gram, solution.mean, certainty)
     return value - (expected - expected.detach())
+
+
+def _misfit_within(evidence: InformationForm) -> Tensor:
+    """Compute the energy of the observations about the means of their clusters, ``... x m``."""
+    gram = evidence.gram
+    of_means = torch.where(gram > 0.0, evidence.moment.square() / gram, 0.0)
+    return evidence.energy - of_means.sum((-2, -1))
 
 
 def _misfit(
@@ -334,7 +353,7 @@ def _misfit(
 
 def clustered_kl_divergence(evidence: InformationForm, prior: Tensor) -> Tensor:
     """Compute ``½ (log |K + Λ| / |Λ| − tr((K + Λ)⁻¹ K) + vᵀ K v)`` for K the prior, ``... x m``."""
-    solution = _Solution.of(RootEvidence.of(evidence, prior.dtype), prior)
+    solution = _Solution.of(evidence, prior)
     energy = (solution.representer.double() * solution.mean).sum((-2, -1))
     return 0.5 * (solution.log_determinant - solution.certainty.sum((-2, -1)) + energy)
 

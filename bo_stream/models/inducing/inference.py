@@ -18,9 +18,20 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.allocation.novelty import Novelty
 from bo_stream.allocation.selection import capped
-from bo_stream.bases.inducing import InducingBasis, central, frozen, kernel_matrix, members
+from bo_stream.bases.inducing import (
+    InducingBasis,
+    central,
+    differentiable_matrix,
+    frozen,
+    kernel_matrix,
+    members,
+)
 from bo_stream.linalg import check_memory, independent_rows
-from bo_stream.marginal_likelihood import NoiseGroup, subspace_log_marginal_likelihood
+from bo_stream.marginal_likelihood import (
+    NoiseGroup,
+    dense_log_marginal_likelihood,
+    subspace_log_marginal_likelihood,
+)
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite, check_type
 from bo_stream.models.inducing.memory import InducingMemory, PointStatistics, Rows, TraceTerm
@@ -151,13 +162,27 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         """Return the online bound; rows of the window enter with their full covariance.
 
         That of batch SGPR for what is in the statistics. Cost O((M + window)³). [Bui2017, eq. 7;
-        Titsias2009, eq. 9]
+        Titsias2009, eq. 9] While the window holds all observations it is that of a dense exact
+        process, which takes no difference of numbers as large as the outcomes over the noise.
         """
+        if memory.holds_all_rows:
+            return self._objective_of_rows(memory, prior), cache
         told = memory.as_values
         covariance = told.values.prior(prior.kernel, prior.num_outputs)
         groups = self.noise_groups(told.statistics, prior)
         bound = subspace_log_marginal_likelihood(groups, prior.target_map(), covariance)
         return bound - 0.5 * self.trace_term(told.trace, prior), cache
+
+    def _objective_of_rows(self, memory: InducingMemory, prior: Prior) -> Tensor:
+        """Return the log marginal likelihood of the window's rows alone. Cost O(window³)."""
+        rows = memory.rows.data
+        outcomes, noise = prior.standardized(rows)
+        covariance = differentiable_matrix(prior.kernel, rows.X, rows.X, prior.num_outputs)
+        return dense_log_marginal_likelihood(
+            covariance.expand(*outcomes.shape, outcomes.shape[-1]),
+            outcomes - prior.mean.unsqueeze(-1),
+            noise,
+        )
 
     # --- memory --------------------------------------------------------------------------------
 

@@ -64,6 +64,11 @@ class InducingMemory(HoldsStatistics):
         """Statistics of all but the outcomes that are held."""
         return self.whole if self.held is None else self.held.before
 
+    @property
+    def holds_all_rows(self) -> bool:
+        """Whether every observation, and at least one, is among the recent rows."""
+        return len(self.rows) > 0 and bool((self.counts == len(self.rows)).all())
+
     @cached_property
     def absorbed(self) -> PointStatistics:
         """Statistics of all but the recent rows. Cost O(w M²)."""

@@ -19,9 +19,16 @@ from bo_stream.models.prior import Hyperparameters, Prior
 from bo_stream.models.stochastic.optimisers import ConstrainedAdam
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.sufficient_statistics import Whitened
-from bo_stream.weights import log_marginal_likelihood, solve
+from bo_stream.warnings import warn_of_few_features
+from bo_stream.weights import InformationForm, log_marginal_likelihood, solve
 
 Cached = SolvedWeights | None
+
+
+FEW_FEATURES = "few features"
+
+MOST_RESIDUAL = 3.0
+"""Root mean square residual, in standard deviations of the known noise, that needs no warning."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,9 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
     def _solve(self, memory: LastLayerMemory, prior: Prior) -> WeightSpaceProcess:
         scale = weight_scale(prior, memory.rank)
         basis = LayerBasis(memory.network, scale, memory.rank)
-        weights = solve(prior.evidence(whitened(memory.statistics, scale)))
+        evidence = prior.evidence(whitened(memory.statistics, scale))
+        weights = solve(evidence)
+        _warn_of_few_features(evidence, weights.mean, prior)
         return WeightSpaceProcess(basis, weights, prior.mean.unsqueeze(-1).clone())
 
     def objective(
@@ -80,6 +89,23 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
         """Keep the size of the window."""
         X, rank, window = memory.rows.X, memory.rank, memory.window
         return LastLayerMemory.empty(network_of(prior), X, prior.shape, rank, window)
+
+
+@torch.no_grad()
+def _warn_of_few_features(evidence: InformationForm, mean: Tensor, prior: Prior) -> None:
+    """Warn once where all noise is known, and residuals of the posterior mean are far above it.
+
+    With ``(I + gram) mean = moment`` their sum of squares over the noise is ``energy − meanᵀ
+    (moment + mean)``.
+    """
+    model = prior.model
+    if prior.inferred_noise is not None or model.training or model.has_said(FEW_FEATURES):
+        return
+    squares = evidence.energy - (mean * (evidence.moment + mean)).sum((-2, -1))
+    residual = float((squares / evidence.count.clamp_min(1.0)).max().clamp_min(0.0).sqrt())
+    if residual > MOST_RESIDUAL:
+        model.says(FEW_FEATURES)
+        warn_of_few_features(residual, mean.shape[-2])
 
 
 def network_of(prior: Prior) -> Module:

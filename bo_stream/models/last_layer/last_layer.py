@@ -82,7 +82,9 @@ class BayesianLastLayer(StreamingGP):
                 and device of train_X from now on. A file of a model with layers of your own is
                 loaded with their classes in ``trusted``. Default: two tanh layers of 64 units, for
                 inputs in the unit cube.
-            train_Yvar: As for :class:`~bo_stream.OSGPR`.
+            train_Yvar: As for :class:`~bo_stream.OSGPR`. Where the features leave outcomes several
+                standard deviations of known noise from the posterior mean, the model says so once
+                (``CoarsePointsWarning``).
             likelihood: As for :class:`~bo_stream.WISKI`.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: As for :class:`~bo_stream.WISKI`; default ``Standardize``.

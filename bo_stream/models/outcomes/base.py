@@ -214,13 +214,14 @@ class Outcomes(ABC):
     """Whether targets in memory can be standardised anew."""
 
     @abstractmethod
-    def begun(self, totals: Tensor, scale: Tensor, zeros_apart: bool) -> Self:
+    def begun(self, targets: Tensor, scale: Tensor, zeros_apart: bool, share: float) -> Self:
         """Set the floor of known noise by the variance of the first outcomes.
 
         Args:
-            totals: ``[Y, 1]ᵀ [Y, 1]`` of these, ``batch x m x 2 x 2``.
+            targets: These, after the fixed part of their transform, ``batch x n x m``.
             scale: Standard deviation by which the outcome transform divides, ``batch x m``.
             zeros_apart: Whether observations without noise are a group of their own.
+            share: Smallest positive known noise variance, in parts of the outcomes' variance.
         """
 
     @abstractmethod

@@ -19,6 +19,7 @@ from bo_stream.models.outcomes.noise import (
     NoiseFloor,
     known_noise,
     outcome_variance,
+    typical_variance,
     warn_of_zeros,
     zero_rows,
 )
@@ -128,10 +129,12 @@ class GaussianOutcomes(Outcomes):
         """Say whether there are observations in memory; see :class:`Outcomes`."""
         return replace(self, is_found=is_found)
 
-    def begun(self, totals: Tensor, scale: Tensor, zeros_apart: bool) -> Self:
+    def begun(self, targets: Tensor, scale: Tensor, zeros_apart: bool, share: float) -> Self:
         """Set the floor by the variance of the first outcomes; see :class:`Outcomes`."""
+        totals = first_totals(targets, self.shift)
         scale, variance = scale.square(), outcome_variance(totals)
-        floor = NoiseFloor.of(torch.where(variance > 0.0, variance.minimum(scale), scale))
+        variance = torch.where(variance > 0.0, variance.minimum(scale), scale)
+        floor = NoiseFloor.of(variance, share, typical_variance(targets.detach().double().mT))
         return replace(self, floor=floor, zeros_apart=zeros_apart)
 
     def before(
@@ -156,11 +159,9 @@ class GaussianOutcomes(Outcomes):
     def _referring_to(self, Y: Tensor, prior: Prior) -> Self:
         """Take the shift from the first observations that enter an empty model."""
         targets = prior.chain.to_targets(Y.detach(), None)[0].to(torch.float64).mT
-        shifted = targets - self.shift.unsqueeze(-1)
-        mean = shifted.mean(-1)
-        centred = target_columns(shifted - mean.unsqueeze(-1))
+        mean = (targets - self.shift.unsqueeze(-1)).mean(-1)
         moved = replace(self, shift=self.shift + mean, is_found=True)
-        return moved.begun(centred.mT @ centred, prior.scale, self.zeros_apart)
+        return moved.begun(targets.mT, prior.scale, self.zeros_apart, self.floor.share)
 
     def encode(self, prior: Prior, Y: Tensor, Yvar: Tensor | None, infers_noise: bool) -> Targets:
         """Subtract the shift and raise small variances; see :class:`Outcomes`."""

@@ -168,7 +168,7 @@ class LikelihoodOutcomes(Outcomes):
         draw = self.model(prior).draw
         return lambda values, seed: (draw(values, seed), None)
 
-    def begun(self, totals: Tensor, scale: Tensor, zeros_apart: bool) -> Self:
+    def begun(self, targets: Tensor, scale: Tensor, zeros_apart: bool, share: float) -> Self:
         """Stay as they are: there is no known noise; see :class:`Outcomes`."""
         return self
 

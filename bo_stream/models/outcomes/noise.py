@@ -17,12 +17,17 @@ NOISE_FLOOR = 1e-6
 """What a known noise variance of zero is raised to, in parts of the outcomes' variance."""
 
 MOVED = 4.0
-"""Factor by which the noise of zeros may be off between two refits."""
+"""Factor by which noise that was raised may be off: of zeros, between two refits."""
 
 _ROUNDING = 1e-12
 
 LEAST_NOISE = 1e-10
-"""Smallest positive known noise variance, in parts of the outcomes' variance."""
+"""Smallest positive known noise variance, in parts of the outcomes' variance, that float64 solves
+for. Of a model on a grid, whose kernel is known to less than that, it is ``NOISE_FLOOR``.
+"""
+
+_OF_NORMAL = 1.4826
+"""Standard deviation of a normal distribution, in parts of its median absolute deviation."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,11 @@ class NoiseFloor:
     """How small known noise variances may be, in parts of a variance of the outcomes.
 
     That variance falls with the stream's and never rises: what was stored as it came is stored so
-    ever after, and can be taken out again. Observations said to have no noise are a group of their
-    own where the model learns no noise level: their noise variance is ``NOISE_FLOOR`` of the least
-    variance of the outcomes so far, and at least ``LEAST_NOISE`` of that at the last refit.
+    ever after, and can be taken out again. Of a model on a grid, positive ones count as given from
+    ``share`` of it on, or of the variance that the first outcomes have without outliers.
+    Observations said to have no noise are a group of their own where the model learns no noise
+    level: their noise variance is ``NOISE_FLOOR`` of the least variance of the outcomes so far, and
+    at least ``LEAST_NOISE`` of that at the last refit.
 
     An outlier that stays among the outcomes raises their variance, so that from about 1e5 standard
     deviations of the others on it raises their noise too, with a warning: the prior variance is as
@@ -47,29 +54,41 @@ class NoiseFloor:
         zero: Noise variance of observations that are said to have none, where these are kept apart:
             unlike others' it may be changed after they entered, ``batch x m``.
         any_zero: Whether there are such observations.
+        share: Smallest positive variance, in parts of the outcomes', of those that a model on a
+            grid is given; ``LEAST_NOISE`` in all others.
+        typical: Variance of the first outcomes but for outliers, of which ``share`` counts where it
+            is less than ``variance``, ``batch x m``; None: not known.
     """
 
     variance: Tensor
     former: Tensor
     zero: Tensor
     any_zero: bool = False
+    share: float = LEAST_NOISE
+    typical: Tensor | None = None
 
     @classmethod
-    def of(cls, variance: Tensor) -> NoiseFloor:
+    def of(
+        cls, variance: Tensor, share: float = LEAST_NOISE, typical: Tensor | None = None
+    ) -> NoiseFloor:
         """Set the floor by a variance of the outcomes; nothing was raised yet."""
-        return cls(variance, torch.zeros_like(variance), NOISE_FLOOR * variance)
+        former, zero = torch.zeros_like(variance), NOISE_FLOOR * variance
+        return cls(variance, former, zero, share=share, typical=typical)
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> NoiseFloor:
         """Apply a rule to all variances."""
-        return NoiseFloor(rule(self.variance), rule(self.former), rule(self.zero), self.any_zero)
+        typical = None if self.typical is None else rule(self.typical)
+        variances = (rule(each) for each in (self.variance, self.former, self.zero))
+        return NoiseFloor(*variances, self.any_zero, self.share, typical)
 
     def joined(self, other: NoiseFloor) -> NoiseFloor:
         """Join the floors of two memories: what was stored as it came in either is not below."""
-        return NoiseFloor(
-            self.variance.minimum(other.variance),
-            self.former.maximum(other.former),
-            self.zero if self.any_zero or not other.any_zero else other.zero,
-            self.any_zero or other.any_zero,
+        return replace(
+            self,
+            variance=self.variance.minimum(other.variance),
+            former=self.former.maximum(other.former),
+            zero=self.zero if self.any_zero or not other.any_zero else other.zero,
+            any_zero=self.any_zero or other.any_zero,
         )
 
     def with_zeros(self, totals: Tensor) -> NoiseFloor:
@@ -96,18 +115,27 @@ class NoiseFloor:
         zero = (NOISE_FLOOR * lower).maximum(LEAST_NOISE * variance)
         return replace(self, variance=lower, zero=zero)
 
+    @property
+    def least(self) -> Tensor:
+        """Smallest positive known noise variance, ``batch x m``."""
+        typical = self.variance if self.typical is None else self.variance.minimum(self.typical)
+        return (LEAST_NOISE * self.variance).maximum(self.share * typical)
+
     def below(self, noise: Tensor) -> Tensor:
         """Find variances, ``batch x m x n``, that are too small. False where they are NaN."""
-        return noise < LEAST_NOISE * self.variance.unsqueeze(-1)
+        return noise < self.least.unsqueeze(-1)
 
     def raised(self, noise: Tensor) -> Tensor:
         """Variances, ``batch x m x n``, with those that are too small raised; NaN stays."""
-        variance = self.variance.unsqueeze(-1)
-        least = torch.where(noise == 0.0, NOISE_FLOOR, LEAST_NOISE) * variance
-        return torch.where(noise.isnan(), noise, noise.maximum(least))
+        zero, least = NOISE_FLOOR * self.variance.unsqueeze(-1), self.least.unsqueeze(-1)
+        raised = noise.maximum(torch.where(noise == 0.0, zero, least))
+        return torch.where(noise.isnan(), noise, raised)
 
     def for_update(self, noise: Tensor, totals: Tensor) -> NoiseFloor:
         """Set the floor for a batch; warn of what it raises.
+
+        Once anything was raised it falls only by ``MOVED`` and more, so that observations of a
+        steady stream can be taken out.
 
         Args:
             noise: Variances as given, ``batch x m x n``.
@@ -116,11 +144,13 @@ class NoiseFloor:
         """
         variance = outcome_variance(totals)
         variance = torch.where(variance > 0.0, variance, torch.inf)
-        fallen = replace(self, variance=self.variance.minimum(variance))
+        variance = self.variance.minimum(variance)
+        stays = (self.former > 0.0) & (MOVED * variance > self.variance)
+        fallen = replace(self, variance=torch.where(stays, self.variance, variance))
         low = fallen.below(noise)
         if not bool(low.any()):
             return fallen
-        _warn(noise[low], fallen.raised(noise)[low])
+        _warn(noise[low], fallen.raised(noise)[low], self.share)
         raised = torch.where(low.any(-1), fallen.variance, 0.0)
         return replace(fallen, former=self.former.maximum(raised))
 
@@ -172,10 +202,22 @@ def warn_of_zeros(count: int, level: Tensor) -> None:
     )
 
 
-def _warn(given: Tensor, raised: Tensor) -> None:
+def typical_variance(targets: Tensor) -> Tensor:
+    """Variance of outcomes, ``... x m x n -> ... x m``, of which up to half may be outliers.
+
+    By their median absolute deviation; infinite where that is zero.
+    """
+    if targets.shape[-1] == 0:
+        return torch.full_like(targets.sum(-1), torch.inf)
+    centred = (targets - targets.median(-1, keepdim=True).values).abs()
+    variance = (_OF_NORMAL * centred.median(-1).values).square()
+    return torch.where(variance > 0.0, variance, torch.inf)
+
+
+def _warn(given: Tensor, raised: Tensor, share: float) -> None:
     warnings.warn(
         f"Yvar holds {len(given):,} variances from {float(given.min()):g} to "
-        f"{float(given.max()):g} that are zero or less than {LEAST_NOISE:g} of the outcomes' "
+        f"{float(given.max()):g} that are zero or less than {share:g} of the outcomes' "
         f"variance; they are raised to {float(raised.min()):g}"
         + (f" to {float(raised.max()):g}." if float(raised.max()) > float(raised.min()) else "."),
         InputDataWarning,

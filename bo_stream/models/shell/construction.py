@@ -166,10 +166,11 @@ def standardize_first(model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | N
     """Move to the first observations' dtype and device; learn the standardisation."""
     targets, _ = model._outcomes.to_targets(Y, Yvar)
     model.to(X)
-    totals = first_totals(targets, model._units.shift)
-    model._standardize_by(totals)
+    model._standardize_by(first_totals(targets, model._units.shift))
     fixed = isinstance(model.likelihood, FixedNoiseGaussianLikelihood)
-    model._units = model._units.begun(totals, model.outcome_scale(), zeros_apart=fixed)
+    model._units = model._units.begun(
+        targets, model.outcome_scale(), zeros_apart=fixed, share=model._inference.least_noise
+    )
 
 
 def check_first_observations(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -211,15 +212,52 @@ _OPTIONS = {"maxiter": "maxiter", "maxcor": "maxcor", "maxls": "maxls", "gtol": 
 def fit_apart(
     mll: MarginalLogLikelihood, optimizer: Callable[..., Any] | None = None, **kwargs: Any
 ) -> MarginalLogLikelihood:
-    """Fit as ``fit_gpytorch_mll``, by :func:`fit_elements` unless the caller wants another way.
+    """Fit as ``fit_gpytorch_mll``, unless the caller wants another way.
 
-    The model must not offer BoTorch a ``custom_fit`` at present.
+    That is by :func:`fit_elements` or, of one element, :func:`fit_to_stall`. The model must not
+    offer BoTorch a ``custom_fit`` at present.
     """
     given = kwargs.get("closure") is not None or kwargs.get("data_loader") is not None
     several = mll.model._parameter_shape.numel() > 1
-    if optimizer in (None, fit_gpytorch_mll_scipy) and several and not given:
-        optimizer = fit_elements
+    if optimizer in (None, fit_gpytorch_mll_scipy) and not given:
+        optimizer = fit_elements if several else fit_to_stall
     return fit_gpytorch_mll(mll, optimizer=optimizer, **kwargs)
+
+
+MOST_RESTARTS = 3
+"""Times that L-BFGS-B is begun again where its line search stalled, unless it stalls at once."""
+
+
+def fit_to_stall(mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResult:
+    """Maximise an objective as ``fit_gpytorch_mll_scipy``; a stalled line search ends it.
+
+    A line search stalls where the objective's rounding errors are larger than what is left to gain:
+    with known noise of 1e-10 of the outcomes' variance, and in float32. L-BFGS-B never leaves a
+    point for a worse one, so the point is an optimum as far as it can be told. BoTorch takes this
+    for a failure, and begins again from hyperparameters drawn from their priors, where the next
+    end may be a far worse optimum. A search that stalls before its first step is reported as
+    BoTorch does.
+
+    Args:
+        mll: The objective.
+        kwargs: As for ``fit_gpytorch_mll_scipy``.
+    """
+    steps = 0
+    for _ in range(1 + MOST_RESTARTS):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", OptimizationWarning)
+            result = fit_gpytorch_mll_scipy(mll, **kwargs)
+        stalled = result.status == OptimizationStatus.FAILURE and "ABNORMAL" in str(result.message)
+        steps += result.step
+        if not stalled or result.step == 0:
+            break
+    excused = stalled and steps > 0
+    for warning in caught:
+        if not (excused and issubclass(warning.category, OptimizationWarning)):
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+    return replace(result, step=steps, status=OptimizationStatus.STOPPED) if excused else result
 
 
 def fit_elements(

@@ -133,6 +133,7 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
 
     noise_varies: ClassVar[bool] = True
     on_grid: ClassVar[bool] = True
+    least_noise: ClassVar[float] = NOISE_FLOOR
 
     mean: GridInference
     log_noise: GridInference

@@ -74,6 +74,7 @@ class GridInference(Inference[Memory, GridCache]):
     """
 
     on_grid: ClassVar[bool] = True
+    least_noise: ClassVar[float] = NOISE_FLOOR
 
     dim: int
     tolerance: float

@@ -113,8 +113,8 @@ class WISKI(StreamingGP):
             train_X: ``batch_shape x n x d``; n may be 0, which gives the prior.
             train_Y: ``batch_shape x n x m``.
             train_Yvar: Known noise variances, ``batch_shape x n x m``; NaN in a row: unknown,
-                learned. Zero is raised to ``NOISE_FLOOR`` of the outcomes' variance, a positive one
-                to ``LEAST_NOISE`` of it, with a warning.
+                learned. Less than ``NOISE_FLOOR`` (1e-6) of the outcomes' variance is raised to it,
+                with a warning: a grid's kernel is not known to more.
             likelihood: A ``GaussianLikelihood``; default: BoTorch's with a log-normal prior, or
                 fixed noise where every variance is known. Or a
                 :class:`~bo_stream.BinomialLikelihood`, which is copied: train_Y then has two

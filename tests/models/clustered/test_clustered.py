@@ -696,9 +696,15 @@ def test_centres_coarser_than_the_noise_are_said_once_after_a_fit() -> None:
     model.update(2.0 * X, Y, Yvar)
     model.train()
     model.posterior(X)
-    for enough in (ClusteredGP(X, Y, Yvar), ClusteredGP(X, Y, Yvar, resolution=0.1)):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        enough = ClusteredGP(X, Y, Yvar)
         enough.covar_module.load_state_dict(model.covar_module.state_dict())
         enough.posterior(X)
+    given = ClusteredGP(X, Y, Yvar, resolution=0.1)
+    given.covar_module.load_state_dict(model.covar_module.state_dict())
+    with pytest.warns(CoarsePointsWarning, match="coarser than the noise.* finer resolution"):
+        given.posterior(X)
 
 
 def test_centres_that_the_stream_outgrows_are_said() -> None:
