@@ -173,8 +173,9 @@ class StreamSurrogate(Surrogate):
             surrogate=self,
         )
         record = self.learned.get(_name(like))
-        in_box = record is not None and record["bounds"] == _bounds(digest)
-        near = bool(reached(rows.X, digest).all()) or (in_box and record.get("bounded", False))
+        near = bool(reached(rows.X, digest).all())
+        if record is not None and record["bounds"] == _bounds(digest):
+            near = near or record.get("bounded", False)
         bounded = covers_a_box(config, kind) or (kind is AutoGP and near)
         if bounded and "bounds" not in config.model_options:
             given["bounds"] = rows.X.new_tensor(digest.bounds).mT

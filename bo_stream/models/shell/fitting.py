@@ -279,18 +279,18 @@ def fit_elements(
     known, shape = _options(options or {}), mll.model._parameter_shape
     if closure is not None or kwargs or known is None or not are_apart(mll, shape):
         return fit_gpytorch_mll_scipy(mll, closure=closure, options=options, **kwargs)
-    parameters, bounds = get_parameters_and_bounds(mll)
+    parameters, given = get_parameters_and_bounds(mll)
     learned = {name: value for name, value in parameters.items() if value.requires_grad}
     bounds = {
-        name: tuple(_of_elements(bound, learned[name], shape) for bound in bounds[name])
-        for name in bounds.keys() & learned.keys()
+        name: [_of_elements(bound, learned[name], shape) for bound in given[name]]
+        for name in given.keys() & learned.keys()
     }
     if any(bool((bound != bound[0]).any()) for pair in bounds.values() for bound in pair):
-        each = {name: (low.flatten(), high.flatten()) for name, (low, high) in bounds.items()}
+        each: Any = {name: (low.flatten(), high.flatten()) for name, (low, high) in bounds.items()}
         return fit_gpytorch_mll_scipy(mll, bounds=each, options=options)
     objective = BatchedNDarrayOptimizationClosure(get_loss_closure(mll), learned, shape)
     minimize: Callable[..., Any] = batched_lbfgs_b.fmin_l_bfgs_b_batched
-    first = {name: (low[0], high[0]) for name, (low, high) in bounds.items()}
+    first: Any = {name: (low[0], high[0]) for name, (low, high) in bounds.items()}
     limits = get_per_element_bounds(learned, first, shape)
     objective.state, losses, ends = minimize(
         objective, objective.state, bounds=limits, pass_batch_indices=True, **known
@@ -298,8 +298,8 @@ def fit_elements(
     return _result(losses, ends)
 
 
-def _of_elements(bound: float | Tensor, parameter: Tensor, shape: torch.Size) -> Tensor:
-    """Expand a parameter's bound to ``elements x entries of each``."""
+def _of_elements(bound: Any, parameter: Tensor, shape: torch.Size) -> Tensor:
+    """Expand a parameter's bound, a number or tensor, to ``elements x entries of each``."""
     whole = torch.as_tensor(bound).to(parameter).expand(parameter.shape)
     return whole.reshape(shape.numel(), -1)
 
