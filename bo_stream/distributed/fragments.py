@@ -128,6 +128,10 @@ class Fragment(ABC):
     def digest(self, columns: Columns) -> str:
         """Return a digest of the content: it costs reading and hashing all of its bytes."""
 
+    def stamp(self) -> object:
+        """Return what changes when a file is written, at no cost; None where there is none."""
+        return None
+
     def box(self, columns: Columns) -> Array | None:
         """Return least and largest inputs, ``2 x d``, where they are known without reading."""
         return None
@@ -176,6 +180,14 @@ class FileFragment(Fragment):
         schema = self.part.physical_schema
         types = [str(schema.field(each["path_in_schema"]).type) for each in chunks]
         return digest_of([group["num_rows"], about, types, content])
+
+    def stamp(self) -> object:
+        """Return the size and the time of the file; a time may be set back, so neither is trusted.
+
+        They tell whether to hash a file once more that may have changed while it was read.
+        """
+        about = self.part.filesystem.get_file_info(self.part.path)
+        return about.size, about.mtime_ns
 
     def box(self, columns: Columns) -> Array | None:
         """Return the least and the largest inputs that the footer of a parquet file holds."""

@@ -122,10 +122,13 @@ def _tolerant(task: Task, start: Sums) -> Part:
 
 
 def _added(sums: Sums, fragment: Fragment, task: Task, digests: dict[str, str]) -> Sums:
-    """Add a fragment, and its digest if the task is recorded: that before and after reading it."""
-    columns = task.columns
-    before = fragment.digest(columns) if task.recorded else ""
-    row = 0
+    """Add a fragment, and its digest if the task is recorded.
+
+    The digest is made before it is read, and once more afterwards if the file was written since.
+    """
+    columns, stamp, before, row = task.columns, fragment.stamp(), "", 0
+    if task.recorded:
+        before = fragment.digest(columns)
     for batch in fragment.batches(columns):
         start = 0
         while start < len(batch):
@@ -137,7 +140,7 @@ def _added(sums: Sums, fragment: Fragment, task: Task, digests: dict[str, str]) 
                 raise UsageError(f"{_place(part, row, columns)}: {one_line(error)}") from error
             row += len(part)
     if task.recorded:
-        if fragment.digest(columns) != before:
+        if fragment.stamp() != stamp and fragment.digest(columns) != before:
             raise UsageError("it was changed while it was read: wait until it is whole")
         digests[fragment.key] = before
     return sums

@@ -22,9 +22,10 @@ def test_trials_that_cannot_be_written_leave_the_journal_as_it_was(
     journal.begin(0)
     journal.add([Trial(0, (0.5,), "sobol")])
     before = (tmp_path / JOURNAL).read_bytes()
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        journal.add([Trial(1, (0.25,), "sobol")])
+        with pytest.raises(OSError, match="No space left"):
+            journal.add([Trial(1, (0.25,), "sobol")])
     assert (tmp_path / JOURNAL).read_bytes() == before
     journal.add([Trial(2, (0.75,), "sobol")])
     journal.close()
