@@ -1,5 +1,7 @@
 """Files of parquet put into WISKI by one and by two processes: rows a second, memory, equality.
 
+And what a record costs, by which all bytes of the files are hashed.
+
 ``--large`` streams 10⁸ rows besides, once (2.4 GB of files in the temporary folder).
 """
 
@@ -10,7 +12,9 @@ import tempfile
 import time
 from concurrent.futures import Executor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -129,6 +133,27 @@ def case(
     return [*claims, stated(f"rows a second of processor time, {where}", per, "rows/s", "here")]
 
 
+def recorded(folder: Path, options: Options) -> list[Claim]:
+    """Claims on a record: what it costs to keep one, and to look at all files again."""
+    files = write(folder / "files", 2, 2, options.pick(FILE_ROWS, 2_000))
+    ratios, again = [], []
+    for number in range(options.pick(5, 1)):
+        model, kept = empty_model(2, 36), folder / f"record-{number}"
+        arguments: dict[str, Any] = {"x": ["x0", "x1"], "y": "y", "progress": False}
+        plain = processor_seconds(lambda: ingested(files, 2, 36, None))
+        first = processor_seconds(partial(ingest, model, files, record=kept, **arguments))
+        second = processor_seconds(partial(ingest, model, files, record=kept, **arguments))
+        ratios.append(first / plain)
+        again.append(second / plain)
+    size = f"{sum(file.stat().st_size for file in files) / 1e6:.0f} MB of parquet, 2-D, one process"
+    return [
+        stated(
+            "processor time with a record, of that without", statistics.median(ratios), "", size
+        ),
+        stated("the same of a second ingest, nothing new", statistics.median(again), "", size),
+    ]
+
+
 def large(folder: Path, options: Options) -> list[Claim]:
     """10⁸ rows, once."""
     files = write(folder, 2, options.pick(100, 2), options.pick(FILE_ROWS, 2_000))
@@ -154,6 +179,7 @@ def main() -> None:
             for d, grid_size, target in CASES
             for claim in case(Path(folder) / f"{d}", d, grid_size, target, options)
         ]
+        claims += recorded(Path(folder) / "recorded", options)
         if "large" in options.flags:
             claims += large(Path(folder) / "large", options)
     finish("ingest_files", claims, options, {"cases": CASES})

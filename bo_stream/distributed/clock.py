@@ -10,6 +10,10 @@ Dot = tuple[str, int]
 """A delta's identity: its writer, and its number among that writer's, from 1."""
 
 
+MOST = 10**8 - 1
+"""Largest number of a delta, as keys have it."""
+
+
 @dataclass(frozen=True)
 class VectorClock:
     """A set of deltas: of each writer all up to a number, and some beyond it.
@@ -81,8 +85,13 @@ class VectorClock:
         try:
             upto = {str(writer): int(last) for writer, last in values["upto"].items()}
             beyond = {str(w): frozenset(map(int, n)) for w, n in values["beyond"].items()}
-        except (LookupError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ValueError(f"it has no vector clock ({error!r})") from error
+        largest = max(
+            (*upto.values(), *(n for numbers in beyond.values() for n in numbers)), default=0
+        )
+        if largest > MOST:
+            raise ValueError(f"it has a delta of the number {largest}, expected at most {MOST}")
         return cls(upto, beyond)
 
 

@@ -41,8 +41,9 @@ def compact(gathering: Gathering, run: str) -> int:
             return 0
         key = counted_key("clock", found.delta.observations, run)
         if key not in listing.clocks:  # else it is of this run, which could not remove all deltas
-            store[snapshot_of(key)] = sealed(gathering.search, {}, found.delta.arrays())
-            store[key] = sealed(gathering.search, {"clock": found.clock.plain()}, {})
+            whole = snapshot_of(key)
+            store[whole] = sealed(whole, gathering.search, {}, found.delta.arrays())
+            store[key] = sealed(key, gathering.search, {"clock": found.clock.plain()}, {})
         listing = Listing.of(store)
         unread = gathering.read_clocks(listing)
     except VanishedError:

@@ -130,12 +130,16 @@ class Delta:
         return {name: array.detach().cpu().clone() for name, array in arrays.items()}
 
     @classmethod
-    def of_arrays(cls, arrays: Mapping[str, Tensor], template: StreamingGP) -> Delta:
+    def of_arrays(
+        cls, arrays: Mapping[str, Tensor], template: StreamingGP, most_bytes: int
+    ) -> Delta:
         """Build a delta of what :meth:`arrays` returned.
 
         Args:
             arrays: As they were read: of any shapes and types.
             template: The model without observations that all replicas of a search begin with.
+            most_bytes: Most bytes of its sums, as of :func:`most_bytes_of_sums`; of more no more
+                are unpacked.
 
         Raises:
             ValueError: They are of other shapes, or not finite.
@@ -145,12 +149,36 @@ class Delta:
             X, Y = _rows(arrays["X"], arrays["Y"], template)
             if "sums" not in arrays:
                 return cls(X, Y)
-            content = zlib.decompress(arrays["sums"].numpy().tobytes())
+            unpacking = zlib.decompressobj()
+            content = unpacking.decompress(arrays["sums"].numpy().tobytes(), most_bytes)
+            if not unpacking.eof:
+                raise ValueError(
+                    f"its sums are cut short, or of more than {most_bytes:,} bytes, which sums of "
+                    "this search are not"
+                )
             best_X, best_Y = _rows(arrays["best_X"], arrays["best_Y"].unsqueeze(-1), template)
         except (LookupError, zlib.error) as error:
             raise ValueError(f"it is no delta ({error!r})") from error
         sums = merge(zero(template), Sums.from_bytes(content))
         return cls(X, Y, sums, BestPoints(best_X, best_Y.squeeze(-1)))
+
+
+def most_bytes_of_sums(template: StreamingGP) -> int:
+    """Return a number of bytes that no sums of a search exceed: twice those of some of its sums.
+
+    Statistics have the same size however many observations they are of.
+
+    Args:
+        template: The model without observations that all replicas of a search begin with.
+    """
+    like = next(template.parameters())
+    X = (
+        torch.linspace(0.0, 1.0, MOST_ROWS + 1)
+        .unsqueeze(-1)
+        .to(like)
+        .repeat(1, template._input_dim)
+    )
+    return 2 * len(accumulate(zero(template), X, X[:, :1]).to_bytes()) + 2**20
 
 
 def _rows(X: Tensor, Y: Tensor, template: StreamingGP) -> tuple[Tensor, Tensor]:

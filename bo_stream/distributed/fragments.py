@@ -20,8 +20,8 @@ Array = NDArray[np.float64]
 READ_ROWS = 65_536
 """Rows that are decoded at a time: a worker's memory does not depend on the size of a fragment."""
 
-SAMPLED = 65_536
-"""Bytes by which a column of a row group, or either end of a file, is known again."""
+HASHED = 1 << 20
+"""Bytes that are hashed at a time."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,11 @@ class Fragment(ABC):
 
     @abstractmethod
     def digest(self, columns: Columns) -> str:
-        """Return what changes with the content, as far as that is known at a small cost."""
+        """Return a digest of the content: it costs reading and hashing all of its bytes."""
+
+    def stamp(self) -> object:
+        """Return what changes when a file is written, at no cost; None where there is none."""
+        return None
 
     def box(self, columns: Columns) -> Array | None:
         """Return least and largest inputs, ``2 x d``, where they are known without reading."""
@@ -161,19 +165,29 @@ class FileFragment(Fragment):
             yield batch_of(batch, columns)
 
     def digest(self, columns: Columns) -> str:
-        """Return a digest of sizes, least and largest values, and first bytes of each column.
+        """Return a digest of all bytes that are read.
 
-        Of a file without a footer, of its size, its first and its last bytes.
+        Of a row group those of its columns, their types, and what the footer says of them but where
+        they are; of another file all. Neither its name nor its time counts.
         """
         with self.part.filesystem.open_input_file(self.part.path) as file:
             if not getattr(self.part, "row_groups", None):
-                starts = [0, max(0, self.size - SAMPLED)]
-                return digest_of([self.size, [_bytes(file, start, SAMPLED) for start in starts]])
+                return digest_of(_hashed(file, 0, file.size()))
             group = self.part.metadata.row_group(self.part.row_groups[0].id).to_dict()
             chunks = [each for each in group["columns"] if each["path_in_schema"] in columns.all]
-            content = [_first_bytes(file, chunk) for chunk in chunks]
+            content = [_hashed(file, *_span(chunk)) for chunk in chunks]
         about = [{k: v for k, v in each.items() if "offset" not in k} for each in chunks]
-        return digest_of([group["num_rows"], about, content])
+        schema = self.part.physical_schema
+        types = [str(schema.field(each["path_in_schema"]).type) for each in chunks]
+        return digest_of([group["num_rows"], about, types, content])
+
+    def stamp(self) -> object:
+        """Return the size and the time of the file; a time may be set back, so neither is trusted.
+
+        They tell whether to hash a file once more that may have changed while it was read.
+        """
+        about = self.part.filesystem.get_file_info(self.part.path)
+        return about.size, about.mtime_ns
 
     def box(self, columns: Columns) -> Array | None:
         """Return the least and the largest inputs that the footer of a parquet file holds."""
@@ -230,7 +244,7 @@ class LazyFragment(Fragment):
     name: str
 
     def digest(self, columns: Columns) -> str:
-        """Return a digest of how the partition is made."""
+        """Return a digest of how the partition is made, not of its content."""
         return digest_of(self.name)
 
     def batches(self, columns: Columns) -> Iterator[Batch]:
@@ -308,17 +322,24 @@ def _of_arrays(arrays: Sequence[Any]) -> Batch:
 
 def digest_of(content: object) -> str:
     """Return a short digest of plain values and bytes."""
-    text = json.dumps(content, default=lambda value: hashlib.sha256(value).hexdigest())
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def plain(value: object) -> str:
+        return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else repr(value)
+
+    return hashlib.sha256(json.dumps(content, default=plain).encode()).hexdigest()[:32]
 
 
-def _first_bytes(file: Any, chunk: Mapping[str, Any]) -> bytes:
-    """Read the first bytes of a column of a row group, as the footer describes it."""
+def _span(chunk: Mapping[str, Any]) -> tuple[int, int]:
+    """Return where a column of a row group begins, and its bytes, as the footer describes it."""
     start = chunk["dictionary_page_offset"] or chunk["data_page_offset"]
-    return _bytes(file, start, min(SAMPLED, chunk["total_compressed_size"]))
+    return min(start, chunk["data_page_offset"]), chunk["total_compressed_size"]
 
 
-def _bytes(file: Any, start: int, number: int) -> bytes:
+def _hashed(file: Any, start: int, size: int) -> str:
+    """Hash a part of a file, some of it at a time."""
+    digest, buffer, left = hashlib.sha256(), memoryview(bytearray(HASHED)), size
     file.seek(start)
-    content: bytes = file.read(number)
-    return content
+    while left > 0 and (read := file.readinto(buffer[: min(left, HASHED)])) > 0:
+        digest.update(buffer[:read])
+        left -= read
+    return digest.hexdigest()

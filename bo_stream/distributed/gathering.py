@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from botorch.exceptions.errors import UnsupportedError
 
 from bo_stream.distributed.clock import Dot, VectorClock, spelled
-from bo_stream.distributed.deltas import Delta
+from bo_stream.distributed.deltas import Delta, most_bytes_of_sums
 from bo_stream.distributed.records import (
     Listing,
     Store,
@@ -144,9 +145,13 @@ class Gathering:
         total = found[0].plus(found[1:]).settled(self.template) if found else None
         return Gathered(total, start.plus(taken), False, len(taken), size, tuple(remarks))
 
+    @cached_property
+    def _most_bytes(self) -> int:
+        return most_bytes_of_sums(self.template)
+
     def _delta(self, key: str) -> tuple[Delta, int]:
         _, arrays, size = opened(self.store, key, self.search)
         try:
-            return Delta.of_arrays(arrays, self.template), size
+            return Delta.of_arrays(arrays, self.template, self._most_bytes), size
         except (ValueError, UnsupportedError) as error:
             raise UnusableError(f"{key} is left out: {error}") from error

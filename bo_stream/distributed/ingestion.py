@@ -173,7 +173,8 @@ def ingest(
         rows = _task_rows(start, found, kept, workers) if task_rows is None else task_rows
         tree = _tree(kept, found, start, rows, tally)
         fragments = streamed(source, columns) if found is None else found.fragments
-        tasks = _tasks(_new(fragments, kept, tally), columns, on_error == "skip", rows)
+        new = _new(fragments, kept, tally)
+        tasks = _tasks(new, columns, on_error == "skip", rows, kept is not None)
         with _Bar(progress, found) as bar:
             left = _left(tasks, tree)
             if workers is None:
@@ -181,7 +182,7 @@ def ingest(
             else:
                 done = done_by(workers, left, start, at_once, retries)
             with closing(done):  # which cancels what is under way if this raises
-                _add(done, tree, tally, bar)
+                _add(done, tree, kept, tally, bar)
         sums = _sealed(tree, kept, tally)
         if sums is not None:
             finish(model, sums)
@@ -280,14 +281,18 @@ def _task_rows(
 
 
 def _tasks(
-    fragments: Iterable[Fragment], columns: Columns, tolerant: bool, task_rows: int
+    fragments: Iterable[Fragment],
+    columns: Columns,
+    tolerant: bool,
+    task_rows: int,
+    recorded: bool,
 ) -> Iterator[Task]:
     """Draw tasks of consecutive fragments of so many rows together."""
     waiting, rows = list[Fragment](), 0
     numbers = itertools.count()
 
     def task() -> Task:
-        return Task(next(numbers), tuple(waiting), columns, tolerant, os.getpid())
+        return Task(next(numbers), tuple(waiting), columns, tolerant, os.getpid(), recorded)
 
     for fragment in fragments:
         waiting.append(fragment)
@@ -312,15 +317,20 @@ def _left(tasks: Iterator[Task], tree: SumTree) -> Iterator[Task]:
     return (task for task in tasks if not held.holds(task.number))
 
 
-def _add(done: Iterator[Done], tree: SumTree, tally: _Tally, bar: _Bar) -> None:
+def _add(
+    done: Iterator[Done], tree: SumTree, kept: Record | None, tally: _Tally, bar: _Bar
+) -> None:
     """Put the parts of tasks into the tree.
 
     Raises:
-        UsageError: A task that is not tolerant met a fragment that cannot be taken in.
+        UsageError: A task that is not tolerant met a fragment that cannot be taken in; or one has
+            the content of a file that the record has under another name.
     """
     for each in done:
         if not each.task.tolerant:
             refuse(each.part.faults)
+        if kept is not None:
+            kept.check_new(each.task.fragments, each.part.digests)
         tree.add(each.task.number, each.part)
         tally.fragments += len(each.part.keys)
         tally.bytes += each.task.size

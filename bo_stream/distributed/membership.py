@@ -56,7 +56,8 @@ class Membership:
             "process": os.getpid(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        store[f"replica/{run}"] = sealed(search.digest, about, {})
+        key = f"replica/{run}"
+        store[key] = sealed(key, search.digest, about, {})
 
     def _about(self, run: str) -> dict[str, Any]:
         """Read what a run says of itself; nothing where that cannot be read."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 from bo_stream.distributed.clock import Dot
 from bo_stream.distributed.deltas import Delta
 from bo_stream.distributed.records import Store, delta_key, sealed
+from bo_stream.distributed.stores import TakenError
 from bo_stream.models.base import StreamingGP
 
 
@@ -18,12 +20,18 @@ class Parcel:
     Attributes:
         dot: Which one it is.
         observations: Number of observations.
-        content: Its bytes.
+        content: Its bytes, which say which one it is.
     """
 
     dot: Dot
     observations: int
     content: bytes
+
+    @classmethod
+    def of(cls, dot: Dot, delta: Delta, search: str) -> Self:
+        """Pack a delta."""
+        count = delta.observations
+        return cls(dot, count, sealed(delta_key(dot), search, {"count": count}, delta.arrays()))
 
 
 class Outbox:
@@ -39,6 +47,7 @@ class Outbox:
         """Begin with nothing, and the number 1."""
         self.run, self.search, self.template = run, search, template
         self._told: list[Delta] = []
+        self._packed: Delta
         self._parcel: Parcel | None = None
         self._number = 0
 
@@ -50,18 +59,26 @@ class Outbox:
     def parcel(self) -> Parcel | None:
         """Return the next delta to be written, None if there is nothing to send."""
         if self._parcel is None and self._told:
-            delta, self._told = self._told[0], []
-            self._number += 1
-            content = sealed(self.search, {"count": delta.observations}, delta.arrays())
-            self._parcel = Parcel((self.run, self._number), delta.observations, content)
+            (self._packed,), self._told = self._told, []
+            self._parcel = self._numbered()
         return self._parcel
+
+    def _numbered(self) -> Parcel:
+        """Pack the delta under the next number."""
+        self._number += 1
+        return Parcel.of((self.run, self._number), self._packed, self.search)
 
     def send(self, store: Store) -> Iterator[Parcel]:
         """Write what there is; yield each delta when it is written, for others to take.
 
-        A call that raises has lost nothing, and the next one goes on.
+        A number at which the store has what this run never wrote, such as a copy, is left out. A
+        call that raises has lost nothing, and the next one goes on.
         """
         while (parcel := self.parcel()) is not None:
-            store[delta_key(parcel.dot)] = parcel.content
+            try:
+                store[delta_key(parcel.dot)] = parcel.content
+            except TakenError:
+                self._parcel = self._numbered()
+                continue
             self._parcel = None
             yield parcel

@@ -1,17 +1,25 @@
 """The record of an ingest in a folder: which fragments are in, and their sums.
 
 A folder holds ``ingest.json``, and for each node of the tree of sums two files: the sums, and the
-names of their fragments. A node is written before those that it was made of are removed, and its
-names after its sums: whatever ends the process, what is named is whole. When an ingest ends, its
-sums become one *sealed* node, so that the next one adds only what came later.
+names and digests of their fragments. A node is written before those that it was made of are
+removed, and its names after its sums: whatever ends the process, what is named is whole. When an
+ingest ends, its sums become one *sealed* node, so that the next one adds only what came later.
+
+Files are known by what is in them: the names of a node say of which record, ingest and node they
+are, and the digest of its sums; the index says those of sealed nodes once more. So no file counts
+that was copied from another record, put under another name, or is older than the others.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 from bo_stream.distributed.fragments import Columns, FileFragment, Fragment, digest_of
 from bo_stream.distributed.likeness import check_alike
@@ -22,14 +30,21 @@ from bo_stream.distributed.tree import Place, SumTree
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import hold_folder
 from bo_stream.models.base import StreamingGP
-from bo_stream.storage.archive import FileFormat, atomic_write, read_index, write_index
+from bo_stream.storage.archive import (
+    FileFormat,
+    OtherVersionError,
+    atomic_write,
+    read_index,
+    write_index,
+)
 from bo_stream.storage.trusted import Trusted
 
-FORMAT = FileFormat("bo_stream record of an ingest", 1)
+FORMAT = FileFormat("bo_stream record of an ingest", 2)
 INDEX = "ingest.json"
 STREAM = "stream"
 """Plan of a source whose fragments are not known before they are read."""
 
+_NODE = re.compile(r"sealed-\d+|node-\d+-\d+").fullmatch
 _CURE = "Give another folder, or none, or restore this one from a copy."
 _DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError)
 
@@ -39,15 +54,17 @@ class _State:
     """The content of the index.
 
     Attributes:
+        record: Random name of the record, which its nodes bear, too.
         columns: Names of the columns that are read.
         begun: Number of observations that the model had before the first ingest.
-        sealed: Number of observations of each ingest that has ended.
+        sealed: Number of observations of each ingest that has ended, and the digest of its sums.
         plan: Digest of the fragments of the one under way; empty: there is none.
     """
 
+    record: str
     columns: dict[str, list[str]]
     begun: float
-    sealed: tuple[float, ...] = ()
+    sealed: tuple[tuple[float, str], ...] = ()
     plan: str = ""
 
 
@@ -64,8 +81,9 @@ class Record:
         """Read a folder, or begin one.
 
         Raises:
-            UsageError: It is damaged, or of other columns, of another model, or of one that holds
-                neither what it held at the start nor that and what is recorded.
+            UsageError: It is damaged, lacks its index or another part, or is of other columns, of
+                another model, or of one that holds neither what it held at the start nor that and
+                what is recorded.
         """
         self._folder, self._trusted = folder, trusted
         named = {name: list(value) for name, value in asdict(columns).items()}
@@ -73,7 +91,8 @@ class Record:
             self._state = self._read_state()
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            self._write_state(_State(named, model.num_observations))
+            self._check_begins()
+            self._write_state(_State(uuid4().hex, named, model.num_observations))
         if self._state.columns != named:
             raise UsageError(
                 f"The record in {folder} is of the columns {self._state.columns}, got {named}. "
@@ -82,36 +101,63 @@ class Record:
         self._columns = columns
         self._digests: dict[str, str] = {}  # of fragments of ingests that have ended, by key
         self._contents: dict[str, str] = {}  # keys of these, by digest
-        self._seen: dict[str, str] = {}  # of all others
+        self._under_way: dict[str, str] = {}  # of the ingest that was interrupted, by key
+        self._checked: set[str] = set()  # fragments that are as they were
         self.base: Sums | None = None
         self._read_sealed(model)
         if not self._state.plan:
             self._remove(folder.glob("node-*"))  # of an ingest that ended just before its process
+
+    def _check_begins(self) -> None:
+        """Check that a folder without an index is not what is left of a record."""
+        left = sorted(each.name for each in self._folder.glob("*-*.json") if _NODE(each.stem))
+        if left:
+            raise UsageError(
+                f"{self._folder} has no {INDEX}, but sums of an ingest ({', '.join(left[:3])}"
+                f"{', ...' if len(left) > 3 else ''}): going on would count their observations "
+                f"twice. Restore {INDEX} from a copy, or give another folder and build the model "
+                "anew."
+            )
 
     # --- an ingest under way ------------------------------------------------------------------
 
     def is_in(self, fragment: Fragment) -> bool:
         """Say whether an ingest that has ended took a fragment in.
 
+        Of one that any took in all bytes are hashed, once.
+
         Raises:
-            UsageError: It did, and the fragment has changed since; or it took in the same content
-                of a file under another name.
+            UsageError: It was taken in, and has changed since.
         """
-        former, now = self._digests.get(fragment.key), self._seen.get(fragment.key)
-        if now is None:
-            now = self._seen[fragment.key] = fragment.digest(self._columns)
-        if former is not None and former != now:
-            raise UsageError(
-                f"{fragment.key} has changed since it was taken in, by the record in "
-                f"{self._folder}: what was taken in cannot be taken out. Restore the file, or "
-                "build the model anew with another record."
-            )
-        if former is None and isinstance(fragment, FileFragment) and now in self._contents:
-            raise UsageError(
-                f"{fragment.key} has the content of {self._contents[now]}, which is in by the "
-                f"record in {self._folder}: name the files as before, or leave this one out."
-            )
-        return former is not None
+        key = fragment.key
+        former = self._digests.get(key) or self._under_way.get(key)
+        if former is not None and key not in self._checked:
+            if fragment.digest(self._columns) != former:
+                raise UsageError(
+                    f"{key} has changed since it was taken in, by the record in {self._folder}: "
+                    "what was taken in cannot be taken out. Restore the file, or build the model "
+                    "anew with another record."
+                )
+            self._checked.add(key)
+        return key in self._digests
+
+    def check_new(self, fragments: Sequence[Fragment], digests: Mapping[str, str]) -> None:
+        """Check that no file of a task has the content of one that is in under another name.
+
+        Args:
+            fragments: Of the task.
+            digests: Of those that it read, by key.
+
+        Raises:
+            UsageError: One has.
+        """
+        for each in fragments:
+            same = self._contents.get(digests.get(each.key, ""))
+            if same is not None and isinstance(each, FileFragment):
+                raise UsageError(
+                    f"{each.key} has the content of {same}, which is in by the record in "
+                    f"{self._folder}: name the files as before, or leave this one out."
+                )
 
     def begun(self, fragments: Sequence[Fragment] | None, start: Sums, task_rows: int) -> SumTree:
         """Return the tree of an ingest, with the nodes of one that was interrupted.
@@ -131,27 +177,29 @@ class Record:
             self.seal(SumTree(self._read_nodes(start)).total())
             plan = self._plan(fragments, task_rows)
         nodes = self._read_nodes(start) if self._state.plan else {}
+        for each in fragments or ():  # before anything is read
+            self.is_in(each)
         self._write_state(replace(self._state, plan=plan))
         return SumTree(nodes, self._keep)
 
     def _plan(self, fragments: Sequence[Fragment] | None, task_rows: int) -> str:
         if fragments is None:
             return f"{STREAM}, {task_rows}"
-        new = [each.key for each in fragments if not self.is_in(each)]
-        return digest_of([task_rows, *((key, self._seen[key]) for key in new)])
+        new = [each for each in fragments if each.key not in self._digests]
+        return digest_of([task_rows, *((each.key, each.size, each.num_rows) for each in new)])
 
     def seal(self, part: Part | None) -> None:
         """End an ingest: its sums become one node, and nothing is under way."""
         rows = 0.0 if part is None else part.sums.rows
         if part is not None and part.keys:
-            self._write(f"sealed-{len(self._state.sealed)}", part)
-            self._took({key: self._seen[key] for key in part.keys})
+            digest = self._write(_sealed(len(self._state.sealed)), part)
+            self._took(part.digests)
             self.base = part.sums if self.base is None else merge(self.base, part.sums)
-            sealed = (*self._state.sealed, rows)
+            sealed = (*self._state.sealed, (rows, digest))
             self._write_state(replace(self._state, sealed=sealed, plan=""))
         else:
             self._write_state(replace(self._state, plan=""))
-        self._seen = {}  # files may have changed since they were taken in: look again
+        self._under_way = {}
         self._remove(self._folder.glob("node-*"))
 
     def _took(self, digests: Mapping[str, str]) -> None:
@@ -171,17 +219,42 @@ class Record:
     def _sums(self, name: str) -> Path:
         return self._folder / f"{name}.safetensors"
 
-    def _write(self, name: str, part: Part) -> None:
+    def _write(self, name: str, part: Part) -> str:
+        """Write a node; return the digest of its sums."""
+        content = part.sums.to_bytes()
         with atomic_write(self._sums(name)) as file:
-            file.write(part.sums.to_bytes())
-        digests = {key: self._seen[key] for key in part.keys}
-        faults = [asdict(fault) for fault in part.faults]
-        write_index(self._names(name), FORMAT, {"digests": digests, "faults": faults})
+            file.write(content)
+        digest = hashlib.sha256(content).hexdigest()
+        about = {
+            **self._bears(name),
+            "sums": digest,
+            "digests": dict(part.digests),
+            "faults": [asdict(fault) for fault in part.faults],
+        }
+        write_index(self._names(name), FORMAT, about)
+        return digest
 
-    def _read(self, name: str, model: StreamingGP) -> tuple[Part, dict[str, str]]:
+    def _bears(self, name: str) -> dict[str, Any]:
+        """Return what a node says of itself; one of the ingest under way says of which."""
+        own = {"record": self._state.record, "node": name}
+        under_way = {"ingest": len(self._state.sealed), "plan": self._state.plan}
+        return own if name.startswith("sealed-") else own | under_way
+
+    def _read(self, name: str, model: StreamingGP, digest: str | None = None) -> Part:
+        """Read a node, of whose sums the digest is known or not."""
         try:
             about = read_index(self._names(name), FORMAT)
-            sums = Sums.from_bytes(self._sums(name).read_bytes(), self._trusted)
+            for word, own in self._bears(name).items():
+                if about[word] != own:
+                    raise ValueError(
+                        f"it says that it is of the {word} {about[word]!r}, expected {own!r}: it "
+                        "was copied or renamed."
+                    )
+            content = self._sums(name).read_bytes()
+            found = hashlib.sha256(content).hexdigest()
+            if found != about["sums"] or found != (digest or found):
+                raise ValueError("its sums are not those that were written with it.")
+            sums = Sums.from_bytes(content, self._trusted)
             digests = dict[str, str](about["digests"])
             faults = tuple(Fault(**each) for each in about["faults"])
         except _DAMAGE as error:
@@ -189,14 +262,19 @@ class Record:
                 f"The record in {self._folder} is damaged at {name}: {error} {_CURE}"
             ) from error
         check_alike(model, sums.model)
-        return Part(sums, tuple(digests), faults), digests
+        return Part(sums, tuple(digests), faults, digests)
 
     def _read_state(self) -> _State:
         path = self._folder / INDEX
         try:
             content = read_index(path, FORMAT)
-            content["sealed"] = tuple(content["sealed"])
+            content["sealed"] = tuple((float(n), str(digest)) for n, digest in content["sealed"])
             return _State(**content)
+        except OtherVersionError as error:
+            raise UsageError(
+                f"{error} Records of version 1 do not say which sums are theirs, and know files by "
+                "parts of their bytes: build the model anew with another record."
+            ) from error
         except _DAMAGE as error:
             raise UsageError(f"{path} is no record of an ingest: {error} {_CURE}") from error
 
@@ -206,17 +284,23 @@ class Record:
 
     def _read_sealed(self, model: StreamingGP) -> None:
         """Read ingests that have ended, and add up those that the model does not hold."""
-        held = self._held_by(model)
-        for number in range(len(self._state.sealed)):
-            part, digests = self._read(f"sealed-{number}", model)
-            self._took(digests)
+        held, ended = self._held_by(model), len(self._state.sealed)
+        if self._names(_sealed(ended)).exists() and not any(self._folder.glob("node-*.json")):
+            raise UsageError(  # one whose process ended before the index was written has nodes
+                f"{self._folder / INDEX} is older than {_sealed(ended)}.json beside it: it knows "
+                f"of {ended} ingests only. Restore all files from one copy, or give another folder "
+                "and build the model anew."
+            )
+        for number, (_, digest) in enumerate(self._state.sealed):
+            part = self._read(_sealed(number), model, digest)
+            self._took(part.digests)
             if number >= held:
                 self.base = part.sums if self.base is None else merge(self.base, part.sums)
 
     def _held_by(self, model: StreamingGP) -> int:
         """Count the ingests whose observations a model holds."""
         counts = [self._state.begun]
-        for rows in self._state.sealed:
+        for rows, _ in self._state.sealed:
             counts.append(counts[-1] + rows)
         fits = [i for i, count in enumerate(counts) if abs(count - model.num_observations) < 0.5]
         if not fits:
@@ -236,13 +320,17 @@ class Record:
             if any(each.start <= place.start < each.stop for each in nodes):
                 self._remove([self._names(_name(place)), self._sums(_name(place))])
             else:
-                nodes[place], digests = self._read(_name(place), start.model)
-                self._seen |= digests
+                nodes[place] = self._read(_name(place), start.model)
+                self._under_way |= nodes[place].digests
         return nodes
 
     def _remove(self, paths: Iterable[Path]) -> None:
         for path in sorted(paths, key=lambda p: p.suffix):  # names first
             path.unlink(missing_ok=True)
+
+
+def _sealed(number: int) -> str:
+    return f"sealed-{number}"
 
 
 def _name(place: Place) -> str:

@@ -8,7 +8,8 @@
 ``learned/COUNT.RUN``          hyperparameters, and how many observations they were learned from
 =============================  ======================================================
 
-A value is an archive of ``safetensors`` with a header and a digest; it is never changed.
+A value is an archive of ``safetensors`` with a header and a digest; it is never changed. The header
+says the key: a value that was copied or moved to another key is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from bo_stream.storage.archive import FileFormat, archive_bytes, one_line, read_
 
 Store = MutableMapping[str, bytes]
 
-RECORD = FileFormat("bo_stream replica record", 1)
+RECORD = FileFormat("bo_stream replica record", 2)
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 _RUN = rf"{_NAME}\.[0-9a-f]{{12}}"
@@ -41,7 +42,7 @@ _KEYS = {
 
 
 class UnusableError(ValueError):
-    """A record that is damaged, of another version, or of another search."""
+    """A record that is damaged, of another version or search, or at another key than its own."""
 
 
 class VanishedError(Exception):
@@ -125,15 +126,16 @@ class Listing:
         return sorted({name_of(run) for run in self.runs})
 
 
-def sealed(search: str, about: Mapping[str, Any], arrays: dict[str, Tensor]) -> bytes:
+def sealed(key: str, search: str, about: Mapping[str, Any], arrays: dict[str, Tensor]) -> bytes:
     """Return the bytes of a record.
 
     Args:
+        key: At which it will be written.
         search: Digest of the search that it belongs to.
         about: Plain values.
         arrays: As :func:`archive_bytes` takes them.
     """
-    return archive_bytes({"search": search, **about}, arrays, RECORD)
+    return archive_bytes({"key": key, "search": search, **about}, arrays, RECORD)
 
 
 def opened(
@@ -148,7 +150,8 @@ def opened(
 
     Raises:
         VanishedError: It is not there any more.
-        UnusableError: It is damaged, of another version, or of another search.
+        UnusableError: It is damaged, of another version, of another search, or was written at
+            another key.
     """
     try:
         content = bytes(store[key])
@@ -158,6 +161,11 @@ def opened(
         about, arrays = read_archive_bytes(content, key, RECORD)
     except ValueError as error:
         raise UnusableError(f"{key} is left out: {one_line(error)}.") from error
+    if about.get("key") != key:
+        raise UnusableError(
+            f"{key} is left out: it was written as {str(about.get('key'))[:200]}, and copied or "
+            "renamed since. Remove it."
+        )
     if search is not None and about.get("search") != search:
         raise UnusableError(
             f"{key} is left out: it belongs to a search with other settings or another model than "

@@ -385,7 +385,7 @@ class Replica:
         few = before and count <= FEW_PER_INPUT * self.settings.dim
         learn(self.model, [learned_values(deepcopy(self._template))] if few else [])
         key = counted_key("learned", count, self.run)
-        content = sealed(self._search, {}, arrays_of(self.model))
+        content = sealed(key, self._search, {}, arrays_of(self.model))
         self._learned, self._unsent[key] = key, content
         self._send_learned()
         return len(content)

@@ -102,9 +102,13 @@ class FolderStore(MutableMapping[str, bytes]):
         return self.path.joinpath(*parts)
 
 
+class TakenError(UsageError):
+    """A store holds another value at a key."""
+
+
 def _check_same(key: str, held: bytes, value: bytes) -> None:
     if held != value:
-        raise UsageError(
+        raise TakenError(
             f"The store holds another value at {key}. What replicas have written there is never "
             "changed: give each store to one search, and each replica a name of its own."
         )

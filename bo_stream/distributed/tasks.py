@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ class Task:
         columns: To read.
         tolerant: Whether to leave out fragments that cannot be taken in.
         driver: Number of the process that the ingest runs in.
+        recorded: Whether to return digests of the fragments, too.
     """
 
     number: int
@@ -48,6 +49,7 @@ class Task:
     columns: Columns
     tolerant: bool
     driver: int
+    recorded: bool = False
 
     @property
     def size(self) -> int:
@@ -64,11 +66,13 @@ class Part:
         keys: Their keys.
         faults: Those that could not be taken in. If the task is not tolerant, there is at most one,
             and nothing is of use.
+        digests: Of the contents that were taken in, by key; none if the task is not recorded.
     """
 
     sums: Sums
     keys: tuple[str, ...]
     faults: tuple[Fault, ...] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def plus(self, other: Part) -> Part:
         """Return both together; the other's fragments come later."""
@@ -76,6 +80,7 @@ class Part:
             merge(self.sums, other.sums),
             (*self.keys, *other.keys),
             (*self.faults, *other.faults),
+            {**self.digests, **other.digests},
         )
 
 
@@ -94,30 +99,36 @@ def run(task: Task, start: Sums) -> Part:
 
 
 def _strict(task: Task, start: Sums) -> Part:
-    sums = copy.deepcopy(start)
+    sums, digests = copy.deepcopy(start), dict[str, str]()
     for fragment in task.fragments:
         try:
-            sums = _added(sums, fragment, task.columns)
+            sums = _added(sums, fragment, task, digests)
         except _BAD_DATA as error:
             return Part(start, (), (Fault.of(fragment.key, error),))
-    return Part(sums, tuple(each.key for each in task.fragments))
+    return Part(sums, tuple(each.key for each in task.fragments), (), digests)
 
 
 def _tolerant(task: Task, start: Sums) -> Part:
     """Sum each fragment apart, so that one which fails midway leaves nothing behind."""
-    sums, keys, faults = start, list[str](), list[Fault]()
+    sums, keys, faults, digests = start, list[str](), list[Fault](), dict[str, str]()
     for fragment in task.fragments:
         try:
-            own = _added(copy.deepcopy(start), fragment, task.columns)
+            own = _added(copy.deepcopy(start), fragment, task, digests)
             sums = merge(sums, own) if keys else own
             keys.append(fragment.key)
         except _BAD_DATA as error:
             faults.append(Fault.of(fragment.key, error))
-    return Part(sums, tuple(keys), tuple(faults))
+    return Part(sums, tuple(keys), tuple(faults), digests)
 
 
-def _added(sums: Sums, fragment: Fragment, columns: Columns) -> Sums:
-    row = 0
+def _added(sums: Sums, fragment: Fragment, task: Task, digests: dict[str, str]) -> Sums:
+    """Add a fragment, and its digest if the task is recorded.
+
+    The digest is made before it is read, and once more afterwards if the file was written since.
+    """
+    columns, stamp, before, row = task.columns, fragment.stamp(), "", 0
+    if task.recorded:
+        before = fragment.digest(columns)
     for batch in fragment.batches(columns):
         start = 0
         while start < len(batch):
@@ -128,6 +139,10 @@ def _added(sums: Sums, fragment: Fragment, columns: Columns) -> Sums:
             except BotorchError as error:
                 raise UsageError(f"{_place(part, row, columns)}: {one_line(error)}") from error
             row += len(part)
+    if task.recorded:
+        if fragment.stamp() != stamp and fragment.digest(columns) != before:
+            raise UsageError("it was changed while it was read: wait until it is whole")
+        digests[fragment.key] = before
     return sums
 
 

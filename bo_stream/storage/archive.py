@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from io import RawIOBase
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from uuid import uuid4
@@ -49,6 +50,28 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
         draft.replace(target)
     except BaseException:
         draft.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(file: RawIOBase, content: bytes, start: int) -> None:
+    """Write bytes at a place of a file and to the disk; where that fails the file ends there again.
+
+    Args:
+        file: Not buffered: a buffer would be written later, after the error was said.
+        content: The bytes.
+        start: The place, where the file is to end if they cannot be written whole.
+
+    Raises:
+        OSError: The disk is full or the file cannot be written.
+    """
+    try:
+        file.seek(start)
+        left = memoryview(content)
+        while len(left) > 0:  # the last bytes before a disk is full are written without an error
+            left = left[file.write(left) or 0 :]
+        os.fsync(file.fileno())
+    except BaseException:
+        file.truncate(start)
         raise
 
 

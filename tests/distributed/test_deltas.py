@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+import zlib
 from typing import Any
 
 import pytest
@@ -12,11 +14,12 @@ from torch import Tensor
 from bo_stream import WISKI
 from bo_stream.distributed import accumulate, zero
 from bo_stream.distributed import deltas as deltas_module
-from bo_stream.distributed.deltas import BestPoints, Delta
+from bo_stream.distributed.deltas import BestPoints, Delta, most_bytes_of_sums
 from bo_stream.distributed.search import template_of
 from tests.distributed.replicas import settings
 
 TEMPLATE = template_of(settings(), None)
+MOST = most_bytes_of_sums(TEMPLATE)
 
 
 def rows(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -45,7 +48,7 @@ def test_sums_of_deltas_do_not_depend_on_how_they_are_grouped() -> None:
     summed = parts[0]._summed(TEMPLATE), parts[1]._summed(TEMPLATE)
     a = summed[0].plus([parts[2], summed[1], parts[3]])
     b = parts[3].plus([summed[1]]).plus([parts[2].plus([summed[0]])])
-    again = Delta.of_arrays(a.arrays(), TEMPLATE)
+    again = Delta.of_arrays(a.arrays(), TEMPLATE, MOST)
     X, _ = rows(9, 9)
     found = []
     for delta in (a, b, again, parts[0].plus(parts[1:])):
@@ -69,7 +72,36 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no best points": ({"best_X": None}, "it is no delta"),
     "best points": ({"best_Y": torch.zeros(3).double()}, "shapes"),
     "sums": ({"sums": torch.zeros(9, dtype=torch.uint8)}, "it is no delta"),
+    "no sums": ({"sums": torch.zeros(0, dtype=torch.uint8)}, "its sums are cut short"),
 }
+
+
+def packed(zeros: int) -> Tensor:
+    """So many zeros, compressed to a hundredth."""
+    packing = zlib.compressobj(1)
+    chunk = bytes(2**20)
+    parts = [packing.compress(chunk) for _ in range(zeros // len(chunk))]
+    return torch.frombuffer(bytearray(b"".join([*parts, packing.flush()])), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("zeros", [2 * MOST, 20 * MOST])
+def test_sums_are_not_unpacked_beyond_a_limit(zeros: int) -> None:
+    """Nothing is held of what is beyond it: the memory of the process is traced."""
+    arrays = Delta(*rows(7))._summed(TEMPLATE).arrays() | {"sums": packed(zeros)}
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=f"of more than {MOST:,} bytes"):
+        Delta.of_arrays(arrays, TEMPLATE, MOST)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2.5 * MOST
+
+
+@pytest.mark.parametrize("count", [1, 300, 301, 5_000])
+def test_sums_of_a_search_are_within_the_limit(count: int) -> None:
+    delta = Delta(*rows(count))._summed(TEMPLATE)
+    assert delta.sums is not None
+    assert len(delta.sums.to_bytes()) < MOST
+    assert Delta.of_arrays(delta.arrays(), TEMPLATE, MOST).observations == count
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -79,7 +111,7 @@ def test_other_arrays_are_no_delta(case: str) -> None:
     changed = {name: changes.get(name, value) for name, value in whole.items()}
     arrays = {name: value for name, value in changed.items() if value is not None}
     with pytest.raises(ValueError, match=message):
-        Delta.of_arrays(arrays, TEMPLATE)
+        Delta.of_arrays(arrays, TEMPLATE, MOST)
 
 
 def test_sums_of_another_model_are_refused() -> None:
@@ -87,4 +119,4 @@ def test_sums_of_another_model_are_refused() -> None:
     sums = accumulate(zero(other), *rows(3))
     arrays = Delta(*rows(0), sums, BestPoints.of(rows(0)[0], rows(0)[1].squeeze(-1))).arrays()
     with pytest.raises(UnsupportedError, match="Expected sums of one model"):
-        Delta.of_arrays(arrays, TEMPLATE)
+        Delta.of_arrays(arrays, TEMPLATE, MOST)

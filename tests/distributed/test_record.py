@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from botorch.exceptions.errors import UnsupportedError
-from pyarrow import parquet
+from pyarrow import csv, parquet
 
 from bo_stream.distributed import ingest, record
-from bo_stream.distributed.fragments import Columns
+from bo_stream.distributed.fragments import Columns, FileFragment
 from bo_stream.errors import UsageError
+from bo_stream.storage.archive import FileFormat, write_index
 from tests.distributed.streams import (
     COLUMNS,
     GROUPS,
@@ -23,6 +27,7 @@ from tests.distributed.streams import (
     grid_model,
     streamed,
     table,
+    write_files,
 )
 from tests.problems import Observations, observations
 
@@ -245,3 +250,191 @@ def test_two_processes_do_not_use_one_record(folder: Path, kept: Path) -> None:
         pytest.raises(UsageError, match="is in use"),
     ):
         ingest(grid_model(), folder, **COLUMNS, record=kept)
+
+
+# --- what is in a record is known by its content ------------------------------------------------
+
+
+def two_records(folder: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Records of all files, and of the first alone."""
+    ingest(grid_model(), folder, **COLUMNS, record=tmp_path / "kept")
+    ingest(grid_model(), folder / "part-00.parquet", **COLUMNS, record=tmp_path / "other")
+    return tmp_path / "kept", tmp_path / "other"
+
+
+def assert_refused(folder: Path, kept: Path, message: str) -> None:
+    """No model takes in anything by the record, and the record stays as it is."""
+    before = {path.name: path.read_bytes() for path in kept.iterdir()}
+    for number in (0, 350):
+        model = grid_model(observations(number))
+        with pytest.raises(UsageError, match=message):
+            ingest(model, folder, **COLUMNS, record=kept)
+        assert model.num_observations == number
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_record_without_its_index_is_refused(ended: bool, folder: Path, kept: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        ending_at(10**6 if ended else 9, patch)
+        try:
+            ingest(grid_model(), folder, **COLUMNS, task_rows=1, record=kept)
+        except Stopped:
+            assert not ended
+    (kept / "ingest.json").unlink()
+    name = "sealed-0" if ended else "node-0"
+    assert_refused(folder, kept, rf"has no ingest.json, but sums .*{name}.*Restore ingest.json")
+
+
+@pytest.mark.parametrize("suffixes", [(".json", ".safetensors"), (".safetensors",), (".json",)])
+def test_sums_of_another_record_are_refused(
+    suffixes: tuple[str, ...], folder: Path, tmp_path: Path
+) -> None:
+    kept, other = two_records(folder, tmp_path)
+    for suffix in suffixes:
+        shutil.copy(other / f"sealed-0{suffix}", kept / f"sealed-0{suffix}")
+    assert_refused(folder, kept, r"damaged at sealed-0: .*(copied or renamed|not those)")
+
+
+def test_sums_under_another_name_are_refused(folder: Path, tmp_path: Path) -> None:
+    model, kept = grid_model(), tmp_path / "kept"
+    ingest(model, folder / "part-00.parquet", **COLUMNS, record=kept)
+    ingest(model, sorted(folder.iterdir())[1:], **COLUMNS, record=kept)
+    whole = {path.name: path.read_bytes() for path in kept.glob("sealed-*")}
+    for suffix in (".json", ".safetensors"):
+        (kept / f"sealed-1{suffix}").write_bytes(whole[f"sealed-0{suffix}"])
+    with pytest.raises(UsageError, match=r"damaged at sealed-1: .* node 'sealed-0', expected"):
+        ingest(model, folder / "part-00.parquet", **COLUMNS, record=kept)
+
+
+def test_an_index_older_than_its_sums_is_refused(folder: Path, kept: Path) -> None:
+    model = grid_model()
+    ingest(model, folder / "part-00.parquet", **COLUMNS, record=kept)
+    former = (kept / "ingest.json").read_bytes()
+    ingest(model, sorted(folder.iterdir())[1:], **COLUMNS, record=kept)
+    (kept / "ingest.json").write_bytes(former)
+    with pytest.raises(UsageError, match=r"ingest.json is older than sealed-1.json beside it"):
+        ingest(grid_model(), folder / "part-00.parquet", **COLUMNS, record=kept)
+
+
+def test_nodes_of_an_earlier_ingest_are_refused(
+    folder: Path, parts: list[Observations], kept: Path
+) -> None:
+    arguments: dict[str, Any] = {**COLUMNS, "task_rows": 1, "record": kept}
+    with pytest.MonkeyPatch.context() as patch:
+        ending_at(9, patch)
+        with pytest.raises(Stopped):
+            ingest(grid_model(), folder, **arguments)
+    former = {path: path.read_bytes() for path in kept.glob("node-0-*")}
+    model = grid_model()
+    ingest(model, folder, **arguments)
+    new = write_files(folder.parent / "new", [each[:40] for each in parts])
+    for path in sorted(new.iterdir()):
+        path.rename(new / f"new-{path.name}")
+    with pytest.MonkeyPatch.context() as patch:
+        ending_at(3, patch)
+        with pytest.raises(Stopped):
+            ingest(model, new, **arguments)
+    for path, content in former.items():
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"damaged at node-0-\d: it says that it is of the"):
+        ingest(model, new, **arguments)
+    assert model.num_observations == 350
+
+
+def test_a_record_of_the_first_version_is_named(folder: Path, kept: Path) -> None:
+    kept.mkdir()
+    content = {"columns": {}, "begun": 0.0, "sealed": [], "plan": ""}
+    write_index(kept / "ingest.json", FileFormat("bo_stream record of an ingest", 1), content)
+    with pytest.raises(UsageError, match=r"version 1 do not say .* with another record"):
+        ingest(grid_model(), folder, **COLUMNS, record=kept)
+
+
+# --- sources that change ------------------------------------------------------------------------
+
+
+def reordered(path: Path) -> None:
+    """Other outcomes in the middle: the same numbers, sizes, ends and, here, the same time."""
+    values = parquet.read_table(path)
+    found = values["value"].to_numpy().copy()
+    found[70_000:80_000] = found[70_000:80_000][::-1]
+    write_long(path, values.set_column(2, "value", pa.array(found)))
+
+
+def write_long(path: Path, values: pa.Table) -> None:
+    parquet.write_table(values, path, compression="none", use_dictionary=False)
+
+
+def edited(path: Path) -> None:
+    """One digit in the middle."""
+    content = bytearray(path.read_bytes())
+    place = next(i for i in range(len(content) // 2, len(content)) if content[i : i + 1].isdigit())
+    content[place] = ord("1") if content[place] != ord("1") else ord("2")
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_change_in_the_middle_of_a_file_is_noticed(
+    suffix: str, tmp_path: Path, kept: Path
+) -> None:
+    path, values = tmp_path / f"long.{suffix}", table(observations(150_000))
+    if suffix == "csv":
+        csv.write_csv(values, path)
+    else:
+        write_long(path, values)
+    model, about = grid_model(), path.stat()
+    ingest(model, path, **COLUMNS, record=kept)
+    os.utime(path, ns=(0, 0))  # the time of a file does not count
+    assert ingest(model, path, **COLUMNS, record=kept).resumed == 1
+    (edited if suffix == "csv" else reordered)(path)
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert path.stat().st_size == about.st_size
+    with pytest.raises(UsageError, match=rf"long.{suffix}.* has changed since it was taken in"):
+        ingest(model, path, **COLUMNS, record=kept)
+
+
+def test_a_change_of_other_columns_is_none(folder: Path, kept: Path) -> None:
+    """Of parquet the columns that are read count."""
+    path, model = folder / "part-01.parquet", grid_model()
+    values = parquet.read_table(path)
+    for number in (0, 1):
+        more = values.append_column("note", pa.array([number] * len(values)))
+        parquet.write_table(more, path, row_group_size=50)
+        assert ingest(model, folder, **COLUMNS, record=kept).fragments == GROUPS * (1 - number)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_file_that_changes_while_it_is_read(
+    on_error: Any, folder: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, whole = folder / "part-01.parquet", FileFragment.batches
+    values = parquet.read_table(path)
+
+    def batches(fragment: FileFragment, columns: Columns) -> Iterator[Any]:
+        yield from whole(fragment, columns)
+        if fragment.key == "part-01.parquet#0":
+            changed = values.set_column(2, "value", pa.array(np.arange(60.0)))
+            parquet.write_table(changed, path, row_group_size=50)
+
+    monkeypatch.setattr(FileFragment, "batches", batches)
+    arguments: dict[str, Any] = {**COLUMNS, "record": kept, "on_error": on_error}
+    if on_error == "raise":
+        with pytest.raises(UsageError, match=r"part-01.parquet#0: it was changed while it was"):
+            ingest(grid_model(), folder, **arguments)
+    else:
+        fault, *_ = ingest(grid_model(), folder, **arguments).skipped
+        assert "was changed while it was read" in str(fault)
+
+
+def test_a_batch_that_changed_while_it_was_interrupted_is_refused(
+    parts: list[Observations], kept: Path
+) -> None:
+    def torn() -> Iterator[Any]:
+        yield from ((part.X, part.Y) for part in parts[:2])
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        ingest(grid_model(), torn(), task_rows=1, record=kept)
+    batches = [(part.X, part.Y + 1.0) for part in parts]
+    with pytest.raises(UsageError, match="batch 0 has changed since it was taken in"):
+        ingest(grid_model(), batches, task_rows=1, record=kept)

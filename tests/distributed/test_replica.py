@@ -582,7 +582,7 @@ def test_damaged_foreign_and_strange_records_are_named_and_left_out() -> None:
     whole = store._values[first]
     damaged(store, first)
     foreign = first.replace("A.", "Z.")
-    store[foreign] = sealed("0123456789abcdef", {}, {})
+    store[foreign] = sealed(foreign, "0123456789abcdef", {}, {})
     store["notes.txt"] = b"hello"
     with pytest.warns(ReplicaWarning) as caught:
         found = b.exchange()

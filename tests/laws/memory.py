@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +41,7 @@ from tests.laws.registry import (
     of_statistics,
     orderless,
 )
+from tests.problems import Observations
 from tests.tolerances import assert_close
 
 
@@ -120,6 +122,40 @@ def retracting_undoes_updating(stream: Stream) -> None:
     model.posterior(stream.points)
     assert model.retract(*wrong.astuple()) is model
     assert_same_model(model, never, stream.points)
+
+
+@law
+def a_window_that_empties_fills_again(stream: Stream) -> None:
+    """After each verb that leaves nothing, or less than all, to be taken out.
+
+    Where a batch cannot be taken out of what is left, that is said, and the model goes on, too.
+    """
+    data, batch, more = stream.data(6), stream.data(4), stream.data(3)
+    for emptied in _emptied(stream, data):
+        refilled = copy.deepcopy(emptied).update(*batch.astuple())
+        before = fingerprint(refilled)
+        try:
+            refilled.retract(*batch.astuple())
+        except UnsupportedError:
+            assert_untouched(refilled, before)
+            emptied.update(*batch.astuple())
+        for each in (refilled, emptied):
+            each.update(*more.astuple())
+        assert refilled.num_observations == pytest.approx(emptied.num_observations)
+        # what was taken out may have moved points, a window's edge or a hand-over
+        if stream.case.in_order or (stream.case.family == "auto" and not stream.case.growing):
+            moments(refilled, stream.points)
+        else:
+            assert_same_posterior(refilled, emptied, stream.points)
+
+
+def _emptied(stream: Stream, data: Observations) -> Iterator[StreamingGP]:
+    """Models that hold no rows any more, unless their rows outlast the verb."""
+    yield stream.settled(data).clear()
+    with contextlib.suppress(UnsupportedError):
+        yield stream.settled(data).forget(0.9)
+    with contextlib.suppress(UnsupportedError):
+        yield stream.settled(data).merge(stream.settled(data))
 
 
 @law

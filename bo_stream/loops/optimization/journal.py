@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 from threading import Lock
-from typing import IO, Any
+from typing import Any
 from uuid import uuid4
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.optimization.trials import Trial
 from bo_stream.loops.run import from_record
-from bo_stream.storage.archive import atomic_write
+from bo_stream.storage.archive import atomic_write, write_whole
 
 JOURNAL = "trials.jsonl"
 """Name of the file, in the folder of the checkpoint."""
@@ -39,21 +40,21 @@ class Journal:
         self.name = uuid4().hex
         self._path = folder / JOURNAL
         self._lock = Lock()
-        self._file: IO[bytes] | None = None
+        self._file: FileIO | None = None
         self._recent: list[Trial] = []
 
     def add(self, trials: Iterable[Trial]) -> None:
         """Write the present state of some trials.
 
         Raises:
-            OSError: The disk is full or the file cannot be written.
+            OSError: The disk is full or the file cannot be written; nothing is added to it.
         """
         with self._lock:
             new = list(trials)
             self._recent += new
             if self._file is not None:
-                self._file.write(b"".join(map(_line, new)))
-                _to_disk(self._file)
+                end = self._file.seek(0, os.SEEK_END)
+                write_whole(self._file, b"".join(map(_line, new)), end)
 
     def mark(self) -> int:
         """Return the number of trials so far, for :meth:`begin`, before a checkpoint is written."""
@@ -75,7 +76,7 @@ class Journal:
                 file.write(json.dumps({"journal": self.name}).encode() + b"\n")
                 file.write(b"".join(map(_line, self._recent)))
             self._close()
-            self._file = self._path.open("ab")
+            self._file = self._path.open("ab", buffering=0)
 
     def close(self) -> None:
         """Close the file, which stays."""
@@ -115,8 +116,3 @@ def journaled_trials(folder: Path, name: str) -> Iterator[Trial]:
 def _line(trial: Trial) -> bytes:
     values: dict[str, Any] = vars(trial)
     return json.dumps(values, allow_nan=False).encode() + b"\n"
-
-
-def _to_disk(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())

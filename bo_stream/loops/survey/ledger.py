@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import hold_folder
+from bo_stream.storage.archive import atomic_write, write_whole
 
 Verb = Literal["ask", "tell", "withdraw"]
 
@@ -105,18 +106,17 @@ class Ledger:
         )
 
     def move_to(self, folder: Path) -> None:
-        """Write all events to a file of a folder, to which later ones go, too.
+        """Write all events to a file of a folder that is locked, to which later ones go, too.
 
         Raises:
             UsageError: The folder has such a file.
             OSError: It cannot be written.
         """
-        try:
-            descriptor = os.open(folder / RESULTS, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        except FileExistsError as error:
-            raise UsageError(f"{folder} holds a survey already.") from error
+        if (folder / RESULTS).exists():
+            raise UsageError(f"{folder} holds a survey already.")
         content = "".join(event.line() for event in self.events).encode()
-        _write(descriptor, content)
+        with atomic_write(folder / RESULTS) as file:
+            file.write(content)
         _sync_folder(folder)
         self.folder, self._end = folder, len(content)
 
@@ -148,18 +148,11 @@ class Ledger:
 
     def _put(self, path: Path, line: bytes) -> None:
         """Write a line behind the whole ones; of one that cannot be written whole nothing stays."""
-        with path.open("r+b") as file:
+        with path.open("r+b", buffering=0) as file:
             file.seek(self._end)
-            self._set_torn_aside(file.read())
+            self._set_torn_aside(file.readall())
             file.truncate(self._end)
-            file.seek(self._end)
-            try:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-            except BaseException:
-                file.truncate(self._end)
-                raise
+            write_whole(file, line, self._end)
         self._end += len(line)
 
     def _set_torn_aside(self, tail: bytes) -> None:
@@ -213,13 +206,6 @@ class Ledger:
 
 def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

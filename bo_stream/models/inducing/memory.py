@@ -289,8 +289,8 @@ class Rows:
     def of(cls, data: Observations, basis: InducingBasis, batch: torch.Size) -> Rows:
         """Compute features, for a model of batch shape and outputs ``batch``. Cost O(n M²)."""
         if len(data) == 0:
-            none = data.targets
-            return cls(data, none.new_zeros(*none.shape, basis.rank), none)
+            none = data.noise.new_zeros(*batch, 0)  # targets may have several columns an output
+            return cls(data, none.new_zeros(*batch, 0, basis.rank), none)
         features = basis.features(data.X).expand(*batch, -1, -1)
         return cls(data, features, basis.residual_variance(data.X, features))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,6 +135,58 @@ def test_a_full_disk_leaves_the_ledger_as_it_was(
     assert told(ledger) == ["V1", "V2"]
     add(ledger, 3)
     assert told(Ledger.open(tmp_path)) == ["V1", "V2", "V3"]
+
+
+class NearlyFull(io.FileIO):
+    """A file on a disk with room for some bytes; after one error there is room again."""
+
+    room = 0
+
+    def write(self, content: Any) -> int:
+        if self.room == 0:
+            self.room = 10**6
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = super().write(bytes(content)[: self.room])
+        self.room -= written
+        return written
+
+
+def test_of_a_line_that_is_written_in_part_nothing_stays(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk with room for some bytes more, which is freed before the file is closed."""
+    before = (tmp_path / RESULTS).read_bytes()
+
+    def nearly(path: Path, mode: str, buffering: int = -1) -> Any:
+        raw = NearlyFull(path, mode.replace("b", ""))
+        raw.room = 10
+        return raw if buffering == 0 else io.BufferedRandom(raw)
+
+    with ledger.writing(), monkeypatch.context() as patch:
+        patch.setattr(Path, "open", nearly)
+        with pytest.raises(OSError, match="No space left"):
+            ledger.append("tell", {"results": [{"id": "V3"}]})
+    assert (tmp_path / RESULTS).read_bytes() == before
+    add(ledger, 3)
+    assert told(Ledger.open(tmp_path)) == ["V1", "V2", "V3"]
+    assert not (tmp_path / TORN).exists()
+
+
+def test_a_ledger_that_cannot_be_begun_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    started = Ledger()
+    add(started, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            started.move_to(tmp_path)
+    assert [*tmp_path.iterdir()] == []
+    started.move_to(tmp_path)
+    assert told(Ledger.open(tmp_path)) == ["V1"]
 
 
 def test_a_folder_that_has_a_ledger_is_not_taken(ledger: Ledger, tmp_path: Path) -> None:
