@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bo_stream.acquisition.criteria import Criterion
 from bo_stream.errors import UsageError, check_whole
+from bo_stream.loops.survey.calls import calls_table
 from bo_stream.loops.survey.choice import Choice
 from bo_stream.loops.survey.coordinates import Coordinates
 from bo_stream.loops.survey.facts import SurveyFacts
@@ -22,6 +23,8 @@ from bo_stream.loops.survey.predictions import predict_prevalence, reasons
 from bo_stream.loops.survey.results import ResultsTable, Told
 from bo_stream.loops.survey.settings import USUAL_TRIALS, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
+from bo_stream.loops.survey.stopping import Stopping
+from bo_stream.loops.survey.whereabouts import Whereabouts
 from bo_stream.models.base import StreamingGP
 
 SPREAD_OUT = "first round: spread out over the map and the covariates"
@@ -101,8 +104,8 @@ class Survey:
 
         Returns:
             A row a site, in the order of choice: id, longitude and latitude (or east and north, as
-            in all tables), reason, gain (expected fall of the criterion's total, NaN in a first
-            round), cost.
+            in all tables), reason, gain (share of today's uncertainty over all sites that the site
+            is expected to take away, NaN in a first round), cost.
 
         Raises:
             UsageError: No site is left that may be asked for, or none that the budget pays for, or
@@ -110,8 +113,8 @@ class Survey:
         """
         check_whole("q", q, 1)
         with self._writing():
-            chosen = self._chosen(q)
-            self._facts.apply([self.ledger.append("ask", {"sites": chosen})])
+            chosen, total = self._chosen(q)
+            self._facts.apply([self.ledger.append("ask", {"sites": chosen, "total": total})])
         asked = self.pending.tail(len(chosen))
         return asked.reset_index(drop=True).drop(columns=["round", "asked"])
 
@@ -170,18 +173,19 @@ class Survey:
             self._facts.apply(new)
             yield
 
-    def _chosen(self, q: int) -> list[dict[str, str | float | None]]:
-        """Choose sites, as the ledger keeps them."""
+    def _chosen(self, q: int) -> tuple[list[dict[str, str | float | None]], float | None]:
+        """Choose sites, as the ledger keeps them, and the criterion's total before them."""
         choice = self._choice()
+        total: float | None = None
         if self._facts.results:
-            picks = choice.next(self.model, q, self.trials)
+            picks, total = choice.next(self.model, q, self.trials)
             X = self._sites.X[[pick.place for pick in picks]]
             predictions = predict_prevalence(self.model, X, self.settings)
             why = reasons(predictions, self.settings.threshold)
         else:
             picks = choice.first(q)
             why = [SPREAD_OUT] * len(picks)
-        return [
+        sites: list[dict[str, str | float | None]] = [
             {
                 "id": str(self._sites.ids[pick.place]),
                 "reason": reason,
@@ -190,6 +194,7 @@ class Survey:
             }
             for pick, reason in zip(picks, why, strict=True)
         ]
+        return sites, total
 
     def _choice(self) -> Choice:
         return Choice(self._sites, self._facts, self.settings, self.criterion, self._trusted)
@@ -206,7 +211,10 @@ class Survey:
 
     @property
     def pending(self) -> pd.DataFrame:
-        """Sites asked for: id, longitude, latitude, round, asked (time), reason, gain, cost."""
+        """Sites asked for: id, longitude, latitude, round, asked (time), reason, gain, cost.
+
+        The gain is a share of the uncertainty over all sites before the round; 0.01 is 1 %.
+        """
         requests = self._facts.pending
         table = self._placed(list(requests))
         for name in ("round", "time", "reason", "gain", "cost"):
@@ -243,6 +251,11 @@ class Survey:
         return self._sites.coordinates
 
     @property
+    def whereabouts(self) -> Whereabouts:
+        """Where the sites of the list lie: box, extent, countries or sea."""
+        return Whereabouts.of(self._sites.X[:, :2].numpy(), self.coordinates)
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of sites and results, whatever the order in which results came."""
         return self._facts.fingerprint
@@ -260,6 +273,15 @@ class Survey:
         table = self.table.copy()
         table.insert(0, "id", self._sites.ids)
         return table
+
+    @property
+    def labels(self) -> pd.DataFrame:
+        """Other columns of the list, such as name and district, as given, indexed by id.
+
+        All but ids, positions, covariates, cost, reachable and counts.
+        """
+        named = self.table.set_axis([str(name) for name in self.table.columns], axis=1)
+        return named[list(self._sites.labels)].set_axis(pd.Index(self._sites.ids, name="id"))
 
     def status(self) -> SurveyStatus:
         """Return how far the survey is, without building a model."""
@@ -354,6 +376,44 @@ class Survey:
         predicted = predict_prevalence(self.model, X, self.settings)
         counts = self.results[["id", "examined", "positive"]]
         return pd.concat((table, predicted), axis=1).merge(counts, on="id", how="left")
+
+    def calls(self, predictions: pd.DataFrame | None = None) -> pd.DataFrame:
+        """List the sites that are called above, then uncertain ones, then those called below.
+
+        Args:
+            predictions: Of :meth:`predictions`; None: computed here.
+
+        Returns:
+            Of :func:`~bo_stream.loops.survey.calls.calls_table`; empty without a threshold.
+
+        Raises:
+            UsageError: There is no result yet.
+        """
+        if self.settings.threshold is None:
+            return pd.DataFrame()
+        found = self.predictions() if predictions is None else predictions
+        return calls_table(found, self.labels)
+
+    def stopping(self, stop_when: float | None = None) -> Stopping:
+        """Predict how many more sites the stopping rule needs.
+
+        Costs a choice of as many sites as that.
+
+        Args:
+            stop_when: Expected share of wrong calls to be reached; None: that of the settings.
+
+        Raises:
+            UsageError: There is no result yet, no threshold, or no stopping rule.
+        """
+        settings = self.settings
+        if stop_when is not None:
+            settings = replace(settings, stop_when=stop_when)  # which checks it
+        target, threshold = settings.stop_when, settings.threshold
+        if target is None or threshold is None:
+            raise UsageError("The survey has no stopping rule: give stop_when, such as 0.05.")
+        choice = self._choice()
+        shares = choice.wrong_calls_ahead(self.model, self.trials, threshold, target)
+        return Stopping(target, tuple(shares), len(self._facts.pending))
 
     def forecast(self, rounds: int, q: int) -> pd.DataFrame:
         """Predict how the criterion's total will fall over further rounds of q sites.
