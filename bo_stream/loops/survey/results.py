@@ -15,6 +15,7 @@ from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import Array, Cells, Mask, Texts, first
 from bo_stream.loops.survey.columns import required_column
 from bo_stream.loops.survey.counts import Counts, read_counts
+from bo_stream.loops.survey.dates import date_column, read_dates
 from bo_stream.loops.survey.facts import SiteResult
 from bo_stream.loops.survey.places import check_places, position_columns_if_any
 from bo_stream.loops.survey.remarks import far_sites, moved_sites, odd_covariates
@@ -31,7 +32,7 @@ class Told:
 
     Attributes:
         new: Ids of sites that had no result.
-        corrected: Ids whose numbers, or place, replace others.
+        corrected: Ids whose numbers, place or date replace others.
         unchanged: Ids whose result was known already.
         unasked: Ids of the new ones that are in the list but were not pending.
         outside: Ids of the new ones that are not in the list.
@@ -58,12 +59,14 @@ class ResultsTable:
             list's that the table has a position of.
         empty: Number of rows without numbers.
         warnings: Texts for the coordinator.
+        dates: By id, in ISO 8601, of those sites that the table has a date of.
     """
 
     counts: Mapping[str, Counts]
     places: Mapping[str, Array]
     empty: int
     warnings: tuple[str, ...]
+    dates: Mapping[str, str]
 
     @classmethod
     def of(
@@ -77,8 +80,9 @@ class ResultsTable:
         """Check a table and read it.
 
         Args:
-            table: Columns of id, examined and positive; rows without numbers are passed over. Sites
-                that are not in the list and not known bring position and covariates.
+            table: Columns of id, examined, positive and perhaps date; rows without numbers are
+                passed over. Sites that are not in the list and not known bring position and
+                covariates.
             settings: Which columns mean what.
             sites: The list.
             known: Results by id.
@@ -98,17 +102,20 @@ class ResultsTable:
         ids = cells.texts(id_column)
         _check_ids(cells, id_column, ids)
         places, warnings = _read_places(cells, ids, settings, sites, known)
+        column = date_column(cells, settings)
+        dates = [""] * len(cells) if column is None else read_dates(cells, column)
         return cls(
             dict(zip(ids.tolist(), counts.values(), strict=True)),
             places,
             len(whole) - len(cells),
             tuple(warnings),
+            {site: day for site, day in zip(ids.tolist(), dates, strict=True) if day},
         )
 
     def records(self, sites: SurveySites, known: Mapping[str, SiteResult]) -> list[dict[str, Any]]:
         """Return the results that are new or changed, as a ledger keeps them."""
         return [
-            _record(site, counts, self.places.get(site), sites)
+            _record(site, counts, self.places.get(site), self.dates.get(site), sites)
             for site, counts in self.counts.items()
             if not self._is_known(site, known)
         ]
@@ -133,6 +140,8 @@ class ResultsTable:
     def _is_known(self, site: str, known: Mapping[str, SiteResult]) -> bool:
         former = known.get(site)
         if former is None or former.counts != self.counts[site]:
+            return False
+        if self.dates.get(site, former.date) != former.date:
             return False
         place = self.places.get(site)
         return place is None or np.array_equal(place, np.array(former.place), equal_nan=True)
@@ -212,8 +221,15 @@ def _bare(site: str) -> str:
     return re.sub(r"(?<!\d)0+(?=\d)", "", re.sub(r"[^a-z0-9]+", "", site.casefold()))
 
 
-def _record(site: str, counts: Counts, place: Array | None, sites: SurveySites) -> dict[str, Any]:
-    record = {"id": site, "positive": counts.positive, "examined": counts.examined}
+def _record(
+    site: str, counts: Counts, place: Array | None, day: str | None, sites: SurveySites
+) -> dict[str, Any]:
+    """Return a result as a ledger keeps it."""
+    record: dict[str, Any] = {
+        "id": site, "positive": counts.positive, "examined": counts.examined
+    }  # fmt: skip
+    if day is not None:
+        record["date"] = day
     if place is None:
         return record
     values = [None if np.isnan(value) else float(value) for value in place]

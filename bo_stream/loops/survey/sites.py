@@ -20,6 +20,7 @@ from bo_stream.loops.survey.cells import Array, Cells, Mask, Texts, first
 from bo_stream.loops.survey.columns import find_column, given_column, has_rate
 from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.counts import Counts, read_counts
+from bo_stream.loops.survey.dates import date_column, read_dates
 from bo_stream.loops.survey.places import check_places, position_columns
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.mapping import fill_missing
@@ -46,6 +47,7 @@ class SurveySites:
         notes: Texts for the coordinator about what was filled in or looks odd.
         id_column: Column of the ids; None: the rows' numbers are the ids.
         coordinates: Units and names of positions.
+        dates: Of the results that came with the table, in ISO 8601, by id, where there are any.
     """
 
     ids: Texts
@@ -58,6 +60,7 @@ class SurveySites:
     notes: tuple[str, ...] = ()
     id_column: str | None = None
     coordinates: Coordinates = DEGREES
+    dates: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -93,6 +96,7 @@ class SurveySites:
         strata = _strata(cells, settings)
         earlier, remarks = _earlier(cells, settings, ids)
         remarks += _without_quota(cells, settings, strata)
+        dates = _earlier_dates(cells, settings, ids, earlier, remarks)
         return cls(
             ids,
             filled,
@@ -104,6 +108,7 @@ class SurveySites:
             (*odd, *notes, *remarks),
             id_column,
             coordinates,
+            MappingProxyType(dates),
         )
 
     @cached_property
@@ -305,3 +310,24 @@ def _earlier(
         ]
     counts = read_counts(cells, settings)
     return {str(ids[row]): count for row, count in counts.items()}, []
+
+
+def _earlier_dates(
+    cells: Cells,
+    settings: SurveySettings,
+    ids: Texts,
+    earlier: Mapping[str, Counts],
+    remarks: list[str],
+) -> dict[str, str]:
+    """Read dates of results that came along; add a remark instead where they are not understood."""
+    if not earlier:
+        return {}
+    rows = [row for row, site in enumerate(ids) if site in earlier]
+    dated = cells.rows(rows)
+    try:
+        column = date_column(dated, settings)
+        dates = [] if column is None else read_dates(dated, column)
+    except UsageError as error:
+        remarks.append(f"Dates of results are left out. {error}")
+        return {}
+    return {str(ids[row]): day for row, day in zip(rows, dates, strict=False) if day}

@@ -119,8 +119,8 @@ class Survey:
         """Take in results, all of a table or, if there is a fault in it, none.
 
         Args:
-            results: Columns of id, examined and positive; rows without numbers are passed over.
-                The numbers of a site replace earlier ones. Sites that are not in the list bring
+            results: Columns of id, examined, positive and perhaps date; rows without numbers are
+                passed over. The numbers of a site replace earlier ones. Sites that are not in the list bring
                 position and covariates.
             source: Name of the table, for messages.
 
@@ -218,7 +218,8 @@ class Survey:
         """Results in the order of the list, then those of other sites by id.
 
         Columns: id, longitude, latitude, examined, positive, told (time, empty for those that came
-        along with the sites), asked (whether the site was), corrected (how many times), listed.
+        along with the sites), date (of the survey, in ISO 8601, empty if not told), asked (whether
+        the site was), corrected (how many times), listed.
         """
         ids = self._facts.surveyed
         rows = [self._facts.results[site] for site in ids]
@@ -226,6 +227,7 @@ class Survey:
         table["examined"] = [row.counts.examined for row in rows]
         table["positive"] = [row.counts.positive for row in rows]
         table["told"] = [row.time for row in rows]
+        table["date"] = [row.date for row in rows]
         table["asked"] = [row.asked for row in rows]
         table["corrected"] = [row.corrected for row in rows]
         table["listed"] = self._sites.positions(ids) >= 0
@@ -340,7 +342,8 @@ class Survey:
         Returns:
             id, longitude, latitude, prevalence (mean), sd, lower, q25, q75, upper (quantiles of
             95 % and 50 % intervals); with a threshold exceedance (probability of being above) and
-            class (above, below, uncertain); examined and positive, NaN where not surveyed.
+            class (above, below, uncertain); examined and positive, NaN where not surveyed, and
+            date (of the survey, in ISO 8601), empty where not surveyed or not told.
 
         Raises:
             UsageError: There is no result yet.
@@ -352,8 +355,9 @@ class Survey:
         table = pd.DataFrame(X[:, :2].numpy(), columns=list(self.coordinates.names))
         table.insert(0, "id", [*self._sites.ids, *outside])
         predicted = predict_prevalence(self.model, X, self.settings)
-        counts = self.results[["id", "examined", "positive"]]
-        return pd.concat((table, predicted), axis=1).merge(counts, on="id", how="left")
+        counts = self.results[["id", "examined", "positive", "date"]]
+        whole = pd.concat((table, predicted), axis=1).merge(counts, on="id", how="left")
+        return whole.fillna({"date": ""})
 
     def forecast(self, rounds: int, q: int) -> pd.DataFrame:
         """Predict how the criterion's total will fall over further rounds of q sites.
