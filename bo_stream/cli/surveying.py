@@ -30,7 +30,7 @@ from bo_stream.loops.survey.tables import read_table
 MOST_SHOWN = 20
 """Ids or rows that are listed on the screen."""
 
-PREDICTIONS, REPORT = "predictions.csv", "report.html"
+PREDICTIONS, CALLED, REPORT = "predictions.csv", "called.csv", "report.html"
 
 
 def start(sites: Path, out: Path, settings: dict[str, Any]) -> None:
@@ -108,13 +108,15 @@ def report(folder: Path, rounds: int, q: int, loss: str | None) -> None:
             findings = find(survey, folder.resolve().name, rounds, q, on_step=step)
             step("Drawing maps")
             page = survey_page(findings, date.today())
-        table = findings.predictions.round(dict.fromkeys(_ROUNDED, 6))
-        predictions = table.to_csv(index=False, lineterminator="\n").encode()
-        write_files(folder, {PREDICTIONS: predictions, REPORT: page})
+        files = {PREDICTIONS: _as_csv(findings.predictions), REPORT: page}
+        if findings.threshold is not None:
+            files[CALLED] = _as_csv(findings.calls_made)
+        write_files(folder, files)
         _say(headline(findings))
         for note in findings.notes:
             _warn(note)
-        _say(f"{PREDICTIONS} and {REPORT} are in {folder}.")
+        *others, last = sorted(files)
+        _say(f"{', '.join(others)} and {last} are in {folder}.")
 
 
 def _trusted(loss: str | None) -> tuple[str, ...]:
@@ -126,7 +128,12 @@ def _own(survey: Survey) -> str:
     return "" if survey.settings.loss is None else f" --loss {survey.settings.loss}"
 
 
-_ROUNDED = ("prevalence", "sd", "lower", "q25", "q75", "upper", "exceedance")
+_ROUNDED = ("prevalence", "sd", "lower", "q25", "q75", "upper", "exceedance", "probability")
+
+
+def _as_csv(table: pd.DataFrame) -> bytes:
+    rounded = table.round({name: 6 for name in _ROUNDED if name in table})
+    return rounded.to_csv(index=False, lineterminator="\n").encode()
 
 
 def parse_quotas(texts: Sequence[str] | None) -> dict[str, int]:

@@ -48,7 +48,7 @@ def element(tag: str, *children: Content, **attributes: str) -> Element:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[Content]], numbers: Sequence[int]
 ) -> Element:
-    """Make a table whose rows are cards, with the headings in them, where a screen is narrow.
+    """Make a table; rows of three cells or more are cards where a screen is narrow.
 
     Args:
         head: Headings of the columns.
@@ -71,7 +71,7 @@ def table(
     ]
     top = element("thead", element("tr", *headings, role="row"), role="rowgroup")
     body = element("tbody", *(row(cells) for cells in rows), role="rowgroup")
-    return element("table", top, body, role="table")
+    return element("table", top, body, class_="cards" if len(head) > 2 else "pairs", role="table")
 
 
 def picture(figure: Figure, text: str, caption: str) -> Element:

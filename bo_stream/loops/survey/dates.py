@@ -27,7 +27,7 @@ _ISO = re.compile(r"(\d{4})(?:([-/.])(\d{1,2})(?:\2(\d{1,2})" + _TIME + r")?)?")
 _PARTS = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4})" + _TIME)
 
 
-def date_column(cells: Cells, settings: SurveySettings) -> str | None:
+def find_dates(cells: Cells, settings: SurveySettings) -> str | None:
     """Find the column of dates by its usual names, None if there is none.
 
     Raises:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,7 +28,8 @@ class SurveyFindings:
         name: Name of the campaign.
         predictions: A row a site: ``id``, ``longitude`` and ``latitude`` (or ``east`` and
             ``north``), ``prevalence`` (posterior mean), ``sd``, ``lower`` and ``upper`` (95 %
-            interval), and where a site was surveyed ``examined`` and ``positive``, else NaN. With a
+            interval), and where a site was surveyed ``examined`` and ``positive``, else NaN, and
+            ``date``, empty where it is not known. With a
             threshold also ``exceedance``, the probability of a prevalence above it, and ``class``:
             above, below or uncertain.
         chosen: A row a site that is to be surveyed next, in the order of choice: ``id``,
@@ -44,6 +46,7 @@ class SurveyFindings:
         notes: What looks odd in the tables of sites and results.
         calls_made: Sites with their calls, of :func:`~bo_stream.loops.survey.calls.calls_table`;
             empty without a threshold.
+        labels: Other columns of the list of sites, such as name and district, indexed by id.
     """
 
     name: str
@@ -59,6 +62,7 @@ class SurveyFindings:
     coordinates: Coordinates = DEGREES
     notes: tuple[str, ...] = ()
     calls_made: pd.DataFrame = field(default_factory=pd.DataFrame)
+    labels: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property
     def surveyed(self) -> pd.DataFrame:
@@ -128,6 +132,7 @@ def find(
         coordinates=survey.coordinates,
         notes=survey.notes,
         calls_made=survey.calls(predictions),
+        labels=survey.labels,
     )
 
 
@@ -141,6 +146,19 @@ def _forecast(survey: Survey, rounds: int, q: int) -> tuple[float, pd.DataFrame]
     if not now > 0.0:
         return float("nan"), pd.DataFrame({"sites": [], "remaining": []})
     return now, pd.DataFrame({"sites": later["sites"], "remaining": later["total"] / now})
+
+
+def result_in_words(site: Mapping[Hashable, Any]) -> str:
+    """Say the result of a site, as in ``5 of 60 positive, 2026-01-31``.
+
+    Args:
+        site: ``examined``, ``positive`` and ``date`` of a row of predictions; NaN and empty where
+            it was not surveyed.
+    """
+    if pd.isna(site["examined"]):
+        return ""
+    day = f", {site['date']}" if site["date"] else ""
+    return f"{site['positive']:,.0f} of {site['examined']:,.0f} positive{day}"
 
 
 _CRITERIA: dict[CriterionName, str] = {

@@ -95,8 +95,10 @@
     });
   }
 
-  const dotRadius = () =>
-    Math.min(Math.max(0.45 * data.apart * whole * Math.sqrt(scale / whole), 1.2), 9);
+  function dotRadius() {
+    const all = Math.min(Math.max(0.3 * data.apart * whole, 1.2), 5);
+    return Math.min(all * Math.sqrt(scale / whole), 9);
+  }
 
   function draw() {
     keepInside();
@@ -141,30 +143,35 @@
 
   const overlaps = (a, b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
 
+  // Number the sites to survey next; where discs would cover each other the later ones are dots
+  // until there is room. Returns the boxes that are taken.
   function drawNumbers(seen) {
-    const taken = [];
-    const inView = new Set(seen);
+    const half = 9, inView = new Set(seen);
+    const next = data.next.filter((site) => inView.has(site));
+    const boxOf = (site) =>
+      [across(site) - half, down(site) - half, across(site) + half, down(site) + half];
+    const numbered = [];
+    for (const site of next) {
+      if (!numbered.some((other) => overlaps(boxOf(site), boxOf(other)))) numbered.push(site);
+    }
+    const disc = (site, radius) => {
+      pen.beginPath();
+      pen.arc(across(site), down(site), radius, 0, 7);
+      pen.fill();
+      pen.stroke();
+    };
+    pen.strokeStyle = "#fff";
+    pen.lineWidth = 1.2;
+    pen.fillStyle = "#000";
+    for (const site of next) disc(site, 3.5);
+    for (const site of numbered) disc(site, half);
     pen.font = "bold 11px system-ui, sans-serif";
     pen.textAlign = "center";
     pen.textBaseline = "middle";
-    data.next.forEach((site, place) => {
-      if (!inView.has(site)) return;
-      const x = across(site), y = down(site), half = 9;
-      const box = [x - half, y - half, x + half, y + half];
-      const free = !taken.some((other) => overlaps(box, other));
-      pen.fillStyle = "#000";
-      pen.strokeStyle = "#fff";
-      pen.lineWidth = 1.2;
-      pen.beginPath();
-      pen.arc(x, y, free ? half : 3.5, 0, 7);
-      pen.fill();
-      pen.stroke();
-      if (!free) return; // its number appears when there is room for it
-      taken.push(box);
-      pen.fillStyle = "#fff";
-      pen.fillText(String(place + 1), x, y + 0.5);
-    });
-    return taken;
+    pen.fillStyle = "#fff";
+    for (const site of numbered) pen.fillText(String(order.get(site)), across(site), down(site) + 0.5);
+    const buttons = [width - 56, 0, width, 150], bar = [0, height - 32, width / 3 + 24, height];
+    return [...numbered.map(boxOf), buttons, bar];
   }
 
   function drawNames(seen, taken, radius) {

@@ -39,7 +39,7 @@ MOST_NUMBERS = 40
 TALLEST, WIDEST = 2.6, 0.5
 """Height over width of a map at most, at least; the ground beyond the sites fills the rest."""
 
-DISC = 14.0
+DISC = 16.0
 """Diameter of a numbered disc, in points."""
 
 _PIXELS = 3_000
@@ -125,16 +125,16 @@ def draw_values(
     dots = _dots(axes, ground, c=values, cmap=without_white(colours), norm=norm)
     beyond = "max" if values.max() > top else "neither"
     bar = figure.colorbar(dots, ax=axes, location="bottom", pad=0.02, aspect=32, extend=beyond)
-    bar.set_label(label, fontsize=10)
+    bar.set_label(label, fontsize=11)
     bar.ax.xaxis.set_major_locator(FixedLocator(bar_ticks(top)))
     bar.ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
-    bar.ax.tick_params(labelsize=9)
+    bar.ax.tick_params(labelsize=11)
     if mark is not None:
         bar.ax.axvline(mark, color="black", lw=2.5)
     nobody = table[:0] if chosen is None else chosen
     marks = _mark_surveyed(axes, ground, table) + _mark_chosen(axes, ground, nobody)
     _legend(figure, marks)
-    _number(axes, ground, nobody)
+    _number(figure, axes, ground, nobody)
     return figure
 
 
@@ -170,7 +170,7 @@ def draw_classes(
     ]
     marks = _mark_surveyed(axes, ground, table) + _mark_chosen(axes, ground, chosen)
     _legend(figure, [*classes, *marks])
-    _number(axes, ground, chosen)
+    _number(figure, axes, ground, chosen)
     return figure
 
 
@@ -186,7 +186,7 @@ def _canvas(table: pd.DataFrame, coordinates: Coordinates) -> tuple[Figure, Axes
     (left, right), (bottom, top) = ground.extent(TALLEST, WIDEST)
     bottom -= 0.06 * (top - bottom)  # of the scale bar
     height = 0.9 * WIDTH * (top - bottom) / (right - left)
-    figure = Figure(figsize=(WIDTH, height + 1.3), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height + 1.4), layout="constrained")
     axes = figure.subplots()
     axes.set_aspect("equal")
     axes.set(xlim=(left, right), ylim=(bottom, top))
@@ -221,7 +221,7 @@ def _draw_graticule(axes: Axes, ground: Ground) -> None:
     ):
         inside = [each for each in found if limits[0] <= each[0] <= limits[1]]
         axis.set_ticks([place for place, _ in inside], [text for _, text in inside])
-    axes.tick_params(length=0, labelsize=9, labelcolor="0.35")
+    axes.tick_params(length=0, labelsize=11, labelcolor="0.35")
 
 
 def _round_values(course: Array, low: float, high: float) -> Array:
@@ -238,7 +238,7 @@ def _draw_scale(axes: Axes) -> None:
     step = 0.012 * (top - bottom)
     ends, heights = [x, x, x + length, x + length], [y + step, y, y, y + step]
     axes.plot(ends, heights, color="black", lw=1.4, zorder=6)
-    axes.text(x + 0.5 * length, y + step, f"{length:g} km", ha="center", va="bottom", fontsize=9)
+    axes.text(x + 0.5 * length, y + step, f"{length:g} km", ha="center", va="bottom", fontsize=11)
 
 
 def _round_length(most: float) -> float:
@@ -298,15 +298,13 @@ def _mark_chosen(axes: Axes, ground: Ground, chosen: pd.DataFrame) -> list[Line2
     return axes.plot(x, y, shape, color="black", mec="white", ms=size, zorder=7, label=label)
 
 
-def _number(axes: Axes, ground: Ground, chosen: pd.DataFrame) -> None:
+def _number(figure: Figure, axes: Axes, ground: Ground, chosen: pd.DataFrame) -> None:
     """Number chosen sites by discs that do not cover each other, each with a line to its site.
 
     The picture must be complete but for them: their room is that of the final axes.
     """
     if not 0 < len(chosen) <= MOST_NUMBERS:
         return
-    figure = axes.get_figure(root=True)
-    assert figure is not None
     figure.draw_without_rendering()
     sites = ground.place_sites(chosen)
     points = 72.0 / figure.dpi  # of a pixel
@@ -322,13 +320,16 @@ def _number(axes: Axes, ground: Ground, chosen: pd.DataFrame) -> None:
         line = {"arrowstyle": "-", "lw": 0.9, "shrinkA": 0, "shrinkB": 0}
         axes.annotate(
             str(number), tuple(site), tuple(shift), textcoords="offset points", color="white",
-            fontsize=8.0, fontweight="bold", ha="center", va="center_baseline", zorder=9,
+            fontsize=9.0, fontweight="bold", ha="center", va="center_baseline", zorder=9,
             arrowprops=line if np.hypot(*shift) > 0.5 * DISC else None, in_layout=False,
         )  # fmt: skip
 
 
 def spread_apart(points: Array, distance: float, low: Array, high: Array) -> Array:
-    """Move points as little as needed for any two of them to be some distance apart.
+    """Move points so that any two of them are some distance apart, each as little as it can be.
+
+    The points take places one after the other: each the nearest of some on rings about itself that
+    are in the box and far enough from those taken.
 
     Args:
         points: ``n x 2``.
@@ -337,25 +338,25 @@ def spread_apart(points: Array, distance: float, low: Array, high: Array) -> Arr
         high: Upper corner.
 
     Returns:
-        The moved points, ``n x 2``. Where the box has no room for them they are closer.
+        The moved points, ``n x 2``. One for which the box has no room stays where it is.
     """
-    turns = np.pi * (3.0 - np.sqrt(5.0)) * np.arange(len(points))  # of points at one place
-    moved = points + 0.01 * distance * np.column_stack((np.cos(turns), np.sin(turns)))
-    for step in range(400):
-        apart = moved[:, None] - moved
-        lengths = np.sqrt((apart**2).sum(-1)) + 1e-12
-        np.fill_diagonal(lengths, np.inf)
-        push = np.clip(1.02 * distance - lengths, 0.0, None) / lengths
-        if step > 20 and lengths.min() >= distance:
-            break
-        back = 0.05 * (points - moved) if step < 200 else 0.0
-        moved = np.clip(moved + 0.5 * (push[..., None] * apart).sum(1) + back, low, high)
+    moved = np.clip(points, low, high)
+    for row, middle in enumerate(moved.copy()):
+        for ring in np.arange(0.0, float(np.hypot(*(high - low))), 0.2 * distance):
+            angles = np.linspace(0.0, 2.0 * np.pi, 1 + 8 * int(1.0 + 4.0 * ring / distance))
+            places = middle + ring * np.column_stack((np.cos(angles), np.sin(angles)))
+            apart = np.sqrt(((places[:, None] - moved[:row]) ** 2).sum(-1))
+            free = ((low <= places) & (places <= high)).all(axis=1)
+            free &= (apart >= distance).all(axis=1)
+            if free.any():
+                moved[row] = places[int(free.argmax())]
+                break
     return moved
 
 
 def _legend(figure: Figure, marks: list[Line2D]) -> None:
     if marks:
         figure.legend(
-            handles=marks, loc="outside lower left", ncols=2, fontsize=9, frameon=False,
+            handles=marks, loc="outside lower left", ncols=2, fontsize=11, frameon=False,
             handletextpad=0.3, columnspacing=1.0,
         )  # fmt: skip

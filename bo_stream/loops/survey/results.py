@@ -15,7 +15,7 @@ from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import Array, Cells, Mask, Texts, first
 from bo_stream.loops.survey.columns import required_column
 from bo_stream.loops.survey.counts import Counts, read_counts
-from bo_stream.loops.survey.dates import date_column, read_dates
+from bo_stream.loops.survey.dates import find_dates, read_dates
 from bo_stream.loops.survey.facts import SiteResult
 from bo_stream.loops.survey.places import check_places, position_columns_if_any
 from bo_stream.loops.survey.remarks import far_sites, moved_sites, odd_covariates
@@ -102,7 +102,7 @@ class ResultsTable:
         ids = cells.texts(id_column)
         _check_ids(cells, id_column, ids)
         places, warnings = _read_places(cells, ids, settings, sites, known)
-        column = date_column(cells, settings)
+        column = find_dates(cells, settings)
         dates = [""] * len(cells) if column is None else read_dates(cells, column)
         return cls(
             dict(zip(ids.tolist(), counts.values(), strict=True)),

@@ -20,7 +20,7 @@ from bo_stream.loops.survey.cells import Array, Cells, Mask, Texts, first
 from bo_stream.loops.survey.columns import find_column, given_column, has_rate
 from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.counts import Counts, read_counts
-from bo_stream.loops.survey.dates import date_column, read_dates
+from bo_stream.loops.survey.dates import find_dates, read_dates
 from bo_stream.loops.survey.places import check_places, position_columns
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.mapping import fill_missing
@@ -98,7 +98,7 @@ class SurveySites:
         strata = _strata(cells, settings)
         earlier, remarks = _earlier(cells, settings, ids)
         remarks += _without_quota(cells, settings, strata)
-        dates = _earlier_dates(cells, settings, ids, earlier, remarks)
+        date_column, dates = _earlier_dates(cells, settings, ids, earlier, remarks)
         return cls(
             ids,
             filled,
@@ -110,7 +110,7 @@ class SurveySites:
             (*odd, *notes, *remarks),
             id_column,
             coordinates,
-            _labels(names, settings, {id_column, *columns}, source),
+            _labels(names, settings, {id_column, date_column, *columns}, source),
             MappingProxyType(dates),
         )
 
@@ -332,16 +332,18 @@ def _earlier_dates(
     ids: Texts,
     earlier: Mapping[str, Counts],
     remarks: list[str],
-) -> dict[str, str]:
-    """Read dates of results that came along; add a remark instead where they are not understood."""
-    if not earlier:
-        return {}
+) -> tuple[str | None, dict[str, str]]:
+    """Read dates of results that came along; add a remark instead where they are not understood.
+
+    Returns:
+        The column, None if there is none or it is not understood; and dates by id.
+    """
     rows = [row for row, site in enumerate(ids) if site in earlier]
     dated = cells.rows(rows)
     try:
-        column = date_column(dated, settings)
+        column = find_dates(dated, settings) if rows else None
         dates = [] if column is None else read_dates(dated, column)
     except UsageError as error:
         remarks.append(f"Dates of results are left out. {error}")
-        return {}
-    return {str(ids[row]): day for row, day in zip(rows, dates, strict=False) if day}
+        return None, {}
+    return column, {str(ids[row]): day for row, day in zip(rows, dates, strict=False) if day}

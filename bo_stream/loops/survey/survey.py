@@ -121,8 +121,8 @@ class Survey:
 
         Args:
             results: Columns of id, examined, positive and perhaps date; rows without numbers are
-                passed over. The numbers of a site replace earlier ones. Sites that are not in the list bring
-                position and covariates.
+                passed over. The numbers of a site replace earlier ones. Sites that are not in the
+                list bring position and covariates.
             source: Name of the table, for messages.
 
         Raises:

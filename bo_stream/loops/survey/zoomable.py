@@ -12,7 +12,15 @@ from matplotlib.colors import PowerNorm, to_hex
 from numpy.typing import NDArray
 
 from bo_stream.loops.page import data, element
-from bo_stream.loops.survey.findings import ABOVE, BELOW, UNCERTAIN, SurveyFindings, per_cent
+from bo_stream.loops.survey.findings import (
+    ABOVE,
+    BELOW,
+    UNCERTAIN,
+    SurveyFindings,
+    per_cent,
+    result_in_words,
+)
+from bo_stream.loops.survey.labels import shown_labels
 from bo_stream.loops.survey.maps import COLOURS, Ground, bar_ticks, nearest, without_white
 
 Array = NDArray[np.float64]
@@ -53,14 +61,7 @@ def _values(findings: SurveyFindings) -> dict[str, Any]:
     apart = min(2.0 * nearest(ground.sites), width, height)
     east, north = ground.sites.T
     chosen = pd.Index(table["id"]).get_indexer(pd.Index(findings.chosen["id"]))
-    labels = findings.labels.astype(str)
-    names = (
-        labels.iloc[:, 0].where(labels.iloc[:, 0] != "", table["id"])
-        if len(labels.columns)
-        else table["id"]
-    )
-    others = {str(name): labels[name] for name in labels.columns[1:]}
-    others |= {"Id": table["id"]} if len(labels.columns) else {}
+    names, labels = _described(findings)
     values: dict[str, Any] = {
         "width": round(width, 3),
         "height": round(height, 3),
@@ -68,8 +69,8 @@ def _values(findings: SurveyFindings) -> dict[str, Any]:
         "zoom": float(np.clip(max(width, height) / max(apart, 1e-9), 8.0, 1000.0)),
         "x": (east - left).round(3).tolist(),
         "y": (top - north).round(3).tolist(),
-        "names": names.tolist(),
-        "labels": [[name, texts.tolist()] for name, texts in others.items()],
+        "names": names,
+        "labels": [[name, texts] for name, texts in labels.items()],
         "mean": _in_per_cent(table["prevalence"]),
         "low": _in_per_cent(table["lower"]),
         "high": _in_per_cent(table["upper"]),
@@ -88,7 +89,7 @@ def _values(findings: SurveyFindings) -> dict[str, Any]:
     if findings.threshold is not None:
         line = per_cent(findings.threshold)
         values["above"] = f"Above {line}"
-        values["called"] = [f"called above", "uncertain", "called below"]
+        values["called"] = ["called above", "uncertain", "called below"]
         values["chance"] = _in_per_cent(table["exceedance"])
         values["layers"].append(_classes(findings, line))
     mean, spread = table["prevalence"].to_numpy(), (table["upper"] - table["lower"]).to_numpy()
@@ -97,6 +98,18 @@ def _values(findings: SurveyFindings) -> dict[str, Any]:
         _numbers("Uncertainty", spread, "BuPu", 0.0),
     ]
     return values
+
+
+def _described(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the name of each site, else its id, and what else says which it is, by heading."""
+    ids = findings.predictions["id"].astype(str)
+    name, others = shown_labels(findings.labels)
+    labels = findings.labels.reindex(findings.predictions["id"]).fillna("").astype(str)
+    texts = {other: labels[other].str.strip().tolist() for other in others}
+    if name is None:
+        return ids.tolist(), texts
+    names = labels[name].str.strip().to_numpy()
+    return np.where(names == "", ids, names).tolist(), {**texts, "Id": ids.tolist()}
 
 
 def _in_per_cent(shares: pd.Series[float]) -> list[float]:
