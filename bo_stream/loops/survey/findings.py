@@ -10,14 +10,13 @@ import numpy as np
 import pandas as pd
 
 from bo_stream.loops.survey.calibration import held_out_counts
+from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
 from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.settings import CriterionName, SurveySettings
 from bo_stream.loops.survey.survey import Survey
 
 LEAST_HELD_OUT = 10
 """Results from which on predictions are compared with counts."""
-
-ABOVE, UNCERTAIN, BELOW = "above", "uncertain", "below"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +42,8 @@ class SurveyFindings:
         settings: Settings in plain words.
         coordinates: Units and names of positions.
         notes: What looks odd in the tables of sites and results.
+        calls_made: Sites with their calls, of :func:`~bo_stream.loops.survey.calls.calls_table`;
+            empty without a threshold.
     """
 
     name: str
@@ -57,6 +58,7 @@ class SurveyFindings:
     settings: Mapping[str, str] = field(default_factory=dict)
     coordinates: Coordinates = DEGREES
     notes: tuple[str, ...] = ()
+    calls_made: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property
     def surveyed(self) -> pd.DataFrame:
@@ -125,6 +127,7 @@ def find(
         settings=in_words(survey),
         coordinates=survey.coordinates,
         notes=survey.notes,
+        calls_made=survey.calls(predictions),
     )
 
 

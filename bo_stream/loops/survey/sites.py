@@ -46,6 +46,7 @@ class SurveySites:
         notes: Texts for the coordinator about what was filled in or looks odd.
         id_column: Column of the ids; None: the rows' numbers are the ids.
         coordinates: Units and names of positions.
+        labels: Columns that are none of these, such as name and district.
     """
 
     ids: Texts
@@ -58,6 +59,7 @@ class SurveySites:
     notes: tuple[str, ...] = ()
     id_column: str | None = None
     coordinates: Coordinates = DEGREES
+    labels: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -104,6 +106,7 @@ class SurveySites:
             (*odd, *notes, *remarks),
             id_column,
             coordinates,
+            _labels(names, settings, {id_column, *columns}, source),
         )
 
     @cached_property
@@ -140,6 +143,17 @@ class SurveySites:
         """Fill missing covariates of other sites, ``n x d``, from the nearest site of the list."""
         units = self.coordinates.mapping_units
         return fill_missing(raw, self.X, units=units) if len(raw) else raw
+
+
+def _labels(
+    names: Sequence[str], settings: SurveySettings, used: set[str | None], source: str
+) -> tuple[str, ...]:
+    """Return the columns that mean nothing to the survey, and the stratum."""
+    roles = ("examined", "positive")
+    free = settings.unclaimed(names)
+    used = used | {find_column(free, role, getattr(settings, role), source) for role in roles}
+    used |= {*settings.covariates, settings.cost, settings.reachable}
+    return tuple(name for name in names if name not in used)
 
 
 def read_inputs(cells: Cells, place: Sequence[str], settings: SurveySettings) -> Array:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bo_stream.acquisition.criteria import Criterion
 from bo_stream.errors import UsageError, check_whole
+from bo_stream.loops.survey.calls import calls_table
 from bo_stream.loops.survey.choice import Choice
 from bo_stream.loops.survey.coordinates import Coordinates
 from bo_stream.loops.survey.facts import SurveyFacts
@@ -267,6 +268,15 @@ class Survey:
         table.insert(0, "id", self._sites.ids)
         return table
 
+    @property
+    def labels(self) -> pd.DataFrame:
+        """Other columns of the list, such as name and district, as given, indexed by id.
+
+        All but ids, positions, covariates, cost, reachable and counts.
+        """
+        named = self.table.set_axis([str(name) for name in self.table.columns], axis=1)
+        return named[list(self._sites.labels)].set_axis(pd.Index(self._sites.ids, name="id"))
+
     def status(self) -> SurveyStatus:
         """Return how far the survey is, without building a model."""
         facts, events = self._facts, self.ledger.events
@@ -360,6 +370,23 @@ class Survey:
         predicted = predict_prevalence(self.model, X, self.settings)
         counts = self.results[["id", "examined", "positive"]]
         return pd.concat((table, predicted), axis=1).merge(counts, on="id", how="left")
+
+    def calls(self, predictions: pd.DataFrame | None = None) -> pd.DataFrame:
+        """List the sites that are called above, then uncertain ones, then those called below.
+
+        Args:
+            predictions: Of :meth:`predictions`; None: computed here.
+
+        Returns:
+            Of :func:`~bo_stream.loops.survey.calls.calls_table`; empty without a threshold.
+
+        Raises:
+            UsageError: There is no result yet.
+        """
+        if self.settings.threshold is None:
+            return pd.DataFrame()
+        found = self.predictions() if predictions is None else predictions
+        return calls_table(found, self.labels)
 
     def forecast(self, rounds: int, q: int) -> pd.DataFrame:
         """Predict how the criterion's total will fall over further rounds of q sites.
