@@ -23,6 +23,7 @@ from bo_stream.loops.survey.predictions import predict_prevalence, reasons
 from bo_stream.loops.survey.results import ResultsTable, Told
 from bo_stream.loops.survey.settings import USUAL_TRIALS, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
+from bo_stream.loops.survey.tables import TableFormat
 from bo_stream.models.base import StreamingGP
 
 SPREAD_OUT = "first round: spread out over the map and the covariates"
@@ -244,6 +245,11 @@ class Survey:
     def coordinates(self) -> Coordinates:
         """Units of positions, and names of their columns."""
         return self._sites.coordinates
+
+    @property
+    def table_format(self) -> TableFormat:
+        """Format of the list of sites, in which a coordinator's tables are written."""
+        return TableFormat.of(self.table)
 
     @property
     def fingerprint(self) -> str:

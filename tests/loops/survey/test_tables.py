@@ -68,7 +68,7 @@ def test_parquet(tmp_path: Path) -> None:
         ("id,lon\n1,2\n2,3,5\n3,4\n", "row 3: 3 cells, expected 2 as in the header. Are its deci"),
         ("id;lon\n1;2;4\n", "row 2: 3 cells, expected 2"),
         ("id,lon,\n1,2,\n2,3,x\n", "row 3: a cell in column 3, which has no name in row 1"),
-        (b"PK\x03\x04 a workbook", "is no text file. Save the sheet as CSV"),
+        (b"PK\x03\x04 a workbook", "is no text file. Save the sheet as .xlsx or as CSV"),
     ],
 )
 def test_tables_that_cannot_be_read(tmp_path: Path, content: bytes | str, message: str) -> None:
@@ -80,7 +80,9 @@ def test_tables_that_cannot_be_read(tmp_path: Path, content: bytes | str, messag
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         read_table(tmp_path / "sites.csv")
-    with pytest.raises(UsageError, match=r"unknown type '.xlsx'.*Save the sheet as CSV"):
+    with pytest.raises(UsageError, match=r"unknown type '.ods'.*Save the sheet as .xlsx or as CSV"):
+        read_table(written(tmp_path, "", "sites.ods"))
+    with pytest.raises(UsageError, match=r"sites.xlsx cannot be read as a workbook"):
         read_table(written(tmp_path, "", "sites.xlsx"))
     with pytest.raises(UsageError, match="cannot be read as a table"):
         read_table(written(tmp_path, "no parquet", "sites.parquet"))
