@@ -26,11 +26,12 @@ from bo_stream.loops.survey.results import Told
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.survey import Survey
 from bo_stream.loops.survey.tables import read_table
+from bo_stream.loops.survey.waypoints import waypoint_files
 
 MOST_SHOWN = 20
 """Ids or rows that are listed on the screen."""
 
-PREDICTIONS, CALLED, REPORT = "predictions.csv", "called.csv", "report.html"
+PREDICTIONS, REPORT = "predictions.csv", "report.html"
 
 
 def start(sites: Path, out: Path, settings: dict[str, Any]) -> None:
@@ -54,6 +55,7 @@ def choose(folder: Path, q: int, loss: str | None) -> None:
         with _spinner("Choosing sites"):
             chosen = survey.ask(q)
         files = next_files(survey.pending, survey.coordinates)
+        files |= waypoint_files(survey.pending, survey.labels, survey.coordinates)
         write_files(folder, files)
         OUT.print(_sites_table(chosen, survey.coordinates))
         if len(chosen) < q:
@@ -65,7 +67,7 @@ def choose(folder: Path, q: int, loss: str | None) -> None:
                 f"survey withdraw {folder} ID"
             )
         form = folder / NEXT
-        _say(f"All pending sites are in {' and '.join(str(folder / name) for name in files)}.")
+        _say(f"All pending sites are in {', '.join(str(folder / name) for name in files)}.")
         _say_next_step(f"survey tell {folder} {form}", "once examined and positive are filled in")
 
 
@@ -108,9 +110,10 @@ def report(folder: Path, rounds: int, q: int, loss: str | None) -> None:
             findings = find(survey, folder.resolve().name, rounds, q, on_step=step)
             step("Drawing maps")
             page = survey_page(findings, date.today())
+        written = survey.table_format
         files = {PREDICTIONS: _as_csv(findings.predictions), REPORT: page}
         if findings.threshold is not None:
-            files[CALLED] = _as_csv(findings.calls_made)
+            files[findings.called_file] = written.write(_rounded(findings.calls_made))
         write_files(folder, files)
         _say(headline(findings))
         for note in findings.notes:
@@ -132,8 +135,12 @@ _ROUNDED = ("prevalence", "sd", "lower", "q25", "q75", "upper", "exceedance", "p
 
 
 def _as_csv(table: pd.DataFrame) -> bytes:
-    rounded = table.round({name: 6 for name in _ROUNDED if name in table})
-    return rounded.to_csv(index=False, lineterminator="\n").encode()
+    return _rounded(table).to_csv(index=False, lineterminator="\n").encode()
+
+
+def _rounded(table: pd.DataFrame) -> pd.DataFrame:
+    """Round shares, to six digits, which is far less than is known of them."""
+    return table.round({name: 6 for name in _ROUNDED if name in table})
 
 
 def parse_quotas(texts: Sequence[str] | None) -> dict[str, int]:

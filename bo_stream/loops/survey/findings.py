@@ -16,6 +16,9 @@ from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.settings import CriterionName, SurveySettings
 from bo_stream.loops.survey.survey import Survey
 
+CALLED = "called"
+"""Name of the file of all calls, without its ending."""
+
 LEAST_HELD_OUT = 10
 """Results from which on predictions are compared with counts."""
 
@@ -47,6 +50,7 @@ class SurveyFindings:
         calls_made: Sites with their calls, of :func:`~bo_stream.loops.survey.calls.calls_table`;
             empty without a threshold.
         labels: Other columns of the list of sites, such as name and district, indexed by id.
+        called_file: Name of the file of all calls.
     """
 
     name: str
@@ -63,6 +67,7 @@ class SurveyFindings:
     notes: tuple[str, ...] = ()
     calls_made: pd.DataFrame = field(default_factory=pd.DataFrame)
     labels: pd.DataFrame = field(default_factory=pd.DataFrame)
+    called_file: str = "called.csv"
 
     @property
     def surveyed(self) -> pd.DataFrame:
@@ -133,6 +138,7 @@ def find(
         notes=survey.notes,
         calls_made=survey.calls(predictions),
         labels=survey.labels,
+        called_file=survey.table_format.name(CALLED),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 
 import pandas as pd
 
@@ -35,16 +34,11 @@ def shown_labels(labels: pd.DataFrame) -> tuple[str | None, list[str]]:
         districts and the like first, then other columns of texts that differ between sites.
     """
     columns = [str(name) for name in labels.columns]
-    name = next((one for one in columns if _NAME.fullmatch(_plain(one))), None)
+    name = next((one for one in columns if _NAME.fullmatch(normalised(one))), None)
     others = [one for one in columns if one != name]
-    districts = [one for one in others if _DISTRICT.fullmatch(_plain(one))]
+    districts = [one for one in others if _DISTRICT.fullmatch(normalised(one))]
     texts = [one for one in others if one not in districts and _has_texts(labels[one])]
     return name, [*districts, *texts][:MOST]
-
-
-def _plain(name: str) -> str:
-    """Normalise the name of a column, without accents."""
-    return normalised(unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode())
 
 
 def _has_texts(column: pd.Series[str]) -> bool:

@@ -32,7 +32,7 @@ from bo_stream.loops.survey.zoomable import script, zoomable_map
 from bo_stream.storage.archive import package_version
 
 MOST_LISTED = 200
-"""Sites of a call that the page lists; the file called.csv has all."""
+"""Sites of a call that the page lists; a file has all."""
 
 MOST_OPEN = 12
 """Sites of a list that is open from the start."""
@@ -312,13 +312,10 @@ def _called(findings: SurveyFindings) -> Iterator[Content]:
         return
     line, who = per_cent(findings.threshold), Described.of(findings)
     yield element("h2", f"Sites above, uncertain and below {line}")
-    yield element(
-        "p",
-        "The surest first. All of them, with all columns of the list, are in called.csv. A "
-        "position opens the map of an Android phone."
-        if findings.coordinates.are_degrees
-        else "The surest first. All of them, with all columns of the list, are in called.csv.",
-    )
+    said = f"The surest first. All, with all columns of the list, are in {findings.called_file}."
+    if findings.coordinates.are_degrees:
+        said += " A position opens the map of an Android phone."
+    yield element("p", said)
     head = (
         *who.head, "Prevalence", "95 % interval", f"Chance of being above {line}", "Result",
         *_place_head(findings),
@@ -344,7 +341,7 @@ def _called(findings: SurveyFindings) -> Iterator[Content]:
             start = len(who.head)
             parts.append(table(head, rows, numbers=range(start, start + 3)))
         if len(sites) > MOST_LISTED:
-            more = f"And {len(sites) - MOST_LISTED:,} more, in called.csv."
+            more = f"And {len(sites) - MOST_LISTED:,} more, in {findings.called_file}."
             parts.append(element("p", more, class_="small"))
         yield element("details", *parts, **few)
 

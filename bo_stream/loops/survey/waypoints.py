@@ -7,6 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+import pandas as pd
+
+from bo_stream.loops.survey.coordinates import Coordinates
+from bo_stream.loops.survey.labels import shown_labels
+
+KML, GPX = "next.kml", "next.gpx"
+
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that no file of XML can hold [XML 1.0, section 2.2]."""
 
@@ -26,6 +33,42 @@ class Waypoint:
     text: str
     longitude: float
     latitude: float
+
+
+def waypoint_files(
+    pending: pd.DataFrame, labels: pd.DataFrame, coordinates: Coordinates
+) -> dict[str, bytes]:
+    """Return next.kml and next.gpx, by name; nothing where positions are not in degrees.
+
+    A site has its number in the order of choice and its name, else its id, as name, and district,
+    id and reason as text.
+
+    Args:
+        pending: Of a survey.
+        labels: Further columns of its list, indexed by id.
+        coordinates: Of its positions.
+    """
+    if not coordinates.are_degrees:
+        return {}
+    name, others = shown_labels(labels)
+    texts = labels.reindex(pending["id"]).fillna("").astype(str)
+    points = []
+    for number, (site, row) in enumerate(
+        zip(pending.to_dict("records"), texts.to_dict("records"), strict=True), start=1
+    ):
+        title = "" if name is None else row[name].strip()
+        said = [f"{other}: {row[other].strip()}" for other in others if row[other].strip()]
+        said += [f"id: {site['id']}", str(site["reason"])]
+        points.append(
+            Waypoint(
+                f"{number}. {title or site['id']}",
+                "\n".join(said),
+                float(site["longitude"]),
+                float(site["latitude"]),
+            )
+        )
+    title = "Sites to survey next"
+    return {KML: kml(title, points), GPX: gpx(title, points)}
 
 
 def kml(title: str, points: Sequence[Waypoint]) -> bytes:
