@@ -66,8 +66,9 @@ def next(
 ) -> None:
     """Choose the sites to survey next. They are pending until their results are told.
 
-    Writes next.csv and next.geojson with all pending sites. Fill in the columns examined and
-    positive of next.csv and tell it, or tell any other table of results.
+    Writes next.csv with all pending sites, and next.geojson, next.kml and next.gpx for maps. Fill
+    in the columns examined and positive of next.csv and tell it, or tell any other table of
+    results.
 
     - `bo-stream survey next 2026 -q 10`
     """
@@ -83,8 +84,8 @@ def tell(
         Path,
         typer.Argument(
             metavar="RESULTS",
-            help="Table with columns id, examined and positive; other sites than those of the list "
-            "bring their position and covariates.",
+            help="Table with columns id, examined, positive and perhaps date; sites that are not "
+            "in the list bring their position and covariates.",
         ),
     ],
 ) -> None:
@@ -131,10 +132,10 @@ def report(
     q: Annotated[int, typer.Option("--batch", "-q", help="Sites of each of these.")] = 10,
     loss: Loss = None,
 ) -> None:
-    """Write report.html, which opens in any browser, and predictions.csv.
+    """Write report.html, which opens in any browser, called.csv and predictions.csv.
 
     The page has maps of prevalence, of its uncertainty and of the sites above and below the
-    threshold, says how far to trust them and what more surveys would bring.
+    threshold, lists these, says how far to trust them and what more surveys would bring.
     """
     from bo_stream.cli import surveying
 

@@ -139,8 +139,9 @@ def _as_csv(table: pd.DataFrame) -> bytes:
 
 
 def _rounded(table: pd.DataFrame) -> pd.DataFrame:
-    """Round shares, to six digits, which is far less than is known of them."""
-    return table.round({name: 6 for name in _ROUNDED if name in table})
+    """Round shares, to six digits, and write counts as whole numbers."""
+    whole = table.astype(dict.fromkeys(("examined", "positive"), "Int64"))
+    return whole.round({name: 6 for name in _ROUNDED if name in table})
 
 
 def parse_quotas(texts: Sequence[str] | None) -> dict[str, int]:

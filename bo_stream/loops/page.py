@@ -61,7 +61,6 @@ def table(
         made = [
             element("td", cell, class_=look, role="cell", **{"data-head": heading})
             for cell, look, heading in zip(cells, looks, head, strict=True)
-            if cell != ""
         ]
         return element("tr", *made, role="row")
 

@@ -154,6 +154,13 @@ def _forecast(survey: Survey, rounds: int, q: int) -> tuple[float, pd.DataFrame]
     return now, pd.DataFrame({"sites": later["sites"], "remaining": later["total"] / now})
 
 
+def chance_in_words(chance: float) -> str:
+    """Write a probability in per cent, never as none or all."""
+    if chance > 0.99:
+        return "over 99 %"
+    return "under 1 %" if chance < 0.01 else per_cent(chance)
+
+
 def result_in_words(site: Mapping[Hashable, Any]) -> str:
     """Say the result of a site, as in ``5 of 60 positive, 2026-01-31``.
 

@@ -22,8 +22,10 @@
   const legend = make("ul", "legend", side);
   const marks = make("ul", "legend", side);
   side.appendChild(figure.querySelector("figcaption"));
+  make("p", "small", side, "Tap a site, or point at it, to read its name and numbers. Zoom by two " +
+    "fingers, the buttons, or the wheel once the map was clicked.");
   const buttons = make("div", "zoom", stage);
-  const card = make("div", "card", stage);
+  const card = make("div", "card", stage); // beside the map where there is room
   card.setAttribute("aria-live", "polite");
   canvas.tabIndex = 0;
   canvas.setAttribute("role", "img");
@@ -68,6 +70,8 @@
   }
 
   function resize() {
+    const around = window.matchMedia("(min-width: 52rem)").matches ? side : stage;
+    if (card.parentNode !== around) around.appendChild(card);
     const former = { scale: scale / whole, x: left + width / scale / 2, y: top + height / scale / 2 };
     const first = width === 0;
     width = stage.clientWidth;
@@ -229,6 +233,7 @@
     card.replaceChildren();
     card.classList.toggle("open", site >= 0);
     if (site >= 0) {
+      card.classList.toggle("low", down(site) < height / 2);
       make("strong", "", card, data.names[site]);
       for (const [heading, texts] of data.labels) {
         if (texts[site]) make("span", "", card, heading + ": " + texts[site]);
@@ -237,7 +242,7 @@
       make("span", "", card, "Prevalence " + percent(data.mean[site]) + " (" + span + ")");
       if (data.chance) {
         const called = data.called[data.layers[0].index[site]];
-        make("span", "", card, data.above + " with probability " + percent(data.chance[site]) + ": " + called);
+        make("span", "", card, data.above + " with probability " + data.chance[site] + ": " + called);
       }
       make("span", "", card, data.results[site] || "not surveyed");
       if (order.has(site)) make("span", "", card, "No. " + order.get(site) + " of the sites to survey next");

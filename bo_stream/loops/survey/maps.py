@@ -21,8 +21,8 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
+from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
 from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
-from bo_stream.loops.survey.findings import ABOVE, BELOW, UNCERTAIN
 from bo_stream.mapping import Kilometres
 
 Array = NDArray[np.float64]
@@ -312,7 +312,7 @@ def _number(figure: Figure, axes: Axes, ground: Ground, chosen: pd.DataFrame) ->
     box = points * np.asarray(axes.get_window_extent().get_points())
     discs = spread_apart(at, DISC + 1.0, box[0] + 0.5 * DISC, box[1] - 0.5 * DISC)
     for number, (site, shift) in enumerate(zip(sites, discs - at, strict=True), start=1):
-        offset = ScaledTranslation(*(shift / 72.0), figure.dpi_scale_trans)
+        offset = ScaledTranslation(shift[0] / 72.0, shift[1] / 72.0, figure.dpi_scale_trans)
         axes.plot(
             *site, "o", color="black", mec="white", ms=DISC, zorder=8, in_layout=False,
             transform=axes.transData + offset,

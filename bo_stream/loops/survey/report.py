@@ -13,14 +13,13 @@ import pandas as pd
 
 from bo_stream.loops.page import Content, element, page, picture, table
 from bo_stream.loops.survey.calibration import coverage
+from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
 from bo_stream.loops.survey.charts import draw_calibration, draw_forecast
 from bo_stream.loops.survey.dates import span
 from bo_stream.loops.survey.findings import (
-    ABOVE,
-    BELOW,
     LEAST_HELD_OUT,
-    UNCERTAIN,
     SurveyFindings,
+    chance_in_words,
     per_cent,
     result_in_words,
 )
@@ -283,7 +282,7 @@ class Described:
         """Return the cells of a site; outside the list all but the id are empty."""
         texts: list[Content] = [""] * len(self.labels.columns)
         if site in self.labels.index:
-            texts = [text.strip() for text in self.labels.loc[site]]
+            texts = [str(text).strip() for text in self.labels.loc[site]]
         if not self.named:
             return [site, *texts]
         name, *others = texts
@@ -328,8 +327,8 @@ def _called(findings: SurveyFindings) -> Iterator[Content]:
                 *who.cells(site["id"]),
                 per_cent(site["prevalence"]),
                 f"{per_cent(site['lower'])} to {per_cent(site['upper'])}",
-                per_cent(site["probability"]),
-                result_in_words(site),
+                chance_in_words(site["probability"]),
+                _result(site),
                 _place(findings, site),
             )
             for site in sites.head(MOST_LISTED).to_dict("records")
@@ -344,6 +343,11 @@ def _called(findings: SurveyFindings) -> Iterator[Content]:
             more = f"And {len(sites) - MOST_LISTED:,} more, in {findings.called_file}."
             parts.append(element("p", more, class_="small"))
         yield element("details", *parts, **few)
+
+
+def _result(site: Mapping[Hashable, Any]) -> Content:
+    said = result_in_words(site)
+    return element("span", said, class_="whole") if said else ""
 
 
 def _number(count: int) -> str:

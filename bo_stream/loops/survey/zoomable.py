@@ -12,11 +12,10 @@ from matplotlib.colors import PowerNorm, to_hex
 from numpy.typing import NDArray
 
 from bo_stream.loops.page import data, element
+from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
 from bo_stream.loops.survey.findings import (
-    ABOVE,
-    BELOW,
-    UNCERTAIN,
     SurveyFindings,
+    chance_in_words,
     per_cent,
     result_in_words,
 )
@@ -90,7 +89,7 @@ def _values(findings: SurveyFindings) -> dict[str, Any]:
         line = per_cent(findings.threshold)
         values["above"] = f"Above {line}"
         values["called"] = ["called above", "uncertain", "called below"]
-        values["chance"] = _in_per_cent(table["exceedance"])
+        values["chance"] = [chance_in_words(chance) for chance in table["exceedance"]]
         values["layers"].append(_classes(findings, line))
     mean, spread = table["prevalence"].to_numpy(), (table["upper"] - table["lower"]).to_numpy()
     values["layers"] += [

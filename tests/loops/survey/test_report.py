@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from bo_stream.loops.survey.calls import calls_table
-from bo_stream.loops.survey.findings import SurveyFindings, per_cent
+from bo_stream.loops.survey.findings import SurveyFindings, chance_in_words, per_cent
 from bo_stream.loops.survey.report import (
     MOST_LISTED,
     advice,
@@ -179,6 +179,14 @@ def test_per_cent(share: float, text: str) -> None:
     assert per_cent(share) == text
 
 
+@pytest.mark.parametrize(
+    ("chance", "text"),
+    [(0.9999, "over 99 %"), (0.97, "97 %"), (0.021, "2.1 %"), (1e-9, "under 1 %")],
+)
+def test_chances_in_words(chance: float, text: str) -> None:
+    assert chance_in_words(chance) == text
+
+
 # --- the page -----------------------------------------------------------------------------------
 
 
@@ -249,7 +257,7 @@ def test_all_sites_are_listed_by_call_with_name_district_numbers_and_place() -> 
     ):
         assert f"{text}: {plain.class_counts()[name]:,} sites" in seen.text
     row = plain.predictions.iloc[0]
-    chance, mean = per_cent(row["exceedance"]), per_cent(row["prevalence"])
+    chance, mean = chance_in_words(row["exceedance"]), per_cent(row["prevalence"])
     between = f"{per_cent(row['lower'])} to {per_cent(row['upper'])}"
     result = f"{row['positive']:.0f} of 50 positive, 2026-01-17"
     place = f"{row['latitude']:.5f}, {row['longitude']:.5f}"
@@ -300,6 +308,11 @@ def test_a_browser_shows_it_on_a_phone_on_a_desk_and_on_paper(kind: str, tmp_pat
                     == 0
                 )
             pictures = "[...document.images]"
+            row = "[...document.querySelectorAll('tr')]"
+            counts = tab.ask(
+                f"{row}.map(r => r.children.length - r.closest('table').rows[0].children.length)"
+            )
+            assert set(counts) == {0}  # an empty cell keeps its column
             assert tab.ask(f"{pictures}.length") == 5
             assert tab.ask(f"{pictures}.every(i => i.complete && i.naturalWidth > 400)")
             assert tab.ask(f"{pictures}.filter(i => i.clientWidth >= 300).length") == 4
