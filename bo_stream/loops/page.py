@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, tostring
 
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -81,10 +83,13 @@ def picture(figure: Figure, text: str, caption: str) -> Element:
         text: What it shows, for those who cannot see it.
         caption: What to read from it.
     """
-    drawn, file = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=160)
-    colours = Image.open(drawn).convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
-    colours.save(file, format="png", optimize=True)
+    file = io.BytesIO()
+    figure.set_dpi(160)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    drawn = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    kept = drawn.quantize(_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    kept.save(file, format="png", optimize=True)
     data = base64.b64encode(file.getvalue()).decode()
     image = element("img", src=f"data:image/png;base64,{data}", alt=text)
     return element("figure", image, element("figcaption", caption))

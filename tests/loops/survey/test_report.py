@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from datetime import date
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -89,6 +90,12 @@ def country(kind: str, n: int = 60) -> SurveyFindings:
     return findings(n=n, q=12, predictions=table, chosen=chosen)
 
 
+@cache
+def plain_page() -> bytes:
+    """The page of the findings as they are."""
+    return survey_page(findings(), TODAY)
+
+
 def small_table(**columns: list[object]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
@@ -113,7 +120,7 @@ def four_sites() -> SurveyFindings:
 def test_what_looks_odd_is_on_the_page() -> None:
     seen = Seen(survey_page(findings(notes=("row 7 is <far> away",)), TODAY))
     assert "What looks odd in the tables row 7 is <far> away" in seen.text
-    assert "looks odd" not in Seen(survey_page(findings(), TODAY)).text
+    assert "looks odd" not in Seen(plain_page()).text
 
 
 # --- words --------------------------------------------------------------------------------------
@@ -191,7 +198,7 @@ def test_chances_in_words(chance: float, text: str) -> None:
 
 
 def test_the_page_says_all_parts_and_needs_nothing_outside() -> None:
-    content = survey_page(findings(), TODAY)
+    content = plain_page()
     seen = Seen(content)
     for text in ("Kagera", "V59", "near the threshold", "2026-01-31", "sites above 10 %"):
         assert text in seen.text
@@ -208,7 +215,7 @@ def test_the_page_says_all_parts_and_needs_nothing_outside() -> None:
 
 def test_text_of_tables_stays_text() -> None:
     seen = Seen(survey_page(hostile(), TODAY))
-    plain = Seen(survey_page(findings(), TODAY))
+    plain = Seen(plain_page())
     assert seen.tags == plain.tags
     assert {name for name, _ in seen.attributes} == {name for name, _ in plain.attributes}
     assert seen.texts.count(HOSTILE) == 3 + 2 + 2 * (3 + 60)  # reasons, a setting, labels
@@ -229,7 +236,7 @@ def test_of_few_sites_and_no_plans() -> None:
 
 
 def test_a_browser_may_run_the_script_of_the_map_alone() -> None:
-    seen = Seen(survey_page(findings(), TODAY))
+    seen = Seen(plain_page())
     values, script = seen.scripts
     (policy,) = (str(value) for name, value in seen.attributes if "default-src" in str(value))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -248,8 +255,7 @@ def test_a_page_of_too_many_sites_for_the_map_has_pictures_alone(
 
 
 def test_all_sites_are_listed_by_call_with_name_district_numbers_and_place() -> None:
-    plain = findings()
-    seen = Seen(survey_page(plain, TODAY))
+    plain, seen = findings(), Seen(plain_page())
     for name, text in (
         ("above", "Above 10 %"),
         ("uncertain", "Uncertain"),
@@ -374,7 +380,7 @@ def test_fingers_zoom_the_map_and_ask_it_for_a_site(tmp_path: Path) -> None:
 @pytest.mark.integration
 def test_without_a_script_the_map_is_a_picture(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    path.write_bytes(survey_page(findings(), TODAY))
+    path.write_bytes(plain_page())
     with browser_tab(tmp_path / "profile") as tab:
         tab.send("Emulation.setScriptExecutionDisabled", value=True)
         tab.open(path, 390)
