@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, tostring
 
-import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -83,11 +81,9 @@ def picture(figure: Figure, text: str, caption: str) -> Element:
         text: What it shows, for those who cannot see it.
         caption: What to read from it.
     """
-    file = io.BytesIO()
-    figure.set_dpi(160)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    drawn = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    raw, file = io.BytesIO(), io.BytesIO()
+    figure.savefig(raw, format="png", dpi=160, pil_kwargs={"compress_level": 1})
+    drawn = Image.open(raw).convert("RGB")
     kept = drawn.quantize(_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     kept.save(file, format="png", optimize=True)
     data = base64.b64encode(file.getvalue()).decode()
