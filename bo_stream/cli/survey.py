@@ -40,11 +40,20 @@ def start(
         typer.Argument(
             metavar="SITES",
             show_default=False,
-            help="Table of all sites that could be surveyed, .csv or .parquet; results of earlier "
-            "surveys may come along in columns examined and positive.",
+            help="Table of all sites that could be surveyed, .csv, .xlsx or .parquet; results of "
+            "earlier surveys may come along in columns examined and positive.",
         ),
     ],
     out: Annotated[Path, option("Files", "Folder to begin the survey in.", "--out")],
+    group: Annotated[
+        bool,
+        option(
+            "Columns",
+            "Add up the rows of each position: of people or visits, one village.",
+            "--group",
+        ),
+    ] = False,
+    *,
     settings: dict[str, Any],
 ) -> None:
     """Begin a survey in a folder, from a table of sites.
@@ -55,7 +64,7 @@ def start(
     """
     from bo_stream.cli import surveying  # which imports torch: help does without
 
-    surveying.start(sites, out, settings)
+    surveying.start(sites, out, settings, group)
 
 
 @commands.command()
@@ -88,6 +97,10 @@ def tell(
             "in the list bring their position and covariates.",
         ),
     ],
+    group: Annotated[
+        bool,
+        typer.Option("--group", help="Add up the rows of each id: of people, one village."),
+    ] = False,
 ) -> None:
     """Take in results: in any order, in part, and again if they were wrong.
 
@@ -97,7 +110,7 @@ def tell(
     """
     from bo_stream.cli import surveying
 
-    surveying.tell(folder, results)
+    surveying.tell(folder, results, group)
 
 
 @commands.command()
@@ -151,8 +164,8 @@ def replay(
         typer.Argument(
             metavar="SITES",
             show_default=False,
-            help="Table of the sites of a finished survey, .csv or .parquet, with their results in "
-            "columns examined and positive.",
+            help="Table of the sites of a finished survey, .csv, .xlsx or .parquet, with their "
+            "results in columns examined and positive.",
         ),
     ],
     start: Annotated[
@@ -166,6 +179,14 @@ def replay(
             "Replay", "Draw sites at random beside it, whatever the constraints.", metavar="random"
         ),
     ] = None,
+    group: Annotated[
+        bool,
+        option(
+            "Columns",
+            "Add up the rows of each position: of people or visits, one village.",
+            "--group",
+        ),
+    ] = False,
     seeds: Annotated[
         int | None,
         option("Replay", f"Replays of each design, with other first sites ({SEEDS})."),
@@ -205,4 +226,4 @@ def replay(
     plan = {"start": start, "q": q, "rounds": rounds}
     from bo_stream.cli import replaying
 
-    replaying.run(ctx, sites, settings, plan, compare, seeds, truth, out, resume)
+    replaying.run(ctx, sites, settings, plan, compare, seeds, truth, out, resume, group)

@@ -71,6 +71,7 @@ _PLACES = (
     "aldea", "aldeia", "pueblo", "povoado", "community", "communaute", "comunidad", "comunidade",
     "school", "ecole", "escuela", "escola",
 )  # fmt: skip
+_PLACE = "|".join(_PLACES)
 
 ROLES = {
     role.name: role
@@ -78,13 +79,12 @@ ROLES = {
         Role(
             "id",
             "ids",
-            (
-                *(f"{place}{mark}" for place in _PLACES for mark in ("id", "no", "number", "code")),
-                *(f"{mark}{place}" for place in _PLACES for mark in ("id", "code", "codigo")),
-                "code", "codigo", "ea", "identifier", "identifiant", "identificador", "uid",
-            ),
+            ("ea", "uid"),
             "--id",
             _PLACES,
+            rf"(?:no|num|numero|n)?(?:id|code|cod|codigo|identifie?r|identifiant|identificador)"
+            rf"(?:du|de|da|do|dela|del|des)?(?:{_PLACE})?|(?:{_PLACE})(?:id|no|num|number|code|codigo)"
+            rf"|(?:no|num|numero)(?:du|de|da|do|dela|del)?(?:{_PLACE})",
         ),
         Role(
             "longitude",

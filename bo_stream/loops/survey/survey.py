@@ -15,6 +15,7 @@ from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.survey.calls import calls_table
 from bo_stream.loops.survey.choice import Choice
 from bo_stream.loops.survey.coordinates import Coordinates
+from bo_stream.loops.survey.counts import Counts
 from bo_stream.loops.survey.facts import SurveyFacts
 from bo_stream.loops.survey.ledger import Ledger
 from bo_stream.loops.survey.model import SurveyModelSettings, survey_model
@@ -132,7 +133,7 @@ class Survey:
         """
         with self._writing():
             known, pending = self._facts.results, self._facts.pending
-            table = ResultsTable.of(results, self.settings, self._sites, known, source)
+            table = self.read_results(results, source)
             told = table.compared(self._sites, known, pending)
             records = table.records(self._sites, known)
             if records:
@@ -140,6 +141,22 @@ class Survey:
                 values = {"results": records, "warnings": warnings}
                 self._facts.apply([self.ledger.append("tell", values)])
         return told
+
+    def read_results(self, results: pd.DataFrame, source: str) -> ResultsTable:
+        """Read a table of results and check it, as :meth:`tell` does; nothing is taken in.
+
+        Raises:
+            UsageError: A fault of the table, named by row and column.
+        """
+        known = self._facts.results
+        return ResultsTable.of(results, self.settings, self._sites, known, source)
+
+    @property
+    def told_so_far(self) -> set[tuple[str, Counts]]:
+        """All results that were ever told or came along, corrected and withdrawn ones, too."""
+        tables = [one.values["results"] for one in self.ledger.events if one.verb == "tell"]
+        told = {(row["id"], Counts(row["positive"], row["examined"])) for t in tables for row in t}
+        return told | set(self._sites.earlier.items())
 
     def withdraw(self, ids: Iterable[str | int], ask_again: bool = False) -> None:
         """Give up pending sites, or take results back that were wrong.
@@ -278,6 +295,34 @@ class Survey:
         """
         named = self.table.set_axis([str(name) for name in self.table.columns], axis=1)
         return named[list(self._sites.labels)].set_axis(pd.Index(self._sites.ids, name="id"))
+
+    def others(self, ids: Sequence[str]) -> pd.DataFrame:
+        """Return all columns of the list but ids, positions and counts, of some sites.
+
+        Returns:
+            A row an id, in their order, as given; empty cells for sites outside the list.
+        """
+        taken = set(self._sites.columns.values())
+        named = self.table.set_axis([str(name) for name in self.table.columns], axis=1)
+        kept = named[[name for name in named if name not in taken]]
+        places = self._sites.positions(list(ids))
+        found = kept.iloc[places.clip(0)].astype(object)
+        found[places < 0] = ""
+        return found.reset_index(drop=True)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Columns of the list by their meaning: id, positions, examined, positive, cost, ..."""
+        settings = self.settings
+        named = {"cost": settings.cost, "stratum": settings.stratum}
+        named["reachable"] = settings.reachable
+        known = {name: column for name, column in named.items() if column is not None}
+        return {**self._sites.columns, **known}
+
+    @property
+    def unused_columns(self) -> list[str]:
+        """Columns of the list that mean nothing to the survey; tables keep them."""
+        return [name for name in self._sites.labels if name != self.settings.stratum]
 
     def status(self) -> SurveyStatus:
         """Return how far the survey is, without building a model."""

@@ -32,7 +32,7 @@ _ATTRIBUTE = "format"
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _BLANK_START = re.compile(r"(?:[ \t]*(?:\r\n|\r|\n))*")
 _HINT = re.compile(r'"?sep=(.)"?[ \t]*(?:\r\n|\r|\n)', re.IGNORECASE)
-_SUFFIXES = (".csv", ".tsv", ".txt", ".xlsx", ".parquet")
+SUFFIXES = (".csv", ".tsv", ".txt", ".xlsx", ".parquet")
 
 _NUMBER = re.compile(r"-?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][+-]?\d+)?")
 _FORMULA = re.compile(r"'*(?:[\t\r]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")
@@ -42,6 +42,10 @@ _CLEAR_COMMA = r"[+-]?(?:0*,\d+|\d+,(?:\d{1,2}|\d{4,}))"
 _POINT = r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?"
 _ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")
 _UNWRITABLE = re.compile(r"[\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]|_(?=x[0-9A-Fa-f]{4}_)")
+
+
+class NoRowsError(UsageError):
+    """A file is empty, or has no rows below its header."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class TableFormat:
         if value is None:
             return ""
         if isinstance(value, float):
-            text = repr(value).replace(".", self.decimal)
+            text = _shown(value, "").replace(".", self.decimal)
             if re.fullmatch(r"-?\d*[1-9]\d*,\d{3}", text):  # which could be thousands
                 text += "0"
         else:
@@ -160,13 +164,13 @@ def read_table(path: str | Path) -> pd.DataFrame:
     if not path.is_file():
         raise UsageError(f"No such file: {path}.")
     suffix = path.suffix.lower()
-    if suffix not in _SUFFIXES:
+    if suffix not in SUFFIXES:
         advice = (
             " Save the sheet as .xlsx or as CSV." if suffix.startswith((".xls", ".ods")) else ""
         )
         raise UsageError(
             f"{path} is of unknown type {suffix or '(no suffix)'!r}. Expected one of "
-            f"{', '.join(_SUFFIXES)}.{advice}"
+            f"{', '.join(SUFFIXES)}.{advice}"
         )
     row = 1
     if suffix == ".parquet":
@@ -179,7 +183,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
     if twice:
         raise UsageError(f"{path}, row {row}: two columns have the name {twice[0]!r}. Rename one.")
     if table.empty:
-        raise UsageError(f"{path} has no rows below its header ({', '.join(names)}).")
+        raise NoRowsError(f"{path} has no rows below its header ({', '.join(names)}).")
     return written.given_to(table.set_axis(names, axis=1))
 
 
@@ -199,7 +203,7 @@ def _read_text(path: Path) -> tuple[pd.DataFrame, TableFormat]:
     if hint is not None:
         blank, text = blank + 1, text[hint.end() :]
     if not text.strip():
-        raise UsageError(f"{path} is empty.")
+        raise NoRowsError(f"{path} is empty.")
     separator = hint.group(1) if hint is not None else _separator(text)
     try:
         whole = pd.read_csv(
@@ -276,7 +280,7 @@ def _read_workbook(path: Path) -> tuple[pd.DataFrame, TableFormat]:
         ) from error
     filled = [(title, rows) for title, rows in sheets if any(any(row) for row in rows)]
     if not filled:
-        raise UsageError(f"{path} is empty.")
+        raise NoRowsError(f"{path} is empty.")
     (title, rows), others = filled[0], [repr(title) for title, _ in filled[1:]]
     if others:
         warnings.warn(
