@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date, datetime
 from io import BytesIO, StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ ROW = "row"
 """Name of the index of a table that was read: rows numbered as a spreadsheet does, from 2."""
 
 SEPARATORS = (",", ";", "\t", "|")
+
+COMPARED = 20
+"""Number of rows by which the separator is found."""
 
 MOST_BYTES = 1 << 30
 """Size of an unpacked workbook, in bytes, above which it is not read."""
@@ -116,7 +120,11 @@ class TableFormat:
                 text += "0"
         else:
             text = f"'{value}" if _is_formula(str(value)) else str(value)
-        if self.separator in text or re.search(r'^\s|\s$|["\r\n]', text):
+        # Other separators, too, or the one of the header could be taken for them.
+        marks = self.separator if _NUMBER.fullmatch(text) else "".join(SEPARATORS)
+        if any(mark in text for mark in marks + self.separator) or re.search(
+            r'^\s|\s$|["\r\n]', text
+        ):
             return '"' + text.replace('"', '""') + '"'
         return text
 
@@ -231,15 +239,17 @@ def _read_text(path: Path) -> tuple[pd.DataFrame, TableFormat]:
 
 
 def _separator(text: str) -> str:
-    """Find the separator: that which cuts the header into most cells."""
+    """Find the separator: one that cuts the first rows alike, else the header into most cells."""
 
-    def cells(mark: str) -> int:
+    def cuts(mark: str) -> tuple[bool, int]:
         try:
-            return len(next(csv.reader(StringIO(text, newline=""), delimiter=mark), []))
-        except csv.Error:  # a cell that is no end of
-            return 0
+            rows = csv.reader(StringIO(text, newline=""), delimiter=mark)
+            cells = [len(row) for row in islice(rows, COMPARED) if row]
+        except csv.Error:  # a cell without end
+            return False, 0
+        return cells[0] > 1 and len(set(cells)) == 1, cells[0]
 
-    return max(SEPARATORS, key=cells)
+    return max(SEPARATORS, key=cuts)
 
 
 def _decimal(whole: pd.DataFrame, separator: str) -> str:

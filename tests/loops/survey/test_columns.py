@@ -99,5 +99,5 @@ def test_names_that_look_like_counts() -> None:
 
 
 def test_a_column_that_differs_in_blanks_is_suggested() -> None:
-    with pytest.raises(UsageError, match="no column 'rain mm', .* Is it 'Rain_MM'"):
+    with pytest.raises(UsageError, match=r"no column 'rain mm', .* Is it 'Rain_MM'"):
         find_column(["Rain_MM", "lat"], "longitude", "rain mm", "sites.csv")

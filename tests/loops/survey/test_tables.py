@@ -152,24 +152,27 @@ FORMATS = [TableFormat(".xlsx"), TableFormat()] + [
 ]
 
 
-def hostile_table() -> pd.DataFrame:
+def hostile_table(decimal: str = ",") -> pd.DataFrame:
+    """A table of hostile texts, and of numbers."""
     numbers = np.linspace(-30.0, 40.0, len(HOSTILE)) + 0.125
-    return pd.DataFrame({"id": HOSTILE, "=name": HOSTILE[::-1], "n": range(len(HOSTILE))}).assign(
+    texts = [text.replace(",", decimal) for text in HOSTILE]
+    return pd.DataFrame({"id": texts, "=name": texts[::-1], "n": range(len(HOSTILE))}).assign(
         x=numbers, gap=[np.nan, *numbers[1:]], sure="a"
     )
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_what_is_written_is_read_as_it_was(tmp_path: Path, format: TableFormat) -> None:
-    table, path = hostile_table(), tmp_path / format.name("next")
+    table, path = hostile_table(format.decimal), tmp_path / format.name("next")
     path.write_bytes(format.write(table))
     read = read_table(path)
     assert list(read.columns) == list(table.columns)
-    stripped = [text.lstrip() if format.suffix == ".csv" else text for text in HOSTILE]
-    assert [text.lstrip() for text in read["id"]] == [text.lstrip() for text in HOSTILE]
-    assert read["=name"].tolist()[-1].lstrip() == stripped[0]
+    for name in ("id", "=name"):
+        assert read[name].str.lstrip().tolist() == table[name].str.lstrip().tolist()
+    digits = 4e-16 if format.suffix == ".xlsx" else 0.0  # of numbers in a workbook
     for name in ("n", "x", "gap"):
-        np.testing.assert_array_equal(Cells(read, "t").numbers(name), table[name].to_numpy(float))
+        values = Cells(read, "t").numbers(name)
+        np.testing.assert_allclose(values, table[name].to_numpy(float), rtol=digits, atol=0.0)
     if format.suffix == ".csv":
         assert TableFormat.of(read).separator == format.separator
         assert TableFormat.of(read).newline == format.newline
@@ -261,8 +264,7 @@ def test_hostile_tables_are_read_or_refused(tmp_path: Path) -> None:
         try:
             table = read_table(path)
         except UsageError as error:
-            refused += 1
-            assert path.name in str(error)
+            refused += path.name in str(error)
             continue
         read += 1
         again = tmp_path / "again.csv"
@@ -270,5 +272,5 @@ def test_hostile_tables_are_read_or_refused(tmp_path: Path) -> None:
         before = table.map(str.strip)
         after = read_table(again).map(str.strip)
         assert after.to_numpy().tolist() == before.to_numpy().tolist()
-    assert read > 20
-    assert refused > 20
+    assert min(read, refused) > 20
+    assert read + refused == 300
