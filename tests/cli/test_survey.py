@@ -109,7 +109,7 @@ def test_a_first_round_is_spread_out_and_its_files_have_all_pending_sites() -> N
     table = form()
     assert table["round"].tolist() == [1, 1, 1, 2, 2]
     assert table["id"].is_unique
-    assert table[["examined", "positive"]].isna().all(axis=None)
+    assert table[["examined", "positive", "date"]].isna().all(axis=None)
     points = json.loads(Path("run/next.geojson").read_text())
     assert points["type"] == "FeatureCollection"
     places = [each["geometry"]["coordinates"] for each in points["features"]]

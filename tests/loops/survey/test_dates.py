@@ -94,7 +94,8 @@ def test_dates_are_kept_by_the_ledger_and_shown_with_results_and_predictions(
 ) -> None:
     survey = Survey(villages(), SETTINGS)
     save_survey(tmp_path, survey)
-    survey.tell(results_of(IDS).assign(date=["31/01/2026", "", "2026-02"]))
+    told = survey.tell(results_of(IDS).assign(date=["31/01/2026", "", "2026-02"]))
+    assert told.remarks == ()  # no column was left unused
     again = load_survey(tmp_path)
     assert dated(again) == {"V001": "2026-01-31", "V002": "", "V003": "2026-02"}
     shown = again.predictions().set_index("id")["date"]
