@@ -15,10 +15,10 @@ from rich.table import Table
 
 from bo_stream.cli import running
 from bo_stream.cli.app import OUT, escape
-from bo_stream.cli.surveying import parse_quotas
+from bo_stream.cli.surveying import parse_settings
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import run_with_checkpoints
-from bo_stream.loops.survey.findings import goal_in_words, per_cent
+from bo_stream.loops.survey.findings import goal_in_words
 from bo_stream.loops.survey.folder import holds_survey
 from bo_stream.loops.survey.grouping import grouped_by_position
 from bo_stream.loops.survey.replay import FinishedSurvey
@@ -32,6 +32,7 @@ from bo_stream.loops.survey.replay_run import (
 )
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.tables import read_table
+from bo_stream.loops.survey.words import per_cent
 
 _HEADINGS = {
     "accuracy": "called right, %",
@@ -77,7 +78,7 @@ def run(
         return former
 
     with running.reported_problems() as caught:
-        settings["quotas"] = parse_quotas(settings["quotas"])
+        parse_settings(settings)
         with running.campaign_in_folder(out, resume, begin, go_on) as (replays, folder):
             _run_and_report(replays, folder, sites, caught)
 

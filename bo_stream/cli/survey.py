@@ -53,6 +53,9 @@ def start(
             "--group",
         ),
     ] = False,
+    yes: Annotated[
+        bool, option("Files", "The sites lie where they are said to: do not ask.", "--yes", "-y")
+    ] = False,
     *,
     settings: dict[str, Any],
 ) -> None:
@@ -64,7 +67,7 @@ def start(
     """
     from bo_stream.cli import surveying  # which imports torch: help does without
 
-    surveying.start(sites, out, settings, group)
+    surveying.start(sites, out, settings, yes, group)
 
 
 @commands.command()
@@ -131,11 +134,24 @@ def withdraw(
 
 
 @commands.command()
-def status(folder: Folder) -> None:
-    """Say how far the survey is, and what is to be done."""
+def status(
+    folder: Folder,
+    stop_when: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE",
+            help="How many more sites until so few calls are expected to be wrong, such as 5%.",
+        ),
+    ] = None,
+    loss: Loss = None,
+) -> None:
+    """Say how far the survey is, which sites are called above and below, and when it may end.
+
+    - `bo-stream survey status 2026 --stop-when 5%`
+    """
     from bo_stream.cli import surveying
 
-    surveying.status(folder)
+    surveying.status(folder, stop_when, loss)
 
 
 @commands.command()

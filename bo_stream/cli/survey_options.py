@@ -48,13 +48,26 @@ def survey_settings(
         ),
     ] = _DEFAULT.goal,
     threshold: Annotated[
-        float | None,
-        option("Goal", "Prevalence that a decision hangs on, such as 0.1 for 10 %."),
+        str | None,
+        option("Goal", "Prevalence that a decision hangs on: 10% or 0.1.", metavar="SHARE"),
     ] = None,
     certainty: Annotated[
-        float,
-        option("Goal", "Probability from which on a site is called above or below."),
-    ] = _DEFAULT.certainty,
+        str,
+        option(
+            "Goal",
+            "Probability from which on a site is called above or below: 90% or 0.9.",
+            metavar="SHARE",
+        ),
+    ] = f"{_DEFAULT.certainty:g}",
+    stop_when: Annotated[
+        str | None,
+        option(
+            "Goal",
+            "The survey may end once at most this share of all calls is expected to be wrong: 5%.",
+            "--stop-when",
+            metavar="SHARE",
+        ),
+    ] = None,
     miss_cost: Annotated[
         float,
         option("Goal", "Cost of missing a site above the threshold, in false alarms."),
@@ -156,10 +169,11 @@ def survey_settings(
         ),
     ] = _DEFAULT.overdispersion,
 ) -> dict[str, Any]:
-    """Collect options by the names of ``SurveySettings``; quotas are texts yet."""
+    """Collect options by the names of ``SurveySettings``; quotas and shares are texts yet."""
     return {
         "goal": goal, "threshold": threshold, "certainty": certainty, "miss_cost": miss_cost,
-        "criterion": criterion, "loss": loss, "id": id, "x": x, "units": units,
+        "stop_when": stop_when, "criterion": criterion, "loss": loss, "id": id, "x": x,
+        "units": units,
         "covariates": tuple(covariates or ()), "examined": examined, "positive": positive,
         "cost": cost, "stratum": stratum, "reachable": reachable, "budget": budget,
         "minimum_distance": minimum_distance, "quotas": quota, "base": base,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -16,17 +19,20 @@ from bo_stream.cli import running
 from bo_stream.cli.app import ERR, OUT, escape
 from bo_stream.errors import UsageError
 from bo_stream.loops.results import write_files
+from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
 from bo_stream.loops.survey.coordinates import Coordinates
-from bo_stream.loops.survey.findings import find, goal_in_words, per_cent
-from bo_stream.loops.survey.folder import load_survey, save_survey
+from bo_stream.loops.survey.findings import find, goal_in_words
+from bo_stream.loops.survey.folder import holds_survey, load_survey, save_survey
 from bo_stream.loops.survey.grouping import grouped_by_id, grouped_by_position
 from bo_stream.loops.survey.next_files import check_form_is_told, next_files
+from bo_stream.loops.survey.places import position_columns, quoted
 from bo_stream.loops.survey.report import headline, survey_page
 from bo_stream.loops.survey.results import Told
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.survey import Survey
 from bo_stream.loops.survey.tables import read_table
 from bo_stream.loops.survey.waypoints import waypoint_files
+from bo_stream.loops.survey.words import per_cent
 
 MOST_SHOWN = 20
 """Ids or rows that are listed on the screen."""
@@ -34,22 +40,51 @@ MOST_SHOWN = 20
 PREDICTIONS, REPORT = "predictions", "report.html"
 
 
-def start(sites: Path, out: Path, settings: dict[str, Any], group: bool = False) -> None:
-    """Begin a survey of a table's sites in a folder; rows of one position are added up if asked."""
+def start(sites: Path, out: Path, settings: dict[str, Any], yes: bool, group: bool = False) -> None:
+    """Begin a survey of a table's sites in a folder, once it is clear that they lie there.
+
+    Rows of one position are added up if asked.
+    """
     with _command():
-        settings["quotas"] = parse_quotas(settings["quotas"])
+        parse_settings(settings)
         with _spinner("Reading the sites"):
             table, chosen = read_table(sites), SurveySettings(**settings)
             said: list[str] = []
             if group:
                 table, said = grouped_by_position(table, chosen, str(sites))
             survey = Survey(table, chosen, source=str(sites))
-            save_survey(out, survey)
+        if not holds_survey(out):  # else there is nothing to ask
+            _check_place(survey, str(sites), yes)
+        save_survey(out, survey)
         for text in said:
             _say(text)
         _say_columns(survey)
         _say_status(survey, out)
         _say_next_step(f"survey next {out} -q 10{_own(survey)}", "choose the first sites")
+
+
+def _check_place(survey: Survey, source: str, yes: bool) -> None:
+    """Say where the sites lie, and ask whether that is right, or judge by what is plausible."""
+    found = survey.whereabouts
+    _say(f"{'Place:':12}{found.in_words()}")
+    names = [str(name) for name in survey.table.columns]
+    columns = position_columns(names, survey.settings, source)
+    swapped = f"If {survey.coordinates.names[0]} and {survey.coordinates.names[1]} are swapped, say"
+    advice = f"{swapped} --x {quoted(columns[1])} {quoted(columns[0])}; if all is right, --yes."
+    if yes:
+        return
+    if _asks():
+        if found.doubt:
+            _warn(f"{found.doubt}.")
+        if not typer.confirm("Do the sites lie there?", default=not found.doubt):
+            raise UsageError(f"Nothing was begun. {advice}")
+    elif found.doubt:
+        raise UsageError(f"{source}: {found.doubt}. Nothing was begun. {advice}")
+
+
+def _asks() -> bool:
+    """Return whether somebody is there to answer a question."""
+    return sys.stdin.isatty() and OUT.is_terminal
 
 
 def choose(folder: Path, q: int, loss: str | None) -> None:
@@ -74,6 +109,12 @@ def choose(folder: Path, q: int, loss: str | None) -> None:
                 "were chosen to be of use beside them. Those that will not be surveyed: bo-stream "
                 f"survey withdraw {folder} ID"
             )
+        if chosen["gain"].notna().any():
+            _say(GAIN)
+        if survey.settings.stop_when is not None and len(survey.results):
+            with _spinner("Looking ahead"):
+                stopping = survey.stopping()
+            _say(stopping.in_words())
         form = folder / next(iter(files))
         _say(f"All pending sites are in {', '.join(str(folder / name) for name in files)}.")
         _say_next_step(f"survey tell {folder} {form}", "once examined and positive are filled in")
@@ -107,13 +148,25 @@ def withdraw(folder: Path, ids: Sequence[str], ask_again: bool) -> None:
         _say_status(survey, folder)
 
 
-def status(folder: Path) -> None:
-    """Say how far a survey is."""
+def status(folder: Path, stop_when: str | None, loss: str | None) -> None:
+    """Say how far a survey is, what is called above, below and uncertain, and when it may end."""
     with _command():
-        survey = load_survey(folder)
+        share = parse_share("--stop-when", stop_when)
+        survey = load_survey(folder, _trusted(loss))
         _say_status(survey, folder)
         if len(survey.pending):
             OUT.print(_sites_table(survey.pending, survey.coordinates))
+        threshold = survey.settings.threshold
+        if threshold is None or not len(survey.results):
+            return
+        with _spinner("Learning from the results"):
+            calls = survey.calls()
+        _say_calls(survey, calls, threshold)
+        if share is None and survey.settings.stop_when is None:
+            return
+        with _spinner("Looking ahead"):
+            stopping = survey.stopping(share)
+        _say(stopping.in_words())
 
 
 def report(folder: Path, rounds: int, q: int, loss: str | None) -> None:
@@ -133,6 +186,8 @@ def report(folder: Path, rounds: int, q: int, loss: str | None) -> None:
             files[findings.called_file] = written.write(_rounded(findings.calls_made))
         write_files(folder, files)
         _say(headline(findings))
+        if findings.stopping is not None:
+            _say(findings.stopping.in_words())
         for note in findings.notes:
             _warn(note)
         *others_said, last = sorted(files)
@@ -155,6 +210,48 @@ def _rounded(table: pd.DataFrame) -> pd.DataFrame:
     """Round shares, to six digits, and write counts as whole numbers."""
     whole = table.astype(dict.fromkeys(("examined", "positive"), "Int64"))
     return whole.round({name: 6 for name in _ROUNDED if name in table})
+
+
+GAIN = (
+    "gain: the part of today's uncertainty over all sites that a site is expected to take away, "
+    "given those above it."
+)
+
+MOST_CALLS, MOST_LABELS = 10, 2
+"""Sites of each kind of call, and columns of the list, such as name and district, on the screen."""
+
+_SHARE = re.compile(r"\s*([0-9]*[.,]?[0-9]+(?:[eE]-?[0-9]+)?)\s*(%?)\s*")
+
+
+def parse_settings(settings: dict[str, Any]) -> None:
+    """Parse the options of a survey that are texts: quotas and shares.
+
+    Raises:
+        UsageError: One has another form.
+    """
+    settings["quotas"] = parse_quotas(settings["quotas"])
+    for name in ("threshold", "certainty", "stop_when"):
+        settings[name] = parse_share(f"--{name.replace('_', '-')}", settings[name])
+
+
+def parse_share(option: str, text: str | None) -> float | None:
+    """Parse a share: ``0.1``, ``10%`` or ``0,1``; a bare 10 is asked back where somebody is there.
+
+    Raises:
+        UsageError: It is no number.
+    """
+    if text is None:
+        return None
+    found = _SHARE.fullmatch(text)
+    if found is None:
+        raise UsageError(f"Expected {option} as a share, such as 0.1 or 10%, got {text!r}.")
+    value = float(found[1].replace(",", "."))
+    if found[2]:
+        return value / 100.0
+    meant = 1.0 <= value < 100.0 and _asks()
+    if meant and typer.confirm(f"{option} {text}: do you mean {value:g} %?", default=True):
+        return value / 100.0
+    return value
 
 
 def parse_quotas(texts: Sequence[str] | None) -> dict[str, int]:
@@ -261,12 +358,47 @@ def _say_status(survey: Survey, folder: Path) -> None:
         _warn(note)
 
 
+def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
+    """List the first sites of each kind of call, with their names and numbers."""
+    sure, line = per_cent(survey.settings.certainty), per_cent(threshold)
+    labels = [
+        name
+        for name in survey.labels.columns
+        if pd.to_numeric(survey.labels[name], errors="coerce").isna().any()
+    ]
+    for call, text in (
+        (ABOVE, f"above {line}, {sure} sure or more"),
+        (UNCERTAIN, "uncertain"),
+        (BELOW, f"below {line}, {sure} sure or more"),
+    ):
+        rows = calls[calls["call"] == call]
+        shown = Table(title=f"{len(rows):,} of {len(calls):,} sites {text}", title_justify="left")
+        numbers = ("prevalence", "95 % interval", f"chance above {line}", "surveyed")
+        for heading in ("site", *labels[:MOST_LABELS], *numbers):
+            shown.add_column(escape(heading), justify="right" if heading in numbers else "left")
+        for row in rows.head(MOST_CALLS).to_dict("records"):
+            counts = "" if pd.isna(row["examined"]) else f"{row['positive']:g}/{row['examined']:g}"
+            named = (escape(str(row[name])) for name in labels[:MOST_LABELS])
+            shown.add_row(
+                escape(str(row["id"])),
+                *named,
+                per_cent(row["prevalence"]),
+                f"{per_cent(row['lower'])} to {per_cent(row['upper'])}",
+                per_cent(row["probability"]),
+                counts,
+            )
+        if len(rows) > MOST_CALLS:
+            rest = len(rows) - MOST_CALLS
+            shown.caption = f"and {rest:,} more; all are in what bo-stream survey report writes"
+        OUT.print(shown)
+
+
 def _sites_table(sites: pd.DataFrame, coordinates: Coordinates) -> Table:
     shown = Table()
     for heading in ("", "site", *coordinates.names, "gain", "cost", "why"):
         shown.add_column(heading, justify="left" if heading in ("site", "why") else "right")
     for number, row in enumerate(sites.head(MOST_SHOWN).to_dict("records"), start=1):
-        gain = "" if pd.isna(row["gain"]) else f"{row['gain']:.3g}"
+        gain = "" if pd.isna(row["gain"]) else per_cent(row["gain"])
         place = (coordinates.text(row[name]) for name in coordinates.names)
         why = escape(row["reason"])
         shown.add_row(str(number), escape(row["id"]), *place, gain, f"{row['cost']:.4g}", why)

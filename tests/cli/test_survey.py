@@ -9,12 +9,13 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
+import typer
 from filelock import FileLock
 from scipy.special import expit
 from typer.testing import CliRunner, Result
 
-from bo_stream.cli import app
-from bo_stream.cli.surveying import parse_quotas
+from bo_stream.cli import app, surveying
+from bo_stream.cli.surveying import parse_quotas, parse_share
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import LOCK
 from bo_stream.loops.survey import load_survey
@@ -165,7 +166,10 @@ def test_a_form_that_is_filled_in_is_not_replaced_before_it_is_told() -> None:
     [
         (["none.csv", *OPTIONS], "No such file: none.csv"),
         (["sites.csv", "--out", "run"], "Expected a threshold"),
-        (["sites.csv", "--threshold", "10", "--out", "run"], "From per cent: 10 % is 0.1"),
+        (
+            ["sites.csv", "--threshold", "10", "--out", "run"],
+            "Do you mean 10 %? Then say 10% or 0.1",
+        ),
         (["sites.csv", *OPTIONS, "--goal", "hotspots"], "goal to be one of exceedance, map"),
         (["sites.csv", *OPTIONS, "--x", "lat", "height"], "has no column 'height', which --x"),
         (["sites.csv", *OPTIONS, "--covariates", "village"], "column 'village': expected a number"),
@@ -276,3 +280,60 @@ def test_a_report_where_every_site_was_surveyed() -> None:
     page = Path("run/report.html").read_text(encoding="utf-8")
     assert "are expected to take" not in page
     assert page.count("<img") == 4
+
+
+def test_a_list_that_lies_in_the_sea_is_asked_about() -> None:
+    table = small_country().assign(lon=lambda t: t["lon"] + 4, lat=lambda t: t["lat"] - 11)
+    table.rename(columns={"lon": "lat", "lat": "lon"}).to_csv("swapped.csv", index=False)
+    result = survey("start", "swapped.csv", *OPTIONS)
+    assert_one_clear_error(result, "If longitude and latitude are swapped, say --x lat lon")
+    assert "Malawi" in result.output
+    assert not Path("run").exists()
+    said = done("start", "swapped.csv", *OPTIONS, "--x", "lat", "lon")
+    assert "Place: longitude 34." in said
+    assert "km from west to east" in said
+    assert "Malawi" in said
+    assert "Atlantic" in done("start", "swapped.csv", *OPTIONS[:-1], "other", "--yes")
+
+
+def test_shares_may_be_per_cent() -> None:
+    done("start", "bare.csv", "--threshold", "10%", "--certainty", "80 %", "--out", "run")
+    settings = load_survey("run").settings
+    assert settings.threshold == pytest.approx(0.1)
+    assert settings.certainty == pytest.approx(0.8)
+    assert parse_share("--threshold", "0,25") == 0.25
+    assert parse_share("--threshold", None) is None
+    with pytest.raises(UsageError, match=r"--threshold as a share, such as 0\.1 or 10%, got 'ten'"):
+        parse_share("--threshold", "ten")
+
+
+def test_a_bare_number_of_per_cent_is_asked_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(surveying, "_asks", lambda: True)
+    monkeypatch.setattr(typer, "confirm", lambda text, default: asked.append(text) or True)
+    assert parse_share("--threshold", "10") == 0.1
+    assert asked == ["--threshold 10: do you mean 10 %?"]
+    assert parse_share("--threshold", "0.3") == 0.3
+    assert len(asked) == 1
+
+
+def test_status_lists_calls_and_when_the_survey_may_end() -> None:
+    small_country(40, 30).assign(name=[f"Bandé {row}" for row in range(40)]).to_csv(
+        "named.csv", index=False
+    )
+    done("start", "named.csv", *OPTIONS, "--stop-when", "1%")
+    said = done("status", "run")
+    assert "sites above 10 %, 90 % sure or more" in said
+    assert "sites below 10 %, 90 % sure or more" in said
+    assert "sites uncertain" in said
+    assert "Bandé" in said
+    assert "south" in said
+    assert "Stopping rule: at most 1.0 % of all calls are to be wrong" in said
+    assert "Stopping rule reached" in done("status", "run", "--stop-when", "45%")
+    said = done("next", "run", "-q", "2")
+    assert "gain: the part of today's uncertainty" in said
+    assert "Stopping rule" in said
+    gains = form()["gain"]
+    assert gains.between(0.0, 1.0).all()
+    shown = load_survey("run").pending["gain"]
+    assert gains.tolist() == pytest.approx(shown.tolist())

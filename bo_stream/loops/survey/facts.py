@@ -47,7 +47,8 @@ class Request:
         round: Number of the call that asked for it, from 1.
         time: When.
         reason: Why this one.
-        gain: Expected fall of the criterion's total; None in a first round.
+        gain: Expected fall of the criterion's total, as a share of that before the round; None in a
+            first round, and where the total was not written down.
         cost: Of the survey and of the travel that it adds.
     """
 
@@ -91,10 +92,10 @@ class SurveyFacts:
 
     def _ask(self, event: Event) -> None:
         self.rounds += 1
+        total = event.values.get("total")
         for site in event.values["sites"]:
-            request = Request(
-                self.rounds, event.time, site["reason"], site["gain"], site["cost"]
-            )  # fmt: skip
+            gain = site["gain"] / total if total and site["gain"] is not None else None
+            request = Request(self.rounds, event.time, site["reason"], gain, site["cost"])
             self.pending[site["id"]] = request
 
     def _tell(self, event: Event) -> None:

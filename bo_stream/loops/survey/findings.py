@@ -14,7 +14,9 @@ from bo_stream.loops.survey.calibration import held_out_counts
 from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
 from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.settings import CriterionName, SurveySettings
+from bo_stream.loops.survey.stopping import Stopping
 from bo_stream.loops.survey.survey import Survey
+from bo_stream.loops.survey.words import per_cent
 
 CALLED = "called"
 """Name of the file of all calls, without its ending."""
@@ -47,6 +49,7 @@ class SurveyFindings:
         settings: Settings in plain words.
         coordinates: Units and names of positions.
         notes: What looks odd in the tables of sites and results.
+        stopping: How many more sites the stopping rule needs; None: there is no such rule.
         calls_made: Sites with their calls, of :func:`~bo_stream.loops.survey.calls.calls_table`;
             empty without a threshold.
         labels: Other columns of the list of sites, such as name and district, indexed by id.
@@ -65,6 +68,7 @@ class SurveyFindings:
     settings: Mapping[str, str] = field(default_factory=dict)
     coordinates: Coordinates = DEGREES
     notes: tuple[str, ...] = ()
+    stopping: Stopping | None = None
     calls_made: pd.DataFrame = field(default_factory=pd.DataFrame)
     labels: pd.DataFrame = field(default_factory=pd.DataFrame)
     called_file: str = "called.csv"
@@ -86,9 +90,10 @@ class SurveyFindings:
         return {name: int(counts.get(name, 0)) for name in (ABOVE, UNCERTAIN, BELOW)}
 
     def expected_errors(self) -> float:
-        """Compute how many sites are expected to be called wrongly, each by its likelier side."""
+        """Compute how many sites are expected to be called wrongly, each by its cheaper call."""
         chance = self.predictions["exceedance"].to_numpy()
-        return float(np.minimum(chance, 1.0 - chance).sum())
+        above = chance >= 1.0 / (1.0 + self.miss_cost)
+        return float(np.where(above, 1.0 - chance, chance).sum())
 
 
 def find(
@@ -116,17 +121,16 @@ def find(
     on_step("Learning from the results")
     predictions = survey.predictions()
     on_step("Looking ahead")
-    total, forecast = _forecast(survey, rounds, q)
+    forecast = _forecast(survey, rounds, q)
     held_out = pd.DataFrame()
     if len(survey.results) >= LEAST_HELD_OUT:
         on_step("Predicting each result from the others")
         fit = partial(survey.fit, former=survey.model)
         held_out = held_out_counts(fit, *survey.observations)
-    chosen = survey.pending.assign(gain=survey.pending["gain"] / total)
     return SurveyFindings(
         name=name,
         predictions=predictions,
-        chosen=chosen,
+        chosen=survey.pending,
         held_out=held_out,
         forecast=forecast,
         threshold=survey.settings.threshold,
@@ -136,22 +140,23 @@ def find(
         settings=in_words(survey),
         coordinates=survey.coordinates,
         notes=survey.notes,
+        stopping=None if survey.settings.stop_when is None else survey.stopping(),
         calls_made=survey.calls(predictions),
         labels=survey.labels,
         called_file=survey.table_format.name(CALLED),
     )
 
 
-def _forecast(survey: Survey, rounds: int, q: int) -> tuple[float, pd.DataFrame]:
-    """Return today's uncertainty, and the shares of it that further rounds are expected to leave.
+def _forecast(survey: Survey, rounds: int, q: int) -> pd.DataFrame:
+    """Return the shares of today's uncertainty that further rounds are expected to leave.
 
-    Where no site may be asked for, or nothing is uncertain, they are NaN and an empty table.
+    Empty where no site may be asked for, or nothing is uncertain.
     """
     table = survey.forecast(rounds, q)
     now, later = float(table["total"].iloc[0]), table[1:]
     if not now > 0.0:
-        return float("nan"), pd.DataFrame({"sites": [], "remaining": []})
-    return now, pd.DataFrame({"sites": later["sites"], "remaining": later["total"] / now})
+        return pd.DataFrame({"sites": [], "remaining": []})
+    return pd.DataFrame({"sites": later["sites"], "remaining": later["total"] / now})
 
 
 def chance_in_words(chance: float) -> str:
@@ -189,6 +194,8 @@ def in_words(survey: Survey) -> dict[str, str]:
     if settings.threshold is not None:
         rest, sure = (per_cent(chance) for chance in settings.calls)
         texts["Called above, below"] = f"chance of being above at least {sure}, at most {rest}"
+    if settings.stop_when is not None:
+        texts["The survey may end at"] = f"{per_cent(settings.stop_when)} expected wrong calls"
     texts |= {
         "Sites are chosen to reduce": _reduced(settings),
         "Cost of a missed site": f"{settings.miss_cost:g} false alarms",
@@ -222,10 +229,3 @@ def goal_in_words(settings: SurveySettings) -> str:
     if settings.goal == "map" or settings.threshold is None:
         return "the prevalence everywhere"
     return f"which sites have a prevalence above {per_cent(settings.threshold)}"
-
-
-def per_cent(share: float) -> str:
-    """Write a share as per cent, with two digits below ten."""
-    value = 100.0 * share
-    digits = 0 if abs(value) >= 9.95 or value == 0.0 else 1 if abs(value) >= 0.095 else 2
-    return f"{value:,.{digits}f} %"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from botorch.exceptions.errors import InputDataError
 
+from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import Array, Cells, Mask, first
 from bo_stream.loops.survey.columns import find_column, given_column, required_column
-from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
+from bo_stream.loops.survey.coordinates import DEGREES, Coordinates, PositionUnits
 from bo_stream.loops.survey.settings import SurveySettings
 
 FAR = 5.0
@@ -21,6 +23,11 @@ NEAR = 2.0
 
 ENOUGH = 10
 """Number of sites from which they show where the others are."""
+
+NO_DEGREES = 1000.0
+"""Number of a position from which it is a length on a projection, and no slip in a degree."""
+
+_WORDS: dict[PositionUnits, str] = {"km": "kilometres", "m": "metres"}
 
 METRES = 100_000.0
 """Number of a position from which it is no kilometre of any projection."""
@@ -114,8 +121,15 @@ def _check_degrees(cells: Cells, places: Array, columns: tuple[str, str]) -> Non
         return
     which = int((~_as_degrees(places[row])).argmax())
     longitude, latitude = places[row]
-    if np.abs(places[row]).max() > 1000.0:
-        advice = "It looks like metres of a projection (UTM): say --units m."
+    lengths = (np.abs(places) > NO_DEGREES).any(axis=1)
+    if lengths[row] and lengths.mean() >= 0.5:
+        units: PositionUnits = "m" if np.abs(places).max() > METRES else "km"
+        advice = (
+            f"It looks like {_WORDS[units]} of a projection (UTM): say "
+            f"{_in_units(cells, columns, units)}."
+        )
+    elif lengths[row]:
+        advice = "It looks like a length on a projection, where other rows have degrees."
     elif abs(longitude) <= 90.0 and -180.0 <= latitude <= 360.0:
         advice = "Are longitude and latitude swapped?"
     else:
@@ -123,6 +137,29 @@ def _check_degrees(cells: Cells, places: Array, columns: tuple[str, str]) -> Non
     span = ("-180 to 360", "-90 to 90")[which]
     text = f"expected degrees from {span}, got {places[row, which]:.10g}. {advice}"
     raise cells.fault(row, columns[which], text)
+
+
+def _in_units(cells: Cells, columns: tuple[str, str], units: PositionUnits) -> str:
+    """Return the options by which these columns are read in other units, named where need be."""
+    roles = Coordinates(units).names
+    own = tuple(_usual_column(cells.names, role) for role in roles)
+    options = [] if units == "degrees" else [f"--units {units}"]
+    if own != columns:
+        options.append("--x " + " ".join(quoted(name) for name in columns))
+    return " ".join(options)
+
+
+def _usual_column(names: Sequence[str], role: str) -> str | None:
+    """Find the column with a meaning by its usual names, None if there is none or several."""
+    try:
+        return find_column(names, role, None, "")
+    except UsageError:
+        return None
+
+
+def quoted(name: str) -> str:
+    """Write the name of a column as a shell takes it."""
+    return f'"{name}"' if re.search(r"[^\w.-]", name) else name
 
 
 def _as_degrees(places: Array) -> Mask:
@@ -137,17 +174,21 @@ def _check_lengths(
     """Check that positions on a projection are neither degrees nor metres given as kilometres."""
     if coordinates.units == "m":
         if bool(_as_degrees(places).all()):
+            advice = _in_units(cells, columns, "degrees")
             raise cells.fault(
                 0,
                 columns[0],
                 f"{_said(places[0])}, and all other positions, look like degrees, not metres of a "
-                "projection. Leave out --units.",
+                f"projection. Leave out --units{f', and say {advice}' if advice else ''}.",
             )
         return
     row = first((np.abs(places) > METRES).any(axis=1))
     if row is not None:
         which = int((np.abs(places[row]) > METRES).argmax())
-        text = f"{places[row, which]:.10g} km: it looks like metres. Say --units m."
+        text = (
+            f"{places[row, which]:.10g} km: it looks like metres. Say "
+            f"{_in_units(cells, columns, 'm')}."
+        )
         raise cells.fault(row, columns[which], text)
 
 

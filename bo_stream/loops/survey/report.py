@@ -20,12 +20,12 @@ from bo_stream.loops.survey.findings import (
     LEAST_HELD_OUT,
     SurveyFindings,
     chance_in_words,
-    per_cent,
     result_in_words,
 )
 from bo_stream.loops.survey.labels import shown_labels
 from bo_stream.loops.survey.maps import COLOURS, draw_classes, draw_values
 from bo_stream.loops.survey.waypoints import geo_address
+from bo_stream.loops.survey.words import per_cent
 from bo_stream.loops.survey.zoomable import MOST as MOST_ZOOMED
 from bo_stream.loops.survey.zoomable import script, zoomable_map
 from bo_stream.storage.archive import package_version
@@ -95,13 +95,12 @@ def headline(findings: SurveyFindings) -> str:
     counts, line = findings.class_counts(), per_cent(findings.threshold)
     missed = ""
     if findings.miss_cost != 1.0:
-        missed = f", a missed site counted {findings.miss_cost:g} times a false alarm"
+        missed = f" (a missed site counts as {findings.miss_cost:g} false alarms)"
     return (
-        f"{said} Called with a certainty of {per_cent(findings.certainty)} or more{missed}, above "
-        f"{line}: "
-        f"{_sites(counts[ABOVE], total)}; below: {_sites(counts[BELOW], total)}; uncertain: "
-        f"{_sites(counts[UNCERTAIN], total)}. If every site were called by its likelier side "
-        f"today, about {findings.expected_errors():,.0f} of {total:,} calls would be wrong."
+        f"{said} {per_cent(findings.certainty)} sure or more: above {line} "
+        f"{_sites(counts[ABOVE], total)}, below it {_sites(counts[BELOW], total)}; uncertain: "
+        f"{_sites(counts[UNCERTAIN], total)}. If every site had to be called today{missed}, about "
+        f"{findings.expected_errors():,.0f} of {total:,} calls would be wrong."
     )
 
 
@@ -135,6 +134,8 @@ def dates_in_words(surveyed: pd.DataFrame) -> str:
 
 def _headline(findings: SurveyFindings) -> Iterator[Content]:
     yield element("p", headline(findings), class_="lead")
+    if findings.stopping is not None:
+        yield element("p", findings.stopping.in_words(), class_="lead")
     yield element("p", advice(findings), class_="lead next")
     if dated := dates_in_words(findings.surveyed):
         yield element("p", dated)
@@ -145,10 +146,11 @@ def _headline(findings: SurveyFindings) -> Iterator[Content]:
     }
     if findings.threshold is not None:
         counts, line = findings.class_counts(), per_cent(findings.threshold)
+        sure = per_cent(findings.certainty)
         numbers |= {
-            f"of sites surely above {line}": per_cent(counts[ABOVE] / total),
+            f"of sites above {line}, {sure} sure": per_cent(counts[ABOVE] / total),
             "of sites uncertain": per_cent(counts[UNCERTAIN] / total),
-            f"of sites surely below {line}": per_cent(counts[BELOW] / total),
+            f"of sites below {line}, {sure} sure": per_cent(counts[BELOW] / total),
         }
     boxes = [element("div", element("strong", value), name) for name, value in numbers.items()]
     yield element("div", *boxes, class_="numbers")
@@ -247,8 +249,8 @@ def _next_sites(findings: SurveyFindings) -> Iterator[Content]:
     yield table(head, rows, numbers=(0, gain, gain + 1))
     yield element(
         "p",
-        "Expected gain: by how much the site is expected to lower the uncertainty over all sites, "
-        "given those above it, as a share of today's.",
+        "Expected gain: the part of today's uncertainty over all sites that a site is expected to "
+        "take away, given those above it.",
         class_="small",
     )
 

@@ -39,10 +39,12 @@ class SurveySettings:
             probabilities of exceeding the threshold to losses of the best action, elementwise by
             torch; see :class:`~bo_stream.ExpectedLoss`.
         certainty: Probability of prevalence above (below) the threshold from which a site is
-            called above (below).
+            called above (below); others are uncertain.
         miss_cost: Cost w of calling a site below that is above, in costs of the opposite mistake.
-            The criterion misclassification is then the expected cost of the cheaper calls, and the
-            probability P that a site is above counts as ``w P / (w P + 1 − P)`` for its class.
+            The criterion misclassification is the expected cost of the cheaper calls, and where
+            every site must be called, it is called above from the probability ``1 / (1 + w)`` on.
+        stop_when: Expected share of wrong calls, if every site of the list were called by the
+            cheaper call, at which the survey may end; None: there is no stopping rule.
         trials: Number of people that a site is expected to examine; None: the mean of those told.
         overdispersion: Whether counts vary more than binomial ones.
         id: Column of the ids; None: by its usual names, else the rows' numbers.
@@ -67,7 +69,8 @@ class SurveySettings:
     criterion: CriterionName | None = None
     loss: str | None = None
     certainty: float = 0.9
-    miss_cost: float = 1.0
+    miss_cost: float = 2.0
+    stop_when: float | None = None
     trials: int | None = None
     overdispersion: bool = False
     id: str | None = None
@@ -98,6 +101,7 @@ class SurveySettings:
             )
         if not 0.0 < self.miss_cost < math.inf:
             raise UsageError(f"Expected miss_cost above 0 and finite, got {self.miss_cost:g}.")
+        _check_stopping(self.stop_when, self.threshold)
         if self.trials is not None:
             check_whole("trials", self.trials, 1)
             if self.trials > MOST_EXAMINED:
@@ -120,8 +124,7 @@ class SurveySettings:
     @property
     def calls(self) -> tuple[float, float]:
         """Probabilities of being above at most, at least, with which a site is below, above."""
-        sure, rest = self.certainty, 1.0 - self.certainty
-        return rest / (rest + self.miss_cost * sure), sure / (sure + self.miss_cost * rest)
+        return 1.0 - self.certainty, self.certainty
 
     @property
     def cheaper_above(self) -> float:
@@ -200,9 +203,25 @@ def _check_threshold(threshold: float | None, criterion: CriterionName) -> None:
     if not 0.0 < threshold < 1.0:
         advice = ""
         if 1.0 <= threshold < 100.0:
-            advice = f" From per cent: {threshold:g} % is {threshold / 100:g}."
+            advice = (
+                f" Do you mean {threshold:g} %? Then say {threshold:g}% or {threshold / 100:g}."
+            )
         raise UsageError(
             f"Expected threshold to be a prevalence between 0 and 1, got {threshold:g}.{advice}"
+        )
+
+
+def _check_stopping(stop_when: float | None, threshold: float | None) -> None:
+    if stop_when is None:
+        return
+    if threshold is None:
+        raise UsageError(
+            "A stopping rule is about calls above and below a threshold: give threshold, too."
+        )
+    if not 0.0 < stop_when < 0.5:
+        raise UsageError(
+            "Expected stop_when to be a share of wrong calls above 0, below 0.5, such as 0.05 (or "
+            f"5%), got {stop_when:g}."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import torch
@@ -24,7 +24,9 @@ from bo_stream.loops.survey.predictions import predict_prevalence, reasons
 from bo_stream.loops.survey.results import ResultsTable, Told
 from bo_stream.loops.survey.settings import USUAL_TRIALS, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
+from bo_stream.loops.survey.stopping import Stopping
 from bo_stream.loops.survey.tables import TableFormat
+from bo_stream.loops.survey.whereabouts import Whereabouts
 from bo_stream.models.base import StreamingGP
 
 SPREAD_OUT = "first round: spread out over the map and the covariates"
@@ -104,8 +106,8 @@ class Survey:
 
         Returns:
             A row a site, in the order of choice: id, longitude and latitude (or east and north, as
-            in all tables), reason, gain (expected fall of the criterion's total, NaN in a first
-            round), cost.
+            in all tables), reason, gain (share of today's uncertainty over all sites that the site
+            is expected to take away, NaN in a first round), cost.
 
         Raises:
             UsageError: No site is left that may be asked for, or none that the budget pays for, or
@@ -113,8 +115,8 @@ class Survey:
         """
         check_whole("q", q, 1)
         with self._writing():
-            chosen = self._chosen(q)
-            self._facts.apply([self.ledger.append("ask", {"sites": chosen})])
+            chosen, total = self._chosen(q)
+            self._facts.apply([self.ledger.append("ask", {"sites": chosen, "total": total})])
         asked = self.pending.tail(len(chosen))
         return asked.reset_index(drop=True).drop(columns=["round", "asked"])
 
@@ -189,18 +191,19 @@ class Survey:
             self._facts.apply(new)
             yield
 
-    def _chosen(self, q: int) -> list[dict[str, str | float | None]]:
-        """Choose sites, as the ledger keeps them."""
+    def _chosen(self, q: int) -> tuple[list[dict[str, str | float | None]], float | None]:
+        """Choose sites, as the ledger keeps them, and the criterion's total before them."""
         choice = self._choice()
+        total: float | None = None
         if self._facts.results:
-            picks = choice.next(self.model, q, self.trials)
+            picks, total = choice.next(self.model, q, self.trials)
             X = self._sites.X[[pick.place for pick in picks]]
             predictions = predict_prevalence(self.model, X, self.settings)
             why = reasons(predictions, self.settings.threshold)
         else:
             picks = choice.first(q)
             why = [SPREAD_OUT] * len(picks)
-        return [
+        sites: list[dict[str, str | float | None]] = [
             {
                 "id": str(self._sites.ids[pick.place]),
                 "reason": reason,
@@ -209,6 +212,7 @@ class Survey:
             }
             for pick, reason in zip(picks, why, strict=True)
         ]
+        return sites, total
 
     def _choice(self) -> Choice:
         return Choice(self._sites, self._facts, self.settings, self.criterion, self._trusted)
@@ -225,7 +229,10 @@ class Survey:
 
     @property
     def pending(self) -> pd.DataFrame:
-        """Sites asked for: id, longitude, latitude, round, asked (time), reason, gain, cost."""
+        """Sites asked for: id, longitude, latitude, round, asked (time), reason, gain, cost.
+
+        The gain is a share of the uncertainty over all sites before the round; 0.01 is 1 %.
+        """
         requests = self._facts.pending
         table = self._placed(list(requests))
         for name in ("round", "time", "reason", "gain", "cost"):
@@ -267,6 +274,11 @@ class Survey:
     def table_format(self) -> TableFormat:
         """Format of the list of sites, in which a coordinator's tables are written."""
         return TableFormat.of(self.table)
+
+    @property
+    def whereabouts(self) -> Whereabouts:
+        """Where the sites of the list lie: box, extent, countries or sea."""
+        return Whereabouts.of(self._sites.X[:, :2].numpy(), self.coordinates)
 
     @property
     def fingerprint(self) -> str:
@@ -436,6 +448,27 @@ class Survey:
             return pd.DataFrame()
         found = self.predictions() if predictions is None else predictions
         return calls_table(found, self.labels)
+
+    def stopping(self, stop_when: float | None = None) -> Stopping:
+        """Predict how many more sites the stopping rule needs.
+
+        Costs a choice of as many sites as that.
+
+        Args:
+            stop_when: Expected share of wrong calls to be reached; None: that of the settings.
+
+        Raises:
+            UsageError: There is no result yet, no threshold, or no stopping rule.
+        """
+        settings = self.settings
+        if stop_when is not None:
+            settings = replace(settings, stop_when=stop_when)  # which checks it
+        target, threshold = settings.stop_when, settings.threshold
+        if target is None or threshold is None:
+            raise UsageError("The survey has no stopping rule: give stop_when, such as 0.05.")
+        choice = self._choice()
+        shares = choice.wrong_calls_ahead(self.model, self.trials, threshold, target)
+        return Stopping(target, tuple(shares), len(self._facts.pending))
 
     def forecast(self, rounds: int, q: int) -> pd.DataFrame:
         """Predict how the criterion's total will fall over further rounds of q sites.

@@ -16,11 +16,11 @@ from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
 from bo_stream.loops.survey.findings import (
     SurveyFindings,
     chance_in_words,
-    per_cent,
     result_in_words,
 )
 from bo_stream.loops.survey.labels import shown_labels
 from bo_stream.loops.survey.maps import COLOURS, Ground, bar_ticks, nearest, without_white
+from bo_stream.loops.survey.words import per_cent
 
 Array = NDArray[np.float64]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -189,3 +190,34 @@ def test_a_few_new_sites_are_not_taken_for_others_units() -> None:
     assert torch.allclose(
         Coordinates("m").in_space(torch.ones(2, 3)), torch.full((2, 2), 1e-3).double()
     )
+
+
+_NAMES = [("longitude", "latitude"), ("x", "y"), ("easting", "northing"), ("E W", "N S")]
+
+
+@pytest.mark.parametrize("names", _NAMES)
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-5])
+@pytest.mark.parametrize("given", ["degrees", "m", "km"])
+def test_advice_about_units_ends(names: tuple[str, str], scale: float, given: str) -> None:
+    """Metres, kilometres and degrees under any name: what a message says to do is done."""
+    random = np.random.default_rng(0)
+    places = random.uniform((320_000.0, 6_000_000.0), (480_000.0, 6_300_000.0), (20, 2)) * scale
+    table = pd.DataFrame(places, columns=list(names)).assign(id=[f"V{n}" for n in range(20)])
+    settings = SurveySettings(threshold=0.1, units=given)  # type: ignore[arg-type]
+    said: list[str] = []
+    while True:
+        try:
+            SurveySites.of(table, settings)
+            break
+        except UsageError as error:
+            said.append(str(error))
+        assert len(said) <= 3, said
+        text = said[-1]
+        if units := re.search(r"--units (km|m)\b", text):
+            settings = replace(settings, units=units[1])
+        elif "Leave out --units" in text:
+            settings = replace(settings, units="degrees")
+        if columns := re.search(r'--x ("[^"]+"|\w+) ("[^"]+"|\w+)', text):
+            settings = replace(settings, x=tuple(name.strip('"') for name in columns.groups()))
+        elif "say which it is by --x" in text:
+            settings = replace(settings, x=names)

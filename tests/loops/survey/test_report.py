@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from bo_stream.loops.survey.calls import calls_table
-from bo_stream.loops.survey.findings import SurveyFindings, chance_in_words, per_cent
+from bo_stream.loops.survey.findings import SurveyFindings, chance_in_words
 from bo_stream.loops.survey.report import (
     MOST_LISTED,
     advice,
@@ -26,6 +26,7 @@ from bo_stream.loops.survey.report import (
     outlook,
     survey_page,
 )
+from bo_stream.loops.survey.words import per_cent
 from tests.browser import browser_tab
 from tests.loops.survey.surveys import findings
 
