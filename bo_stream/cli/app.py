@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from typing import Annotated
 
 import typer
+from rich import markup
 from rich.console import Console
 
 from bo_stream import __version__
@@ -19,6 +21,24 @@ _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 _WAITING = (*_PASSIVE, "GOMP_SPINCOUNT")
 """Variables by which a user may have chosen already."""
 
+
+def escape(text: str) -> str:
+    r"""Return a text of a user's file as it may be printed: no markup, no codes for the terminal.
+
+    Control and format characters, which move the cursor, colour or reverse what follows, are
+    written as in ``\x1b``.
+    """
+    return markup.escape("".join(_printable(letter) for letter in text))
+
+
+def _printable(letter: str) -> str:
+    if letter in "\n\t\u200c\u200d" or unicodedata.category(letter) not in _UNPRINTABLE:
+        return letter
+    return ascii(letter)[1:-1]
+
+
+_UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Categories of Unicode."""
 
 app = typer.Typer(
     name="bo-stream",

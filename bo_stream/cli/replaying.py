@@ -11,16 +11,16 @@ from typing import Any
 
 import pandas as pd
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from bo_stream.cli import running
-from bo_stream.cli.app import OUT
+from bo_stream.cli.app import OUT, escape
 from bo_stream.cli.surveying import parse_settings
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import run_with_checkpoints
 from bo_stream.loops.survey.findings import goal_in_words
 from bo_stream.loops.survey.folder import holds_survey
+from bo_stream.loops.survey.grouping import grouped_by_position
 from bo_stream.loops.survey.replay import FinishedSurvey
 from bo_stream.loops.survey.replay_plan import DESIGNS, SEEDS, ReplayPlan
 from bo_stream.loops.survey.replay_run import (
@@ -53,8 +53,13 @@ def run(
     truth: str | None,
     out: Path | None,
     resume: bool,
+    group: bool = False,
 ) -> None:
     """Carry out the command with its options; ``ctx`` tells which of them were given."""
+
+    def table(chosen: SurveySettings) -> pd.DataFrame:
+        read = read_table(sites)
+        return grouped_by_position(read, chosen, str(sites))[0] if group else read
 
     def begin() -> ReplayRun:
         if compare not in (None, "random"):
@@ -62,12 +67,12 @@ def run(
         if out is not None and holds_survey(out):
             raise UsageError(f"{out} holds a survey. Give another folder.")
         plan, chosen = ReplayPlan(**sizes), SurveySettings(**settings)
-        finished = FinishedSurvey.of(read_table(sites), chosen, truth, str(sites))
+        finished = FinishedSurvey.of(table(chosen), chosen, truth, str(sites))
         designs = DESIGNS if compare else DESIGNS[:1]
         return ReplayRun(finished, plan, designs, SEEDS if seeds is None else seeds, truth)
 
     def go_on(folder: Path) -> ReplayRun:
-        former = ReplayRun.resume(folder, read_table(sites), str(sites), seeds)
+        former = ReplayRun.resume(folder, table, str(sites), seeds)
         given = {**settings, **sizes, "truth": truth, "compare": compare}
         running.check_unchanged(ctx, _options(former), {**given, "quota": settings["quotas"]})
         return former

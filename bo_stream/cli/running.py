@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeAlias, TypeVar
 
 import typer
 from botorch.exceptions.errors import BotorchError
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,7 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from bo_stream.cli.app import ERR, OUT
+from bo_stream.cli.app import ERR, OUT, escape
 from bo_stream.cli.options import DEFAULT_FOLDER
 from bo_stream.errors import UsageError
 from bo_stream.executors.engine import WaitingWarning

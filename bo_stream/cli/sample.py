@@ -21,8 +21,8 @@ def sample(
         typer.Argument(
             metavar="DATA",
             show_default=False,
-            help="Map to sample: .npz (arrays X and y; names in columns and target), .csv or "
-            ".parquet. None: a simulated prevalence map.",
+            help="Map to sample: .npz (arrays X and y; names in columns and target), .csv, .xlsx "
+            "or .parquet. None: a simulated prevalence map.",
         ),
     ] = None,
     x: Annotated[

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from bo_stream.cli import running
-from bo_stream.cli.app import OUT
+from bo_stream.cli.app import OUT, escape
 from bo_stream.cli.options import parse_settings
 from bo_stream.errors import UsageError
 from bo_stream.loops.predictions import Score

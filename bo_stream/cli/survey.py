@@ -40,11 +40,19 @@ def start(
         typer.Argument(
             metavar="SITES",
             show_default=False,
-            help="Table of all sites that could be surveyed, .csv or .parquet; results of earlier "
-            "surveys may come along in columns examined and positive.",
+            help="Table of all sites that could be surveyed, .csv, .xlsx or .parquet; results of "
+            "earlier surveys may come along in columns examined and positive.",
         ),
     ],
     out: Annotated[Path, option("Files", "Folder to begin the survey in.", "--out")],
+    group: Annotated[
+        bool,
+        option(
+            "Columns",
+            "Add up the rows of each position: of people or visits, one village.",
+            "--group",
+        ),
+    ] = False,
     yes: Annotated[
         bool, option("Files", "The sites lie where they are said to: do not ask.", "--yes", "-y")
     ] = False,
@@ -59,7 +67,7 @@ def start(
     """
     from bo_stream.cli import surveying  # which imports torch: help does without
 
-    surveying.start(sites, out, settings, yes)
+    surveying.start(sites, out, settings, yes, group)
 
 
 @commands.command()
@@ -70,8 +78,9 @@ def next(
 ) -> None:
     """Choose the sites to survey next. They are pending until their results are told.
 
-    Writes next.csv and next.geojson with all pending sites. Fill in the columns examined and
-    positive of next.csv and tell it, or tell any other table of results.
+    Writes next.csv with all pending sites, and next.geojson, next.kml and next.gpx for maps. Fill
+    in the columns examined and positive of next.csv and tell it, or tell any other table of
+    results.
 
     - `bo-stream survey next 2026 -q 10`
     """
@@ -87,10 +96,14 @@ def tell(
         Path,
         typer.Argument(
             metavar="RESULTS",
-            help="Table with columns id, examined and positive; other sites than those of the list "
-            "bring their position and covariates.",
+            help="Table with columns id, examined, positive and perhaps date; sites that are not "
+            "in the list bring their position and covariates.",
         ),
     ],
+    group: Annotated[
+        bool,
+        typer.Option("--group", help="Add up the rows of each id: of people, one village."),
+    ] = False,
 ) -> None:
     """Take in results: in any order, in part, and again if they were wrong.
 
@@ -100,7 +113,7 @@ def tell(
     """
     from bo_stream.cli import surveying
 
-    surveying.tell(folder, results)
+    surveying.tell(folder, results, group)
 
 
 @commands.command()
@@ -148,10 +161,10 @@ def report(
     q: Annotated[int, typer.Option("--batch", "-q", help="Sites of each of these.")] = 10,
     loss: Loss = None,
 ) -> None:
-    """Write report.html, which opens in any browser, and predictions.csv.
+    """Write report.html, which opens in any browser, called.csv and predictions.csv.
 
     The page has maps of prevalence, of its uncertainty and of the sites above and below the
-    threshold, says how far to trust them and what more surveys would bring.
+    threshold, lists these, says how far to trust them and what more surveys would bring.
     """
     from bo_stream.cli import surveying
 
@@ -167,8 +180,8 @@ def replay(
         typer.Argument(
             metavar="SITES",
             show_default=False,
-            help="Table of the sites of a finished survey, .csv or .parquet, with their results in "
-            "columns examined and positive.",
+            help="Table of the sites of a finished survey, .csv, .xlsx or .parquet, with their "
+            "results in columns examined and positive.",
         ),
     ],
     start: Annotated[
@@ -182,6 +195,14 @@ def replay(
             "Replay", "Draw sites at random beside it, whatever the constraints.", metavar="random"
         ),
     ] = None,
+    group: Annotated[
+        bool,
+        option(
+            "Columns",
+            "Add up the rows of each position: of people or visits, one village.",
+            "--group",
+        ),
+    ] = False,
     seeds: Annotated[
         int | None,
         option("Replay", f"Replays of each design, with other first sites ({SEEDS})."),
@@ -221,4 +242,4 @@ def replay(
     plan = {"start": start, "q": q, "rounds": rounds}
     from bo_stream.cli import replaying
 
-    replaying.run(ctx, sites, settings, plan, compare, seeds, truth, out, resume)
+    replaying.run(ctx, sites, settings, plan, compare, seeds, truth, out, resume, group)

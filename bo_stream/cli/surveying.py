@@ -12,43 +12,53 @@ from typing import Any
 
 import pandas as pd
 import typer
-from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bo_stream.cli import running
-from bo_stream.cli.app import ERR, OUT
+from bo_stream.cli.app import ERR, OUT, escape
 from bo_stream.errors import UsageError
 from bo_stream.loops.results import write_files
 from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
 from bo_stream.loops.survey.coordinates import Coordinates
 from bo_stream.loops.survey.findings import find, goal_in_words
 from bo_stream.loops.survey.folder import holds_survey, load_survey, save_survey
-from bo_stream.loops.survey.next_files import NEXT, check_form_is_told, next_files
+from bo_stream.loops.survey.grouping import grouped_by_id, grouped_by_position
+from bo_stream.loops.survey.next_files import check_form_is_told, next_files
 from bo_stream.loops.survey.places import position_columns, quoted
 from bo_stream.loops.survey.report import headline, survey_page
 from bo_stream.loops.survey.results import Told
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.survey import Survey
 from bo_stream.loops.survey.tables import read_table
+from bo_stream.loops.survey.waypoints import waypoint_files
 from bo_stream.loops.survey.words import per_cent
 
 MOST_SHOWN = 20
 """Ids or rows that are listed on the screen."""
 
-PREDICTIONS, REPORT = "predictions.csv", "report.html"
+PREDICTIONS, REPORT = "predictions", "report.html"
 
 
-def start(sites: Path, out: Path, settings: dict[str, Any], yes: bool) -> None:
-    """Begin a survey of a table's sites in a folder, once it is clear that they lie there."""
+def start(sites: Path, out: Path, settings: dict[str, Any], yes: bool, group: bool = False) -> None:
+    """Begin a survey of a table's sites in a folder, once it is clear that they lie there.
+
+    Rows of one position are added up if asked.
+    """
     with _command():
         parse_settings(settings)
         with _spinner("Reading the sites"):
-            table = read_table(sites)
-            survey = Survey(table, SurveySettings(**settings), source=str(sites))
+            table, chosen = read_table(sites), SurveySettings(**settings)
+            said: list[str] = []
+            if group:
+                table, said = grouped_by_position(table, chosen, str(sites))
+            survey = Survey(table, chosen, source=str(sites))
         if not holds_survey(out):  # else there is nothing to ask
             _check_place(survey, str(sites), yes)
         save_survey(out, survey)
+        for text in said:
+            _say(text)
+        _say_columns(survey)
         _say_status(survey, out)
         _say_next_step(f"survey next {out} -q 10{_own(survey)}", "choose the first sites")
 
@@ -85,7 +95,10 @@ def choose(folder: Path, q: int, loss: str | None) -> None:
         earlier = len(survey.pending)
         with _spinner("Choosing sites"):
             chosen = survey.ask(q)
-        files = next_files(survey.pending, survey.coordinates)
+        files = {
+            **next_files(survey),
+            **waypoint_files(survey.pending, survey.labels, survey.coordinates),
+        }
         write_files(folder, files)
         OUT.print(_sites_table(chosen, survey.coordinates))
         if len(chosen) < q:
@@ -102,20 +115,26 @@ def choose(folder: Path, q: int, loss: str | None) -> None:
             with _spinner("Looking ahead"):
                 stopping = survey.stopping()
             _say(stopping.in_words())
-        form = folder / NEXT
-        _say(f"All pending sites are in {' and '.join(str(folder / name) for name in files)}.")
+        form = folder / next(iter(files))
+        _say(f"All pending sites are in {', '.join(str(folder / name) for name in files)}.")
         _say_next_step(f"survey tell {folder} {form}", "once examined and positive are filled in")
 
 
-def tell(folder: Path, results: Path) -> None:
-    """Take in a table of results."""
+def tell(folder: Path, results: Path, group: bool = False) -> None:
+    """Take in a table of results; rows of one id are added up if asked."""
     with _command():
-        survey = load_survey(folder)
-        told = survey.tell(read_table(results), source=str(results))
+        survey, table = load_survey(folder), read_table(results)
+        if group:
+            table, said = grouped_by_id(table, survey.settings, str(results))
+            for text in said:
+                _say(text)
+        told = survey.tell(table, source=str(results))
         if not (told.new or told.corrected):  # else the status says them
             for text in told.warnings:
                 _warn(text)
         _say_told(told)
+        for text in told.remarks:
+            _warn(text)
         _say_status(survey, folder)
         _say_next_step(f"survey report {folder}{_own(survey)}", "see the maps")
 
@@ -158,15 +177,21 @@ def report(folder: Path, rounds: int, q: int, loss: str | None) -> None:
             findings = find(survey, folder.resolve().name, rounds, q, on_step=step)
             step("Drawing maps")
             page = survey_page(findings, date.today())
-        table = findings.predictions.round(dict.fromkeys(_ROUNDED, 6))
-        predictions = table.to_csv(index=False, lineterminator="\n").encode()
-        write_files(folder, {PREDICTIONS: predictions, REPORT: page})
+        written, table = survey.table_format, findings.predictions
+        others = survey.others(table["id"].tolist())
+        others = others.rename(columns=lambda n: f"listed_{n}" if n in table else n)
+        table = pd.concat((table[["id"]], others, table.iloc[:, 1:]), axis=1)
+        files = {written.name(PREDICTIONS): written.write(_rounded(table)), REPORT: page}
+        if findings.threshold is not None:
+            files[findings.called_file] = written.write(_rounded(findings.calls_made))
+        write_files(folder, files)
         _say(headline(findings))
         if findings.stopping is not None:
             _say(findings.stopping.in_words())
         for note in findings.notes:
             _warn(note)
-        _say(f"{PREDICTIONS} and {REPORT} are in {folder}.")
+        *others_said, last = sorted(files)
+        _say(f"{', '.join(others_said)} and {last} are in {folder}.")
 
 
 def _trusted(loss: str | None) -> tuple[str, ...]:
@@ -178,7 +203,13 @@ def _own(survey: Survey) -> str:
     return "" if survey.settings.loss is None else f" --loss {survey.settings.loss}"
 
 
-_ROUNDED = ("prevalence", "sd", "lower", "q25", "q75", "upper", "exceedance")
+_ROUNDED = ("prevalence", "sd", "lower", "q25", "q75", "upper", "exceedance", "probability")
+
+
+def _rounded(table: pd.DataFrame) -> pd.DataFrame:
+    """Round shares, to six digits, and write counts as whole numbers."""
+    whole = table.astype(dict.fromkeys(("examined", "positive"), "Int64"))
+    return whole.round({name: 6 for name in _ROUNDED if name in table})
 
 
 GAIN = (
@@ -292,6 +323,23 @@ def _say_told(told: Told) -> None:
         _say(f"{_count(told.empty, 'row')} without numbers passed over.")
 
 
+def _say_columns(survey: Survey) -> None:
+    """Say which column was taken for what, and which ones are not used."""
+    ids = {"id": survey.columns.get("id")}
+    used = [
+        f"{meaning}: {'the rows as numbered by a spreadsheet' if column is None else repr(column)}"
+        for meaning, column in (ids | survey.columns).items()
+    ]
+    covariates = ", ".join(map(repr, survey.settings.covariates)) or "none"
+    _say(f"Columns:    {', '.join(used)}, covariates: {covariates}.")
+    unused = survey.unused_columns
+    if unused:
+        _say(
+            f"Not used:   {', '.join(map(repr, unused))}. Tables keep them; those that prevalence "
+            "may depend on are named by --covariates."
+        )
+
+
 def _say_status(survey: Survey, folder: Path) -> None:
     now = survey.status()
     share = f", {per_cent(now.positive / now.examined)}" if now.examined else ""
@@ -355,7 +403,7 @@ def _sites_table(sites: pd.DataFrame, coordinates: Coordinates) -> Table:
         why = escape(row["reason"])
         shown.add_row(str(number), escape(row["id"]), *place, gain, f"{row['cost']:.4g}", why)
     if len(sites) > MOST_SHOWN:
-        shown.caption = f"and {len(sites) - MOST_SHOWN} more, in {NEXT}"
+        shown.caption = f"and {len(sites) - MOST_SHOWN} more, in the table"
     return shown
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributions import Beta, Binomial, Distribution
 from torch.nn.functional import logsigmoid
 
+from bo_stream.errors import MOST_EXAMINED
 from bo_stream.likelihoods.outliers import Outliers, WithOutliers
 
 NODES = 32
@@ -68,8 +69,8 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
         outlier_beta: Parameters a and b of the Beta distribution of an outlier's prevalence.
 
     Raises:
-        ValueError: ``trials`` is no whole number from 1, ``outliers`` is out of range, or a
-            parameter of ``outlier_beta`` is not positive.
+        ValueError: ``trials`` is no whole number up to ``MOST_EXAMINED``, ``outliers`` is out of
+            range, or a parameter of ``outlier_beta`` is not positive.
     """
 
     raw_concentration: Tensor
@@ -84,8 +85,11 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
         outlier_beta: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         super().__init__()
-        if trials is not None and (trials < 1 or trials != int(trials)):
-            raise ValueError(f"Expected trials to be a whole number from 1, or None, got {trials}.")
+        if trials is not None and not (1 <= trials <= MOST_EXAMINED and trials == int(trials)):
+            raise ValueError(
+                f"Expected trials to be a whole number from 1 to {MOST_EXAMINED:,}, or None, got "
+                f"{trials}."
+            )
         self.trials = trials
         self.overdispersion = overdispersion
         self.outliers, self.outlier_beta = float(outliers), outlier_beta
@@ -401,6 +405,11 @@ _FAULTS: tuple[tuple[int, Callable[[Tensor, Tensor], Tensor], str], ...] = (
     (1, lambda y, n: n != n.round(), "a whole number of examined"),
     (1, lambda y, n: ~(n >= 1.0), "1 or more examined; leave out rows where nobody was"),
     (
+        1,
+        lambda y, n: ~(n <= MOST_EXAMINED),
+        f"at most {MOST_EXAMINED:,} examined, more than any survey examines at one site",
+    ),
+    (
         0,
         lambda y, n: y != y.round(),
         "a whole number of positives, not a prevalence (round(prevalence * examined))",
@@ -420,7 +429,8 @@ def check_counts(Y: Tensor) -> None:
     """Check rows ``[positives, examined]``, ``... x n x 2``.
 
     Raises:
-        InputDataError: One has more positives than examined, none examined, or no whole numbers;
+        InputDataError: One has more positives than examined, none examined, more examined than
+            ``MOST_EXAMINED``, or no whole numbers;
             names the first such row and column, from 0.
     """
     for column, fault, expected in _FAULTS:

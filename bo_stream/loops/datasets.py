@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from bo_stream.errors import UsageError
+from bo_stream.loops.survey.cells import Cells, first
+from bo_stream.loops.survey.columns import given_column
+from bo_stream.loops.survey.tables import SUFFIXES, read_table
 
 MIN_ROWS = 20
 """Fewest rows that can be split into points to choose from and points to score on."""
@@ -89,7 +91,8 @@ def read_dataset(path: str | Path, x: Sequence[str] | None = None, y: str | None
 
     Args:
         path: ``.npz`` with arrays X (``n x d``), y (``n``) and, if there are any, the names
-            ``columns`` and ``target``; or a ``.csv`` or ``.parquet`` table with a header.
+            ``columns`` and ``target``; or a table with a header, of the types and separators that
+            :func:`~bo_stream.loops.survey.tables.read_table` reads.
         x: Names of the input columns; required for a table; default of ``.npz``: all columns of X.
         y: Name of the target column; required for a table; an array of ``.npz``, default y.
 
@@ -140,36 +143,36 @@ def _position(names: Sequence[str], name: str, path: Path) -> int:
     return names.index(name)
 
 
-def _numeric(values: NDArray[np.generic] | pd.Series, name: str) -> Array:
+def _numeric(values: NDArray[np.generic], name: str) -> Array:
     if values.dtype.kind not in "fiub":
         raise UsageError(f"{name} is not numeric (its type is {values.dtype}).")
-    if isinstance(values, pd.Series):
-        return values.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
     return values.astype(np.float64)
 
 
 def _read_table(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
-    try:
-        table = pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()
-        raise UsageError(
-            f"{path} cannot be read as a table: {reason[0] if reason else error!r}"
-        ) from error
-    names = [str(name) for name in table.columns]
+    cells = Cells(read_table(path), str(path))
+    names = cells.names
     if not x or y is None:
         raise UsageError(
             f"Say which columns of {path} are inputs and which is the target, as in "
             f"--x lon lat --y prevalence. Its columns: {', '.join(names)}."
         )
-    values = [
-        _numeric(table.iloc[:, _position(names, name, path)], f"{path}: column {name!r}")
-        for name in (*x, y)
-    ]
+    for name, option in (*((name, "--x") for name in x), (y, "--y")):
+        given_column(names, name, str(path), option)
+    values = [cells.numbers(name) for name in (*x, y)]
+    for name, column in zip((*x, y), values, strict=True):
+        gap = first(np.isnan(column))
+        if gap is not None:
+            raise cells.fault(
+                gap,
+                name,
+                f"it is empty, as {np.isnan(column).sum():,} of {len(column):,} cells are. Fill "
+                "them in, or drop those rows.",
+            )
     return Dataset(np.stack(values[:-1], axis=-1), values[-1], tuple(x), y, path.name)
 
 
-_READERS = {".npz": _read_npz, ".csv": _read_table, ".parquet": _read_table}
+_READERS = {".npz": _read_npz, **dict.fromkeys(SUFFIXES, _read_table)}
 
 
 def simulated_prevalence(seed: int = 2020) -> Dataset:

@@ -1,20 +1,27 @@
-"""Pages of HTML that stand alone: no script, no outside request, all text escaped."""
+"""Pages of HTML that stand alone: no outside request, no script but their own, text escaped."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
+import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree.ElementTree import Element, tostring
 
 from matplotlib.figure import Figure
+from PIL import Image
 
 Content = Element | str
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """What a browser may load: pictures inside the page and its own style, and nothing else."""
+
+_COLOURS = 255
+"""Of a picture; more are drawn as the nearest of these."""
 
 _STYLE = Path(__file__).with_name("page.css")
 
@@ -38,23 +45,32 @@ def element(tag: str, *children: Content, **attributes: str) -> Element:
     return made
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int]) -> Element:
-    """Make a table that scrolls where a screen is too narrow for it.
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[Content]], numbers: Sequence[int]
+) -> Element:
+    """Make a table; rows of three cells or more are cards where a screen is narrow.
 
     Args:
         head: Headings of the columns.
-        rows: Texts of the cells.
+        rows: Contents of the cells.
         numbers: Columns of numbers, which are set flush right.
     """
     looks = ["number" if column in numbers else "text" for column in range(len(head))]
 
-    def cells(tag: str, texts: Sequence[str]) -> Element:
-        made = [element(tag, text, class_=look) for text, look in zip(texts, looks, strict=True)]
-        return element("tr", *made)
+    def row(cells: Sequence[Content]) -> Element:
+        made = [
+            element("td", cell, class_=look, role="cell", **{"data-head": heading})
+            for cell, look, heading in zip(cells, looks, head, strict=True)
+        ]
+        return element("tr", *made, role="row")
 
-    body = element("tbody", *(cells("td", row) for row in rows))
-    grid = element("table", element("thead", cells("th", head)), body)
-    return element("div", grid, class_="scrolling", tabindex="0", role="region")
+    headings = [
+        element("th", heading, class_=look, role="columnheader")
+        for heading, look in zip(head, looks, strict=True)
+    ]
+    top = element("thead", element("tr", *headings, role="row"), role="rowgroup")
+    body = element("tbody", *(row(cells) for cells in rows), role="rowgroup")
+    return element("table", top, body, class_="cards" if len(head) > 2 else "pairs", role="table")
 
 
 def picture(figure: Figure, text: str, caption: str) -> Element:
@@ -65,28 +81,54 @@ def picture(figure: Figure, text: str, caption: str) -> Element:
         text: What it shows, for those who cannot see it.
         caption: What to read from it.
     """
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=160)
+    raw, file = io.BytesIO(), io.BytesIO()
+    figure.savefig(raw, format="png", dpi=160, pil_kwargs={"compress_level": 1})
+    drawn = Image.open(raw).convert("RGB")
+    kept = drawn.quantize(_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    kept.save(file, format="png", optimize=True)
     data = base64.b64encode(file.getvalue()).decode()
     image = element("img", src=f"data:image/png;base64,{data}", alt=text)
     return element("figure", image, element("figcaption", caption))
 
 
-def page(title: str, *content: Content) -> bytes:
+def data(name: str, values: Any) -> Element:
+    """Make an element of values that the page's script reads, as JSON.
+
+    Args:
+        name: Of the element.
+        values: Lists, dicts, texts, finite numbers and None.
+    """
+    text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    inert = text.replace("<", "\\u003c")  # no text ends the element
+    return element("script", inert, id=name, type="application/json")
+
+
+def page(title: str, *content: Content, script: str = "") -> bytes:
     """Return a whole page in UTF-8, which a browser opens without any other file.
 
     Args:
         title: Of the page.
         content: Of its body.
+        script: JavaScript that runs at the end; a browser runs no other.
     """
+    script, policy = _spaced(script), _POLICY
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy += f"; script-src 'sha256-{digest}'"
     head = element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", **{"http-equiv": "Content-Security-Policy", "content": _POLICY}),
+        element("meta", **{"http-equiv": "Content-Security-Policy", "content": policy}),
         element("title", title),
         element("style", _STYLE.read_text(encoding="utf-8")),
     )
-    whole = element("html", head, element("body", element("main", *content)), lang="en")
+    scripts = [element("script", script)] if script else []
+    whole = element("html", head, element("body", element("main", *content), *scripts), lang="en")
     text = f"<!DOCTYPE html>\n{tostring(whole, encoding='unicode', method='html')}\n"
-    return re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text).encode("utf-8", "replace")
+    return _spaced(text).encode("utf-8", "replace")
+
+
+def _spaced(text: str) -> str:
+    """Keep per cent signs on the line of their number."""
+    return re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -93,6 +94,12 @@ def test_the_installed_command_goes_from_a_table_to_a_report() -> None:
     assert predictions["exceedance"].between(0.0, 1.0).all()
     page = Path("run/report.html").read_text(encoding="utf-8")
     assert page.count("<img") == 5
+    called = pd.read_csv("run/called.csv")
+    assert sorted(called["id"]) == sorted(predictions["id"])
+    assert {"district", "lon", "lat"} & set(called.columns) == {"district"}
+    assert called["call"].isin(["above", "uncertain", "below"]).all()
+    again = called.set_index("id").loc[predictions["id"], "probability"]
+    np.testing.assert_allclose(again, predictions["exceedance"])
 
 
 def test_a_first_round_is_spread_out_and_its_files_have_all_pending_sites() -> None:
@@ -103,13 +110,22 @@ def test_a_first_round_is_spread_out_and_its_files_have_all_pending_sites() -> N
     table = form()
     assert table["round"].tolist() == [1, 1, 1, 2, 2]
     assert table["id"].is_unique
-    assert table[["examined", "positive"]].isna().all(axis=None)
+    assert table[["examined", "positive", "date"]].isna().all(axis=None)
     points = json.loads(Path("run/next.geojson").read_text())
     assert points["type"] == "FeatureCollection"
     places = [each["geometry"]["coordinates"] for each in points["features"]]
     assert places == table[["longitude", "latitude"]].to_numpy().tolist()
     assert [each["properties"]["id"] for each in points["features"]] == table["id"].tolist()
     assert points["features"][0]["properties"]["gain"] is None
+    marks = ElementTree.parse("run/next.kml").iterfind(".//{*}coordinates")
+    read = [[float(number) for number in str(mark.text).split(",")] for mark in marks]
+    np.testing.assert_allclose(read, [[*place, 0.0] for place in places], atol=1e-6)
+    marks = list(ElementTree.parse("run/next.gpx").iterfind("{*}wpt"))
+    read = [[float(mark.attrib[name]) for name in ("lon", "lat")] for mark in marks]
+    np.testing.assert_allclose(read, places, atol=1e-6)
+    district = small_country().set_index("village")["district"][table["id"][0]]
+    assert marks[0].findtext("{*}name") == f"1. {table['id'][0]}"
+    assert str(marks[0].findtext("{*}desc")).startswith(f"district: {district}\n")
 
 
 def test_results_in_part_again_and_withdrawn() -> None:
@@ -209,7 +225,7 @@ def test_constraints_reach_the_choice() -> None:
     more += ["--miss-cost", "3"]
     done("start", "bare.csv", *OPTIONS, *more, "--minimum-distance", "5", "--base", "-1.5", "30")
     done("next", "run", "-q", "5")
-    table = form().merge(small_country(), left_on="id", right_on="village")
+    table = form()
     assert table["days"].sum() <= 3
     assert set(table["district"]) == {"north"}
     assert load_survey("run").settings.miss_cost == 3.0
@@ -224,7 +240,7 @@ def test_positions_in_kilometres() -> None:
     said = done("next", "run", "-q", "2")
     assert "All pending sites are in run/next.csv." in said
     assert {"east", "north"} < set(form())
-    assert not Path("run/next.geojson").exists()
+    assert not any(Path("run").glob("next.[gk]*"))
 
 
 @pytest.mark.integration

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -83,12 +84,12 @@ def moved_names(data: Dataset) -> tuple[tuple[str, ...], str, str]:
         (
             ["lon", "height"],
             TARGET,
-            "has no column 'height'. Its columns: lon, lat, prevalence, name",
+            "has no column 'height', which --x names. Its columns: lon, lat, prevalence, name",
         ),
         (["lon"], "incidence", "has no column 'incidence'"),
         (None, TARGET, "Say which columns"),
         (["lon"], None, "Say which columns"),
-        (["lon", "name"], TARGET, "column 'name' is not numeric"),
+        (["lon", "name"], TARGET, "row 2, column 'name': expected a number, got 'a'"),
     ],
 )
 def test_wrong_columns_of_a_table(
@@ -119,7 +120,7 @@ def test_missing_file_and_unknown_type(tmp_path: Path) -> None:
         read_dataset(tmp_path / "a.npz")
     (tmp_path / "a.xls").write_bytes(b"")
     with pytest.raises(
-        UsageError, match=r"unknown type '.xls'. Expected one of .npz, .csv, .parquet"
+        UsageError, match=r"unknown type '.xls'. Expected one of .npz, .csv, .tsv, .txt, .xlsx"
     ):
         read_dataset(tmp_path / "a.xls")
 
@@ -151,6 +152,39 @@ def test_missing_cells_of_a_table_are_named(files: dict[str, Path]) -> None:
     table.loc[3, "lat"] = np.nan
     table.to_csv(files["csv"], index=False)
     with pytest.raises(
-        UsageError, match=r"column 'lat' holds NaN .* in 1 of 120 rows .first: row 3"
+        UsageError, match=r"map.csv, row 5, column 'lat': it is empty, as 1 of 120 cells are"
     ):
         read_dataset(files["csv"], ["lon", "lat"], TARGET)
+
+
+def test_a_table_as_a_spreadsheet_of_another_country_saves_it(tmp_path: Path) -> None:
+    data = small_map()
+    rows = [" Lon ;Lat;  Prévalence "]
+    rows += [";".join(map(repr, map(float, row))).replace(".", ",") for row in triples(data)]
+    (tmp_path / "carte.csv").write_bytes("\r\n".join(rows).encode("cp1252"))
+    read = read_dataset(tmp_path / "carte.csv", ["Lon", "Lat"], "Prévalence")
+    np.testing.assert_array_equal(read.X, data.X)
+    np.testing.assert_array_equal(read.y, data.y)
+
+
+def triples(data: Dataset) -> list[list[float]]:
+    return np.column_stack((data.X, data.y)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("12 %", "row 4, column 'lat': expected a number, got '12 %'. Write no per cent signs"),
+        (" - ", "row 4, column 'lat': it is empty, as 1 of 120"),
+        ("n.a.", "row 4, column 'lat': it is empty"),
+        ("?1", "row 4, column 'lat': expected a number, got '?1'"),
+    ],
+)
+def test_faults_of_cells_are_named_as_a_spreadsheet_shows_them(
+    tmp_path: Path, cell: str, message: str
+) -> None:
+    rows = [f"{a}|{b}|{c}" for a, b, c in triples(small_map())]
+    rows[2] = rows[2].split("|")[0] + f"|{cell}|0.5"
+    (tmp_path / "map.txt").write_text("\n".join(["lon|lat|y", *rows]))
+    with pytest.raises(UsageError, match=re.escape(message)):
+        read_dataset(tmp_path / "map.txt", ["lon", "lat"], "y")

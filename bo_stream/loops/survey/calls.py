@@ -16,16 +16,17 @@ def calls_table(predictions: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame
     one, so that the surest calls of each kind come first.
 
     Args:
-        predictions: Of a survey with a threshold, a row a site: ``id``, ``class``, ``prevalence``,
-            ``lower``, ``upper``, ``exceedance``, ``examined``, ``positive``.
+        predictions: Of a survey with a threshold, a row a site: ``id``, position, ``class``,
+            ``prevalence``, ``lower``, ``upper``, ``exceedance``, ``examined``, ``positive``,
+            ``date``.
         labels: Other columns of the list of sites, such as name and district, indexed by id; see
             ``Survey.labels``. Sites that are not in it have empty ones.
 
     Returns:
-        ``id``, the labels (with ``listed_`` before a name that a number of this table has),
-        ``call`` (above, uncertain or below), ``prevalence`` (mean), ``lower`` and ``upper`` (95 %
-        interval), ``probability`` (of a prevalence above the threshold), ``examined`` and
-        ``positive`` (NaN where not surveyed).
+        ``id``, the labels (with ``listed_`` before a name that another column of this table has),
+        position, ``call`` (above, uncertain or below), ``prevalence`` (mean), ``lower`` and
+        ``upper`` (95 % interval), ``probability`` (of a prevalence above the threshold),
+        ``examined`` and ``positive`` (NaN where not surveyed), ``date`` (of the result).
 
     Raises:
         ValueError: The predictions have no threshold.
@@ -33,7 +34,8 @@ def calls_table(predictions: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame
     if "class" not in predictions:
         raise ValueError("Expected predictions with a threshold, got none: there are no calls.")
     renamed = predictions.rename(columns={"class": "call", "exceedance": "probability"})
-    numbers = renamed[["call", *NUMBERS, "examined", "positive"]]
+    place = ["longitude", "latitude"] if "longitude" in predictions else ["east", "north"]
+    numbers = renamed[[*place, "call", *NUMBERS, "examined", "positive", "date"]]
     taken = {"id", *numbers.columns}
     names = [f"listed_{name}" if name in taken else str(name) for name in labels.columns]
     described = labels.set_axis(names, axis=1).reindex(predictions["id"]).reset_index(drop=True)

@@ -17,7 +17,10 @@ Array = NDArray[np.float64]
 Texts = NDArray[np.object_]
 Mask = NDArray[np.bool_]
 
-MISSING = ("", "na", "n/a", "nan", "none", "null", "-", ".", "#n/a", "<na>")
+MISSING = (
+    *("", "na", "n/a", "n.a.", "n.a", "nan", "none", "null", "#n/a", "<na>", "n.d.", "n/d", "s/d"),
+    *("-", "--", ".", "..", "\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}", "?"),
+)
 """Texts of an empty cell, in lower case."""
 
 _DECIMAL_COMMA = r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?"
@@ -37,9 +40,23 @@ class Cells:
         id_column: Column of the ids, for messages; None: there is none.
     """
 
-    def __init__(self, table: pd.DataFrame, source: str, id_column: str | None = None) -> None:
-        """Take a table as it is; nothing is read yet."""
+    def __init__(
+        self,
+        table: pd.DataFrame,
+        source: str,
+        id_column: str | None = None,
+        whole: pd.DataFrame | None = None,
+    ) -> None:
+        """Take a table as it is; nothing is read yet.
+
+        Args:
+            table: See the class.
+            source: See the class.
+            id_column: See the class.
+            whole: Table that these rows are of, whose decimal marks are theirs; default: the table.
+        """
         self.table, self.source, self.id_column = table, source, id_column
+        self._whole = table if whole is None else whole
         self._known: dict[str, Texts] = {}
 
     def __len__(self) -> int:
@@ -52,7 +69,7 @@ class Cells:
 
     def rows(self, positions: Sequence[int]) -> Cells:
         """Return some rows."""
-        return Cells(self.table.iloc[list(positions)], self.source, self.id_column)
+        return Cells(self.table.iloc[list(positions)], self.source, self.id_column, self._whole)
 
     def row(self, position: int) -> str:
         """Name the row at a position, as in ``row 2 (id 17)``."""
@@ -97,7 +114,7 @@ class Cells:
         return read
 
     def _parsed(self, column: str, expected: str) -> Array:
-        texts = self.table[column].astype(str)
+        texts = self.table[column].astype(str).str.replace("\N{MINUS SIGN}", "-")
         plain = pd.to_numeric(texts, errors="coerce")
         read: Array = plain.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
         unread = np.flatnonzero(np.isnan(read))
@@ -110,7 +127,7 @@ class Cells:
                     f"{texts.iloc[pointed]!r} has a point, while other numbers of this table have "
                     "decimal commas. Write all in one way, without separators of thousands.",
                 )
-        for row, text in zip(unread, _texts(self.table[column].iloc[unread]), strict=True):
+        for row, text in zip(unread, _texts(texts.iloc[unread]), strict=True):
             if text:
                 read[row] = self._with_comma(int(row), column, text, expected)
         return read
@@ -129,14 +146,16 @@ class Cells:
             )
         if text.endswith("%"):
             raise self.fault(
-                row, column, f"expected {expected}, got {text!r}. Write no per cent signs."
+                row,
+                column,
+                f"expected {expected}, got {text!r}. Write no per cent signs: the number alone.",
             )
         raise self.fault(row, column, f"expected {expected}, got {text!r}.")
 
     @cached_property
     def _has_decimal_commas(self) -> bool:
         """Whether a cell of the table is a number with a decimal comma beyond doubt."""
-        columns = [self.table[name] for name in self.names]
+        columns = [self._whole[name] for name in self._whole.columns]
         return any(_has_clear_comma(c) for c in columns if c.dtype.kind not in "fiubM")
 
 

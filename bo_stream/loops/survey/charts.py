@@ -52,7 +52,7 @@ def draw_calibration(held_out: pd.DataFrame) -> Figure:
     for axis in (axes.xaxis, axes.yaxis):
         _in_per_cent(axis, [value for value in _ROUND if value <= top])
     _finish(axes)
-    figure.legend(loc="outside lower left", ncols=2, fontsize=9, frameon=False)
+    figure.legend(loc="outside lower left", ncols=2, fontsize=11, frameon=False)
     return figure
 
 
@@ -81,7 +81,7 @@ def draw_forecast(forecast: pd.DataFrame) -> Figure:
     axes.plot(sites, remaining, "o-", color=_INSIDE, ms=6)
     axes.annotate(
         f"{100 * remaining[-1]:.0f} %", (sites[-1], remaining[-1]), (0, 9),
-        textcoords="offset points", ha="center", fontsize=10,
+        textcoords="offset points", ha="center", fontsize=11,
     )  # fmt: skip
     axes.set(xlabel="further sites surveyed", ylabel="uncertainty left, of today's")
     axes.set_ylim(0.0, 1.08)
@@ -156,4 +156,4 @@ def _finish(axes: Axes) -> None:
     axes.grid(color="0.9", lw=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=9)
+    axes.tick_params(labelsize=11)

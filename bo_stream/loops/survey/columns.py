@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bo_stream.errors import UsageError
+
+_NUMBER_OF = (
+    "n|no|nb|nbr|nr|nro|num|number|nombre|numero|qtd|quantidade|cantidad|total|tot|sum|count|"
+    "effectif"
+)
+_WHO = (
+    "people|persons?|individuals?|children|subjects?|participants?|patients?|pupils|students|"
+    "population|pop|slides?|personnes|individus|sujets|enfants|eleves|lames|personas|individuos|"
+    "sujetos|ninos|ninas|pacientes|participantes|alumnos|escolares|laminas|pessoas|criancas|alunos"
+)
+_BY = "test|malaria|pf|pv|rdt|tdr|pcr|mic|micro|microscopy|slide|smear"
+_EXAMINED = (
+    "examined|tested|screened|sampled|examinees?|examine[es]?s?|testees?|testes|depiste?e?s|"
+    "prelevee?s|examinad[oa]s?|testad[oa]s?|analisad[oa]s?|analizad[oa]s?|evaluad[oa]s?|"
+    "muestread[oa]s?|rastread[oa]s?|tamizad[oa]s?"
+)
+_POSITIVE = (
+    "positives?|pos|cases|infected|infectee?s?|infestee?s?|cas|malades|positifs?|caspositifs|"
+    "positiv[oa]s?|infectad[oa]s?|infetad[oa]s?|casos|casospositivos|enfermos"
+)
+_COUNTED = rf"(?:(?:{_NUMBER_OF})(?:of|de|total|totalde)?)"
+_SUFFIX = "(?:n|no|total|number)?"
 
 
 @dataclass(frozen=True)
@@ -16,15 +39,39 @@ class Role:
     Attributes:
         name: Name that a column with this meaning should have; it goes before the others.
         meaning: What its cells are, for messages.
-        others: Further usual names, normalised.
+        others: Further usual names, without blanks, signs and accents.
         option: Option of the command that says which column it is.
+        later: Names that are taken where there is none of the others.
+        pattern: Expression of further names.
     """
 
     name: str
     meaning: str
     others: tuple[str, ...]
     option: str
+    later: tuple[str, ...] = ()
+    pattern: str = "(?!)"
 
+    def ranked(self, names: Sequence[str]) -> list[str]:
+        """Return the columns that are likeliest to have this meaning, all alike."""
+        keys = {name: squeezed(name) for name in names}
+        usual = re.compile(self.pattern)
+        for group in (
+            [name for name in names if normalised(name) == self.name],
+            [n for n, key in keys.items() if key in self.others or usual.fullmatch(key)],
+            [name for name, key in keys.items() if key in self.later],
+        ):
+            if group:
+                return group
+        return []
+
+
+_PLACES = (
+    "site", "village", "cluster", "grappe", "conglomerado", "localite", "localidad", "localidade",
+    "aldea", "aldeia", "pueblo", "povoado", "community", "communaute", "comunidad", "comunidade",
+    "school", "ecole", "escuela", "escola",
+)  # fmt: skip
+_PLACE = "|".join(_PLACES)
 
 ROLES = {
     role.name: role
@@ -32,19 +79,19 @@ ROLES = {
         Role(
             "id",
             "ids",
-            (
-                "site", "village", "cluster", "cluster_number", "cluster_id", "site_id",
-                "village_id", "cluster_no", "site_no", "site_number", "code", "site_code",
-                "village_code", "ea", "identifier", "uid",
-            ),
+            ("ea", "uid"),
             "--id",
+            _PLACES,
+            rf"(?:no|num|numero|n)?(?:id|code|cod|codigo|identifie?r|identifiant|identificador)"
+            rf"(?:du|de|da|do|dela|del|des)?(?:{_PLACE})?|(?:{_PLACE})(?:id|no|num|number|code|codigo)"
+            rf"|(?:no|num|numero)(?:du|de|da|do|dela|del)?(?:{_PLACE})",
         ),
         Role(
             "longitude",
             "longitudes",
             (
-                "lon", "long", "lng", "x", "gps_longitude", "gps_lon", "lon_dd", "long_dd",
-                "x_coord", "decimal_longitude", "longitud", "longnum",
+                "lon", "long", "lng", "x", "gpslongitude", "gpslon", "gpslong", "gpslng", "londd",
+                "longdd", "xcoord", "coordx", "decimallongitude", "longitud", "longnum",
             ),
             "--x",
         ),
@@ -52,8 +99,8 @@ ROLES = {
             "latitude",
             "latitudes",
             (
-                "lat", "y", "gps_latitude", "gps_lat", "lat_dd", "y_coord", "decimal_latitude",
-                "latitud", "latnum",
+                "lat", "y", "gpslatitude", "gpslat", "latdd", "ycoord", "coordy",
+                "decimallatitude", "latitud", "latnum",
             ),
             "--x",
         ),
@@ -61,8 +108,8 @@ ROLES = {
             "east",
             "eastings",
             (
-                "easting", "eastings", "x", "x_coord", "coord_x", "utm_e", "utm_x", "utm_east",
-                "utm_easting", "x_utm", "east_m", "easting_m", "x_m", "east_km", "x_km",
+                "easting", "eastings", "x", "xcoord", "coordx", "utme", "utmx", "utmeast",
+                "utmeasting", "xutm", "eastm", "eastingm", "xm", "eastkm", "xkm",
             ),
             "--x",
         ),
@@ -70,8 +117,8 @@ ROLES = {
             "north",
             "northings",
             (
-                "northing", "northings", "y", "y_coord", "coord_y", "utm_n", "utm_y", "utm_north",
-                "utm_northing", "y_utm", "north_m", "northing_m", "y_m", "north_km", "y_km",
+                "northing", "northings", "y", "ycoord", "coordy", "utmn", "utmy", "utmnorth",
+                "utmnorthing", "yutm", "northm", "northingm", "ym", "northkm", "ykm",
             ),
             "--x",
         ),
@@ -79,24 +126,31 @@ ROLES = {
             "examined",
             "people examined",
             (
-                "n", "tested", "ex", "number_examined", "number_tested", "n_examined", "n_tested",
-                "total_examined", "total_tested", "no_examined", "no_tested", "examinees",
-                "denominator",
+                "n", "ex", "denominator", "denominateur", "denominador", "samplesize",
+                "tailleechantillon", "tamanomuestra", "tamanhoamostra",
             ),
             "--examined",
+            (),
+            rf"{_COUNTED}?(?:{_WHO})?(?:{_BY})?(?:{_EXAMINED}){_SUFFIX}"
+            rf"|{_COUNTED}(?:{_WHO})?(?:exam|test|examen|teste)s?",
         ),
         Role(
             "positive",
             "people who tested positive",
-            (
-                "positives", "pos", "pf", "cases", "number_positive", "n_positive", "n_positives",
-                "no_positive", "total_positive", "pf_pos", "pf_positive", "numerator",
-            ),
+            ("pf", "numerator", "numerateur", "numerador"),
             "--positive",
+            (),
+            rf"{_COUNTED}?(?:{_WHO})?(?:{_BY})?(?:{_POSITIVE})(?:{_BY})?{_SUFFIX}"
+            rf"|{_COUNTED}(?:{_WHO})?(?:inf|infect|case)",
         ),
     )
 }  # fmt: skip
 """Meanings by name."""
+
+_COUNT_LIKE = re.compile(
+    r"(exam|test|screen|depist|posit|infec|infest|malad|negat|analis|analiz|tamiz|muestr|sampl)"
+    r"|(^|_)(n|no|nb|num)?_?(pos|inf|neg|cas|caso|case)s?(_|$)"
+)
 
 _RATE = re.compile(r"(pf_?)?(pr|rate|percent|per_cent|positivity)([\d_].*)?|.*prevalence.*")
 
@@ -104,10 +158,22 @@ _RATE = re.compile(r"(pf_?)?(pr|rate|percent|per_cent|positivity)([\d_].*)?|.*pr
 def normalised(name: str) -> str:
     """Reduce a column's name to small letters, digits and single underscores, without its unit.
 
-    As in ``Longitude (deg)``, which becomes ``longitude``.
+    As in ``Longitude (deg)``, which becomes ``longitude``. Letters lose their accents, and ``N°``
+    and ``#`` become ``no``.
     """
-    bare = re.sub(r"[(\[].*?[)\]]", " ", name.casefold())
+    plain = unicodedata.normalize("NFKD", name.casefold().replace("°", "o ").replace("#", "no "))
+    bare = re.sub(r"[(\[].*?[)\]]", " ", "".join(c for c in plain if not unicodedata.combining(c)))
     return re.sub(r"[^a-z0-9]+", "_", bare).strip("_")
+
+
+def squeezed(name: str) -> str:
+    """Reduce a column's name further, by the underscores, as in ``noexam``."""
+    return normalised(name).replace("_", "")
+
+
+def look_like_counts(names: Sequence[str]) -> list[str]:
+    """Return the columns whose names look like those of numbers of people examined or positive."""
+    return [name for name in names if _COUNT_LIKE.search(normalised(name))]
 
 
 def find_column(names: Sequence[str], role: str, given: str | None, source: str) -> str | None:
@@ -124,8 +190,7 @@ def find_column(names: Sequence[str], role: str, given: str | None, source: str)
     """
     if given is not None:
         return given_column(names, given, source, ROLES[role].option)
-    same = [name for name in names if normalised(name) == role]
-    found = same or [name for name in names if normalised(name) in ROLES[role].others]
+    found = ROLES[role].ranked(names)
     if len(found) > 1:
         listed = ", ".join(repr(name) for name in found)
         raise UsageError(
@@ -172,8 +237,10 @@ def given_column(names: Sequence[str], given: str, source: str, option: str) -> 
         UsageError: There is no such column.
     """
     if given not in names:
+        like = [name for name in names if squeezed(name) == squeezed(given)]
+        hint = f" Is it {like[0]!r}?" if like else ""
         raise UsageError(
-            f"{source} has no column {given!r}, which {option} names. Its columns: "
+            f"{source} has no column {given!r}, which {option} names.{hint} Its columns: "
             f"{', '.join(names)}."
         )
     return given

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bo_stream.errors import MOST_EXAMINED
 from bo_stream.loops.survey.cells import Array, Cells, first
 from bo_stream.loops.survey.columns import required_column
 from bo_stream.loops.survey.settings import SurveySettings
@@ -57,6 +58,15 @@ def _column(cells: Cells, role: str, settings: SurveySettings) -> str:
 
 
 def _check_examined(cells: Cells, column: str, examined: Array) -> None:
+    many = first(examined > MOST_EXAMINED)
+    if many is not None:
+        raise cells.fault(
+            many,
+            column,
+            f"expected at most {MOST_EXAMINED:,} people, more than any survey examines at one "
+            f"site, got {examined[many]:,.15g}. Is the number right, and this column that of "
+            "people examined?",
+        )
     bad = first((examined < 1.0) | (examined != np.floor(examined)) & ~np.isnan(examined))
     if bad is None:
         return
@@ -83,8 +93,9 @@ def _check_positive(cells: Cells, column: str, positive: Array, examined: Array)
     more = first(positive > examined)
     if more is not None:
         raise cells.fault(
-            more, column, f"{positive[more]:g} positive, but only {examined[more]:g} examined. "
-            "Give numbers of people, not per cent, and see that the columns are not swapped.",
+            more, column,
+            f"{positive[more]:.15g} positive, but only {examined[more]:.15g} examined. Give "
+            "numbers of people, not per cent, and see that the columns are not swapped.",
         )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ class SiteResult:
         corrected: How many times its numbers changed.
         place: Position and covariates, NaN where missing, of a site outside the list; empty: the
             site is in the list.
+        date: Of the survey, in ISO 8601; empty: it was not told.
     """
 
     counts: Counts
@@ -35,6 +36,7 @@ class SiteResult:
     asked: bool = False
     corrected: int = 0
     place: tuple[float, ...] = ()
+    date: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,10 @@ class SurveyFacts:
 
     def __init__(self, sites: SurveySites) -> None:
         self._sites = sites
-        self.results = {site: SiteResult(counts) for site, counts in sites.earlier.items()}
+        self.results = {
+            site: SiteResult(counts, date=sites.dates.get(site, ""))
+            for site, counts in sites.earlier.items()
+        }
         self.pending: dict[str, Request] = {}
         self.given_up: set[str] = set()
         self.rounds = 0
@@ -103,16 +108,18 @@ class SurveyFacts:
             former = self.results.get(site)
             asked = self.pending.pop(site, None) is not None
             self.given_up.discard(site)
-            place = placed(told, self._sites)
+            place, day = placed(told, self._sites), told.get("date", "")
             if former is None:
-                self.results[site] = SiteResult(counts, event.time, asked, 0, place)
+                self.results[site] = SiteResult(counts, event.time, asked, 0, place, day)
                 continue
+            changed = counts != former.counts or bool(place and place != former.place)
             self.results[site] = replace(
                 former,
                 counts=counts,
                 time=event.time,
-                corrected=former.corrected + 1,
+                corrected=former.corrected + changed,
                 place=place or former.place,
+                date=day or former.date,
             )
 
     def _withdraw(self, event: Event) -> None:
@@ -159,7 +166,7 @@ class SurveyFacts:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of all results, whatever the order in which they came."""
+        """SHA-256 of all results but their dates, whatever the order in which they came."""
         rows = [
             (site, one.counts.positive, one.counts.examined, [repr(v) for v in one.place])
             for site, one in sorted(self.results.items())

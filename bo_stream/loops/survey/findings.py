@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,9 @@ from bo_stream.loops.survey.settings import CriterionName, SurveySettings
 from bo_stream.loops.survey.stopping import Stopping
 from bo_stream.loops.survey.survey import Survey
 from bo_stream.loops.survey.words import per_cent
+
+CALLED = "called"
+"""Name of the file of all calls, without its ending."""
 
 LEAST_HELD_OUT = 10
 """Results from which on predictions are compared with counts."""
@@ -29,7 +33,8 @@ class SurveyFindings:
         name: Name of the campaign.
         predictions: A row a site: ``id``, ``longitude`` and ``latitude`` (or ``east`` and
             ``north``), ``prevalence`` (posterior mean), ``sd``, ``lower`` and ``upper`` (95 %
-            interval), and where a site was surveyed ``examined`` and ``positive``, else NaN. With a
+            interval), and where a site was surveyed ``examined`` and ``positive``, else NaN, and
+            ``date``, empty where it is not known. With a
             threshold also ``exceedance``, the probability of a prevalence above it, and ``class``:
             above, below or uncertain.
         chosen: A row a site that is to be surveyed next, in the order of choice: ``id``,
@@ -47,6 +52,8 @@ class SurveyFindings:
         stopping: How many more sites the stopping rule needs; None: there is no such rule.
         calls_made: Sites with their calls, of :func:`~bo_stream.loops.survey.calls.calls_table`;
             empty without a threshold.
+        labels: Other columns of the list of sites, such as name and district, indexed by id.
+        called_file: Name of the file of all calls.
     """
 
     name: str
@@ -63,6 +70,8 @@ class SurveyFindings:
     notes: tuple[str, ...] = ()
     stopping: Stopping | None = None
     calls_made: pd.DataFrame = field(default_factory=pd.DataFrame)
+    labels: pd.DataFrame = field(default_factory=pd.DataFrame)
+    called_file: str = "called.csv"
 
     @property
     def surveyed(self) -> pd.DataFrame:
@@ -133,6 +142,8 @@ def find(
         notes=survey.notes,
         stopping=None if survey.settings.stop_when is None else survey.stopping(),
         calls_made=survey.calls(predictions),
+        labels=survey.labels,
+        called_file=survey.table_format.name(CALLED),
     )
 
 
@@ -146,6 +157,26 @@ def _forecast(survey: Survey, rounds: int, q: int) -> pd.DataFrame:
     if not now > 0.0:
         return pd.DataFrame({"sites": [], "remaining": []})
     return pd.DataFrame({"sites": later["sites"], "remaining": later["total"] / now})
+
+
+def chance_in_words(chance: float) -> str:
+    """Write a probability in per cent, never as none or all."""
+    if chance > 0.99:
+        return "over 99 %"
+    return "under 1 %" if chance < 0.01 else per_cent(chance)
+
+
+def result_in_words(site: Mapping[Hashable, Any]) -> str:
+    """Say the result of a site, as in ``5 of 60 positive, 2026-01-31``.
+
+    Args:
+        site: ``examined``, ``positive`` and ``date`` of a row of predictions; NaN and empty where
+            it was not surveyed.
+    """
+    if pd.isna(site["examined"]):
+        return ""
+    day = f", {site['date']}" if site["date"] else ""
+    return f"{site['positive']:,.0f} of {site['examined']:,.0f} positive{day}"
 
 
 _CRITERIA: dict[CriterionName, str] = {

@@ -12,7 +12,7 @@ from bo_stream.loops.survey.ledger import RESULTS, Ledger
 from bo_stream.loops.survey.model_cache import ModelCache
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.survey import Survey
-from bo_stream.loops.survey.tables import read_table
+from bo_stream.loops.survey.tables import TableFormat, read_table
 from bo_stream.storage.archive import FileFormat, atomic_write
 
 SURVEY = CheckpointFormat("survey.json", "survey", FileFormat("bo_stream survey", 1))
@@ -26,7 +26,8 @@ MANY = 50_000
 def save_survey(folder: str | Path, survey: Survey) -> None:
     """Begin the folder of a survey, to which each further verb is written before it returns.
 
-    It holds ``sites.csv`` (``sites.parquet`` from 50,000 sites), ``survey.json`` (settings),
+    It holds ``sites.csv`` (``sites.parquet`` from 50,000 sites), ``survey.json`` (settings, and the
+    format of the list, in which later tables are written),
     ``results.jsonl`` (all that was asked, told and withdrawn; it only grows) and the last model,
     which is built anew if it is missing. It is a survey's folder once ``survey.json`` is there,
     which is written last.
@@ -49,6 +50,7 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
         _write_sites(folder, survey)
         survey.ledger.move_to(folder)
         content = {"settings": asdict(survey.settings), "sites": survey.sites_fingerprint}
+        content["table_format"] = asdict(survey.table_format)
         SURVEY.save(folder, content, {})
     survey.cache.move_to(folder)
 
@@ -69,11 +71,13 @@ def load_survey(folder: str | Path, trusted: Collection[str] = ()) -> Survey:
     with SURVEY.opened(folder) as content:
         settings = SurveySettings(**content["settings"])
         fingerprint = content["sites"]
+        written = TableFormat(**content.get("table_format", {}))
     path = next((folder / name for name in (SITES, MANY_SITES) if (folder / name).exists()), None)
     if path is None:
         raise UsageError(f"{folder} has no {SITES}. Restore it from a copy.")
     ledger, cache = Ledger.open(folder), ModelCache(folder)
-    survey = Survey(read_table(path), settings, str(path), None, ledger, cache, trusted)
+    table = written.given_to(read_table(path))
+    survey = Survey(table, settings, str(path), None, ledger, cache, trusted)
     if survey.sites_fingerprint != fingerprint:
         raise UsageError(
             f"{path} is not the table that the survey began with. Restore it from a copy, or start "
@@ -111,4 +115,4 @@ def _write_sites(folder: Path, survey: Survey) -> None:
         if many:
             table.to_parquet(file, index=False)
         else:
-            table.to_csv(file, index=False)
+            file.write(TableFormat().write(table))

@@ -17,10 +17,12 @@ from matplotlib.colors import Colormap, ListedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
+from scipy.spatial import KDTree
 
+from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
 from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
-from bo_stream.loops.survey.findings import ABOVE, BELOW, UNCERTAIN
 from bo_stream.mapping import Kilometres
 
 Array = NDArray[np.float64]
@@ -33,6 +35,12 @@ WIDTH = 5.4
 
 MOST_NUMBERS = 40
 """Chosen sites that are numbered; of more the numbers would cover the map."""
+
+TALLEST, WIDEST = 2.6, 0.5
+"""Height over width of a map at most, at least; the ground beyond the sites fills the rest."""
+
+DISC = 16.0
+"""Diameter of a numbered disc, in points."""
 
 _PIXELS = 3_000
 """Sites from which on they are drawn as squares that touch."""
@@ -63,6 +71,19 @@ class Ground:
             middle = float(plane.centre[0])
             positions[:, 0] = (positions[:, 0] - middle + 180.0) % 360.0 - 180.0 + middle
         return cls(plane, _in_kilometres(plane, positions), positions, coordinates)
+
+    def extent(self, tallest: float, widest: float) -> tuple[tuple[float, float], ...]:
+        """Return limits east and north, in kilometres, that have all sites and some margin.
+
+        Args:
+            tallest: Height over width at most.
+            widest: Height over width at least.
+        """
+        low, high = self.sites.min(0), self.sites.max(0)
+        half = 0.53 * (high - low) + 0.01 * (high - low).max() + 0.05
+        half = np.maximum(half, (half[1] / tallest, half[0] * widest))
+        middle = 0.5 * (low + high)
+        return tuple(zip((middle - half).tolist(), (middle + half).tolist(), strict=True))
 
     def place(self, positions: Array) -> Array:
         """Map positions, ``n x 2``, to kilometres."""
@@ -101,23 +122,23 @@ def draw_values(
     figure, axes, ground = _canvas(table, coordinates)
     top = max(float(np.quantile(values, 0.995)), mark or 0.0, 1e-9)
     norm = PowerNorm(0.5, 0.0, top)
-    dots = _dots(axes, ground, c=values, cmap=_without_white(colours), norm=norm)
+    dots = _dots(axes, ground, c=values, cmap=without_white(colours), norm=norm)
     beyond = "max" if values.max() > top else "neither"
     bar = figure.colorbar(dots, ax=axes, location="bottom", pad=0.02, aspect=32, extend=beyond)
-    bar.set_label(label, fontsize=10)
-    bar.ax.xaxis.set_major_locator(FixedLocator(_bar_ticks(top)))
+    bar.set_label(label, fontsize=11)
+    bar.ax.xaxis.set_major_locator(FixedLocator(bar_ticks(top)))
     bar.ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
-    bar.ax.tick_params(labelsize=9)
+    bar.ax.tick_params(labelsize=11)
     if mark is not None:
         bar.ax.axvline(mark, color="black", lw=2.5)
-    marks = _mark_surveyed(axes, ground, table)
-    if chosen is not None and len(chosen):
-        marks += _mark_chosen(axes, ground, chosen)
+    nobody = table[:0] if chosen is None else chosen
+    marks = _mark_surveyed(axes, ground, table) + _mark_chosen(axes, ground, nobody)
     _legend(figure, marks)
+    _number(figure, axes, ground, nobody)
     return figure
 
 
-def _bar_ticks(top: float) -> list[float]:
+def bar_ticks(top: float) -> list[float]:
     """Return some round values from 0 to ``top``, denser where they are small."""
     step = _round_length(top)
     return [
@@ -149,6 +170,7 @@ def draw_classes(
     ]
     marks = _mark_surveyed(axes, ground, table) + _mark_chosen(axes, ground, chosen)
     _legend(figure, [*classes, *marks])
+    _number(figure, axes, ground, chosen)
     return figure
 
 
@@ -156,16 +178,18 @@ def draw_classes(
 
 
 def _canvas(table: pd.DataFrame, coordinates: Coordinates) -> tuple[Figure, Axes, Ground]:
-    """Begin a map: axes in kilometres, lines of longitude and latitude, a scale bar."""
+    """Begin a map: axes in kilometres, lines of longitude and latitude, a scale bar.
+
+    The axes are as wide as the picture, and as tall as the sites need at that scale.
+    """
     ground = Ground.of(table, coordinates)
-    low, high = ground.sites.min(0), ground.sites.max(0)
-    middle, half = 0.5 * (low + high), 0.54 * np.maximum(high - low, 0.2 * (high - low).max() + 0.1)
-    ratio = float(np.clip(half[1] / half[0], 0.5, 1.6))
-    figure = Figure(figsize=(WIDTH, 0.85 * WIDTH * ratio + 0.9), layout="constrained")
+    (left, right), (bottom, top) = ground.extent(TALLEST, WIDEST)
+    bottom -= 0.06 * (top - bottom)  # of the scale bar
+    height = 0.9 * WIDTH * (top - bottom) / (right - left)
+    figure = Figure(figsize=(WIDTH, height + 1.4), layout="constrained")
     axes = figure.subplots()
     axes.set_aspect("equal")
-    axes.set(xlim=(middle[0] - half[0], middle[0] + half[0]))
-    axes.set(ylim=(middle[1] - 1.12 * half[1], middle[1] + half[1]))  # the scale bar is below
+    axes.set(xlim=(left, right), ylim=(bottom, top))
     axes.spines[:].set_color("0.7")
     _draw_graticule(axes, ground)
     _draw_scale(axes)
@@ -197,7 +221,7 @@ def _draw_graticule(axes: Axes, ground: Ground) -> None:
     ):
         inside = [each for each in found if limits[0] <= each[0] <= limits[1]]
         axis.set_ticks([place for place, _ in inside], [text for _, text in inside])
-    axes.tick_params(length=0, labelsize=9, labelcolor="0.35")
+    axes.tick_params(length=0, labelsize=11, labelcolor="0.35")
 
 
 def _round_values(course: Array, low: float, high: float) -> Array:
@@ -214,7 +238,7 @@ def _draw_scale(axes: Axes) -> None:
     step = 0.012 * (top - bottom)
     ends, heights = [x, x, x + length, x + length], [y + step, y, y, y + step]
     axes.plot(ends, heights, color="black", lw=1.4, zorder=6)
-    axes.text(x + 0.5 * length, y + step, f"{length:g} km", ha="center", va="bottom", fontsize=9)
+    axes.text(x + 0.5 * length, y + step, f"{length:g} km", ha="center", va="bottom", fontsize=11)
 
 
 def _round_length(most: float) -> float:
@@ -227,12 +251,12 @@ def _round_length(most: float) -> float:
 
 
 def _dots(axes: Axes, ground: Ground, **colours: Any) -> Any:
-    """Draw all sites as dots that fill the ground without much overlap."""
+    """Draw all sites as dots that fill the ground where they are without much overlap."""
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    points = (72.0 * 0.8 * WIDTH) ** 2 * min((top - bottom) / (right - left), 1.6)
-    room = points / len(ground.sites)
+    points = 72.0 * 0.9 * WIDTH / (right - left)  # of a kilometre
     dense = len(ground.sites) > _PIXELS
-    size = max(room, 1.0) if dense else float(np.clip(0.5 * room, 8.0, 60.0))
+    apart = points * min(2.0 * nearest(ground.sites), right - left, top - bottom)
+    size = max(apart**2, 1.0) if dense else float(np.clip(0.5 * apart**2, 8.0, 60.0))
     shape, edge = ("s", 0.0) if dense else ("o", 0.25)
     x, y = ground.sites.T
     return axes.scatter(
@@ -240,7 +264,17 @@ def _dots(axes: Axes, ground: Ground, **colours: Any) -> Any:
     )
 
 
-def _without_white(name: str) -> Colormap:
+def nearest(sites: Array) -> float:
+    """Return the median distance of sites, ``n x 2``, from the next one, in kilometres.
+
+    It is half the side of the square that a site has for itself where sites are at random.
+    """
+    if len(sites) < 2:
+        return math.inf
+    return float(np.median(KDTree(sites).query(sites, 2)[0][:, 1]))
+
+
+def without_white(name: str) -> Colormap:
     """Return a colour map without its lightest part, which white paper swallows."""
     return ListedColormap(colormaps[name](np.linspace(0.15, 1.0, 256)))
 
@@ -259,20 +293,70 @@ def _mark_chosen(axes: Axes, ground: Ground, chosen: pd.DataFrame) -> list[Line2
     if not len(chosen):
         return []
     x, y = ground.place_sites(chosen).T
-    numbered = len(chosen) <= MOST_NUMBERS
-    shape, size, label = "o" if numbered else "D", 12.0 if numbered else 5.0, f"next ({len(x):,})"
-    marks = axes.plot(x, y, shape, color="black", mec="white", ms=size, zorder=7, label=label)
-    for number in range(len(x)) if numbered else ():
-        axes.text(
-            x[number], y[number], str(number + 1), color="white", fontsize=7.5, fontweight="bold",
-            ha="center", va="center_baseline", zorder=8,
+    shape, size = ("o", 4.0) if len(chosen) <= MOST_NUMBERS else ("D", 5.0)
+    label = f"next ({len(x):,})"
+    return axes.plot(x, y, shape, color="black", mec="white", ms=size, zorder=7, label=label)
+
+
+def _number(figure: Figure, axes: Axes, ground: Ground, chosen: pd.DataFrame) -> None:
+    """Number chosen sites by discs that do not cover each other, each with a line to its site.
+
+    The picture must be complete but for them: their room is that of the final axes.
+    """
+    if not 0 < len(chosen) <= MOST_NUMBERS:
+        return
+    figure.draw_without_rendering()
+    sites = ground.place_sites(chosen)
+    points = 72.0 / figure.dpi  # of a pixel
+    at = points * np.asarray(axes.transData.transform(sites))
+    box = points * np.asarray(axes.get_window_extent().get_points())
+    discs = spread_apart(at, DISC + 1.0, box[0] + 0.5 * DISC, box[1] - 0.5 * DISC)
+    for number, (site, shift) in enumerate(zip(sites, discs - at, strict=True), start=1):
+        offset = ScaledTranslation(shift[0] / 72.0, shift[1] / 72.0, figure.dpi_scale_trans)
+        axes.plot(
+            *site, "o", color="black", mec="white", ms=DISC, zorder=8, in_layout=False,
+            transform=axes.transData + offset,
         )  # fmt: skip
-    return marks
+        line = {"arrowstyle": "-", "lw": 0.9, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate(
+            str(number), tuple(site), tuple(shift), textcoords="offset points", color="white",
+            fontsize=9.0, fontweight="bold", ha="center", va="center_baseline", zorder=9,
+            arrowprops=line if np.hypot(*shift) > 0.5 * DISC else None, in_layout=False,
+        )  # fmt: skip
+
+
+def spread_apart(points: Array, distance: float, low: Array, high: Array) -> Array:
+    """Move points so that any two of them are some distance apart, each as little as it can be.
+
+    The points take places one after the other: each the nearest of some on rings about itself that
+    are in the box and far enough from those taken.
+
+    Args:
+        points: ``n x 2``.
+        distance: Least distance of the moved points.
+        low: Lower corner of the box that they stay in, 2.
+        high: Upper corner.
+
+    Returns:
+        The moved points, ``n x 2``. One for which the box has no room stays where it is.
+    """
+    moved = np.clip(points, low, high)
+    for row, middle in enumerate(moved.copy()):
+        for ring in np.arange(0.0, float(np.hypot(*(high - low))), 0.2 * distance):
+            angles = np.linspace(0.0, 2.0 * np.pi, 1 + 8 * int(1.0 + 4.0 * ring / distance))
+            places = middle + ring * np.column_stack((np.cos(angles), np.sin(angles)))
+            apart = np.sqrt(((places[:, None] - moved[:row]) ** 2).sum(-1))
+            free = ((low <= places) & (places <= high)).all(axis=1)
+            free &= (apart >= distance).all(axis=1)
+            if free.any():
+                moved[row] = places[int(free.argmax())]
+                break
+    return moved
 
 
 def _legend(figure: Figure, marks: list[Line2D]) -> None:
     if marks:
         figure.legend(
-            handles=marks, loc="outside lower left", ncols=2, fontsize=9, frameon=False,
+            handles=marks, loc="outside lower left", ncols=2, fontsize=11, frameon=False,
             handletextpad=0.3, columnspacing=1.0,
         )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -62,12 +62,19 @@ class ReplayRun:
         self.scores = [one for one in scores if self._is_done(one.design, one.seed)]
 
     @classmethod
-    def resume(cls, folder: Path, table: pd.DataFrame, source: str, seeds: int | None) -> ReplayRun:
+    def resume(
+        cls,
+        folder: Path,
+        table: pd.DataFrame | Callable[[SurveySettings], pd.DataFrame],
+        source: str,
+        seeds: int | None,
+    ) -> ReplayRun:
         """Go on with the run of :meth:`save`.
 
         Args:
             folder: Of the run.
-            table: Of the sites with their results, which the run began with.
+            table: Of the sites with their results, which the run began with; or what reads it by
+                the settings.
             source: Name of the table, for messages.
             seeds: New number of seeds, not below the former; None: that one.
 
@@ -82,7 +89,8 @@ class ReplayRun:
             scores = [from_record(RoundScore, each) for each in content["scores"]]
             ended = {(design, int(seed)): text for design, seed, text in content["ended"]}
             seconds = float(content["seconds"])
-        finished = FinishedSurvey.of(table, settings, truth, source)
+        read = table(settings) if callable(table) else table
+        finished = FinishedSurvey.of(read, settings, truth, source)
         if finished.fingerprint != fingerprint:
             raise UsageError(
                 f"{source} is not the table that the replay in {folder} began with. Give that one, "

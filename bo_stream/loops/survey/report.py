@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import date
+from typing import Any
+from xml.etree.ElementTree import Element
 
 import numpy as np
 import pandas as pd
 
 from bo_stream.loops.page import Content, element, page, picture, table
 from bo_stream.loops.survey.calibration import coverage
+from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
 from bo_stream.loops.survey.charts import draw_calibration, draw_forecast
+from bo_stream.loops.survey.dates import span
 from bo_stream.loops.survey.findings import (
-    ABOVE,
-    BELOW,
     LEAST_HELD_OUT,
-    UNCERTAIN,
     SurveyFindings,
+    chance_in_words,
+    result_in_words,
 )
+from bo_stream.loops.survey.labels import shown_labels
 from bo_stream.loops.survey.maps import COLOURS, draw_classes, draw_values
+from bo_stream.loops.survey.waypoints import geo_address
 from bo_stream.loops.survey.words import per_cent
+from bo_stream.loops.survey.zoomable import MOST as MOST_ZOOMED
+from bo_stream.loops.survey.zoomable import script, zoomable_map
 from bo_stream.storage.archive import package_version
+
+MOST_LISTED = 200
+"""Sites of a call that the page lists; a file has all."""
+
+MOST_OPEN = 12
+"""Sites of a list that is open from the start."""
 
 CAVEATS = (
     "Numbers for sites that were not surveyed are predictions, not measurements. They assume that "
@@ -47,10 +61,12 @@ def survey_page(findings: SurveyFindings, written: date) -> bytes:
     """
     title = f"Survey report: {findings.name}"
     parts: list[Content] = [element("h1", title), *_headline(findings), *_maps(findings)]
-    parts += [*_next_sites(findings), *_trust(findings), *_odd(findings), *_settings(findings)]
+    parts += [*_next_sites(findings), *_called(findings), *_trust(findings)]
+    parts += [*_odd(findings), *_settings(findings)]
     parts += [element("h2", "What to keep in mind"), element("ul", *_items(CAVEATS))]
     version = f"Written on {written.isoformat()} by bo_stream {package_version('bo-stream')}."
-    return page(title, *parts, element("p", version, class_="small"))
+    zoomed = script() if _is_zoomable(findings) else ""
+    return page(title, *parts, element("p", version, class_="small"), script=zoomed)
 
 
 def _items(texts: tuple[str, ...]) -> Iterator[Content]:
@@ -89,8 +105,7 @@ def headline(findings: SurveyFindings) -> str:
 
 
 def _sites(count: int, total: int) -> str:
-    noun = "site" if count == 1 else "sites"
-    return f"{count:,} {noun} ({per_cent(count / total)})"
+    return f"{_number(count)} ({per_cent(count / total)})"
 
 
 def advice(findings: SurveyFindings) -> str:
@@ -107,11 +122,23 @@ def advice(findings: SurveyFindings) -> str:
     return "Next: no site is waiting for a survey. Choose some with bo-stream survey next."
 
 
+def dates_in_words(surveyed: pd.DataFrame) -> str:
+    """Say from when the results are; empty if no date is known."""
+    dates = [day for day in surveyed["date"] if day]
+    if not dates:
+        return ""
+    without = len(surveyed) - len(dates)
+    rest = f"; {without:,} of {len(surveyed):,} have no date" if without else ""
+    return f"Dates of the results: {span(dates)}{rest}."
+
+
 def _headline(findings: SurveyFindings) -> Iterator[Content]:
     yield element("p", headline(findings), class_="lead")
     if findings.stopping is not None:
         yield element("p", findings.stopping.in_words(), class_="lead")
     yield element("p", advice(findings), class_="lead next")
+    if dated := dates_in_words(findings.surveyed):
+        yield element("p", dated)
     surveyed, total = findings.surveyed, len(findings.predictions)
     numbers = {
         f"of {total:,} sites surveyed": f"{len(surveyed):,}",
@@ -144,8 +171,20 @@ def _shares(counts: dict[str, int], total: int) -> Content:
 
 
 def _maps(findings: SurveyFindings) -> Iterator[Content]:
-    shown, chosen, ground = findings.predictions, findings.chosen, findings.coordinates
     yield element("h2", "Maps")
+    pictures = _still_maps(findings)
+    if _is_zoomable(findings):
+        first, *pictures = pictures
+        yield from zoomable_map(findings, first)
+    yield element("div", *pictures, class_="pictures")
+
+
+def _is_zoomable(findings: SurveyFindings) -> bool:
+    return len(findings.predictions) <= MOST_ZOOMED
+
+
+def _still_maps(findings: SurveyFindings) -> list[Element]:
+    shown, chosen, ground = findings.predictions, findings.chosen, findings.coordinates
     pictures = [] if findings.threshold is None else [_class_map(findings, findings.threshold)]
     mean = shown["prevalence"].to_numpy()
     spread = f"from {per_cent(mean.min())} to {per_cent(mean.max())}"
@@ -169,10 +208,10 @@ def _maps(findings: SurveyFindings) -> Iterator[Content]:
             f"{some}. Numbers: the sites to survey next.",
         )
     )
-    yield element("div", *pictures, class_="pictures")
+    return pictures
 
 
-def _class_map(findings: SurveyFindings, threshold: float) -> Content:
+def _class_map(findings: SurveyFindings, threshold: float) -> Element:
     counts = findings.class_counts()
     line, (rest, sure) = per_cent(threshold), (per_cent(chance) for chance in findings.calls)
     labels = {ABOVE: f"above {line}", UNCERTAIN: "uncertain", BELOW: f"below {line}"}
@@ -193,27 +232,128 @@ def _next_sites(findings: SurveyFindings) -> Iterator[Content]:
     if not len(findings.chosen):
         return
     yield element("h2", "Sites to survey next")
-    coordinates = findings.coordinates
-    names = (name.capitalize() for name in coordinates.names)
-    head = ("No.", "Site", *names, "Expected gain", "Cost", "Why")
+    who = Described.of(findings)
+    head = ("No.", *who.head, *_place_head(findings), "Expected gain", "Cost", "Why")
     rows = [
         (
             str(number),
-            str(site["id"]),
-            *(coordinates.text(site[name]) for name in coordinates.names),
+            *who.cells(site["id"]),
+            _place(findings, site),
             "" if pd.isna(site["gain"]) else per_cent(site["gain"]),
             f"{site['cost']:,.6g}",
             str(site["reason"]),
         )
         for number, site in enumerate(findings.chosen.to_dict("records"), start=1)
     ]
-    yield table(head, rows, numbers=(0, 2, 3, 4, 5))
+    gain = 2 + len(who.head)
+    yield table(head, rows, numbers=(0, gain, gain + 1))
     yield element(
         "p",
         "Expected gain: the part of today's uncertainty over all sites that a site is expected to "
         "take away, given those above it.",
         class_="small",
     )
+
+
+# --- who the sites are -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Described:
+    """Cells that say which site it is.
+
+    Attributes:
+        head: Headings.
+        labels: Texts by id, without the column of ids.
+        named: Whether the first of them is a name, which stands above the id.
+    """
+
+    head: tuple[str, ...]
+    labels: pd.DataFrame
+    named: bool
+
+    @classmethod
+    def of(cls, findings: SurveyFindings) -> Described:
+        """Choose the columns of the list that are shown."""
+        name, others = shown_labels(findings.labels)
+        columns = [*([] if name is None else [name]), *others]
+        labels = findings.labels[columns].fillna("").astype(str)
+        return cls(("Site", *others), labels, name is not None)
+
+    def cells(self, site: str) -> list[Content]:
+        """Return the cells of a site; outside the list all but the id are empty."""
+        texts: list[Content] = [""] * len(self.labels.columns)
+        if site in self.labels.index:
+            texts = [str(text).strip() for text in self.labels.loc[site]]
+        if not self.named:
+            return [site, *texts]
+        name, *others = texts
+        both = element("span", element("strong", name), element("small", f" {site}"))
+        named: Content = both if name else site
+        return [named, *others]
+
+
+def _place_head(findings: SurveyFindings) -> tuple[str]:
+    return (("Latitude, longitude" if findings.coordinates.are_degrees else "East, north"),)
+
+
+def _place(findings: SurveyFindings, site: Mapping[Hashable, Any]) -> Content:
+    """Return a position, which opens a map where the phone has one."""
+    coordinates = findings.coordinates
+    east, north = (coordinates.text(float(site[name])) for name in coordinates.names)
+    if not coordinates.are_degrees:
+        return f"{east}, {north}"
+    address = geo_address(float(site["longitude"]), float(site["latitude"]))
+    return element("a", f"{north}, {east}", href=address)
+
+
+def _called(findings: SurveyFindings) -> Iterator[Content]:
+    """List the sites above, uncertain and below."""
+    if findings.threshold is None:
+        return
+    line, who = per_cent(findings.threshold), Described.of(findings)
+    yield element("h2", f"Sites above, uncertain and below {line}")
+    said = f"The surest first. All, with all columns of the list, are in {findings.called_file}."
+    if findings.coordinates.are_degrees:
+        said += " A position opens the map of an Android phone."
+    yield element("p", said)
+    head = (
+        *who.head, "Prevalence", "95 % interval", f"Chance of being above {line}", "Result",
+        *_place_head(findings),
+    )  # fmt: skip
+    texts = {ABOVE: f"Above {line}", UNCERTAIN: "Uncertain", BELOW: f"Below {line}"}
+    for name, text in texts.items():
+        sites = findings.calls_made[findings.calls_made["call"] == name]
+        rows = [
+            (
+                *who.cells(site["id"]),
+                per_cent(site["prevalence"]),
+                f"{per_cent(site['lower'])} to {per_cent(site['upper'])}",
+                chance_in_words(site["probability"]),
+                _result(site),
+                _place(findings, site),
+            )
+            for site in sites.head(MOST_LISTED).to_dict("records")
+        ]
+        few = {"open": "open"} if 0 < len(sites) <= MOST_OPEN else {}
+        swatch = element("span", class_="swatch", style=f"background:{COLOURS[name]}")
+        parts: list[Content] = [element("summary", swatch, f"{text}: {_number(len(sites))}")]
+        if rows:
+            start = len(who.head)
+            parts.append(table(head, rows, numbers=range(start, start + 3)))
+        if len(sites) > MOST_LISTED:
+            more = f"And {len(sites) - MOST_LISTED:,} more, in {findings.called_file}."
+            parts.append(element("p", more, class_="small"))
+        yield element("details", *parts, **few)
+
+
+def _result(site: Mapping[Hashable, Any]) -> Content:
+    said = result_in_words(site)
+    return element("span", said, class_="whole") if said else ""
+
+
+def _number(count: int) -> str:
+    return f"{count:,} {'site' if count == 1 else 'sites'}"
 
 
 # --- trust and plans ----------------------------------------------------------------------------

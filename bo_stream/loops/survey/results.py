@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from scipy.spatial import cKDTree
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import Array, Cells, Mask, Texts, first
-from bo_stream.loops.survey.columns import required_column
+from bo_stream.loops.survey.columns import find_column, required_column
 from bo_stream.loops.survey.counts import Counts, read_counts
+from bo_stream.loops.survey.dates import find_dates, read_dates
 from bo_stream.loops.survey.facts import SiteResult
+from bo_stream.loops.survey.ids import as_listed, meant
+from bo_stream.loops.survey.next_files import FORM, listed_as
 from bo_stream.loops.survey.places import check_places, position_columns_if_any
 from bo_stream.loops.survey.remarks import far_sites, moved_sites, odd_covariates
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.sites import SurveySites, read_inputs
 
-MOST_COMPARED = 5000
-"""Number of sites up to which an unknown id is compared with all ids, letter by letter."""
+HERE = 0.05
+"""Distance, in kilometres, up to which a position is that of a site of the list."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,13 @@ class Told:
 
     Attributes:
         new: Ids of sites that had no result.
-        corrected: Ids whose numbers, or place, replace others.
+        corrected: Ids whose numbers, place or date replace others.
         unchanged: Ids whose result was known already.
         unasked: Ids of the new ones that are in the list but were not pending.
         outside: Ids of the new ones that are not in the list.
         empty: Number of rows without numbers, which were passed over.
-        warnings: Texts for the coordinator.
+        warnings: Texts for the coordinator, which stand until the results are corrected.
+        remarks: Texts about how the table was read.
     """
 
     new: tuple[str, ...]
@@ -46,6 +51,7 @@ class Told:
     outside: tuple[str, ...]
     empty: int
     warnings: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,13 +63,17 @@ class ResultsTable:
         places: Position and covariates, NaN where missing, of those sites of other ids than the
             list's that the table has a position of.
         empty: Number of rows without numbers.
-        warnings: Texts for the coordinator.
+        warnings: Texts for the coordinator, which stand until the results are corrected.
+        remarks: Texts about how the table was read: ids that lost their zeros, columns not used.
+        dates: By id, in ISO 8601, of those sites that the table has a date of.
     """
 
     counts: Mapping[str, Counts]
     places: Mapping[str, Array]
     empty: int
     warnings: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+    dates: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -77,8 +87,9 @@ class ResultsTable:
         """Check a table and read it.
 
         Args:
-            table: Columns of id, examined and positive; rows without numbers are passed over. Sites
-                that are not in the list and not known bring position and covariates.
+            table: Columns of id, examined, positive and perhaps date; rows without numbers are
+                passed over. Sites that are not in the list and not known bring position and
+                covariates.
             settings: Which columns mean what.
             sites: The list.
             known: Results by id.
@@ -95,20 +106,29 @@ class ResultsTable:
         whole = Cells(table.set_axis(names, axis=1), source, id_column)
         counts = read_counts(whole, settings)
         cells = whole.rows(list(counts))
-        ids = cells.texts(id_column)
+        columns = position_columns_if_any(cells, settings)
+        positions = np.full((len(cells), 2), np.nan)
+        if columns is not None:
+            positions = np.column_stack([cells.numbers(column) for column in columns])
+        ids, remarks = _restored(cells, cells.texts(id_column), positions, sites, known)
         _check_ids(cells, id_column, ids)
-        places, warnings = _read_places(cells, ids, settings, sites, known)
+        places, warnings = _read_places(cells, ids, columns, positions, settings, sites, known)
+        dated = find_dates(cells, settings)
+        dates = [""] * len(cells) if dated is None else read_dates(cells, dated)
+        used = {id_column, *(columns or ()), *([] if dated is None else [dated])}
         return cls(
             dict(zip(ids.tolist(), counts.values(), strict=True)),
             places,
             len(whole) - len(cells),
             tuple(warnings),
+            (*remarks, *_not_used(names, used, settings, sites, source)),
+            {site: day for site, day in zip(ids.tolist(), dates, strict=True) if day},
         )
 
     def records(self, sites: SurveySites, known: Mapping[str, SiteResult]) -> list[dict[str, Any]]:
         """Return the results that are new or changed, as a ledger keeps them."""
         return [
-            _record(site, counts, self.places.get(site), sites)
+            _record(site, counts, self.places.get(site), self.dates.get(site), sites)
             for site, counts in self.counts.items()
             if not self._is_known(site, known)
         ]
@@ -128,11 +148,14 @@ class ResultsTable:
             tuple(s for s, there in zip(new, listed, strict=True) if not there),
             self.empty,
             self.warnings,
+            self.remarks,
         )
 
     def _is_known(self, site: str, known: Mapping[str, SiteResult]) -> bool:
         former = known.get(site)
         if former is None or former.counts != self.counts[site]:
+            return False
+        if self.dates.get(site, former.date) != former.date:
             return False
         place = self.places.get(site)
         return place is None or np.array_equal(place, np.array(former.place), equal_nan=True)
@@ -154,9 +177,93 @@ def _check_ids(cells: Cells, column: str, ids: Texts) -> None:
     )
 
 
+def _restored(
+    cells: Cells,
+    ids: Texts,
+    positions: Array,
+    sites: SurveySites,
+    known: Mapping[str, SiteResult],
+) -> tuple[Texts, list[str]]:
+    """Give ids that went through a spreadsheet the leading zeros back that they have in the list.
+
+    An id that could be two sites' is that of the one at the row's position.
+
+    Returns:
+        The ids, ``n``, and a remark if some were changed.
+
+    Raises:
+        UsageError: An id could be two sites', and its row has no position that decides.
+    """
+    listed = [*sites.ids, *(site for site in known if sites.positions([site])[0] < 0)]
+    like = as_listed(ids, listed)
+    keeps_zeros = any(re.match("0[0-9]", site) for site in ids)
+    restored, changed = ids.copy(), []
+    for row, site in enumerate(ids):
+        others = like.get(site, [site])
+        sure = site in others and (keeps_zeros or site.startswith("0"))
+        if not others or sure or others == [site]:
+            continue
+        if len(others) > 1:
+            others = _at(positions[row], others, sites) or others
+        if len(others) > 1:
+            named = " or ".join(repr(other) for other in others)
+            raise cells.fault(
+                row,
+                cells.id_column,
+                f"id {site!r} could be {named} of the list: a spreadsheet drops leading zeros. "
+                f"Write the id as text, or add columns {' and '.join(sites.coordinates.names)}.",
+            )
+        restored[row] = others[0]
+        if others[0] != site:
+            changed.append(f"{site!r} is {others[0]!r}")
+    if not changed:
+        return restored, []
+    more = f", and {len(changed) - 5:,} more" if len(changed) > 5 else ""
+    return restored, [
+        f"Ids that a spreadsheet made numbers of are those of the list: {', '.join(changed[:5])}"
+        f"{more}."
+    ]
+
+
+def _at(position: Array, others: Sequence[str], sites: SurveySites) -> list[str]:
+    """Return the sites of the list, of some, that are at a position."""
+    if np.isnan(position).any():
+        return []
+    in_space = sites.coordinates.in_space
+    there = in_space(torch.from_numpy(position[None]))
+    return [
+        site
+        for site, place in zip(others, sites.positions(others), strict=True)
+        if place >= 0 and float((in_space(sites.X[place : place + 1, :2]) - there).norm()) <= HERE
+    ]
+
+
+def _not_used(
+    names: Sequence[str],
+    used: Collection[str],
+    settings: SurveySettings,
+    sites: SurveySites,
+    source: str,
+) -> list[str]:
+    """Say which columns of a table of results were not used, but for those of the list and form."""
+    free = settings.unclaimed(names)
+    counted = {
+        column
+        for role in ("examined", "positive")
+        for given in [getattr(settings, role)]
+        for column in [find_column(free, role, given if given in names else None, source)]
+    }
+    expected = {*used, *counted, *FORM, *sites.names, *settings.covariates}
+    expected |= {listed_as(name) for name in sites.names}
+    strange = [name for name in names if name not in expected]
+    return [f"Columns not used: {', '.join(map(repr, strange))}."] if strange else []
+
+
 def _read_places(
     cells: Cells,
     ids: Texts,
+    columns: tuple[str, str] | None,
+    places: Array,
     settings: SurveySettings,
     sites: SurveySites,
     known: Mapping[str, SiteResult],
@@ -167,12 +274,8 @@ def _read_places(
         Those by id; and warnings about them, and about listed sites that are told to lie elsewhere.
     """
     listed = sites.positions(ids.tolist())
-    columns = position_columns_if_any(cells, settings)
-    places = np.full((len(cells), 2), np.nan)
-    if columns is not None:
-        places = np.column_stack([cells.numbers(column) for column in columns])
     gaps: Mask = np.asarray(np.isnan(places).any(axis=1))
-    strange = first(np.array([site not in known for site in ids]) & (listed < 0) & gaps)
+    strange = first(np.array([site not in known for site in ids], dtype=bool) & (listed < 0) & gaps)
     if strange is not None:
         raise _unknown_site(cells, sites, str(ids[strange]), strange)
     warnings = moved_sites(cells, places, sites, listed)
@@ -180,6 +283,7 @@ def _read_places(
     if columns is None or not rows:
         return {}, warnings
     others = cells.rows(rows)
+    _check_not_listed(others, places[rows], [ids[row] in known for row in rows], sites)
     missing = [name for name in settings.covariates if name not in cells.names]
     if missing:
         raise UsageError(
@@ -194,11 +298,8 @@ def _read_places(
 
 def _unknown_site(cells: Cells, sites: SurveySites, site: str, row: int) -> UsageError:
     """Say that a site is not in the list, and which id may be meant."""
-    bare = _bare(site)
-    like: Sequence[str] = [other for other in sites.ids if _bare(other) == bare]
-    if not like and len(sites) <= MOST_COMPARED:
-        like = get_close_matches(site, sites.ids.tolist(), n=1)
-    hint = f" Is it {like[0]!r}?" if like else ""
+    like = meant(site, sites.ids.tolist())
+    hint = "" if like is None else f" Is it {like!r}?"
     return cells.fault(
         row,
         cells.id_column,
@@ -207,13 +308,36 @@ def _unknown_site(cells: Cells, sites: SurveySites, site: str, row: int) -> Usag
     )
 
 
-def _bare(site: str) -> str:
-    """Reduce an id to small letters and numbers without leading zeros."""
-    return re.sub(r"(?<!\d)0+(?=\d)", "", re.sub(r"[^a-z0-9]+", "", site.casefold()))
+def _check_not_listed(
+    cells: Cells, places: Array, known: Sequence[bool], sites: SurveySites
+) -> None:
+    """Check that no row of another id than the list's is at the position of a site of the list.
+
+    Its id was changed on the way, as by a spreadsheet that made a date of it.
+    """
+    in_space = sites.coordinates.in_space
+    tree = cKDTree(in_space(sites.X[:, :2]).numpy())
+    distances, nearest = tree.query(in_space(torch.from_numpy(places)).numpy())
+    row = first((distances <= HERE) & ~np.array(known, dtype=bool))
+    if row is not None:
+        site = sites.ids[nearest[row]]
+        raise cells.fault(
+            row,
+            cells.id_column,
+            f"this site is not in the list, but is where {site!r} of the list is. If it is that "
+            "site, give its id; else correct the position.",
+        )
 
 
-def _record(site: str, counts: Counts, place: Array | None, sites: SurveySites) -> dict[str, Any]:
-    record = {"id": site, "positive": counts.positive, "examined": counts.examined}
+def _record(
+    site: str, counts: Counts, place: Array | None, day: str | None, sites: SurveySites
+) -> dict[str, Any]:
+    """Return a result as a ledger keeps it."""
+    record: dict[str, Any] = {
+        "id": site, "positive": counts.positive, "examined": counts.examined
+    }  # fmt: skip
+    if day is not None:
+        record["date"] = day
     if place is None:
         return record
     values = [None if np.isnan(value) else float(value) for value in place]

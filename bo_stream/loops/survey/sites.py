@@ -17,9 +17,16 @@ from torch import Tensor
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import Array, Cells, Mask, Texts, first
-from bo_stream.loops.survey.columns import find_column, given_column, has_rate
+from bo_stream.loops.survey.columns import (
+    find_column,
+    given_column,
+    has_rate,
+    look_like_counts,
+)
 from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.counts import Counts, read_counts
+from bo_stream.loops.survey.dates import find_dates, read_dates
+from bo_stream.loops.survey.ids import spreadsheet_number
 from bo_stream.loops.survey.places import check_places, position_columns
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.mapping import fill_missing
@@ -44,9 +51,13 @@ class SurveySites:
         reachable: Whether each can be reached, ``N``.
         earlier: Results that came with the table, by id.
         notes: Texts for the coordinator about what was filled in or looks odd.
+        names: Names of all columns of the table.
+        columns: Which column of the table is what: ``id``, the two of positions, and ``examined``
+            and ``positive`` where there are results.
         id_column: Column of the ids; None: the rows' numbers are the ids.
         coordinates: Units and names of positions.
         labels: Columns that are none of these, such as name and district.
+        dates: Of the results that came with the table, in ISO 8601, by id, where there are any.
     """
 
     ids: Texts
@@ -60,6 +71,9 @@ class SurveySites:
     id_column: str | None = None
     coordinates: Coordinates = DEGREES
     labels: tuple[str, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    dates: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -93,8 +107,15 @@ class SurveySites:
         _check_one_place(cells, raw)
         filled, notes = _filled(cells, raw, settings)
         strata = _strata(cells, settings)
-        earlier, remarks = _earlier(cells, settings, ids)
-        remarks += _without_quota(cells, settings, strata)
+        earlier, remarks, counted = _earlier(cells, settings, ids)
+        date_column, dates = _earlier_dates(cells, settings, ids, earlier, remarks)
+        remarks += _without_quota(cells, settings, strata) + _alike(cells, ids, raw)
+        used = dict(zip(coordinates.names, columns, strict=True)) | counted
+        used |= {} if id_column is None else {"id": id_column}
+        used |= {} if date_column is None else {"date": date_column}
+        labels = _labels(names, settings, used)
+        if not counted:
+            remarks += _unmatched_counts(cells, labels)
         return cls(
             ids,
             filled,
@@ -106,7 +127,10 @@ class SurveySites:
             (*odd, *notes, *remarks),
             id_column,
             coordinates,
-            _labels(names, settings, {id_column, *columns}, source),
+            labels,
+            MappingProxyType(used),
+            tuple(names),
+            MappingProxyType(dates),
         )
 
     @cached_property
@@ -146,14 +170,57 @@ class SurveySites:
 
 
 def _labels(
-    names: Sequence[str], settings: SurveySettings, used: set[str | None], source: str
+    names: Sequence[str], settings: SurveySettings, used: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return the columns that mean nothing to the survey, and the stratum."""
-    roles = ("examined", "positive")
-    free = settings.unclaimed(names)
-    used = used | {find_column(free, role, getattr(settings, role), source) for role in roles}
-    used |= {*settings.covariates, settings.cost, settings.reachable}
-    return tuple(name for name in names if name not in used)
+    known = {*used.values(), *settings.covariates, settings.cost, settings.reachable}
+    return tuple(name for name in names if name not in known)
+
+
+def _unmatched_counts(cells: Cells, names: Sequence[str]) -> list[str]:
+    """Remark on columns that may be results, where none were found."""
+    counts = [name for name in look_like_counts(names) if _has_counts(cells, name)]
+    if not counts:
+        return []
+    listed = " and ".join(repr(name) for name in counts)
+    return [
+        f"{listed} may be numbers of people, but are not used: no result was read. If they are "
+        "results, say which: --examined NAME --positive NAME."
+    ]
+
+
+def _has_counts(cells: Cells, column: str) -> bool:
+    """Return whether all cells of a column that are not empty are whole numbers from 0."""
+    try:
+        values = cells.numbers(column)
+    except UsageError:
+        return False
+    filled = values[~np.isnan(values)]
+    return bool(filled.size) and bool(((filled >= 0.0) & (filled == np.floor(filled))).all())
+
+
+def _alike(cells: Cells, ids: Texts, raw: Tensor) -> list[str]:
+    """Remark on sites that share a position, and on ids that a spreadsheet cannot tell apart."""
+    remarks, count = [], len(raw)
+    places = pd.DataFrame(raw[:, :2].numpy())
+    shared = int(places.duplicated(keep=False).sum())
+    if shared:
+        distinct = count - int(places.duplicated().sum())
+        remarks.append(
+            f"{shared:,} of {count:,} rows share their position with another: there are "
+            f"{distinct:,} positions. If rows are people or visits of one village, add them up: "
+            "--group."
+        )
+    keys = pd.Series([spreadsheet_number(site) for site in ids], dtype=object)
+    twice = first((keys.duplicated() & keys.notna()).to_numpy())
+    if twice is not None:
+        other = first((keys == keys[twice]).to_numpy()) or 0
+        remarks.append(
+            f"{cells.row(other)} and {cells.row(twice)} have ids that are one number to a "
+            "spreadsheet, which drops leading zeros. Results whose id could be either are refused, "
+            "unless they bring the position."
+        )
+    return remarks
 
 
 def read_inputs(cells: Cells, place: Sequence[str], settings: SurveySettings) -> Array:
@@ -196,7 +263,8 @@ def _ids(cells: Cells, column: str | None) -> Texts:
         earlier = cells.table.index[first(ids == ids[again]) or 0]
         raise UsageError(
             f"{cells.source}: rows {earlier} and {cells.table.index[again]} have the same id "
-            f"{ids[again]!r}. Keep one row for each site."
+            f"{ids[again]!r}. Keep one row for each site. If rows are people or visits of one "
+            "site, add them up: --group."
         )
     return ids
 
@@ -218,7 +286,8 @@ def _check_one_place(cells: Cells, raw: Tensor) -> None:
     place, second = sorted((row, partner))
     raise UsageError(
         f"{cells.source}: {cells.row(place)} and {cells.row(second)} are at the same place with "
-        "different covariates. If they are one site, keep one row; else correct one."
+        "different covariates. If they are one site, keep one row, or add them up: --group; else "
+        "correct one."
     )
 
 
@@ -300,22 +369,54 @@ def _reachable(cells: Cells, settings: SurveySettings) -> Mask:
 
 def _earlier(
     cells: Cells, settings: SurveySettings, ids: Texts
-) -> tuple[dict[str, Counts], list[str]]:
-    """Read results that came along, if there are columns of them; and remark on a lone one."""
+) -> tuple[dict[str, Counts], list[str], dict[str, str]]:
+    """Read results that came along, if there are columns of them; and remark on a lone one.
+
+    Returns:
+        Results by id, remarks, and the columns that were read, by ``examined`` and ``positive``.
+    """
     roles = ("examined", "positive")
     names = settings.unclaimed(cells.names)
     found = {
         role: find_column(names, role, getattr(settings, role), cells.source) for role in roles
     }
-    present = [role for role in roles if found[role] is not None]
+    present = {role: column for role, column in found.items() if column is not None}
     if not present:
-        return {}, []
-    lone = present[0]
+        return {}, [], {}
+    lone = next(iter(present))
     said = getattr(settings, lone) is not None or found[lone] == lone or has_rate(names)
     if len(present) == 1 and not said:
         other = roles[1 - roles.index(lone)]
-        return {}, [
-            f"Column {found[lone]!r} is not taken for people {lone}: there is no column {other!r}."
-        ]
+        return (
+            {},
+            [
+                f"Column {found[lone]!r} is not taken for people {lone}: there is no column "
+                f"{other!r}. If another one is, say which: --{other} NAME."
+            ],
+            {},
+        )
     counts = read_counts(cells, settings)
-    return {str(ids[row]): count for row, count in counts.items()}, []
+    return {str(ids[row]): count for row, count in counts.items()}, [], present
+
+
+def _earlier_dates(
+    cells: Cells,
+    settings: SurveySettings,
+    ids: Texts,
+    earlier: Mapping[str, Counts],
+    remarks: list[str],
+) -> tuple[str | None, dict[str, str]]:
+    """Read dates of results that came along; add a remark instead where they are not understood.
+
+    Returns:
+        The column, None if there is none or it is not understood; and dates by id.
+    """
+    rows = [row for row, site in enumerate(ids) if site in earlier]
+    dated = cells.rows(rows)
+    try:
+        column = find_dates(dated, settings) if rows else None
+        dates = [] if column is None else read_dates(dated, column)
+    except UsageError as error:
+        remarks.append(f"Dates of results are left out. {error}")
+        return None, {}
+    return column, {str(ids[row]): day for row, day in zip(rows, dates, strict=False) if day}

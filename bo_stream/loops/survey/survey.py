@@ -15,6 +15,7 @@ from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.survey.calls import calls_table
 from bo_stream.loops.survey.choice import Choice
 from bo_stream.loops.survey.coordinates import Coordinates
+from bo_stream.loops.survey.counts import Counts
 from bo_stream.loops.survey.facts import SurveyFacts
 from bo_stream.loops.survey.ledger import Ledger
 from bo_stream.loops.survey.model import SurveyModelSettings, survey_model
@@ -24,6 +25,7 @@ from bo_stream.loops.survey.results import ResultsTable, Told
 from bo_stream.loops.survey.settings import USUAL_TRIALS, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
 from bo_stream.loops.survey.stopping import Stopping
+from bo_stream.loops.survey.tables import TableFormat
 from bo_stream.loops.survey.whereabouts import Whereabouts
 from bo_stream.models.base import StreamingGP
 
@@ -122,9 +124,9 @@ class Survey:
         """Take in results, all of a table or, if there is a fault in it, none.
 
         Args:
-            results: Columns of id, examined and positive; rows without numbers are passed over.
-                The numbers of a site replace earlier ones. Sites that are not in the list bring
-                position and covariates.
+            results: Columns of id, examined, positive and perhaps date; rows without numbers are
+                passed over. The numbers of a site replace earlier ones. Sites that are not in the
+                list bring position and covariates.
             source: Name of the table, for messages.
 
         Raises:
@@ -133,7 +135,7 @@ class Survey:
         """
         with self._writing():
             known, pending = self._facts.results, self._facts.pending
-            table = ResultsTable.of(results, self.settings, self._sites, known, source)
+            table = self.read_results(results, source)
             told = table.compared(self._sites, known, pending)
             records = table.records(self._sites, known)
             if records:
@@ -141,6 +143,22 @@ class Survey:
                 values = {"results": records, "warnings": warnings}
                 self._facts.apply([self.ledger.append("tell", values)])
         return told
+
+    def read_results(self, results: pd.DataFrame, source: str) -> ResultsTable:
+        """Read a table of results and check it, as :meth:`tell` does; nothing is taken in.
+
+        Raises:
+            UsageError: A fault of the table, named by row and column.
+        """
+        known = self._facts.results
+        return ResultsTable.of(results, self.settings, self._sites, known, source)
+
+    @property
+    def told_so_far(self) -> set[tuple[str, Counts]]:
+        """All results that were ever told or came along, corrected and withdrawn ones, too."""
+        tables = [one.values["results"] for one in self.ledger.events if one.verb == "tell"]
+        told = {(row["id"], Counts(row["positive"], row["examined"])) for t in tables for row in t}
+        return told | set(self._sites.earlier.items())
 
     def withdraw(self, ids: Iterable[str | int], ask_again: bool = False) -> None:
         """Give up pending sites, or take results back that were wrong.
@@ -226,7 +244,8 @@ class Survey:
         """Results in the order of the list, then those of other sites by id.
 
         Columns: id, longitude, latitude, examined, positive, told (time, empty for those that came
-        along with the sites), asked (whether the site was), corrected (how many times), listed.
+        along with the sites), date (of the survey, in ISO 8601, empty if not told), asked (whether
+        the site was), corrected (how many times), listed.
         """
         ids = self._facts.surveyed
         rows = [self._facts.results[site] for site in ids]
@@ -234,6 +253,7 @@ class Survey:
         table["examined"] = [row.counts.examined for row in rows]
         table["positive"] = [row.counts.positive for row in rows]
         table["told"] = [row.time for row in rows]
+        table["date"] = [row.date for row in rows]
         table["asked"] = [row.asked for row in rows]
         table["corrected"] = [row.corrected for row in rows]
         table["listed"] = self._sites.positions(ids) >= 0
@@ -249,6 +269,11 @@ class Survey:
     def coordinates(self) -> Coordinates:
         """Units of positions, and names of their columns."""
         return self._sites.coordinates
+
+    @property
+    def table_format(self) -> TableFormat:
+        """Format of the list of sites, in which a coordinator's tables are written."""
+        return TableFormat.of(self.table)
 
     @property
     def whereabouts(self) -> Whereabouts:
@@ -282,6 +307,34 @@ class Survey:
         """
         named = self.table.set_axis([str(name) for name in self.table.columns], axis=1)
         return named[list(self._sites.labels)].set_axis(pd.Index(self._sites.ids, name="id"))
+
+    def others(self, ids: Sequence[str]) -> pd.DataFrame:
+        """Return all columns of the list but ids, positions and counts, of some sites.
+
+        Returns:
+            A row an id, in their order, as given; empty cells for sites outside the list.
+        """
+        taken = set(self._sites.columns.values())
+        named = self.table.set_axis([str(name) for name in self.table.columns], axis=1)
+        kept = named[[name for name in named if name not in taken]]
+        places = self._sites.positions(list(ids))
+        found = kept.iloc[places.clip(0)].astype(object)
+        found[places < 0] = ""
+        return found.reset_index(drop=True)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Columns of the list by their meaning: id, positions, examined, positive, cost, ..."""
+        settings = self.settings
+        named = {"cost": settings.cost, "stratum": settings.stratum}
+        named["reachable"] = settings.reachable
+        known = {name: column for name, column in named.items() if column is not None}
+        return {**self._sites.columns, **known}
+
+    @property
+    def unused_columns(self) -> list[str]:
+        """Columns of the list that mean nothing to the survey; tables keep them."""
+        return [name for name in self._sites.labels if name != self.settings.stratum]
 
     def status(self) -> SurveyStatus:
         """Return how far the survey is, without building a model."""
@@ -362,7 +415,8 @@ class Survey:
         Returns:
             id, longitude, latitude, prevalence (mean), sd, lower, q25, q75, upper (quantiles of
             95 % and 50 % intervals); with a threshold exceedance (probability of being above) and
-            class (above, below, uncertain); examined and positive, NaN where not surveyed.
+            class (above, below, uncertain); examined and positive, NaN where not surveyed, and
+            date (of the survey, in ISO 8601), empty where not surveyed or not told.
 
         Raises:
             UsageError: There is no result yet.
@@ -374,8 +428,9 @@ class Survey:
         table = pd.DataFrame(X[:, :2].numpy(), columns=list(self.coordinates.names))
         table.insert(0, "id", [*self._sites.ids, *outside])
         predicted = predict_prevalence(self.model, X, self.settings)
-        counts = self.results[["id", "examined", "positive"]]
-        return pd.concat((table, predicted), axis=1).merge(counts, on="id", how="left")
+        counts = self.results[["id", "examined", "positive", "date"]]
+        whole = pd.concat((table, predicted), axis=1).merge(counts, on="id", how="left")
+        return whole.fillna({"date": ""})
 
     def calls(self, predictions: pd.DataFrame | None = None) -> pd.DataFrame:
         """List the sites that are called above, then uncertain ones, then those called below.

@@ -9,6 +9,7 @@ import pandas as pd
 from scipy.special import expit, logit
 from scipy.stats import binom, norm
 
+from bo_stream.loops.survey.calls import calls_table
 from bo_stream.loops.survey.findings import SurveyFindings
 
 
@@ -36,8 +37,15 @@ def findings(n: int = 60, surveyed: int = 20, q: int = 3, **changes: Any) -> Sur
             "class": names,
             "examined": examined,
             "positive": positive,
+            "date": np.where(np.arange(n) < surveyed // 2, "2026-01-17", ""),
         }
     )
+    labels = pd.DataFrame(
+        {
+            "District": np.where(longitude < 32.0, "Muleba", "Ngara"),
+            "Village": table["id"] + " town",
+        }
+    ).set_axis(pd.Index(table["id"], name="id"))
     chosen = table.loc[n - q :, ["id", "longitude", "latitude"]].reset_index(drop=True)
     chosen = chosen.assign(reason="near the threshold", gain=0.02, cost=1.0)
     values = {
@@ -48,6 +56,8 @@ def findings(n: int = 60, surveyed: int = 20, q: int = 3, **changes: Any) -> Sur
         "forecast": pd.DataFrame({"sites": [q, 2 * q], "remaining": [0.9, 0.85]}),
         "threshold": 0.1,
         "settings": {"Goal": "sites above 10 %"},
+        "labels": labels,
+        "calls_made": calls_table(changes.get("predictions", table), labels),
     }
     return SurveyFindings(**{**values, **changes})
 

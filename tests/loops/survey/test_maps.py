@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,7 +12,14 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from bo_stream.loops.survey.charts import draw_calibration, draw_forecast
-from bo_stream.loops.survey.maps import COLOURS, MOST_NUMBERS, draw_classes, draw_values
+from bo_stream.loops.survey.maps import (
+    COLOURS,
+    DISC,
+    MOST_NUMBERS,
+    draw_classes,
+    draw_values,
+    spread_apart,
+)
 from tests.loops.survey.surveys import findings
 
 LABELS = {name: name for name in COLOURS}
@@ -66,6 +75,50 @@ def test_many_next_sites_are_marked_without_numbers() -> None:
     table = findings(n=100).predictions
     figure = classes(table, table[40 : 41 + MOST_NUMBERS])
     assert not any(text.isdigit() for text in texts(figure.axes[0]))
+
+
+def test_numbers_in_one_valley_do_not_cover_each_other() -> None:
+    table = findings().predictions
+    chosen = table[-12:].assign(longitude=np.linspace(31.0, 31.01, 12), latitude=-3.0)
+    figure = classes(table, chosen)
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    discs = [line for line in axes.lines if line.get_markersize() == DISC]
+    middles = np.array([line.get_transform().transform(line.get_xydata())[0] for line in discs])
+    apart = np.hypot(*(middles[:, None] - middles).T) + 1e9 * np.eye(12)
+    assert apart.min() >= DISC * figure.dpi / 72.0
+    room = axes.get_window_extent()
+    assert all(room.x0 <= x <= room.x1 and room.y0 <= y <= room.y1 for x, y in middles)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_points_are_moved_apart_and_not_farther_than_needed(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    low, high = np.zeros(2), np.full(2, 300.0)
+    points = np.concatenate((300.0 * random.random((20, 2)), np.full((10, 2), 3.0)))
+    moved = spread_apart(points, 15.0, low, high)
+    apart = np.hypot(*(moved[:, None] - moved).T) + 1e9 * np.eye(30)
+    assert apart.min() >= 15.0 - 1e-9
+    assert ((low <= moved) & (moved <= high)).all()
+    assert np.hypot(*(moved - points).T).max() < 120.0
+    lone = np.array([[10.0, 10.0], [100.0, 100.0]])
+    np.testing.assert_array_equal(spread_apart(lone, 15.0, low, high), lone)
+
+
+@pytest.mark.parametrize(("tall", "wide"), [(10.0, 3.0), (3.0, 10.0), (4.0, 4.0)])
+def test_a_map_of_a_long_country_uses_the_width_of_the_picture(tall: float, wide: float) -> None:
+    table = findings().predictions
+    for name, length in (("longitude", wide), ("latitude", tall)):
+        table[name] = length * (table[name] - table[name].min()) / np.ptp(table[name])
+    figure = classes(table, table[-3:])
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    assert axes.get_window_extent().width >= 0.8 * figure.bbox.width
+    dots = axes.transData.transform(drawn(figure))
+    assert np.ptp(dots[:, 0]) >= 0.5 * figure.bbox.width
+    labels = [text for text in axes.get_xticklabels() if text.get_text()]
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(a.x1 < b.x0 for a, b in pairwise(boxes))
 
 
 def test_a_map_across_the_date_line_is_in_one_piece() -> None:

@@ -18,7 +18,7 @@ from bo_stream.loops.survey.coordinates import Coordinates
 from bo_stream.loops.survey.findings import in_words
 from bo_stream.loops.survey.folder import load_survey, save_survey
 from bo_stream.loops.survey.maps import draw_values
-from bo_stream.loops.survey.next_files import NEXT, next_files
+from bo_stream.loops.survey.next_files import next_files
 from bo_stream.loops.survey.places import check_places
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
@@ -87,9 +87,9 @@ def test_a_folder_keeps_units_and_sites_outside_the_list(tmp_path: Path) -> None
         pd.testing.assert_frame_equal(getattr(loaded, name), getattr(survey, name))
     assert loaded.results.set_index("id")["east"]["Zomba"] == 5.1e5
     assert "east 500000, north 9450000" in in_words(survey)["Rounds start from"]
-    files = next_files(survey.pending, survey.coordinates)
-    assert list(files) == [NEXT]  # GeoJSON has longitude and latitude only
-    assert files[NEXT].startswith(b"round,id,east,north,reason")
+    files = next_files(survey)
+    assert list(files) == ["next.csv"]  # GeoJSON has longitude and latitude only
+    assert files["next.csv"].startswith(b"round,id,rain,night_lights,east,north,reason")
 
 
 def degrees(table: pd.DataFrame) -> pd.DataFrame:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import re
 from datetime import date
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from bo_stream.loops.survey.findings import SurveyFindings, per_cent
+from bo_stream.loops.survey.calls import calls_table
+from bo_stream.loops.survey.findings import SurveyFindings, chance_in_words
 from bo_stream.loops.survey.report import (
+    MOST_LISTED,
     advice,
     calibration,
+    dates_in_words,
     headline,
     outlook,
     survey_page,
 )
+from bo_stream.loops.survey.words import per_cent
 from tests.browser import browser_tab
 from tests.loops.survey.surveys import findings
 
@@ -26,13 +35,14 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=http://example.org/x onerror=al
 
 
 class Seen(HTMLParser):
-    """Tags, attributes and text of a page."""
+    """Tags, attributes, texts and scripts of a page."""
 
     def __init__(self, page: bytes) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
         self.texts: list[str] = []
+        self.scripts: list[str] = []
         self.feed(page.decode())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -40,7 +50,7 @@ class Seen(HTMLParser):
         self.attributes += attrs
 
     def handle_data(self, data: str) -> None:
-        self.texts.append(data)
+        (self.scripts if self.cdata_elem == "script" else self.texts).append(data)
 
     @property
     def text(self) -> str:
@@ -53,9 +63,38 @@ def hostile() -> SurveyFindings:
     predictions, chosen = plain.predictions.copy(), plain.chosen.copy()
     predictions["id"] = predictions["id"] + HOSTILE
     chosen["id"], chosen["reason"] = chosen["id"] + HOSTILE, HOSTILE
+    labels = plain.labels.set_axis(pd.Index(predictions["id"], name="id"))
     return findings(
-        name=HOSTILE, predictions=predictions, chosen=chosen, settings={HOSTILE: HOSTILE}
+        name=HOSTILE,
+        predictions=predictions,
+        chosen=chosen,
+        settings={HOSTILE: HOSTILE},
+        labels=labels.assign(Village=HOSTILE, District=HOSTILE),
+        calls_made=calls_table(predictions, labels.assign(Village=HOSTILE, District=HOSTILE)),
     )
+
+
+def country(kind: str, n: int = 60) -> SurveyFindings:
+    """Findings of a country of 10 by 3 degrees, or of five islands, with all sites near others."""
+    plain = findings(n=n, q=12)
+    places = plain.predictions[["longitude", "latitude"]].to_numpy()
+    across, along = ((places - places.min(0)) / np.ptp(places, axis=0)).T
+    longitude, latitude = 33.0 + 3.0 * across, -17.0 + 10.0 * along
+    if kind == "islands":
+        island = np.floor(5.0 * along)
+        longitude, latitude = 165.0 + 0.9 * island + 0.3 * across, -20.0 + island + 0.4 * along
+    table = plain.predictions.assign(longitude=longitude, latitude=latitude)
+    chosen = plain.chosen.assign(
+        longitude=longitude[-12:].mean() + np.linspace(0.0, 0.01, 12),  # all in one valley
+        latitude=latitude[-12:].mean(),
+    )
+    return findings(n=n, q=12, predictions=table, chosen=chosen)
+
+
+@cache
+def plain_page() -> bytes:
+    """The page of the findings as they are."""
+    return survey_page(findings(), TODAY)
 
 
 def small_table(**columns: list[object]) -> pd.DataFrame:
@@ -71,6 +110,9 @@ def four_sites() -> SurveyFindings:
         exceedance=[0.02, 0.97, 0.6, 0.45],
         examined=[100.0, 50.0, None, None],
         positive=[5.0, 10.0, None, None],
+        date=["2026-02-01", "", "", ""],
+        longitude=[30.0, 30.5, 31.0, 31.5],
+        latitude=[-3.0, -3.5, -2.5, -2.0],
     )
     table["class"] = ["below", "above", "uncertain", "uncertain"]
     return findings(predictions=table)
@@ -79,7 +121,7 @@ def four_sites() -> SurveyFindings:
 def test_what_looks_odd_is_on_the_page() -> None:
     seen = Seen(survey_page(findings(notes=("row 7 is <far> away",)), TODAY))
     assert "What looks odd in the tables row 7 is <far> away" in seen.text
-    assert "looks odd" not in Seen(survey_page(findings(), TODAY)).text
+    assert "looks odd" not in Seen(plain_page()).text
 
 
 # --- words --------------------------------------------------------------------------------------
@@ -145,18 +187,27 @@ def test_per_cent(share: float, text: str) -> None:
     assert per_cent(share) == text
 
 
+@pytest.mark.parametrize(
+    ("chance", "text"),
+    [(0.9999, "over 99 %"), (0.97, "97 %"), (0.021, "2.1 %"), (1e-9, "under 1 %")],
+)
+def test_chances_in_words(chance: float, text: str) -> None:
+    assert chance_in_words(chance) == text
+
+
 # --- the page -----------------------------------------------------------------------------------
 
 
 def test_the_page_says_all_parts_and_needs_nothing_outside() -> None:
-    content = survey_page(findings(), TODAY)
+    content = plain_page()
     seen = Seen(content)
     for text in ("Kagera", "V59", "near the threshold", "2026-01-31", "sites above 10 %"):
         assert text in seen.text
     assert seen.tags.count("img") == 5
-    assert "script" not in seen.tags
-    sources = [value for name, value in seen.attributes if name in ("src", "href")]
-    assert all(str(source).startswith("data:image/png;base64,") for source in sources)
+    sources = [str(value) for name, value in seen.attributes if name in ("src", "href")]
+    pictures = [source for source in sources if not source.startswith("geo:")]
+    assert len(sources) == 5 + 60 + 3  # pictures, a place in the lists each, the next sites
+    assert all(source.startswith("data:image/png;base64,") for source in pictures)
     alternatives = [str(value) for name, value in seen.attributes if name == "alt"]
     assert len(alternatives) == 5
     assert all(len(text) > 20 for text in alternatives)
@@ -165,11 +216,14 @@ def test_the_page_says_all_parts_and_needs_nothing_outside() -> None:
 
 def test_text_of_tables_stays_text() -> None:
     seen = Seen(survey_page(hostile(), TODAY))
-    plain = Seen(survey_page(findings(), TODAY))
+    plain = Seen(plain_page())
     assert seen.tags == plain.tags
     assert {name for name, _ in seen.attributes} == {name for name, _ in plain.attributes}
-    assert seen.texts.count(HOSTILE) == 3 + 2  # reasons, and a setting with its name
-    assert f"V59{HOSTILE}" in seen.texts
+    assert seen.texts.count(HOSTILE) == 3 + 2 + 2 * (3 + 60)  # reasons, a setting, labels
+    assert f" V59{HOSTILE}" in seen.texts
+    values = json.loads(seen.scripts[0])
+    assert values["names"] == [HOSTILE] * 60
+    assert len(seen.scripts) == 2  # none has ended early
 
 
 def test_of_few_sites_and_no_plans() -> None:
@@ -182,22 +236,154 @@ def test_of_few_sites_and_no_plans() -> None:
     assert "from 10 surveyed sites on" in seen.text
 
 
+def test_a_browser_may_run_the_script_of_the_map_alone() -> None:
+    seen = Seen(plain_page())
+    values, script = seen.scripts
+    (policy,) = (str(value) for name, value in seen.attributes if "default-src" in str(value))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy.endswith(f"; script-src 'sha256-{digest}'")
+    assert "innerHTML" not in script
+    assert json.loads(values)["names"][0] == "V0 town"
+
+
+def test_a_page_of_too_many_sites_for_the_map_has_pictures_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bo_stream.loops.survey.report.MOST_ZOOMED", 59)
+    seen = Seen(survey_page(findings(), TODAY))
+    assert "script" not in seen.tags
+    assert seen.tags.count("img") == 5
+
+
+def test_all_sites_are_listed_by_call_with_name_district_numbers_and_place() -> None:
+    plain, seen = findings(), Seen(plain_page())
+    for name, text in (
+        ("above", "Above 10 %"),
+        ("uncertain", "Uncertain"),
+        ("below", "Below 10 %"),
+    ):
+        assert f"{text}: {plain.class_counts()[name]:,} sites" in seen.text
+    row = plain.predictions.iloc[0]
+    chance, mean = chance_in_words(row["exceedance"]), per_cent(row["prevalence"])
+    between = f"{per_cent(row['lower'])} to {per_cent(row['upper'])}"
+    result = f"{row['positive']:.0f} of 50 positive, 2026-01-17"
+    place = f"{row['latitude']:.5f}, {row['longitude']:.5f}"
+    cells = ("V0 town", "V0", "Ngara", mean, between, chance, result, place)
+    assert " ".join(cells) in seen.text
+    address = f"geo:{row['latitude']:.6f},{row['longitude']:.6f}"
+    assert ("href", address) in seen.attributes
+    assert seen.text.count("2026-01-17") == 10 + 1  # a line of the lists each, and the headline
+
+
+def test_long_lists_end_with_where_the_others_are() -> None:
+    few = findings(n=MOST_LISTED + 90, surveyed=20)
+    few.predictions["class"] = "below"
+    many = findings(predictions=few.predictions, labels=few.labels)
+    seen = Seen(survey_page(many, TODAY))
+    assert "Below 10 %: 290 sites" in seen.text
+    assert "And 90 more, in called.csv." in seen.text
+    assert seen.text.count(" town ") == MOST_LISTED + 3
+
+
+def test_without_a_threshold_no_site_is_called() -> None:
+    assert "called.csv" not in Seen(survey_page(findings(threshold=None), TODAY)).text
+
+
+def test_dates_of_results_in_words() -> None:
+    assert dates_in_words(findings().surveyed) == (
+        "Dates of the results: 2026-01-17; 10 of 20 have no date."
+    )
+    assert dates_in_words(four_sites().surveyed.assign(date="")) == ""
+
+
 @pytest.mark.integration
-def test_a_browser_shows_it_on_a_phone_on_a_desk_and_on_paper(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["hostile", "long", "islands"])
+def test_a_browser_shows_it_on_a_phone_on_a_desk_and_on_paper(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    path.write_bytes(survey_page(hostile(), TODAY))
+    path.write_bytes(survey_page(hostile() if kind == "hostile" else country(kind), TODAY))
     with browser_tab(tmp_path / "profile") as tab:
-        for width in (360, 1200):
+        for width in (360, 390, 1280):
             tab.open(path, width)
-            assert tab.ask("document.documentElement.scrollWidth") <= width
+            tab.ask("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+            assert tab.ask("document.scrollingElement.scrollWidth <= innerWidth")
+            wide = (
+                "e.getBoundingClientRect().right > innerWidth || e.scrollWidth > e.clientWidth + 1"
+            )
+            for tag in ("table", "td", "p", "figure"):
+                assert (
+                    tab.ask(f"[...document.querySelectorAll('{tag}')].filter(e => {wide}).length")
+                    == 0
+                )
             pictures = "[...document.images]"
+            row = "[...document.querySelectorAll('tr')]"
+            counts = tab.ask(
+                f"{row}.map(r => r.children.length - r.closest('table').rows[0].children.length)"
+            )
+            assert set(counts) == {0}  # an empty cell keeps its column
             assert tab.ask(f"{pictures}.length") == 5
             assert tab.ask(f"{pictures}.every(i => i.complete && i.naturalWidth > 400)")
-            assert tab.ask(f"Math.min(...{pictures}.map(i => i.clientWidth))") >= 300
-            assert tab.ask("document.scripts.length") == 0
+            assert tab.ask(f"{pictures}.filter(i => i.clientWidth >= 300).length") == 4
+            stage = "document.querySelector('.stage').getBoundingClientRect()"
+            assert tab.ask(f"{stage}.height <= innerHeight && {stage}.width >= 300")
             assert len(tab.screenshot()) > 10_000
+        tab.open(path, 1280)  # its long lists are closed again
         printed = tab.printed()
     assert tab.problems == []
     assert {url.partition(":")[0] for url in tab.requests} == {"file", "data"}
     assert printed.startswith(b"%PDF")
     assert 2 <= len(re.findall(rb"/Type\s*/Page\b", printed)) <= 6
+
+
+@pytest.mark.integration
+def test_fingers_zoom_the_map_and_ask_it_for_a_site(tmp_path: Path) -> None:
+    shown = country("long")
+    path = tmp_path / "report.html"
+    path.write_bytes(survey_page(shown, TODAY))
+    with browser_tab(tmp_path / "profile") as tab:
+        tab.open(path, 390, 844)
+        tab.ask("document.querySelector('.stage').scrollIntoView({block: 'center'})")
+        box = "document.querySelector('.canvas').getBoundingClientRect()"
+        left, top, width, height = tab.ask(f"[{box}.left, {box}.top, {box}.width, {box}.height]")
+        values = json.loads(Seen(path.read_bytes()).scripts[0])
+        scale = min(width / values["width"], height / values["height"])
+        site = int(np.argmin(np.hypot(np.array(values["x"]) - values["width"] / 2,
+                                      np.array(values["y"]) - values["height"] / 2)))  # fmt: skip
+        x = left + width / 2 + (values["x"][site] - values["width"] / 2) * scale
+        y = top + height / 2 + (values["y"][site] - values["height"] / 2) * scale
+
+        def touch(kind: str, *places: tuple[float, float]) -> None:
+            points = [{"x": a, "y": b, "id": place} for place, (a, b) in enumerate(places)]
+            tab.send("Input.dispatchTouchEvent", type=kind, touchPoints=points)
+
+        action = "document.querySelector('.canvas').style.touchAction"
+        assert tab.ask(action) == "pan-y"  # a finger scrolls the page
+        touch("touchStart", (x - 30, y), (x + 30, y))
+        for step in range(1, 10):
+            touch("touchMove", (x - 30 - 5 * step, y), (x + 30 + 5 * step, y))
+        touch("touchEnd")
+        tab.ask("new Promise(requestAnimationFrame)")
+        assert tab.ask(action) == "none"  # it is zoomed: a finger moves the map
+        touch("touchStart", (x, y))
+        touch("touchEnd")
+        card = tab.ask("document.querySelector('.card').innerText").replace(
+            "\N{NO-BREAK SPACE}", " "
+        )
+        row = shown.predictions.iloc[site]
+        assert card.startswith(f"V{site} town\n")
+        assert f"District: {shown.labels['District'].iloc[site]}" in card
+        assert f"Prevalence {100 * row['prevalence']:.3g} %"[:13] in card
+        assert f"called {row['class']}".replace("called uncertain", "uncertain") in card
+        link = tab.ask("document.querySelector('.card a').getAttribute('href')")
+        assert link.startswith(f"geo:{row['latitude']:.3f}"[:9])
+        assert tab.problems == []
+
+
+@pytest.mark.integration
+def test_without_a_script_the_map_is_a_picture(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_bytes(plain_page())
+    with browser_tab(tmp_path / "profile") as tab:
+        tab.send("Emulation.setScriptExecutionDisabled", value=True)
+        tab.open(path, 390)
+        assert tab.ask("document.querySelector('.stage')") is None
+        assert tab.ask("document.querySelector('#map img').clientWidth") >= 300

@@ -129,7 +129,7 @@ def test_a_known_site_outside_the_list_needs_no_place_again() -> None:
 def test_places_and_units_that_look_wrong_are_remarked_on() -> None:
     table = results(site=["V001", "Zomba", "V006"], **ELSEWHERE)
     place = SITES.X[[1, 5, 6], :2].numpy()
-    table[["lon", "lat"]] = place
+    table[["lon", "lat"]] = place + np.array([[0.0, 0.0], [0.01, 0.0], [0.0, 0.0]])
     assert told(table).warnings == ()
     table.loc[4, "lat"] += 0.5
     (moved,) = told(table).warnings

@@ -70,8 +70,10 @@ def test_earlier_results_come_along() -> None:
 
 def test_a_usual_name_is_no_count_on_its_own_or_if_it_is_something_else() -> None:
     sites = read(spreadsheet().assign(n=1200))
-    assert sites.notes == ("Column 'n' is not taken for people examined: there is no column "
-                           "'positive'.",)  # fmt: skip
+    assert sites.notes == (
+        "Column 'n' is not taken for people examined: there is no column 'positive'. If another "
+        "one is, say which: --positive NAME.",
+    )
     with pytest.raises(UsageError, match="Column 'PfPR' looks like a prevalence"):
         read(spreadsheet().assign(n=50, PfPR=12.0))
     settings = replace(SETTINGS, covariates=("rain", "n", "cases"))

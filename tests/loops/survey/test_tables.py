@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from datetime import date
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from openpyxl import Workbook, load_workbook
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import Cells
-from bo_stream.loops.survey.tables import read_table
+from bo_stream.loops.survey.tables import TableFormat, read_table
 
 TEXT = "id,lon,lat,name\n007,35.5,-4.25,Séguéla\n008,36.0,-5,Ñandú\n"
 
@@ -28,7 +32,7 @@ def numbers(table: pd.DataFrame, column: str) -> list[float]:
 @pytest.mark.parametrize(
     "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "latin-1"]
 )
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
 def test_encodings_separators_and_ends_of_lines(
     tmp_path: Path, encoding: str, separator: str, newline: str
@@ -68,7 +72,7 @@ def test_parquet(tmp_path: Path) -> None:
         ("id,lon\n1,2\n2,3,5\n3,4\n", "row 3: 3 cells, expected 2 as in the header. Are its deci"),
         ("id;lon\n1;2;4\n", "row 2: 3 cells, expected 2"),
         ("id,lon,\n1,2,\n2,3,x\n", "row 3: a cell in column 3, which has no name in row 1"),
-        (b"PK\x03\x04 a workbook", "is no text file. Save the sheet as CSV"),
+        (b"PK\x03\x04 a workbook", "is no text file. Save the sheet as .xlsx or as CSV"),
     ],
 )
 def test_tables_that_cannot_be_read(tmp_path: Path, content: bytes | str, message: str) -> None:
@@ -80,7 +84,9 @@ def test_tables_that_cannot_be_read(tmp_path: Path, content: bytes | str, messag
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         read_table(tmp_path / "sites.csv")
-    with pytest.raises(UsageError, match=r"unknown type '.xlsx'.*Save the sheet as CSV"):
+    with pytest.raises(UsageError, match=r"unknown type '.ods'.*Save the sheet as .xlsx or as CSV"):
+        read_table(written(tmp_path, "", "sites.ods"))
+    with pytest.raises(UsageError, match=r"sites.xlsx cannot be read as a workbook"):
         read_table(written(tmp_path, "", "sites.xlsx"))
     with pytest.raises(UsageError, match="cannot be read as a table"):
         read_table(written(tmp_path, "no parquet", "sites.parquet"))
@@ -127,3 +133,144 @@ def test_a_row_is_named_with_its_id(tmp_path: Path) -> None:
     assert (cells.row(0), cells.row(1)) == ("row 2 (id 17)", "row 3 (id 018)")
     with pytest.raises(UsageError, match=r"sites.csv, row 3 \(id 018\), column 'lon': expected a"):
         cells.numbers("lon")
+
+
+HOSTILE = [
+    *("=1+1", "'=1+1", "''=x", "+5", "-5", "-5,3", "-cmd|' /C calc'!A0", "@SUM(A1)", "\t=1", "＝1"),
+    *("a;b", "a,b|c", 'q"x', "l\nm", "r\rx", "é", "_x001B_", "_x005F_", "\x1b[31mred", "'plain"),
+    *("062", "62", "1.50", "1e5", "-", "--", "0.1", "1234567890123456789", "TRUE", "000", "1,5"),
+]
+"""Texts that spreadsheets change, run, or take for something else."""
+
+FORMATS = [TableFormat(".xlsx"), TableFormat()] + [
+    TableFormat(".csv", separator, decimal, encoding, newline)
+    for (separator, decimal), (encoding, newline) in zip(
+        product(",;\t|", ".,"),
+        product(("utf-8", "utf-8-sig", "utf-16", "cp1252"), ("\n", "\r\n")),
+        strict=True,
+    )
+]
+
+
+def hostile_table(decimal: str = ",") -> pd.DataFrame:
+    """A table of hostile texts, and of numbers."""
+    numbers = np.linspace(-30.0, 40.0, len(HOSTILE)) + 0.125
+    texts = [text.replace(",", decimal) for text in HOSTILE]
+    return pd.DataFrame({"id": texts, "=name": texts[::-1], "n": range(len(HOSTILE))}).assign(
+        x=numbers, gap=[np.nan, *numbers[1:]], sure="a"
+    )
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_what_is_written_is_read_as_it_was(tmp_path: Path, format: TableFormat) -> None:
+    table, path = hostile_table(format.decimal), tmp_path / format.name("next")
+    path.write_bytes(format.write(table))
+    read = read_table(path)
+    assert list(read.columns) == list(table.columns)
+    for name in ("id", "=name"):
+        assert read[name].str.lstrip().tolist() == table[name].str.lstrip().tolist()
+    digits = 4e-16 if format.suffix == ".xlsx" else 0.0  # of numbers in a workbook
+    for name in ("n", "x", "gap"):
+        values = Cells(read, "t").numbers(name)
+        np.testing.assert_allclose(values, table[name].to_numpy(float), rtol=digits, atol=0.0)
+    if format.suffix == ".csv":
+        assert TableFormat.of(read).separator == format.separator
+        assert TableFormat.of(read).newline == format.newline
+
+
+def test_no_cell_of_a_text_file_begins_as_a_formula() -> None:
+    for line in TableFormat().write(hostile_table()[["id"]]).decode().split("\n")[1:]:
+        assert line.lstrip('"')[:1] not in set("=+@\t\r＝")
+        assert (
+            line.lstrip('"')[:1] != "-"
+            or line.strip('"')[1:].replace(",", ".")[:1] in "5"
+            or (line == "-")
+        )
+
+
+def test_no_cell_of_a_workbook_is_a_formula(tmp_path: Path) -> None:
+    (tmp_path / "a.xlsx").write_bytes(TableFormat(".xlsx").write(hostile_table()))
+    cells = [cell for row in load_workbook(tmp_path / "a.xlsx").active.rows for cell in row]
+    assert {cell.data_type for cell in cells} <= {"s", "n", "inlineStr"}
+    assert sum(cell.value == "=1+1" for cell in cells) == 2
+    numbers = [cell.value for cell in cells if cell.column == 1 and cell.data_type == "n"]
+    assert numbers == [-5, 62, 0.1]  # which a workbook shows as they are
+
+
+@pytest.mark.parametrize(
+    ("content", "written_as"),
+    [
+        (b"id;lon\r\n1;35,5\r\n", TableFormat(".csv", ";", ",", "utf-8", "\r\n")),
+        (b"\xef\xbb\xbfid,lon\n1,35.5\n", TableFormat(".csv", ",", ".", "utf-8-sig", "\n")),
+        (b"sep=|\nid|lon\n1|35.5\n", TableFormat(".csv", "|", ".", "utf-8", "\n")),
+        (b"id;n\r1;35\r", TableFormat(".csv", ";", ",", "utf-8", "\r")),
+        ("id\tnom\n1\té\n".encode("utf-16"), TableFormat(".csv", "\t", ".", "utf-16", "\n")),
+        ("id;nom\n1.5;é\n".encode("cp1252"), TableFormat(".csv", ";", ".", "cp1252", "\n")),
+    ],
+)
+def test_how_a_table_is_written(tmp_path: Path, content: bytes, written_as: TableFormat) -> None:
+    table = read_table(written(tmp_path, content))
+    assert TableFormat.of(table) == written_as
+    assert TableFormat.of(table.iloc[:1]) == written_as
+    assert TableFormat.of(pd.DataFrame()) == TableFormat()
+
+
+def test_a_letter_that_an_encoding_lacks_is_written_in_another(tmp_path: Path) -> None:
+    table = pd.DataFrame({"id": ["Ségou", "ሀዋሳ"]})
+    content = TableFormat(encoding="cp1252").write(table)
+    assert read_table(written(tmp_path, content))["id"].tolist() == ["Ségou", "ሀዋሳ"]
+
+
+def test_a_workbook_is_read_as_its_sheet_shows_it(tmp_path: Path) -> None:
+    book = Workbook()
+    book.active.title = "empty"
+    sheet = book.create_sheet("list")
+    for row in ([], ["id", None, " Nom  du\nvillage "], ["007", None, "a"], [], [7, None, 1.5]):
+        sheet.append(row)
+    sheet.append([8, None, date(2026, 1, 31)])
+    sheet["A6"].number_format = "000"
+    book.create_sheet("other").append(["x"])
+    book.save(tmp_path / "sites.xlsx")
+    with pytest.warns(UserWarning, match="sheet 'list' is read, not 'other'"):
+        table = read_table(tmp_path / "sites.xlsx")
+    assert list(table.columns) == ["id", "Nom du village"]
+    assert table["id"].tolist() == ["007", "7", "008"]
+    assert table["Nom du village"].tolist() == ["a", "1.5", "2026-01-31"]
+    assert table.index.tolist() == [3, 5, 6]
+
+
+def test_a_cell_that_does_not_end_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"row 3: a quotation mark \(\"\) opens a cell that does n"
+    ):
+        read_table(written(tmp_path, 'id,name\n1,a\n2,"b\n3,c\n'))
+
+
+def test_hostile_tables_are_read_or_refused(tmp_path: Path) -> None:
+    draw, read, refused = random.Random(0), 0, 0
+    pieces = [*HOSTILE, "", " ", "\n", "\r\n", '"', "\x00", "é", "\ufeff", "id", "lon", "1" * 400]
+    for number in range(300):
+        separator = draw.choice(",;\t|")
+        lines = [
+            separator.join(draw.choice(pieces) for _ in range(draw.randint(1, 4)))
+            for _ in range(draw.randint(0, 6))
+        ]
+        text = draw.choice(["", "id;lon\n", "\ufeffid,lon\n", "sep=;\n"]) + "\n".join(lines)
+        encoding = draw.choice(["utf-8", "utf-16", "latin-1", "utf-16-le", "utf-16-be"])
+        content = text.encode(encoding, "replace")
+        if draw.random() < 0.2:
+            content = content[: draw.randint(0, len(content))]
+        path = written(tmp_path, content, f"t{number % 2}{draw.choice(['.csv', '.xlsx', '.txt'])}")
+        try:
+            table = read_table(path)
+        except UsageError as error:
+            refused += path.name in str(error)
+            continue
+        read += 1
+        again = tmp_path / "again.csv"
+        again.write_bytes(TableFormat.of(table).write(table))
+        before = table.map(str.strip)
+        after = read_table(again).map(str.strip)
+        assert after.to_numpy().tolist() == before.to_numpy().tolist()
+    assert min(read, refused) > 20
+    assert read + refused == 300
