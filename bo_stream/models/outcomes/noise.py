@@ -78,8 +78,8 @@ class NoiseFloor:
     def map(self, rule: Callable[[Tensor], Tensor]) -> NoiseFloor:
         """Apply a rule to all variances."""
         typical = None if self.typical is None else rule(self.typical)
-        variances = (rule(each) for each in (self.variance, self.former, self.zero))
-        return NoiseFloor(*variances, self.any_zero, self.share, typical)
+        variance, former, zero = (rule(each) for each in (self.variance, self.former, self.zero))
+        return NoiseFloor(variance, former, zero, self.any_zero, self.share, typical)
 
     def joined(self, other: NoiseFloor) -> NoiseFloor:
         """Join the floors of two memories: what was stored as it came in either is not below."""

@@ -225,7 +225,8 @@ def fit_apart(
 
 
 MOST_RESTARTS = 3
-"""Times that L-BFGS-B is begun again where its line search stalled, unless it stalls at once."""
+"""Times that L-BFGS-B is begun again where its line search stalled, unless it stalls at once, or
+there is a limit on its time."""
 
 
 def fit_to_stall(mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResult:
@@ -242,8 +243,8 @@ def fit_to_stall(mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResul
         mll: The objective.
         kwargs: As for ``fit_gpytorch_mll_scipy``.
     """
-    steps = 0
-    for _ in range(1 + MOST_RESTARTS):
+    steps, restarts = 0, MOST_RESTARTS if kwargs.get("timeout_sec") is None else 0
+    for _ in range(1 + restarts):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", OptimizationWarning)
             result = fit_gpytorch_mll_scipy(mll, **kwargs)
