@@ -20,7 +20,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
-from bo_stream.loops.survey.findings import ABOVE, BELOW, UNCERTAIN
+from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
 from bo_stream.mapping import Kilometres
 
 Array = NDArray[np.float64]

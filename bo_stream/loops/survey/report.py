@@ -10,14 +10,9 @@ import pandas as pd
 
 from bo_stream.loops.page import Content, element, page, picture, table
 from bo_stream.loops.survey.calibration import coverage
+from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
 from bo_stream.loops.survey.charts import draw_calibration, draw_forecast
-from bo_stream.loops.survey.findings import (
-    ABOVE,
-    BELOW,
-    LEAST_HELD_OUT,
-    UNCERTAIN,
-    SurveyFindings,
-)
+from bo_stream.loops.survey.findings import LEAST_HELD_OUT, SurveyFindings
 from bo_stream.loops.survey.maps import COLOURS, draw_classes, draw_values
 from bo_stream.loops.survey.words import per_cent
 from bo_stream.storage.archive import package_version
