@@ -14,9 +14,8 @@ from scipy.stats import betabinom, binom, norm
 from torch import Tensor
 
 from bo_stream import OSVGP, BinomialLikelihood, counts, prevalence
-from bo_stream.errors import MOST_EXAMINED
 from bo_stream.likelihoods import counts as counts_module
-from bo_stream.likelihoods.binomial import check_counts
+from bo_stream.likelihoods.binomial import MOST_EXAMINED, check_counts
 from bo_stream.likelihoods.counts import CountPosterior
 from bo_stream.likelihoods.outliers import Outliers
 from bo_stream.likelihoods.prevalence import PrevalencePosterior

@@ -129,8 +129,9 @@ def _counts(cells: Cells, settings: SurveySettings) -> tuple[dict[str, Array], s
             "column 'examined', too. Say which are meant: --examined NAME --positive NAME."
         )
     examined = np.where(np.isnan(results), np.nan, 1.0)
-    counts = {given["examined"] or "examined": examined, given["positive"] or "positive": results}
-    return counts, column if column not in counts else None
+    names_of_counts = given["examined"] or "examined", given["positive"] or "positive"
+    summed = dict(zip(names_of_counts, (examined, results), strict=True))
+    return summed, column if column not in summed else None
 
 
 def _of_a_person(names: list[str], given: str | None, source: str) -> str | None:
