@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-MOST_EXAMINED = 10_000_000
-"""Number of people examined at one site above which it is no survey's: up to it rounding of log
-probabilities is below 1e-7, and counts are whole numbers in single precision, too."""
-
 
 class UsageError(ValueError):
     """An error for data, a setting or a file that cannot be used; the message says what to do.

@@ -24,6 +24,7 @@ from bo_stream.loops.survey.coordinates import Coordinates
 from bo_stream.loops.survey.findings import find, goal_in_words
 from bo_stream.loops.survey.folder import holds_survey, load_survey, save_survey
 from bo_stream.loops.survey.grouping import grouped_by_id, grouped_by_position
+from bo_stream.loops.survey.labels import shown_labels
 from bo_stream.loops.survey.next_files import check_form_is_told, next_files
 from bo_stream.loops.survey.places import position_columns, quoted
 from bo_stream.loops.survey.report import headline, survey_page
@@ -361,11 +362,9 @@ def _say_status(survey: Survey, folder: Path) -> None:
 def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
     """List the first sites of each kind of call, with their names and numbers."""
     sure, line = per_cent(survey.settings.certainty), per_cent(threshold)
-    labels = [
-        name
-        for name in survey.labels.columns
-        if pd.to_numeric(survey.labels[name], errors="coerce").isna().any()
-    ]
+    name, others = shown_labels(survey.labels)
+    chosen = [*([] if name is None else [name]), *others][:MOST_LABELS]
+    labels = [f"listed_{label}" if f"listed_{label}" in calls else label for label in chosen]
     for call, text in (
         (ABOVE, f"above {line}, {sure} sure or more"),
         (UNCERTAIN, "uncertain"),
@@ -374,11 +373,11 @@ def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
         rows = calls[calls["call"] == call]
         shown = Table(title=f"{len(rows):,} of {len(calls):,} sites {text}", title_justify="left")
         numbers = ("prevalence", "95 % interval", f"chance above {line}", "surveyed")
-        for heading in ("site", *labels[:MOST_LABELS], *numbers):
+        for heading in ("site", *labels, *numbers):
             shown.add_column(escape(heading), justify="right" if heading in numbers else "left")
         for row in rows.head(MOST_CALLS).to_dict("records"):
             counts = "" if pd.isna(row["examined"]) else f"{row['positive']:g}/{row['examined']:g}"
-            named = (escape(str(row[name])) for name in labels[:MOST_LABELS])
+            named = (escape(str(row[name])) for name in labels)
             shown.add_row(
                 escape(str(row["id"])),
                 *named,

@@ -19,8 +19,11 @@ from torch import Tensor
 from torch.distributions import Beta, Binomial, Distribution
 from torch.nn.functional import logsigmoid
 
-from bo_stream.errors import MOST_EXAMINED
 from bo_stream.likelihoods.outliers import Outliers, WithOutliers
+
+MOST_EXAMINED = 10_000_000
+"""Number of people examined at one site above which it is no survey's: up to it rounding of log
+probabilities is below 1e-7, and counts are whole numbers in single precision, too."""
 
 NODES = 32
 """Nodes of Gauss-Hermite quadrature."""

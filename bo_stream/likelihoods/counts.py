@@ -19,6 +19,7 @@ from bo_stream.likelihoods.binomial import (
     log_marginal,
     log_prob,
 )
+from bo_stream.likelihoods.large_counts import NODES, chance_up_to, outliers_up_to
 from bo_stream.likelihoods.outliers import Outliers, WithOutliers
 from bo_stream.likelihoods.prevalence import PrevalencePosterior, prevalence
 
@@ -28,6 +29,10 @@ REACH = 8.5
 SPACING = 0.9
 """Distance of the nodes, in the least deviation that a likelihood times the normal can have."""
 
+LISTED = 1000
+"""Number of trials up to which the probabilities of all counts are listed; the distribution
+functions of more trials are integrals of their own, at the same cost for any number."""
+
 AT_ONCE = 4_000_000
 """Probabilities, of counts at nodes, that are held at a time."""
 
@@ -36,8 +41,10 @@ class CountPosterior(Posterior):
     """Distribution of positives out of trials for a posterior of the logit of prevalence.
 
     Probabilities and quantiles are of each point alone, by quadrature that is exact but for
-    rounding. Moments and ``log_prob`` are differentiable; the cost of the others is
-    O(trials^1.5) a point. Samples are joint; they are whole numbers, which no gradient passes.
+    rounding, with a concentration above a thousand trials to 1e-6. Moments and ``log_prob`` are
+    differentiable; the cost of the others is O(trials^1.5) a point up to a thousand trials, and
+    does not grow with them beyond. Samples are joint; they are whole numbers, which no gradient
+    passes.
 
     Args:
         rate: Posterior of prevalence, ``... x q x 1``.
@@ -120,11 +127,13 @@ class CountPosterior(Posterior):
         Raises:
             InputDataError: One is no whole number from 0 to the trials.
         """
-        y, *points = self._points(self._checked(positives))
-        parts, rows = [], y.reshape(-1, 1).long()
-        for part, table in self._tables(points):
-            parts.append(table.gather(-1, rows[part]))
-        return torch.cat(parts).reshape(y.shape).to(self.dtype)
+        y, *points = (point.reshape(-1) for point in self._points(self._checked(positives)))
+        result, few = torch.empty_like(y), points[0] <= LISTED
+        rows = y[few].unsqueeze(-1).long()
+        listed = [table.gather(-1, rows[part]) for part, table in self._tables(points, few)]
+        result[few] = torch.cat([rows.new_zeros(0, 1).to(y), *listed]).squeeze(-1)
+        result[~few] = self._cdf_of_many(y[~few], [point[~few] for point in points])
+        return result.reshape(self._shape(positives)).to(self.dtype)
 
     @torch.no_grad()
     def quantile(self, value: Tensor) -> Tensor:
@@ -141,14 +150,19 @@ class CountPosterior(Posterior):
         """
         if not bool(((value > 0.0) & (value < 1.0)).all()):
             raise ValueError(f"Expected probabilities in (0, 1), got {value.tolist()}.")
-        mean, *points = self._points(self.rate.latent.mean)
+        mean, *points = (p.reshape(-1) for p in self._points(self.rate.latent.mean))
         levels = value.to(mean).reshape(-1)
-        parts = [
+        found, few = mean.new_empty(len(mean), len(levels)), points[0] <= LISTED
+        listed = [
             torch.searchsorted(table, levels.expand(len(table), -1).contiguous())
-            for _, table in self._tables(points)
+            for _, table in self._tables(points, few)
         ]
-        found = torch.cat(parts).mT.reshape(*value.shape, *mean.shape)
-        return found.minimum(points[0].long()).to(self.dtype)
+        found[few] = torch.cat([found.new_zeros(0, len(levels)).long(), *listed]).to(found)
+        many = [point[~few] for point in points]
+        for column, level in enumerate(levels):
+            found[~few, column] = self._quantile_of_many(level, many)
+        found = found.minimum(points[0].unsqueeze(-1))
+        return found.mT.reshape(*value.shape, *self._shape(self.rate.latent.mean)).to(self.dtype)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Find the central interval that holds a count with at least some probability.
@@ -178,11 +192,45 @@ class CountPosterior(Posterior):
             counts = BetaBinomial(trials, chance, self.concentration.expand_as(chance))
         return WithOutliers(counts, trials, self.outliers).sample().to(self.dtype)
 
-    def _tables(self, points: list[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """Yield distribution functions of some points at a time; see :func:`_tables`."""
-        for part, table in _tables(*points):
-            trials = points[0].reshape(-1, 1)[part]
+    def _tables(self, points: list[Tensor], few: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield distribution functions of some points of few trials; see :func:`_tables`."""
+        chosen = [point[few] for point in points]
+        if not len(chosen[0]):
+            return
+        for part, table in _tables(*chosen):
+            trials = chosen[0].reshape(-1, 1)[part]
             yield part, self.outliers.mixed_functions(table, trials)
+
+    def _cdf_of_many(self, positives: Tensor, points: list[Tensor]) -> Tensor:
+        """Compute the probability of so many positives or fewer, ``n``, of any number of trials."""
+        y, *given = (tensor.cpu().numpy() for tensor in (positives, *points))
+        step, share, parts = max(1, AT_ONCE // NODES), self.outliers.share, [positives.new_empty(0)]
+        for first in range(0, len(y), step):
+            part = slice(first, first + step)
+            trials, mean, variance, *rest = (value[part] for value in given)
+            chance = chance_up_to(y[part], trials, mean, variance, rest[0] if rest else None)
+            if share:
+                others = outliers_up_to(y[part], trials, self.outliers.a, self.outliers.b)
+                chance = (1.0 - share) * chance + share * others
+            parts.append(torch.from_numpy(chance).to(positives))
+        return torch.cat(parts)
+
+    def _quantile_of_many(self, level: Tensor, points: list[Tensor]) -> Tensor:
+        """Find the least count whose distribution function is at least a level, by bisection."""
+        low, high = torch.full_like(points[0], -1.0), points[0].clone()
+        while bool((high - low > 1.0).any()):
+            middle = ((low + high) / 2.0).floor()
+            enough = self._cdf_of_many(middle.clamp_min(0.0), points) >= level
+            open_ = high - low > 1.0
+            high = torch.where(open_ & enough, middle, high)
+            low = torch.where(open_ & ~enough, middle, low)
+        return high
+
+    def _shape(self, values: Tensor) -> torch.Size:
+        """Return the shape of values broadcast with the points."""
+        shapes = values.shape, self.trials.shape, self.rate.latent.mean.shape
+        extra = () if self.concentration is None else (self.concentration.shape,)
+        return torch.broadcast_shapes(*shapes, *extra)
 
     def _points(self, values: Tensor) -> list[Tensor]:
         """Broadcast values, trials, moments of the logit and concentration, if any, in float64."""

@@ -15,6 +15,7 @@ from scipy.special import expit
 from typer.testing import CliRunner, Result
 
 from bo_stream.cli import app, surveying
+from bo_stream.cli.app import escape
 from bo_stream.cli.surveying import parse_quotas, parse_share
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import LOCK
@@ -337,3 +338,94 @@ def test_status_lists_calls_and_when_the_survey_may_end() -> None:
     assert gains.between(0.0, 1.0).all()
     shown = load_survey("run").pending["gain"]
     assert gains.tolist() == pytest.approx(shown.tolist())
+
+
+def french_list(n: int = 30) -> None:
+    """Write a list with semicolons, decimal commas, a mark, and names that are formulas."""
+    random = np.random.default_rng(3)
+    lines = ["N° code;Nom du village;Région;Longitude (°);Latitude (°);Pluie;Nb testés;Nb positifs"]
+    for row in range(n):
+        lon, lat, rain = (f"{v:.4f}".replace(".", ",") for v in 30 + 2 * random.random(3))
+        counts = f"60;{random.integers(1, 20)}" if row < 8 else ";-"
+        name = "=SOMME(A1)" if row % 2 else "\x1b[31mSéguéla [red]"
+        lines.append(f"{row:03d};{name};Nord;{lon};{lat};{rain};{counts}")
+    Path("liste.csv").write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*lines, ""]).encode())
+
+
+def test_tables_go_through_a_spreadsheet_of_another_country_and_back() -> None:
+    french_list()
+    said = done("start", "liste.csv", "--threshold", "0.1", "--out", "run")
+    assert "id: 'N° code'" in said
+    assert "positive: 'Nb positifs', covariates: none" in said
+    assert "Not used: 'Nom du village', 'Région', 'Pluie'" in said
+    assert "30, of which 8 surveyed" in said
+    done("withdraw", "run", *(f"{row:03d}" for row in range(8)), "--ask-again")  # a quick round
+    done("next", "run", "-q", "4")
+    content = Path("run/next.csv").read_bytes()
+    assert content.startswith(b"\xef\xbb\xbfround;id;Nom du village;R")
+    assert content.count(b"\r\n") == content.count(b"\n") == 5
+    assert b"=SOMME" not in content.replace(b"'=SOMME", b"")
+    head, *rows = content.decode("utf-8-sig").splitlines()
+    cells = [row.split(";") for row in rows]
+    assert all("," in row[head.split(";").index("longitude")] for row in cells)
+    ids = [row[1] for row in cells]
+    changed = ["round;id;examined;positive"] + [f"1;{int(row[1])};60;6" for row in cells[:2]]
+    Path("run/next.csv").write_text("\n".join(changed))
+    assert_one_clear_error(survey("next", "run"), f"has numbers of site {ids[0]} that were not t")
+    result = survey("tell", "run", "run/next.csv")
+    assert f"2 results new: {ids[0]}, {ids[1]}." in result.stdout
+    assert f"'{int(ids[0])}' is '{ids[0]}'" in " ".join(result.stderr.split())
+    points = json.loads(Path("run/next.geojson").read_text())["features"]
+    assert points[0]["properties"]["Région"] == "Nord"
+    assert "\x1b" not in done("status", "run")
+
+
+def test_a_form_that_cannot_be_told_is_not_replaced() -> None:
+    done("start", "bare.csv", *OPTIONS)
+    done("next", "run", "-q", "2")
+    Path("run/next.csv").write_text("id,examined,positive\nV01,60,61\n")
+    assert_one_clear_error(survey("next", "run"), "61 positive, but only 60 examined")
+    Path("run/next.csv").write_text("id,examined,positive\n")
+    done("next", "run", "-q", "1")
+
+
+def test_a_workbook_comes_back_as_a_workbook() -> None:
+    small_country().drop(columns=["examined", "positive"]).to_excel("sites.xlsx", index=False)
+    assert "0 surveyed" in done("start", "sites.xlsx", *OPTIONS)
+    assert "run/next.xlsx, run/next.geojson, run/next.kml" in done("next", "run", "-q", "2")
+    table = pd.read_excel("run/next.xlsx")
+    assert {"district", "days"} < set(table)
+    table["examined"], table["positive"] = 60, 6
+    table.to_excel("run/next.xlsx", index=False)
+    assert_one_clear_error(survey("next", "run"), "were not told")
+    assert "2 results new" in done("tell", "run", "run/next.xlsx")
+
+
+def test_people_are_added_up_to_villages() -> None:
+    rows = ["id,lon,lat,RDT"]
+    rows += [
+        f"{row},{30 + row % 12 / 10},{-3 + row % 12 % 5 / 10},{row % 3 // 2}" for row in range(60)
+    ]
+    Path("people.csv").write_text("\n".join(rows))
+    goal = ["--threshold", "0.1", "--out"]
+    result = survey("start", "people.csv", *goal, "each")
+    assert "60 of 60 rows share their position" in " ".join(result.stderr.split())
+    said = done("start", "people.csv", *goal, "run", "--group")
+    assert "60 rows were added up to 12 sites, one for each position." in said
+    assert "'id' (in 12)" in said
+    assert "12, of which 12 surveyed" in said
+    assert "60 examined, 20 positive" in said
+
+
+def test_results_that_are_not_understood_are_not_passed_over() -> None:
+    small_country().rename(columns={"examined": "exam_2015", "positive": "pf15"}).to_csv(
+        "a.csv", index=False
+    )
+    result = survey("start", "a.csv", *OPTIONS)
+    assert "'exam_2015' may be numbers of people, but are not used" in " ".join(
+        result.stderr.split()
+    )
+
+
+def test_texts_of_files_are_printed_without_codes_for_the_terminal() -> None:
+    assert escape("a\x1b[31m\x07\u202eb [red]é\u200d") == "a\\x1b[31m\\x07\\u202eb \\[red]é\u200d"

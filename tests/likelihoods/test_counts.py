@@ -14,7 +14,10 @@ from scipy.stats import betabinom, binom, norm
 from torch import Tensor
 
 from bo_stream import OSVGP, BinomialLikelihood, counts, prevalence
+from bo_stream.likelihoods import counts as counts_module
+from bo_stream.likelihoods.binomial import MOST_EXAMINED, check_counts
 from bo_stream.likelihoods.counts import CountPosterior
+from bo_stream.likelihoods.outliers import Outliers
 from bo_stream.likelihoods.prevalence import PrevalencePosterior
 
 MEAN = torch.tensor([-3.0, 0.2, 1.5], dtype=torch.float64)
@@ -149,3 +152,47 @@ def test_what_cannot_be() -> None:
         counts(model, X, torch.ones(5, 1))
     with pytest.raises(InputDataError, match=r"1 or more examined.*row 0"):
         counts(model, X, 0)
+
+
+def _rate(mean: Tensor, variance: Tensor) -> PrevalencePosterior:
+    normal = MultivariateNormal(mean.squeeze(-1), DiagLinearOperator(variance.squeeze(-1)))
+    return PrevalencePosterior(GPyTorchPosterior(normal))
+
+
+@pytest.mark.parametrize(("concentration", "digits"), [(None, 1e-10), (20.0, 1e-6)])
+@pytest.mark.parametrize("outliers", [0.0, 0.1])
+def test_many_trials_are_as_few(
+    monkeypatch: pytest.MonkeyPatch, concentration: float | None, digits: float, outliers: float
+) -> None:
+    mean = torch.tensor([-6.0, -2.0, 0.5, 4.0], dtype=torch.float64).unsqueeze(-1)
+    variance = torch.tensor([1.0, 0.01, 4.0, 0.5], dtype=torch.float64).unsqueeze(-1)
+    s = None if concentration is None else torch.tensor([[concentration]], dtype=torch.float64)
+    trials = torch.tensor([[40.0], [300.0], [1000.0], [120.0]], dtype=torch.float64)
+    rate = _rate(mean, variance)
+    found = CountPosterior(rate, trials, s, Outliers(outliers, 0.5, 4.0))
+    y = torch.tensor([[0.0], [33.0], [700.0], [120.0]], dtype=torch.float64)
+    listed = found.cdf(y), found.interval(0.95)
+    monkeypatch.setattr(counts_module, "LISTED", 0)
+    torch.testing.assert_close(found.cdf(y), listed[0], rtol=0.0, atol=digits)
+    for many, few in zip(found.interval(0.95), listed[1], strict=True):
+        assert torch.equal(many, few)
+
+
+def test_counts_of_millions_cost_as_those_of_thousands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counts_module, "_tables", lambda *points: pytest.fail("lists all counts"))
+    mean = torch.tensor([[-3.0], [0.0]], dtype=torch.float64)
+    rate = _rate(mean, torch.full_like(mean, 0.25))
+    trials = torch.full_like(mean, MOST_EXAMINED)
+    found = CountPosterior(rate, trials)
+    levels = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    low, high = found.interval(0.95)
+    shares = rate.quantile(levels) * trials
+    torch.testing.assert_close(torch.stack((low, high)), shares, rtol=1e-4, atol=1.0)
+    torch.testing.assert_close(found.cdf(low), torch.full_like(low, 0.025), rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("examined", [MOST_EXAMINED + 1.0, 2.0**60, 1e30, 1e300])
+def test_no_survey_examines_so_many(examined: float) -> None:
+    with pytest.raises(InputDataError, match="at most 10,000,000 examined, more than any survey"):
+        check_counts(torch.tensor([[3.0, examined]], dtype=torch.float64))
+    check_counts(torch.tensor([[3.0, MOST_EXAMINED]], dtype=torch.float64))

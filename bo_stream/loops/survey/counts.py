@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bo_stream.errors import MOST_EXAMINED
+from bo_stream.likelihoods.binomial import MOST_EXAMINED
 from bo_stream.loops.survey.cells import Array, Cells, first
 from bo_stream.loops.survey.columns import required_column
 from bo_stream.loops.survey.settings import SurveySettings

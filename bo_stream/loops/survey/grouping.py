@@ -72,11 +72,12 @@ def _grouped(
     cells: Cells, keys: pd.Index, settings: SurveySettings, what: str
 ) -> tuple[pd.DataFrame, list[str]]:
     number, distinct = pd.factorize(keys)
-    counts = _counts(cells, settings)
+    counts, told = _counts(cells, settings)
+    others = [name for name in cells.names if name not in counts and name != told]
     firsts = pd.Series(range(len(cells))).groupby(number).first().to_numpy()
-    table = cells.table.iloc[firsts].copy()
+    table = cells.table[[name for name in cells.names if name != told]].iloc[firsts].copy()
     differing = []
-    for name in (name for name in cells.names if name not in counts):
+    for name in others:
         texts = pd.Series(cells.texts(name))
         filled = texts != ""
         rows = pd.Series(np.arange(len(cells)))[filled].groupby(number[filled]).first()
@@ -89,7 +90,7 @@ def _grouped(
     for name, values in counts.items():
         sums = pd.Series(values).groupby(number).sum(min_count=1)
         table[name] = sums.to_numpy()
-    said = [f"{len(cells):,} rows were added up to {len(distinct):,} sites, one a {what}."]
+    said = [f"{len(cells):,} rows were added up to {len(distinct):,} sites, one for each {what}."]
     if differing:
         said.append(
             "Where rows of a site differ, the value of the first is kept: "
@@ -98,8 +99,12 @@ def _grouped(
     return table, said
 
 
-def _counts(cells: Cells, settings: SurveySettings) -> dict[str, Array]:
-    """Read people examined and positive of each row, NaN where there is no result, by column."""
+def _counts(cells: Cells, settings: SurveySettings) -> tuple[dict[str, Array], str | None]:
+    """Read people examined and positive of each row, NaN where there is no result, by column.
+
+    Returns:
+        They, and the column of people's results whose place they take, if there is one.
+    """
     names = settings.unclaimed(cells.names)
     given = {role: getattr(settings, role) for role in ("examined", "positive")}
     found = {
@@ -112,10 +117,10 @@ def _counts(cells: Cells, settings: SurveySettings) -> dict[str, Array]:
         read = {e: np.full(len(cells), np.nan), str(p): np.full(len(cells), np.nan)}
         for row, count in counts.items():
             read[e][row], read[str(p)][row] = count.examined, count.positive
-        return read
+        return read, None
     column = p if p is not None else _of_a_person(names, given["positive"], cells.source)
     if column is None:
-        return {}
+        return {}, None
     results = _results(cells, column)
     taken = "examined" in cells.names or given["examined"] not in (None, "examined")
     if taken and given["examined"] is None:
@@ -123,9 +128,10 @@ def _counts(cells: Cells, settings: SurveySettings) -> dict[str, Array]:
             f"{cells.source}: column {column!r} has a result of a person a row, but there is a "
             "column 'examined', too. Say which are meant: --examined NAME --positive NAME."
         )
-    return {given["examined"] or "examined": np.where(np.isnan(results), np.nan, 1.0)} | {
-        column if p is not None else "positive": results
-    }
+    examined = np.where(np.isnan(results), np.nan, 1.0)
+    names_of_counts = given["examined"] or "examined", given["positive"] or "positive"
+    summed = dict(zip(names_of_counts, (examined, results), strict=True))
+    return summed, column if column not in summed else None
 
 
 def _of_a_person(names: list[str], given: str | None, source: str) -> str | None:

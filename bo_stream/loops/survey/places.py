@@ -121,7 +121,7 @@ def _check_degrees(cells: Cells, places: Array, columns: tuple[str, str]) -> Non
         return
     which = int((~_as_degrees(places[row])).argmax())
     longitude, latitude = places[row]
-    lengths = (np.abs(places) > NO_DEGREES).any(axis=1)
+    lengths: Mask = np.asarray((np.abs(places) > NO_DEGREES).any(axis=1))
     if lengths[row] and lengths.mean() >= 0.5:
         units: PositionUnits = "m" if np.abs(places).max() > METRES else "km"
         advice = (

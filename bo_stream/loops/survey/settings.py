@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bo_stream.errors import MOST_EXAMINED, UsageError, check_one_of, check_whole
+from bo_stream.errors import UsageError, check_one_of, check_whole
 from bo_stream.loops.survey.coordinates import POSITION_UNITS, Coordinates, PositionUnits
 
 Goal = Literal["exceedance", "map"]
@@ -104,10 +104,6 @@ class SurveySettings:
         _check_stopping(self.stop_when, self.threshold)
         if self.trials is not None:
             check_whole("trials", self.trials, 1)
-            if self.trials > MOST_EXAMINED:
-                raise UsageError(
-                    f"Expected trials of at most {MOST_EXAMINED:,}, got {self.trials:,}."
-                )
         self._check_columns()
         self._check_money()
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bo_stream.acquisition.criteria import Criterion
 from bo_stream.errors import UsageError, check_whole
+from bo_stream.likelihoods.binomial import MOST_EXAMINED
 from bo_stream.loops.survey.calls import calls_table
 from bo_stream.loops.survey.choice import Choice
 from bo_stream.loops.survey.coordinates import Coordinates
@@ -82,9 +83,13 @@ class Survey:
                 settings, which you wrote.
 
         Raises:
-            UsageError: A fault of the table, named by row and column, or a budget that pays for no
-                site.
+            UsageError: A fault of the table, named by row and column, a budget that pays for no
+                site, or trials beyond what a survey can examine.
         """
+        if settings.trials is not None and settings.trials > MOST_EXAMINED:
+            raise UsageError(
+                f"Expected trials of at most {MOST_EXAMINED:,} people, got {settings.trials:,}."
+            )
         self.table, self.settings = sites, settings
         self.ledger = Ledger() if ledger is None else ledger
         self.cache = ModelCache() if cache is None else cache

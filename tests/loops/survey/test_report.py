@@ -130,14 +130,13 @@ def test_what_looks_odd_is_on_the_page() -> None:
 def test_the_headline_counts_sites_people_and_classes() -> None:
     text = headline(four_sites())
     assert "2 of 4 sites were surveyed: 150 people examined, 15 positive (10 %)" in text
-    assert "above 10 %: 1 site (25 %)" in text
-    assert "below: 1 site (25 %)" in text
+    assert "90 % sure or more: above 10 % 1 site (25 %), below it 1 site (25 %)" in text
     assert "uncertain: 2 sites (50 %)" in text
 
 
 def test_the_headline_and_the_map_say_what_a_missed_site_costs() -> None:
     dear = findings(predictions=four_sites().predictions, miss_cost=3.0, calls=(0.13, 0.44))
-    assert "90 % or more, a missed site counted 3 times a false alarm, above 10 %" in headline(dear)
+    assert "called today (a missed site counts as 3 false alarms), about" in headline(dear)
     assert "a missed site" not in headline(four_sites())
     page = Seen(survey_page(findings(miss_cost=3.0, calls=(0.13, 0.44)), TODAY)).text
     assert "with a probability of 44 % or more. Below: of 13 % or less" in page

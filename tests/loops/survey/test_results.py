@@ -160,3 +160,71 @@ def test_a_covariate_in_another_unit_is_remarked_on(
     table = results(site=["V001", "Zomba", "V006"], **{**ELSEWHERE, "rain": new})
     reading = ResultsTable.of(table, SETTINGS, sites, KNOWN, "may.csv")
     assert any("in the same unit?" in text for text in reading.warnings) == odd
+
+
+def zeros(ids: list[str], **columns: object) -> ResultsTable:
+    listed = villages().assign(village=[f"{row:03d}" for row in range(39)] + ["7"])
+    sites = SurveySites.of(listed, SETTINGS)
+    table = pd.DataFrame({"id": ids, "examined": 50, "positive": 3, **columns})
+    table = table.set_index(pd.RangeIndex(2, len(table) + 2, name="row"))
+    return ResultsTable.of(table, SETTINGS, sites, {}, "may.csv")
+
+
+def test_ids_without_their_zeros_are_those_of_the_list() -> None:
+    read = zeros(["12", "3.0", "1e1", "038"])
+    assert list(read.counts) == ["012", "003", "010", "038"]
+    assert read.places == {}
+    (remark,) = read.remarks
+    assert "'12' is '012', '3' is '003', '1e1' is '010'" in remark
+    place = SITES.X[[12], :2].tolist()[0]
+    elsewhere = {"rain": 600.0, "night_lights": 1.0, "lon": place[0], "lat": place[1]}
+    assert zeros(["12"], **elsewhere).places == {}  # no new site at its position
+
+
+def test_an_id_that_could_be_two_is_asked_for() -> None:
+    with pytest.raises(UsageError, match=r"row 3 .*id '7' could be '007' or '7' of the list"):
+        zeros(["12", "7"])
+    assert list(zeros(["012", "7"]).counts) == ["012", "7"]  # zeros are kept in this table
+    assert list(zeros(["007"]).counts) == ["007"]
+    for row, site in ((7, "007"), (39, "7")):
+        place = SITES.X[[row], :2].tolist()[0]
+        assert list(zeros(["7"], longitude=place[0], latitude=place[1]).counts) == [site]
+    notes = SurveySites.of(villages().assign(village=["7", "07", *range(100, 138)]), SETTINGS).notes
+    assert (
+        "row 0 (id 7) and row 1 (id 07) have ids that are one number to a spreadsheet" in notes[0]
+    )
+
+
+def test_an_id_that_became_a_date_is_no_new_site() -> None:
+    place = SITES.X[[6], :2].tolist()[0]
+    table = results(site=["V001", "V005", "01-Feb"], **{**ELSEWHERE, "lon": place[0]})
+    table["lat"] = place[1]
+    table.loc[2, "site"], table.loc[3, "site"] = "V006", "V007"
+    with pytest.raises(
+        UsageError, match=r"row 4 \(id 01-Feb\).* not in the list, but is where 'V006'"
+    ):
+        read(table)
+
+
+@pytest.mark.parametrize(
+    ("site", "hint"), [("99999", ""), ("V041", ""), ("v 005", "V005"), ("V0o5", "V005")]
+)
+def test_only_an_id_that_may_be_meant_is_suggested(site: str, hint: str) -> None:
+    with pytest.raises(UsageError, match="there is no site") as error:
+        read(results(site=["V001", site, "V006"]))
+    assert ("Is it" in str(error.value)) == bool(hint)
+    assert f"Is it {hint!r}?" in str(error.value) or not hint
+
+
+def test_columns_that_are_not_used_are_said() -> None:
+    found = told(results(teacher="Ada", rain=3))
+    assert found.remarks == ("Columns not used: 'teacher'.",)
+    assert told(results(Lat=SITES.X[1, 1].item())).remarks == ()
+
+
+@pytest.mark.parametrize("examined", ["1e9", str(2**60), "1e30", "1e300"])
+def test_impossible_counts_are_refused(examined: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"row 3 \(id V005\), column 'n': expected at most 10,000,000"
+    ):
+        read(results(n=["50", examined, "50"]))

@@ -248,3 +248,8 @@ def test_when_no_site_is_left() -> None:
     few.tell(results_of(TWELVE[4:], 12))
     table = few.forecast(2, 2)
     assert (table["sites"].tolist(), table["total"].isna().tolist()) == ([0], [True])
+
+
+def test_no_survey_expects_so_many_people() -> None:
+    with pytest.raises(UsageError, match="Expected trials of at most 10,000,000 people, got 1,000"):
+        Survey(villages(), replace(SETTINGS, trials=10**30))
