@@ -19,8 +19,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
+from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.mapping import Kilometres
 
 Array = NDArray[np.float64]
