@@ -27,9 +27,10 @@ from ax.utils.common.serialization import serialize_init_args
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.models.model import Model
+from gpytorch.kernels import Kernel
 
 import bo_stream
-from bo_stream import DirichletWISKI
+from bo_stream import DirichletWISKI, ProductMatern
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax.acquisition import StreamAcquisition
 from bo_stream.ax.generator import StreamGenerators
@@ -159,6 +160,7 @@ def register() -> None:
     for base, kinds in (
         (Model, STORED_MODELS),
         (AcquisitionFunction, STORED_ACQUISITIONS),
+        (Kernel, (ProductMatern,)),
         (Acquisition, (StreamAcquisition, PoolAcquisition)),
     ):
         for kind in kinds:

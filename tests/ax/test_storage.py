@@ -11,8 +11,11 @@ import pandas as pd
 import pytest
 from ax.api.client import Client
 from ax.core.data import Data
+from ax.generators.torch.botorch_modular.surrogate import ModelConfig
+from ax.storage.json_store.decoder import object_from_json
+from ax.storage.json_store.encoder import object_to_json
 
-from bo_stream import OSGPR, QSGP, QSRVM, DecoupledGP, describe_file
+from bo_stream import OSGPR, QSGP, QSRVM, WISKI, DecoupledGP, ProductMatern, describe_file
 from bo_stream.ax import load_snapshot, save_snapshot
 from bo_stream.ax.storage import data_as_json, frame_as_json
 from tests.ax.experiments import (
@@ -229,3 +232,9 @@ def test_a_model_that_had_bounds_hands_over_where_it_would_have(tmp_path: Path) 
     assert theirs.num_observations == ours.num_observations == 5
     assert (theirs.families, theirs.max_exact) == (ours.families, ours.max_exact)
     assert "WISKI" in ours.families
+
+
+def test_a_product_kernel_is_stored_in_a_surrogate_of_ax_s_own() -> None:
+    config = ModelConfig(botorch_model_class=WISKI, covar_module_class=ProductMatern)
+    stored = json.loads(json.dumps(object_to_json(config)))
+    assert object_from_json(stored).covar_module_class is ProductMatern

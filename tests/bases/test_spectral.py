@@ -199,3 +199,12 @@ class TestUnknown:
 
         with pytest.raises(UnsupportedError, match="Other: its spectral measure"):
             drawn(Other(), 1)
+
+
+@pytest.mark.parametrize("nu", [0.5, 1.5, 2.5])
+def test_frequencies_of_a_product_have_its_characteristic_function(nu: float) -> None:
+    kernel, T = spread(ProductMatern(nu, ard_num_dims=DIM)), points(6)
+    functions = drawn(kernel, 200)
+    waves = (functions.frequencies.flatten(0, -2) @ T.mT).cos()
+    expected = kernel(T, torch.zeros(1, DIM).double()).to_dense().squeeze(-1)
+    assert bool(((waves.mean(0) - expected).abs() < 5.0 / len(waves) ** 0.5).all())
