@@ -186,7 +186,10 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     ("args", "message"),
     [
         (["none.npz"], "No such file: none.npz"),
-        (["text.csv", "--x", "a", "--y", "b"], "text.csv has no column 'a', which --x names. Its columns:"),
+        (
+            ["text.csv", "--x", "a", "--y", "b"],
+            "text.csv has no column 'a', which --x names. Its columns:",
+        ),
         (["text.csv"], "Say which columns of text.csv are inputs"),
         (["text.npz"], "text.npz is no .npz file of plain arrays"),
         (["map.npz", "--x", "height"], "map.npz has no column 'height'. Its columns: lon, lat"),

@@ -35,7 +35,7 @@ _ATTRIBUTE = "format"
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _BLANK_START = re.compile(r"(?:[ \t]*(?:\r\n|\r|\n))*")
-_HINT = re.compile(r'"?sep=(.)"?[ \t]*(?:\r\n|\r|\n)', re.IGNORECASE)
+_HINT = re.compile(r'"?sep=([,;\t|])"?[ \t]*(?:\r\n|\r|\n)', re.IGNORECASE)
 SUFFIXES = (".csv", ".tsv", ".txt", ".xlsx", ".parquet")
 
 _NUMBER = re.compile(r"-?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][+-]?\d+)?")
@@ -103,14 +103,15 @@ class TableFormat:
         rows = [[str(name) for name in table.columns], *map(list, zip(*columns, strict=True))]
         if self.suffix == ".xlsx":
             return _workbook(rows)
-        lines = (self.separator.join(map(self._cell, row)) for row in rows)
+        alone = len(columns) == 1  # no separator tells which one it is
+        lines = (self.separator.join(self._cell(value, alone) for value in row) for row in rows)
         text = "".join(line + self.newline for line in lines)
         try:
             return text.encode(self.encoding)
         except UnicodeEncodeError:
             return text.encode("utf-8-sig", "replace")
 
-    def _cell(self, value: Any) -> str:
+    def _cell(self, value: Any, alone: bool) -> str:
         """Write a cell of a text file."""
         if value is None:
             return ""
@@ -121,7 +122,7 @@ class TableFormat:
         else:
             text = f"'{value}" if _is_formula(str(value)) else str(value)
         # Other separators, too, or the one of the header could be taken for them.
-        marks = self.separator if _NUMBER.fullmatch(text) else "".join(SEPARATORS)
+        marks = "" if _NUMBER.fullmatch(text) and not alone else "".join(SEPARATORS)
         if any(mark in text for mark in marks + self.separator) or re.search(
             r'^\s|\s$|["\r\n]', text
         ):
@@ -222,7 +223,6 @@ def _read_text(path: Path) -> tuple[pd.DataFrame, TableFormat]:
             keep_default_na=False,
             skip_blank_lines=False,
             skipinitialspace=True,
-            quotechar='"' if separator != '"' else "'",
         ).fillna("")
     except ValueError as error:
         raise UsageError(_fault(path, separator, blank, error)) from error
