@@ -53,8 +53,8 @@ def test_the_installed_command_compares_designs_and_goes_on() -> None:
 
     refused = replay("last.csv", *OPTIONS, "--out", "r")
     assert_one_clear_error(refused, "r holds a run already. Go on with it by --resume")
-    changed = replay("last.csv", "--out", "r", "--resume", "--miss-cost", "2")
-    assert_one_clear_error(changed, "The run began with --miss-cost 1.0, got 2.0")
+    changed = replay("last.csv", "--out", "r", "--resume", "--miss-cost", "3")
+    assert_one_clear_error(changed, "The run began with --miss-cost 2.0, got 3.0")
     fewer = replay("last.csv", "--out", "r", "--resume", "--quota", "north=2")
     assert_one_clear_error(fewer, "The run began with --quota {}")
     before = scores

@@ -26,6 +26,7 @@ from bo_stream.loops.survey.report import (
     outlook,
     survey_page,
 )
+from bo_stream.loops.survey.stopping import Stopping
 from bo_stream.loops.survey.words import per_cent
 from tests.browser import browser_tab
 from tests.loops.survey.surveys import findings
@@ -136,13 +137,22 @@ def test_the_headline_counts_sites_people_and_classes() -> None:
 
 def test_the_headline_and_the_map_say_what_a_missed_site_costs() -> None:
     dear = findings(predictions=four_sites().predictions, miss_cost=3.0, calls=(0.13, 0.44))
-    assert "called today (a missed site counts as 3 false alarms), about" in headline(dear)
+    assert "had to be called today (a missed site counts as 3 false alarms)" in headline(dear)
     assert "a missed site" not in headline(four_sites())
     page = Seen(survey_page(findings(miss_cost=3.0, calls=(0.13, 0.44)), TODAY)).text
     assert "with a probability of 44 % or more. Below: of 13 % or less" in page
 
 
-def test_expected_errors_are_those_of_the_likelier_side() -> None:
+def test_the_page_says_when_the_survey_may_end() -> None:
+    rule = Stopping(0.05, (0.2, 0.1, 0.04), 0)
+    page = Seen(survey_page(findings(stopping=rule), TODAY)).text
+    assert rule.in_words() in page
+    assert "Stopping rule" not in Seen(survey_page(findings(), TODAY)).text
+    assert "surely" not in page
+    assert "above 10 %, 90 % sure" in page
+
+
+def test_expected_errors_are_those_of_the_cheaper_call() -> None:
     assert four_sites().expected_errors() == pytest.approx(0.02 + 0.03 + 0.4 + 0.45)
 
 
