@@ -137,7 +137,7 @@ def test_the_headline_counts_sites_people_and_classes() -> None:
 
 def test_the_headline_and_the_map_say_what_a_missed_site_costs() -> None:
     dear = findings(predictions=four_sites().predictions, miss_cost=3.0, calls=(0.13, 0.44))
-    assert "called today (a missed site counts as 3 false alarms), about" in headline(dear)
+    assert "had to be called today (a missed site counts as 3 false alarms)" in headline(dear)
     assert "a missed site" not in headline(four_sites())
     page = Seen(survey_page(findings(miss_cost=3.0, calls=(0.13, 0.44)), TODAY)).text
     assert "with a probability of 44 % or more. Below: of 13 % or less" in page
