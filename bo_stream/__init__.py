@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from bo_stream.models.wiski.wiski import WISKI
     from bo_stream.recommendation.recommend import recommend
     from bo_stream.storage.archive import describe_file
-    from bo_stream.warnings import CoarsePointsWarning, ProjectionWarning
+    from bo_stream.warnings import CoarsePointsWarning, ProjectionWarning, ShortTrainingWarning
 
 __version__ = version("bo-stream")
 
@@ -90,6 +90,7 @@ __all__ = [
     "PrevalencePosterior",
     "ProjectionWarning",
     "RandomProjection",
+    "ShortTrainingWarning",
     "SiteConstraints",
     "TargetedVariance",
     "__version__",
@@ -144,7 +145,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "likelihoods.prevalence": ("PrevalencePosterior", "prevalence"),
     "models.inducing.osgpr": ("OSGPR",),
     "models.inducing.osvgp": ("OSVGP",),
-    "warnings": ("CoarsePointsWarning", "ProjectionWarning"),
+    "warnings": ("CoarsePointsWarning", "ProjectionWarning", "ShortTrainingWarning"),
     "models.quadruply_stochastic.qsgp": ("QSGP",),
     "models.quadruply_stochastic.qsrvm": ("QSRVM",),
     "models.wiski.resolution": ("GridResolutionWarning",),

@@ -77,6 +77,10 @@ class Inference(ABC, Generic[M, C]):
     noise_varies: ClassVar[bool] = False
     """Whether the noise variance depends on the inputs, and is learned where it is not known."""
 
+    restarts: ClassVar[bool] = True
+    """Whether a refit may begin anywhere: the objective depends on hyperparameters and data alone,
+    not on variational parameters or features that were learned for the present values."""
+
     @abstractmethod
     def observe(
         self, memory: M, cache: C | None, data: Observations, prior: Prior

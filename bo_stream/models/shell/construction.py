@@ -39,6 +39,7 @@ from bo_stream.models.input_transforms import (
 )
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes, first_totals
 from bo_stream.models.outcomes.transform import OutcomeChain
+from bo_stream.models.shell.fitting import hyperparameters
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
@@ -168,6 +169,8 @@ def standardize_first(model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | N
     model.to(X)
     totals = first_totals(targets, model._units.shift)
     model._standardize_by(totals)
+    if model._inference.restarts and "stem" not in model._modules:
+        model._first_values = hyperparameters(model)
     fixed = isinstance(model.likelihood, FixedNoiseGaussianLikelihood)
     model._units = model._units.begun(totals, model.outcome_scale(), zeros_apart=fixed)
 
