@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+
 import torch
 from botorch.exceptions.errors import InputDataError
 from botorch.models.transforms.input import InputTransform

@@ -384,8 +384,8 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     def _begun(self, memory: Memory, prior: Prior, budget: Budget) -> Memory:
         """Learn hyperparameters by an exact process, and begin the weights anew, the first time.
 
-        Of a limited budget the search takes at most ``SEARCH_SHARE``; where nothing is left, nothing
-        is begun.
+        Of a limited budget the search takes at most ``SEARCH_SHARE``; where nothing is left,
+        nothing is begun.
         """
         if memory.begun:
             return memory

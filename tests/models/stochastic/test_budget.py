@@ -47,7 +47,7 @@ def test_no_budget_leaves_a_model_as_it_was(kind: str) -> None:
     before = state(model)
     with pytest.warns(ShortTrainingWarning, match="No step was taken in 0 s"):
         done = model.fit(seconds=0.0, progress=False)
-    assert done.steps == 0 and done.is_kept
+    assert (done.steps, done.is_kept) == (0, True)
     assert all(map(torch.equal, state(model), before))
     assert not model._memory.begun
 
@@ -68,7 +68,7 @@ def test_a_start_without_a_step_is_undone_where_it_predicts_worse() -> None:
     before = state(model)
     with pytest.warns(ShortTrainingWarning, match="too few"):
         done = model.fit(seconds=6.0, progress=False)
-    assert done.steps == 0 and not done.is_kept
+    assert (done.steps, done.is_kept) == (0, False)
     assert all(map(torch.equal, state(model), before))
     assert not model._memory.begun
 
@@ -79,7 +79,8 @@ def test_says_what_the_time_went_into() -> None:
     assert done.steps == 30
     assert min(done.start, done.stepping, done.final) > 0.0
     assert done.start + done.stepping + done.final == pytest.approx(done.seconds)
-    assert done.coverage is not None and 0.0 <= done.coverage <= 1.0
+    assert done.coverage is not None
+    assert 0.0 <= done.coverage <= 1.0
 
 
 @pytest.mark.usefixtures("clock")
