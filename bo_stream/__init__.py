@@ -51,7 +51,12 @@ if TYPE_CHECKING:
     from bo_stream.models.wiski.wiski import WISKI
     from bo_stream.recommendation.recommend import recommend
     from bo_stream.storage.archive import describe_file
-    from bo_stream.warnings import CoarsePointsWarning, ProductKernelWarning, ProjectionWarning
+    from bo_stream.warnings import (
+        CoarsePointsWarning,
+        ProductKernelWarning,
+        ProjectionWarning,
+        ShortTrainingWarning,
+    )
 
 __version__ = version("bo-stream")
 
@@ -93,6 +98,7 @@ __all__ = [
     "ProductMatern",
     "ProjectionWarning",
     "RandomProjection",
+    "ShortTrainingWarning",
     "SiteConstraints",
     "TargetedVariance",
     "__version__",
@@ -147,7 +153,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "likelihoods.prevalence": ("PrevalencePosterior", "prevalence"),
     "models.inducing.osgpr": ("OSGPR",),
     "models.inducing.osvgp": ("OSVGP",),
-    "warnings": ("CoarsePointsWarning", "ProductKernelWarning", "ProjectionWarning"),
+    "warnings": (
+        "CoarsePointsWarning",
+        "ProductKernelWarning",
+        "ProjectionWarning",
+        "ShortTrainingWarning",
+    ),
     "models.quadruply_stochastic.qsgp": ("QSGP",),
     "models.quadruply_stochastic.qsrvm": ("QSRVM",),
     "models.wiski.resolution": ("GridResolutionWarning",),

@@ -64,6 +64,10 @@ class CoarsePointsWarning(BotorchWarning):
     """Inducing points, centres, grid nodes or features miss more than the noise hides."""
 
 
+class ShortTrainingWarning(BotorchWarning):
+    """A training was cut short, or its model has not come far: see what ``fit`` returned."""
+
+
 def warn_of_coarse_points(ratio: float, points: int, max_points: int) -> None:
     """Warn with what there is to do.
 

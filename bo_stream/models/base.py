@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -78,6 +79,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _latest: LatestInputs = LatestInputs()
     _numerical_log: NumericalLog = ()
     _said: tuple[str, ...] = ()  # plain values, which a saved model may hold
+    _first_values: Mapping[str, Tensor] = MappingProxyType(
+        {}
+    )  # of hyperparameters; a refit's start
     _is_fitting: bool = False
     _outcomes_argument: ClassVar[str] = "train_Y"  # of the constructor
     _has_transformed_inputs: bool = True  # whoever asks is sent to _original_train_inputs

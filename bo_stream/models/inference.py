@@ -84,6 +84,10 @@ class Inference(ABC, Generic[M, C]):
     least_noise: ClassVar[float] = LEAST_NOISE
     """Smallest positive known noise variance that is solved for, in parts of the outcomes'."""
 
+    restarts: ClassVar[bool] = True
+    """Whether a refit may begin anywhere: the objective depends on hyperparameters and data alone,
+    not on variational parameters or features that were learned for the present values."""
+
     @abstractmethod
     def observe(
         self, memory: M, cache: C | None, data: Observations, prior: Prior

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal, Self, get_args
 
 import torch
-from botorch.exceptions.errors import UnsupportedError
+from botorch.exceptions.errors import ModelFittingError, UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from gpytorch.kernels import Kernel
@@ -28,6 +28,7 @@ from bo_stream.models.decoupled.memory import DecoupledMemory
 from bo_stream.models.outcomes.counts import latent_columns, outcomes_of
 from bo_stream.models.outcomes.likelihood import check_transform
 from bo_stream.models.shell.construction import latent_kernel
+from bo_stream.models.stochastic.budget import Before, Budget, judged, judgement_said
 from bo_stream.models.stochastic.replay import build_from
 from bo_stream.models.stochastic.start import guess
 from bo_stream.models.stochastic.training import Training, check_limits, train
@@ -234,11 +235,14 @@ class DecoupledGP(StreamingGP):
         everything once. [Cheng2017, algorithm 1] Ctrl-C leaves a model that can be used.
 
         The first call, of a model that has taken fewer than 100 steps, learns hyperparameters by an
-        exact GP of ``initial_points`` observations, and begins anew with them.
+        exact GP of ``initial_points`` observations, and begins anew with them. Where the model then
+        predicts rows that no step has drawn worse than before the call, by their log predictive
+        density, it goes back to what it was.
 
         Args:
             steps: Most steps; where neither limit is given 2000.
-            seconds: Begin no step after so many.
+            seconds: Begin no step after so many, counted from the call; the search for first
+                hyperparameters takes at most half of them.
             settle: Whether all rates fall linearly to zero over the last quarter of the limit, so
                 that the model ends without the noise of minibatches and of Adam, which near an
                 optimum takes a far step now and then. For the last call of a training: of two that
@@ -246,7 +250,8 @@ class DecoupledGP(StreamingGP):
             progress: Whether to draw a bar on a terminal.
 
         Returns:
-            What was done, with the trace of the bound.
+            What was done, with the trace of the bound, and what the time went into. A
+            ``ShortTrainingWarning`` says where it has not come far.
 
         Raises:
             InputDataError: There are no observations.
@@ -258,25 +263,57 @@ class DecoupledGP(StreamingGP):
         inference = self._inference
         inference.check_observed(self._memory)
         check_limits(steps, seconds)
-        started = time.monotonic()
-        self._set_memory(inference.begun(self._memory, self._prior, progress))
+        collective = self._memory.replay.collective
+        budget = Budget(seconds, collective)
+        before = self._begun(budget, progress)
         learner = inference.learner(self._memory, self._prior, growing=True)
         try:
-            return train(
+            training = train(
                 learner,
                 steps,
                 seconds,
                 progress=progress,
-                started=started,
-                collective=self._memory.replay.collective,
+                started=budget.began,
+                collective=collective,
                 before_step=learner.settle if settle else None,
             )
-        finally:
+        except ModelFittingError:
             self._adopt(learner)
+            self._judged(Training(0, 0.0, ()), before)
+            raise
+        except BaseException:
+            self._adopt(learner)
+            raise
+        self._adopt(learner)
+        return judgement_said(self._judged(training, before), seconds)
 
     def _adopt(self, learner: DecoupledLearner) -> None:
         self._prior.take_over(learner.hyper)
         self._set_memory(learner.memory)
+
+    def _begun(self, budget: Budget, progress: bool) -> Before:
+        """Begin a training, and return what it is judged by."""
+        inference, memory, prior = self._inference, self._memory, self._prior
+        rows = inference.judged_rows(memory, prior)
+        starts = budget.seconds is not None and not memory.begun
+        scores = inference.scores(rows, memory, prior) if starts else None
+        before = Before(memory, prior.copied(), rows, scores)
+        self._set_memory(inference.begun(memory, prior, budget, progress))
+        return before
+
+    def _judged(self, training: Training, before: Before) -> Training:
+        """Predict rows that no step has drawn; go back where the model has become worse."""
+        inference, memory, ended = self._inference, self._memory, time.monotonic()
+        size, seed = inference.schedule.size(memory.replay.held), inference.schedule.seed
+        steps = range(before.memory.steps, memory.steps)
+        free = before.rows.undrawn(memory.replay, size, seed, steps)
+        scores = inference.scores(before.rows, memory, self._prior)
+        training = judged(training, before.scores, scores, free)
+        if not training.is_kept:
+            self._prior.take_over(before.hyper)
+            self._set_memory(before.memory)
+        final = time.monotonic() - ended
+        return replace(training, seconds=training.seconds + final, final=final)
 
     def fit_collapsed(
         self, evaluations: int = 20, seconds: float | None = None, *, progress: bool = True
@@ -294,7 +331,7 @@ class DecoupledGP(StreamingGP):
 
         Args:
             evaluations: Most values of the bound.
-            seconds: Begin no evaluation after so many.
+            seconds: Begin no evaluation after so many, counted from the call.
             progress: Whether to draw a bar on a terminal.
 
         Returns:
@@ -318,13 +355,16 @@ class DecoupledGP(StreamingGP):
         inference.check_observed(self._memory)
         checked_number("evaluations", evaluations)
         check_limits(None, seconds)
-        started = time.monotonic()
-        self._set_memory(inference.begun(self._memory, prior, progress))
-        self._set_memory(inference.with_all_functions(self._memory, prior))
-        limits = evaluations, seconds, started
-        memory, training = inference.collapsed(self._memory, prior, limits, progress)
-        self._set_memory(memory)
-        return training
+        budget = Budget(seconds, self._memory.replay.collective)
+        before = self._begun(budget, progress)
+        if budget.left() == 0.0:
+            training = Training(0, time.monotonic() - budget.began, ())
+        else:
+            self._set_memory(inference.with_all_functions(self._memory, prior))
+            limits = evaluations, seconds, budget.began
+            memory, training = inference.collapsed(self._memory, prior, limits, progress)
+            self._set_memory(memory)
+        return judgement_said(self._judged(training, before), seconds)
 
     def optimize_posterior(self, rounds: int = 1, *, progress: bool = True) -> Self:
         """Let the mean and the variance be the best for all data that are held, in place.

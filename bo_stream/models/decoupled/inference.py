@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Literal, NoReturn, get_args
+from typing import ClassVar, Literal, NoReturn, get_args
 
 import torch
 from botorch.exceptions.errors import InputDataError, ModelFittingError, UnsupportedError
@@ -41,6 +41,7 @@ from bo_stream.models.decoupled.posterior import (
 from bo_stream.models.inference import Inference, KeptProcess
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Hyperparameters, Prior
+from bo_stream.models.stochastic.budget import SEARCH_SHARE, START_SHARE, Budget, JudgedRows, Scores
 from bo_stream.models.stochastic.replay import ROWS, Batch, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import (
     agree,
@@ -87,6 +88,8 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         max_rows: Most observations to hold.
         initial_points: Of the exact process before the first step of a fit; 0: none.
     """
+
+    restarts: ClassVar[bool] = False
 
     growth: Growth
     schedule: Schedule
@@ -292,10 +295,13 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
                 "train_Y, or update the model first."
             )
 
-    def begun(self, memory: DecoupledMemory, prior: Prior, progress: bool) -> DecoupledMemory:
+    def begun(
+        self, memory: DecoupledMemory, prior: Prior, budget: Budget, progress: bool
+    ) -> DecoupledMemory:
         """Begin with the hyperparameters of an exact process, where little was learned before.
 
-        The functions stay, but are known nothing of then.
+        The functions stay, but are known nothing of then. Of a limited budget the search takes at
+        most ``SEARCH_SHARE``; where nothing is left, nothing is begun.
 
         Raises:
             ValueError: Fewer observations are held than ``batch_size``.
@@ -306,12 +312,14 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         replay.draw(schedule.size(replay.held), generator_at(schedule.seed, BEFORE_STEPS))
         learns = schedule.learning_rate > 0.0 and len(hyper.moving) > 0
         if learns and self.initial_points > 0 and replay.held > 1 and memory.steps < YOUNG:
+            if budget.left(SEARCH_SHARE) == 0.0:
+                return memory
             with waiting("an exact GP of some observations", progress):
-                memory = self._with_first_hyperparameters(memory, prior, hyper)
+                memory = self._with_first_hyperparameters(memory, prior, hyper, budget)
         return replace(memory, begun=True)
 
     def _with_first_hyperparameters(
-        self, memory: DecoupledMemory, prior: Prior, hyper: Hyperparameters
+        self, memory: DecoupledMemory, prior: Prior, hyper: Hyperparameters, budget: Budget
     ) -> DecoupledMemory:
         """Learn hyperparameters by an exact process of few data, scales then for a sparse one.
 
@@ -325,15 +333,27 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         )
         modules = hyper.covar_module, hyper.mean_module, hyper.likelihood
         try:
-            learn_first_hyperparameters(*modules, few, FIRST_STEPS)
+            learn_first_hyperparameters(*modules, few, FIRST_STEPS, budget.left(SEARCH_SHARE))
         except ModelFittingError as error:
             message = f"Lengthscales begin by the median trick: an exact GP failed: {error}"
             warnings.warn(message, BotorchWarning, stacklevel=2)
-        set_scales(hyper, more, self.growth.span, self.growth.covariance, replay.count)
+        if budget.left(START_SHARE) != 0.0:
+            set_scales(hyper, more, self.growth.span, self.growth.covariance, replay.count)
         agree(modules, replay.collective)
         prior.take_over(hyper)
         posterior = self._anew(memory.posterior, hyper.covar_module)
         return replace(memory, posterior=posterior, hyper_moments=None, variational_moments=None)
+
+    def judged_rows(self, memory: DecoupledMemory, prior: Prior) -> JudgedRows:
+        """Draw the rows by which a training is judged."""
+        return JudgedRows.of(memory.replay, prior, self.schedule.seed)
+
+    @torch.no_grad()
+    def scores(self, rows: JudgedRows, memory: DecoupledMemory, prior: Prior) -> Scores:
+        """Predict rows by the posterior as it is. Cost O(n (M_α d + S M_β) + M_α S d + S³)."""
+        hyper = _shared(prior)
+        process = self._process(memory.posterior, prior)
+        return rows.scores(process, hyper.likelihood, prior.num_outputs)
 
     def with_all_functions(self, memory: DecoupledMemory, prior: Prior) -> DecoupledMemory:
         """Let observations become functions, up to the caps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ MOST_RESIDUAL = 3.0
 @dataclass(frozen=True)
 class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
     """Weights of the features φ have the prior N(0, s² I); given the network all is conjugate."""
+
+    restarts: ClassVar[bool] = False
 
     def observe(
         self, memory: LastLayerMemory, cache: Cached, data: Observations, prior: Prior

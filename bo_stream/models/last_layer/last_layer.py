@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from botorch.exceptions.errors import InputDataError
 from botorch.models.transforms.input import InputTransform
@@ -161,6 +163,7 @@ class BayesianLastLayer(StreamingGP):
             ValueError: A limit or the rate is negative, or the batch size not positive.
         """
         self._check_not_conditioned("fit")
+        began = time.monotonic()
         batch_size = checked_number("batch_size", batch_size)
         if self.num_rows == 0:
             raise InputDataError(
@@ -171,6 +174,6 @@ class BayesianLastLayer(StreamingGP):
         try:
             with torch.enable_grad():
                 learner = LayerSteps(self._memory, self._prior, learning_rate, batch_size, seed)
-                return train(learner, steps, seconds, progress=progress)
+                return train(learner, steps, seconds, progress=progress, started=began)
         finally:
             self.eval()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
@@ -43,15 +44,27 @@ from bo_stream.models.quadruply_stochastic.memory import (
     proposition_1,
 )
 from bo_stream.models.quadruply_stochastic.steps import (
+    BATCH_SIZE,
     SampledGradient,
     Steps,
     drawn_functions,
     log_precision,
 )
 from bo_stream.models.shell.construction import latent_kernel
+from bo_stream.models.stochastic.budget import (
+    JUDGED,
+    LEAST_JUDGED,
+    SEARCH_SHARE,
+    Before,
+    Budget,
+    JudgedRows,
+    Scores,
+    judged,
+    judgement_said,
+)
 from bo_stream.models.stochastic.replay import Batch, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import agree, learn_first_hyperparameters
-from bo_stream.models.stochastic.training import Training, train
+from bo_stream.models.stochastic.training import Training, check_limits, train
 from bo_stream.process.process import PosteriorProcess
 from bo_stream.tensors import is_same, state_of
 
@@ -66,6 +79,9 @@ _FIRST_ROWS = 64
 """Inputs at which functions are squared for a first guess."""
 
 _PART = 4096
+
+_JUDGING_STEPS = 5
+"""Steps whose cost the prediction of the rows that judge a training may have."""
 
 Memory = QuadruplyStochasticMemory
 
@@ -83,6 +99,8 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         empirical_bayes: Whether a fit learns hyperparameters.
         relevance: Whether each weight has a prior precision of its own, which steps learn.
     """
+
+    restarts: ClassVar[bool] = False
 
     schedule: Schedule
     columns: int
@@ -304,16 +322,51 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         if memory.replay.count == 0:
             raise InputDataError("Expected data to fit, got an empty stream: call update first.")
         self._check_sizes(memory)
-        memory = self._begun(memory, prior)
+        check_limits(steps, seconds)
+        collective = memory.replay.collective
+        budget = Budget(seconds, collective)
+        rows = self._judged_rows(memory, prior)
+        starts = seconds is not None and not memory.begun
+        scores = self._scores(rows, memory, prior) if starts else None
+        before = Before(memory, prior.copied(), rows, scores)
+        memory = self._begun(memory, prior, budget)
         keep(memory)
         memory = self._supported(memory, prior)
         learner = self.learner(memory, prior, self.empirical_bayes, exact=True)
+        began = budget.began
+        first, training = learner.num_steps, Training(0, 0.0, ())
         try:
-            limits, collective = (steps, seconds), memory.replay.collective
-            return train(learner, *limits, progress=progress, collective=collective)
+            training = train(
+                learner, steps, seconds, progress=progress, started=began, collective=collective
+            )
         finally:
             prior.take_over(learner.hyper)
-            keep(replace(memory, progress=replace(learner.progress, moments=learner.moments)))
+            memory = replace(memory, progress=replace(learner.progress, moments=learner.moments))
+            keep(memory)
+        ended = time.monotonic()
+        steps_taken = range(first, learner.num_steps)
+        free = rows.undrawn(memory.replay, learner.rows, self.schedule.seed, steps_taken)
+        training = judged(training, scores, self._scores(rows, memory, prior), free)
+        if not training.is_kept:
+            prior.take_over(before.hyper)
+            keep(before.memory)
+        final = time.monotonic() - ended
+        return judgement_said(
+            replace(training, seconds=training.seconds + final, final=final), seconds
+        )
+
+    def _judged_rows(self, memory: Memory, prior: Prior) -> JudgedRows:
+        """Draw rows to judge a training by, whose prediction costs some steps."""
+        schedule, size = self.schedule, memory.progress.coefficients.shape[1]
+        step = (schedule.batch_size or BATCH_SIZE) * drawn_functions(schedule, size)
+        most = max(min(JUDGED, _JUDGING_STEPS * step // max(size, 1)), LEAST_JUDGED)
+        return JudgedRows.of(memory.replay, prior, schedule.seed, most)
+
+    @torch.no_grad()
+    def _scores(self, rows: JudgedRows, memory: Memory, prior: Prior) -> Scores:
+        """Predict rows by the weights as they are. Cost O(n p)."""
+        process = self._weighted(memory, prior, prior.kernel, prior.mean)
+        return rows.scores(process, prior.likelihood, prior.num_outputs)
 
     def _check_sizes(self, memory: Memory) -> None:
         """Check that there are as many data and functions as a step draws."""
@@ -328,14 +381,21 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
                     f"got {asked}."
                 )
 
-    def _begun(self, memory: Memory, prior: Prior) -> Memory:
-        """Learn hyperparameters by an exact process, and begin the weights anew, the first time."""
+    def _begun(self, memory: Memory, prior: Prior, budget: Budget) -> Memory:
+        """Learn hyperparameters by an exact process, and begin the weights anew, the first time.
+
+        Of a limited budget the search takes at most ``SEARCH_SHARE``; where nothing is left,
+        nothing is begun.
+        """
         if memory.begun:
             return memory
         if self.schedule.initial_points > 0 and self.empirical_bayes:
+            left = budget.left(SEARCH_SHARE)
+            if left == 0.0:
+                return memory
             rows = self._some_rows(memory, prior, self.schedule.initial_points)
             modules = prior.kernel, prior.mean_module, prior.likelihood
-            learn_first_hyperparameters(*modules, rows)
+            learn_first_hyperparameters(*modules, rows, seconds=left)
             agree(modules, memory.replay.collective)
             progress = self._no_weights(rows.X, prior)
             memory = self.filled(replace(memory, progress=progress), rows.X, prior)

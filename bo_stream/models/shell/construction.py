@@ -38,6 +38,7 @@ from bo_stream.models.input_transforms import (
 )
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes, first_totals
 from bo_stream.models.outcomes.transform import OutcomeChain
+from bo_stream.models.shell.fitting import hyperparameters
 from bo_stream.warnings import warn_of_product
 
 if TYPE_CHECKING:
@@ -167,6 +168,8 @@ def standardize_first(model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | N
     targets, _ = model._outcomes.to_targets(Y, Yvar)
     model.to(X)
     model._standardize_by(first_totals(targets, model._units.shift))
+    if model._inference.restarts and "stem" not in model._modules:
+        model._first_values = hyperparameters(model)
     fixed = isinstance(model.likelihood, FixedNoiseGaussianLikelihood)
     model._units = model._units.begun(
         targets, model.outcome_scale(), zeros_apart=fixed, share=model._inference.least_noise

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +26,7 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.likelihoods.noise_models import Noise
 from gpytorch.means import Mean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.models.checks import check_objective
@@ -214,13 +216,17 @@ def fit_apart(
 ) -> MarginalLogLikelihood:
     """Fit as ``fit_gpytorch_mll``, unless the caller wants another way.
 
-    That is by :func:`fit_elements` or, of one element, :func:`fit_to_stall`. The model must not
-    offer BoTorch a ``custom_fit`` at present.
+    That is by :func:`fit_elements` or, of one element, :func:`fit_to_stall`. A refit begins at the
+    values that the model was built with, too: see :func:`fit_from_both`. The model must not offer
+    BoTorch a ``custom_fit`` at present.
     """
     given = kwargs.get("closure") is not None or kwargs.get("data_loader") is not None
-    several = mll.model._parameter_shape.numel() > 1
     if optimizer in (None, fit_gpytorch_mll_scipy) and not given:
+        several = mll.model._parameter_shape.numel() > 1
         optimizer = fit_elements if several else fit_to_stall
+        start = first_start(mll.model)
+        if start:
+            optimizer = partial(fit_from_both, optimizer, start)
     return fit_gpytorch_mll(mll, optimizer=optimizer, **kwargs)
 
 
@@ -259,6 +265,122 @@ def fit_to_stall(mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResul
                 warning.message, warning.category, warning.filename, warning.lineno
             )
     return replace(result, step=steps, status=OptimizationStatus.STOPPED) if excused else result
+
+
+FEW_PER_INPUT = 50
+"""Most observations per input at which every refit begins at the model's first values, too."""
+
+RACE = 6
+"""Iterations of L-BFGS-B from each of two starts, after which the better one goes on."""
+
+
+def first_start(model: StreamingGP) -> Hyperparameters:
+    """Return the values that a model was built with, where a refit may begin there; else none.
+
+    None where the objective depends on more than hyperparameters and data (variational parameters,
+    a network), and where the present values are the first ones.
+    """
+    first, learned = model._first_values, learned_values(model)
+    gaussian = isinstance(model.likelihood, _GaussianLikelihoodBase)
+    if not (gaussian and model._inference.restarts and learned.keys() <= first.keys()):
+        return {}
+    start = {name: first[name].to(value) for name, value in learned.items()}
+    if any(start[name].shape != value.shape for name, value in learned.items()):
+        return {}
+    same = all(torch.equal(start[name], value) for name, value in learned.items())
+    return {} if same else start
+
+
+@dataclass(frozen=True)
+class _End:
+    """Where a fit ended: result and values, and losses, of elements or of all that share values."""
+
+    result: OptimizationResult
+    values: Hyperparameters
+    losses: Tensor
+
+
+def fit_from_both(
+    fit: Callable[..., OptimizationResult],
+    start: Hyperparameters,
+    mll: MarginalLogLikelihood,
+    options: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> OptimizationResult:
+    """Fit from the present values and from another start, of which the better goes on.
+
+    What was learned from few observations, or from outcomes that were all equal, is a poor start:
+    the likelihood has several maxima, and the nearest one may be much the worse. ``RACE``
+    iterations from each tell which is better, for each element apart where these share no
+    hyperparameter. With more than ``FEW_PER_INPUT`` observations an input the other start is tried
+    only where the objective is larger there than at the present values. Cost of ``RACE`` iterations
+    beyond those of a fit.
+
+    Args:
+        fit: ``fit_gpytorch_mll_scipy`` or :func:`fit_elements`, called with the other arguments.
+        start: The other values, of all parameters that are learned.
+        mll: Of a model in training mode.
+        options: Of L-BFGS-B; its most iterations are those of the race and the rest together.
+        kwargs: Further arguments of ``fit``.
+
+    Raises:
+        NotPSDError: Neither start leads anywhere.
+    """
+    model, present, options = mll.model, learned_values(mll.model), dict(options or {})
+    few = float(model._counts().max()) <= FEW_PER_INPUT * model._process_dim
+    if not few and not bool((_losses(mll, start) < _losses(mll, present)).any()):
+        set_hyperparameters(model, present)
+        return fit(mll, options=options, **kwargs)
+    most, shape = options.get("maxiter"), model._parameter_shape
+    apart = shape.numel() > 1 and are_apart(mll, shape)
+    race = {**options, "maxiter": RACE if most is None else min(RACE, most)}
+    ends, failure = list[_End](), None
+    for values in (present, start):
+        set_hyperparameters(model, values)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", OptimizationWarning)
+                result = fit(mll, options=race, **kwargs)
+            end = learned_values(model)
+            losses = _losses(mll, end) if apart else torch.tensor([float(result.fval)])
+            ends.append(_End(result, end, losses.nan_to_num(nan=math.inf)))
+        except NotPSDError as error:
+            failure = error
+    if not ends:
+        raise failure or ModelFittingError("A fit ended nowhere.")
+    best = _better(ends)
+    set_hyperparameters(model, best.values)
+    if best.result.status == OptimizationStatus.SUCCESS or (most is not None and most <= RACE):
+        return best.result
+    if most is not None:
+        options["maxiter"] = most - RACE
+    return fit(mll, options=options, **kwargs)
+
+
+@torch.no_grad()
+def _losses(mll: MarginalLogLikelihood, values: Hyperparameters) -> Tensor:
+    """Give the model some values, and evaluate what a fit minimises there, for each element."""
+    set_hyperparameters(mll.model, values)
+    loss: Tensor = mll.model.compute_custom_loss(mll)
+    return loss
+
+
+def _better(ends: Sequence[_End]) -> _End:
+    """Choose the end of the least loss, of each element for itself."""
+    first, last = ends[0], ends[-1]
+    wins = last.losses < first.losses
+    if wins.numel() == 1 or not bool(wins.any()):
+        return last if bool(wins.any()) else first
+
+    def chosen(name: str) -> Tensor:
+        one, other = first.values[name], last.values[name]
+        return torch.where(wins.reshape(*wins.shape, *[1] * (one.ndim - wins.ndim)), other, one)
+
+    values = {name: chosen(name) for name in first.values}
+    done = all(end.result.status == OptimizationStatus.SUCCESS for end in ends)
+    status = OptimizationStatus.SUCCESS if done else OptimizationStatus.STOPPED
+    losses = torch.where(wins, last.losses, first.losses)
+    return _End(replace(last.result, status=status), values, losses)
 
 
 def fit_elements(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from typing import Any
 
 import torch
-from botorch.exceptions.warnings import BotorchWarning
+from botorch.exceptions.warnings import BotorchWarning, OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.optim.closures import get_loss_closure_with_grads
@@ -29,15 +30,20 @@ from bo_stream.models.stochastic.replay import Batch
 
 
 def learn_first_hyperparameters(
-    kernel: Kernel, mean: Mean, likelihood: Likelihood, rows: Batch, maxiter: int | None = None
+    kernel: Kernel,
+    mean: Mean,
+    likelihood: Likelihood,
+    rows: Batch,
+    maxiter: int | None = None,
+    seconds: float | None = None,
 ) -> None:
     """Set kernel, mean and the noise of real outcomes by maximum marginal likelihood, in place.
 
     Of transformed inputs ``... x n x d`` and outcomes ``... x n x m``. Those of other likelihoods,
     labels or counts, are taken for real ones, positives of a number by their empirical logits: what
     is learned of lengthscales serves to begin with.
-    Cost O(n³) a step of L-BFGS, of which there are as many as it takes, or ``maxiter``. [Evans2020,
-    section I.1]
+    Cost O(n³) a step of L-BFGS, of which there are as many as it takes, or ``maxiter``, and none is
+    begun after so many seconds, but the first. [Evans2020, section I.1]
     """
     own = isinstance(likelihood, GaussianLikelihood)
     counts = isinstance(likelihood, BinomialLikelihood)
@@ -51,7 +57,7 @@ def learn_first_hyperparameters(
     ).to(rows.X)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BotorchWarning)
-        _fit(exact, maxiter)
+        _fit(exact, maxiter, seconds)
     with torch.no_grad():
         kernel.load_state_dict(exact.covar_module.state_dict())
         if counts:
@@ -73,16 +79,26 @@ def agree(modules: Iterable[Module], collective: Collective) -> None:
             parameter.copy_(collective.agreed(parameter.detach()))
 
 
-def _fit(model: SingleTaskGP, maxiter: int | None) -> None:
-    """Fit each batch element and output for itself, where no hyperparameter is of several."""
+def _fit(model: SingleTaskGP, maxiter: int | None, seconds: float | None) -> None:
+    """Fit each batch element and output for itself, where no hyperparameter is of several.
+
+    With a limit of time all at once: BoTorch's fit of each for itself has no such limit.
+    """
     objective = ExactMarginalLogLikelihood(model.likelihood, model)
     learned = {name: p for name, p in objective.named_parameters() if p.requires_grad}
     batch = model.train_targets.shape[:-1]
     shared = any(p.shape[: len(batch)] != batch for p in learned.values())
+    closure = get_loss_closure_with_grads(objective.train(), learned)
+    limits: dict[str, Any] = {} if maxiter is None else {"options": {"maxiter": maxiter}}
+    if seconds is None:
+        fit_gpytorch_mll(objective, closure if shared else None, optimizer_kwargs=limits)
+        return
     fit_gpytorch_mll(
-        objective.train(),
-        closure=get_loss_closure_with_grads(objective, learned) if shared else None,
-        optimizer_kwargs={} if maxiter is None else {"options": {"maxiter": maxiter}},
+        objective,
+        closure,
+        optimizer_kwargs={**limits, "timeout_sec": seconds},
+        max_attempts=1,
+        warning_handler=lambda warning: issubclass(warning.category, OptimizationWarning),
     )
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from statistics import fmean, pstdev
+from statistics import fmean, linear_regression, pstdev
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -43,6 +43,9 @@ LOST = 2.0
 
 CHECKED = 50
 """Steps between copies of the learner's state, and points of the trace."""
+
+_TAIL = 1000
+"""Most estimates of the bound whose slope says whether it is still rising."""
 
 T = TypeVar("T")
 
@@ -83,17 +86,38 @@ class Trainable(Protocol):
 
 @dataclass(frozen=True)
 class Training:
-    """Steps, time and trace of a training.
+    """What a training did: its steps, where its time went, and whether it has come far.
 
     Attributes:
         steps: That it took.
-        seconds: That it took, of wall time.
+        seconds: That it took, of wall time, from the call on.
         trace: Step, counted over all trainings, and smoothed bound there, in nats.
+        start: Seconds of these before the first step: hyperparameters to begin with.
+        final: Seconds after the last one: whether the model has become better.
+        rise: Slope of the bound over the last half of the steps, nats an observation and step; NaN
+            of fewer than ``WINDOW`` steps.
+        gain: What as many steps again as the model has taken would add to the bound at that slope,
+            nats an observation; NaN likewise.
+        coverage: Share of outcomes in the central 90 % intervals that the model predicts for them,
+            where there is a row that no step has drawn of such rows; None: not computed.
+        is_kept: Whether what was learned was kept: False where it predicted worse than the model
+            before the call.
     """
 
     steps: int
     seconds: float
     trace: tuple[tuple[int, float], ...]
+    start: float = 0.0
+    final: float = 0.0
+    rise: float = math.nan
+    gain: float = math.nan
+    coverage: float | None = None
+    is_kept: bool = True
+
+    @property
+    def stepping(self) -> float:
+        """Seconds of the steps."""
+        return self.seconds - self.start - self.final
 
 
 def train(
@@ -138,7 +162,7 @@ def train(
     watch, taken, now = _Watch(learner), 0, time.monotonic()
     started = now if started is None else started
     clock = ALONE if seconds is None else collective
-    spent = _agreed(now - started, clock)
+    spent = agreed(now - started, clock)
     with Bar(progress) as bar:
         try:
             while taken < most and spent < longest:
@@ -149,7 +173,7 @@ def train(
                 except NUMERICAL_ERRORS as error:
                     raise _DivergenceError(f"a step failed: {error}") from error
                 watch.add(estimate)
-                taken, spent = taken + 1, _agreed(time.monotonic() - started, clock)
+                taken, spent = taken + 1, agreed(time.monotonic() - started, clock)
                 if taken % CHECKED == 0:
                     watch.check()
                     watch.keep()
@@ -163,11 +187,14 @@ def train(
         except BaseException:
             learner.restore(watch.checked)
             raise
-    return Training(taken, time.monotonic() - started, tuple(watch.trace))
+    spent = time.monotonic() - started
+    rise = watch.rise()
+    gain = rise * learner.num_steps
+    return Training(taken, spent, tuple(watch.trace), now - started, rise=rise, gain=gain)
 
 
-def _agreed(seconds: float, collective: Collective) -> float:
-    """Return the time that the first process has spent, which is when all end."""
+def agreed(seconds: float, collective: Collective) -> float:
+    """Return the time that the first process has spent: all processes end by its clock."""
     if collective.is_alone:
         return seconds
     return float(collective.agreed(torch.tensor(seconds, dtype=torch.float64)))
@@ -200,6 +227,7 @@ class _Watch:
         self._learner = learner
         self._first, self._count = math.nan, 0
         self._recent: deque[float] = deque(maxlen=WINDOW)
+        self._estimates: deque[float] = deque(maxlen=_TAIL)
         self._best, self._spread = -math.inf, 0.0
         self.trace: list[tuple[int, float]] = []
         # the good one is of the last check at which the bound was about as good as ever
@@ -228,6 +256,7 @@ class _Watch:
         if not math.isfinite(estimate):
             raise _DivergenceError(f"the bound became {estimate}")
         self._recent.append(estimate)
+        self._estimates.append(estimate)
         self._count += 1
         if self._count == 1:
             self._first = estimate
@@ -237,6 +266,24 @@ class _Watch:
             raise _DivergenceError(f"the bound fell from {former:.4g} to {self.smoothed:.4g}")
         if len(self._recent) == WINDOW and self.smoothed > self._best:
             self._best, self._spread = self.smoothed, pstdev(self._recent)
+
+    def rise(self) -> float:
+        """Fit a line to the estimates of the last half of the steps; what of it is no chance.
+
+        Returns:
+            Its slope in nats an observation and step, drawn to 0 by twice its standard error; NaN
+            of fewer than ``WINDOW`` estimates.
+        """
+        if self._count < WINDOW:
+            return math.nan
+        last = list(self._estimates)[-min(self._count // 2, _TAIL) :]
+        slope, _ = linear_regression(range(len(last)), last)
+        centre, middle = fmean(last), 0.5 * (len(last) - 1)
+        left = [y - centre - slope * (i - middle) for i, y in enumerate(last)]
+        squares = len(last) * (len(last) ** 2 - 1) / 12.0
+        error = math.sqrt(sum(e * e for e in left) / max(len(last) - 2, 1) / squares)
+        certain = math.copysign(max(abs(slope) - 2.0 * error, 0.0), slope)
+        return certain / max(self._learner.num_data, 1.0)
 
     def check(self) -> None:
         if not self._learner.is_valid:

@@ -1,0 +1,78 @@
+"""Refits along a stream whose first outcomes are all equal."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from botorch.fit import fit_gpytorch_mll
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from bo_stream import OSGPR, WISKI, AutoGP
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.shell.fitting import first_start, hyperparameters, set_hyperparameters
+
+
+def fit(model: StreamingGP) -> float:
+    """Fit as a user does; returns the log posterior of the hyperparameters."""
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    fit_gpytorch_mll(mll)
+    model.train()
+    with torch.no_grad():
+        value = -float(model.compute_custom_loss(mll)) * model.num_observations
+    model.eval()
+    return value
+
+
+def waves() -> tuple[Tensor, Tensor]:
+    X = torch.linspace(0.0, 1.0, 25, dtype=torch.float64).unsqueeze(-1)
+    return X, (18.0 * X).sin()
+
+
+@pytest.mark.parametrize("kind", [AutoGP, OSGPR, WISKI])
+@pytest.mark.parametrize(("offset", "scale"), [(0.0, 1.0), (1e6, 1e-2), (0.0, 1e12)])
+def test_a_poor_present_start_ends_where_a_fresh_fit_does(
+    kind: type[StreamingGP], offset: float, scale: float
+) -> None:
+    """Hyperparameters as learned of a plateau: a long lengthscale, and all else noise."""
+    X, Y = waves()
+    Y = offset + scale * Y
+    fresh = fit(kind(X, Y))
+    model = kind(X, Y)
+    with torch.no_grad():
+        model.covar_module.lengthscale = 1.0
+        model.likelihood.noise = 1.0
+    assert first_start(model)
+    assert fit(model) == pytest.approx(fresh, abs=1.0)
+
+
+def test_what_was_learned_is_kept_where_it_is_the_better() -> None:
+    X, Y = waves()
+    model = OSGPR(X, Y)
+    best = fit(model)
+    poor = {name: torch.full_like(v, 2.0) for name, v in hyperparameters(model).items()}
+    model._first_values = poor
+    assert fit(model) >= best - 1e-3
+
+
+def test_elements_choose_for_themselves() -> None:
+    X, Y = waves()
+    both = torch.cat((Y, Y.flip(0) + 0.1 * X), -1)
+    fresh = OSGPR(X, both)
+    mll = ExactMarginalLogLikelihood(fresh.likelihood, fresh)
+    fit_gpytorch_mll(mll)
+    model = OSGPR(X, both)
+    set_hyperparameters(model, hyperparameters(fresh))
+    with torch.no_grad():
+        lengthscale = model.covar_module.lengthscale.clone()
+        lengthscale[1] = 1.0
+        noise = model.likelihood.noise.clone()
+        noise[1] = 1.0
+        model.covar_module.lengthscale, model.likelihood.noise = lengthscale, noise
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    expected = fresh.covar_module.lengthscale.flatten().tolist()
+    assert model.covar_module.lengthscale.flatten().tolist() == pytest.approx(expected, rel=0.1)
+
+
+def test_there_is_one_start_before_anything_is_learned() -> None:
+    assert first_start(OSGPR(*waves())) == {}

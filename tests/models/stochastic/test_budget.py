@@ -1,0 +1,103 @@
+"""Budgets of trainings, on a clock that is asked for the time instead of running."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from bo_stream import QSGP, DecoupledGP, FourierFeatures, ShortTrainingWarning
+from bo_stream.models.stochastic import budget
+from bo_stream.models.stochastic.budget import Budget, judgement_said
+from bo_stream.models.stochastic.training import Training
+
+Stochastic = DecoupledGP | QSGP
+
+
+def data() -> tuple[Tensor, Tensor]:
+    X = torch.rand(60, 2, dtype=torch.float64)
+    return X, (6.0 * X).sin().sum(-1, keepdim=True)
+
+
+def built(kind: str) -> Stochastic:
+    if kind == "decoupled":
+        return DecoupledGP(*data(), num_mean=20, num_covar=5, initial_points=20)
+    return QSGP(*data(), basis=FourierFeatures(40), initial_points=20)
+
+
+def state(model: Stochastic) -> list[Tensor]:
+    X = torch.rand(5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    posterior = model.posterior(X)
+    parameters = [parameter.detach().clone() for parameter in model.parameters()]
+    return [*parameters, posterior.mean.detach(), posterior.variance.detach()]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second passes whenever the time is asked for."""
+    seconds = itertools.count()
+    monkeypatch.setattr(budget.time, "monotonic", lambda: float(next(seconds)))
+
+
+@pytest.mark.parametrize("kind", ["decoupled", "qsgp"])
+def test_no_budget_leaves_a_model_as_it_was(kind: str) -> None:
+    model = built(kind)
+    before = state(model)
+    with pytest.warns(ShortTrainingWarning, match="No step was taken in 0 s"):
+        done = model.fit(seconds=0.0, progress=False)
+    assert (done.steps, done.is_kept) == (0, True)
+    assert all(map(torch.equal, state(model), before))
+    assert not model._memory.begun
+
+
+def test_no_budget_leaves_the_collapsed_bound_alone() -> None:
+    model = built("decoupled")
+    before = state(model)
+    with pytest.warns(ShortTrainingWarning):
+        assert model.fit_collapsed(seconds=0.0, progress=False).steps == 0
+    assert all(map(torch.equal, state(model), before))
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_start_without_a_step_is_undone_where_it_predicts_worse() -> None:
+    """After it nothing is known of the functions: the model would predict its prior mean."""
+    model = built("decoupled")
+    model.optimize_posterior(progress=False)
+    before = state(model)
+    with pytest.warns(ShortTrainingWarning, match="too few"):
+        done = model.fit(seconds=6.0, progress=False)
+    assert (done.steps, done.is_kept) == (0, False)
+    assert all(map(torch.equal, state(model), before))
+    assert not model._memory.begun
+
+
+def test_says_what_the_time_went_into() -> None:
+    model = built("decoupled")
+    done = model.fit(steps=30, progress=False)
+    assert done.steps == 30
+    assert min(done.start, done.stepping, done.final) > 0.0
+    assert done.start + done.stepping + done.final == pytest.approx(done.seconds)
+    assert done.coverage is not None
+    assert 0.0 <= done.coverage <= 1.0
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_budget_counts_from_the_call() -> None:
+    counted = Budget(10.0)
+    assert counted.left() == 9.0
+    assert counted.left(0.5) == 3.0
+    assert counted.left(0.1) == 0.0
+    assert Budget(None).left() is None
+
+
+@pytest.mark.parametrize(
+    ("gain", "coverage", "warns"),
+    [(0.1, 0.9, False), (13.0, 0.9, True), (0.1, 0.18, True), (float("nan"), None, False)],
+)
+def test_warns_of_a_training_that_has_not_come_far(
+    gain: float, coverage: float | None, warns: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    judgement_said(Training(50, 1.0, (), gain=gain, coverage=coverage), None)
+    assert [w.category for w in recwarn] == [ShortTrainingWarning] * warns
