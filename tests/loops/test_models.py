@@ -243,9 +243,9 @@ def test_each_learns_a_map(name: str) -> None:
 def test_each_survives_a_stop_and_says_what_it_is(name: str, tmp_path: Path) -> None:
     path = write_npz(tmp_path / "map.npz", small_map())
     settings = replace(QUICK, model=name, grid=None, model_options=FEWER[name])
-    whole = Campaign.begin(path, None, None, settings, ("nipv",))
+    whole = Campaign.begin(path, None, None, settings, ("chosen",))
     list(whole.run())
-    part = Campaign.begin(path, None, None, replace(settings, steps=2), ("nipv",))
+    part = Campaign.begin(path, None, None, replace(settings, steps=2), ("chosen",))
     list(part.run())
     part.save(tmp_path)
     resumed = Campaign.resume(tmp_path, steps=4)
@@ -253,7 +253,7 @@ def test_each_survives_a_stop_and_says_what_it_is(name: str, tmp_path: Path) -> 
     list(resumed.run())
     assert resumed.main.state.picks == whole.main.state.picks
     write_results(whole, tmp_path, [])
-    record = json.loads((tmp_path / "run.json").read_text())["strategies"]["nipv"]["model"]
+    record = json.loads((tmp_path / "run.json").read_text())["strategies"]["chosen"]["model"]
     assert record["class"] == MODELS[name].model.__name__
     assert record["kernel"]
     assert record["likelihood"]

@@ -8,6 +8,7 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from bo_stream import WISKI
+from bo_stream.bases.product_matern import as_product
 from bo_stream.loops.models import KERNELS
 from bo_stream.loops.sampling.outliers import leave_outliers_out
 from bo_stream.models.shell.fitting import relearn
@@ -41,7 +42,7 @@ def field(n: int, artefact: float = 0.0) -> tuple[Tensor, Tensor]:
 
 def model_of(X: Tensor, Y: Tensor) -> WISKI:
     box = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=X.dtype)
-    kernel = KERNELS["matern52"](2).to(X)
+    kernel = as_product(KERNELS["matern52"](2), 2).to(X)
     return WISKI(X, Y, covar_module=kernel, bounds=box, grid_size=16)
 
 
