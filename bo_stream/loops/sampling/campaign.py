@@ -18,7 +18,7 @@ from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
 from bo_stream.loops.sampling.state import SamplingState
 
 _STEPS_ON_SIMULATED = 50
-"""Default number of choices on the simulated map: a minute's work on two cores."""
+"""Default number of choices on the simulated map: half a minute's work on two cores."""
 
 
 @dataclass(frozen=True)
