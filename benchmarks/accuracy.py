@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
+from gpytorch.kernels import Kernel, RBFKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from benchmarks.harness import start
 from benchmarks.report import Claim, at_most, finish, stated
-from bo_stream import WISKI
+from bo_stream import WISKI, ProductMatern
 
 NOISE = 0.05
 CASES = ((2, 0.2), (2, 0.3), (2, 0.5), (3, 0.3), (3, 0.5))
@@ -73,7 +73,7 @@ def draw(kernel: str, d: int, lengthscale: float, n: int, test: int, seed: int) 
 
 def gpytorch_kernel(name: str, lengthscale: float, d: int) -> Kernel:
     """The kernel to give to WISKI."""
-    kernel = RBFKernel(ard_num_dims=d) if name == "RBF" else MaternKernel(NU[name], ard_num_dims=d)
+    kernel = RBFKernel(ard_num_dims=d) if name == "RBF" else ProductMatern(NU[name], ard_num_dims=d)
     kernel.lengthscale = lengthscale
     return kernel
 

@@ -183,11 +183,18 @@ def crossings(title: str, options: Options) -> list[Claim]:
     steps = [statistics.median(run.after) / statistics.median(run.own) for _, run in runs]
     each = [_per_evaluation(run) for _, run in runs]
     counted = [sum(run.evaluations) / sum(run.own_evaluations) for _, run in runs]
-    errors = [model.history[0].mean_error for model, _ in runs]
+    moves = [model.history[0] for model, _ in runs]
+    ratios = [f for each in moves for f in (each.least_ratio, each.largest_ratio)]
+    far = max(max(ratios), 1.0 / min(ratios))
     return [
         stated(f"{title}: observations at the hand-over to {move.after}", move.observations, ""),
         at_most(f"{title}: the hand-over in refits before it", ratio, REFITS, "refits"),
-        stated(f"{title}: largest error of the mean", statistics.median(errors), "prior sd"),
+        stated(
+            f"{title}: largest error of a mean, at rows, between them and in the box",
+            max(each.deviation for each in moves),
+            "posterior sd",
+        ),
+        stated(f"{title}: largest ratio of variances, or inverse", far, "times"),
         at_most(
             f"{title}: a step after it over {move.after}'s own",
             statistics.median(steps),

@@ -31,6 +31,7 @@ from bo_stream import (
     DecoupledGP,
     DirichletWISKI,
     LocalGP,
+    ProductMatern,
 )
 from bo_stream.recommendation.calibration import timed_now
 from bo_stream.recommendation.problem import problem_of
@@ -141,7 +142,8 @@ def kernel_of(setting: Setting, scaled: bool = False) -> Kernel | None:
         return _sum_of_kernels(setting)
     if setting.lengthscale is None:
         return None
-    kind = MaternKernel if setting.rough else RBFKernel
+    rough = ProductMatern if "WISKI" in setting.family else MaternKernel
+    kind = rough if setting.rough else RBFKernel
     shape = torch.Size([setting.m] if setting.m > 1 and not scaled else [])
     kernel = kind(ard_num_dims=setting.d, batch_shape=shape)
     kernel.lengthscale = setting.lengthscale * setting.d**0.5

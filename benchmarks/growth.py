@@ -12,7 +12,7 @@ from botorch.models.model import Model
 
 from benchmarks.data import levy, levy_stream
 from benchmarks.harness import processor_seconds, start, timings
-from benchmarks.peers import PEERS, default_kernel, exact
+from benchmarks.peers import PEERS, exact, product_kernel
 from benchmarks.refit import Refit
 from benchmarks.report import Claim, finish, stated
 from benchmarks.update import D, Q, conditioned, predict
@@ -45,7 +45,7 @@ def streams(numbers: tuple[int, ...]) -> Iterator[AutoGP]:
     for step, n in enumerate(numbers):
         for X, Y in levy_stream(n - before, 10_000, D, seed=step):
             if model is None:
-                model = AutoGP(X, Y, covar_module=default_kernel(KERNEL, D), bounds=bounds)
+                model = AutoGP(X, Y, covar_module=product_kernel(KERNEL, D), bounds=bounds)
             else:
                 model.update(X, Y)
         before = n

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.data import levy
 from benchmarks.harness import best_peer, interleave, seconds, start
-from benchmarks.peers import KERNELS, PEERS, default_kernel, exact
+from benchmarks.peers import KERNELS, PEERS, exact, product_kernel
 from benchmarks.report import Claim, at_least, at_most, finish, stated
 from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV
@@ -73,7 +73,7 @@ def nipv(kernel: str, sizes: dict[str, int]) -> list[Claim]:
     few, many = torch.rand(sizes["mc"], D), torch.rand(sizes["many"], D)
     X = torch.rand(BATCHES, Q, D)
     bounds = torch.tensor([[0.0] * D, [1.0] * D])
-    model = WISKI(*data, covar_module=default_kernel(kernel, D), bounds=bounds).eval()
+    model = WISKI(*data, covar_module=product_kernel(kernel, D), bounds=bounds).eval()
     peer_model = warm_exact(kernel, *data, own=True)
     built = acquisitions(model, few, many)
     tasks = {name: exact_task(name, peer_model, few, X) for name in PEERS}

@@ -17,9 +17,11 @@ from unittest import mock
 import gpytorch
 from botorch.models import SingleTaskGP
 from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
-from gpytorch.kernels import Kernel, MaternKernel, ProductKernel
+from gpytorch.kernels import Kernel
 from gpytorch.models import exact_prediction_strategies as strategies
 from torch import Tensor
+
+from bo_stream.bases.product_matern import as_product
 
 KERNELS = ("RBF", "Matern-5/2")
 
@@ -55,39 +57,11 @@ def default_kernel(name: str, d: int) -> Kernel:
 
 
 def product_kernel(name: str, d: int) -> Kernel:
-    """The exact form of what WISKI makes of :func:`default_kernel`: a product over dimensions.
+    """The kernel of :func:`default_kernel` as a product over dimensions, which a grid can have.
 
-    For RBF they are one; a Matern becomes a product of one-dimensional ones with its priors.
+    For RBF they are one; a Matern becomes a product of the same hyperparameters and priors.
     """
-    whole = default_kernel(name, d)
-    return whole if name == "RBF" else ProductKernel(*_factors(whole, d))
-
-
-def _factors(whole: Kernel, d: int) -> list[MaternKernel]:
-    """One-dimensional kernels with the prior and constraint of a Matern over d dimensions."""
-    lengthscale = whole.lengthscale.detach().reshape(-1).expand(d)
-    factors = []
-    for dimension in range(d):
-        copy = default_kernel("Matern-5/2", d)
-        factor = MaternKernel(
-            nu=whole.nu,
-            ard_num_dims=1,
-            active_dims=(dimension,),
-            lengthscale_prior=copy.lengthscale_prior,
-            lengthscale_constraint=copy.raw_lengthscale_constraint,
-        )
-        factor.lengthscale = lengthscale[dimension].item()
-        factors.append(factor)
-    return factors
-
-
-def set_lengthscales(kernel: Kernel, lengthscales: Tensor) -> None:
-    """Give a kernel of :func:`product_kernel` or :func:`default_kernel` its lengthscales, ``d``."""
-    if isinstance(kernel, ProductKernel):
-        for factor, value in zip(kernel.kernels, lengthscales, strict=True):
-            factor.lengthscale = value.item()
-    else:
-        kernel.lengthscale = lengthscales
+    return as_product(default_kernel(name, d), d)
 
 
 def exact(kernel: str, X: Tensor, Y: Tensor, own: bool = False) -> SingleTaskGP:
@@ -97,7 +71,7 @@ def exact(kernel: str, X: Tensor, Y: Tensor, own: bool = False) -> SingleTaskGP:
         kernel: Its name.
         X: ``n x d``.
         Y: ``n x 1``.
-        own: Take BoTorch's own Matern kernel instead of the product that WISKI's equals.
+        own: Take BoTorch's own Matern kernel instead of the product that WISKI has.
     """
     make = default_kernel if own else product_kernel
     return SingleTaskGP(X, Y, covar_module=make(kernel, X.shape[-1]))

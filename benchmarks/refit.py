@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.data import levy
 from benchmarks.harness import Options, best_peer, interleave, start
-from benchmarks.peers import KERNELS, default_kernel, exact, set_lengthscales
+from benchmarks.peers import KERNELS, exact, product_kernel
 from benchmarks.report import Claim, at_least, at_most, finish, stated
 from bo_stream import WISKI
 
@@ -41,7 +41,7 @@ def models(kernel: str, X: Tensor, Y: Tensor) -> dict[str, Model]:
     """WISKI; the exact GP of the same product kernel; for Matern also BoTorch's own kernel."""
     bounds = torch.tensor([[0.0] * D, [1.0] * D])
     found: dict[str, Model] = {
-        "WISKI": WISKI(X, Y, covar_module=default_kernel(kernel, D), bounds=bounds),
+        "WISKI": WISKI(X, Y, covar_module=product_kernel(kernel, D), bounds=bounds),
         "exact": exact(kernel, X, Y),
     }
     if kernel != "RBF":
@@ -61,7 +61,7 @@ def at_hyperparameters_of(fitted: WISKI, target: SingleTaskGP) -> SingleTaskGP:
     """An exact model of the same data with WISKI's lengthscales, noise and mean."""
     target.likelihood.noise = fitted.likelihood.noise.detach()
     target.mean_module.constant.data.copy_(fitted.mean_module.constant.detach())
-    set_lengthscales(target.covar_module, fitted.covar_module.lengthscale.detach().reshape(-1))
+    target.covar_module.lengthscale = fitted.covar_module.lengthscale.detach()
     return target
 
 

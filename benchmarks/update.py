@@ -20,7 +20,7 @@ from benchmarks.harness import (
     tensor_bytes,
     timings,
 )
-from benchmarks.peers import KERNELS, PEERS, default_kernel, exact, set_lengthscales
+from benchmarks.peers import KERNELS, PEERS, exact, product_kernel
 from benchmarks.report import Claim, at_least, at_most, finish, stated
 from bo_stream import WISKI
 
@@ -65,7 +65,7 @@ def exact_tasks(
     new_X, new_Y = levy(Q, D, seed=1)
     model = exact(kernel, X, Y, own=True)
     if lengthscale is not None:
-        set_lengthscales(model.covar_module, torch.full((D,), lengthscale))
+        model.covar_module.lengthscale = torch.full((D,), lengthscale)
     predict(model.eval(), tests[0])  # as a loop does before it conditions
 
     def task(name: str, test_X: Tensor) -> Callable[[], None]:
@@ -85,7 +85,7 @@ def label(name: str, test_X: Tensor) -> str:
 
 def streamed(kernel: str, n: int, lengthscale: float | None = None) -> WISKI:
     """WISKI in the unit cube after n points of the stream."""
-    covar_module = default_kernel(kernel, D)
+    covar_module = product_kernel(kernel, D)
     if lengthscale is not None:
         covar_module.lengthscale = torch.full((D,), lengthscale)
     stream = levy_stream(n, 10_000, D)

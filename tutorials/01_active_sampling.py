@@ -39,11 +39,11 @@ import numpy as np
 import torch
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
-from gpytorch.kernels import MaternKernel, ScaleKernel
+from gpytorch.kernels import ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior
 
-from bo_stream import WISKI
+from bo_stream import WISKI, ProductMatern
 from bo_stream.acquisition import FeatureNIPV, PoolSelector, sample_paths, select_from_pool
 from bo_stream.loops.datasets import read_dataset, simulated_prevalence
 
@@ -110,7 +110,7 @@ draw(axes[1], readings, "what surveys of 100 people would find", "prevalence", s
 # %% [markdown]
 # ## 2. Ten sites
 #
-# We begin with ten random sites. The kernel is a Matérn-5/2 with a lengthscale per coordinate. Ten
+# We begin with ten random sites. The kernel is a product of Matérn-5/2, one a coordinate. Ten
 # sites cannot tell those lengthscales, so we say what we believe: about a fifth of the country, and
 # a tenth of the variance from sampling error. The data will correct us later.
 #
@@ -125,7 +125,7 @@ first = torch.arange(10)  # the sites are in random order
 
 def matern():
     """The kernel: prior beliefs as in the WISKI paper's malaria study."""
-    kernel = MaternKernel(nu=2.5, ard_num_dims=2, lengthscale_prior=GammaPrior(3.0, 6.0))
+    kernel = ProductMatern(nu=2.5, ard_num_dims=2, lengthscale_prior=GammaPrior(3.0, 6.0))
     kernel.lengthscale = 0.2
     return ScaleKernel(kernel, outputscale_prior=GammaPrior(2.0, 0.15))
 

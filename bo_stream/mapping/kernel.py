@@ -46,9 +46,10 @@ def map_kernel(
     root mean square distance of the sites from their middle, l_j median 4, the output scales s_0
     and the sum of the s_j each half the ``variance``. They are wide, of log standard deviation 1.
 
-    Its parts have at most two inputs, so that WISKI's grids represent it, but for linear parts. On
-    three surveys it called sites above a threshold about as well as one kernel over everything:
-    better on one, slightly worse on another (``benchmarks/map_kernels.py``).
+    Its parts have at most two inputs. WISKI's grids represent it, but for linear parts, with the
+    product of two one-dimensional kernels over position, and say so. On three surveys it called
+    sites above a threshold about as well as one kernel over everything: better on one, slightly
+    worse on another (``benchmarks/map_kernels.py``).
 
     Args:
         sites: ``n x d``, all that are to be mapped, as for ``map_inputs``.

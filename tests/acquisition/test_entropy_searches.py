@@ -44,7 +44,7 @@ from botorch.models.transforms.input import Normalize
 from botorch.sampling.normal import SobolQMCNormalSampler
 from botorch.sampling.pathwise import draw_matheron_paths, get_matheron_path_model
 from botorch.sampling.pathwise.prior_samplers import draw_kernel_feature_paths
-from gpytorch.kernels import MaternKernel, ScaleKernel
+from gpytorch.kernels import Kernel, MaternKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -59,6 +59,7 @@ from bo_stream import (
     HeteroscedasticWISKI,
     LocalGP,
 )
+from bo_stream.bases.product_matern import as_product
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski import rows as row_memory
 from tests.comparisons import assert_gradient
@@ -80,9 +81,9 @@ def on_its_grid(data: Observations) -> StreamingGP:
 
 
 MODELS: dict[str, Callable[[Observations], StreamingGP]] = {
-    "WISKI": lambda d: WISKI(d.X, d.Y, covar_module=kernel(), grid_size=7, bounds=UNIT),
+    "WISKI": lambda d: WISKI(d.X, d.Y, covar_module=product(), grid_size=7, bounds=UNIT),
     "HeteroscedasticWISKI": lambda d: HeteroscedasticWISKI(
-        d.X, d.Y, covar_module=kernel(), grid_size=7, noise_grid_size=5, rounds=0, bounds=UNIT
+        d.X, d.Y, covar_module=product(), grid_size=7, noise_grid_size=5, rounds=0, bounds=UNIT
     ),
     "WISKI, no rows held": lambda d: on_its_grid(d),
     "OSGPR": lambda d: OSGPR(d.X, d.Y, covar_module=kernel(), inducing_points=d.X),
@@ -102,6 +103,10 @@ def kernel() -> ScaleKernel:
     result = ScaleKernel(MaternKernel(2.5, ard_num_dims=DIM)).double()
     result.base_kernel.lengthscale = torch.tensor([0.5, 0.8, 1.1])
     return result
+
+
+def product() -> Kernel:
+    return as_product(kernel(), DIM)
 
 
 def points(*shape: int) -> Tensor:

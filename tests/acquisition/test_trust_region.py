@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from bo_stream import OSGPR, WISKI, ClusteredGP, sample_paths
+from bo_stream.bases.product_matern import as_product
 from bo_stream.models.base import StreamingGP
 
 DIM, FIRST, STEPS, BATCH = 3, 8, 10, 4
@@ -73,7 +74,9 @@ def by_botorch(model: StreamingGP, X: Tensor, seed: int) -> Tensor:
 
 MODELS: dict[str, Callable[[Tensor, Tensor], StreamingGP]] = {
     "OSGPR": lambda X, Y: OSGPR(X, Y, covar_module=kernel()),
-    "WISKI": lambda X, Y: WISKI(X, Y, covar_module=kernel(), grid_size=10, bounds=UNIT),
+    "WISKI": lambda X, Y: WISKI(
+        X, Y, covar_module=as_product(kernel(), DIM), grid_size=10, bounds=UNIT
+    ),
     "ClusteredGP": lambda X, Y: ClusteredGP(X, Y, covar_module=kernel()),
 }
 

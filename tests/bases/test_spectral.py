@@ -21,6 +21,7 @@ from gpytorch.kernels import (
 )
 from torch import Size, Tensor
 
+from bo_stream import ProductMatern
 from bo_stream.bases import spectral
 from bo_stream.bases.functions import InducingFunctions
 from bo_stream.bases.inducing import kernel_matrix
@@ -75,6 +76,8 @@ KERNELS: dict[str, Callable[[], Kernel]] = {
     "RBF, a lengthscale an input": lambda: RBFKernel(ard_num_dims=DIM),
     "Matérn 1/2": lambda: MaternKernel(0.5, ard_num_dims=DIM),
     "Matérn 5/2 of some inputs": lambda: MaternKernel(2.5, ard_num_dims=2, active_dims=(2, 0)),
+    "product Matérn 3/2": lambda: ProductMatern(1.5, ard_num_dims=DIM),
+    "product Matérn 5/2 of some inputs": lambda: ProductMatern(2.5, active_dims=(2, 0)),
     "rational quadratic": rational_quadratic,
     "periodic": periodic,
     "constant": constant,

@@ -281,6 +281,7 @@ def test_every_model_is_exact_said_to_be_nearly_so_or_refused() -> None:
     assert not exact & (nearly | refused)
 
 
+@pytest.mark.filterwarnings("ignore::bo_stream.HandOverWarning")
 def test_an_auto_gp_is_told_how_to_get_ready_and_keeps_its_family() -> None:
     parts = parts_of(observations(80), (20, 9, 30, 11, 10))
     model = AutoGP(*parts[4].astuple(), bounds=UNIT, grid_size=9)

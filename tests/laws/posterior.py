@@ -113,9 +113,8 @@ def the_prior_is_that_of_the_kernel(stream: Stream) -> None:
     Of Fourier features, whose frequencies are drawn, as near as so few draws can be.
     """
     model, X = stream.model(stream.data(0)), stream.points
-    inputs = model.transform_inputs(X).double()
-    with torch.no_grad():
-        own = model.process(inputs).covariance(inputs)
+    inputs = model.transform_inputs(X).double().detach()
+    own = model.process(inputs).covariance(inputs).detach()
     kernel = copy.deepcopy(model.covar_module).double().requires_grad_(False)
     wide = inputs if model.num_outputs == 1 else inputs.unsqueeze(-3)
     dense = kernel(wide).to_dense()

@@ -13,8 +13,9 @@ from unittest import mock
 import pytest
 import torch
 from botorch.models import SingleTaskGP
-from gpytorch.kernels import RBFKernel
+from gpytorch.kernels import MaternKernel, RBFKernel
 
+from bo_stream import ProductMatern
 from bo_stream.allocation import OIPS
 from bo_stream.diagnostics.cross_validation import retracts_exactly
 from bo_stream.errors import UsageError
@@ -291,6 +292,27 @@ def test_more_local_models_where_they_are_small() -> None:
     assert MODELS["local"].describe(loop.model)["local_models"] > 2
 
 
+@pytest.mark.parametrize(
+    ("name", "d", "kind"),
+    [
+        ("auto", 1, MaternKernel),
+        ("auto", 2, ProductMatern),
+        ("auto", 4, ProductMatern),
+        ("auto", 5, MaternKernel),
+        ("wiski", 3, ProductMatern),
+        ("osgpr", 2, MaternKernel),
+    ],
+)
+def test_a_kernel_is_a_product_where_a_grid_is_or_follows(name: str, d: int, kind: type) -> None:
+    """From the first outcome on, and without a warning, which would be an error here."""
+    X = torch.rand(8, d, dtype=torch.float64)
+    model = build_model(name, {}, X, X[:, :1], KERNELS["matern52"](d).double(), None)
+    assert type(model.covar_module.base_kernel) is kind
+    assert [part for *_, part, _, _ in model.covar_module.named_priors()]
+    if name == "auto":
+        assert ("WISKI" in model.families) == (d <= 4)
+
+
 # --- predictions --------------------------------------------------------------------------------
 
 
@@ -372,6 +394,7 @@ def test_too_many_inputs_name_the_models_that_take_them() -> None:
     }
 
 
+@pytest.mark.filterwarnings("ignore::bo_stream.HandOverWarning")
 def test_a_default_is_no_choice_of_a_user() -> None:
     """Points given are the most there are; by default a hand-over that errs takes twice as many."""
     defaults = {"max_exact": 0, "max_rank": MAX_RANK, "max_points": MAX_POINTS}

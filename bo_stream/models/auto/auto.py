@@ -48,8 +48,9 @@ class AutoGP(StreamingGP):
     likelihood are those of the exact Gaussian process (Rasmussen and Williams, 2006), until there
     are more than ``max_exact``. The update that brings in one more hands all of them over to the
     first streaming family that can take the model: :class:`~bo_stream.WISKI`, if ``bounds`` are
-    known and one grid can take the inputs, or a sum of kernels over few inputs each; else
-    :class:`~bo_stream.OSGPR`. Hyperparameters stay as they are. Labels and heavy tails are of
+    known, the kernel is a product over inputs, and one grid can take these, or a sum of kernels
+    over few inputs each; else :class:`~bo_stream.OSGPR`. The kernel and its hyperparameters stay as
+    they are. Labels and heavy tails are of
     :class:`~bo_stream.OSVGP` from the first observation on. Counts are held as well: the posterior
     is the normal one of the largest bound given all rows, and :class:`~bo_stream.OSVGP` follows,
     with a ``window`` of the latest 300 outcomes, which can be retracted.
@@ -60,9 +61,11 @@ class AutoGP(StreamingGP):
       that of the family.
     - A step of a refit: O(n³) while exact; then that of the family.
     - The hand-over: as an update of the family by all rows, and one exact posterior. What it took
-      and how far the new posterior is from the exact one is in :attr:`history`; where the mean is
-      off by more than 0.05 prior standard deviations, the family that is nearest is taken, of
-      inducing points up to twice as many as by default unless ``max_points`` is given.
+      and how far the new posterior is from the exact one, at rows, between them and in the box,
+      is in :attr:`history`. Where a mean is off by more than 0.4 posterior standard deviations, or
+      a variance by more than a factor of 4/3, the family that is nearest is taken, of inducing
+      points up to twice as many as by default unless ``max_points`` is given; if that is so still,
+      a :class:`~bo_stream.HandOverWarning` says how far.
     - Exact: everything, until the hand-over; the hand-over itself in the data.
     - Approximate: from then on what is so in the family. Of counts that are still held as rows the
       sites are found anew, together, after each fit; between fits a stream is off its batch as in
@@ -110,7 +113,9 @@ class AutoGP(StreamingGP):
                 parameters of its own are learned in each update then, of counts that are held in a
                 fit.
             covar_module: Any of gpytorch's kernels, of batch shape ``batch_shape x m`` (without m
-                if that is 1) or none. Default: BoTorch's own default.
+                if that is 1) or none. Default: BoTorch's own default. A ``MaternKernel`` of several
+                inputs is no product and goes to no grid; with ``"WISKI"`` in ``families`` a copy
+                with a :class:`~bo_stream.ProductMatern` is taken, with a warning.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: Default: ``Standardize``, learned anew at each refit; none for labels
                 and counts. Else as for :class:`~bo_stream.WISKI`.

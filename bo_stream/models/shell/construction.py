@@ -478,7 +478,8 @@ def restore_products(model: StreamingGP) -> None:
         memory = getattr(part, "_memory", None)
         inference = getattr(memory, "inference", getattr(part, "_inference", None))
         if inference is not None and inference.on_grid:
-            kernel: Any = product_kernel(part.covar_module, part._process_dim)
+            dim: Any = part._process_dim
+            kernel: Any = product_kernel(part.covar_module, dim)
             part.covar_module = kernel
 
 

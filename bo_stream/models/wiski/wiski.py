@@ -130,9 +130,10 @@ class WISKI(StreamingGP):
             covar_module: RBF, Matérn 1/2, 3/2, 5/2, periodic and spectral mixture kernels, scaled,
                 multiplied and added as you like. A sum gives a grid to each of its parts, over that
                 part's ``active_dims`` (at most four; parts may share inputs); parts on one and the
-                same single input share a grid. A Matérn kernel is the product of one-dimensional
-                ones here; a spectral mixture in several dimensions is gpytorch's product of
-                one-dimensional mixtures. Default: BoTorch's own default, with its
+                same single input share a grid. A ``MaternKernel`` of several inputs, a function of
+                the distance, is replaced by a :class:`~bo_stream.ProductMatern` in a copy, with a
+                ``ProductKernelWarning``; a spectral mixture in several dimensions is gpytorch's
+                product of one-dimensional mixtures. Default: BoTorch's own default, with its
                 first lengthscales in parts of the box's widths.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: Default: ``Standardize``, learned anew from the running sums,

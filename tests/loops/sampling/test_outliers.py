@@ -42,7 +42,7 @@ def field(n: int, artefact: float = 0.0) -> tuple[Tensor, Tensor]:
 
 def model_of(X: Tensor, Y: Tensor) -> WISKI:
     box = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=X.dtype)
-    kernel = as_product(KERNELS["matern52"](2), 2).to(X)
+    kernel = as_product(KERNELS["matern52"](2).to(X), 2)
     return WISKI(X, Y, covar_module=kernel, bounds=box, grid_size=16)
 
 
