@@ -1,10 +1,10 @@
 """The main job, ``bo-stream sample`` on the Nigeria map: time, memory, and error beside its peers.
 
-The exact peer is trained on the very points that the run picked, with the same product kernel; its
-hyperparameters are fitted to all of them but those that the run left out as outliers. One split
-says little about chosen and random sites (random choice's error alone varies by 15 % between
-splits), so those claims are medians over seeds of runs with random choice beside them, which
-leaves its outliers out too.
+The exact peer is trained on the very points that the run picked, with a product Matérn-5/2 kernel;
+its hyperparameters are fitted to all but those that the run left out as outliers. One split says
+little about chosen and random sites (random choice's error alone varies by 15 % between splits), so
+those claims are medians over seeds of runs with random choice beside them, which leaves its
+outliers out too.
 """
 
 from __future__ import annotations

@@ -275,11 +275,11 @@ def test_options_reach_the_model(name: str, what: str, most: int) -> None:
     assert 0 < MODELS[name].describe(loop.model)[what] <= most
 
 
-def test_the_default_samples_on_a_grid_where_the_inputs_are_few() -> None:
+def test_the_default_samples_exactly_at_first() -> None:
     data, settings = small_map(), replace(QUICK, grid=None)
     loop = SamplingReplay(PoolSplit.of(data, settings.resolved(120, 2)), settings.resolved(120, 2))
     loop.advance()
-    assert MODELS["auto"].describe(loop.model)["family"] == "WISKI"
+    assert MODELS["auto"].describe(loop.model)["family"] == "exact"
     assert settings.resolved(120, 2).outliers == 8.0
     assert settings.resolved(120, 5).outliers == 0.0
     with pytest.raises(UsageError, match="got outliers 3 with 5 inputs"):

@@ -19,7 +19,6 @@ from bo_stream.acquisition import Misclassification, PoolSelector, select_sites
 from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.models import (
-    AUTO,
     EXACT,
     KERNELS,
     LEARNED,
@@ -481,7 +480,6 @@ class ActiveSampling:
         few = self.observations < LEAST_FOR_SMOOTHNESS
         if few or not self.settings.learns_smoothness or self._family not in _COMPARED:
             return
-        family = self._family if self.settings.model == AUTO else None
         best, tried = _evidence(self.model), {self.state.kernel}
         while True:
             place = SMOOTHNESS.index(self.state.kernel)
@@ -490,7 +488,7 @@ class ActiveSampling:
             if kernel is None:
                 return
             tried.add(kernel)
-            other = self._rebuilt(kernel, family)
+            other = self._rebuilt(kernel, self._family if len(self._families) > 1 else None)
             relearn(other)
             if (evidence := _evidence(other)) > best + LIKELIER:
                 best = evidence

@@ -38,7 +38,7 @@ class SamplingSettings(RunSettings):
         kernel: A name in ``bo_stream.loops.models.KERNELS``, or ``learned``: of the four, from
             rough to smooth, the one of the largest marginal likelihood. A refit goes from one,
             at first Matérn-1/2, to the next while that is clearly likelier. Models other than
-            ``auto`` and ``wiski`` have Matérn-5/2 then.
+            ``auto``, and one on a given grid, have Matérn-5/2 then.
         goal: ``map``: choose for the least variance of the values; ``exceedance``: for the fewest
             points called on the wrong side of the threshold.
         threshold: That values are above or below, in the units of the outcomes; needed by
@@ -81,8 +81,8 @@ class SamplingSettings(RunSettings):
 
     @property
     def learns_smoothness(self) -> bool:
-        """Whether a model is one whose kernels are compared by marginal likelihood."""
-        return self.kernel == LEARNED and self.model in (AUTO, "wiski")
+        """Whether kernels are compared by their marginal likelihoods."""
+        return self.kernel == LEARNED and self.model == AUTO and self.grid is None
 
     def goes_onto_grid(self, dim: int) -> bool:
         """Return whether the model of ``dim`` inputs is exact at first and on a grid later."""
