@@ -77,7 +77,7 @@ def outcome(split: PoolSplit, settings: Settings, strategy: Strategy, grid_size:
     selector = PoolSelector(model, split.pool_X, split.test_X)
     for _ in range(settings.steps or 0):
         chosen = list(range(len(picks), len(picks) + settings.q))
-        if strategy == "nipv":
+        if strategy == "chosen":
             chosen = selector.select(settings.q, exclude=torch.tensor(picks)).tolist()
         model.update(split.pool_X[chosen], standardised(split, split.pool_Y[chosen]))
         picks.extend(chosen)
@@ -100,14 +100,14 @@ def outcomes(data: Path, settings: Settings, grid_size: int) -> dict[Strategy, O
 
 def claims_of(splits: list[dict[Strategy, Outcome]]) -> list[Claim]:
     """Ratios of chosen to random."""
-    ratios = [found["nipv"].error / found["random"].error for found in splits]
-    expected = [found["nipv"].expected / found["random"].expected for found in splits]
+    ratios = [found["chosen"].error / found["random"].error for found in splits]
+    expected = [found["chosen"].expected / found["random"].expected for found in splits]
     clean = [
         ratio
         for ratio, found in zip(ratios, splits, strict=True)
         if not any(design.artefacts for design in found.values())
     ]
-    errors = ", ".join(f"{s['nipv'].error:.3f}/{s['random'].error:.3f}" for s in splits)
+    errors = ", ".join(f"{s['chosen'].error:.3f}/{s['random'].error:.3f}" for s in splits)
     return [
         stated("error over random choice's, median", statistics.median(ratios), detail=errors),
         stated("the same, least", min(ratios)),

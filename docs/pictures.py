@@ -102,7 +102,7 @@ def sites(shown: int = 18, steps: int = 66) -> Figure:
         steps: All choices, each of six sites.
     """
     settings = Settings(steps=steps, score_every=2)
-    campaign = Campaign.begin(None, None, None, settings, ("nipv", "random"))
+    campaign = Campaign.begin(None, None, None, settings, ("chosen", "random"))
     figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
     truth, known, error = figure.subplots(1, 3, width_ratios=(1.0, 1.0, 1.25))
     for _ in campaign.run():

@@ -21,6 +21,7 @@ from bo_stream.acquisition.sites import Sites, sites
 from bo_stream.acquisition.weight_space import in_weight_space, weight_space
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite
+from bo_stream.process.observation_space import ObservationSpaceProcess
 from bo_stream.process.process import Points, PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
 
@@ -90,7 +91,9 @@ class PoolSelector:
     same hyperparameters changes them by rank k: O(k r²) and 2k functions at the candidates, none if
     the observations are those that were chosen. Each pick costs O(r²) and two functions. Any other
     change of the model (a refit, a growing grid) has them computed anew: O(r³) and two quadratic
-    forms. For a model with a residual they always are: O(N M r), and O(N (M + r)) for each pick.
+    forms. For a model with a residual they always are: O(N M r), and O(N (M + r)) for each pick;
+    but those of an exact model of n observations are kept where it observed what was chosen:
+    O(N n² + N M n) anew, O(N (M + n)) for each pick.
 
     With an outcome transform other than ``Standardize`` the variance is that of the transformed
     outcome.
@@ -122,6 +125,7 @@ class PoolSelector:
         self._posterior_transform = posterior_transform
         self._observations = 0.0
         self._known: tuple[Gains, Gains] | None = None  # before and after the last choice
+        self._exact: _Choice | None = None
 
     def __len__(self) -> int:
         """Return the number N of candidates."""
@@ -142,11 +146,7 @@ class PoolSelector:
         unavailable, waiting = self._unavailable(exclude, pending)
         available = available_candidates(unavailable, self._pool, q)
         costs = self._checked_costs(costs)
-        process = self._model.feature_process(self._corners)
-        if in_weight_space(process):
-            before: Gains | JointGains = self._gains(weight_space(process))
-        else:
-            before = JointGains.of(process, self._pool, self._measure)
+        before = self._gains_now()
         gains, noise = before, self._noise()
         factors = variance_factors(self._model, self._posterior_transform).unsqueeze(-1)
         for candidate in waiting:
@@ -161,7 +161,24 @@ class PoolSelector:
             gains = gains.observing(picks[-1], noise[:, picks[-1], None])
         if isinstance(before, Gains) and isinstance(gains, Gains):
             self._known = before, gains
+        if isinstance(before, VarianceGains) and isinstance(gains, VarianceGains):
+            process = self._model.process(self._corners)
+            self._exact = None
+            if isinstance(process, ObservationSpaceProcess) and not waiting:
+                self._exact = _Choice(process, self._pool[picks].double(), noise[:, picks], gains)
         return torch.tensor(picks, device=self._pool.device)
+
+    def _gains_now(self) -> Gains | VarianceGains:
+        """Return the gains under the model's present posterior."""
+        process = self._model.process(self._corners)
+        if isinstance(process, ObservationSpaceProcess) and process.prior.has_residual:
+            if self._exact is not None and self._exact.is_observed_by(process):
+                return self._exact.gains
+            return VarianceGains.of(process, self._pool, self._measure)
+        process = self._model.feature_process(self._corners)
+        if in_weight_space(process):
+            return self._gains(weight_space(process))
+        return VarianceGains.of(process, self._pool, self._measure)
 
     def _unavailable(
         self, exclude: Tensor | None, pending: Tensor | None
@@ -357,10 +374,11 @@ def _columns(like: Tensor, count: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class JointGains:
-    """Reductions of the mean variance at M points by each of N candidates, with a residual.
+    """Covariances of N candidates with M points, with a residual.
 
-    ``Σ_j w_j c_ij² / (v_i + noise)`` with c the covariances of candidates with points and v the
-    variances of candidates, given the candidates observed so far. Memory O(N (M + r)).
+    An observation at candidate i takes ``c_ij² / (v_i + noise)`` from the variance of point j, with
+    c the covariances of candidates with points and v the variances of candidates, given the
+    candidates observed so far. Memory O(N (M + r)).
 
     Attributes:
         process: The process before any of them.
@@ -383,18 +401,14 @@ class JointGains:
 
     @classmethod
     def of(cls, process: PosteriorProcess, pool: Tensor, points: PointMeasure) -> JointGains:
-        """Compute the gains of a process as it is. Cost O(N M r) for its r features."""
+        """Compute the covariances of a process as it is. Cost O(N M r) for its r features."""
         at = process.at(pool)
         covariance = process.cross_covariance(at, process.at(points.points))
         variance = process.variance_at(at).expand(covariance.shape[:-1])
         return cls(process, pool, at, points.weights, covariance, variance, covariance[..., :0])
 
-    def value(self, noise: Tensor) -> Tensor:
-        """Return the gains, ``m x N``, for noise variances ``m x N``. Cost O(N M)."""
-        return (self.covariance.square() @ self.weights) / (self.variance + noise)
-
     def observing(self, i: int, noise: Tensor) -> JointGains:
-        """Return the gains after the i-th candidate, with noise variance ``m x 1``.
+        """Return the covariances after the i-th candidate, with noise variance ``m x 1``.
 
         Cost O(N (M + r + k)).
         """
@@ -407,6 +421,91 @@ class JointGains:
             covariance=self.covariance - column @ row,
             variance=(self.variance - column.squeeze(-1).square()).clamp_min(0.0),
             columns=torch.cat((self.columns, column), -1),
+        )
+
+
+@dataclass(frozen=True)
+class VarianceGains:
+    """Reductions of the mean variance at M points by each of N candidates, with a residual.
+
+    ``Σ_j w_j c_ij² / (v_i + noise)``: c are the covariances of candidates with points and v the
+    variances of candidates, given the k that were observed so far: ``c = C − A R``, which is never
+    formed. With the i-th row less ``a_i r`` the sums become
+    ``Σ_j w_j c_ij² − 2 a_i Σ_j w_j c_ij r_j + a_i² Σ_j w_j r_j²``: the
+    N x M numbers are read once for each candidate observed. Memory O(N (M + r + k)).
+
+    Attributes:
+        joint: Covariances C with the points and variances, before any candidate.
+        variance: v, ``m x N``.
+        numerator: ``Σ_j w_j c_ij²``, ``m x N``.
+        columns: A, ``m x N x k``; ``A Aᵀ`` is the reduction of the candidates' covariance.
+        rows: R, ``m x k x M``.
+    """
+
+    joint: JointGains
+    variance: Tensor
+    numerator: Tensor
+    columns: Tensor
+    rows: Tensor
+
+    @classmethod
+    def of(cls, process: PosteriorProcess, pool: Tensor, points: PointMeasure) -> VarianceGains:
+        """Compute the gains of a process as it is; cost as of :meth:`JointGains.of`."""
+        joint = JointGains.of(process, pool, points)
+        numerator = joint.covariance.square() @ joint.weights
+        none = joint.covariance[..., :0, :]
+        return cls(joint, joint.variance, numerator, joint.columns, none)
+
+    def value(self, noise: Tensor) -> Tensor:
+        """Return the gains, ``m x N``, for noise variances ``m x N``."""
+        return self.numerator.clamp_min(0.0) / (self.variance.clamp_min(0.0) + noise)
+
+    def observing(self, i: int, noise: Tensor) -> VarianceGains:
+        """Return the gains after the i-th candidate, with noise variance ``m x 1``.
+
+        Cost O(N (M + r + k)).
+        """
+        joint, own = self.joint, self.columns[..., i : i + 1, :]
+        spread = (self.variance[..., i : i + 1].clamp_min(0.0) + noise).sqrt().unsqueeze(-1)
+        fresh = joint.process.cross_covariance(joint.pool, joint.process.at(joint.X[i : i + 1]))
+        column = (fresh - self.columns @ own.mT) / spread
+        row = (joint.covariance[..., i : i + 1, :] - own @ self.rows) / spread
+        weighted = (row * joint.weights).mT
+        along = joint.covariance @ weighted - self.columns @ (self.rows @ weighted)
+        change = column * (2.0 * along - column * (row @ weighted))
+        return replace(
+            self,
+            variance=self.variance - column.squeeze(-1).square(),
+            numerator=self.numerator - change.squeeze(-1),
+            columns=torch.cat((self.columns, column), -1),
+            rows=torch.cat((self.rows, row), -2),
+        )
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A choice for an exact model.
+
+    Attributes:
+        process: The posterior before it.
+        X: What was chosen, in transformed inputs, ``k x d``.
+        noise: Noise variances there, ``m x k``.
+        gains: Of all candidates after it.
+    """
+
+    process: ObservationSpaceProcess
+    X: Tensor
+    noise: Tensor
+    gains: VarianceGains
+
+    def is_observed_by(self, process: ObservationSpaceProcess) -> bool:
+        """Say whether a process is the former one that observed this choice and nothing else."""
+        known, told = self.process.told.X.shape[-2], process.told
+        return (
+            process.prior is self.process.prior
+            and told.X.shape[-2] == known + len(self.X)
+            and torch.equal(told.X[..., known:, :].reshape(-1, *self.X.shape[1:]), self.X)
+            and torch.allclose(told.noise[..., known:], self.noise, rtol=1e-9, atol=0.0)
         )
 
 

@@ -76,8 +76,7 @@ Model = Annotated[
     option(
         "Model",
         f"Model: {', '.join(MODELS)}. auto is exact for the first hundreds of outcomes, then on a "
-        "grid in up to four inputs and at inducing points in more; sample has it on the grid from "
-        "the start, where its choice is cheap.",
+        "grid in up to four inputs and at inducing points in more.",
         metavar="NAME",
     ),
 ]

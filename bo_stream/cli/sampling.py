@@ -19,7 +19,7 @@ from bo_stream.loops.predictions import Score
 from bo_stream.loops.run import run_with_checkpoints
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.results import write_results
-from bo_stream.loops.sampling.settings import STRATEGIES, STRATEGY_NAMES, Settings, Strategy
+from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy, strategy_name
 
 
 def run(
@@ -62,8 +62,8 @@ def _run_and_report(campaign: Campaign, folder: Path, caught: running.Caught) ->
     steps = partial(run_with_checkpoints, campaign.run(), partial(campaign.save, folder))
     total = campaign.main.settings.steps
     stopped = running.run_with_bar(campaign, total, partial(_last_errors, campaign), steps)
-    finals, trust = write_results(campaign, folder, running.notes(caught))
-    OUT.print(_final_table(finals, campaign))
+    finals, means, trust = write_results(campaign, folder, running.notes(caught))
+    OUT.print(_final_table(finals, means, campaign))
     _show_outliers(campaign)
     running.show_alarms(trust)
     logs = [loop.model.numerical_log for loop in campaign.begun.values()]
@@ -89,33 +89,48 @@ def _last_errors(campaign: Campaign) -> str:
     """Return the last error of each strategy as text."""
     parts = [
         f"{'RMSE' if name != 'random' else 'random'} {loop.curve[-1].rmse_sd:.3f} sd"
+        if loop.curve[-1].wrong is None
+        else f"{'wrong calls' if name != 'random' else 'random'} {100 * loop.curve[-1].wrong:.1f} %"
         for name, loop in campaign.begun.items()
     ]
     return ", ".join(parts) or "learning the first hyperparameters"
 
 
-def _final_table(finals: Mapping[Strategy, Score], campaign: Campaign) -> Table:
+def _final_table(
+    finals: Mapping[Strategy, Score], means: Mapping[Strategy, Score], campaign: Campaign
+) -> Table:
+    """Return a table of two lines a strategy: at the end, and the mean over the run."""
     table = Table(title=f"Held-out error after {campaign.seconds:.0f} s", title_justify="left")
-    for heading in ("strategy", "observations", "RMSE", "RMSE / sd", "NLL", "95 % coverage"):
+    threshold, goal = campaign.main.settings.threshold, campaign.main.settings.goal
+    calls = () if threshold is None else ("wrong calls",)
+    errors = ("RMSE", "RMSE / sd", "MAE", "MAE / sd", "NLL", "95 % coverage")
+    for heading in ("strategy", "observations", *calls, *errors):
         table.add_column(heading, justify="left" if heading == "strategy" else "right")
-    for name, score in finals.items():
-        table.add_row(
-            STRATEGY_NAMES[name],
-            f"{score.observations:,}",
-            f"{score.rmse:.4g}",
-            f"{score.rmse_sd:.3f}",
-            f"{score.nll:.3f}",
-            f"{100 * score.coverage:.1f} %",
-        )
+    for name, final in finals.items():
+        lines = ((strategy_name(name, goal), f"{final.observations:,}", final),)
+        for label, observations, score in (*lines, ("", "mean over all", means[name])):
+            wrong = () if score.wrong is None else (f"{100 * score.wrong:.1f} %",)
+            table.add_row(
+                label,
+                observations,
+                *wrong,
+                f"{score.rmse:.4g}",
+                f"{score.rmse_sd:.3f}",
+                f"{score.mae:.4g}",
+                f"{score.mae_sd:.3f}",
+                f"{score.nll:.3f}",
+                f"{100 * score.coverage:.1f} %",
+            )
     return table
 
 
 def _show_outliers(campaign: Campaign) -> None:
+    goal = campaign.main.settings.goal
     for name, loop in campaign.begun.items():
         rows = loop.outlying_rows()
         if rows:
             OUT.print(
-                f"Left out as outliers by {STRATEGY_NAMES[name]} (--outliers 0 keeps them): rows "
-                f"{', '.join(map(str, rows))} of the data.",
+                f"Left out as outliers by {strategy_name(name, goal)} (--outliers 0 keeps them): "
+                f"rows {', '.join(map(str, rows))} of the data.",
                 soft_wrap=True,
             )

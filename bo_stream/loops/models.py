@@ -30,6 +30,9 @@ LIKELIHOODS = {
 AUTO = "auto"
 """Name of the kind that is used where none is named."""
 
+EXACT = "exact"
+"""Name of the exact family of model auto."""
+
 MOST_ON_GRID = 4
 """Largest number of inputs of a model on a grid."""
 
@@ -115,7 +118,7 @@ def build_model(
     Y: Tensor,
     kernel: Kernel,
     grid: tuple[int, ...] | None,
-    features: bool = False,
+    family: str | None = None,
 ) -> StreamingGP:
     """Build a model of the first outcomes, ``n x 1``, at inputs in the unit cube, ``n x d``.
 
@@ -127,16 +130,16 @@ def build_model(
         kernel: Kernel of d inputs. Where a grid is or may become what the model is on, Matérn
             kernels of the distance are taken for products over inputs, from the first outcome on.
         grid: Nodes per dimension of a model on a grid, one number or d; None: its default.
-        features: Whether model auto is on a grid from the start, where its inputs are few enough,
-            because features make the use that is made of it cheap; given a grid it is anyway.
+        family: That model auto is in and stays in: ``exact``, with the kernel as it is, or
+            ``WISKI``; None: all, one after the other. Given a grid it is WISKI.
     """
     from bo_stream.bases.product_matern import as_product
 
     kind, options = MODELS[name], dict[str, Any](given)
-    if kind.on_grid and X.shape[-1] <= MOST_ON_GRID:
+    if kind.on_grid and X.shape[-1] <= MOST_ON_GRID and family != EXACT:
         kernel = as_product(kernel, X.shape[-1])
-    if name == AUTO and (grid is not None or (features and X.shape[-1] <= MOST_ON_GRID)):
-        options["families"] = "WISKI"
+    if name == AUTO and (grid is not None or family is not None):
+        options["families"] = "WISKI" if grid is not None else family
     if grid is not None:
         options["grid_size"] = grid * X.shape[-1] if len(grid) == 1 else grid
     try:
@@ -145,6 +148,20 @@ def build_model(
         return kind.build(X, Y, kernel, options)
     except ValueError as error:
         raise UsageError(f"This model cannot be built: {error}") from error
+
+
+def most_exact(given: Options, X: Tensor, kernel: Kernel) -> int:
+    """Return up to how many outcomes model auto is exact before it goes onto a grid.
+
+    Args:
+        given: Options of the model that differ from the defaults.
+        X: Inputs in the unit cube, ``n x d``, d at most ``MOST_ON_GRID``.
+        kernel: Kernel of d inputs.
+    """
+    from bo_stream.bases.product_matern import as_product
+
+    product, options = as_product(kernel, X.shape[-1]), {**given, "families": (EXACT, "WISKI")}
+    return int(_auto(X[:0], X[:0, :1], product, options).max_exact)
 
 
 def options_help() -> str:
@@ -293,3 +310,9 @@ KERNELS: dict[str, Callable[[int], Kernel]] = {
     "matern52": _scaled_matern(2.5),
 }
 """Functions of the number of inputs that build a kernel, by name."""
+
+LEARNED = "learned"
+"""Name of the choice among ``SMOOTHNESS``."""
+
+SMOOTHNESS = ("matern12", "matern32", "matern52", "rbf")
+"""Names of kernels from rough to smooth."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
 
+import numpy as np
 import torch
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from torch import Tensor
@@ -83,31 +85,70 @@ class Score:
         observations: Number of observations so far.
         rmse: Root mean squared error of the mean, in units of the target.
         rmse_sd: ``rmse`` over the standard deviation of the held-out outcomes.
+        mae: Mean absolute error of the mean, in units of the target.
+        mae_sd: ``mae`` over that standard deviation.
         nll: Mean negative log density of an outcome, noise included, in nats.
         coverage: Share of outcomes in their 95 % interval, noise included.
+        wrong: Share of outcomes on the other side of a threshold than the mean; None without one.
     """
 
     observations: int
     rmse: float
     rmse_sd: float
+    mae: float
+    mae_sd: float
     nll: float
     coverage: float
+    wrong: float | None = None
 
 
 @torch.no_grad()
-def score(model: StreamingGP, X: Tensor, Y: Tensor) -> Score:
-    """Score the predictions, as of :func:`predict`, of held-out outcomes ``n x 1`` at ``n x d``."""
+def score(model: StreamingGP, X: Tensor, Y: Tensor, threshold: float | None = None) -> Score:
+    """Score the predictions, as of :func:`predict`, of held-out outcomes ``n x 1`` at ``n x d``.
+
+    A threshold is in the units of the outcomes.
+    """
     mean, variance = predict(model, X)
     noise = model.noise_at(model.transform_inputs(X).double()).squeeze(-2)
     variance = variance + noise * model.outcome_scale().square().squeeze()
-    error = Y.double().squeeze(-1) - mean
-    rmse = float(error.square().mean().sqrt())
+    truth = Y.double().squeeze(-1)
+    error, deviation = truth - mean, float(truth.std())
+    rmse, mae = float(error.square().mean().sqrt()), float(error.abs().mean())
     density = 0.5 * (error.square() / variance + variance.log() + math.log(2.0 * math.pi))
     inside = error.abs() <= _HALF_WIDTH_95 * variance.sqrt()
     return Score(
         round(model.num_observations),
         rmse,
-        rmse / float(Y.double().std()),
+        rmse / deviation,
+        mae,
+        mae / deviation,
         float(density.mean()),
         float(inside.double().mean()),
+        None if threshold is None else _share_wrong(mean, truth, threshold),
     )
+
+
+def _share_wrong(mean: Tensor, truth: Tensor, threshold: float) -> float:
+    return float(((mean > threshold) != (truth > threshold)).double().mean())
+
+
+def mean_over_run(curve: Sequence[Score]) -> Score:
+    """Average scores over the observations between the first and the last of them.
+
+    Each measure is taken to change linearly from one score to the next. The number of observations
+    is that of the last.
+
+    Args:
+        curve: Scores at growing numbers of observations, one or more.
+    """
+    last = curve[-1]
+    if len(curve) == 1:
+        return last
+    at = [score.observations for score in curve]
+    means: dict[str, Any] = {
+        field.name: float(np.trapezoid([getattr(score, field.name) for score in curve], at))
+        / (at[-1] - at[0])
+        for field in fields(Score)
+        if getattr(last, field.name) is not None
+    }
+    return replace(last, **{**means, "observations": last.observations})

@@ -115,10 +115,10 @@ class CheckpointFormat:
 
 
 SAMPLING = CheckpointFormat(
-    "checkpoint.json", "run", FileFormat("bo_stream sampling checkpoint", 8, True)
+    "checkpoint.json", "run", FileFormat("bo_stream sampling checkpoint", 9, True)
 )
 ASKING = CheckpointFormat(
-    "sampling.json", "sampling", FileFormat("bo_stream active sampling", 1, True)
+    "sampling.json", "sampling", FileFormat("bo_stream active sampling", 2, True)
 )
 OPTIMIZATION = CheckpointFormat(
     "optimization.json", "optimization", FileFormat("bo_stream optimization checkpoint", 9, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from bo_stream.errors import UsageError, check_one_of, check_whole
 from bo_stream.loops.models import AUTO, KERNELS, MODELS, MOST_ON_GRID, Option, checked_model
@@ -29,6 +30,8 @@ class RunSettings:
         dtype: ``float64`` or ``float32``.
     """
 
+    _kernels: ClassVar[tuple[str, ...]] = tuple(KERNELS)
+
     q: int
     initial: int = 10
     model: str = AUTO
@@ -50,7 +53,7 @@ class RunSettings:
             raise UsageError(
                 f"A grid is for model {names}, got {self.grid} with model {self.model}."
             )
-        check_one_of("kernel", self.kernel, KERNELS)
+        check_one_of("kernel", self.kernel, self._kernels)
         check_one_of("dtype", self.dtype, ("float64", "float32"))
         if self.refit != 0.0 and not 1.0 < self.refit < math.inf:
             raise UsageError(

@@ -11,7 +11,7 @@ from botorch.exceptions.errors import UnsupportedError
 from gpytorch.likelihoods import BernoulliLikelihood, LaplaceLikelihood
 from torch import Tensor
 
-from bo_stream import OSGPR, OSVGP, WISKI
+from bo_stream import OSGPR, OSVGP, WISKI, AutoGP
 from bo_stream.acquisition import PoolSelector, select_from_pool
 from bo_stream.acquisition import pool as pool_module
 from bo_stream.models.base import StreamingGP
@@ -31,6 +31,7 @@ def _laplace(X: Tensor, Y: Tensor) -> OSVGP:
 MODELS: dict[str, Callable[[Tensor, Tensor], StreamingGP]] = {
     "OSGPR": lambda X, Y: OSGPR(X, Y, inducing_points=X[:10]),
     "OSVGP, Laplace": _laplace,
+    "AutoGP, exact": lambda X, Y: AutoGP(X, Y, families="exact"),
     "ClusteredGP": lambda X, Y: ClusteredGP(X, Y, resolution=0.1),
     "LocalGP": lambda X, Y: LocalGP(X, Y, max_size=15),
 }
@@ -122,3 +123,27 @@ def test_what_it_cannot_choose_for() -> None:
     labels = OSVGP(X, (Y > 0).double(), BernoulliLikelihood(), inducing_points=X[:10])
     with pytest.raises(UnsupportedError, match="no Gaussian noise"):
         select_from_pool(labels, rand(10), 2, rand(5))
+
+
+def test_gains_of_an_exact_model_are_kept_while_it_observes_what_was_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And computed anew after anything else, with the same choices as without a memory."""
+    X, Y = wave(30, 2)
+    model, pool, points = AutoGP(X, Y, families="exact"), rand(60), rand(40)
+    outcomes = torch.sin(pool.sum(-1, keepdim=True))
+    computed: list[int] = []
+    once = pool_module.VarianceGains.of
+    monkeypatch.setattr(
+        pool_module.VarianceGains, "of", lambda *args: [computed.append(0), once(*args)][1]
+    )
+    selector = PoolSelector(model, pool, points)
+    taken = torch.zeros(0, dtype=torch.long)
+    for turn in range(5):
+        picks = selector.select(3, exclude=taken)
+        known = len(computed)
+        assert torch.equal(picks, select_from_pool(model, pool, 3, points, exclude=taken))
+        assert known == (1, 2, 3, 4, 6)[turn]  # the choices to compare with are computed too
+        told = picks if turn != 3 else picks[:2]
+        model.update(pool[told], outcomes[told])
+        taken = torch.cat((taken, told))

@@ -123,7 +123,7 @@ def test_another_model_of_more_inputs() -> None:
     assert sample("wide.npz", *quick, *options).exit_code == 0
     record = json.loads(Path("run/run.json").read_text())
     assert record["settings"]["model_options"] == {"resolution": 0.3}
-    model = record["strategies"]["nipv"]["model"]
+    model = record["strategies"]["chosen"]["model"]
     assert (model["class"], model["resolution"]) == ("ClusteredGP", 0.3)
     changed = sample("--out", "run", "--resume", "--set", "resolution=0.2")
     assert_one_clear_error(changed, "The run began with --set {'resolution': 0.3}")
@@ -205,6 +205,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         (["map.npz", "--refit", "0.5"], "refit above 1"),
         (["map.npz", "--outliers", "-1"], "outliers above 0"),
         (["map.npz", "--model", "local", "--outliers", "8"], "left out of model auto, wiski"),
+        (["map.npz", "--goal", "exceedance"], "needs the threshold"),
         (["map.npz", "--compare", "chance"], "Expected --compare random, got 'chance'"),
         (["wide.npz", "--model", "wiski"], "at most 4 inputs with model wiski"),
         (["map.npz", "--model", "svgp"], "Expected model to be one of auto, wiski, osgpr"),
@@ -257,7 +258,7 @@ def test_a_run_is_not_written_over_and_keeps_its_settings(data: str, tmp_path: P
     ):
         assert_one_clear_error(sample(*args), message)
     index = Path("run/checkpoint.json")
-    index.write_bytes(before["checkpoint.json"].replace(b'"version": 8', b'"version": 99'))
+    index.write_bytes(before["checkpoint.json"].replace(b'"version": 9', b'"version": 99'))
     assert_one_clear_error(sample(*resume), "version 99 of the format")
     index.write_bytes(before["checkpoint.json"])
     assert contents(Path("run")) == before
@@ -290,7 +291,7 @@ def test_a_refit_that_fails_is_in_the_summary(data: str, monkeypatch: pytest.Mon
     assert result.exit_code == 0, result.stderr
     assert "Numerical record: a refit that failed, first at 5 observations" in result.stdout
     run = json.loads(Path("run/run.json").read_text())
-    (event,) = run["strategies"]["nipv"]["model"]["numerical_log"]
+    (event,) = run["strategies"]["chosen"]["model"]["numerical_log"]
     assert event["what"] == "a refit that failed"
 
 
@@ -326,6 +327,6 @@ def test_a_real_map(shared_data: Path) -> None:
     assert run["finished"] is True
     assert run["peak_memory_mib"] < 2048
     assert run["data"]["columns"] == ["longitude", "latitude"]
-    chosen, random = (run["strategies"][name]["final"] for name in ("nipv", "random"))
+    chosen, random = (run["strategies"][name]["final"] for name in ("chosen", "random"))
     assert chosen["observations"] == random["observations"] == 40
     assert 0.3 < chosen["rmse_sd"] < 1.1

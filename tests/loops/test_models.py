@@ -244,9 +244,9 @@ def test_each_learns_a_map(name: str) -> None:
 def test_each_survives_a_stop_and_says_what_it_is(name: str, tmp_path: Path) -> None:
     path = write_npz(tmp_path / "map.npz", small_map())
     settings = replace(QUICK, model=name, grid=None, model_options=FEWER[name])
-    whole = Campaign.begin(path, None, None, settings, ("nipv",))
+    whole = Campaign.begin(path, None, None, settings, ("chosen",))
     list(whole.run())
-    part = Campaign.begin(path, None, None, replace(settings, steps=2), ("nipv",))
+    part = Campaign.begin(path, None, None, replace(settings, steps=2), ("chosen",))
     list(part.run())
     part.save(tmp_path)
     resumed = Campaign.resume(tmp_path, steps=4)
@@ -254,7 +254,7 @@ def test_each_survives_a_stop_and_says_what_it_is(name: str, tmp_path: Path) -> 
     list(resumed.run())
     assert resumed.main.state.picks == whole.main.state.picks
     write_results(whole, tmp_path, [])
-    record = json.loads((tmp_path / "run.json").read_text())["strategies"]["nipv"]["model"]
+    record = json.loads((tmp_path / "run.json").read_text())["strategies"]["chosen"]["model"]
     assert record["class"] == MODELS[name].model.__name__
     assert record["kernel"]
     assert record["likelihood"]
@@ -275,11 +275,11 @@ def test_options_reach_the_model(name: str, what: str, most: int) -> None:
     assert 0 < MODELS[name].describe(loop.model)[what] <= most
 
 
-def test_the_default_samples_on_a_grid_where_the_inputs_are_few() -> None:
+def test_the_default_samples_exactly_at_first() -> None:
     data, settings = small_map(), replace(QUICK, grid=None)
     loop = SamplingReplay(PoolSplit.of(data, settings.resolved(120, 2)), settings.resolved(120, 2))
     loop.advance()
-    assert MODELS["auto"].describe(loop.model)["family"] == "WISKI"
+    assert MODELS["auto"].describe(loop.model)["family"] == "exact"
     assert settings.resolved(120, 2).outliers == 8.0
     assert settings.resolved(120, 5).outliers == 0.0
     with pytest.raises(UsageError, match="got outliers 3 with 5 inputs"):

@@ -17,8 +17,8 @@ from bo_stream.loops.sampling.replay import PoolSplit, SamplingReplay, Step
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
 from bo_stream.loops.sampling.state import SamplingState
 
-_STEPS_ON_SIMULATED = 150
-"""Default number of choices on the simulated map: a minute's work on two cores."""
+_STEPS_ON_SIMULATED = 50
+"""Default number of choices on the simulated map: half a minute's work on two cores."""
 
 
 @dataclass(frozen=True)

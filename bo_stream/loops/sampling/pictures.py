@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from bo_stream.diagnostics.pictures import mark_hand_overs
 from bo_stream.loops.datasets import Array, Dataset
-from bo_stream.loops.predictions import Score
-from bo_stream.loops.sampling.settings import STRATEGY_NAMES, Strategy
+from bo_stream.loops.predictions import Score, mean_over_run
+from bo_stream.loops.sampling.settings import Strategy
 from bo_stream.models.auto.inference import HandOver
 
 
@@ -54,34 +54,76 @@ def draw_map(view: MapView) -> Figure:
 
 
 def draw_curve(
-    curves: Mapping[Strategy, Sequence[Score]], target: str, hand_overs: Iterable[HandOver] = ()
+    curves: Mapping[Strategy, Sequence[Score]],
+    names: Mapping[Strategy, str],
+    target: str,
+    hand_overs: Iterable[HandOver] = (),
+    onto_grid_at: int | None = None,
 ) -> Figure:
-    """Draw the error over the number of observations, one line per strategy.
+    """Draw the errors over the number of observations, one colour per strategy.
+
+    The share of wrong calls first, where there is a threshold; then RMSE and mean absolute error.
 
     Args:
         curves: Scores of each strategy.
+        names: Of the strategies, for readers.
         target: Name of what is predicted.
         hand_overs: Of the main strategy's model, to be marked.
+        onto_grid_at: Number of observations at which that model went onto a grid, to be marked.
     """
-    figure = Figure(figsize=(7.0, 4.4), layout="constrained")
-    axes = figure.subplots()
-    for (name, curve), style in zip(curves.items(), ("o-", "s--"), strict=False):
-        observations = [score.observations for score in curve]
-        label = f"{STRATEGY_NAMES[name]}: {curve[-1].rmse_sd:.3f} sd at the end"
-        axes.plot(observations, [score.rmse for score in curve], style, ms=3, label=label)
-    mark_hand_overs(axes, ((move.observations, move) for move in hand_overs))
     last = next(iter(curves.values()))[-1]
+    panels = 1 if last.wrong is None else 2
+    figure = Figure(figsize=(1.4 + 5.6 * panels, 4.4), layout="constrained")
+    axes = figure.subplots(1, panels, squeeze=False)[0]
+    if last.wrong is not None:
+        _draw_measure(axes[0], curves, names, "wrong", "of calls wrong", 100.0)
+        axes[0].set_ylabel("held-out sites on the wrong side of the threshold, %", fontsize=9)
+    errors = axes[-1]
+    _draw_measure(errors, curves, names, "rmse_sd", "sd", 1.0)
+    for (_, curve), style in zip(curves.items(), _STYLES, strict=False):
+        own = [score.observations for score in curve], [score.mae_sd for score in curve]
+        errors.plot(*own, color=style["color"], lw=0.9, ls=":")
+    errors.plot([], [], color="0.4", lw=0.9, ls=":", label="mean absolute error")
+    moves = [(move.observations, move) for move in hand_overs]
+    for panel in axes:
+        mark_hand_overs(panel, moves)
+        if onto_grid_at is not None:
+            panel.axvline(onto_grid_at, color="tab:red", lw=0.8, ls="-.", label="onto a grid")
+        panel.set_xlabel("observations")
+        panel.set_ylim(bottom=0.0)
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=9)
+    errors.set_ylabel("held-out RMSE, in standard deviations of the target", fontsize=9)
     unit = last.rmse / last.rmse_sd
-    right = axes.secondary_yaxis(
-        "right", functions=(lambda y: np.divide(y, unit), lambda y: np.multiply(y, unit))
+    right = errors.secondary_yaxis(
+        "right", functions=(lambda y: np.multiply(y, unit), lambda y: np.divide(y, unit))
     )
-    right.set_ylabel("in standard deviations of the target", fontsize=9)
-    axes.set(xlabel="observations", ylabel=_wrapped(f"held-out RMSE, {target}"))
-    axes.yaxis.label.set_fontsize(9)
-    axes.set_ylim(bottom=0.0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=9)
+    right.set_ylabel(_wrapped(target), fontsize=9)
     return figure
+
+
+_STYLES: tuple[dict[str, Any], ...] = (
+    {"color": "tab:blue", "ls": "-", "marker": "o", "ms": 3},
+    {"color": "tab:orange", "ls": "--", "marker": "s", "ms": 3},
+)
+
+
+def _draw_measure(
+    axes: Axes,
+    curves: Mapping[Strategy, Sequence[Score]],
+    names: Mapping[Strategy, str],
+    measure: str,
+    unit: str,
+    times: float,
+) -> None:
+    """Draw a field of the scores of each strategy, with its mean over the run in the legend."""
+    for (name, curve), style in zip(curves.items(), _STYLES, strict=False):
+        observations = [score.observations for score in curve]
+        values = [times * getattr(score, measure) for score in curve]
+        mean = times * getattr(mean_over_run(curve), measure)
+        number = f"{mean:.1f} %" if times == 100.0 else f"{mean:.3f}"
+        label = f"{names[name]}: {number} {unit}, mean over the run"
+        axes.plot(observations, values, label=label, **style)
 
 
 def _maps(view: MapView) -> Figure:

@@ -22,7 +22,7 @@ class SamplingReplay:
 
     It never sees another outcome. The strategy ``random`` does not ask it, but tells it the next
     points of the pool, whose order is random. Both begin with the first points of the pool. The
-    variance is averaged over the test inputs.
+    points where the values are to be known are the test inputs.
 
     Attributes:
         split: The map.
@@ -104,7 +104,8 @@ class SamplingReplay:
 
     def score_now(self) -> Score:
         """Score the model as it is, without adding to the curve."""
-        scored = score(self.model, self.split.test_X, self.split.test_Y)
+        split = self.split
+        scored = score(self.model, split.test_X, split.test_Y, self.settings.threshold)
         return replace(scored, observations=self.observations)
 
     def picked_rows(self) -> list[int]:

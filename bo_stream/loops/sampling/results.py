@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from bo_stream.diagnostics.trust import TrustReport
-from bo_stream.loops.predictions import Score, predict
+from bo_stream.loops.predictions import Score, mean_over_run, predict
 from bo_stream.loops.results import (
     model_record,
     record_file,
@@ -22,20 +22,21 @@ from bo_stream.loops.results import (
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.pictures import MapView, draw_curve, draw_map
 from bo_stream.loops.sampling.replay import SamplingReplay
-from bo_stream.loops.sampling.settings import Strategy
+from bo_stream.loops.sampling.settings import Strategy, strategy_name
 
 
 def write_results(
     campaign: Campaign, folder: Path, notes: list[str]
-) -> tuple[dict[Strategy, Score], TrustReport | None]:
+) -> tuple[dict[Strategy, Score], dict[Strategy, Score], TrustReport | None]:
     """Write picks.csv, curve.csv and run.json, all or none; then the pictures and trust.json.
 
     These are curve.png, map.png and trust.png. One that cannot be drawn is a warning. The
     ``notes``, texts of warnings, are put into run.json. Returns the score of each strategy's model
-    as it is, and whether that of the main one can be trusted.
+    as it is, its mean over the run, and whether the model of the main one can be trusted.
     """
     curves = {name: _curve_to_here(loop) for name, loop in campaign.begun.items()}
     finals = {name: curve[-1] for name, curve in curves.items()}
+    means = {name: mean_over_run(curve) for name, curve in curves.items()}
     files = {
         "picks.csv": _picks_table(campaign),
         "curve.csv": _as_csv(
@@ -45,14 +46,18 @@ def write_results(
                 for score in curve
             )
         ),
-        "run.json": record_file(_record(campaign, finals), campaign.seconds, notes),
+        "run.json": record_file(_record(campaign, finals, means), campaign.seconds, notes),
     }
     write_files(folder, files)
-    moves = getattr(campaign.main.model, "history", ())
-    write_picture(folder / "curve.png", lambda: draw_curve(curves, campaign.data.target, moves))
+    main, target = campaign.main, campaign.data.target
+    moves = getattr(main.model, "history", ())
+    names = {name: strategy_name(name, main.settings.goal) for name in curves}
+    write_picture(
+        folder / "curve.png",
+        lambda: draw_curve(curves, names, target, moves, main.state.onto_grid_at),
+    )
     write_picture(folder / "map.png", lambda: draw_map(_map_view(campaign)))
-    main = campaign.main
-    return finals, write_trust(folder, main.model, main.state.validation)
+    return finals, means, write_trust(folder, main.model, main.state.validation)
 
 
 def _curve_to_here(loop: SamplingReplay) -> list[Score]:
@@ -80,7 +85,9 @@ def _as_csv(table: pd.DataFrame) -> bytes:
     return table.to_csv(index=False, lineterminator="\n").encode()
 
 
-def _record(campaign: Campaign, finals: Mapping[Strategy, Score]) -> dict[str, Any]:
+def _record(
+    campaign: Campaign, finals: Mapping[Strategy, Score], means: Mapping[Strategy, Score]
+) -> dict[str, Any]:
     data = campaign.data
     return {
         "finished": campaign.finished,
@@ -97,7 +104,10 @@ def _record(campaign: Campaign, finals: Mapping[Strategy, Score]) -> dict[str, A
         "strategies": {
             name: {
                 "final": asdict(finals[name]),
+                "mean_over_run": asdict(means[name]),
                 "refits_at": loop.state.refits,
+                "kernels": loop.state.kernels,
+                "onto_grid_at": loop.state.onto_grid_at,
                 "outliers": loop.outlying_rows(),
                 "model": model_record(loop.settings.model, loop.model),
             }

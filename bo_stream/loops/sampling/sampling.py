@@ -15,20 +15,47 @@ import torch
 from botorch.utils.transforms import normalize
 from torch import Tensor
 
-from bo_stream.acquisition import PoolSelector
+from bo_stream.acquisition import Misclassification, PoolSelector, select_sites
 from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.errors import UsageError, check_whole
-from bo_stream.loops.models import KERNELS, build_model, names_that_retract, retracts
+from bo_stream.loops.models import (
+    EXACT,
+    KERNELS,
+    LEARNED,
+    SMOOTHNESS,
+    build_model,
+    most_exact,
+    names_that_retract,
+    retracts,
+)
 from bo_stream.loops.predictions import predict
 from bo_stream.loops.run import ASKING, ModelFile, from_record
 from bo_stream.loops.sampling.outliers import ONE_IN, deviations_from_prediction, leave_outliers_out
 from bo_stream.loops.sampling.settings import SamplingSettings
 from bo_stream.loops.sampling.state import SamplingState
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.shell.fitting import relearn
+from bo_stream.models.shell.fitting import (
+    hyperparameters,
+    log_marginal_likelihood,
+    relearn,
+    set_hyperparameters,
+)
 
-SOME_POINTS = 512
+SOME_POINTS = 1024
 """Number of points that stand for all where each has a covariance with every candidate."""
+
+SOME_CANDIDATES = 512
+"""Number of candidates of which the expected wrong calls are computed at each choice."""
+
+LEAST_FOR_SMOOTHNESS = 40
+"""Least number of values from which the smoothness is learned: fewer hardly tell it."""
+
+LIKELIER = 2.0
+"""By how much the log marginal likelihood of another kernel is to be larger: chance favours a
+smooth one by less, and where it is a tie the rough one predicts no worse."""
+
+_COMPARED = (EXACT, "WISKI")
+"""Families of models whose marginal likelihoods are comparable, for they are exact."""
 
 
 class ActiveSampling:
@@ -42,14 +69,20 @@ class ActiveSampling:
 
     The first ``initial`` candidates are drawn at random, by the seed. Later ones reduce the
     posterior variance most, averaged over the points: greedy qNIPV over a pool, as in the WISKI
-    paper's malaria study. Model ``auto`` is on a grid from the start where there are at most four
-    inputs, because the variance is averaged over all points in features only; with more it is exact
-    at first, and ``SOME_POINTS`` of the points stand for all.
+    paper's malaria study. With goal ``exceedance`` they spare most expected wrong calls about the
+    threshold at the points (:class:`bo_stream.Misclassification`), among ``SOME_CANDIDATES``: those
+    of the most uncertain calls, and as many drawn.
+
+    Model ``auto`` is exact while that is cheapest. With at most four inputs it then goes onto a
+    grid, all observations at once: kernels of the distance become products over inputs, and the
+    hyperparameters are learned again. Off the grid ``SOME_POINTS`` of the points, drawn by the
+    seed, stand for all.
 
     The choices are a function of candidates, settings and what was told, in its order, so that a
-    state which was saved and loaded goes on to the same ones. The cost of a choice and of an update
-    does not grow with what was told. Refits come at geometrically growing numbers of observations,
-    and leave outliers out of the model (:func:`leave_outliers_out`).
+    state which was saved and loaded goes on to the same ones. On a grid the cost of a choice and of
+    an update does not grow with what was told. Refits come at geometrically growing numbers of
+    observations, and leave outliers out of the model (:func:`leave_outliers_out`). With kernel
+    ``learned`` they choose the smoothness, too.
 
     Attributes:
         settings: As given.
@@ -109,7 +142,8 @@ class ActiveSampling:
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self._built(self._X[:2], self._X[:2, :1])
+            for family in self._families:
+                self._built(self._X[:2], self._X[:2, :1], self._first_kernel, family)
 
     def _scaled(self, inputs: Tensor) -> Tensor:
         """Scale inputs to the unit cube."""
@@ -213,12 +247,44 @@ class ActiveSampling:
     @cached_property
     def _selector(self) -> PoolSelector:
         """Selector of the present model; what it keeps between choices only saves time."""
-        points = self._points if lives_in_features(self.model) else self._points[:SOME_POINTS]
+        in_features = lives_in_features(self.model)
+        points = self._points if in_features else self._some_points
         return PoolSelector(self.model, self._X, points)
+
+    @cached_property
+    def _some_points(self) -> Tensor:
+        """Points that stand for all: at most ``SOME_POINTS``, drawn by the seed."""
+        drawn = torch.randperm(len(self._points), generator=self._generator(0))[:SOME_POINTS]
+        return self._points[drawn.sort().values]
+
+    def _generator(self, observations: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self.settings.seed + 1_000_003 * observations)
 
     def _selected(self, count: int) -> list[int]:
         told, pending = torch.tensor(self.state.picks), torch.tensor(self.state.pending)
-        return self._selector.select(count, exclude=told, pending=pending).tolist()
+        if self.settings.goal == "map":
+            return self._selector.select(count, exclude=told, pending=pending).tolist()
+        criterion = Misclassification(float(self.settings.threshold or 0.0), "latent")
+        free = torch.ones(len(self._X), dtype=torch.bool)
+        free[told] = False
+        free[pending.long()] = False
+        some = torch.cat((self._uncertain(criterion, free, count), pending.long()))
+        waiting = torch.arange(len(some) - len(pending), len(some))
+        X, points = self._X[some], self._some_points[:SOME_CANDIDATES]
+        choice = select_sites(self.model, X, count, criterion, points, pending=waiting)
+        return some[choice.indices.cpu()].tolist()
+
+    @torch.no_grad()
+    def _uncertain(self, criterion: Misclassification, free: Tensor, count: int) -> Tensor:
+        """Return free candidates, half of them those of the most uncertain calls, half drawn."""
+        index = free.nonzero().squeeze(-1)
+        most = max(SOME_CANDIDATES, 2 * count)
+        if len(index) <= most:
+            return index
+        unsure = criterion.current(*predict(self.model, self._X[index])).cpu()
+        order = unsure.argsort(descending=True, stable=True)
+        drawn = torch.randperm(len(index) - most // 2, generator=self._generator(self.observations))
+        return index[torch.cat((order[: most // 2], order[most // 2 :][drawn[: most // 2]]))]
 
     def _drawn(self, count: int) -> list[int]:
         """Return the next candidates of a random order that are neither told nor pending."""
@@ -291,7 +357,9 @@ class ActiveSampling:
             state.validation.add_time(len(picks), time.perf_counter() - began)
         state.outliers.extend(first + i for i in waiting)
         if state.model is None and self.observations >= self.settings.initial:
-            state.model = self._built(*self._rows(range(self.observations)))
+            rows = self._rows(range(self.observations))
+            state.kernel = self._first_kernel
+            state.model = self._built(*rows, state.kernel, self._families[0])
         if state.model is not None:
             self._learn_if_due()
 
@@ -305,13 +373,39 @@ class ActiveSampling:
         gone = set(picks)
         self.state.pending = [pick for pick in self.state.pending if pick not in gone]
 
-    def _built(self, X: Tensor, Y: Tensor) -> StreamingGP:
-        """Build a model of first values."""
-        settings = self.settings
-        kernel = KERNELS[settings.kernel](X.shape[-1]).to(X)
-        return build_model(
-            settings.model, settings.model_options, X, Y, kernel, settings.grid, True
-        )
+    @property
+    def _families(self) -> tuple[str | None, ...]:
+        """Families that the model goes through, one after the other; None: as its class does."""
+        return (EXACT, "WISKI") if self.settings.goes_onto_grid(self._X.shape[-1]) else (None,)
+
+    @property
+    def _first_kernel(self) -> str:
+        """Name of the kernel to begin with."""
+        if self.settings.kernel != LEARNED:
+            return self.settings.kernel
+        return SMOOTHNESS[0] if self.settings.learns_smoothness else "matern52"
+
+    def _built(self, X: Tensor, Y: Tensor, kernel: str, family: str | None) -> StreamingGP:
+        """Build a model of rows."""
+        settings, module = self.settings, KERNELS[kernel](X.shape[-1]).to(X)
+        options = settings.model_options
+        if family == EXACT:  # where it ends is decided here
+            options = {name: value for name, value in options.items() if name != "max_exact"}
+        return build_model(settings.model, options, X, Y, module, settings.grid, family)
+
+    def _rebuilt(self, kernel: str, family: str | None) -> StreamingGP:
+        """Build a model of all observations but outliers, with the present hyperparameters.
+
+        Those that the other kernel does not have, or in another shape, are left out.
+        """
+        out = set(self.state.outliers)
+        rows = self._rows([place for place in range(self.observations) if place not in out])
+        model = self._built(*rows, kernel, family)
+        own, present = hyperparameters(model), hyperparameters(self.model)
+        shared = {n: v for n, v in present.items() if n in own and own[n].shape == v.shape}
+        model.train()
+        set_hyperparameters(model, shared)
+        return model.eval()
 
     def _rows(self, places: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return inputs and outcomes of what was told, ``n x d`` and ``n x 1``."""
@@ -339,17 +433,66 @@ class ActiveSampling:
 
     def _learn_if_due(self) -> None:
         """Take in what waits since the last refit, learn from it, and leave outliers out."""
-        state, threshold, model = self.state, self._outlier_threshold, self.model
-        if not self.settings.refit_is_due(self.observations, state.refits):
+        state, threshold = self.state, self._outlier_threshold
+        outgrown = self._is_outgrown()
+        if not outgrown and not self.settings.refit_is_due(self.observations, state.refits):
             return
         last = state.refits[-1] if state.refits else 0
         self._update([place for place in state.outliers if place >= last])
         state.outliers = [place for place in state.outliers if place < last]
-        relearn(model)
+        if outgrown:  # with hyperparameters that were learned once, if there are no refits
+            self._take(state.kernel, self._rebuilt(state.kernel, "WISKI"))
+            state.onto_grid_at = self.observations
+        learns = bool(self.settings.refit) or not state.refits
+        if learns:
+            relearn(self.model)
         if threshold:
             X, Y = self._rows(range(self.observations))
-            state.outliers = leave_outliers_out(model, X, Y, state.outliers, threshold)
+            state.outliers = leave_outliers_out(self.model, X, Y, state.outliers, threshold)
+        if learns:
+            self._learn_smoothness()
         state.refits.append(self.observations)
+        state.kernels.append(state.kernel)
+
+    def _is_outgrown(self) -> bool:
+        """Say whether the model is still exact and would be cheaper on a grid."""
+        if len(self._families) == 1 or self._family != EXACT:
+            return False
+        kernel = KERNELS[self.state.kernel](self._X.shape[-1]).to(self._X)
+        return self.observations > most_exact(self.settings.model_options, self._X, kernel)
+
+    @property
+    def _family(self) -> str:
+        """Family that the model is in."""
+        return str(getattr(self.model, "family", type(self.model).__name__))
+
+    def _take(self, kernel: str, model: StreamingGP) -> None:
+        """Go on with another model of the same observations."""
+        self.state.kernel, self.state.model = kernel, model
+        self.__dict__.pop("_selector", None)
+
+    def _learn_smoothness(self) -> None:
+        """Go over to a rougher or smoother kernel while the values are ``LIKELIER`` nats likelier.
+
+        With kernel ``learned``, once ``LEAST_FOR_SMOOTHNESS`` values were told. Hyperparameters are
+        learned for each kernel that is tried.
+        """
+        few = self.observations < LEAST_FOR_SMOOTHNESS
+        if few or not self.settings.learns_smoothness or self._family not in _COMPARED:
+            return
+        best, tried = _evidence(self.model), {self.state.kernel}
+        while True:
+            place = SMOOTHNESS.index(self.state.kernel)
+            nearest = SMOOTHNESS[max(0, place - 1) : place + 2]
+            kernel = next((name for name in nearest if name not in tried), None)
+            if kernel is None:
+                return
+            tried.add(kernel)
+            other = self._rebuilt(kernel, self._family if len(self._families) > 1 else None)
+            relearn(other)
+            if (evidence := _evidence(other)) > best + LIKELIER:
+                best = evidence
+                self._take(kernel, other)
 
     # --- files ------------------------------------------------------------------------------------
 
@@ -407,6 +550,12 @@ class ActiveSampling:
         for inputs in (self._X, self._points):
             digest.update(np.ascontiguousarray(inputs.cpu().numpy()).tobytes())
         return digest.hexdigest()
+
+
+@torch.no_grad()
+def _evidence(model: StreamingGP) -> float:
+    """Return the log marginal likelihood of a model's observations."""
+    return float(log_marginal_likelihood(model).sum())
 
 
 def _check_inputs(name: str, inputs: Tensor, dim: Sequence[int]) -> None:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from math import isfinite
+from typing import ClassVar, Literal, Self
 
 from bo_stream.errors import UsageError, check_one_of, check_whole
-from bo_stream.loops.models import MODELS, names_that_retract, retracts
+from bo_stream.loops.models import (
+    AUTO,
+    KERNELS,
+    LEARNED,
+    MODELS,
+    MOST_ON_GRID,
+    names_that_retract,
+    retracts,
+)
 from bo_stream.loops.settings import RunSettings
 
-Strategy = Literal["nipv", "random"]
+Strategy = Literal["chosen", "random"]
+Goal = Literal["map", "exceedance"]
 
-STRATEGIES: tuple[Strategy, ...] = ("nipv", "random")
-STRATEGY_NAMES: dict[Strategy, str] = {"nipv": "least variance", "random": "random choice"}
-"""Names for readers."""
+STRATEGIES: tuple[Strategy, ...] = ("chosen", "random")
+GOALS: tuple[Goal, ...] = ("map", "exceedance")
+
+_CHOICES: dict[Goal, str] = {"map": "least variance", "exceedance": "fewest wrong calls"}
 
 USUAL_OUTLIERS = 8.0
 """Threshold for outliers, in standard deviations, where the model can retract them."""
@@ -24,18 +35,39 @@ class SamplingSettings(RunSettings):
     """Settings that, with what is told, determine every choice; see also ``RunSettings``.
 
     Attributes:
+        kernel: A name in ``bo_stream.loops.models.KERNELS``, or ``learned``: of the four, from
+            rough to smooth, the one of the largest marginal likelihood. A refit goes from one,
+            at first Matérn-1/2, to the next while that is clearly likelier. Models other than
+            ``auto``, and one on a given grid, have Matérn-5/2 then.
+        goal: ``map``: choose for the least variance of the values; ``exceedance``: for the fewest
+            points called on the wrong side of the threshold.
+        threshold: That values are above or below, in the units of the outcomes; needed by
+            ``exceedance``.
         outliers: Threshold in standard deviations of the posterior predictive distribution;
             observations farther from what all others predict are left out of the model until the
             next refit (:func:`bo_stream.loops.sampling.outliers.leave_outliers_out`); 0: none are
-            left out; None: 8 for a model on a grid, which can retract, else 0.
+            left out; None: 8 for a model of at most four inputs that can retract, else 0.
     """
 
+    _kernels: ClassVar[tuple[str, ...]] = (LEARNED, *KERNELS)
+
     q: int = 6
+    kernel: str = LEARNED
     refit: float = 1.5
+    goal: Goal = "map"
+    threshold: float | None = None
     outliers: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_one_of("goal", self.goal, GOALS)
+        if self.threshold is not None and not isfinite(self.threshold):
+            raise UsageError(f"Expected a finite threshold, got {self.threshold:g}.")
+        if self.goal == "exceedance" and self.threshold is None:
+            raise UsageError(
+                "Goal exceedance needs the threshold that values are above or below: give "
+                "threshold, in the units of the target."
+            )
         if self.outliers and not self.outliers > 0.0:
             raise UsageError(
                 f"Expected outliers above 0 (standard deviations), or 0 for none, got "
@@ -46,6 +78,15 @@ class SamplingSettings(RunSettings):
                 f"Outliers are left out of model {names_that_retract()}, which can retract them, "
                 f"got outliers {self.outliers:g} with model {self.model}. Set it to 0."
             )
+
+    @property
+    def learns_smoothness(self) -> bool:
+        """Whether kernels are compared by their marginal likelihoods."""
+        return self.kernel == LEARNED and self.model == AUTO and self.grid is None
+
+    def goes_onto_grid(self, dim: int) -> bool:
+        """Return whether the model of ``dim`` inputs is exact at first and on a grid later."""
+        return self.model == AUTO and self.grid is None and dim <= MOST_ON_GRID
 
     def outlier_threshold(self, dim: int) -> float:
         """Return the threshold for ``dim`` inputs, 0 for none.
@@ -74,14 +115,14 @@ class Settings(SamplingSettings):
         test: Held-out points, on which the error is measured and over which the variance is
             integrated; None: 10,000, or a quarter of the data.
         score_every: Steps between scores; None: a twenty-fifth of all.
-        strategy: ``nipv``, least integrated posterior variance, or ``random``.
+        strategy: ``chosen``, by the goal, or ``random``.
     """
 
     steps: int | None = None
     pool: int | None = None
     test: int | None = None
     score_every: int | None = None
-    strategy: Strategy = "nipv"
+    strategy: Strategy = "chosen"
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 0), ("pool", 1), ("test", 2), ("score_every", 1)):
@@ -116,3 +157,8 @@ class Settings(SamplingSettings):
         return replace(
             self, test=test, pool=pool, steps=steps, score_every=every, outliers=outliers
         )
+
+
+def strategy_name(strategy: Strategy, goal: Goal) -> str:
+    """Name a strategy for readers."""
+    return "random choice" if strategy == "random" else _CHOICES[goal]

@@ -9,7 +9,7 @@ from typing import Any
 
 from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.errors import UsageError
-from bo_stream.loops.models import MODELS
+from bo_stream.loops.models import KERNELS, MODELS
 from bo_stream.loops.run import ModelFile
 from bo_stream.loops.sampling.settings import SamplingSettings
 from bo_stream.models.base import StreamingGP
@@ -25,6 +25,10 @@ class SamplingState:
         outcomes: Their outcomes.
         pending: Candidates that were asked for and not told, in the order of asking.
         refits: Numbers of observations at which the hyperparameters were learned.
+        kernel: Name of the model's kernel; empty while there is no model.
+        kernels: Name of the kernel after each refit.
+        onto_grid_at: Number of observations at which an exact model went onto a grid; None: it has
+            not.
         outliers: Places in ``picks``, in order, of those that the model is without: outliers at the
             last refit, and later ones that wait for the next.
         validation: Record of how well each outcome was predicted, outliers included.
@@ -36,12 +40,22 @@ class SamplingState:
     pending: list[int] = field(default_factory=list)
     refits: list[int] = field(default_factory=list)
     outliers: list[int] = field(default_factory=list)
+    kernel: str = ""
+    kernels: list[str] = field(default_factory=list)
+    onto_grid_at: int | None = None
     validation: ProgressiveValidation = field(default_factory=ProgressiveValidation)
 
     def record(self) -> dict[str, Any]:
         """Return all but the model, as JSON keeps it."""
         positions = {name: getattr(self, name) for name in _POSITIONS}
-        return {**positions, "outcomes": self.outcomes, "validation": self.validation.state()}
+        return {
+            **positions,
+            "outcomes": self.outcomes,
+            "kernel": self.kernel,
+            "kernels": self.kernels,
+            "onto_grid_at": self.onto_grid_at,
+            "validation": self.validation.state(),
+        }
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> SamplingState:
@@ -49,7 +63,16 @@ class SamplingState:
         positions = {name: [int(n) for n in record[name]] for name in _POSITIONS}
         outcomes = [float(value) for value in record["outcomes"]]
         validation = ProgressiveValidation.of_state(record["validation"])
-        return cls(None, outcomes=outcomes, validation=validation, **positions)
+        kernels, onto_grid_at = [str(name) for name in record["kernels"]], record["onto_grid_at"]
+        return cls(
+            None,
+            outcomes=outcomes,
+            kernel=str(record["kernel"]),
+            kernels=kernels,
+            onto_grid_at=None if onto_grid_at is None else int(onto_grid_at),
+            validation=validation,
+            **positions,
+        )
 
     def load_model(
         self, file: ModelFile | None, path: Path, settings: SamplingSettings, candidates: int
@@ -81,6 +104,8 @@ class SamplingState:
             and len(set(known)) == len(known)
             and told == len(self.outcomes)
             and (observations is None or told == observations + len(outliers))
+            and (self.kernel in KERNELS if observations is not None else not self.kernel)
+            and len(self.kernels) == len(self.refits)
         )
         if not agrees:
             raise UsageError(

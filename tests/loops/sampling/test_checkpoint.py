@@ -24,7 +24,7 @@ from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, writ
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
 
-BOTH: tuple[Strategy, ...] = ("nipv", "random")
+BOTH: tuple[Strategy, ...] = ("chosen", "random")
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_stopped_after_every_step_a_run_makes_the_same_choices(path: Path, folde
 def test_a_run_goes_on_without_its_outliers(folder: Path, tmp_path: Path) -> None:
     data, row = map_with_an_artefact(LONG)
     path = write_npz(tmp_path / "map.npz", data)
-    campaign = Campaign.begin(path, None, None, LONG, ("nipv",))
+    campaign = Campaign.begin(path, None, None, LONG, ("chosen",))
     advance(campaign, 3).save(folder)
     resumed = Campaign.resume(folder)
     assert resumed.main.outlying_rows() == [row]
@@ -135,7 +135,7 @@ def test_only_the_last_models_are_kept(path: Path, folder: Path) -> None:
     index, *models = sorted(contents(folder))
     assert index == "checkpoint.json"
     assert [name.rpartition("-")[0] for name in models] == [
-        "model-nipv-0000017",
+        "model-chosen-0000017",
         "model-random-0000017",
     ]
 
@@ -189,7 +189,7 @@ def refused(folder: Path, message: str) -> None:
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "text", "zeros", "foreign"])
 def test_a_model_that_cannot_be_read(path: Path, folder: Path, damage: str) -> None:
     advance(begin(path), 2).save(folder)
-    (file,), (other,) = folder.glob("model-random-0000005-*"), folder.glob("model-nipv-*")
+    (file,), (other,) = folder.glob("model-random-0000005-*"), folder.glob("model-chosen-*")
     whole = file.read_bytes()
     assert len(whole) > 3 * 4096
     file.unlink()
@@ -204,7 +204,7 @@ def test_a_planted_model_is_not_run(path: Path, folder: Path, tmp_path: Path) ->
     """Not even one whose digest the index names."""
     campaign, mark = advance(begin(path), 2), tmp_path / "mark"
     campaign.save(folder)
-    (file,) = folder.glob("model-nipv-*")
+    (file,) = folder.glob("model-chosen-*")
     about, arrays = read_archive(file)
     document = json.loads(bytes(arrays["objects.json"]))
     document["names"]["it"] = "os.system"
@@ -220,12 +220,12 @@ def test_a_planted_model_is_not_run(path: Path, folder: Path, tmp_path: Path) ->
 
 def edit_run(folder: Path, **changes: Any) -> None:
     runs = json.loads((folder / "checkpoint.json").read_text())["runs"]
-    edit(folder, runs={**runs, "nipv": {**runs["nipv"], **changes}})
+    edit(folder, runs={**runs, "chosen": {**runs["chosen"], **changes}})
 
 
 def edit_model(folder: Path, **changes: Any) -> None:
     models = json.loads((folder / "checkpoint.json").read_text())["models"]
-    edit(folder, models={**models, "nipv": {**models["nipv"], **changes}})
+    edit(folder, models={**models, "chosen": {**models["chosen"], **changes}})
 
 
 @pytest.mark.parametrize("where", ["above", "absolute", "below"])
@@ -233,7 +233,7 @@ def test_a_model_elsewhere_is_not_read(
     path: Path, folder: Path, tmp_path: Path, where: str
 ) -> None:
     advance(begin(path), 2).save(folder)
-    (file,) = folder.glob("model-nipv-*")
+    (file,) = folder.glob("model-chosen-*")
     (folder / "sub").mkdir()
     for place in (tmp_path, folder / "sub"):
         (place / "model.safetensors").write_bytes(file.read_bytes())
@@ -251,7 +251,7 @@ def test_a_model_elsewhere_is_not_read(
 def test_picks_that_are_not_the_model_s(path: Path, folder: Path) -> None:
     advance(begin(path), 6).save(folder)
     good = (folder / "checkpoint.json").read_bytes()
-    run = json.loads(good)["runs"]["nipv"]
+    run = json.loads(good)["runs"]["chosen"]
     picks, outcomes = run["picks"], run["outcomes"]
     assert len(picks) == len(outcomes) == 11
     for chosen, observations, message in (
@@ -332,7 +332,7 @@ def test_an_interrupt_within_a_step_leaves_the_checkpoint_before(
     run_until_interrupted(campaign, folder, from_the_second_step_on)
     monkeypatch.undo()
     resumed = Campaign.resume(folder)
-    assert resumed.loops["nipv"].state.refits == [5]
+    assert resumed.loops["chosen"].state.refits == [5]
     assert outcome(finish(resumed)) == outcome(finish(begin(path)))
 
 

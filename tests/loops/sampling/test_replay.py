@@ -83,7 +83,7 @@ def test_refits_at_geometrically_growing_numbers_of_observations() -> None:
     assert never.state.refits == [5]
 
 
-@pytest.mark.parametrize("strategy", ["nipv", "random"])
+@pytest.mark.parametrize("strategy", ["chosen", "random"])
 def test_an_artefact_is_left_out_at_the_refit_that_finds_it(strategy: Strategy) -> None:
     data, row = map_with_an_artefact(LONG)
     settings = replace(LONG, strategy=strategy).resolved(*data.X.shape)
@@ -129,7 +129,7 @@ def test_a_surprise_that_the_refit_explains_is_learned_from(
     assert loop.state.outliers == []
 
 
-@pytest.mark.parametrize("strategy", ["nipv", "random"])
+@pytest.mark.parametrize("strategy", ["chosen", "random"])
 def test_without_outliers_the_choices_and_scores_are_those_without_the_treatment(
     strategy: Strategy,
 ) -> None:

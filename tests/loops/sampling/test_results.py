@@ -5,7 +5,7 @@ import errno
 import json
 import os
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,12 +14,12 @@ import pytest
 from matplotlib.image import imread
 
 from bo_stream.loops.datasets import Dataset
-from bo_stream.loops.predictions import Score
+from bo_stream.loops.predictions import Score, mean_over_run
 from bo_stream.loops.run import from_record
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.pictures import MapView, draw_curve, draw_map
 from bo_stream.loops.sampling.results import write_results
-from bo_stream.loops.sampling.settings import Settings
+from bo_stream.loops.sampling.settings import Settings, Strategy
 from bo_stream.models.auto.inference import HandOver
 from bo_stream.storage.archive import atomic_write
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, write_npz
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too 
 def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Campaign, Path]:
     folder = tmp_path_factory.mktemp("run")
     path = write_npz(folder / "map.npz", small_map())
-    campaign = Campaign.begin(path, None, None, QUICK, ("nipv", "random"))
+    campaign = Campaign.begin(path, None, None, QUICK, ("chosen", "random"))
     for _ in campaign.run():
         pass
     write_results(campaign, folder, ["a warning"])
@@ -45,7 +45,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def test_picks_are_rows_of_the_data_step_by_step(results: tuple[Campaign, Path]) -> None:
     campaign, folder = results
-    picks = [pick for pick in rows(folder / "picks.csv") if pick["strategy"] == "nipv"]
+    picks = [pick for pick in rows(folder / "picks.csv") if pick["strategy"] == "chosen"]
     assert [int(pick["step"]) for pick in picks] == [0] * 5 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
     assert [int(pick["row"]) for pick in picks] == campaign.main.picked_rows()
     for pick in picks:
@@ -57,20 +57,33 @@ def test_picks_are_rows_of_the_data_step_by_step(results: tuple[Campaign, Path])
 def test_curve_holds_every_score(results: tuple[Campaign, Path]) -> None:
     campaign, folder = results
     curve = rows(folder / "curve.csv")
-    assert [line["strategy"] for line in curve] == ["nipv"] * 3 + ["random"] * 3
+    assert [line["strategy"] for line in curve] == ["chosen"] * 3 + ["random"] * 3
     assert [int(line["observations"]) for line in curve] == [5, 11, 17] * 2
     assert [float(line["rmse"]) for line in curve[:3]] == [s.rmse for s in campaign.main.curve]
 
 
 def test_a_hand_over_is_marked_in_the_curve() -> None:
-    curve = [Score(n, 2.0 / n, 1.0 / n, 0.0, 0.95) for n in (10, 20, 40)]
+    curve = [Score(n, 2.0 / n, 1.0 / n, 1.0 / n, 0.5 / n, 0.0, 0.95) for n in (10, 20, 40)]
     move = HandOver(24.0, "exact", "OSGPR", 0.1, 0.0, 0.0)
-    axes = draw_curve({"nipv": curve}, "y", [move]).axes[0]
+    axes = draw_curve({"chosen": curve}, {"chosen": "least variance"}, "y", [move], 30).axes[0]
+    (grid,) = (line for line in axes.lines if line.get_label() == "onto a grid")
+    assert list(grid.get_xdata()) == [30, 30]
     (mark,) = (line for line in axes.lines if line.get_label() == "exact to OSGPR")
     assert list(mark.get_xdata()) == [24.0, 24.0]
     legend = axes.get_legend()
     assert legend is not None
     assert "exact to OSGPR" in [text.get_text() for text in legend.texts]
+
+
+def test_wrong_calls_have_a_panel_of_their_own() -> None:
+    curve = [Score(n, 2.0, 1.0, 1.0, 0.5, 0.0, 0.95, wrong=2.0 / n) for n in (10, 20, 40)]
+    names: dict[Strategy, str] = {"chosen": "fewest wrong calls"}
+    figure = draw_curve({"chosen": curve}, names, "y")
+    calls, errors = figure.axes[:2]
+    assert list(calls.lines[0].get_ydata()) == [20.0, 10.0, 5.0]
+    label = "fewest wrong calls: 10.0 % of calls wrong, mean over the run"  # (15 + 2 * 7.5) / 3
+    assert calls.lines[0].get_label() == label
+    assert list(errors.lines[0].get_ydata()) == [1.0, 1.0, 1.0]
 
 
 def test_run_json_says_how_it_was_made(results: tuple[Campaign, Path]) -> None:
@@ -81,25 +94,28 @@ def test_run_json_says_how_it_was_made(results: tuple[Campaign, Path]) -> None:
     assert run["data"]["fingerprint"] == campaign.data.fingerprint
     assert run["data"]["rows"] == 120
     assert set(run["versions"]) >= {"python", "bo-stream", "torch", "botorch", "gpytorch"}
-    assert run["strategies"]["nipv"]["model"]["grid_size"] == [12, 12]
-    kernel = run["strategies"]["nipv"]["model"]["kernel"]
+    assert run["strategies"]["chosen"]["model"]["grid_size"] == [12, 12]
+    kernel = run["strategies"]["chosen"]["model"]["kernel"]
     module = campaign.main.model.covar_module
     assert kernel["base_kernel.lengthscale"] == module.base_kernel.lengthscale.tolist()
     assert run["strategies"]["random"]["final"]["observations"] == 17
+    mean = run["strategies"]["chosen"]["mean_over_run"]
+    assert mean == asdict(mean_over_run(campaign.main.curve))
+    assert run["strategies"]["chosen"]["kernels"] == campaign.main.state.kernels
     assert run["warnings"] == ["a warning"]
-    assert run["strategies"]["nipv"]["model"]["numerical_log"] == []
+    assert run["strategies"]["chosen"]["model"]["numerical_log"] == []
 
 
 def test_outliers_are_in_the_results(tmp_path: Path) -> None:
     data, row = map_with_an_artefact(LONG)
     path = write_npz(tmp_path / "map.npz", data)
-    campaign = Campaign.begin(path, None, None, replace(LONG, steps=0), ("nipv",))
+    campaign = Campaign.begin(path, None, None, replace(LONG, steps=0), ("chosen",))
     for _ in campaign.run():
         pass
     write_results(campaign, tmp_path, [])
     marked = [int(pick["row"]) for pick in rows(tmp_path / "picks.csv") if pick["outlier"] == "1"]
     run = json.loads((tmp_path / "run.json").read_text())
-    assert marked == run["strategies"]["nipv"]["outliers"] == [row]
+    assert marked == run["strategies"]["chosen"]["outliers"] == [row]
     assert run["settings"]["outliers"] == 7.0
 
 
@@ -193,9 +209,9 @@ def test_a_report_that_fails_loses_no_result(
 
     monkeypatch.setattr("bo_stream.loops.results.report", fail)
     with pytest.warns(RuntimeWarning, match=r"trust\.json could not be written \(ValueError: not"):
-        finals, trust = write_results(campaign, tmp_path, [])
+        finals, means, trust = write_results(campaign, tmp_path, [])
     assert trust is None
-    assert set(finals) == {"nipv", "random"}
+    assert set(finals) == set(means) == {"chosen", "random"}
     assert not (tmp_path / "trust.json").exists()
     assert (tmp_path / "picks.csv").exists()
 

@@ -10,9 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from botorch.models import SingleTaskGP
+from gpytorch.kernels import MaternKernel
 from torch import Tensor
 
-from bo_stream import WISKI, select_from_pool
+from bo_stream import (
+    WISKI,
+    AutoGP,
+    Misclassification,
+    ProductMatern,
+    select_from_pool,
+    select_sites,
+)
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import ASKING
 from bo_stream.loops.sampling import ActiveSampling, SamplingSettings
@@ -257,3 +266,123 @@ def test_bad_input_changes_nothing(act: Callable[[ActiveSampling], object], mess
 def test_bad_arguments(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ActiveSampling(**{"candidates": SITES, "settings": FEW, **given})
+
+
+# --- exact, then on a grid; smoothness; wrong calls -----------------------------------------------
+
+STAGED = SamplingSettings(
+    q=10, initial=40, model_options={"max_exact": 60}, kernel="matern32", outliers=0.0
+)
+
+
+def family(sampling: ActiveSampling) -> str:
+    assert isinstance(sampling.model, AutoGP)
+    return sampling.model.family
+
+
+def test_the_model_is_exact_with_its_kernel_and_then_on_a_grid_with_the_product() -> None:
+    X = torch.rand(100, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    Y = torch.sin(6.0 * X).sum(-1)
+    sampling = ActiveSampling(X, STAGED)
+    sampling.tell(range(60), Y[:60])
+    module = sampling.model.covar_module
+    assert family(sampling) == "exact"
+    assert isinstance(module.base_kernel, MaternKernel)
+    unit = (X - X.amin(0)) / (X.amax(0) - X.amin(0))
+    exact = SingleTaskGP(
+        unit[:60], Y[:60, None], covar_module=copy.deepcopy(module), outcome_transform=None
+    )
+    offset, scale = (float(value) for value in sampling.model._offset_and_scale())
+    exact.set_train_data(targets=(Y[:60] - offset) / scale, strict=False)
+    exact.mean_module.load_state_dict(sampling.model.mean_module.state_dict())
+    exact.likelihood.noise = sampling.model.likelihood.noise.detach()
+    expected = offset + scale * exact.eval().posterior(unit[60:]).mean.squeeze(-1)
+    torch.testing.assert_close(sampling.predict(X[60:])[0], expected, rtol=1e-6, atol=1e-6)
+    sampling.tell(range(60, 70), Y[60:70])
+    assert family(sampling) == "WISKI"
+    assert isinstance(sampling.model.covar_module.base_kernel, ProductMatern)
+    assert sampling.state.onto_grid_at == sampling.model.num_observations == 70
+    assert sampling.state.refits == [60, 70]
+    error = (sampling.predict(X[70:])[0] - Y[70:]).square().mean().sqrt()
+    assert float(error) < 0.2 * float(Y.std())
+
+
+def test_a_given_grid_is_there_from_the_start() -> None:
+    assert family(begun()) == "WISKI"
+
+
+@pytest.mark.parametrize("told", [50, 70], ids=["exact", "on the grid"])
+def test_a_staged_sampling_is_saved_and_goes_on_to_the_same_choices(
+    told: int, tmp_path: Path
+) -> None:
+    X = torch.rand(120, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    Y = torch.sin(6.0 * X).sum(-1)
+    sampling = ActiveSampling(X, replace(STAGED, kernel="learned"))
+    sampling.tell(range(told), Y[:told])
+    sampling.save(tmp_path)
+    again = ActiveSampling.load(tmp_path, X)
+    for _ in range(2):
+        picks = sampling.ask()
+        assert again.ask() == picks
+        sampling.tell(picks, Y[picks])
+        again.tell(picks, Y[picks])
+    assert known(again) == known(sampling)
+    assert again.state.kernels == sampling.state.kernels
+    assert again.state.onto_grid_at == sampling.state.onto_grid_at
+    assert torch.equal(again.predict(X)[0], sampling.predict(X)[0])
+
+
+def test_the_smoothness_is_learned() -> None:
+    """A smooth function has a smooth kernel, and independent increments the roughest."""
+    x = torch.linspace(0.0, 1.0, 120, dtype=torch.float64).unsqueeze(-1)
+    steps = torch.randn(120, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    found = []
+    for Y in (torch.sin(12.0 * x[:, 0]), steps.cumsum(0)):
+        sampling = ActiveSampling(x, SamplingSettings(initial=120, outliers=0.0))
+        sampling.tell(range(120), Y)
+        assert sampling.state.kernels == [sampling.state.kernel]
+        found.append(sampling.state.kernel)
+    assert found[0] in ("matern52", "rbf")
+    assert found[1] == "matern12"
+
+
+def test_few_values_do_not_choose_the_smoothness() -> None:
+    x = torch.linspace(0.0, 1.0, 30, dtype=torch.float64).unsqueeze(-1)
+    sampling = ActiveSampling(x, SamplingSettings(initial=30, outliers=0.0))
+    sampling.tell(range(30), torch.sin(12.0 * x[:, 0]))
+    assert sampling.state.kernel == "matern12"
+
+
+def test_wrong_calls_are_spared_as_select_sites_does_it() -> None:
+    settings = SamplingSettings(q=4, initial=20, goal="exceedance", threshold=0.3, kernel="rbf")
+    sampling = ActiveSampling(SITES, settings, bounds=BOX)
+    first = sampling.ask(20)
+    sampling.tell(first, measured(first))
+    picks = sampling.ask()
+    X = (SITES - BOX[0]) / (BOX[1] - BOX[0])
+    criterion = Misclassification(0.3, "latent")
+    told = torch.tensor(first)
+    both = select_sites(sampling.model, X, 8, criterion, X, exclude=told).indices.tolist()
+    assert picks == both[:4]
+    assert sampling.ask() == both[4:]  # the first four are pending
+    unsure = criterion.current(*sampling.predict(SITES))
+    assert unsure[picks].mean() > unsure.mean()
+
+
+def test_of_many_candidates_the_uncertain_ones_and_as_many_others_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bo_stream.loops.sampling.sampling.SOME_CANDIDATES", 20)
+    settings = SamplingSettings(q=2, initial=12, goal="exceedance", threshold=0.3, kernel="rbf")
+    sampling = ActiveSampling(SITES, settings, bounds=BOX)
+    first = sampling.ask(12)
+    sampling.tell(first, measured(first))
+    free = torch.ones(60, dtype=torch.bool)
+    free[first] = False
+    criterion = Misclassification(0.3, "latent")
+    some = sampling._uncertain(criterion, free, 2)
+    unsure = criterion.current(*sampling.predict(SITES)).masked_fill(~free, -1.0)
+    assert len(some) == len(set(some.tolist())) == 20
+    assert set(unsure.argsort(descending=True)[:10].tolist()) <= set(some.tolist())
+    assert bool(free[some].all())
+    assert set(sampling.ask()) <= set(some.tolist())

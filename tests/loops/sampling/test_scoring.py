@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bo_stream import WISKI
-from bo_stream.loops.predictions import predict, score
+from bo_stream.loops.predictions import Score, mean_over_run, predict, score
 
 
 def observe(X: torch.Tensor) -> torch.Tensor:
@@ -37,6 +37,34 @@ def test_scores_agree_with_the_normal_distribution_s_own(model: WISKI) -> None:
     assert result.observations == 60
     assert result.rmse == pytest.approx((Y - posterior.mean).square().mean().sqrt().item())
     assert result.rmse_sd == pytest.approx(result.rmse / Y.std().item())
+    assert result.mae == pytest.approx((Y - posterior.mean).abs().mean().item())
+    assert result.mae_sd == pytest.approx(result.mae / Y.std().item())
+    assert result.wrong is None
     assert result.nll == pytest.approx(-normal.log_prob(Y).mean().item())
     inside = (tail > 0.025) & (tail < 0.975)
     assert result.coverage == pytest.approx(inside.double().mean().item())
+
+
+def test_wrong_calls_are_counted_in_the_units_of_the_outcomes(model: WISKI) -> None:
+    X = torch.rand(50, 2, dtype=torch.float64)
+    mean = predict(model, X)[0]
+    middle = mean.median().item()
+    Y = mean.clone()
+    Y[:20] = 2.0 * middle - Y[:20]  # on the other side, but for the median itself
+    expected = ((mean > middle) != (middle < Y)).double().mean().item()
+    assert 0.3 < expected <= 0.4
+    assert score(model, X, Y.unsqueeze(-1), middle).wrong == pytest.approx(expected)
+
+
+def test_the_mean_over_a_run_weighs_scores_by_observations() -> None:
+    """At 10, 20 and 40: the integral of straight lines, over 30."""
+    curve = [
+        Score(n, rmse, 0.5 * rmse, 1.0, 0.5, -rmse, 0.9, wrong)
+        for n, rmse, wrong in ((10, 4.0, 0.3), (20, 2.0, 0.2), (40, 1.0, 0.0))
+    ]
+    mean = mean_over_run(curve)
+    assert mean.observations == 40
+    assert mean.rmse == pytest.approx((10 * 3.0 + 20 * 1.5) / 30)
+    assert mean.nll == pytest.approx(-mean.rmse)
+    assert mean.wrong == pytest.approx((10 * 0.25 + 20 * 0.1) / 30)
+    assert mean_over_run(curve[:1]) == curve[0]
