@@ -22,9 +22,9 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from bo_stream import OSGPR
+from bo_stream import OSGPR, AutoGP
 from bo_stream.errors import UsageError
-from bo_stream.loops.models import MODELS
+from bo_stream.loops.models import MODELS, unit_cube
 from bo_stream.loops.optimization import Optimizer, load_optimizer, save_optimizer
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.surrogate import Surrogate, thin
@@ -57,6 +57,14 @@ def at_fixed_points(
     axis = torch.linspace(0.0, 1.0, 6).to(X)
     Z = torch.cartesian_prod(axis, axis)
     return OSGPR(X, Y, covar_module=kernel, inducing_points=Z, window=0)
+
+
+def handed_to_a_grid(
+    X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]
+) -> StreamingGP:
+    """An AutoGP that goes to no inducing points, even where the grid is far from exact."""
+    families = ("exact", "WISKI")
+    return AutoGP(X, Y, covar_module=kernel, bounds=unit_cube(X), families=families, **options)
 
 
 @dataclass
@@ -232,9 +240,13 @@ def test_ten_seeds_of_inducing_points_that_stay(
 
 
 @pytest.mark.integration
+@pytest.mark.filterwarnings("ignore::bo_stream.HandOverWarning")
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize(
     "settings", [replace(ON_GRID, refit=2.0), HANDED_OVER], ids=["grid", "handed over"]
 )
-def test_ten_seeds(settings: OptimizationSettings, seed: int, tmp_path: Path) -> None:
+def test_ten_seeds(
+    settings: OptimizationSettings, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS, "auto", replace(MODELS["auto"], build=handed_to_a_grid))
     check(settings, seed, tmp_path)
