@@ -40,7 +40,8 @@ def grouped_by_position(
         positive; and texts that say how many rows were added up, and in which columns they differ.
 
     Raises:
-        UsageError: A position is missing, or a result is no count, named by row and column.
+        UsageError: A position is missing, a result is no count, or one id is at two positions,
+            named by row and column.
     """
     names = [str(name) for name in table.columns]
     cells = Cells(table.set_axis(names, axis=1), source)
@@ -50,7 +51,21 @@ def grouped_by_position(
     if gap is not None:
         column = columns[int(np.isnan(places[gap]).argmax())]
         raise cells.fault(gap, column, "it is empty. Every row needs a position.")
-    return _grouped(cells, pd.MultiIndex.from_arrays(list(places.T)), settings, "position")
+    result = _grouped(cells, pd.MultiIndex.from_arrays(list(places.T)), settings, "position")
+    given = settings.id if settings.id in names else None
+    column = find_column(settings.unclaimed(names), "id", given, source)
+    if column is not None:
+        sites = Cells(result[0], source)
+        ids = pd.Series(sites.texts(column))
+        again = first((ids.duplicated() & (ids != "")).to_numpy())
+        if again is not None:
+            earlier = first((ids == ids[again]).to_numpy()) or 0
+            raise UsageError(
+                f"{source}: {sites.row(earlier)} and {sites.row(again)} have the same id "
+                f"{ids[again]!r} at different positions. Give all rows of a site its position, or "
+                "every site an id of its own, or name another column by --id."
+            )
+    return result
 
 
 def grouped_by_id(

@@ -92,3 +92,8 @@ def test_people_without_grouping_are_noticed() -> None:
         "5 of 5 rows share their position with another: there are 2 positions. If rows are people "
         "or visits of one village, add them up: --group."
     )
+
+
+def test_one_id_at_two_positions_is_no_site() -> None:
+    with pytest.raises(UsageError, match=r"row 2 and row 4 have the same id 'A' at different pos"):
+        grouped_by_position(people(village=["A", "A", "A", "A", "A"]), SETTINGS, "people.csv")
