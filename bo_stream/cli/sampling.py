@@ -103,12 +103,13 @@ def _final_table(
     table = Table(title=f"Held-out error after {campaign.seconds:.0f} s", title_justify="left")
     threshold, goal = campaign.main.settings.threshold, campaign.main.settings.goal
     calls = () if threshold is None else ("wrong calls",)
-    errors = ("RMSE", "RMSE / sd", "MAE", "MAE / sd", "NLL", "95 % coverage")
-    for heading in ("strategy", "observations", *calls, *errors):
-        table.add_column(heading, justify="left" if heading == "strategy" else "right")
+    errors = ("RMSE", "RMSE / sd", "MAE", "NLL", "95 % coverage")
+    for heading in ("strategy", "sites", *calls, *errors):
+        first = heading == "strategy"
+        table.add_column(heading, justify="left" if first else "right", no_wrap=first)
     for name, final in finals.items():
         lines = ((strategy_name(name, goal), f"{final.observations:,}", final),)
-        for label, observations, score in (*lines, ("", "mean over all", means[name])):
+        for label, observations, score in (*lines, ("", "mean", means[name])):
             wrong = () if score.wrong is None else (f"{100 * score.wrong:.1f} %",)
             table.add_row(
                 label,
@@ -117,7 +118,6 @@ def _final_table(
                 f"{score.rmse:.4g}",
                 f"{score.rmse_sd:.3f}",
                 f"{score.mae:.4g}",
-                f"{score.mae_sd:.3f}",
                 f"{score.nll:.3f}",
                 f"{100 * score.coverage:.1f} %",
             )

@@ -194,7 +194,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         (["text.npz"], "text.npz is no .npz file of plain arrays"),
         (["map.npz", "--x", "height"], "map.npz has no column 'height'. Its columns: lon, lat"),
         (["--x", "lon", "--y", "prevalence"], "give DATA, before --x"),
-        (["map.npz", "--kernel", "cubic"], "kernel to be one of rbf"),
+        (["map.npz", "--kernel", "cubic"], "kernel to be one of learned, rbf"),
         (["map.npz", "--grid", "2"], "grid_size"),
         (["map.npz", "--grid", "20,20,20"], "Expected grid to be one number or 2"),
         (["map.npz", "--grid", "100000"], "memory"),

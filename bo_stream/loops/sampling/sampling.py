@@ -50,7 +50,7 @@ SOME_CANDIDATES = 512
 LEAST_FOR_SMOOTHNESS = 40
 """Least number of values from which the smoothness is learned: fewer hardly tell it."""
 
-LIKELIER = 2.0
+LIKELIER = 5.0
 """By how much the log marginal likelihood of another kernel is to be larger: chance favours a
 smooth one by less, and where it is a tie the rough one predicts no worse."""
 
