@@ -9,6 +9,7 @@ priors, in its own memory: so that all four are values of one function.
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,7 +77,7 @@ def followed(kind: type[StreamingGP], X: Tensor, Y: Tensor) -> tuple[StreamingGP
     model = built(kind, X[: ends[0]], Y[: ends[0]])
     first = hyperparameters(model)
     fit(model)
-    for begin, end in zip(ends, ends[1:], strict=False):
+    for begin, end in itertools.pairwise(ends):
         fit(model.update(X[begin:end], Y[begin:end]))
     return model, first
 
@@ -114,8 +115,10 @@ def streams(kind: type[StreamingGP], seeds: range) -> list[Claim]:
         data = stream(seed)
         found = list[tuple[StreamingGP, Hyperparameters]]()
         with one_start():
-            costs[0] += processor_seconds(lambda data=data: found.append(followed(kind, *data)))
-        costs[1] += processor_seconds(lambda data=data: found.append(followed(kind, *data)))
+            costs[0] += processor_seconds(
+                lambda data=data, to=found: to.append(followed(kind, *data))
+            )
+        costs[1] += processor_seconds(lambda data=data, to=found: to.append(followed(kind, *data)))
         alone_is, is_near = (
             log_posterior(model) >= best_fresh(model, first) - NATS for model, first in found
         )
