@@ -67,8 +67,7 @@ class Stopping:
             if looked == self.pending == 0:
                 return f"Stopping rule: {rule}, and no site is left to survey."
             return f"Stopping rule: {rule}. It takes more than {looked:,} more sites{waiting}."
-        low, high = math.floor(self.more / FACTOR), math.ceil(self.more * FACTOR)
         return (
-            f"Stopping rule: {rule}. Until then about {self.more:,} more sites, likely {low:,} to "
-            f"{high:,}{waiting}."
+            f"Stopping rule: {rule}. Until then roughly {self.more:,} more sites{waiting}; in "
+            "replays of surveys it took a quarter to three times as many."
         )

@@ -21,7 +21,7 @@ def test_the_number_of_sites_is_the_look_ahead_s_corrected() -> None:
     assert rule.more == math.ceil(SOONER * 50)
     said = rule.in_words()
     assert "at most 5.0 % of all calls" in said
-    assert "about 28 more sites, likely 18 to 42, the 4 pending ones among them" in said
+    assert "roughly 28 more sites, the 4 pending ones among them; in replays of surveys" in said
     assert "You may end" in Stopping(0.2, (0.1,), 0).in_words()
     assert "more than 26 more sites" in replace(rule, shares=rule.shares[:50]).in_words()
     assert "no site is left" in Stopping(0.05, (0.1,), 0).in_words()
