@@ -21,7 +21,7 @@ from bo_stream.errors import UsageError
 from bo_stream.loops.results import write_files
 from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
 from bo_stream.loops.survey.coordinates import Coordinates
-from bo_stream.loops.survey.findings import find, goal_in_words
+from bo_stream.loops.survey.findings import CALLED, find, goal_in_words
 from bo_stream.loops.survey.folder import holds_survey, load_survey, save_survey
 from bo_stream.loops.survey.grouping import grouped_by_id, grouped_by_position
 from bo_stream.loops.survey.labels import shown_labels
@@ -388,7 +388,8 @@ def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
             )
         if len(rows) > MOST_CALLS:
             rest = len(rows) - MOST_CALLS
-            shown.caption = f"and {rest:,} more; all are in what bo-stream survey report writes"
+            file = escape(survey.table_format.name(CALLED))
+            shown.caption = f"and {rest:,} more; bo-stream survey report writes all to {file}"
         OUT.print(shown)
 
 

@@ -330,6 +330,7 @@ def test_status_lists_calls_and_when_the_survey_may_end() -> None:
     assert "Bandé" in said
     assert "south" in said
     assert "Stopping rule: at most 1.0 % of all calls are to be wrong" in said
+    assert "more; bo-stream survey report writes all to called.csv" in said
     assert "Stopping rule reached" in done("status", "run", "--stop-when", "45%")
     said = done("next", "run", "-q", "2")
     assert "gain: the part of today's uncertainty" in said
