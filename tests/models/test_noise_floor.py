@@ -375,6 +375,15 @@ def test_a_grid_takes_noise_as_small_as_its_kernel_is_known() -> None:
     assert_close(model.posterior(T).mean, rest.posterior(T).mean, factor=1e6)
 
 
+def test_a_simulator_is_handed_over_to_a_model_that_takes_so_small_a_noise() -> None:
+    """A grid is off by many posterior standard deviations there, and is not taken."""
+    X, T = spread(80), torch.rand(50, 2).double()
+    data = X, sines(X), torch.full((80, 1), 1e-8).double()
+    model = AutoGP(*data, covar_module=kernel(), bounds=BOX, max_exact=70, grid_size=12)
+    assert model.family == "OSGPR"
+    assert model_z(model, T, 1e-8) < exact_z(model, data, T) + 0.1
+
+
 @pytest.mark.filterwarnings("ignore:Yvar holds")
 def test_a_window_of_a_simulator_moves_along() -> None:
     X = spread(60)
