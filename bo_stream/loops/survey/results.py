@@ -283,7 +283,8 @@ def _read_places(
     if columns is None or not rows:
         return {}, warnings
     others = cells.rows(rows)
-    _check_not_listed(others, places[rows], [ids[row] in known for row in rows], sites)
+    if bool((listed >= 0).any()):  # else the table has ids of its own, of other sites
+        _check_not_listed(others, places[rows], [ids[row] in known for row in rows], sites)
     missing = [name for name in settings.covariates if name not in cells.names]
     if missing:
         raise UsageError(
@@ -313,7 +314,8 @@ def _check_not_listed(
 ) -> None:
     """Check that no row of another id than the list's is at the position of a site of the list.
 
-    Its id was changed on the way, as by a spreadsheet that made a date of it.
+    Among rows with ids of the list its id was changed on the way, as by a spreadsheet that made a
+    date of it.
     """
     in_space = sites.coordinates.in_space
     tree = cKDTree(in_space(sites.X[:, :2]).numpy())

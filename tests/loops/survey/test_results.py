@@ -206,6 +206,13 @@ def test_an_id_that_became_a_date_is_no_new_site() -> None:
         read(table)
 
 
+def test_a_table_with_ids_of_its_own_may_lie_where_the_list_does() -> None:
+    places = SITES.X[[6, 7, 8], :2]
+    table = results(site=["C1", "C2", "C3"], **ELSEWHERE)
+    table["lon"], table["lat"] = places[:, 0].tolist(), places[:, 1].tolist()
+    assert list(read(table).counts) == ["C1", "C2", "C3"]
+
+
 @pytest.mark.parametrize(
     ("site", "hint"), [("99999", ""), ("V041", ""), ("v 005", "V005"), ("V0o5", "V005")]
 )
