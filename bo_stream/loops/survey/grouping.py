@@ -53,10 +53,10 @@ def grouped_by_position(
         raise cells.fault(gap, column, "it is empty. Every row needs a position.")
     result = _grouped(cells, pd.MultiIndex.from_arrays(list(places.T)), settings, "position")
     given = settings.id if settings.id in names else None
-    column = find_column(settings.unclaimed(names), "id", given, source)
-    if column is not None:
+    id_column = find_column(settings.unclaimed(names), "id", given, source)
+    if id_column is not None:
         sites = Cells(result[0], source)
-        ids = pd.Series(sites.texts(column))
+        ids = pd.Series(sites.texts(id_column))
         again = first((ids.duplicated() & (ids != "")).to_numpy())
         if again is not None:
             earlier = first((ids == ids[again]).to_numpy()) or 0
