@@ -320,7 +320,7 @@ def check_simulated(
     told = any(issubclass(w.category, InputDataWarning | CoarsePointsWarning) for w in caught)
     exact = exact_z(model, data, T)
     assert z < exact + 0.1 or (told and z < exact + 0.5)
-    assert told or noise > 1e-9
+    assert told or noise > 1e-11  # at 1e-10 it depends on the variance of the outcomes drawn
 
 
 @pytest.mark.matrix
