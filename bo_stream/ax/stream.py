@@ -25,11 +25,11 @@ from torch import Tensor
 
 from bo_stream.diagnostics import leave_one_out, without
 from bo_stream.diagnostics.cross_validation import retracts_exactly
-from bo_stream.loops.optimization.surrogate import FEW_PER_INPUT, learn
+from bo_stream.loops.optimization.surrogate import learn
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
-from bo_stream.models.shell.fitting import Hyperparameters
+from bo_stream.models.shell.fitting import FEW_PER_INPUT, Hyperparameters
 from bo_stream.tensors import is_in, state_of
 
 Moments = tuple[Tensor, Tensor]

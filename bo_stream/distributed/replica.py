@@ -35,11 +35,11 @@ from bo_stream.distributed.search import Search, template_of
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.optimization.acquisition import Situation, best_points
 from bo_stream.loops.optimization.settings import OptimizationSettings
-from bo_stream.loops.optimization.surrogate import FEW_PER_INPUT, FEWEST, learn
+from bo_stream.loops.optimization.surrogate import FEWEST, learn
 from bo_stream.loops.optimization.trials import LARGEST
 from bo_stream.loops.predictions import predict_mean
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.shell.fitting import learned_values
+from bo_stream.models.shell.fitting import FEW_PER_INPUT, learned_values
 from bo_stream.warnings import users_stack_level
 
 CHOICES = ("TS", "random")

@@ -17,6 +17,7 @@ from bo_stream.loops.optimization.trials import Ledger
 from bo_stream.models.auto.view import family_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.shell.fitting import (
+    FEW_PER_INPUT,
     Hyperparameters,
     hyperparameters,
     learned_values,
@@ -31,9 +32,6 @@ FEWEST = 2
 
 LEFT_OUT = 1e-4
 """Prior variance truncated from the model's features between refits, over the noise variance."""
-
-FEW_PER_INPUT = 50
-"""Most outcomes per input at which a refit starts from the default hyperparameters too."""
 
 OFF = 1024.0
 """Factor by which the spread of the outcomes may differ from the unit."""
