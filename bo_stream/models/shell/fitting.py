@@ -16,7 +16,11 @@ from botorch.exceptions.errors import ModelFittingError
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.optim import batched_lbfgs_b
-from botorch.optim.closures import BatchedNDarrayOptimizationClosure, get_loss_closure
+from botorch.optim.closures import (
+    BatchedNDarrayOptimizationClosure,
+    get_loss_closure,
+    get_loss_closure_with_grads,
+)
 from botorch.optim.core import OptimizationResult, OptimizationStatus
 from botorch.optim.fit import fit_gpytorch_mll_scipy
 from botorch.optim.utils import get_parameters_and_bounds
@@ -235,7 +239,9 @@ MOST_RESTARTS = 3
 there is a limit on its time."""
 
 
-def fit_to_stall(mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResult:
+def fit_to_stall(
+    mll: MarginalLogLikelihood, closure: Callable[..., Any] | None = None, **kwargs: Any
+) -> OptimizationResult:
     """Maximise an objective as ``fit_gpytorch_mll_scipy``; a stalled line search ends it.
 
     A line search stalls where the objective's rounding errors are larger than what is left to gain:
@@ -243,17 +249,39 @@ def fit_to_stall(mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResul
     point for a worse one, so the point is an optimum as far as it can be told. BoTorch takes this
     for a failure, and begins again from hyperparameters drawn from their priors, where the next
     end may be a far worse optimum. A search that stalls before its first step is reported as
-    BoTorch does.
+    BoTorch does. A long step may also lead to a covariance matrix that cannot be factorised: its
+    objective counts as not a number, and L-BFGS-B goes back to the last point, without its memory.
 
     Args:
         mll: The objective.
+        closure: Loss and gradients; default: those of ``mll``.
         kwargs: As for ``fit_gpytorch_mll_scipy``.
+
+    Raises:
+        NotPSDError: The matrix of the first point cannot be factorised.
     """
+    parameters, _ = get_parameters_and_bounds(mll)
+    learned = {name: value for name, value in parameters.items() if value.requires_grad}
+    evaluate = closure or get_loss_closure_with_grads(mll, learned)
+    is_first = True
+
+    def evaluated_or_nan(**arguments: Any) -> tuple[Tensor, Sequence[Tensor | None]]:
+        nonlocal is_first
+        try:
+            evaluated: tuple[Tensor, Sequence[Tensor | None]] = evaluate(**arguments)
+        except NotPSDError:
+            if is_first:
+                raise
+            nowhere = [torch.full_like(value, math.nan) for value in learned.values()]
+            return torch.full_like(nowhere[0].flatten()[0], math.nan), nowhere
+        is_first = False
+        return evaluated
+
     steps, restarts = 0, MOST_RESTARTS if kwargs.get("timeout_sec") is None else 0
     for _ in range(1 + restarts):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", OptimizationWarning)
-            result = fit_gpytorch_mll_scipy(mll, **kwargs)
+            result = fit_gpytorch_mll_scipy(mll, closure=evaluated_or_nan, **kwargs)
         stalled = result.status == OptimizationStatus.FAILURE and "ABNORMAL" in str(result.message)
         steps += result.step
         if not stalled or result.step == 0:
@@ -397,7 +425,8 @@ def fit_elements(
 
     ``fit_gpytorch_mll_scipy``, whose arguments these are, is used where elements share a
     hyperparameter or are bounded differently, and where an argument is given that BoTorch's batched
-    L-BFGS-B does not take.
+    L-BFGS-B does not take. Where a step of one element leads to a covariance matrix that cannot be
+    factorised, :func:`fit_to_stall` begins again with the sum of all.
     """
     known, shape = _options(options or {}), mll.model._parameter_shape
     if closure is not None or kwargs or known is None or not are_apart(mll, shape):
@@ -415,9 +444,14 @@ def fit_elements(
     minimize: Callable[..., Any] = batched_lbfgs_b.fmin_l_bfgs_b_batched
     first: Any = {name: (low[0], high[0]) for name, (low, high) in bounds.items()}
     limits = get_per_element_bounds(learned, first, shape)
-    objective.state, losses, ends = minimize(
-        objective, objective.state, bounds=limits, pass_batch_indices=True, **known
-    )
+    start = objective.state
+    try:
+        objective.state, losses, ends = minimize(
+            objective, start, bounds=limits, pass_batch_indices=True, **known
+        )
+    except NotPSDError:
+        objective.state = start
+        return fit_to_stall(mll, options=options)
     return _result(losses, ends)
 
 

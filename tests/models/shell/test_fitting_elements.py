@@ -19,10 +19,10 @@ from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel, SpectralMixtureKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
-from linear_operator.utils.errors import NanError
+from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from bo_stream import OSGPR, WISKI, ClusteredGP
+from bo_stream import OSGPR, WISKI, AutoGP, ClusteredGP
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.shell.fitting import are_apart, learn_hyperparameters
 from tests.laws.cases import CASES
@@ -200,6 +200,28 @@ def test_a_fit_whose_loss_is_not_finite_leaves_the_model_as_it_was(
         fit_gpytorch_mll(objective(model))
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
     assert callable(model.custom_fit)
+
+
+@pytest.mark.parametrize("elements", [1, 2])
+def test_a_step_to_a_matrix_that_cannot_be_factorised_is_taken_back(
+    elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, Y = observations(elements)
+    model = AutoGP(X.squeeze(0), Y.squeeze(0))
+    start = loss(model).sum()
+    learn_hyperparameters(other := deepcopy(model))
+    compute, calls = StreamingGP.compute_custom_loss, list[None]()
+
+    def fails_at_the_third(self: StreamingGP, mll: ExactMarginalLogLikelihood) -> Tensor:
+        calls.append(None)
+        if len(calls) == 3:
+            raise NotPSDError("for a test")
+        return compute(self, mll)
+
+    monkeypatch.setattr(StreamingGP, "compute_custom_loss", fails_at_the_third)
+    learn_hyperparameters(model)
+    assert len(calls) > 6
+    assert float(start - loss(model).sum()) > 0.5 * float(start - loss(other).sum())
 
 
 @pytest.mark.parametrize(
