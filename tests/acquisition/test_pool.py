@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV, PoolSelector, select_from_pool
-from bo_stream.acquisition.pool import Gains
+from bo_stream.acquisition.pool import Gains, thinned
 from tests.acquisition.examples import dense, greedy_choice, small_model, some
 from tests.problems import Observations
 from tests.tolerances import assert_close
@@ -346,3 +346,21 @@ def test_points_of_the_integral_beyond_the_bounds(side: float) -> None:
     values = qNegIntegratedPosteriorVariance(roomy, mc_points=points)(pool.unsqueeze(-2)).detach()
     pick = select_from_pool(model, pool, 1, points)
     assert_close(values[pick[0]], values.max())
+
+
+@pytest.mark.parametrize(("n", "count"), [(1000, 64), (1000, 37), (70, 64), (5, 8), (9, 1)])
+def test_points_that_stand_for_all_lie_in_cells_of_as_many(n: int, count: int) -> None:
+    X = torch.rand(n, 2, dtype=torch.float64)
+    chosen = thinned(X, count)
+    assert len(chosen) == len(set(chosen.tolist())) == min(n, count)
+    assert torch.equal(chosen, chosen.sort().values)
+
+
+def test_points_that_stand_for_all_have_nearly_their_mean() -> None:
+    """A draw of as many is off by some twenty times as much."""
+    X = torch.rand(4096, 2, dtype=torch.float64)
+    chosen = X[thinned(X, 256)]
+    for function in (torch.sin, torch.cos, torch.exp):
+        difference = function(5.0 * X).mean(0) - function(5.0 * chosen).mean(0)
+        deviation = function(5.0 * X).std(0) / 16.0
+        assert float((difference.abs() / deviation).max()) < 0.25

@@ -16,6 +16,7 @@ from botorch.utils.transforms import normalize
 from torch import Tensor
 
 from bo_stream.acquisition import Misclassification, PoolSelector, select_sites
+from bo_stream.acquisition.pool import thinned
 from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.models import (
@@ -41,7 +42,7 @@ from bo_stream.models.shell.fitting import (
     set_hyperparameters,
 )
 
-SOME_POINTS = 1024
+SOME_POINTS = 2048
 """Number of points that stand for all where each has a covariance with every candidate."""
 
 SOME_CANDIDATES = 512
@@ -75,8 +76,8 @@ class ActiveSampling:
 
     Model ``auto`` is exact while that is cheapest. With at most four inputs it then goes onto a
     grid, all observations at once: kernels of the distance become products over inputs, and the
-    hyperparameters are learned again. Off the grid ``SOME_POINTS`` of the points, drawn by the
-    seed, stand for all.
+    hyperparameters are learned again. Off the grid ``SOME_POINTS`` of the points, spread evenly
+    over them, stand for all.
 
     The choices are a function of candidates, settings and what was told, in its order, so that a
     state which was saved and loaded goes on to the same ones. On a grid the cost of a choice and of
@@ -248,17 +249,13 @@ class ActiveSampling:
     def _selector(self) -> PoolSelector:
         """Selector of the present model; what it keeps between choices only saves time."""
         in_features = lives_in_features(self.model)
-        points = self._points if in_features else self._some_points
+        points = self._points if in_features else self._points[thinned(self._points, SOME_POINTS)]
         return PoolSelector(self.model, self._X, points)
 
     @cached_property
-    def _some_points(self) -> Tensor:
-        """Points that stand for all: at most ``SOME_POINTS``, drawn by the seed."""
-        drawn = torch.randperm(len(self._points), generator=self._generator(0))[:SOME_POINTS]
-        return self._points[drawn.sort().values]
-
-    def _generator(self, observations: int) -> torch.Generator:
-        return torch.Generator().manual_seed(self.settings.seed + 1_000_003 * observations)
+    def _targets(self) -> Tensor:
+        """Points at which calls are expected to be wrong or right, for all of them."""
+        return self._points[thinned(self._points, SOME_CANDIDATES)]
 
     def _selected(self, count: int) -> list[int]:
         told, pending = torch.tensor(self.state.picks), torch.tensor(self.state.pending)
@@ -270,8 +267,8 @@ class ActiveSampling:
         free[pending.long()] = False
         some = torch.cat((self._uncertain(criterion, free, count), pending.long()))
         waiting = torch.arange(len(some) - len(pending), len(some))
-        X, points = self._X[some], self._some_points[:SOME_CANDIDATES]
-        choice = select_sites(self.model, X, count, criterion, points, pending=waiting)
+        X = self._X[some]
+        choice = select_sites(self.model, X, count, criterion, self._targets, pending=waiting)
         return some[choice.indices.cpu()].tolist()
 
     @torch.no_grad()
@@ -283,7 +280,9 @@ class ActiveSampling:
             return index
         unsure = criterion.current(*predict(self.model, self._X[index])).cpu()
         order = unsure.argsort(descending=True, stable=True)
-        drawn = torch.randperm(len(index) - most // 2, generator=self._generator(self.observations))
+        seed = self.settings.seed + 1_000_003 * self.observations
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randperm(len(index) - most // 2, generator=generator)
         return index[torch.cat((order[: most // 2], order[most // 2 :][drawn[: most // 2]]))]
 
     def _drawn(self, count: int) -> list[int]:
