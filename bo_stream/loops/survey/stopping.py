@@ -30,8 +30,8 @@ class Stopping:
     is the mean over all sites of the probability that the call is wrong. It is the model's own: how
     far to trust it, calibration says.
 
-    What it will be is not the model's to say: its look ahead holds the hyperparameters of today, but
-    each fit moves them, and these steps decide. The share s is taken to fall as it did in replays,
+    What it will be is not the model's to say: its look ahead holds the hyperparameters of today,
+    but each fit moves them, and these steps decide. The share s is taken to fall as in replays,
     ``s ∝ n^−b`` with the number n of results and b ``RATE``.
 
     Attributes:
