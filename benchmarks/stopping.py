@@ -135,7 +135,7 @@ def replay(name: str, seed: int, sizes: Sizes) -> Replay:
         ends = [rounds_until(shares[begun:], sizes.part) for begun in (0, sizes.rounds)]
         if max(ends) < math.inf or done * sizes.batch >= sizes.most:
             break
-        chosen = survey.ask(sizes.batch)["id"]
+        chosen = survey.ask(sizes.batch)["id"].to_numpy()
     first, second = (sizes.batch * rounds for rounds in ends)
     later = (forecasts[1], second)
     return Replay(forecasts[0], first, later, (shares[0], shares[-1]), (wrong[0], wrong[-1]))
