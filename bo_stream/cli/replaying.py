@@ -15,7 +15,7 @@ from rich.table import Table
 
 from bo_stream.cli import running
 from bo_stream.cli.app import OUT, escape
-from bo_stream.cli.surveying import parse_settings
+from bo_stream.cli.surveying import parse_settings, say_columns
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import run_with_checkpoints
 from bo_stream.loops.survey.findings import goal_in_words
@@ -59,7 +59,12 @@ def run(
 
     def table(chosen: SurveySettings) -> pd.DataFrame:
         read = read_table(sites)
-        return grouped_by_position(read, chosen, str(sites))[0] if group else read
+        if not group:
+            return read
+        grouped, said = grouped_by_position(read, chosen, str(sites))
+        for text in said:
+            OUT.print(escape(text), soft_wrap=True)
+        return grouped
 
     def begin() -> ReplayRun:
         if compare not in (None, "random"):
@@ -110,6 +115,7 @@ def _run_and_report(replays: ReplayRun, folder: Path, sites: Path, caught: runni
 
 def _announce(replays: ReplayRun, folder: Path) -> None:
     finished, plan = replays.finished_survey, replays.plan
+    say_columns(finished.begin(), replays.truth)
     OUT.print(
         f"{escape(finished.source)}: {len(finished):,} sites with results, to find "
         f"{goal_in_words(finished.settings)}. {plan.start:,} first sites, then {plan.rounds:,} "

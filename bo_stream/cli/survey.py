@@ -10,7 +10,7 @@ import typer
 from bo_stream.cli import options
 from bo_stream.cli.app import app
 from bo_stream.cli.options import option
-from bo_stream.cli.survey_options import SpreadingCommand, with_settings
+from bo_stream.cli.survey_options import Group, SpreadingCommand, with_settings
 from bo_stream.loops.survey.replay_plan import SEEDS
 from bo_stream.loops.survey.replay_plan import ReplayPlan as _PLAN
 
@@ -45,14 +45,7 @@ def start(
         ),
     ],
     out: Annotated[Path, option("Files", "Folder to begin the survey in.", "--out")],
-    group: Annotated[
-        bool,
-        option(
-            "Columns",
-            "Add up the rows of each position: of people or visits, one village.",
-            "--group",
-        ),
-    ] = False,
+    group: Group = False,
     yes: Annotated[
         bool, option("Files", "The sites lie where they are said to: do not ask.", "--yes", "-y")
     ] = False,
@@ -195,14 +188,7 @@ def replay(
             "Replay", "Draw sites at random beside it, whatever the constraints.", metavar="random"
         ),
     ] = None,
-    group: Annotated[
-        bool,
-        option(
-            "Columns",
-            "Add up the rows of each position: of people or visits, one village.",
-            "--group",
-        ),
-    ] = False,
+    group: Group = False,
     seeds: Annotated[
         int | None,
         option("Replay", f"Replays of each design, with other first sites ({SEEDS})."),

@@ -14,6 +14,14 @@ from bo_stream.loops.survey.settings import SurveySettings as _DEFAULT
 SpreadingCommand = spreading("--covariates", "--quota")
 """Class of the commands that have these options."""
 
+Group = Annotated[
+    bool,
+    option(
+        "Columns", "Add up the rows of each position: of people or visits, one village.", "--group"
+    ),
+]
+"""Option of the commands that read a list of sites."""
+
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of :func:`survey_settings` after its own.

@@ -59,7 +59,7 @@ def start(sites: Path, out: Path, settings: dict[str, Any], yes: bool, group: bo
         save_survey(out, survey)
         for text in said:
             _say(text)
-        _say_columns(survey)
+        say_columns(survey)
         _say_status(survey, out)
         _say_next_step(f"survey next {out} -q 10{_own(survey)}", "choose the first sites")
 
@@ -113,9 +113,7 @@ def choose(folder: Path, q: int, loss: str | None) -> None:
         if chosen["gain"].notna().any():
             _say(GAIN)
         if survey.settings.stop_when is not None and len(survey.results):
-            with _spinner("Looking ahead"):
-                stopping = survey.stopping()
-            _say(stopping.in_words())
+            _say(survey.stopping().in_words())
         form = folder / next(iter(files))
         _say(f"All pending sites are in {', '.join(str(folder / name) for name in files)}.")
         _say_next_step(f"survey tell {folder} {form}", "once examined and positive are filled in")
@@ -165,9 +163,7 @@ def status(folder: Path, stop_when: str | None, loss: str | None) -> None:
         _say_calls(survey, calls, threshold)
         if share is None and survey.settings.stop_when is None:
             return
-        with _spinner("Looking ahead"):
-            stopping = survey.stopping(share)
-        _say(stopping.in_words())
+        _say(survey.stopping(share).in_words())
 
 
 def report(folder: Path, rounds: int, q: int, loss: str | None) -> None:
@@ -324,16 +320,22 @@ def _say_told(told: Told) -> None:
         _say(f"{_count(told.empty, 'row')} without numbers passed over.")
 
 
-def _say_columns(survey: Survey) -> None:
-    """Say which column was taken for what, and which ones are not used."""
+def say_columns(survey: Survey, truth: str | None = None) -> None:
+    """Say which column was taken for what, and which ones are not used.
+
+    Args:
+        survey: Of the list.
+        truth: Column of the true prevalence, where the list has one.
+    """
     ids = {"id": survey.columns.get("id")}
+    known = {} if truth is None else {"truth": truth}
     used = [
         f"{meaning}: {'the rows as numbered by a spreadsheet' if column is None else repr(column)}"
-        for meaning, column in (ids | survey.columns).items()
+        for meaning, column in (ids | survey.columns | known).items()
     ]
     covariates = ", ".join(map(repr, survey.settings.covariates)) or "none"
     _say(f"Columns:    {', '.join(used)}, covariates: {covariates}.")
-    unused = survey.unused_columns
+    unused = [name for name in survey.unused_columns if name != truth]
     if unused:
         _say(
             f"Not used:   {', '.join(map(repr, unused))}. Tables keep them; those that prevalence "

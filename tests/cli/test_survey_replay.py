@@ -66,6 +66,18 @@ def test_the_installed_command_compares_designs_and_goes_on() -> None:
     pd.testing.assert_frame_equal(scores[:6], before)
 
 
+def test_it_says_what_the_columns_are_and_what_was_added_up() -> None:
+    people = pd.concat([small_country(30, 24).assign(name="Bandé", true=0.2)] * 2)
+    people.to_csv("people.csv", index=False)
+    said = replay("people.csv", *OPTIONS, "--truth", "true", "--group", "--rounds", "1").output
+    words = " ".join(said.split())
+    assert "60 rows were added up to 30 sites, one for each position." in words
+    assert "truth: 'true'" in words
+    unused = words.partition("Not used:")[2].partition(". Tables")[0]
+    assert "'name'" in unused
+    assert "'true'" not in unused
+
+
 @pytest.mark.integration
 def test_ctrl_c_keeps_the_rounds_so_far() -> None:
     many = [*OPTIONS[:-1], "9", "--rounds", "4", "--out", "r"]

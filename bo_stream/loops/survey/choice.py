@@ -20,8 +20,7 @@ from bo_stream.acquisition.criteria import (
     Misclassification,
     TargetedVariance,
 )
-from bo_stream.acquisition.site_choice import MOST_TARGETS, SiteChoice, select_sites
-from bo_stream.acquisition.wrong_calls import expected_wrong_calls
+from bo_stream.acquisition.site_choice import SiteChoice, select_sites
 from bo_stream.errors import UsageError
 from bo_stream.loops.own_functions import import_function
 from bo_stream.loops.survey.facts import SurveyFacts
@@ -44,13 +43,6 @@ class Chosen:
     place: int
     gain: float | None
     cost: float
-
-
-AHEAD = 25
-"""Sites of each round of a look ahead until a stopping rule is reached."""
-
-MOST_AHEAD = 300
-"""Sites beyond the pending ones after which such a look ahead ends."""
 
 
 class Choice:
@@ -153,44 +145,6 @@ class Choice:
             waiting = torch.cat((waiting, choice.indices))
         columns = ["round", "sites", "total", "cost"]
         return pd.DataFrame(lines or [(0, 0, np.nan, 0.0)], columns=columns)
-
-    def wrong_calls_ahead(
-        self, model: StreamingGP, trials: int, threshold: float, target: float
-    ) -> list[float]:
-        """Predict the share of wrong calls after the pending sites and further ones, one by one.
-
-        Further ones are chosen, in rounds, until the share is at most the target, no site is left,
-        or there are ``MOST_AHEAD`` of them. Of a large list the share is that of a random part.
-
-        Args:
-            model: Of all results.
-            trials: Number of people that a site is expected to examine.
-            threshold: Of prevalence.
-            target: Share to be reached.
-
-        Returns:
-            The share now, and after each site.
-
-        Raises:
-            UsageError: The settings' loss is not trusted, or cannot be imported.
-        """
-        criterion, order, X = self._criterion, self._pending, self._sites.X
-        targets = X
-        if len(X) > MOST_TARGETS:
-            drawn = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))
-            targets = X[drawn[:MOST_TARGETS]]
-        most = len(self._pending) + MOST_AHEAD
-        while True:
-            shares = expected_wrong_calls(
-                model, targets, X[order], threshold, trials, self._settings.miss_cost
-            ).tolist()
-            if min(shares) <= target or len(order) >= most:
-                return shares
-            try:
-                choice = self._select(model, AHEAD, trials, order, criterion)
-            except UsageError:  # no site is left
-                return shares
-            order = torch.cat((order, choice.indices))
 
     def _select(
         self, model: StreamingGP, q: int, trials: int, pending: Tensor, criterion: Criterion

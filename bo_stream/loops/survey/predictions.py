@@ -55,6 +55,23 @@ def _predict(model: StreamingGP, X: Tensor, threshold: float | None) -> pd.DataF
     return pd.DataFrame({name: value.reshape(-1).numpy() for name, value in values.items()})
 
 
+@torch.no_grad()
+def wrong_calls(model: StreamingGP, X: Tensor, threshold: float, miss_cost: float) -> float:
+    """Compute the expected share of wrong calls, each site being called by the cheaper mistake.
+
+    Args:
+        model: Of the logit of prevalence.
+        X: Sites, ``n x d``.
+        threshold: Of prevalence.
+        miss_cost: Cost w of a miss in false alarms: a site is called above from a probability
+            ``1 / (1 + w)`` of a prevalence above the threshold on.
+    """
+    parts = [prevalence(model, part).exceedance(threshold).reshape(-1) for part in X.split(ROWS)]
+    chance = torch.cat(parts)
+    called_above = chance >= 1.0 / (1.0 + miss_cost)
+    return float(torch.where(called_above, 1.0 - chance, chance).mean())
+
+
 def reasons(predictions: pd.DataFrame, threshold: float | None) -> list[str]:
     """Say of each predicted site what is not known about it."""
     columns = ("prevalence", "lower", "upper")

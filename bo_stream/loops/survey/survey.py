@@ -21,7 +21,7 @@ from bo_stream.loops.survey.facts import SurveyFacts
 from bo_stream.loops.survey.ledger import Ledger
 from bo_stream.loops.survey.model import SurveyModelSettings, survey_model
 from bo_stream.loops.survey.model_cache import ModelCache
-from bo_stream.loops.survey.predictions import predict_prevalence, reasons
+from bo_stream.loops.survey.predictions import predict_prevalence, reasons, wrong_calls
 from bo_stream.loops.survey.results import ResultsTable, Told
 from bo_stream.loops.survey.settings import USUAL_TRIALS, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
@@ -455,9 +455,7 @@ class Survey:
         return calls_table(found, self.labels)
 
     def stopping(self, stop_when: float | None = None) -> Stopping:
-        """Predict how many more sites the stopping rule needs.
-
-        Costs a choice of as many sites as that.
+        """Predict how many more sites the stopping rule needs; see :class:`Stopping`.
 
         Args:
             stop_when: Expected share of wrong calls to be reached; None: that of the settings.
@@ -465,15 +463,16 @@ class Survey:
         Raises:
             UsageError: There is no result yet, no threshold, or no stopping rule.
         """
-        settings = self.settings
+        settings, facts = self.settings, self._facts
         if stop_when is not None:
             settings = replace(settings, stop_when=stop_when)  # which checks it
         target, threshold = settings.stop_when, settings.threshold
         if target is None or threshold is None:
             raise UsageError("The survey has no stopping rule: give stop_when, such as 0.05.")
-        choice = self._choice()
-        shares = choice.wrong_calls_ahead(self.model, self.trials, threshold, target)
-        return Stopping(target, tuple(shares), len(self._facts.pending))
+        share = wrong_calls(self.model, self._sites.X, threshold, settings.miss_cost)
+        barred = {*facts.results, *facts.given_up, *self._sites.ids[~self._sites.reachable]}
+        left = len(set(self._sites.ids) - barred)
+        return Stopping(target, share, len(facts.results), len(facts.pending), left)
 
     def forecast(self, rounds: int, q: int) -> pd.DataFrame:
         """Predict how the criterion's total will fall over further rounds of q sites.

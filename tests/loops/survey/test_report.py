@@ -144,7 +144,7 @@ def test_the_headline_and_the_map_say_what_a_missed_site_costs() -> None:
 
 
 def test_the_page_says_when_the_survey_may_end() -> None:
-    rule = Stopping(0.05, (0.2, 0.1, 0.04), 0)
+    rule = Stopping(0.05, 0.1, results=120, pending=0, left=500)
     page = Seen(survey_page(findings(stopping=rule), TODAY)).text
     assert rule.in_words() in page
     assert "Stopping rule" not in Seen(survey_page(findings(), TODAY)).text

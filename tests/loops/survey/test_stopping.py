@@ -2,48 +2,53 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey import Survey, SurveySettings
-from bo_stream.loops.survey.stopping import SOONER, Stopping
+from bo_stream.loops.survey.stopping import RATE, Stopping
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 
-
-def test_the_number_of_sites_is_the_look_ahead_s_corrected() -> None:
-    rule = Stopping(0.05, tuple(0.1 - 0.001 * count for count in range(101)), 4)
-    assert rule.share == 0.1
-    assert not rule.reached
-    rule = Stopping(0.0501, rule.shares, 4)  # reached after 50
-    assert rule.more == math.ceil(SOONER * 50)
-    said = rule.in_words()
-    assert "at most 5.0 % of all calls" in said
-    assert "roughly 28 more sites, the 4 pending ones among them; in replays of surveys" in said
-    assert "You may end" in Stopping(0.2, (0.1,), 0).in_words()
-    assert "more than 26 more sites" in replace(rule, shares=rule.shares[:50]).in_words()
-    assert "no site is left" in Stopping(0.05, (0.1,), 0).in_words()
+RULE = Stopping(target=0.05, share=0.1, results=100, pending=4, left=700)
 
 
-def test_a_survey_looks_ahead_as_far_as_it_must() -> None:
-    survey = Survey(villages(), replace(SETTINGS, threshold=0.25, stop_when=0.1))
+def test_the_share_falls_as_a_power_of_the_number_of_results() -> None:
+    assert replace(RULE, target=0.1 / 2.0**RATE).more in (100, 101)  # twice as many results
+    assert replace(RULE, target=0.1 / 3.0**RATE).more in (200, 201)
+    assert replace(RULE, target=0.1 / 3.0**RATE, results=50).more in (100, 101)
+    assert replace(RULE, target=0.1 / 3.0**RATE, left=199).more is None
+    assert replace(RULE, target=0.1 / 3.0**RATE, left=201).more in (200, 201)
+    assert replace(RULE, share=0.05).more == 0
+
+
+def test_it_says_how_far_it_is_and_how_rough_that_is() -> None:
+    assert not RULE.reached
+    said = RULE.in_words()
+    assert "at most 5.0 % of all calls are to be wrong; today 10 % are expected to be" in said
+    assert f"roughly {RULE.more} more sites, the 4 pending ones among them; in " in said
+    assert "more than the 20 sites left" in replace(RULE, left=20).in_words()
+    assert "no site is left" in replace(RULE, left=0).in_words()
+    assert "You may end" in replace(RULE, target=0.2).in_words()
+
+
+def test_a_survey_knows_its_share_and_what_is_left() -> None:
+    table = villages().assign(road=["no"] * 3 + ["yes"] * 37)
+    settings = replace(SETTINGS, threshold=0.25, stop_when=0.1, reachable="road")
+    survey = Survey(table, settings)
     survey.tell(results_of([f"V{row:03d}" for row in range(12)]))
-    today = survey.stopping(0.49)
-    assert today.reached
-    assert today.more == 0
-    pending = survey.ask(2)["id"]
-    rule = survey.stopping(0.9 * today.share)
-    assert rule.pending == 2
-    assert rule.shares[0] == pytest.approx(today.share)
-    assert rule.more is not None
-    assert 0 < rule.more <= 28
-    never = survey.stopping(1e-9)
-    assert never.more is None
-    assert len(never.shares) == 29
-    survey.tell(results_of(pending))
-    assert survey.stopping(0.49).share != today.share
+    rule = survey.stopping()
+    chance = survey.predictions()["exceedance"]
+    assert rule.share == pytest.approx(chance.where(chance < 1 / 3, 1.0 - chance).mean())
+    assert (rule.target, rule.results, rule.pending, rule.left) == (0.1, 12, 0, 28)
+    pending = survey.ask(3)["id"].tolist()
+    survey.withdraw(pending[:1])
+    rule = survey.stopping(0.9 * rule.share)
+    assert (rule.results, rule.pending, rule.left) == (12, 2, 27)
+    assert rule.more == 3  # 12 (0.9^(−1 / RATE) − 1) = 2.1
+    assert survey.stopping(1e-9).more is None
+    assert survey.stopping(0.49).reached
 
 
 def test_there_is_no_rule_without_a_share_or_a_threshold() -> None:
