@@ -295,8 +295,7 @@ class DecoupledGP(StreamingGP):
         """Begin a training, and return what it is judged by."""
         inference, memory, prior = self._inference, self._memory, self._prior
         rows = inference.judged_rows(memory, prior)
-        starts = budget.seconds is not None and not memory.begun
-        scores = inference.scores(rows, memory, prior) if starts else None
+        scores = None if memory.begun else inference.scores(rows, memory, prior)
         before = Before(memory, prior.copied(), rows, scores)
         self._set_memory(inference.begun(memory, prior, budget, progress))
         return before

@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream import QSGP, DecoupledGP, FourierFeatures, ShortTrainingWarning
+from bo_stream import (
+    QSGP,
+    BayesianLastLayer,
+    DecoupledGP,
+    FourierFeatures,
+    ShortTrainingWarning,
+)
 from bo_stream.models.stochastic import budget
 from bo_stream.models.stochastic.budget import Budget, judgement_said
 from bo_stream.models.stochastic.training import Training
@@ -71,6 +77,37 @@ def test_a_start_without_a_step_is_undone_where_it_predicts_worse() -> None:
     assert (done.steps, done.is_kept) == (0, False)
     assert all(map(torch.equal, state(model), before))
     assert not model._memory.begun
+
+
+@pytest.mark.parametrize("kind", ["decoupled", "qsgp"])
+def test_first_steps_are_undone_where_they_predict_worse(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = built(kind)
+    before = state(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(budget, "_is_no_worse", lambda *_: False)
+        with pytest.warns(ShortTrainingWarning, match="1 steps were too few"):
+            done = model.fit(steps=1, progress=False)
+    assert (done.steps, done.is_kept) == (1, False)
+    assert all(map(torch.equal, state(model), before))
+
+
+@pytest.mark.parametrize("limits", [{"steps": 3}, {"steps": 3, "seconds": 1e6}])
+def test_steps_of_a_last_layer_are_undone_where_its_bound_is_lower(
+    limits: dict[str, float],
+) -> None:
+    X, Y = data()
+    model = BayesianLastLayer(X, Y)
+    model.fit(steps=30, progress=False)
+    model.eval()
+    T = torch.rand(5, 2, dtype=torch.float64)
+    before = model.posterior(T).mean.detach(), *(p.detach().clone() for p in model.parameters())
+    with pytest.warns(ShortTrainingWarning, match="were too few"):
+        done = model.fit(learning_rate=1.0, progress=False, **limits)  # type: ignore[arg-type]
+    assert (done.steps, done.is_kept) == (3, False)
+    after = model.posterior(T).mean.detach(), *model.parameters()
+    assert all(map(torch.equal, before, after))
 
 
 def test_says_what_the_time_went_into() -> None:
