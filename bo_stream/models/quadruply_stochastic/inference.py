@@ -326,7 +326,8 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         collective = memory.replay.collective
         budget = Budget(seconds, collective)
         rows = self._judged_rows(memory, prior)
-        scores = None if memory.begun else self._scores(rows, memory, prior)
+        starts = seconds is not None and not memory.begun
+        scores = self._scores(rows, memory, prior) if starts else None
         before = Before(memory, prior.copied(), rows, scores)
         memory = self._begun(memory, prior, budget)
         keep(memory)
