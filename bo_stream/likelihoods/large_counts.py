@@ -62,10 +62,11 @@ def chance_up_to(
         t = low + (high - low) * step
         f = middle + width * np.sinh(t)
         weight = np.exp(-0.5 * ((f - m) / deviation) ** 2) * np.cosh(t)
-        given = np.stack((y + 1.0, n - y, s * expit(f), s * expit(-f)))
-        below = np.empty(len(y))
-        below[narrow] = _below_narrow(*given[:, narrow])
-        below[~narrow] = _beta_below(*given[:, ~narrow], INNER_NODES)
+        given, below = (y + 1.0, n - y, s * expit(f), s * expit(-f)), np.empty(len(y))
+        a, b, c, d = (each[narrow] for each in given)
+        below[narrow] = _below_narrow(a, b, c, d)
+        a, b, c, d = (each[~narrow] for each in given)
+        below[~narrow] = _beta_below(a, b, c, d, INNER_NODES)
         total, weights = total + weight * below, weights + weight
     result[some] = total / weights
     return result
