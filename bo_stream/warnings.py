@@ -128,6 +128,23 @@ def warn_of_few_features(residual: float, features: int) -> None:
     )
 
 
+def warn_of_neighbours(residual: float) -> None:
+    """Warn with what there is to do.
+
+    Args:
+        residual: Root mean square of outcomes less the posterior mean of local models, in standard
+            deviations of their noise.
+    """
+    warnings.warn(
+        f"Averages of neighbouring local models lie {residual:.2g} standard deviations of the "
+        "known noise from the outcomes that some of them have seen, and predictions elsewhere are "
+        "as coarse; posterior variances are as large. Take OSGPR or AutoGP for an interpolating "
+        "process, raise max_size, or say that the noise is as large as that.",
+        CoarsePointsWarning,
+        stacklevel=users_stack_level(),
+    )
+
+
 FAR_OUT = 1e4
 """Norm of whitened weights beyond which outcomes are not draws from the prior."""
 

@@ -70,6 +70,7 @@ def is_python(block: Block) -> bool:
     return block.language == "python"
 
 
+@pytest.mark.filterwarnings("error::bo_stream.ShortTrainingWarning")  # a page trains far enough
 @pytest.mark.parametrize(("name", "group"), list(examples()))
 def test_examples_run(
     name: str, group: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

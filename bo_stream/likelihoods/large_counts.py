@@ -27,6 +27,10 @@ NODES = 192
 NODES_OF_LATENT, INNER_NODES = 64, 96
 """Nodes over the latent logit, and of the integral at each, of beta-binomial counts."""
 
+NARROW, FAR = 400.0, 400.0
+"""Trials in units of concentration, and positives as well as negatives, from which two nodes of
+that integral are enough: U is so narrow that they miss less than ``(1 / 400)² / 12``."""
+
 
 def chance_up_to(
     positives: Array, trials: Array, mean: Array, variance: Array, concentration: Array | None
@@ -52,12 +56,17 @@ def chance_up_to(
     middle = np.log(share) - np.log1p(-share)
     width = np.sqrt((1.0 / s + 1.0 / n) / (share * (1.0 - share)))
     low, high = (np.arcsinh((m + r * deviation - middle) / width) for r in (-REACH, REACH))
+    narrow = (n >= NARROW * (s + 1.0)) & (y >= FAR) & (n - y >= FAR)
     total, weights = np.zeros(len(y)), np.zeros(len(y))
     for step in np.linspace(0.0, 1.0, NODES_OF_LATENT):
         t = low + (high - low) * step
         f = middle + width * np.sinh(t)
         weight = np.exp(-0.5 * ((f - m) / deviation) ** 2) * np.cosh(t)
-        below = _beta_below(y + 1.0, n - y, s * expit(f), s * expit(-f), INNER_NODES)
+        given, below = (y + 1.0, n - y, s * expit(f), s * expit(-f)), np.empty(len(y))
+        a, b, c, d = (each[narrow] for each in given)
+        below[narrow] = _below_narrow(a, b, c, d)
+        a, b, c, d = (each[~narrow] for each in given)
+        below[~narrow] = _beta_below(a, b, c, d, INNER_NODES)
         total, weights = total + weight * below, weights + weight
     result[some] = total / weights
     return result
@@ -97,6 +106,22 @@ def _beta_below(a: Array, b: Array, c: Array, d: Array, nodes: int = NODES) -> A
     logits, density = _bell(c[rest], d[rest], nodes)
     above = betaincc(a[rest, None], b[rest, None], expit(logits))
     result[rest] = (density * above).sum(-1)
+    return result
+
+
+def _below_narrow(a: Array, b: Array, c: Array, d: Array) -> Array:
+    """Compute that probability for an U much narrower than p, by the Gauss rule of two nodes.
+
+    It has the mean m, standard deviation v and skewness g of U: nodes ``m + v (g/2 ± r/2)`` with
+    ``r = √(4 + g²)`` and weights ``(1 ∓ g/r) / 2``.
+    """
+    size = a + b
+    mean, deviation = a / size, np.sqrt(a * b / (size + 1.0)) / size
+    skewness = 2.0 * (b - a) * np.sqrt((size + 1.0) / (a * b)) / (size + 2.0)
+    root = np.sqrt(4.0 + skewness**2)
+    nodes = (mean + 0.5 * deviation * (skewness + sign * root) for sign in (1.0, -1.0))
+    upper, lower = (betainc(c, d, node) for node in nodes)
+    result: Array = 0.5 * (upper + lower) - 0.5 * (skewness / root) * (upper - lower)
     return result
 
 

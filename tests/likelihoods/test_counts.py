@@ -10,13 +10,16 @@ from botorch.models import SingleTaskGP
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import DiagLinearOperator
+from scipy.special import betainc
 from scipy.stats import betabinom, binom, norm
 from torch import Tensor
 
 from bo_stream import OSVGP, BinomialLikelihood, counts, prevalence
 from bo_stream.likelihoods import counts as counts_module
+from bo_stream.likelihoods import large_counts
 from bo_stream.likelihoods.binomial import MOST_EXAMINED, check_counts
 from bo_stream.likelihoods.counts import CountPosterior
+from bo_stream.likelihoods.large_counts import FAR, NARROW, NODES_OF_LATENT
 from bo_stream.likelihoods.outliers import Outliers
 from bo_stream.likelihoods.prevalence import PrevalencePosterior
 
@@ -189,6 +192,32 @@ def test_counts_of_millions_cost_as_those_of_thousands(monkeypatch: pytest.Monke
     shares = rate.quantile(levels) * trials
     torch.testing.assert_close(torch.stack((low, high)), shares, rtol=1e-4, atol=1.0)
     torch.testing.assert_close(found.cdf(low), torch.full_like(low, 0.025), rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("mean", "sd", "s", "y"), [(-1.0, 0.5, 4.0, 400), (0.5, 1.5, 1.5, 500), (2.0, 0.1, 9.0, 3600)]
+)
+def test_many_overdispersed_trials_cost_two_nodes(
+    monkeypatch: pytest.MonkeyPatch, mean: float, sd: float, s: float, y: int
+) -> None:
+    """At the fewest trials and positives that two nodes are enough for; not 96 of them."""
+    trials = math.ceil(NARROW * (s + 1.0))
+    assert FAR <= y <= trials - FAR
+    logits = np.linspace(mean - 9.0 * sd, mean + 9.0 * sd, 801)
+    weight, chance = norm.pdf(logits, mean, sd), 1.0 / (1.0 + np.exp(-logits))
+    each = betabinom.pmf(np.arange(y + 1)[:, None], trials, s * chance, s * (1.0 - chance)).sum(0)
+    evaluated = []
+
+    def recorded(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
+        values: np.ndarray = betainc(a, b, x)
+        evaluated.append(values.size)
+        return values
+
+    monkeypatch.setattr(large_counts, "betainc", recorded)
+    row = [np.array([value]) for value in (float(y), float(trials), mean, sd**2, s)]
+    found = large_counts.chance_up_to(*row)
+    assert float(found[0]) == pytest.approx(float(each @ weight / weight.sum()), abs=1e-6)
+    assert sum(evaluated) == 2 * NODES_OF_LATENT
 
 
 @pytest.mark.parametrize("examined", [MOST_EXAMINED + 1.0, 2.0**60, 1e30, 1e300])

@@ -239,15 +239,23 @@ def _read_text(path: Path) -> tuple[pd.DataFrame, TableFormat]:
 
 
 def _separator(text: str) -> str:
-    """Find the separator: one that cuts the first rows alike, else the header into most cells."""
+    """Find the separator: one that cuts the first rows alike, else the header into most cells.
 
-    def cuts(mark: str) -> tuple[bool, int]:
-        try:
-            rows = csv.reader(StringIO(text, newline=""), delimiter=mark)
-            cells = [len(row) for row in islice(rows, COMPARED) if row]
-        except csv.Error:  # a cell without end
-            return False, 0
-        return cells[0] > 1 and len(set(cells)) == 1, cells[0]
+    Of several that do, one by which each quotation mark that opens a cell is closed at its end: a
+    separator within a quoted cell leaves marks on both of its sides.
+    """
+
+    def cuts(mark: str) -> tuple[bool, bool, int]:
+        for strict in (True, False):
+            file = StringIO(text, newline="")
+            rows = csv.reader(file, delimiter=mark, skipinitialspace=True, strict=strict)
+            try:
+                cells = [len(row) for row in islice(rows, COMPARED) if row]
+            except csv.Error:  # a cell without end, or something behind its end
+                continue
+            alike = cells[0] > 1 and len(set(cells)) == 1
+            return alike, strict, cells[0]
+        return False, False, 0
 
     return max(SEPARATORS, key=cuts)
 

@@ -235,9 +235,10 @@ class DecoupledGP(StreamingGP):
         everything once. [Cheng2017, algorithm 1] Ctrl-C leaves a model that can be used.
 
         The first call, of a model that has taken fewer than 100 steps, learns hyperparameters by an
-        exact GP of ``initial_points`` observations, and begins anew with them. Where the model then
-        predicts rows that no step has drawn worse than before the call, by their log predictive
-        density, it goes back to what it was.
+        exact GP of ``initial_points`` observations, and begins anew with them. With ``seconds``, it
+        goes back to what the model was where that then predicts rows that no step has drawn worse
+        than before the call, by their log predictive density. With ``steps`` alone it does not:
+        many calls of a step each would never leave the start.
 
         Args:
             steps: Most steps; where neither limit is given 2000.

@@ -186,6 +186,19 @@ class LayerSteps:
         self.num_steps += 1
         return float(estimate.detach())
 
+    @torch.no_grad()
+    def bound(self) -> float:
+        """Compute what the steps raise, of all rows at once. Cost O(w r² + r³), and the network."""
+        likelihood = likelihood_of(self._carried, self._prior).sum()
+        return float(likelihood + self._hyper.log_prior())
+
+    def keep_better(self, state: Any, bound: float) -> bool:
+        """Go back to a copy where its bound was larger; say whether what was learned is kept."""
+        if self.bound() < bound:
+            self.restore(state)
+            return False
+        return True
+
     def learned_state(self) -> Any:
         """Copy the hyperparameters, the moments, and the number of steps."""
         values = [p.detach().clone() for p in self._parameters]

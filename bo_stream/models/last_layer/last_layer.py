@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
-from botorch.exceptions.errors import InputDataError
+from botorch.exceptions.errors import InputDataError, ModelFittingError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
@@ -20,6 +21,7 @@ from bo_stream.models.last_layer.inference import LastLayerInference, LayerSteps
 from bo_stream.models.last_layer.memory import LastLayerMemory
 from bo_stream.models.last_layer.network import check_network, default_network, kernel_of
 from bo_stream.models.shell.posteriors import keeps_tensors
+from bo_stream.models.stochastic.budget import judgement_said
 from bo_stream.models.stochastic.training import Training, train
 
 WINDOW = 4096
@@ -146,6 +148,8 @@ class BayesianLastLayer(StreamingGP):
 
         A step raises the log marginal likelihood of ``batch_size`` rows. Then the memory is carried
         over to the new features; see the class for what is exact. Another call goes on from there.
+        Where that likelihood of all rows, times the priors, is smaller than before the call, the
+        model goes back to what it was: two evaluations, each at the cost of a step of all rows.
 
         Args:
             steps: Most steps to take.
@@ -155,6 +159,10 @@ class BayesianLastLayer(StreamingGP):
             batch_size: Rows of a step; as many as there are, if these are fewer.
             seed: Of the draws of rows.
             progress: Whether to draw a bar, where standard error is a terminal.
+
+        Returns:
+            What was done, with the trace of the bound. A ``ShortTrainingWarning`` says where it has
+            not come far.
 
         Raises:
             InputDataError: No observation is held as a row.
@@ -172,8 +180,18 @@ class BayesianLastLayer(StreamingGP):
             )
         self.train()
         try:
-            with torch.enable_grad():
-                learner = LayerSteps(self._memory, self._prior, learning_rate, batch_size, seed)
-                return train(learner, steps, seconds, progress=progress, started=began)
+            learner = LayerSteps(self._memory, self._prior, learning_rate, batch_size, seed)
+            before, bound = learner.learned_state(), learner.bound()
+            try:
+                with torch.enable_grad():
+                    training = train(learner, steps, seconds, progress=progress, started=began)
+            except ModelFittingError:
+                learner.keep_better(before, bound)
+                raise
+            ended = time.monotonic()
+            kept = learner.keep_better(before, bound)
         finally:
             self.eval()
+        final = time.monotonic() - ended
+        training = replace(training, seconds=training.seconds + final, final=final, is_kept=kept)
+        return judgement_said(training, seconds)

@@ -22,9 +22,18 @@ from bo_stream.models.prior import Prior
 from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
 from bo_stream.sufficient_statistics import target_columns
 from bo_stream.tensors import State, is_same, map_tensors, state_of
+from bo_stream.warnings import warn_of_neighbours
 
 ROWS = 64
 """Observations that are routed together."""
+
+CHECKED = 64
+"""Observations that a posterior is compared with, at most."""
+
+NEIGHBOURS = "neighbours"
+
+MOST_RESIDUAL = 3.0
+"""Root mean square residual, in standard deviations of the known noise, that needs no warning."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +144,7 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
             cache = None
         if cache is None or bool(cache.touched.any()):
             process = self._solve(memory, cache, prior)
+            _warn_of_neighbours(memory, process, prior)
             unchanged = memory.entered.new_zeros(self.max_models, dtype=torch.bool)
             cache = LocalCache(state, process, unchanged)
         return cache.process, cache
@@ -192,6 +202,36 @@ def _centred(rows: Rows, prior: Prior) -> tuple[Tensor, Tensor]:
     """Return standardised outcomes less the prior mean, and noise variances."""
     outcomes, variance = prior.standardized(rows)
     return outcomes - prior.mean.unsqueeze(-1), variance
+
+
+@torch.no_grad()
+def _warn_of_neighbours(memory: LocalMemory, process: LocalProcess, prior: Prior) -> None:
+    """Warn once where all noise is known, and the blended mean is far from the outcomes for it.
+
+    At ``CHECKED`` of the observations in memory, evenly spaced. Cost O(``CHECKED`` C s²).
+    """
+    model = prior.model
+    if prior.inferred_noise is not None or model.training or model.has_said(NEIGHBOURS):
+        return
+    if not bool((memory.alive.sum(0) > 1).any()):
+        return  # the exact process
+    each = (*_centred(memory.rows, prior), memory.rows.weight)
+    centred, variance, weight = (value.movedim(0, -2).flatten(-2) for value in each)
+    X = memory.rows.X.movedim(0, -3).flatten(-3, -2)
+    places = (weight > 0.0).flatten(0, -2).any(0).nonzero().squeeze(-1)
+    spaced = torch.linspace(0, len(places) - 1, min(len(places), CHECKED), device=places.device)
+    places = places[spaced.long()]
+    columns = range(prior.num_outputs)
+    mean = torch.stack(
+        [process.mean_at(process.at(X[..., j, places, :]))[..., j, :] for j in columns], -2
+    )
+    residual = prior.mean.unsqueeze(-1) + centred[..., places] - mean
+    held = (weight[..., places] > 0.0).double()
+    squares = (held * residual.square() / variance[..., places]).sum(-1)
+    most = float((squares / held.sum(-1).clamp_min(1.0)).max().sqrt())
+    if most > MOST_RESIDUAL:
+        model.says(NEIGHBOURS)
+        warn_of_neighbours(most)
 
 
 @torch.no_grad()

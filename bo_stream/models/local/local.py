@@ -71,7 +71,9 @@ class LocalGP(StreamingGP):
         Args:
             train_X: First inputs, ``batch_shape x n x d``; n may be 0.
             train_Y: First outcomes, ``batch_shape x n x m``.
-            train_Yvar: Known noise variances, shaped as train_Y; NaN in a row: unknown.
+            train_Yvar: Known noise variances, shaped as train_Y; NaN in a row: unknown. Where the
+                averages of models lie several standard deviations of known noise from the outcomes,
+                the model says so once (``CoarsePointsWarning``).
             likelihood: As for :class:`~bo_stream.WISKI`.
             covar_module: Any of gpytorch's kernels, as for :class:`~bo_stream.OSGPR`.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.

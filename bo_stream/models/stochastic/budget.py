@@ -183,10 +183,11 @@ steps, 11 and 0.54 after 1,000, 1.8 and 0.86 after 2,000; of a ``DecoupledGP`` 0
 def judgement_said(training: Training, seconds: float | None) -> Training:
     """Warn where a training has not come far, or was cut short; return it."""
     if not training.is_kept:
+        limit = f"{training.steps} steps" if seconds is None else f"{seconds:g} s"
         said = (
-            f"{seconds:g} s were too few: after {training.steps} steps the model predicted rows "
+            f"{limit} were too few: after {training.steps} steps the model predicted rows "
             f"worse than before the call, and is as it was ({training.start:.3g} s went into first "
-            "hyperparameters). Give more seconds."
+            "hyperparameters). Give more of them."
         )
     elif seconds is not None and training.steps == 0:
         said = (

@@ -274,3 +274,28 @@ def test_hostile_tables_are_read_or_refused(tmp_path: Path) -> None:
         assert after.to_numpy().tolist() == before.to_numpy().tolist()
     assert min(read, refused) > 20
     assert read + refused == 300
+
+
+@pytest.mark.parametrize("mark", "\x0b\x0c\x1c\x1d\x1e\x1f\x85\u2028\u2029")
+@pytest.mark.parametrize("written_as", [TableFormat(), TableFormat(".xlsx")])
+def test_line_ends_of_no_table_are_texts(
+    tmp_path: Path, mark: str, written_as: TableFormat
+) -> None:
+    """Python's ``str.splitlines`` ends a line at each of them, a spreadsheet at none."""
+    cells = [mark, f"a{mark}b", f"{mark}a", f"a{mark}", f"{mark},;", f"={mark}"]
+    table = pd.DataFrame({"id": [f"{row}" for row in range(len(cells))], "name": cells})
+    path = written(tmp_path, written_as.write(table), written_as.name("sites"))
+    assert read_table(path).reset_index(drop=True).equals(table)
+    alone = table[["name"]]
+    path = written(tmp_path, written_as.write(alone), written_as.name("names"))
+    assert read_table(path).reset_index(drop=True).equals(alone)
+
+
+@pytest.mark.parametrize(("separator", "other"), list(product(",;\t|", ",;|")))
+def test_a_separator_of_the_header_in_a_row_is_not_taken_for_the_one(
+    tmp_path: Path, separator: str, other: str
+) -> None:
+    """Each row has as many of it as of the true ones, but within quotation marks."""
+    table = pd.DataFrame({"c0": [other], f"c1{other}": ["\u2028"]})
+    path = written(tmp_path, TableFormat(separator=separator).write(table))
+    assert read_table(path).reset_index(drop=True).equals(table)

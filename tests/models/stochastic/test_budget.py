@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream import QSGP, DecoupledGP, FourierFeatures, ShortTrainingWarning
+from bo_stream import (
+    QSGP,
+    BayesianLastLayer,
+    DecoupledGP,
+    FourierFeatures,
+    ShortTrainingWarning,
+)
 from bo_stream.models.stochastic import budget
 from bo_stream.models.stochastic.budget import Budget, judgement_said
 from bo_stream.models.stochastic.training import Training
@@ -71,6 +77,35 @@ def test_a_start_without_a_step_is_undone_where_it_predicts_worse() -> None:
     assert (done.steps, done.is_kept) == (0, False)
     assert all(map(torch.equal, state(model), before))
     assert not model._memory.begun
+
+
+@pytest.mark.parametrize("kind", ["decoupled", "qsgp"])
+def test_single_steps_are_kept_so_that_many_calls_get_far(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ones predict worse than the model before them, which knew no functions either."""
+    monkeypatch.setattr(budget, "_is_no_worse", lambda *_: False)
+    model = built(kind)
+    for _ in range(3):
+        assert model.fit(steps=1, progress=False).is_kept
+        assert model._memory.begun
+
+
+@pytest.mark.parametrize("limits", [{"steps": 3}, {"steps": 3, "seconds": 1e6}])
+def test_steps_of_a_last_layer_are_undone_where_its_bound_is_lower(
+    limits: dict[str, float],
+) -> None:
+    X, Y = data()
+    model = BayesianLastLayer(X, Y)
+    model.fit(steps=30, progress=False)
+    model.eval()
+    T = torch.rand(5, 2, dtype=torch.float64)
+    before = model.posterior(T).mean.detach(), *(p.detach().clone() for p in model.parameters())
+    with pytest.warns(ShortTrainingWarning, match="were too few"):
+        done = model.fit(learning_rate=1.0, progress=False, **limits)  # type: ignore[arg-type]
+    assert (done.steps, done.is_kept) == (3, False)
+    after = model.posterior(T).mean.detach(), *model.parameters()
+    assert all(map(torch.equal, before, after))
 
 
 def test_says_what_the_time_went_into() -> None:
