@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_seconds_are_for_all_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += 3.0
         return fitting.fit_to_stall(mll, **kwargs)
 
-    monkeypatch.setattr(fitting.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
     fitting.fit_from_both(fit, fitting.first_start(model), mll, timeout_sec=5.0)
     assert seconds == [5.0, 2.0]
