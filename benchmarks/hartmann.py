@@ -26,8 +26,7 @@ from benchmarks.players import ExactPlayer, StreamPlayer
 from benchmarks.report import Claim, at_most, finish, stated
 from bo_stream import OSGPR
 from bo_stream.allocation import OIPS
-from bo_stream.loops.optimization.surrogate import FEW_PER_INPUT
-from bo_stream.models.shell.fitting import relearn
+from bo_stream.models.shell.fitting import FEW_PER_INPUT, relearn
 
 D = 6
 PROBLEM = Problem(Hartmann(D), 0.2, -3.32237)

@@ -13,7 +13,7 @@ from benchmarks.contest import Contest, Sizes, all_runs, claims_of, regrets, set
 from benchmarks.harness import Options, start
 from benchmarks.optimization import PLAYERS, PROBLEMS, D, acquire
 from benchmarks.report import finish
-from bo_stream.loops.optimization.surrogate import FEW_PER_INPUT
+from bo_stream.models.shell.fitting import FEW_PER_INPUT
 
 CONTEST = Contest(PROBLEMS, PLAYERS, acquire, first=5, few=FEW_PER_INPUT * D)
 """Refits at 14 to 305 observations; from the default hyperparameters too as long as in the loop."""

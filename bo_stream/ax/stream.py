@@ -6,9 +6,7 @@ process or another; :class:`LeaveOutModel` predicts rows without them, for cross
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +27,6 @@ from bo_stream.loops.optimization.surrogate import learn
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
-from bo_stream.models.shell.fitting import FEW_PER_INPUT, Hyperparameters
 from bo_stream.tensors import is_in, state_of
 
 Moments = tuple[Tensor, Tensor]
@@ -113,14 +110,12 @@ class Stream:
     Attributes:
         model: The model, changed in place.
         rows: The rows in its memory.
-        defaults: The hyperparameters that it was built with.
         bounded: Whether it was built with the bounds of the search space.
         fitted_at: Number of observations at the last refit; 0: none yet.
     """
 
     model: StreamingGP
     rows: Rows
-    defaults: Hyperparameters
     bounded: bool
     fitted_at: int = 0
     _left_out: LeaveOutModel | None = None
@@ -151,17 +146,9 @@ class Stream:
         count = len(self.rows)
         if not is_due(count, self.fitted_at, growth):
             return False
-        learn(self.model, self._further_starts(growth))
+        learn(self.model)
         self.fitted_at = count
         return True
-
-    def _further_starts(self, growth: float | None) -> Sequence[Hyperparameters]:
-        """Return the defaults where few observations may have led astray, not at every trial."""
-        count, before = len(self.rows), self.fitted_at
-        if before == 0 or count > FEW_PER_INPUT * self.rows.X.shape[-1]:
-            return []
-        is_thorough = growth is not None or _powers(count) > _powers(before)
-        return [self.defaults] if is_thorough else []
 
     def predict_without(self, gone: Tensor, X: Tensor, observation_noise: bool) -> Moments | None:
         """Predict points given all rows but some; see :meth:`LeaveOutModel.predict`."""
@@ -185,11 +172,6 @@ def is_due(count: int, fitted_at: int, growth: float | None) -> bool:
     if growth is not None:
         return growth > 0.0 and count >= growth * fitted_at
     return count > fitted_at and (count <= OFTEN or count - OFTEN >= REFIT * (fitted_at - OFTEN))
-
-
-def _powers(count: int) -> int:
-    """Return how many times one observation has grown by ``REFIT``."""
-    return math.floor(math.log(count) / math.log(REFIT))
 
 
 class Record(TypedDict):

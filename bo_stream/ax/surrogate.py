@@ -25,7 +25,6 @@ from bo_stream.loops.optimization.surrogate import thin
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.models.shell.fitting import learned_values
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.wiski import WISKI
 
@@ -181,7 +180,7 @@ class StreamSurrogate(Surrogate):
             given["bounds"] = rows.X.new_tensor(digest.bounds).mT
         with validate_input_scaling(False):  # rows may lie outside the search space
             model = kind(**given)
-        stream = Stream(model, rows, learned_values(model), bounded)
+        stream = Stream(model, rows, bounded)
         if record is not None and restore(model, record):
             thin(model)
             same = (record["bounds"], record["unit"]) == (_bounds(digest), self._unit(like))

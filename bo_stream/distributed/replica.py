@@ -39,7 +39,6 @@ from bo_stream.loops.optimization.surrogate import FEWEST, learn
 from bo_stream.loops.optimization.trials import LARGEST
 from bo_stream.loops.predictions import predict_mean
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.shell.fitting import FEW_PER_INPUT, learned_values
 from bo_stream.warnings import users_stack_level
 
 CHOICES = ("TS", "random")
@@ -382,8 +381,7 @@ class Replica:
         least = max(self.settings.initial, FEWEST)
         if count < least or not self.settings.refit_is_due(count, [before] if before else []):
             return 0
-        few = before and count <= FEW_PER_INPUT * self.settings.dim
-        learn(self.model, [learned_values(deepcopy(self._template))] if few else [])
+        learn(self.model)
         key = counted_key("learned", count, self.run)
         content = sealed(key, self._search, {}, arrays_of(self.model))
         self._learned, self._unsent[key] = key, content

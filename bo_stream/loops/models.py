@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import bo_stream
@@ -51,7 +51,6 @@ class ModelKind:
             or holds all rows.
         most_inputs: Largest number of inputs; None: any.
         on_grid: Whether it is on a grid, or is if asked, and takes a number of nodes per dimension.
-        unlearned: Options that leave the hyperparameters of a new model at their defaults.
     """
 
     name: str
@@ -61,7 +60,6 @@ class ModelKind:
     retracts: bool = False
     most_inputs: int | None = None
     on_grid: bool = False
-    unlearned: Options = field(default_factory=dict)
 
     @property
     def model(self) -> type[StreamingGP]:
@@ -266,7 +264,6 @@ MODELS: dict[str, ModelKind] = {
         {"likelihood": "student", "max_points": 512, "hyper_steps": 5},
         lambda model: {"inducing_points": len(model.inducing_points)},
         _osvgp,
-        unlearned={"hyper_steps": 0},
     ),
     "clustered": ModelKind(
         "ClusteredGP",

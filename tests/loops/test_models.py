@@ -156,20 +156,19 @@ def test_amended_and_withdrawn_outcomes_leave_the_model_of_a_rebuild(name: str) 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", MODELS)
-def test_further_starts_are_of_what_a_refit_learns(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[Any] = []
-
-    def record(model: StreamingGP, starts: Any) -> None:
-        given.append({key for start in starts for key in start})
-
-    monkeypatch.setattr("bo_stream.loops.optimization.surrogate.relearn", record)
-    optimizer = started(optimization(name), steps=3)
+def test_refits_begin_at_the_first_kernel_too_after_a_change_of_the_past(name: str) -> None:
+    optimizer = started(optimization(name), steps=2)
     optimizer.best()
-    learned = {key for key, p in of(optimizer).named_parameters() if p.requires_grad}
-    assert given == [set(), learned]
-    assert any("likelihood" in key for key in learned) == (name != "osvgp")
+    first = {key: v.clone() for key, v in of(optimizer)._first_values.items()}
+    optimizer.amend(optimizer.ledger.with_status("told")[0].key, 0.5)
+    optimizer.best()
+    learned = dict(of(optimizer).named_parameters())
+    kernel = {key for key in learned if key.startswith("covar_module.")}
+    assert kernel
+    assert kernel <= of(optimizer)._first_values.keys()
+    for key in kernel:
+        assert torch.equal(of(optimizer)._first_values[key], first[key])
+        assert not torch.equal(first[key], learned[key])
 
 
 @pytest.mark.matrix

@@ -11,16 +11,13 @@ from torch import Tensor
 
 from bo_stream.diagnostics.cross_validation import retracts_exactly
 from bo_stream.diagnostics.validation import ProgressiveValidation
-from bo_stream.loops.models import KERNELS, MODELS, Options, build_model
+from bo_stream.loops.models import KERNELS, build_model
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Ledger
 from bo_stream.models.auto.view import family_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.shell.fitting import (
-    FEW_PER_INPUT,
-    Hyperparameters,
     hyperparameters,
-    learned_values,
     relearn,
     set_hyperparameters,
 )
@@ -96,7 +93,7 @@ class Surrogate:
             self._replace(ledger, stale, fresh, self.model)
         count = len(self.held)
         if self.model is not None and self.settings.refit_is_due(count, self.refits):
-            learn(self.model, self._further_starts(ledger))
+            learn(self.model)
             self.refits.append(count)
         self.is_whole = True
         return self.model
@@ -112,6 +109,7 @@ class Surrogate:
     def _rebuild(self, ledger: Ledger, outcomes: dict[int, float], former: StreamingGP) -> None:
         """Build a model of other outcomes, with hyperparameters and log of the former one."""
         self.model = self._built(*self._data(ledger, outcomes), deepcopy(former.covar_module))
+        self.model._first_values = former._first_values
         set_hyperparameters(self.model, hyperparameters(former))
         for event in former.numerical_log:
             self.model.log_event(event.what, event.size, event.jitter)
@@ -127,14 +125,12 @@ class Surrogate:
             self.validation.observe(model, *self._data(ledger, fresh))
         self.held |= fresh
 
-    def _built(
-        self, X: Tensor, Y: Tensor, kernel: Kernel | None = None, more: Options | None = None
-    ) -> StreamingGP:
+    def _built(self, X: Tensor, Y: Tensor, kernel: Kernel | None = None) -> StreamingGP:
         settings = self.settings
         if kernel is None:
             kernel = KERNELS[settings.kernel](settings.dim)
-        options = {**settings.model_options, **(more or {})}
-        return build_model(settings.model, options, X, Y, kernel.to(X), settings.grid)
+        kernel, options = kernel.to(X), settings.model_options
+        return build_model(settings.model, options, X, Y, kernel, settings.grid)
 
     def _data(self, ledger: Ledger, outcomes: Mapping[int, float]) -> tuple[Tensor, Tensor]:
         """Return inputs and outcomes, by key, as the model takes them."""
@@ -142,23 +138,15 @@ class Surrogate:
         Y = X.new_tensor([y / self.unit for y in outcomes.values()])
         return X, Y.unsqueeze(-1) * self.settings.sign
 
-    def _further_starts(self, ledger: Ledger) -> list[Hyperparameters]:
-        """Return the defaults as a second start of a refit, if it is a later one of few data."""
-        if not self.refits or len(self.held) > FEW_PER_INPUT * self.settings.dim:
-            return []
-        first = dict(sorted(self.held.items())[:FEWEST])
-        draft = self._built(*self._data(ledger, first), more=MODELS[self.settings.model].unlearned)
-        return [learned_values(draft)]
 
-
-def learn(model: StreamingGP, starts: Sequence[Hyperparameters] = ()) -> None:
-    """Learn hyperparameters in place, from the present values and further starts (``relearn``).
+def learn(model: StreamingGP) -> None:
+    """Learn hyperparameters in place (``relearn``).
 
     All features are used, as the noise may turn out to be smaller; then :func:`thin` is called.
     """
     if _has_features(model):
         truncate(model, 0.0)
-    relearn(model, starts)
+    relearn(model)
     thin(model)
 
 

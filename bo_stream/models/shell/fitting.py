@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -48,39 +49,28 @@ _FIT_OPTIONS = {"maxiter": 25, "ftol": 1e-7}
 """L-BFGS-B's; a refit starts from the last one's optimum and need not be exact."""
 
 
-def relearn(model: StreamingGP, starts: Sequence[Hyperparameters] = ()) -> None:
+def relearn(model: StreamingGP) -> None:
     """Learn hyperparameters; where that fails, those from before serve on: a run must not end.
 
-    With few observations the likelihood has several maxima, and the one nearest to what was
-    learned from fewer still may be much the worse: further starts help. A failure is in the
-    model's ``numerical_log``, and, where no start leads anywhere, a warning.
+    A failure is in the model's ``numerical_log``, and a warning.
 
     Args:
-        model: Its hyperparameters are the first start, and are replaced in place.
-        starts: Further ones, tried after it; of all maxima found the largest is kept.
+        model: Its hyperparameters are where the fit begins (see :func:`fit_from_both`), and are
+            replaced in place.
     """
     former = hyperparameters(model)
-    ends: list[Hyperparameters] = []
-    failure: ModelFittingError | None = None
-    for start in (former, *starts):
-        set_hyperparameters(model, start)
-        try:
-            learn_hyperparameters(model)
-            ends.append(hyperparameters(model))
-        except ModelFittingError as error:
-            failure = error
-    if failure is not None:
+    try:
+        learn_hyperparameters(model)
+    except ModelFittingError as error:
+        model.train()
+        set_hyperparameters(model, former)
+        model.eval()  # inducing points move to where these want them
         model.log_event("a refit that failed")
-    if not ends:
         warnings.warn(
-            f"The hyperparameters could not be relearned and stay as they were: {failure}",
+            f"The hyperparameters could not be relearned and stay as they were: {error}",
             RuntimeWarning,
             stacklevel=2,
         )
-    best = min(ends, key=partial(_loss_at, model)) if len(ends) > 1 else (ends or [former])[0]
-    model.train()
-    set_hyperparameters(model, best)
-    model.eval()  # inducing points move to where these want them
 
 
 def learn_hyperparameters(model: StreamingGP) -> None:
@@ -120,15 +110,6 @@ def _marginal_likelihood(model: StreamingGP) -> MarginalLogLikelihood:
     gaussian = isinstance(model.likelihood, _GaussianLikelihoodBase)
     kind = ExactMarginalLogLikelihood if gaussian else MarginalLogLikelihood
     return kind(model.likelihood, model)
-
-
-@torch.no_grad()
-def _loss_at(model: StreamingGP, values: Hyperparameters) -> float:
-    set_hyperparameters(model, values)
-    model.train()
-    loss = model.compute_custom_loss(_marginal_likelihood(model))
-    model.eval()
-    return float(loss.sum())
 
 
 def log_marginal_likelihood(model: StreamingGP) -> Tensor:
@@ -303,29 +284,26 @@ RACE = 6
 
 
 def first_start(model: StreamingGP) -> Hyperparameters:
-    """Return the values that a model was built with, where a refit may begin there; else none.
+    """Return the kernel and mean that a model was built with, where a refit may begin there.
 
-    None where the objective depends on more than hyperparameters and data (variational parameters,
-    a network), and where the present values are the first ones.
+    The likelihood's values stay: what was learned of the noise is the better start, from which an
+    optimizer takes fewer evaluations and finds more. None where the objective depends on more than
+    hyperparameters and data (variational parameters, a network), and where the present values are
+    the first ones.
     """
     first, learned = model._first_values, learned_values(model)
     gaussian = isinstance(model.likelihood, _GaussianLikelihoodBase)
     if not (gaussian and model._inference.restarts and learned.keys() <= first.keys()):
         return {}
-    start = {name: first[name].to(value) for name, value in learned.items()}
-    if any(start[name].shape != value.shape for name, value in learned.items()):
+    start = {
+        name: first[name].to(value)
+        for name, value in learned.items()
+        if not name.startswith("likelihood.")
+    }
+    if any(value.shape != learned[name].shape for name, value in start.items()):
         return {}
-    same = all(torch.equal(start[name], value) for name, value in learned.items())
+    same = all(torch.equal(value, learned[name]) for name, value in start.items())
     return {} if same else start
-
-
-@dataclass(frozen=True)
-class _End:
-    """Where a fit ended: result and values, and losses, of elements or of all that share values."""
-
-    result: OptimizationResult
-    values: Hyperparameters
-    losses: Tensor
 
 
 def fit_from_both(
@@ -333,6 +311,7 @@ def fit_from_both(
     start: Hyperparameters,
     mll: MarginalLogLikelihood,
     options: Mapping[str, Any] | None = None,
+    timeout_sec: float | None = None,
     **kwargs: Any,
 ) -> OptimizationResult:
     """Fit from the present values and from another start, of which the better goes on.
@@ -346,69 +325,136 @@ def fit_from_both(
 
     Args:
         fit: ``fit_gpytorch_mll_scipy`` or :func:`fit_elements`, called with the other arguments.
-        start: The other values, of all parameters that are learned.
+        start: The other values; parameters that are not among them begin where the race from the
+            present values ends.
         mll: Of a model in training mode.
         options: Of L-BFGS-B; its most iterations are those of the race and the rest together.
+        timeout_sec: Seconds for all.
         kwargs: Further arguments of ``fit``.
 
     Raises:
         NotPSDError: Neither start leads anywhere.
     """
-    model, present, options = mll.model, learned_values(mll.model), dict(options or {})
-    few = float(model._counts().max()) <= FEW_PER_INPUT * model._process_dim
-    if not few and not bool((_losses(mll, start) < _losses(mll, present)).any()):
-        set_hyperparameters(model, present)
-        return fit(mll, options=options, **kwargs)
-    most, shape = options.get("maxiter"), model._parameter_shape
+    model, present = mll.model, learned_values(mll.model)
+    shape = model._parameter_shape
     apart = shape.numel() > 1 and are_apart(mll, shape)
-    race = {**options, "maxiter": RACE if most is None else min(RACE, most)}
-    ends, failure = list[_End](), None
-    for values in (present, start):
-        set_hyperparameters(model, values)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", OptimizationWarning)
-                result = fit(mll, options=race, **kwargs)
-            end = learned_values(model)
-            losses = _losses(mll, end) if apart else torch.tensor([float(result.fval)])
-            ends.append(_End(result, end, losses.nan_to_num(nan=math.inf)))
-        except NotPSDError as error:
-            failure = error
-    if not ends:
-        raise failure or ModelFittingError("A fit ended nowhere.")
-    best = _better(ends)
+    fits = _Fits(fit, mll, dict(options or {}), timeout_sec, kwargs, apart, time.monotonic())
+    few = float(model._counts().max()) <= FEW_PER_INPUT * model._process_dim
+    tried = few or bool((fits.losses(start) < fits.losses(present)).any())
+    best = fits.raced(present, start) if tried else fits.end(present)
+    if best is None:
+        raise NotPSDError("The covariance is not positive definite from where the fit begins.")
     set_hyperparameters(model, best.values)
-    if best.result.status == OptimizationStatus.SUCCESS or (most is not None and most <= RACE):
-        return best.result
-    if most is not None:
-        options["maxiter"] = most - RACE
-    return fit(mll, options=options, **kwargs)
+    for warning in best.warnings:
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return best.result
 
 
-@torch.no_grad()
-def _losses(mll: MarginalLogLikelihood, values: Hyperparameters) -> Tensor:
-    """Give the model some values, and evaluate what a fit minimises there, for each element."""
-    set_hyperparameters(mll.model, values)
-    loss: Tensor = mll.model.compute_custom_loss(mll)
-    return loss
+@dataclass(frozen=True)
+class _End:
+    """Where a fit ended.
+
+    Attributes:
+        result: Of the optimizer.
+        values: Of what was learned.
+        losses: Of elements, or one of all that share values.
+        warnings: Given on the way.
+    """
+
+    result: OptimizationResult
+    values: Hyperparameters
+    losses: Tensor
+    warnings: Sequence[warnings.WarningMessage]
 
 
-def _better(ends: Sequence[_End]) -> _End:
+@dataclass(frozen=True)
+class _Fits:
+    """Fits of one model from several starts.
+
+    Attributes:
+        fit: As in :func:`fit_from_both`, like those that follow.
+        mll: Of the model.
+        options: Of L-BFGS-B.
+        timeout_sec: Seconds for all fits; None: no limit.
+        kwargs: Further arguments of ``fit``.
+        apart: Whether each element has a loss and an end of its own.
+        begin: When the first fit began, by the monotonic clock.
+    """
+
+    fit: Callable[..., OptimizationResult]
+    mll: MarginalLogLikelihood
+    options: dict[str, Any]
+    timeout_sec: float | None
+    kwargs: Mapping[str, Any]
+    apart: bool
+    begin: float
+
+    @torch.no_grad()
+    def losses(self, values: Hyperparameters) -> Tensor:
+        """Give the model some values, and evaluate what a fit minimises there."""
+        set_hyperparameters(self.mll.model, values)
+        loss: Tensor = self.mll.model.compute_custom_loss(self.mll)
+        return (loss if self.apart else loss.sum()).nan_to_num(nan=math.inf)
+
+    def end(self, values: Hyperparameters, **options: Any) -> _End | None:
+        """Fit from some values; None where the covariance there is not positive definite."""
+        limit = {} if self.timeout_sec is None else {"timeout_sec": max(self._left(), 0.0)}
+        set_hyperparameters(self.mll.model, values)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", OptimizationWarning)
+            try:
+                given = {**self.options, **options}
+                result = self.fit(self.mll, options=given, **limit, **self.kwargs)
+            except NotPSDError:
+                return None
+        values = learned_values(self.mll.model)
+        value = torch.tensor(float(result.fval), dtype=torch.float64).nan_to_num(nan=math.inf)
+        return _End(result, values, self.losses(values) if self.apart else value, caught)
+
+    def raced(self, present: Hyperparameters, start: Hyperparameters) -> _End | None:
+        """Fit from the better of two starts; None where neither leads anywhere."""
+        most = self.options.get("maxiter")
+        race = RACE if most is None else min(RACE, most)
+        best = self.end(present, maxiter=race)
+        if self._left() > 0.0:
+            set_hyperparameters(self.mll.model, present if best is None else best.values)
+            other = self.end(start, maxiter=race)
+            best = other if best is None else best if other is None else _better(best, other)
+        done = best is None or best.result.status == OptimizationStatus.SUCCESS
+        if best is None or done or race == most or self._left() <= 0.0:
+            return best
+        rest = self.end(best.values, **({} if most is None else {"maxiter": most - race}))
+        stalled = rest is not None and rest.result.status == OptimizationStatus.FAILURE
+        if rest is None or (stalled and best.result.step > 0):
+            return replace(best, warnings=())
+        return rest
+
+    def _left(self) -> float:
+        """Return how many seconds are left."""
+        limit = math.inf if self.timeout_sec is None else self.timeout_sec
+        return limit - (time.monotonic() - self.begin)
+
+
+def _chosen(where: Tensor, values: Hyperparameters, others: Hyperparameters) -> Hyperparameters:
+    """Choose values where a mask of elements, or of all that share values, says so, else others."""
+
+    def over(value: Tensor) -> Tensor:
+        return where.reshape(where.shape + (1,) * (value.ndim - where.ndim))
+
+    return {name: torch.where(over(v), v, others[name]) for name, v in values.items()}
+
+
+def _better(known: _End, other: _End) -> _End:
     """Choose the end of the least loss, of each element for itself."""
-    first, last = ends[0], ends[-1]
-    wins = last.losses < first.losses
-    if wins.numel() == 1 or not bool(wins.any()):
-        return last if bool(wins.any()) else first
-
-    def chosen(name: str) -> Tensor:
-        one, other = first.values[name], last.values[name]
-        return torch.where(wins.reshape(*wins.shape, *[1] * (one.ndim - wins.ndim)), other, one)
-
-    values = {name: chosen(name) for name in first.values}
-    done = all(end.result.status == OptimizationStatus.SUCCESS for end in ends)
+    wins = other.losses < known.losses
+    if not bool(wins.any()):
+        return known
+    done = all(end.result.status == OptimizationStatus.SUCCESS for end in (known, other))
     status = OptimizationStatus.SUCCESS if done else OptimizationStatus.STOPPED
-    losses = torch.where(wins, last.losses, first.losses)
-    return _End(replace(last.result, status=status), values, losses)
+    losses = torch.where(wins, other.losses, known.losses)
+    result = other.result if bool(wins.all()) else replace(other.result, status=status)
+    result = replace(result, fval=float(losses.sum()))
+    return _End(result, _chosen(wins, other.values, known.values), losses, other.warnings)
 
 
 def fit_elements(

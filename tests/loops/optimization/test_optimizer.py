@@ -338,7 +338,6 @@ def told(optimizer: Optimizer, X: Tensor) -> None:
 def test_few_outcomes_are_learned_from_the_defaults_too(
     few: int, escapes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bo_stream.loops.optimization.surrogate.FEW_PER_INPUT", few)
     monkeypatch.setattr("bo_stream.models.shell.fitting.FEW_PER_INPUT", few)
     optimizer = Optimizer(OptimizationSettings(bounds=((0.0, 1.0),), kernel="rbf", grid=(60,)))
     told(optimizer, torch.linspace(0.0, 1.0, 25))

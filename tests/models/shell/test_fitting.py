@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 import warnings
+from typing import Any
 
 import pytest
 import torch
-from botorch.exceptions.errors import ModelFittingError
+from botorch.optim.core import OptimizationResult
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
@@ -43,11 +47,12 @@ def lengthscale(model: StreamingGP) -> float:
 
 
 @pytest.mark.parametrize("kind", ["WISKI", "OSGPR"])
-def test_a_further_start_leads_out_of_a_poor_maximum(kind: str) -> None:
-    model, defaults = in_a_poor_maximum(kind), hyperparameters(model_of(kind))
+def test_the_first_values_lead_out_of_a_poor_maximum(kind: str) -> None:
+    model, first = in_a_poor_maximum(kind), hyperparameters(model_of(kind))
     assert lengthscale(model) > 0.5
     poor = model.log_marginal_likelihood().item()
-    relearn(model, [defaults])
+    model._first_values = first
+    relearn(model)
     assert lengthscale(model) < 0.2
     assert model.log_marginal_likelihood().item() > poor + 10.0
     assert not model.training
@@ -58,19 +63,19 @@ def test_the_present_start_is_kept_where_it_is_the_better() -> None:
     model = model_of("WISKI")
     relearn(model)
     alone = lengthscale(model)
-    relearn(model, [poor])
+    model._first_values = poor
+    relearn(model)
     assert lengthscale(model) == pytest.approx(alone, rel=1e-2)
 
 
-@pytest.mark.parametrize("better", ["first", "last"])
+@pytest.mark.parametrize("better", ["present", "first"])
 def test_points_are_placed_for_the_hyperparameters_that_are_kept(better: str) -> None:
     X, Y = waves()
     poor, good = hyperparameters(in_a_poor_maximum("OSGPR")), hyperparameters(model_of("OSGPR"))
     model = OSGPR(X, Y)
-    model._first_values = {}
-    starts = [good, poor] if better == "first" else [poor, good]
-    set_hyperparameters(model, starts[0])
-    relearn(model, starts[1:])
+    present, model._first_values = (good, poor) if better == "present" else (poor, good)
+    set_hyperparameters(model, present)
+    relearn(model)
     Z = model.inducing_points
     assert lengthscale(model) < 0.2
     assert torch.equal(Z, model.update(X[:0], Y[:0]).inducing_points)
@@ -78,23 +83,47 @@ def test_points_are_placed_for_the_hyperparameters_that_are_kept(better: str) ->
     assert float(left.max()) <= 1e-8  # all rows are among the points, or determined by them
 
 
-def test_a_start_that_fails_costs_nothing_but_a_line_on_record(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("fails", ["present", "first"])
+def test_a_start_that_leads_nowhere_costs_nothing(
+    fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, learn = in_a_poor_maximum("WISKI"), fitting.learn_hyperparameters
-    starts = [hyperparameters(model), hyperparameters(model_of("WISKI"))]
+    model, fit = in_a_poor_maximum("WISKI"), fitting.fit_to_stall
+    good = hyperparameters(model_of("WISKI"))
+    poor, starts = lengthscale(model), list[float]()
+    model._first_values = good
+    if fails == "first":
+        set_hyperparameters(model, good)
+        model._first_values = hyperparameters(in_a_poor_maximum("WISKI"))
 
-    def fail_once(model: StreamingGP) -> None:
-        monkeypatch.setattr(fitting, "learn_hyperparameters", learn)
-        model.train()
-        raise ModelFittingError("no luck")
+    def fail_once(mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResult:
+        starts.append(lengthscale(mll.model))
+        if starts[-1] == pytest.approx(poor):
+            raise NotPSDError("no luck")
+        return fit(mll, **kwargs)
 
-    monkeypatch.setattr(fitting, "learn_hyperparameters", fail_once)
+    monkeypatch.setattr(fitting, "fit_to_stall", fail_once)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        relearn(model, starts[1:])
-    assert [event.what for event in model.numerical_log] == ["a refit that failed"]
+        relearn(model)
+    assert len(starts) == 3
+    assert not model.numerical_log
     assert lengthscale(model) < 0.2
+
+
+def test_seconds_are_for_all_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that runs on by three seconds a fit, and a limit of five."""
+    model, seconds, now = in_a_poor_maximum("WISKI"), list[float](), [0.0]
+    model._first_values = hyperparameters(model_of("WISKI"))
+
+    def fit(mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResult:
+        seconds.append(kwargs.pop("timeout_sec"))
+        now[0] += 3.0
+        return fitting.fit_to_stall(mll, **kwargs)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
+    fitting.fit_from_both(fit, fitting.first_start(model), mll, timeout_sec=5.0)
+    assert seconds == [5.0, 2.0]
 
 
 def test_hyperparameters_are_copies() -> None:

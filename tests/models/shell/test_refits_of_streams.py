@@ -76,3 +76,12 @@ def test_elements_choose_for_themselves() -> None:
 
 def test_there_is_one_start_before_anything_is_learned() -> None:
     assert first_start(OSGPR(*waves())) == {}
+
+
+def test_the_other_start_is_the_first_kernel_and_mean_with_the_present_noise() -> None:
+    model = OSGPR(*waves())
+    first = hyperparameters(model)
+    fit(model)
+    start = first_start(model)
+    assert start.keys() == {name for name in first if not name.startswith("likelihood.")}
+    assert all(torch.equal(value, first[name]) for name, value in start.items())
