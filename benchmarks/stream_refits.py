@@ -38,9 +38,6 @@ NATS = 1.0
 SHARE = 29 / 30
 COST = 1.3
 FITS = 7
-LEAST_SPREAD = 1e-20
-"""Standard deviation of outcomes below which they are not scaled."""
-
 UNITS = ((0.0, 1.0), (1e12, 1.0), (0.0, 1e12), (0.0, 1e-12), (-1e12, 1e3), (0.0, 1e-3))
 """Offsets and scales of the outcomes."""
 
@@ -61,11 +58,10 @@ def stream(seed: int) -> tuple[Tensor, Tensor]:
 
 def built(kind: type[StreamingGP], X: Tensor, Y: Tensor) -> StreamingGP:
     """A model on the unit cube."""
-    scale = Standardize(m=1, min_stdv=LEAST_SPREAD)
     if issubclass(kind, WISKI):
         bounds = torch.tensor([[0.0], [1.0]]).expand(2, X.shape[-1])
-        return kind(X, Y, bounds=bounds, grid_size=10, outcome_transform=scale)
-    return kind(X, Y, outcome_transform=scale)
+        return kind(X, Y, bounds=bounds, grid_size=10)
+    return kind(X, Y)
 
 
 def fit(model: StreamingGP) -> None:

@@ -20,6 +20,8 @@ from botorch.posteriors.gpytorch import GPyTorchPosterior
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
+from bo_stream import OSGPR, QSGP, WISKI, AutoGP, BayesianLastLayer, ClusteredGP, LocalGP
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.outcomes.transform import OutcomeChain
 from tests.tolerances import assert_close
 
@@ -146,3 +148,22 @@ def test_the_standardisation_maps_variances_by_the_scale_that_it_learned_last() 
     chain.learn(totals_of(7.0 * Y, shift), shift)
     _, Yvar = standardize.eval()(Y, torch.ones_like(Y))
     assert_close(Yvar, (7.0 * Y).std(0).pow(-2).expand_as(Y))
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e12])
+@pytest.mark.parametrize(
+    "kind", [AutoGP, WISKI, OSGPR, ClusteredGP, LocalGP, BayesianLastLayer, QSGP]
+)
+def test_outcomes_in_any_unit_make_the_same_model(kind: type[StreamingGP], unit: float) -> None:
+    X = torch.rand(24, 2, dtype=torch.float64)
+    Y, T = torch.sin(5.0 * X).sum(-1, keepdim=True), torch.rand(5, 2, dtype=torch.float64)
+    models: list[Any] = []
+    for scale in (1.0, unit):
+        torch.manual_seed(0)
+        models.append(kind(X[:16], scale * Y[:16]).update(X[16:], scale * Y[16:]))
+        models[-1].train().eval()  # as a refit standardises anew
+    own, other = models
+    assert_close(other.posterior(T).mean / unit, own.posterior(T).mean, factor=1e4)
+    if kind is not QSGP:
+        likelihoods = (model.log_marginal_likelihood().detach() for model in models)
+        assert_close(*likelihoods, factor=1e4)

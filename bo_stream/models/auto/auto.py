@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
-from botorch.models.transforms.outcome import OutcomeTransform, Standardize
+from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
@@ -34,6 +34,7 @@ from bo_stream.models.inference import InferenceOption
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.outcomes.counts import latent_columns, outcomes_of
 from bo_stream.models.outcomes.likelihood import REAL, check_transform
+from bo_stream.models.outcomes.transform import default_standardize
 from bo_stream.models.shell.construction import choose_box, latent_kernel, product_kernel
 
 STEPS, FIRST = 5, 20
@@ -249,6 +250,6 @@ def _transform_of(
     """Standardise real outcomes under a likelihood that is not Gaussian by default."""
     if isinstance(transform, _DefaultType):
         real = isinstance(likelihood, REAL) and Y.ndim > 1
-        return Standardize(Y.shape[-1], batch_shape=Y.shape[:-2]) if real else None
+        return default_standardize(Y.shape[-1], Y.shape[:-2]) if real else None
     check_transform(transform, likelihood)
     return transform

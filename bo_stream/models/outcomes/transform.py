@@ -23,8 +23,17 @@ from torch.nn import Module
 
 from bo_stream.models.checks import check_finite, check_instance
 
+LEAST_SPREAD = 1e-18
+"""Least standard deviation that models standardise by unless they are given a transform. BoTorch's
+own, 1e-8, takes outcomes of a smaller unit for constant; float32 holds the square of this one."""
+
 _FIXED = (Log, Power, Bilog)
 _ROUNDING = 1e-9
+
+
+def default_standardize(outputs: int, batch_shape: torch.Size) -> Standardize:
+    """Make the standardisation of outcomes in any unit, spread by ``LEAST_SPREAD`` or more."""
+    return Standardize(m=outputs, batch_shape=batch_shape, min_stdv=LEAST_SPREAD)
 
 
 @dataclass(frozen=True)
@@ -157,8 +166,9 @@ def _moments(totals: Tensor, standardize: Standardize) -> tuple[Tensor, Tensor]:
     mean = totals[..., 0, 1] / torch.where(count > 0, count, 1.0)
     squares = totals[..., 0, 0] - count * mean.square()
     stdv = (squares.clamp_min(0.0) / (count - 1.0).clamp_min(1.0)).sqrt()
-    usable = (stdv >= standardize._min_stdv) & (count > 1.0)
-    faded = (count < 2.0) & (squares > _ROUNDING * totals[..., 0, 0])
+    sure = squares > _ROUNDING * totals[..., 0, 0]  # no rounding error of equal outcomes
+    usable = (stdv >= standardize._min_stdv) & (count > 1.0) & (sure | (stdv >= 1e-8))
+    faded = (count < 2.0) & sure
     last = standardize.stdvs.to(stdv).squeeze(-2)
     return mean, torch.where(faded, last, torch.where(usable, stdv, 1.0))
 

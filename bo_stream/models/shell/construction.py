@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
 from botorch.models.transforms.input import InputTransform
-from botorch.models.transforms.outcome import OutcomeTransform, Standardize
+from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import validate_input_scaling
 from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
 from botorch.utils.transforms import normalize
@@ -37,7 +37,7 @@ from bo_stream.models.input_transforms import (
     split_transform,
 )
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes, first_totals
-from bo_stream.models.outcomes.transform import OutcomeChain
+from bo_stream.models.outcomes.transform import OutcomeChain, default_standardize
 from bo_stream.models.shell.fitting import hyperparameters
 from bo_stream.warnings import warn_of_product
 
@@ -64,7 +64,7 @@ def begin(
     model._batch_shape = train_X.shape[:-2]
     model._input_dim = train_X.shape[-1]
     if isinstance(outcome_transform, _DefaultType):
-        outcome_transform = Standardize(m=model._num_outputs, batch_shape=model._batch_shape)
+        outcome_transform = default_standardize(model._num_outputs, model._batch_shape)
     if outcome_transform is not None:
         check_outputs(outcome_transform, model._num_outputs)
         OutcomeChain.of(outcome_transform)

@@ -8,7 +8,6 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import torch
-from botorch.models.transforms.outcome import Standardize
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.priors import GammaPrior
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.kernels import default_kernel
 from bo_stream.models.memory import Observations
+from bo_stream.models.outcomes.transform import default_standardize
 from bo_stream.models.prior import Prior
 from bo_stream.models.shell.fitting import relearn
 from bo_stream.models.wiski.inference import GridInference
@@ -177,7 +177,7 @@ def learn_first_noise(
     """
     (prior, inference, grid), (noise_prior, _, noise_grid) = parts
     X, Y = inputs[..., rows, :], targets[..., rows]
-    standardize = Standardize(m=prior.num_outputs, batch_shape=prior.batch_shape)
+    standardize = default_standardize(prior.num_outputs, prior.batch_shape)
     for _ in range(rounds):
         draft = WISKI(
             inputs,
