@@ -21,7 +21,6 @@ from contextlib import contextmanager
 
 import torch
 from botorch.fit import fit_gpytorch_mll
-from botorch.models.transforms import Standardize
 from botorch.optim.utils import sample_all_priors
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
