@@ -108,7 +108,7 @@ def sites(shown: int = 18, steps: int = 66) -> Figure:
     for _ in campaign.run():
         if all(loop.steps_done == shown for loop in campaign.loops.values()):
             draw_map(truth, known, campaign)
-    draw_errors(error, [loop.state.curve for loop in campaign.loops.values()])
+    draw_errors(error, [loop.curve for loop in campaign.loops.values()])
     error.axvline(campaign.main.settings.initial + 6 * shown, color="0.7", lw=1.0, ls=":")
     return figure
 

@@ -183,6 +183,12 @@ def test_every_model_is_in_the_table() -> None:
     assert [each.__name__ for each in models if f"`{each.__name__}`" not in table] == []
 
 
+@pytest.mark.integration
+def test_the_picture_of_a_map_can_be_drawn() -> None:
+    figure = pictures.sites(shown=1, steps=2)
+    assert [len(axes.lines) for axes in figure.axes] == [0, 0, 3]
+
+
 def test_the_picture_of_cost_is_of_the_measurements_beside_it() -> None:
     assert pictures.digest() in pictures.GROWTH.read_text(encoding="utf-8"), "docs/pictures.py"
 
