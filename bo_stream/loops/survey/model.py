@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +17,26 @@ from bo_stream.mapping import map_inputs, survey_kernel
 from bo_stream.mapping.positions import Units
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osvgp import OSVGP
-from bo_stream.models.shell.fitting import hyperparameters, relearn, set_hyperparameters
+from bo_stream.models.shell.fitting import (
+    hyperparameters,
+    relearn,
+    set_hyperparameters,
+    total_loss,
+)
 
 MEAN_SD = 3.0
 """Standard deviation of the prior of the mean logit, about that of all people examined."""
 
 FIRST_ROUNDS, ROUNDS = 3, 1
-"""How often hyperparameters and sites are found in turn, without and with a former model."""
+"""How often hyperparameters and sites are found in turn, at most, without and with a former model;
+the first time is the one from each start."""
+
+SMOOTH = (5.0, 0.3)
+"""Factors of length scale and output scale of position that make of the kernel's first values the
+start for a smooth map, most of which is in the covariates."""
+
+SETTLED = 0.05
+"""Gain of the objective by a round, in nats, from which another one is worth its time."""
 
 CONCENTRATION_STEPS, CONCENTRATION_RATE = 10, 0.1
 """Steps of Adam, in each such round, in which the concentration of beta-binomial counts moves, and
@@ -71,7 +85,10 @@ def survey_model(
     An :class:`~bo_stream.OSVGP` with a :class:`~bo_stream.BinomialLikelihood` with outliers and the
     kernel of :func:`~bo_stream.mapping.survey_kernel`. Its hyperparameters maximise the evidence
     lower bound and their priors: sites of the likelihood and hyperparameters are found in turn,
-    each given the other. Cost O(n³) a step for n results up to ``max_points``.
+    each given the other. The bound has several maxima, of small rough parts and of large smooth
+    ones: of two starts, of which one stands for a smooth map, the one that is better after one such
+    round goes on; and sites have, with outliers, so that a round that ends lower is taken back.
+    Cost O(n³) a step for n results up to ``max_points``.
 
     Args:
         sites: ``N x d``, all sites that are to be mapped, surveyed or not: longitude and latitude,
@@ -81,7 +98,8 @@ def survey_model(
         Y: ``n x 2``, ``[positives, examined]`` of each.
         settings: Default: those of the class.
         former: The model of earlier results with the same sites, from whose hyperparameters the fit
-            starts; it is not changed.
+            starts, instead of the kernel's first values; it is not changed. Where it has as many
+            results as there are now, or more, there is no other start.
 
     Returns:
         The model, of one output; :func:`bo_stream.prevalence` gives its prevalences.
@@ -109,21 +127,41 @@ def survey_model(
         learning_rate=CONCENTRATION_RATE,
         window=0,  # all results enter as one batch
     )
+    starts = [model]
+    if former is None or float(former.num_observations) < len(X):
+        starts.append(deepcopy(model))
+        position = starts[-1].covar_module.kernels[0]
+        position.base_kernel.lengthscale = SMOOTH[0] * position.base_kernel.lengthscale.detach()
+        position.outputscale = SMOOTH[1] * position.outputscale.detach()
     if former is not None:
         set_hyperparameters(model, hyperparameters(former))
     if len(X) == 0:
         return model
-    model.update(X, Y)
-    if settings.overdispersion:
-        model.hyper_steps = CONCENTRATION_STEPS
-    for _ in range(FIRST_ROUNDS if former is None else ROUNDS):
-        relearn(model)
-        model.clear().update(X, Y)
+    ends = []
+    for start in starts:
+        start.update(X, Y)
+        start.hyper_steps = CONCENTRATION_STEPS if settings.overdispersion else 0
+        ends.append(_round(start, X, Y))
+    model, loss = min(ends, key=lambda end: end[1])
+    for _ in range(1, FIRST_ROUNDS if former is None else ROUNDS):
+        again, reached = _round(deepcopy(model), X, Y)
+        gain = loss - reached
+        if gain > 0.0:
+            model, loss = again, reached
+        if gain < SETTLED:
+            break
     if settings.overdispersion:
         model.hyper_steps = 0
         relearn(model)
         model.clear().update(X, Y)
     return model
+
+
+def _round(model: OSVGP, X: Tensor, Y: Tensor) -> tuple[OSVGP, float]:
+    """Learn hyperparameters, in place, then find sites; and return what is minimised, in nats."""
+    relearn(model)
+    model.clear().update(X, Y)
+    return model, total_loss(model)
 
 
 def _mean_about(Y: Tensor) -> ConstantMean:

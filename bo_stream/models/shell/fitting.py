@@ -112,6 +112,17 @@ def _marginal_likelihood(model: StreamingGP) -> MarginalLogLikelihood:
     return kind(model.likelihood, model)
 
 
+@torch.no_grad()
+def total_loss(model: StreamingGP) -> float:
+    """Return what a fit minimises, in nats of all observations, summed over elements.
+
+    That is the negative log marginal likelihood, or its evidence lower bound, and the negative log
+    densities of the priors, in transformed units. Cost as a refit's step.
+    """
+    each = model.compute_custom_loss(_marginal_likelihood(model))
+    return float((each * model._from_per_output(model._counts()).clamp_min(1.0)).sum())
+
+
 def log_marginal_likelihood(model: StreamingGP) -> Tensor:
     """Return that of all observations in transformed units, ``batch_shape (x m if m > 1)``.
 
