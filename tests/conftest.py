@@ -15,7 +15,7 @@ from botorch.acquisition.multi_objective import logei
 
 from bo_stream.models.wiski import rows as row_memory
 
-pytest_plugins = ["tests.selection"]
+pytest_plugins = ["tests.support.selection"]
 
 logei._load_attempted = True  # half a minute of compiling otherwise, for the same numbers
 

@@ -18,7 +18,7 @@ from bo_stream.marginal_likelihood import (
 )
 from bo_stream.models.shell.fitting import learning_objective
 from bo_stream.sufficient_statistics import Whitened, weighted_statistics
-from tests.tolerances import assert_close
+from tests.support.tolerances import assert_close
 
 R = 40
 

@@ -498,7 +498,7 @@ with torch.no_grad():
 # - `OSVGP` places its points in the same way, for labels, counts and outliers.
 # - Other allocators of `bo_stream.allocation`: `GreedyVariance` has the lowest condition numbers
 #   with several inputs; `CoverTree(1.0, per_lengthscale=0.5)` follows the lengthscale as it is
-#   learned. `benchmarks/allocators.py` compares them all.
+#   learned. `benchmarks/accuracy/allocators.py` compares them all.
 # - One faulty position should not get a point: `OIPS(0.8, isolation=Isolation())` accepts none that
 #   is alone.
 # - `optimize_points` moves the points by the gradient of the bound.

@@ -299,4 +299,4 @@ print(f"at {counts[-1]} trials: {typical[-1]:.2f} s")
 #   knobs; `model=OSGPR` is for more than four inputs, and is taken by itself when the parameters
 #   are more.
 # - Several objectives, outcome constraints, choice parameters and standard errors work as in Ax.
-# - `python -m benchmarks.ax_trials` compares the time of a trial with Ax's default.
+# - `python -m benchmarks.optimization.ax_trials` compares the time of a trial with Ax's default.

@@ -44,8 +44,8 @@ class OnlineLearner:
     (:class:`OnlineObjective`). Approximate: earlier observations keep the projections they were
     observed with, so a stem that has moved far no longer agrees with its memory; :meth:`refresh`
     projects anew those that were kept, at most ``keep`` of them. On the UCI streams of
-    ``benchmarks/uci.py`` :meth:`relearn` while the first 2,000 are kept, then a stem that stays
-    (``stem_learning_rate=0``), does better than stepping the stem throughout.
+    ``benchmarks/accuracy/uci.py`` :meth:`relearn` while the first 2,000 are kept, then a stem that
+    stays (``stem_learning_rate=0``), does better than stepping the stem throughout.
 
     Cost of a step of q points: O(q (7^k + r²) + r³), whatever came before, r as few features as
     the noise allows.

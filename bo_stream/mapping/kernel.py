@@ -49,7 +49,7 @@ def map_kernel(
     Its parts have at most two inputs. WISKI's grids represent it, but for linear parts, with the
     product of two one-dimensional kernels over position, and say so. On three surveys it called
     sites above a threshold about as well as one kernel over everything: better on one, slightly
-    worse on another (``benchmarks/map_kernels.py``).
+    worse on another (``benchmarks/maps/map_kernels.py``).
 
     Args:
         sites: ``n x d``, all that are to be mapped, as for ``map_inputs``.

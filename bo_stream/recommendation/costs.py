@@ -1,4 +1,4 @@
-"""Predicted seconds and bytes, from the table that ``benchmarks/cost_model.py`` fits.
+"""Predicted seconds and bytes, from the table that ``benchmarks/speed/cost_model.py`` fits.
 
 A family's cost of an operation is a sum of terms: a coefficient, times a product of sizes such as
 ``n n d``, times the speed of the machine at that kind of work.

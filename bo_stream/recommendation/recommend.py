@@ -110,7 +110,7 @@ def recommend(
     is in doubt, last those beyond the budget, in the same order; ``reason`` says why. Families that
     cannot take the problem are left out.
 
-    Costs are those of default options, from a table that ``benchmarks/cost_model.py`` fits,
+    Costs are those of default options, from a table that ``benchmarks/speed/cost_model.py`` fits,
     rescaled by a probe of this machine of a fifth of a second, once a process.
 
     Args:

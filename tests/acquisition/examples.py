@@ -11,7 +11,7 @@ from torch import Tensor
 from bo_stream import WISKI
 from tests.oracles.gaussian_process import DenseGP
 from tests.oracles.reference import reference
-from tests.problems import Observations, observations
+from tests.support.problems import Observations, observations
 
 
 def small_model(data: Observations, **options: Any) -> WISKI:

@@ -22,7 +22,7 @@ from bo_stream.acquisition import (
 )
 from bo_stream.acquisition.criteria import Threshold
 from tests.oracles import criteria as oracle
-from tests.tolerances import assert_close
+from tests.support.tolerances import assert_close
 
 N = 300
 

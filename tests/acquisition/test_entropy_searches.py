@@ -62,9 +62,9 @@ from bo_stream import (
 from bo_stream.bases.product_matern import as_product
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski import rows as row_memory
-from tests.comparisons import assert_gradient
-from tests.problems import Observations, observations
-from tests.tolerances import assert_close
+from tests.support.comparisons import assert_gradient
+from tests.support.problems import Observations, observations
+from tests.support.tolerances import assert_close
 
 DIM = 3
 BOX = torch.tensor([[0.0] * DIM, [1.0] * DIM]).double()

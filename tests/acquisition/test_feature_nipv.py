@@ -27,11 +27,11 @@ from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.acquisition.feature_nipv import FEW_POINTS, PointMeasure
 from tests.acquisition.examples import dense, small_model, some
-from tests.comparisons import assert_gradient
 from tests.oracles.gaussian_process import integrated_posterior_variance
-from tests.problems import Observations
-from tests.smooth_points import smooth_points
-from tests.tolerances import assert_close
+from tests.support.comparisons import assert_gradient
+from tests.support.problems import Observations
+from tests.support.smooth_points import smooth_points
+from tests.support.tolerances import assert_close
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
 

@@ -17,7 +17,7 @@ from bo_stream.acquisition import pool as pool_module
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.local.local import LocalGP
-from tests.problems.inducing import wave
+from tests.support.problems.inducing import wave
 
 
 def rand(n: int) -> Tensor:

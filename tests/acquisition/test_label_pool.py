@@ -18,8 +18,8 @@ from bo_stream import (
     select_labels_from_pool,
 )
 from bo_stream.acquisition.labels import CHUNK, joint_entropies
-from tests.comparisons import assert_untouched, fingerprint
-from tests.problems.labels import labelled, small_classifier
+from tests.support.comparisons import assert_untouched, fingerprint
+from tests.support.problems.labels import labelled, small_classifier
 
 CRITERIA = pytest.mark.parametrize("criterion", ["BALD", "entropy"])
 VALUES: dict[str, Any] = {"BALD": qBALD, "entropy": PredictiveEntropy}

@@ -32,10 +32,10 @@ from botorch.sampling import ListSampler, SobolQMCNormalSampler
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
-from tests.comparisons import assert_gradient
 from tests.oracles.reference import joint_covariance
-from tests.problems import Observations, observations
-from tests.tolerances import assert_close
+from tests.support.comparisons import assert_gradient
+from tests.support.problems import Observations, observations
+from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:std\\(\\). degrees of freedom")  # BoTorch's own
 

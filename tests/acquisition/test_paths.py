@@ -23,10 +23,10 @@ from torch import Tensor
 from bo_stream import WISKI
 from bo_stream.acquisition import mean_path, sample_paths
 from tests.acquisition.examples import small_model, some
-from tests.comparisons import assert_gradient
 from tests.oracles.reference import joint_covariance
-from tests.smooth_points import smooth_points
-from tests.tolerances import assert_close
+from tests.support.comparisons import assert_gradient
+from tests.support.smooth_points import smooth_points
+from tests.support.tolerances import assert_close
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 DRAWS = 20_000

@@ -27,8 +27,8 @@ from bo_stream.acquisition.sites import kept_sites, sites
 from bo_stream.acquisition.weight_space import explained
 from bo_stream.models.base import StreamingGP
 from tests.models.inducing.test_counts import count_kernel, surveys
-from tests.problems.inducing import wave
-from tests.tolerances import assert_close
+from tests.support.problems.inducing import wave
+from tests.support.tolerances import assert_close
 
 N, Q = 400, 5
 

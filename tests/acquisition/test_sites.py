@@ -11,7 +11,7 @@ from bo_stream.acquisition.sites import sites
 from bo_stream.bases.basis import Basis
 from tests.acquisition.examples import small_model, some
 from tests.acquisition.test_weight_space import WithResidual
-from tests.tolerances import assert_close
+from tests.support.tolerances import assert_close
 
 
 @pytest.fixture(params=[(1, 1), (2, 1), (2, 2), (3, 1), (4, 1)], ids=str)

@@ -37,8 +37,8 @@ from bo_stream import OSGPR, WISKI, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.shell.updates import LATEST
 from tests.acquisition.test_entropy_searches import BOX, DIM, MODELS, moments, points
-from tests.problems import observations
-from tests.tolerances import assert_close
+from tests.support.problems import observations
+from tests.support.tolerances import assert_close
 
 LABELLED = "OSVGP of labels"
 

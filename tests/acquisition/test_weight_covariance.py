@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bo_stream.acquisition.pool import WeightCovariance, low_rank_change, same
 from bo_stream.weights import WeightPosterior
-from tests.tolerances import assert_close
+from tests.support.tolerances import assert_close
 
 RANK = 120
 

@@ -14,8 +14,8 @@ from bo_stream.bases.basis import Basis
 from bo_stream.linalg import row_product
 from bo_stream.process.process import WeightSpaceProcess
 from tests.acquisition.examples import small_model, some
-from tests.smooth_points import smooth_points
-from tests.tolerances import assert_close
+from tests.support.smooth_points import smooth_points
+from tests.support.tolerances import assert_close
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.ax_client import client_of, complete, inputs_of
-from benchmarks.ax_quality import BRANIN
+from benchmarks.optimization.ax_quality import BRANIN
+from benchmarks.peers.ax_client import client_of, complete, inputs_of
 
 FIRST = 3
 

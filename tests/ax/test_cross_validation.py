@@ -37,8 +37,8 @@ from tests.ax.experiments import (
     surrogate_of,
     watch,
 )
-from tests.problems import observations
-from tests.tolerances import assert_close
+from tests.support.problems import observations
+from tests.support.tolerances import assert_close
 
 pytestmark = [*NEARLY_WITHOUT_NOISE, pytest.mark.integration]
 

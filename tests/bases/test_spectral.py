@@ -27,9 +27,9 @@ from bo_stream.bases.functions import InducingFunctions
 from bo_stream.bases.inducing import kernel_matrix
 from bo_stream.bases.spectral import FourierFunctions, RandomDraws, draw_prior
 from bo_stream.tensors import map_tensors
-from tests.comparisons import assert_gradient
-from tests.moments import assert_moments
-from tests.tolerances import assert_close
+from tests.support.comparisons import assert_gradient
+from tests.support.moments import assert_moments
+from tests.support.tolerances import assert_close
 
 DIM = 3
 DRAWS = 20_000

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from bo_stream import WISKI, DirichletWISKI, FeatureNIPV
 from bo_stream.bases.stems import LinearStem, MLPStem, RandomProjection, Stem
-from tests.comparisons import assert_untouched, fingerprint
-from tests.problems import OpenStem, observations
-from tests.smooth_points import smooth_points
-from tests.tolerances import assert_close
+from tests.support.comparisons import assert_untouched, fingerprint
+from tests.support.problems import OpenStem, observations
+from tests.support.smooth_points import smooth_points
+from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 

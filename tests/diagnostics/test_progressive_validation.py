@@ -35,8 +35,8 @@ from bo_stream.models.base import StreamingGP
 from tests.laws.registry import Setting
 from tests.oracles.gaussian_process import DenseGP
 from tests.oracles.kernels import dense_kernel
-from tests.problems import Observations, observations
-from tests.tolerances import assert_close
+from tests.support.problems import Observations, observations
+from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 

@@ -40,7 +40,7 @@ from tests.laws.cases import CASES
 from tests.laws.registry import Stream, shared_out
 from tests.oracles.gaussian_process import DenseGP
 from tests.oracles.kernels import dense_kernel
-from tests.tolerances import assert_close
+from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The grid of", "ignore:The kernel's lengthscale")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.distributed.streams import SIZES, parts_of, write_files
-from tests.problems import Observations, observations
+from tests.support.problems import Observations, observations
 
 
 @pytest.fixture

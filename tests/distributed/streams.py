@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bo_stream import WISKI
 from bo_stream.models.base import StreamingGP
-from tests.problems import Observations
+from tests.support.problems import Observations
 
 SAME = 1e-10
 """Relative difference of sums in another order."""

@@ -23,7 +23,6 @@ from rich.console import Console
 from bo_stream import WISKI, DirichletWISKI
 from bo_stream.distributed import bounds_of, ingest, ingestion, zero
 from bo_stream.errors import UsageError
-from tests.comparisons import assert_untouched, fingerprint
 from tests.distributed.streams import (
     COLUMNS,
     UNIT,
@@ -33,7 +32,8 @@ from tests.distributed.streams import (
     table,
     write_files,
 )
-from tests.problems import Observations, observations
+from tests.support.comparisons import assert_untouched, fingerprint
+from tests.support.problems import Observations, observations
 
 
 def changed(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:

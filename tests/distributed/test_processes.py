@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.distributed.test_training import CASES, SAME, assert_same, trained
-from tests.documents import ROOT, blocks
+from tests.support.documents import ROOT, blocks
 
 pytestmark = pytest.mark.integration
 

@@ -29,7 +29,7 @@ from tests.distributed.streams import (
     table,
     write_files,
 )
-from tests.problems import Observations, observations
+from tests.support.problems import Observations, observations
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import torch
 
 from bo_stream.distributed import FolderStore, Replica
 from tests.distributed.working import SEARCH, posterior_of
-from tests.tolerances import assert_close
+from tests.support.tolerances import assert_close
 
 ENOUGH = 24
 RUNS = 4

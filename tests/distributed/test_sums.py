@@ -36,9 +36,9 @@ from bo_stream.bases.product_matern import ProductMatern
 from bo_stream.distributed import Sums, accumulate, additivity, finish, merge, rebased, zero
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import describe_file
-from tests.comparisons import assert_untouched, fingerprint
 from tests.distributed.streams import UNIT, assert_same, grid_model, parts_of
-from tests.problems import Observations, observations
+from tests.support.comparisons import assert_untouched, fingerprint
+from tests.support.problems import Observations, observations
 
 Build = Callable[[Observations], StreamingGP]
 

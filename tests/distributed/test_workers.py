@@ -22,7 +22,6 @@ from bo_stream.distributed import Ingested, Sums, finish, ingest, sums, zero
 from bo_stream.distributed.tasks import Part
 from bo_stream.errors import UsageError
 from bo_stream.executors import LostTaskError
-from tests.comparisons import assert_same_contents, contents
 from tests.distributed.streams import (
     COLUMNS,
     GROUPS,
@@ -31,9 +30,10 @@ from tests.distributed.streams import (
     streamed,
     table,
 )
-from tests.documents import ROOT, blocks
-from tests.problems import Observations
-from tests.test_start import after as run_python
+from tests.repository.test_start import after as run_python
+from tests.support.comparisons import assert_same_contents, contents
+from tests.support.documents import ROOT, blocks
+from tests.support.problems import Observations
 
 DEADLY = "BO_STREAM_TEST_DEADLY"
 """Environment variable of :class:`Deadly`: the driver's process, and a file."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.documents import ROOT
+from tests.support.documents import ROOT
 
 PATIENCE = 300.0
 """Seconds after which a test fails that waits for another process."""

@@ -56,7 +56,7 @@ from tests.laws.registry import (
     Setting,
     Stream,
 )
-from tests.problems import Observations
+from tests.support.problems import Observations
 
 
 def _wiski(**options: Any) -> Callable[[Observations], WISKI]:

@@ -16,15 +16,6 @@ from botorch.exceptions.errors import (
 )
 from botorch.models import SingleTaskGP
 
-from tests.comparisons import (
-    assert_same_posterior,
-    assert_untouched,
-    centre,
-    fingerprint,
-    gaussian,
-    moments,
-    refreshed,
-)
 from tests.laws.registry import (
     DIM,
     Stream,
@@ -34,7 +25,16 @@ from tests.laws.registry import (
     of_outcomes,
     without_residual,
 )
-from tests.tolerances import assert_close
+from tests.support.comparisons import (
+    assert_same_posterior,
+    assert_untouched,
+    centre,
+    fingerprint,
+    gaussian,
+    moments,
+    refreshed,
+)
+from tests.support.tolerances import assert_close
 
 
 @law

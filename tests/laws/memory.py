@@ -22,16 +22,6 @@ from torch import Tensor
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.local.local import LocalGP
-from tests.comparisons import (
-    assert_same_contents,
-    assert_same_model,
-    assert_same_posterior,
-    assert_untouched,
-    fingerprint,
-    held_bytes,
-    moments,
-    refreshed,
-)
 from tests.laws.registry import (
     Stream,
     condition_on,
@@ -41,8 +31,18 @@ from tests.laws.registry import (
     of_statistics,
     orderless,
 )
-from tests.problems import Observations
-from tests.tolerances import assert_close
+from tests.support.comparisons import (
+    assert_same_contents,
+    assert_same_model,
+    assert_same_posterior,
+    assert_untouched,
+    fingerprint,
+    held_bytes,
+    moments,
+    refreshed,
+)
+from tests.support.problems import Observations
+from tests.support.tolerances import assert_close
 
 
 @law

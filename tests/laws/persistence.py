@@ -10,15 +10,15 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from bo_stream.models.base import StreamingGP
-from tests.comparisons import (
+from tests.laws.registry import (
+    Stream,
+    law,
+)
+from tests.support.comparisons import (
     assert_same_posterior,
     assert_untouched,
     fingerprint,
     refreshed,
-)
-from tests.laws.registry import (
-    Stream,
-    law,
 )
 
 

@@ -18,17 +18,6 @@ from torch import Tensor
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP
 from bo_stream.models.wiski.grid_model import GridModel
-from tests.comparisons import (
-    assert_gradient,
-    assert_same_posterior,
-    assert_untouched,
-    central_differences,
-    centre,
-    fingerprint,
-    gaussian,
-    moments,
-    refreshed,
-)
 from tests.laws.registry import (
     DIM,
     Stream,
@@ -39,8 +28,19 @@ from tests.laws.registry import (
     of_outcomes,
 )
 from tests.oracles.reference import joint_covariance
-from tests.smooth_points import smooth_points
-from tests.tolerances import assert_close
+from tests.support.comparisons import (
+    assert_gradient,
+    assert_same_posterior,
+    assert_untouched,
+    central_differences,
+    centre,
+    fingerprint,
+    gaussian,
+    moments,
+    refreshed,
+)
+from tests.support.smooth_points import smooth_points
+from tests.support.tolerances import assert_close
 
 
 @law

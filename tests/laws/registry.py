@@ -15,7 +15,7 @@ from torch import Tensor
 import bo_stream
 from bo_stream import DirichletWISKI
 from bo_stream.models.base import StreamingGP
-from tests.problems import Observations, observations
+from tests.support.problems import Observations, observations
 
 DIM = 2
 

@@ -15,17 +15,17 @@ from botorch.exceptions.errors import (
 )
 from torch import Tensor
 
-from tests.comparisons import (
-    assert_untouched,
-    fingerprint,
-)
 from tests.laws.cases import CASES
 from tests.laws.registry import (
     DIM,
     Setting,
     Stream,
 )
-from tests.problems import Observations
+from tests.support.comparisons import (
+    assert_untouched,
+    fingerprint,
+)
+from tests.support.problems import Observations
 
 Mutation = Callable[[Observations], tuple[Any, Any, Any]]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.laws.product import PRODUCT
-from tests.selection import Factors, covering
+from tests.support.selection import Factors, covering
 
 NAMES: dict[str, Factors] = {
     f"{law.__name__}-{stream}": (law.__name__, stream.case.name, str(stream.setting))

@@ -18,11 +18,11 @@ from bo_stream import WISKI, HeteroscedasticWISKI
 from bo_stream.bases.stems import LinearStem, MLPStem, Stem
 from bo_stream.learning import OnlineLearner, pretrain
 from bo_stream.learning.online import Kept, OnlineObjective, Reservoir
-from tests.comparisons import assert_untouched, fingerprint
 from tests.learning.test_pretraining import ridge
 from tests.oracles.reference import reference
-from tests.problems import Observations, OpenStem, observations
-from tests.tolerances import assert_close
+from tests.support.comparisons import assert_untouched, fingerprint
+from tests.support.problems import Observations, OpenStem, observations
+from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import expected_log_prob, log_marginal
 from tests.oracles.likelihoods import expectation, log_probs
-from tests.problems.likelihoods import LIKELIHOODS, outcomes
+from tests.support.problems.likelihoods import LIKELIHOODS, outcomes
 
 
 def problem(name: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,8 +19,8 @@ from bo_stream.likelihoods.sites import (
     local_sites,
 )
 from tests.oracles.likelihoods import log_probs, variational_optimum
-from tests.problems.likelihoods import CONCAVE, LIKELIHOODS, outcomes
-from tests.tolerances import assert_close
+from tests.support.problems.likelihoods import CONCAVE, LIKELIHOODS, outcomes
+from tests.support.tolerances import assert_close
 
 
 def expected(name: str, y: Tensor) -> ExpectedLogProb:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bo_stream.likelihoods.softmax import ROWS, entropy, sampled_softmax, softmax_moments
 from tests.oracles.classification import softmax_expectations
-from tests.tolerances import assert_close
+from tests.support.tolerances import assert_close
 
 
 def scores(classes: int, scale: float) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,7 @@ from bo_stream.models.shell.fitting import hyperparameters, set_hyperparameters
 from tests.loops import optimizing
 from tests.loops.optimizing import points, started
 from tests.loops.small import QUICK, small_map, write_npz
-from tests.tolerances import assert_close
+from tests.support.tolerances import assert_close
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short"),

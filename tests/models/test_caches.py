@@ -13,8 +13,8 @@ from bo_stream.models.wiski.cache import WIDER_GRIDS
 from bo_stream.models.wiski.learning import WHITENED_ROWS
 from bo_stream.weights import MOST_ROWS as SOLVED_ROWS
 from tests.oracles.reference import joint_covariance
-from tests.problems import kernel, observations
-from tests.tolerances import assert_close
+from tests.support.problems import kernel, observations
+from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.usefixtures("both_spaces")
 

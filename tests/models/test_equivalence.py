@@ -21,14 +21,14 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
-from tests.comparisons import assert_gradient
 from tests.oracles.gaussian_process import integrated_posterior_variance
 from tests.oracles.interpolation import interpolated_kernel
 from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import joint_covariance, reference, reference_posterior
-from tests.problems import Observations, kernel, observations
-from tests.smooth_points import smooth_points
-from tests.tolerances import assert_close
+from tests.support.comparisons import assert_gradient
+from tests.support.problems import Observations, kernel, observations
+from tests.support.smooth_points import smooth_points
+from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 

@@ -24,8 +24,8 @@ from bo_stream.models.inducing.osvgp import OSVGP
 from bo_stream.models.local.local import LocalGP
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP
 from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
-from tests.comparisons import assert_untouched, fingerprint
-from tests.problems import observations
+from tests.support.comparisons import assert_untouched, fingerprint
+from tests.support.problems import observations
 
 Build = Callable[..., StreamingGP]
 

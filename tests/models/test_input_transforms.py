@@ -47,9 +47,9 @@ from bo_stream import (
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.quadruply_stochastic.choice import FourierFeatures
-from tests.comparisons import gaussian, moments
 from tests.oracles.reference import joint_covariance
-from tests.tolerances import assert_close
+from tests.support.comparisons import gaussian, moments
+from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Data \\(input features\\) is not contained to the unit cube"  # categories by number

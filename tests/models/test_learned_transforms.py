@@ -40,9 +40,9 @@ from bo_stream import (
 )
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.shell.fitting import learning_objective
-from tests.comparisons import assert_gradient, moments
 from tests.oracles.reference import joint_covariance
-from tests.tolerances import assert_close
+from tests.support.comparisons import assert_gradient, moments
+from tests.support.tolerances import assert_close
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 

@@ -17,8 +17,8 @@ from bo_stream.models.outcomes.selection import (
     chosen_outputs,
     subset_module,
 )
-from tests.problems import kernel
-from tests.tolerances import assert_close
+from tests.support.problems import kernel
+from tests.support.tolerances import assert_close
 
 BATCH = torch.Size([2])
 

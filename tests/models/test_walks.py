@@ -16,7 +16,7 @@ from botorch.sampling.normal import SobolQMCNormalSampler
 from torch import Tensor
 
 from bo_stream import QSGP, WISKI
-from tests.walks import walk
+from tests.support.walks import walk
 
 pytestmark = pytest.mark.fixed_seed
 

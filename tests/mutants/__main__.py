@@ -27,7 +27,7 @@ from rich.table import Table
 
 from tests.mutants import Mutant
 from tests.mutants.listed import MUTANTS
-from tests.selection import FAMILIES, rotation_of_today
+from tests.support.selection import FAMILIES, rotation_of_today
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,7 +6,7 @@ import torch
 
 from bo_stream.process.process import leave_one_out
 from tests.oracles.gaussian_process import DenseGP
-from tests.tolerances import assert_close
+from tests.support.tolerances import assert_close
 
 
 def gp_of_nine() -> DenseGP:

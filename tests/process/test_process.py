@@ -17,7 +17,7 @@ from bo_stream.process.process import (
 )
 from bo_stream.weights import WeightPosterior
 from tests.oracles.gaussian_process import condition_in_turn
-from tests.tolerances import assert_close
+from tests.support.tolerances import assert_close
 
 OUTPUTS = 2
 

@@ -120,7 +120,7 @@ def test_exact_stays_first_up_to_one_n() -> None:
 
 
 def test_the_table_was_fitted_to_the_models_defaults() -> None:
-    from benchmarks.cost_model import CANDIDATES, LIMITS
+    from benchmarks.speed.cost_model import CANDIDATES, LIMITS
 
     assert TABLE.limits == LIMITS
     for family in DOUBTS:

@@ -8,12 +8,14 @@ from types import ModuleType
 
 import pytest
 
-from tests.documents import ROOT
+from tests.support.documents import ROOT
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("which_model", ROOT / "docs" / "which_model.py")
+    spec = importlib.util.spec_from_file_location(
+        "which_model", ROOT / "docs" / "figures" / "which_model.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -23,14 +25,14 @@ def script() -> ModuleType:
 
 def test_the_rows_of_the_readme_are_those_of_the_table(script: ModuleType) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert script.with_rows(text) == text, "run python docs/which_model.py"
+    assert script.with_rows(text) == text, "run python docs/figures/which_model.py"
     assert script.rows().count("\n") == 7
     assert script.rows() in text
 
 
 def test_the_picture_is_of_this_table(script: ModuleType) -> None:
     text = script.PICTURE.read_text(encoding="utf-8")
-    assert f">{script.digest()}<" in text, "run python docs/which_model.py"
+    assert f">{script.digest()}<" in text, "run python docs/figures/which_model.py"
     assert set(re.findall(r"n = [\d,]+", text)) == {
         f"n = {script.last_exact(options['d']):,}" for options, _ in script.PANELS.values()
     }

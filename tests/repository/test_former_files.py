@@ -19,8 +19,8 @@ from bo_stream.cli import app
 from bo_stream.distributed import FolderStore, Replica, ingest
 from bo_stream.loops.survey import load_survey
 from tests.ax.experiments import model_of
-from tests.comparisons import moments
 from tests.repository.former_files import REPLICAS, unpacked
+from tests.support.comparisons import moments
 
 TOLERANCE = 1e-6
 """Relative to the largest value: processors round differently, and systems magnify it."""

@@ -46,7 +46,7 @@ from bo_stream.storage.archive import (
     write_index,
 )
 from bo_stream.storage.objects import read_model, write_model
-from tests.problems import observations
+from tests.support.problems import observations
 
 
 class WiggledKernel(RBFKernel):

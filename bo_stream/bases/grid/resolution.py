@@ -23,7 +23,7 @@ _NEAR, _APART = 8, 48
 
 
 def default_grid_size(kernel: GridKernel, dim: int) -> Sizes:
-    """Return nodes per dimension of each grid for the accuracies of ``benchmarks/accuracy.py``.
+    """Return nodes per dimension of each grid, as ``benchmarks/accuracy/accuracy.py`` measures.
 
     By smoothness only: a grid is chosen before the hyperparameters are learned. A period or the
     inverse of a mixture's frequency shorter than about six cells needs a finer grid than this;

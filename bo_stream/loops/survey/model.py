@@ -54,7 +54,7 @@ class SurveyModelSettings:
         outliers: Share of sites whose prevalence has nothing to do with that of others like them,
             but is distributed as that of all results, in [0, 1): a few villages that jump, or were
             entered wrongly, leave the rest of the map alone, and smooth. Of 0, 0.01 and 0.1 the
-            last is the safest (``python -m benchmarks.outliers``).
+            last is the safest (``python -m benchmarks.maps.outliers``).
         max_points: Largest number of inducing points; with fewer sites in the results each is one.
         units: Of positions: ``"degrees"``, or ``"kilometres"`` or ``"metres"`` on a map projection.
     """

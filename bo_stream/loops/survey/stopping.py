@@ -10,8 +10,8 @@ from bo_stream.loops.survey.words import per_cent
 RATE = 0.65
 """Rate b at which the expected share of wrong calls falls with the number n of results, ``n^−b``.
 
-That of 32 replays of ``benchmarks/stopping.py`` (seeds 0 to 2 and 5 to 9), in the middle: half of
-them had rates of 0.49 to 0.75 from the fourth round on.
+That of 32 replays of ``benchmarks/maps/stopping.py`` (seeds 0 to 2 and 5 to 9), in the middle: half
+of them had rates of 0.49 to 0.75 from the fourth round on.
 """
 
 WITHIN = (

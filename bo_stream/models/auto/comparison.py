@@ -26,10 +26,10 @@ MEAN_ERROR = 0.4
 """Error of the mean, in posterior standard deviations, that is small.
 
 With :data:`VARIANCE_RATIO` it separates, in twelve models fitted to functions of two to four inputs
-(``benchmarks/hand_overs.py``), five grids that follow the exact posterior (means off by 0.01 to
-0.31, variances 0.86 to 1.04 times) from seven that do not (0.66 to 3.6; 0.40 to 1.25). Of these six
-passed at 0.05 prior standard deviations at rows. A normal distribution that is off by both limits
-is at a divergence of 0.1 nats.
+(``benchmarks/accuracy/hand_overs.py``), five grids that follow the exact posterior (means off by
+0.01 to 0.31, variances 0.86 to 1.04 times) from seven that do not (0.66 to 3.6; 0.40 to 1.25). Of
+these six passed at 0.05 prior standard deviations at rows. A normal distribution that is off by
+both limits is at a divergence of 0.1 nats.
 """
 
 VARIANCE_RATIO = 1.0 / 0.75

@@ -41,8 +41,8 @@ from tests.oracles.interpolation import (
     node_inputs,
 )
 from tests.oracles.kernels import dense_kernel
-from tests.problems.grids import mesh_of
-from tests.tolerances import assert_close
+from tests.support.problems.grids import mesh_of
+from tests.support.tolerances import assert_close
 
 BOUNDS = torch.tensor([[0.0, -1.0, 2.0], [1.0, 0.5, 3.0]], dtype=torch.float64)
 GROUPS = ((0,), (1, 2), (0, 1))

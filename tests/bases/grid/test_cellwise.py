@@ -14,8 +14,8 @@ from bo_stream.bases.grid.statistics import NodeGram, accumulate, zero_statistic
 from bo_stream.sufficient_statistics import SufficientStatistics, weighted_statistics
 from tests.bases.grid.test_cell_gram import SIZES, assert_same
 from tests.oracles.interpolation import interpolation_weights
-from tests.problems.grids import mesh_over
-from tests.tolerances import assert_close
+from tests.support.problems.grids import mesh_over
+from tests.support.tolerances import assert_close
 
 ROWS = 150
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from bo_stream.bases.grid.mesh import (
     weights,
 )
 from tests.oracles.interpolation import keys_kernel
-from tests.tolerances import assert_close
+from tests.support.tolerances import assert_close
 
 T = torch.cat((torch.tensor([0.0, 1.0]), torch.linspace(0.013, 0.987, 9))).double()
 NODES = torch.tensor([-1.0, 0.0, 1.0, 2.0], dtype=torch.float64)

@@ -17,8 +17,8 @@ from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.product_matern import ProductMatern
 from tests.oracles.interpolation import interpolated_kernel
-from tests.problems import KERNELS, kernel
-from tests.tolerances import assert_close
+from tests.support.problems import KERNELS, kernel
+from tests.support.tolerances import assert_close
 
 BOUNDS = torch.tensor([[0.0, -1.0], [1.0, 0.5]], dtype=torch.float64)
 

@@ -24,9 +24,9 @@ from tests.oracles.interpolation import (
     interpolation_weights,
     kronecker_eigenpairs,
 )
-from tests.problems import KERNELS, kernel
-from tests.problems.grids import mesh_of
-from tests.tolerances import assert_close
+from tests.support.problems import KERNELS, kernel
+from tests.support.problems.grids import mesh_of
+from tests.support.tolerances import assert_close
 
 BOUNDS = torch.tensor([[0.0, -1.0], [1.0, 0.5]], dtype=torch.float64)
 GRID = Grid.over(BOUNDS, (7, 9))

@@ -15,9 +15,9 @@ from bo_stream.bases.grid.sensitivity import (
 )
 from tests.oracles.interpolation import interpolation_weights, largest_eigenvectors, node_inputs
 from tests.oracles.kernels import dense_kernel
-from tests.problems import kernel
-from tests.problems.grids import mesh_over
-from tests.tolerances import assert_close
+from tests.support.problems import kernel
+from tests.support.problems.grids import mesh_over
+from tests.support.tolerances import assert_close
 
 
 @pytest.mark.parametrize("sizes", [(8,), (6, 5), (4, 5, 4)])

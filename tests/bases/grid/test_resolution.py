@@ -16,7 +16,7 @@ from bo_stream.bases.grid.resolution import (
 from bo_stream.bases.product_matern import ProductMatern
 from tests.oracles.interpolation import interpolated_kernel
 from tests.oracles.kernels import dense_kernel
-from tests.problems.grids import mesh_over
+from tests.support.problems.grids import mesh_over
 
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 2.0]], dtype=torch.float64)
 LINE = BOUNDS[:, :1]

@@ -29,14 +29,14 @@ from bo_stream.allocation import CoverTree, KMeans, Novelty, Random
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.tensors import is_in, state_of
-from tests.comparisons import moments
 from tests.laws.cases import CASES
 from tests.laws.devices import pretend
 from tests.laws.product import LAWS
 from tests.laws.registry import Law, Stream, applies, condition_on
-from tests.problems import Observations, observations
+from tests.support.comparisons import moments
+from tests.support.problems import Observations, observations
+from tests.support.tolerances import assert_close
 from tests.test_linalg import error_of_root_of_huddled_points
-from tests.tolerances import assert_close
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid"),

@@ -11,7 +11,7 @@ from bo_stream import WISKI
 from bo_stream.loops.optimization import surrogate
 from bo_stream.loops.optimization.optimizer import load_optimizer, save_optimizer
 from tests.loops.optimizing import started
-from tests.problems import observations
+from tests.support.problems import observations
 
 
 def test_a_refit_learns_with_all_features_and_leaves_few(monkeypatch: pytest.MonkeyPatch) -> None:

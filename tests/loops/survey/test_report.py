@@ -28,8 +28,8 @@ from bo_stream.loops.survey.report import (
 )
 from bo_stream.loops.survey.stopping import Stopping
 from bo_stream.loops.survey.words import per_cent
-from tests.browser import browser_tab
 from tests.loops.survey.surveys import findings
+from tests.support.browser import browser_tab
 
 TODAY = date(2026, 1, 31)
 HOSTILE = "<script>alert(1)</script>\"'><img src=http://example.org/x onerror=alert(2)>&amp; $x_{"

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from bo_stream import AutoGP, BinomialLikelihood, prevalence
 from bo_stream.diagnostics import leave_one_out
-from tests.comparisons import assert_untouched, fingerprint
 from tests.models.inducing.test_counts import (
     count_kernel,
     count_model,
@@ -24,6 +23,7 @@ from tests.models.inducing.test_counts import (
     small_surveys,
     surveys,
 )
+from tests.support.comparisons import assert_untouched, fingerprint
 
 X, Y = surveys(20)
 KINDS = [False, True]

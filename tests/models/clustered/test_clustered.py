@@ -38,15 +38,15 @@ from bo_stream.models.shell.fitting import learn_hyperparameters
 from tests.oracles.clustered import kl_of_normals, moved_to_nearest
 from tests.oracles.gaussian_process import DenseGP
 from tests.oracles.reference import joint_covariance, reference, reference_posterior
-from tests.problems import observations
-from tests.problems.inducing import (
+from tests.support.problems import observations
+from tests.support.problems.inducing import (
     KERNELS,
     D,
     assert_goes_on_after_odd_inputs,
     equal_rows,
     wave,
 )
-from tests.tolerances import assert_close
+from tests.support.tolerances import assert_close
 
 NOISE = 0.05
 

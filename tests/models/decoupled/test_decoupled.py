@@ -25,12 +25,12 @@ from bo_stream.models.decoupled.posterior import (
 from bo_stream.models.prior import Hyperparameters
 from bo_stream.models.stochastic.replay import generator_at
 from bo_stream.tensors import map_tensors
-from tests.comparisons import assert_gradient
 from tests.oracles.decoupled import DecoupledOracle, hybrid_divergence
 from tests.oracles.kernels import averaged_kernel, dense_kernel
 from tests.oracles.likelihoods import log_probs
 from tests.oracles.reference import joint_covariance
-from tests.problems.likelihoods import LIKELIHOODS, outcomes
+from tests.support.comparisons import assert_gradient
+from tests.support.problems.likelihoods import LIKELIHOODS, outcomes
 
 D, N, M_ALPHA, M_BETA = 3, 40, 12, 5
 NOISE, CONSTANT = 0.5, 0.3

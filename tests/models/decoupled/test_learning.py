@@ -24,11 +24,16 @@ from torch.utils.data import TensorDataset
 
 from bo_stream import DecoupledGP
 from bo_stream.models.stochastic import training
-from tests.comparisons import assert_gradient, assert_same_posterior, assert_untouched, fingerprint
 from tests.oracles.inducing import SGPR
 from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import joint_covariance
-from tests.problems.likelihoods import LIKELIHOODS, OTHERS, outcomes
+from tests.support.comparisons import (
+    assert_gradient,
+    assert_same_posterior,
+    assert_untouched,
+    fingerprint,
+)
+from tests.support.problems.likelihoods import LIKELIHOODS, OTHERS, outcomes
 
 D = 2
 NOISE = 0.01

@@ -17,11 +17,11 @@ from bo_stream.models.decoupled import inference as decoupled_inference
 from bo_stream.models.decoupled.bound import Expanded
 from bo_stream.models.decoupled.collapse import between
 from bo_stream.models.decoupled.posterior import DirectCovariance, SpectralCovariance
-from tests.comparisons import assert_same_posterior, assert_untouched, fingerprint
 from tests.oracles.inducing import SGPR, two_basis_bound
 from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import joint_covariance
-from tests.problems.likelihoods import LIKELIHOODS, outcomes
+from tests.support.comparisons import assert_same_posterior, assert_untouched, fingerprint
+from tests.support.problems.likelihoods import LIKELIHOODS, outcomes
 
 D, N = 2, 120
 

@@ -7,7 +7,7 @@ import torch
 from gpytorch.means import ZeroMean
 
 from tests.models.decoupled.test_learning import NOISE, D, data, fixed_kernel, small
-from tests.problems.likelihoods import LIKELIHOODS
+from tests.support.problems.likelihoods import LIKELIHOODS
 
 
 @pytest.mark.parametrize("parametrization", ["spectral", "hybrid", "direct"])

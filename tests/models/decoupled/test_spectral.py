@@ -14,10 +14,10 @@ from bo_stream import DecoupledGP
 from bo_stream.models.decoupled.bound import Expanded
 from bo_stream.models.decoupled.growth import _RIDGE, with_eigenfunctions
 from bo_stream.models.decoupled.posterior import DecoupledPosterior, SpectralCovariance
-from tests.comparisons import assert_gradient
 from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import joint_covariance
-from tests.problems.likelihoods import LIKELIHOODS
+from tests.support.comparisons import assert_gradient
+from tests.support.problems.likelihoods import LIKELIHOODS
 
 D, SPAN, RANK = 2, 30, 8
 

@@ -23,7 +23,7 @@ from tests.laws.memory import (
     updating_in_pieces_is_updating_once,
 )
 from tests.laws.registry import Case, Law, Setting, Stream
-from tests.problems import Observations
+from tests.support.problems import Observations
 
 BUILDERS: dict[str, Callable[[Observations], StreamingGP]] = {
     "OSGPR": lambda data: OSGPR(*data.astuple()),

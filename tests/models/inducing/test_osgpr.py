@@ -30,15 +30,15 @@ from bo_stream import OSGPR, CoarsePointsWarning, ProjectionWarning
 from bo_stream.allocation import OIPS, Allocator, CoverTree, GreedyVariance, KMeans, Novelty, Random
 from bo_stream.models.inducing import inference as inducing_choice
 from tests.oracles.inducing import SGPR, online_bound
-from tests.problems import observations
-from tests.problems.inducing import (
+from tests.support.problems import observations
+from tests.support.problems.inducing import (
     KERNELS,
     D,
     assert_goes_on_after_odd_inputs,
     equal_rows,
     wave,
 )
-from tests.tolerances import GRADIENT_TOLERANCE, assert_close
+from tests.support.tolerances import GRADIENT_TOLERANCE, assert_close
 
 
 def dense(model: OSGPR, kernel: Kernel, X: Tensor, Y: Tensor, Z: Tensor) -> SGPR:

@@ -33,7 +33,7 @@ from gpytorch.priors import GammaPrior
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from benchmarks.svgp_peer import batch_accuracy
+from benchmarks.peers.svgp_peer import batch_accuracy
 from bo_stream import OSGPR, OSVGP, ProjectionWarning
 from bo_stream.allocation import OIPS
 from bo_stream.allocation.novelty import NOVEL
@@ -41,11 +41,16 @@ from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.models.inducing.sites import OnlineUpdate
 from bo_stream.models.prior import Hyperparameters
 from bo_stream.models.shell.fitting import learn_hyperparameters
-from tests.comparisons import assert_gradient, assert_same_posterior, assert_untouched, fingerprint
 from tests.oracles.inducing import SGPR
 from tests.oracles.likelihoods import Normal, log_probs, uncollapsed_bound, variational_optimum
-from tests.problems.likelihoods import CONCAVE, LIKELIHOODS, OTHERS, outcomes
-from tests.tolerances import GRADIENT_TOLERANCE, assert_close
+from tests.support.comparisons import (
+    assert_gradient,
+    assert_same_posterior,
+    assert_untouched,
+    fingerprint,
+)
+from tests.support.problems.likelihoods import CONCAVE, LIKELIHOODS, OTHERS, outcomes
+from tests.support.tolerances import GRADIENT_TOLERANCE, assert_close
 
 D = 3
 

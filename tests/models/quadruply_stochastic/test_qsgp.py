@@ -27,10 +27,10 @@ from bo_stream.models.quadruply_stochastic.choice import (
 )
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP
 from bo_stream.models.shell.fitting import learning_objective
-from tests.comparisons import central_differences
 from tests.oracles.weight_space import WeightSpace
-from tests.problems.weights import dense_precision
-from tests.tolerances import assert_close
+from tests.support.comparisons import central_differences
+from tests.support.problems.weights import dense_precision
+from tests.support.tolerances import assert_close
 
 DIM = 2
 

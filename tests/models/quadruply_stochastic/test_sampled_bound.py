@@ -12,8 +12,8 @@ from bo_stream.models.quadruply_stochastic.control_variate import projected
 from bo_stream.models.quadruply_stochastic.steps import SampledGradient
 from tests.oracles.likelihoods import log_probs
 from tests.oracles.weight_space import bound_of_likelihood, bound_of_single_functions
-from tests.problems.weights import DATA, SIZE, Problem
-from tests.tolerances import assert_close
+from tests.support.problems.weights import DATA, SIZE, Problem
+from tests.support.tolerances import assert_close
 
 KINDS = ("fourier", "inducing", "relevance")
 DRAWS = 250

@@ -18,7 +18,7 @@ from bo_stream.models.stochastic.replay import Batch
 from bo_stream.models.stochastic.start import scale_bound, set_scales
 from tests.oracles.inducing import SGPR, two_basis_bound
 from tests.oracles.kernels import dense_kernel
-from tests.problems.likelihoods import LIKELIHOODS
+from tests.support.problems.likelihoods import LIKELIHOODS
 
 D, N = 2, 60
 

@@ -24,8 +24,8 @@ from tests.acquisition.examples import greedy_choice
 from tests.oracles.interpolation import additive_interpolated_kernel
 from tests.oracles.kernels import DenseKernel, dense_kernel
 from tests.oracles.reference import joint_covariance, reference, reference_posterior
-from tests.problems import Observations, observations
-from tests.tolerances import assert_close
+from tests.support.problems import Observations, observations
+from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 

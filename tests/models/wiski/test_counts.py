@@ -16,7 +16,6 @@ from torch import Tensor
 
 from bo_stream import OSVGP, WISKI, AutoGP, BinomialLikelihood, prevalence
 from bo_stream.diagnostics import leave_one_out
-from tests.comparisons import assert_untouched, fingerprint
 from tests.models.inducing.test_counts import (
     count_kernel,
     largest_gap,
@@ -24,6 +23,7 @@ from tests.models.inducing.test_counts import (
     small_surveys,
     surveys,
 )
+from tests.support.comparisons import assert_untouched, fingerprint
 
 BOX = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 

@@ -29,7 +29,9 @@ from torch import Tensor
 from bo_stream import DirichletWISKI, LinearStem, OnlineLearner, pretrain
 from bo_stream.models.outcomes.labels import MAX_CLASSES, DirichletScores
 from bo_stream.models.outcomes.prediction import drawn
-from tests.comparisons import (
+from tests.oracles.classification import dirichlet_observations
+from tests.oracles.reference import reference, reference_posterior
+from tests.support.comparisons import (
     assert_gradient,
     assert_same_model,
     assert_same_posterior,
@@ -37,11 +39,9 @@ from tests.comparisons import (
     fingerprint,
     moments,
 )
-from tests.oracles.classification import dirichlet_observations
-from tests.oracles.reference import reference, reference_posterior
-from tests.problems.labels import UNIT, labelled, small_classifier
-from tests.smooth_points import smooth_points
-from tests.tolerances import assert_close
+from tests.support.problems.labels import UNIT, labelled, small_classifier
+from tests.support.smooth_points import smooth_points
+from tests.support.tolerances import assert_close
 
 SAME = 1e-2  # of the float64 tolerance: 1e-10
 

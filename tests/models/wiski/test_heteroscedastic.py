@@ -36,7 +36,6 @@ from bo_stream import (
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski.heteroscedastic import FIRST_ROWS
 from bo_stream.models.wiski.log_noise import Entry
-from tests.comparisons import assert_gradient, assert_untouched, fingerprint
 from tests.oracles.gaussian_process import (
     DenseGP,
     condition_in_turn,
@@ -44,8 +43,9 @@ from tests.oracles.gaussian_process import (
     integrated_posterior_variance,
 )
 from tests.oracles.interpolation import interpolated_kernel
-from tests.smooth_points import smooth_points
-from tests.tolerances import assert_close
+from tests.support.comparisons import assert_gradient, assert_untouched, fingerprint
+from tests.support.smooth_points import smooth_points
+from tests.support.tolerances import assert_close
 
 UNIT = torch.tensor([[0.0], [1.0]])
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from bo_stream import WISKI
 from tests.oracles.reference import joint_covariance, reference, reference_posterior
-from tests.problems import Observations, kernel, observations
-from tests.tolerances import assert_close
+from tests.support.problems import Observations, kernel, observations
+from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 

@@ -20,7 +20,6 @@ from botorch.sampling import SobolQMCNormalSampler
 from torch import Tensor
 
 from bo_stream import WISKI
-from tests.comparisons import assert_gradient
 from tests.oracles.gaussian_process import (
     DenseGP,
     in_order,
@@ -28,8 +27,9 @@ from tests.oracles.gaussian_process import (
     standardization,
 )
 from tests.oracles.reference import joint_covariance, lift, reference
-from tests.problems import Observations, kernel, observations
-from tests.tolerances import assert_close
+from tests.support.comparisons import assert_gradient
+from tests.support.problems import Observations, kernel, observations
+from tests.support.tolerances import assert_close
 
 SHAPES = [
     pytest.param(outputs, batch, id=f"m{outputs}-batch{list(batch)}")

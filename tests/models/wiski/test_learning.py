@@ -19,8 +19,8 @@ from bo_stream.models.wiski.learning import RADIUS
 from tests.oracles.interpolation import interpolation_weights, largest_eigenvectors, node_inputs
 from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import reference
-from tests.problems import Observations, kernel, observations
-from tests.tolerances import assert_close
+from tests.support.problems import Observations, kernel, observations
+from tests.support.tolerances import assert_close
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid"),

@@ -14,8 +14,8 @@ from bo_stream import WISKI
 from bo_stream.bases.product_matern import ProductMatern
 from bo_stream.learning.online import LEFT_OUT, OnlineObjective
 from bo_stream.models.wiski.learning import WHITENED_ROWS
-from tests.problems import Observations, observations
-from tests.tolerances import assert_close
+from tests.support.problems import Observations, observations
+from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 

@@ -21,10 +21,10 @@ from bo_stream.diagnostics import leave_one_out, without
 from bo_stream.models.wiski import rows as row_memory
 from bo_stream.models.wiski.memory import StreamMemory
 from bo_stream.models.wiski.rows import MOST_ROWS, RowMemory
-from tests.comparisons import assert_same_model, assert_untouched, fingerprint, held_bytes
 from tests.oracles.reference import joint_covariance, reference_posterior
-from tests.problems import KERNELS, Observations, kernel, observations
-from tests.tolerances import assert_close
+from tests.support.comparisons import assert_same_model, assert_untouched, fingerprint, held_bytes
+from tests.support.problems import KERNELS, Observations, kernel, observations
+from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 

@@ -36,13 +36,13 @@ from bo_stream import WISKI, CoarsePointsWarning
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.wiski import rows as row_memory
 from bo_stream.models.wiski.resolution import GridResolutionWarning, TruncationWarning
-from tests.comparisons import assert_untouched, fingerprint, gaussian
 from tests.oracles.gaussian_process import DenseGP, standardization
 from tests.oracles.interpolation import interpolation_weights, line_weights, node_inputs
 from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import joint_covariance, lift, reference, reference_posterior
-from tests.problems import KERNELS, Observations, kernel, observations
-from tests.tolerances import assert_close
+from tests.support.comparisons import assert_untouched, fingerprint, gaussian
+from tests.support.problems import KERNELS, Observations, kernel, observations
+from tests.support.tolerances import assert_close
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid"),

@@ -1,0 +1,1 @@
+"""Errors of models against exact ones and peers."""

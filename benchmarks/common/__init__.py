@@ -1,0 +1,1 @@
+"""What every benchmark uses: timing, claims, real data, results that are resumed."""

@@ -1,0 +1,152 @@
+"""Measuring: interleaved timings, memory, and the command line that every benchmark shares."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import time
+import types
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
+RESULTS = Path(__file__).parents[1] / "results"
+_SHARED_TYPES = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asked for.
+
+    Attributes:
+        smoke: Tiny sizes, to see that the benchmark runs.
+        out: Folder of the JSON results.
+        load: Average number of running processes in the minute before, this one not counted.
+        flags: Those of the benchmark's own flags that were given.
+    """
+
+    smoke: bool
+    out: Path
+    load: float
+    flags: frozenset[str] = frozenset()
+
+    def pick(self, full: T, smoke: T) -> T:
+        """``smoke`` in a smoke run, else ``full``."""
+        return smoke if self.smoke else full
+
+
+def start(
+    description: str | None, seed: int = 0, flags: Mapping[str, str] | None = None
+) -> Options:
+    """Parse the command line and fix threads, dtype and seed.
+
+    Args:
+        description: Shown by ``--help``.
+        seed: Of torch's global generator.
+        flags: The benchmark's own, with their help.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, a few seconds")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON results")
+    for flag, text in (flags or {}).items():
+        parser.add_argument(f"--{flag}", action="store_true", help=text)
+    arguments = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(seed)
+    given = frozenset(flag for flag in flags or {} if getattr(arguments, flag))
+    return Options(arguments.smoke, arguments.out, os.getloadavg()[0], given)
+
+
+def seconds(task: Callable[[], object]) -> float:
+    """Wall-clock seconds of one call."""
+    begin = time.perf_counter()
+    task()
+    return time.perf_counter() - begin
+
+
+def processor_seconds(task: Callable[[], object]) -> float:
+    """Seconds that one call keeps processors busy: what others run does not count."""
+    begin = time.process_time()
+    task()
+    return time.process_time() - begin
+
+
+def interleave(
+    tasks: dict[str, Callable[[], object]], repeats: int, warmup: int = 1
+) -> dict[str, float]:
+    """Median seconds of each task; see :func:`timings`."""
+    found = timings(tasks, repeats, warmup)
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def timings(
+    tasks: dict[str, Callable[[], object]],
+    repeats: int,
+    warmup: int = 1,
+    clock: Callable[[Callable[[], object]], float] = seconds,
+) -> dict[str, list[float]]:
+    """Seconds of each task, the tasks taking turns so that a busy machine slows all alike.
+
+    Args:
+        tasks: By name.
+        repeats: Turns that count.
+        warmup: Turns before them that do not.
+        clock: :func:`seconds` or :func:`processor_seconds`.
+    """
+    times: dict[str, list[float]] = {name: [] for name in tasks}
+    for turn in range(warmup + repeats):
+        for name, task in tasks.items():
+            elapsed = clock(task)
+            if turn >= warmup:
+                times[name].append(elapsed)
+    return times
+
+
+def best_peer(medians: dict[str, float], names: Iterable[str]) -> tuple[str, float]:
+    """The fastest of the named tasks and its median."""
+    name = min(names, key=lambda candidate: medians[candidate])
+    return name, medians[name]
+
+
+def tensor_bytes(root: object) -> int:
+    """Bytes of all tensor storages that can be reached from an object, each counted once."""
+    seen: set[int] = set()
+    storages: dict[int, int] = {}
+    pending = [root]
+    while pending:
+        item = pending.pop()
+        if id(item) in seen or isinstance(item, _SHARED_TYPES):
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor) and item.layout == torch.strided:
+            storage = item.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+        pending.extend(gc.get_referents(item))
+    return sum(storages.values())
+
+
+def peak_growth(task: Callable[[], object]) -> int:
+    """Bytes by which resident memory rises, at its highest, while the task runs (Linux)."""
+    gc.collect()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    task()
+    return max(_status("VmHWM") - before, 0)
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"This system's /proc/self/status has no {field}.")

@@ -1,0 +1,1 @@
+"""Where to measure: maps, surveys, kernels of places."""

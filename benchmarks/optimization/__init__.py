@@ -1,0 +1,1 @@
+"""Searches: regret and processor time."""

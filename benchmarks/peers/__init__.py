@@ -1,0 +1,1 @@
+"""Models and loops of others that ours are compared with."""

@@ -1,0 +1,1 @@
+"""Processor time and memory of verbs, and the table of costs."""

@@ -1,0 +1,1 @@
+"""Several processes: executors, replicas, data parallel fits."""

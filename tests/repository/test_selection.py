@@ -1,0 +1,41 @@
+"""Which tests of a product a run takes."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from tests.support.selection import covering, position, varying
+
+WIDE = {f"{a}-{b}": (a, b) for a, b in product("abcdef", range(3))}
+
+
+def test_of_two_factors_each_value_is_taken() -> None:
+    taken = [WIDE[name] for name in covering(WIDE, 0)]
+    assert {a for a, _ in taken} == set("abcdef")
+    assert {b for _, b in taken} == {0, 1, 2}
+    assert len(taken) <= 8
+
+
+def test_of_one_factor_one_value_is_taken() -> None:
+    group = {name: (name,) for name in WIDE}
+    shares = [covering(group, rotation) for rotation in range(100)]
+    assert {len(share) for share in shares} == {1}
+    assert set().union(*shares) == set(WIDE)
+
+
+@pytest.mark.parametrize("group", [{}, {"alone": ()}])
+def test_what_has_no_factors_is_taken(group: dict[str, tuple[()]]) -> None:
+    assert covering(group, 0) == set(group)
+
+
+def test_factors_that_say_nothing_are_left_out() -> None:
+    group = {name: (a, "same", b, a) for name, (a, b) in WIDE.items()}
+    assert varying(group) == WIDE
+    assert varying({}) == {}
+
+
+def test_places_are_the_same_in_every_process() -> None:
+    assert position(7, "a") == 9200829425988378282
+    assert position(7, "a") != position(8, "a")

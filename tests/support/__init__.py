@@ -1,0 +1,1 @@
+"""What tests share: comparisons, tolerances, problems, and which of them run."""
