@@ -31,8 +31,8 @@ from bo_stream.loops.survey import Survey, SurveySettings
 THRESHOLDS = {"civ": 0.10, "hti": 0.02, "smooth": 0.10, "rough": 0.10}
 EXAMINED = 100
 FACTOR = 1.5
-FRESH = 10
-"""First seed: those before it were looked at when the forecast was made (``RATE``)."""
+FRESH = 15
+"""First seed: those before it were looked at when the forecast and the fits were made."""
 
 
 @dataclass(frozen=True)
