@@ -450,7 +450,8 @@ def _chosen(where: Tensor, values: Hyperparameters, others: Hyperparameters) -> 
     """Choose values where a mask of elements, or of all that share values, says so, else others."""
 
     def over(value: Tensor) -> Tensor:
-        return where.reshape(where.shape + (1,) * (value.ndim - where.ndim))
+        mask = where.to(value.device)  # losses of all together are numbers of the host
+        return mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
 
     return {name: torch.where(over(v), v, others[name]) for name, v in values.items()}
 
