@@ -144,7 +144,8 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
             cache = None
         if cache is None or bool(cache.touched.any()):
             process = self._solve(memory, cache, prior)
-            _warn_of_neighbours(memory, process, prior)
+            if cache is None or bool(process.alive.sum() > cache.process.alive.sum()):
+                _warn_of_neighbours(memory, process, prior)  # not whenever one was solved again
             unchanged = memory.entered.new_zeros(self.max_models, dtype=torch.bool)
             cache = LocalCache(state, process, unchanged)
         return cache.process, cache
@@ -208,7 +209,8 @@ def _centred(rows: Rows, prior: Prior) -> tuple[Tensor, Tensor]:
 def _warn_of_neighbours(memory: LocalMemory, process: LocalProcess, prior: Prior) -> None:
     """Warn once where all noise is known, and the blended mean is far from the outcomes for it.
 
-    At ``CHECKED`` of the observations in memory, evenly spaced. Cost O(``CHECKED`` C s²).
+    At ``CHECKED`` of the observations in memory, evenly spaced. Cost O(``CHECKED`` C s²), more than
+    that of an update and its posterior: for when all models are solved, or another one was begun.
     """
     model = prior.model
     if prior.inferred_noise is not None or model.training or model.has_said(NEIGHBOURS):

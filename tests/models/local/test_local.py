@@ -24,6 +24,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import LocalGP
+from bo_stream.models.local import inference
 from tests.oracles.kernels import DenseKernel
 from tests.oracles.local import blended_models, local_groups
 from tests.support.tolerances import assert_close
@@ -336,3 +337,24 @@ def test_inputs_far_from_zero_lose_no_digits(name: str) -> None:
     assert_close(actual.variance, expected.variance)
     likelihood = there.log_marginal_likelihood()
     assert_close(likelihood / 60, here.log_marginal_likelihood() / 60)
+
+
+def test_outcomes_are_compared_with_averages_when_another_model_is_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not in each update, which solves one local model again."""
+    compared: list[None] = []
+    monkeypatch.setattr(inference, "_warn_of_neighbours", lambda *_: compared.append(None))
+    X, Y = data(30)
+    model = LocalGP(X, Y, torch.ones_like(Y), max_models=64)
+    model.posterior(X)
+    for rows in (X[:2], X[2:4]):
+        model.update(rows, Y[:2], torch.ones(2, 1).double()).posterior(X)
+    assert len(compared) == 1
+    far, models = 50.0 + X[:1], int(model.num_models)
+    model.update(far, Y[:1], torch.ones(1, 1).double()).posterior(X)
+    assert int(model.num_models) == models + 1
+    assert len(compared) == 2
+    model.covar_module.lengthscale = 0.1
+    model.posterior(X)
+    assert len(compared) == 3
