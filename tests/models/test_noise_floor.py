@@ -328,11 +328,12 @@ def check_simulated(
             fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         z = model_z(model, T, noise)
     told = any(issubclass(w.category, InputDataWarning | CoarsePointsWarning) for w in caught)
-    far = re.findall(
-        r"off by (\S+) of its standard deviations", " ".join(str(w.message) for w in caught)
-    )
-    exact = exact_z(model, data, T)
-    assert z < exact + 0.1 or (told and z < exact + max(0.5, *map(float, far or [0.0])))
+    exact, most = exact_z(model, data, T), 0.5
+    if len(data[0]) > 1000:  # centres are far from the inputs, and the warning says how far
+        said = " ".join(str(w.message) for w in caught)
+        far = re.findall(r"off by (\S+) of its standard deviations", said)
+        most = max(most, *map(float, far or [0.0]))
+    assert z < exact + 0.1 or (told and z < exact + most)
     assert told or noise > 1e-11  # at 1e-10 it depends on the variance of the outcomes drawn
 
 
