@@ -159,11 +159,12 @@ def status(folder: Path, stop_when: str | None, loss: str | None) -> None:
         if threshold is None or not len(survey.results):
             return
         with _spinner("Learning from the results"):
-            calls = survey.calls()
+            predictions = survey.predictions()
+            calls = survey.calls(predictions)
         _say_calls(survey, calls, threshold)
         if share is None and survey.settings.stop_when is None:
             return
-        _say(survey.stopping(share).in_words())
+        _say(survey.stopping(share, predictions).in_words())
 
 
 def report(folder: Path, rounds: int, q: int, loss: str | None) -> None:

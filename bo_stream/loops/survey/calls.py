@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 ABOVE, UNCERTAIN, BELOW = "above", "uncertain", "below"
 
@@ -49,3 +51,13 @@ def calls_table(predictions: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame
         ["_rank", "_rising"], kind="stable"
     )
     return table.loc[order.index].reset_index(drop=True)
+
+
+def chances_of_wrong_calls(chances: NDArray[np.float64], cut: float) -> NDArray[np.float64]:
+    """Compute the probability of each call that it is wrong.
+
+    Args:
+        chances: Probability of a prevalence above the threshold, of each site.
+        cut: That from which on a site is called above; see ``SurveySettings.cheaper_above``.
+    """
+    return np.where(chances >= cut, 1.0 - chances, chances)

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from bo_stream.loops.survey.calibration import held_out_counts
-from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
+from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN, chances_of_wrong_calls
 from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.settings import CriterionName, SurveySettings
 from bo_stream.loops.survey.stopping import Stopping
@@ -92,8 +91,7 @@ class SurveyFindings:
     def expected_errors(self) -> float:
         """Compute how many sites are expected to be called wrongly, each by its cheaper call."""
         chance = self.predictions["exceedance"].to_numpy()
-        above = chance >= 1.0 / (1.0 + self.miss_cost)
-        return float(np.where(above, 1.0 - chance, chance).sum())
+        return float(chances_of_wrong_calls(chance, 1.0 / (1.0 + self.miss_cost)).sum())
 
 
 def find(
@@ -127,6 +125,8 @@ def find(
         on_step("Predicting each result from the others")
         fit = partial(survey.fit, former=survey.model)
         held_out = held_out_counts(fit, *survey.observations)
+    ends = survey.settings.stop_when is not None
+    rule = survey.stopping(predictions=predictions) if ends else None
     return SurveyFindings(
         name=name,
         predictions=predictions,
@@ -140,7 +140,7 @@ def find(
         settings=in_words(survey),
         coordinates=survey.coordinates,
         notes=survey.notes,
-        stopping=None if survey.settings.stop_when is None else survey.stopping(),
+        stopping=rule,
         calls_made=survey.calls(predictions),
         labels=survey.labels,
         called_file=survey.table_format.name(CALLED),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bo_stream.likelihoods.prevalence import prevalence
@@ -56,20 +57,11 @@ def _predict(model: StreamingGP, X: Tensor, threshold: float | None) -> pd.DataF
 
 
 @torch.no_grad()
-def wrong_calls(model: StreamingGP, X: Tensor, threshold: float, miss_cost: float) -> float:
-    """Compute the expected share of wrong calls, each site being called by the cheaper mistake.
-
-    Args:
-        model: Of the logit of prevalence.
-        X: Sites, ``n x d``.
-        threshold: Of prevalence.
-        miss_cost: Cost w of a miss in false alarms: a site is called above from a probability
-            ``1 / (1 + w)`` of a prevalence above the threshold on.
-    """
+def exceedances(model: StreamingGP, X: Tensor, threshold: float) -> NDArray[np.float64]:
+    """Compute the probability of a prevalence above a threshold at sites, ``n x d``, alone."""
     parts = [prevalence(model, part).exceedance(threshold).reshape(-1) for part in X.split(ROWS)]
-    chance = torch.cat(parts)
-    called_above = chance >= 1.0 / (1.0 + miss_cost)
-    return float(torch.where(called_above, 1.0 - chance, chance).mean())
+    found: NDArray[np.float64] = torch.cat(parts).numpy()
+    return found
 
 
 def reasons(predictions: pd.DataFrame, threshold: float | None) -> list[str]:

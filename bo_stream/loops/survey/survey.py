@@ -13,7 +13,7 @@ from torch import Tensor
 from bo_stream.acquisition.criteria import Criterion
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.likelihoods.binomial import MOST_EXAMINED
-from bo_stream.loops.survey.calls import calls_table
+from bo_stream.loops.survey.calls import calls_table, chances_of_wrong_calls
 from bo_stream.loops.survey.choice import Choice
 from bo_stream.loops.survey.coordinates import Coordinates
 from bo_stream.loops.survey.counts import Counts
@@ -21,7 +21,7 @@ from bo_stream.loops.survey.facts import SurveyFacts
 from bo_stream.loops.survey.ledger import Ledger
 from bo_stream.loops.survey.model import SurveyModelSettings, survey_model
 from bo_stream.loops.survey.model_cache import ModelCache
-from bo_stream.loops.survey.predictions import predict_prevalence, reasons, wrong_calls
+from bo_stream.loops.survey.predictions import exceedances, predict_prevalence, reasons
 from bo_stream.loops.survey.results import ResultsTable, Told
 from bo_stream.loops.survey.settings import USUAL_TRIALS, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
@@ -454,11 +454,14 @@ class Survey:
         found = self.predictions() if predictions is None else predictions
         return calls_table(found, self.labels)
 
-    def stopping(self, stop_when: float | None = None) -> Stopping:
+    def stopping(
+        self, stop_when: float | None = None, predictions: pd.DataFrame | None = None
+    ) -> Stopping:
         """Predict how many more sites the stopping rule needs; see :class:`Stopping`.
 
         Args:
             stop_when: Expected share of wrong calls to be reached; None: that of the settings.
+            predictions: Of :meth:`predictions`; None: what is needed of them is computed here.
 
         Raises:
             UsageError: There is no result yet, no threshold, or no stopping rule.
@@ -469,7 +472,11 @@ class Survey:
         target, threshold = settings.stop_when, settings.threshold
         if target is None or threshold is None:
             raise UsageError("The survey has no stopping rule: give stop_when, such as 0.05.")
-        share = wrong_calls(self.model, self._sites.X, threshold, settings.miss_cost)
+        if predictions is None:
+            chances = exceedances(self.model, self._sites.X, threshold)
+        else:
+            chances = predictions["exceedance"].to_numpy()[: len(self._sites)]
+        share = float(chances_of_wrong_calls(chances, settings.cheaper_above).mean())
         barred = {*facts.results, *facts.given_up, *self._sites.ids[~self._sites.reachable]}
         left = len(set(self._sites.ids) - barred)
         return Stopping(target, share, len(facts.results), len(facts.pending), left)

@@ -41,6 +41,7 @@ def test_a_survey_knows_its_share_and_what_is_left() -> None:
     rule = survey.stopping()
     chance = survey.predictions()["exceedance"]
     assert rule.share == pytest.approx(chance.where(chance < 1 / 3, 1.0 - chance).mean())
+    assert survey.stopping(predictions=survey.predictions()).share == pytest.approx(rule.share)
     assert (rule.target, rule.results, rule.pending, rule.left) == (0.1, 12, 0, 28)
     pending = survey.ask(3)["id"].tolist()
     survey.withdraw(pending[:1])
