@@ -135,8 +135,13 @@ def draw_errors(axes: Axes, curves: Sequence[Sequence[Score]]) -> None:
         observations = [score.observations for score in curve]
         colour = OURS if name == "chosen" else THEIRS
         axes.plot(observations, [s.rmse_sd for s in curve], style, color=colour, label=name)
-    axes.set_title("held-out error, in sd of the map", fontsize=10)
-    axes.set_xlabel("sites observed", fontsize=9)
+    label(axes, "held-out error, in sd of the map", "sites observed")
+
+
+def label(axes: Axes, title: str, below: str) -> None:
+    """Give curves that fall towards zero their title, axes and legend."""
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel(below, fontsize=9)
     axes.set_ylim(bottom=0.0)
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25)
@@ -212,13 +217,7 @@ def survey(seeds: int = 4) -> Figure:
         sites = FIRST + Q * np.arange(ROUNDS + 1)
         colour = OURS if how == "chosen" else THEIRS
         wrong.plot(sites, np.mean(shares, axis=0), style, color=colour, label=how)
-    wrong.set_title("share of the map called wrongly, %", fontsize=10)
-    wrong.set_xlabel("sites surveyed", fontsize=9)
-    wrong.set_ylim(bottom=0.0)
-    wrong.tick_params(labelsize=8)
-    wrong.grid(alpha=0.25)
-    wrong.spines[["top", "right"]].set_visible(False)
-    wrong.legend(fontsize=8, frameon=False)
+    label(wrong, "share of the map called wrongly, %", "sites surveyed")
     return figure
 
 

@@ -26,6 +26,7 @@ import pandas as pd
 import torch
 from botorch.models.transforms import Warp
 from gpytorch.kernels import (
+    Kernel,
     MaternKernel,
     PeriodicKernel,
     ProductKernel,
@@ -55,21 +56,21 @@ FIRST, MORE = 14, 4
 """Observations in the file of a model, and further ones."""
 
 
-def _grid(kernel: Callable[[], object], dim: int = 2) -> Callable[[Tensor, Tensor], StreamingGP]:
+Build = Callable[[Tensor, Tensor], StreamingGP]
+BOX = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
+
+
+def _grid(kernel: Callable[[], Kernel]) -> Build:
     """Return a builder of a model on a grid of few nodes."""
-    return lambda X, Y: WISKI(X, Y, covar_module=kernel(), grid_size=8, bounds=_box(dim))
+    return lambda X, Y: WISKI(X, Y, covar_module=kernel(), grid_size=8, bounds=BOX)
 
 
-def _box(dim: int) -> Tensor:
-    return torch.tensor([[0.0] * dim, [1.0] * dim]).double()
+def _on_a_map(kernel: Callable[[Tensor], Kernel]) -> Build:
+    """Return a builder of a model of longitude and latitude."""
+    return lambda X, Y: OSGPR(X, Y, covar_module=kernel(X), input_transform=map_inputs(X))
 
 
-def _places(X: Tensor) -> Tensor:
-    """Take inputs of the unit square for degrees."""
-    return X + X.new_tensor((33.0, -13.0))
-
-
-FURTHER: dict[str, Callable[[Tensor, Tensor], StreamingGP]] = {
+UNIT: dict[str, Build] = {
     **{
         f"WISKI, Matérn {nu}": _grid(lambda nu=nu: ScaleKernel(MaternKernel(nu, ard_num_dims=2)))
         for nu in (0.5, 1.5, 2.5)
@@ -77,26 +78,25 @@ FURTHER: dict[str, Callable[[Tensor, Tensor], StreamingGP]] = {
     "WISKI, periodic": _grid(
         lambda: ProductKernel(PeriodicKernel(active_dims=(0,)), RBFKernel(active_dims=(1,)))
     ),
-    "WISKI, spectral mixture": lambda X, Y: WISKI(
-        X[:, :1], Y, covar_module=SpectralMixtureKernel(num_mixtures=2), grid_size=12
-    ),
     "OSGPR, warped": lambda X, Y: OSGPR(
-        X, Y, input_transform=Warp(d=2, indices=[0, 1], bounds=_box(2))
-    ),
-    "OSGPR, map": lambda X, Y: OSGPR(
-        _places(X),
-        Y,
-        covar_module=map_kernel(_places(X)),
-        input_transform=map_inputs(_places(X)),
-    ),
-    "OSGPR, survey": lambda X, Y: OSGPR(
-        _places(X),
-        Y,
-        covar_module=survey_kernel(_places(X)),
-        input_transform=map_inputs(_places(X)),
+        X, Y, input_transform=Warp(d=2, indices=[0, 1], bounds=BOX)
     ),
 }
-"""Models whose files name what no case does: they are built of ``14 x 2`` inputs, one output."""
+LINE: dict[str, Build] = {
+    "WISKI, spectral mixture": lambda X, Y: WISKI(
+        X, Y, covar_module=SpectralMixtureKernel(num_mixtures=2), grid_size=12
+    ),
+}
+MAP: dict[str, Build] = {
+    "OSGPR, map": _on_a_map(map_kernel),
+    "OSGPR, survey": _on_a_map(survey_kernel),
+}
+FURTHER: tuple[tuple[dict[str, Build], Callable[[Tensor], Tensor]], ...] = (
+    (UNIT, lambda X: X),
+    (LINE, lambda X: X[:, :1]),
+    (MAP, lambda X: X + X.new_tensor((33.0, -13.0))),
+)
+"""Models whose files name what no case does, and what makes their inputs of the unit square's."""
 
 
 def write_models(folder: Path) -> None:
@@ -123,14 +123,13 @@ def write_models(folder: Path) -> None:
         stream = Stream(case, case.settings[0])
         data = stream.data(FIRST + MORE)
         keep(case.name, stream.model(data[:FIRST]), stream.points, *data[FIRST:].astuple())
-    for name, build in FURTHER.items():
-        torch.manual_seed(0)
-        data, points = observations(FIRST + MORE), torch.rand(5, 2).double()
-        model = build(data.X[:FIRST], data.Y[:FIRST])
-        moved = _places if "map" in name or "survey" in name else (lambda X: X)
-        own = slice(None, 1) if "spectral" in name else slice(None)
-        X, points = moved(data.X[FIRST:])[:, own], moved(points)[:, own]
-        keep(name, model.eval(), points, X, data.Y[FIRST:])
+    for builders, inputs in FURTHER:
+        for name, build in builders.items():
+            torch.manual_seed(0)
+            data, points = observations(FIRST + MORE), torch.rand(5, 2).double()
+            X = inputs(data.X)
+            model = build(X[:FIRST], data.Y[:FIRST]).eval()
+            keep(name, model, inputs(points), X[FIRST:], data.Y[FIRST:])
     save_file({name: value.contiguous() for name, value in expected.items()}, folder / "expected")
     (folder / "models.json").write_text(json.dumps(classes, indent=1))
 
@@ -175,11 +174,11 @@ def _run(*arguments: str) -> None:
 def write_records(folder: Path) -> None:
     """Write an ingest with its source and its model, and the folder that two replicas share."""
     with _inside(folder):
-        random, box = np.random.default_rng(0), _box(2)
+        random = np.random.default_rng(0)
         X = random.uniform(size=(200, 2))
         table = pd.DataFrame(X, columns=["lon", "lat"]).assign(heat=np.sin(5.0 * X).sum(1))
         table[:100].to_csv("day-0.csv", index=False)
-        model = WISKI(*_nothing(), bounds=box, grid_size=8)
+        model = WISKI(*_nothing(), bounds=BOX, grid_size=8)
         ingest(model, "day-*.csv", x=["lon", "lat"], y="heat", record="record")
         model.save("ingested.safetensors")
         table[100:].to_csv("day-1.csv", index=False)  # for later

@@ -249,8 +249,13 @@ class ActiveSampling:
     def _selector(self) -> PoolSelector:
         """Selector of the present model; what it keeps between choices only saves time."""
         in_features = lives_in_features(self.model)
-        points = self._points if in_features else self._points[thinned(self._points, SOME_POINTS)]
+        points = self._points if in_features else self._some_points
         return PoolSelector(self.model, self._X, points)
+
+    @cached_property
+    def _some_points(self) -> Tensor:
+        """Points at which the variance is integrated, for all of them."""
+        return self._points[thinned(self._points, SOME_POINTS)]
 
     @cached_property
     def _targets(self) -> Tensor:

@@ -24,8 +24,11 @@ from torch.nn import Module
 from bo_stream.models.checks import check_finite, check_instance
 
 LEAST_SPREAD = 1e-18
-"""Least standard deviation that models standardise by unless they are given a transform. BoTorch's
-own, 1e-8, takes outcomes of a smaller unit for constant; float32 holds the square of this one."""
+"""Least standard deviation that models standardise by unless they are given a transform; float32
+holds its square."""
+
+_BOTORCHS_LEAST = 1e-8
+"""That of BoTorch's ``Standardize``, which takes outcomes of a smaller unit for constant."""
 
 _FIXED = (Log, Power, Bilog)
 _ROUNDING = 1e-9
@@ -167,7 +170,7 @@ def _moments(totals: Tensor, standardize: Standardize) -> tuple[Tensor, Tensor]:
     squares = totals[..., 0, 0] - count * mean.square()
     stdv = (squares.clamp_min(0.0) / (count - 1.0).clamp_min(1.0)).sqrt()
     sure = squares > _ROUNDING * totals[..., 0, 0]  # no rounding error of equal outcomes
-    usable = (stdv >= standardize._min_stdv) & (count > 1.0) & (sure | (stdv >= 1e-8))
+    usable = (stdv >= standardize._min_stdv) & (count > 1.0) & (sure | (stdv >= _BOTORCHS_LEAST))
     faded = (count < 2.0) & sure
     last = standardize.stdvs.to(stdv).squeeze(-2)
     return mean, torch.where(faded, last, torch.where(usable, stdv, 1.0))

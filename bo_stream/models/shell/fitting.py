@@ -446,27 +446,25 @@ class _Fits:
         return limit - (time.monotonic() - self.begin)
 
 
-def _chosen(where: Tensor, values: Hyperparameters, others: Hyperparameters) -> Hyperparameters:
-    """Choose values where a mask of elements, or of all that share values, says so, else others."""
-
-    def over(value: Tensor) -> Tensor:
-        mask = where.to(value.device)  # losses of all together are numbers of the host
-        return mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
-
-    return {name: torch.where(over(v), v, others[name]) for name, v in values.items()}
-
-
 def _better(known: _End, other: _End) -> _End:
     """Choose the end of the least loss, of each element for itself."""
     wins = other.losses < known.losses
     if not bool(wins.any()):
         return known
+    if bool(wins.all()):
+        return other
+
+    def chosen(value: Tensor, former: Tensor) -> Tensor:
+        return torch.where(
+            wins.reshape(wins.shape + (1,) * (value.ndim - wins.ndim)), value, former
+        )
+
+    values = {name: chosen(value, known.values[name]) for name, value in other.values.items()}
+    losses = torch.where(wins, other.losses, known.losses)
     done = all(end.result.status == OptimizationStatus.SUCCESS for end in (known, other))
     status = OptimizationStatus.SUCCESS if done else OptimizationStatus.STOPPED
-    losses = torch.where(wins, other.losses, known.losses)
-    result = other.result if bool(wins.all()) else replace(other.result, status=status)
-    result = replace(result, fval=float(losses.sum()))
-    return _End(result, _chosen(wins, other.values, known.values), losses, other.warnings)
+    result = replace(other.result, status=status, fval=float(losses.sum()))
+    return _End(result, values, losses, other.warnings)
 
 
 def fit_elements(
