@@ -16,7 +16,6 @@ from bo_stream.marginal_likelihood import (
     low_rank_root_of,
     subspace_log_marginal_likelihood,
 )
-from bo_stream.models.shell.fitting import learning_objective
 from bo_stream.sufficient_statistics import Whitened, weighted_statistics
 from tests.support.tolerances import assert_close
 
@@ -87,7 +86,7 @@ def test_a_refit_with_few_observations_takes_the_root(outputs: int, noise: str) 
     parameters = [p for p in model.parameters() if p.requires_grad]
     losses, gradients = [], []
     for rooted in (True, False):
-        learning_objective(model)
+        model._learning_objective()
         assert model._cache.learning is not None
         roots = model._cache.learning.roots
         assert any(root is not None and root.G.shape[-1] > 0 for root in roots)

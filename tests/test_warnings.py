@@ -17,8 +17,8 @@ from torch import Tensor
 from bo_stream import OSGPR, WISKI, ClusteredGP, HeteroscedasticWISKI
 from bo_stream.allocation.selection import capped
 from bo_stream.linalg import cholesky_with_jitter, independent_rows
+from bo_stream.models.fitting import relearn
 from bo_stream.models.inducing.inference import basis_of_independent
-from bo_stream.models.shell.fitting import relearn
 from bo_stream.warnings import NumericalEvent, with_event
 
 JITTER = "jitter on the kernel matrix of inducing points"
@@ -170,7 +170,7 @@ def test_refits_of_drafts_that_fail_are_on_record(monkeypatch: pytest.MonkeyPatc
     def fail(model: WISKI) -> None:
         raise ModelFittingError("no luck")
 
-    monkeypatch.setattr("bo_stream.models.shell.fitting.learn_hyperparameters", fail)
+    monkeypatch.setattr("bo_stream.models.fitting.learn_hyperparameters", fail)
     with pytest.warns(RuntimeWarning, match="could not be relearned"):
         model = HeteroscedasticWISKI(*data(), grid_size=8, noise_grid_size=8, rounds=2)
     for part in (model, model.noise_model):

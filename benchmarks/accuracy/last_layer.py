@@ -50,7 +50,7 @@ from benchmarks.common.harness import Options, processor_seconds, start
 from benchmarks.common.report import Claim, at_most, finish, stated, table
 from bo_stream import OSGPR, BayesianLastLayer, learn_points
 from bo_stream.allocation import OIPS
-from bo_stream.models.shell.fitting import relearn
+from bo_stream.models.fitting import relearn
 
 FIRST = 500
 WINDOW = 4_096

@@ -28,9 +28,9 @@ from torch import Tensor
 from benchmarks.common.harness import Options, processor_seconds, start
 from benchmarks.common.report import Claim, at_least, at_most, finish
 from bo_stream import OSGPR, WISKI, AutoGP
+from bo_stream.models import fitting
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.shell import fitting
-from bo_stream.models.shell.fitting import Hyperparameters, hyperparameters, set_hyperparameters
+from bo_stream.models.fitting import Hyperparameters, hyperparameters, set_hyperparameters
 
 FIRST = int(os.environ.get("FIRST", "0"))
 NATS = 1.0

@@ -32,7 +32,7 @@ from benchmarks.common.harness import processor_seconds, start, tensor_bytes
 from benchmarks.common.report import Claim, at_least, at_most, finish, stated
 from bo_stream import OSGPR, learn_points
 from bo_stream.allocation import OIPS
-from bo_stream.models.shell.fitting import relearn
+from bo_stream.models.fitting import relearn
 
 SETS = ("elevators", "protein", "kin40k")
 SMALL = "simulated"

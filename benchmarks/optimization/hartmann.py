@@ -26,7 +26,7 @@ from benchmarks.peers.players import ExactPlayer, StreamPlayer
 from benchmarks.speed.nipv import evaluate
 from bo_stream import OSGPR
 from bo_stream.allocation import OIPS
-from bo_stream.models.shell.fitting import FEW_PER_INPUT, relearn
+from bo_stream.models.fitting import FEW_PER_INPUT, relearn
 
 D = 6
 PROBLEM = Problem(Hartmann(D), 0.2, -3.32237)

@@ -13,7 +13,7 @@ from benchmarks.common.harness import Options, start
 from benchmarks.common.report import finish
 from benchmarks.optimization.problems import PLAYERS, PROBLEMS, D, acquire
 from benchmarks.peers.contest import Contest, Sizes, all_runs, claims_of, regrets, settings_of
-from bo_stream.models.shell.fitting import FEW_PER_INPUT
+from bo_stream.models.fitting import FEW_PER_INPUT
 
 CONTEST = Contest(PROBLEMS, PLAYERS, acquire, first=5, few=FEW_PER_INPUT * D)
 """Refits at 14 to 305 observations; from the default hyperparameters too as long as in the loop."""

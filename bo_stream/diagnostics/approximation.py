@@ -31,7 +31,6 @@ from bo_stream.models.outcomes.labels import LabelOutcomes
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP
 from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
 from bo_stream.models.wiski.grid_model import GridModel
-from bo_stream.models.wiski.verbs import process_part
 
 GRID_ERROR = 1e-3
 """Interpolation error, in parts of the prior variance, of the grid that is advised."""
@@ -136,7 +135,7 @@ def _covariance(model: StreamingGP, inputs: Tensor) -> Tensor:
     """Compute the prior covariance of rows, ``m x n x n``."""
     if not isinstance(model, GridModel):
         return kernel_matrix(frozen(model.covar_module), inputs, inputs, model.num_outputs)
-    inference, _, _ = process_part(model)
+    inference, _, _ = model._process_part()
     kernel: GridKernel = inference.kernel(model._prior)
     total: Tensor | float = 0.0
     for part in kernel.parts:
@@ -197,7 +196,7 @@ def capacity_of(model: StreamingGP) -> Capacity | None:
         most = None if len(model.families) == 1 else model.max_exact
         return Capacity("observations, exactly", int(model.num_observations), most)
     if isinstance(model, GridModel):
-        inference, _, _ = process_part(model)
+        inference, _, _ = model._process_part()
         return Capacity("features", kind.rank, inference.max_rank)
     if isinstance(model, OSGPR | OSVGP):
         return Capacity("inducing points", len(kind.inducing_points), kind.max_points)
@@ -225,7 +224,7 @@ def finer(model: StreamingGP) -> str:
         return _finer_family(model)
     kind: Any = model
     if isinstance(model, GridModel):
-        inference, memory, _ = process_part(model)
+        inference, memory, _ = model._process_part()
         if kind.rank == inference.max_rank and kind.dropped > kind.interpolation_error():
             return f"model = {type(model).__name__}(X, Y, max_rank={2 * inference.max_rank})"
         enough = sufficient_grid_size(inference.kernel(model._prior), memory.grid, GRID_ERROR)
@@ -247,7 +246,7 @@ def _finer_family(model: AutoGP) -> str:
     if not isinstance(view, GridModel | OSGPR | OSVGP):
         return "fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))"
     if isinstance(view, GridModel):
-        inference, memory, _ = process_part(view)
+        inference, memory, _ = view._process_part()
         enough = sufficient_grid_size(inference.kernel(model._prior), memory.grid, GRID_ERROR)
         size = None if enough is None else enough[0] if len(enough) == 1 else enough
         family, option = ("OSGPR", "") if size is None else ("WISKI", f"grid_size={size}")

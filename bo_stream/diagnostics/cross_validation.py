@@ -27,7 +27,6 @@ from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.memory import Observations, staying
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.rows import RowMemory
-from bo_stream.models.wiski.verbs import process_part
 from bo_stream.process.observation_space import ObservationSpaceProcess
 from bo_stream.process.process import ROWS, IndependentOutputs, PosteriorProcess, WeightSpaceProcess
 from bo_stream.process.process import leave_one_out as closed_form
@@ -146,7 +145,7 @@ def _checked_rows(
             lambda: exact.process(held.after(taken), None, prior)[0],
         )
     if isinstance(model, GridModel):
-        inference, memory, _ = process_part(model)
+        inference, memory, _ = model._process_part()
         if isinstance(memory, RowMemory):
             few = memory
             return _HeldRows(
@@ -241,7 +240,7 @@ class _WeightSpaceRows:
 def _check_as_they_were(model: GridModel | OSGPR, rows: Observations) -> None:
     """Check that the memory holds the rows as its present basis would take them."""
     if isinstance(model, GridModel):
-        if len(process_part(model)[1].earlier) > 0:
+        if len(model._process_part()[1].earlier) > 0:
             raise UnsupportedError(
                 "Expected a model on one grid, got one that was refined or merged: which of its "
                 "grids an observation entered on is not known. Build it anew on the present grid."

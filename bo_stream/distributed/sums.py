@@ -17,7 +17,7 @@ from torch import Tensor
 from bo_stream.distributed.additivity import check_additive, empty_copy
 from bo_stream.distributed.likeness import check_alike
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.shell.construction import restore_products
+from bo_stream.models.construction import restore_products
 from bo_stream.storage.objects import model_bytes, read_model_bytes
 from bo_stream.storage.trusted import Trusted
 

@@ -24,10 +24,10 @@ from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP
 from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
-from bo_stream.models.shell.posteriors import keeps_tensors
 from bo_stream.models.stochastic.replay import HoldsRows, StreamReplay
 from bo_stream.models.stochastic.sharded import ShardedReplay
 from bo_stream.models.stochastic.training import Training
+from bo_stream.tensors import keeps_tensors
 
 TIMEOUT = 300.0
 """Seconds after which a process that is silent counts as lost, unless the user says."""

@@ -1,43 +1,95 @@
-"""The streaming Gaussian process: what a model owns, and where each of its verbs is written."""
+"""The streaming Gaussian process: what a model owns, and its verbs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
-from botorch.models.gpytorch import GPyTorchModel
-from botorch.models.model import FantasizeMixin
+from botorch.acquisition.objective import PosteriorTransform
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
+from botorch.models.model import FantasizeMixin, Model
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.models.utils import fantasize as fantasize_flag
+from botorch.posteriors.gpytorch import GPyTorchPosterior
+from botorch.posteriors.posterior import Posterior
+from botorch.sampling.base import MCSampler
 from botorch.utils.datasets import SupervisedDataset
+from botorch.utils.types import _DefaultType
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood
-from gpytorch.means import Mean
-from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from gpytorch.means import ConstantMean, Mean
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models.gp import GP
 from torch import Tensor
 
+from bo_stream.bases.kernels import TransformedKernel, default_kernel
 from bo_stream.bases.stems import Stem
-from bo_stream.models.inference import Inference
-from bo_stream.models.input_transforms import keeps_boxes
-from bo_stream.models.outcomes import prediction, selection
-from bo_stream.models.outcomes.base import NoiseAtInputs, Outcomes
-from bo_stream.models.prior import move_priors
-from bo_stream.models.shell import construction, fitting, hooks, posteriors, units, updates
-from bo_stream.models.shell.attribute import Attribute
-from bo_stream.models.shell.hooks import UnkeptOutcomes
-from bo_stream.models.shell.updates import LatestInputs
-from bo_stream.process.cached_baseline import CachedBaseline
+from bo_stream.models.botorch_hooks import BoTorchHooks
+from bo_stream.models.checks import (
+    check_finite,
+    check_hypothetical,
+    check_inputs,
+    check_kernel,
+    check_mergeable,
+    check_noise,
+    check_objective,
+    check_sampler,
+)
+from bo_stream.models.construction import (
+    check_first_observations,
+    check_mean,
+    check_outputs,
+    check_stem,
+    checked_projection,
+    choose_likelihood,
+    first_projected,
+    first_transformed,
+    learn_bounds,
+    observed_inputs,
+    restore_products,
+    warn_of_scaling,
+)
+from bo_stream.models.fitting import (
+    hyperparameters,
+)
+from bo_stream.models.inference import Inference, Solve
+from bo_stream.models.input_transforms import (
+    adapt_priors,
+    check_learned,
+    keeps_boxes,
+    split_transform,
+)
+from bo_stream.models.latest_inputs import LatestInputs
+from bo_stream.models.memory import Observations, Targets
+from bo_stream.models.outcomes.base import Drawing, NoiseAtInputs, Outcomes
+from bo_stream.models.outcomes.counts import CountOutcomes
+from bo_stream.models.outcomes.gaussian import GaussianOutcomes, first_totals, shifted_targets
+from bo_stream.models.outcomes.prediction import Predictive
+from bo_stream.models.outcomes.selection import check_outputs_exist, chosen_outputs, subset_module
+from bo_stream.models.outcomes.transform import OutcomeChain, default_standardize
+from bo_stream.models.prior import Prior, move_priors
+from bo_stream.process.cached_baseline import CachedBaseline, arrangements
 from bo_stream.process.process import ConditionedProcess, PosteriorProcess, SelectedProcess
 from bo_stream.storage.objects import read_model, write_model
 from bo_stream.storage.trusted import Trusted
+from bo_stream.tensors import keeps_tensors
 from bo_stream.warnings import NumericalEvent, NumericalLog, with_event
 
 
-class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
+class StreamingGP(BoTorchHooks, FantasizeMixin):
     """A Gaussian process whose memory of the data has a fixed size.
 
     ``update`` puts observations into memory, in place; ``condition_on_observations`` (hence
@@ -45,9 +97,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     Arithmetic is in float64, whatever the dtype of inputs and outputs. Gradients of posteriors flow
     to inputs, not to hyperparameters; those are learned from ``compute_custom_loss``.
 
-    The class is a table of contents: a method is a function of the model in the file of its
-    subject, mostly in ``bo_stream/models/shell``, and is named here. What differs between models is
-    held in ``_units``, ``_memory``, ``_inference`` and ``_cache``.
+    Models are final classes below this one: a constructor and a few properties. What differs
+    between them is held in :attr:`outcomes`, :attr:`memory` and :attr:`inference`, and in a cache
+    of what was derived from these under one state of the hyperparameters. What only routines of
+    BoTorch and GPyTorch ask for is in :class:`BoTorchHooks`.
     """
 
     # hyperparameters, and transforms where there are any
@@ -76,119 +129,986 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _conditioned_noise: NoiseAtInputs | None = None
     _known: tuple[CachedBaseline, ...] = ()
 
-    _latest: LatestInputs = LatestInputs()
     _numerical_log: NumericalLog = ()
     _said: tuple[str, ...] = ()  # plain values, which a saved model may hold
     _first_values: Mapping[str, Tensor] = MappingProxyType(
         {}
     )  # of hyperparameters; a refit's start
-    _is_fitting: bool = False
     _outcomes_argument: ClassVar[str] = "train_Y"  # of the constructor
-    _has_transformed_inputs: bool = True  # whoever asks is sent to _original_train_inputs
 
     # --- construction: the steps of a constructor, in their order --------------------------
 
-    _begin = construction.begin
-    _first_inputs = construction.first_inputs
-    _set_modules = construction.set_modules
-    _learn_transform = construction.learn_transform
-    _set_inputs_and_modules = construction.set_inputs_and_modules
-    _standardize_first = construction.standardize_first
-    _take_first = construction.take_first
+    def _begin(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None,
+        outcome_transform: OutcomeTransform | _DefaultType | None,
+    ) -> None:
+        """Check the first observations; take shapes and outcome transform from them."""
+        check_first_observations(train_X, train_Y, train_Yvar)
+        GP.__init__(self)
+        self._conditioned_process = self._cache = None
+        self._num_outputs = train_Y.shape[-1]
+        self._batch_shape = train_X.shape[:-2]
+        self._input_dim = train_X.shape[-1]
+        if isinstance(outcome_transform, _DefaultType):
+            outcome_transform = default_standardize(self._num_outputs, self._batch_shape)
+        if outcome_transform is not None:
+            check_outputs(outcome_transform, self._num_outputs)
+            OutcomeChain.of(outcome_transform)
+            self.outcome_transform = outcome_transform
+        targets, _ = self._outcomes.to_targets(train_Y, train_Yvar)
+        self._units = GaussianOutcomes.of(targets)
+
+    def _first_inputs(
+        self, X: Tensor, transform: InputTransform | None, stem: Stem | None = None
+    ) -> Tensor:
+        """Let the input transform and the stem, if any, learn from the first inputs; apply them."""
+        inputs = X
+        if transform is not None:
+            self.input_transform = transform
+            inputs = first_transformed(X, transform)
+        check_stem(stem)
+        if stem is not None:
+            self.stem = stem
+            inputs = first_projected(inputs, stem)
+        self._process_dim = inputs.shape[-1]
+        return inputs
+
+    def _set_modules(
+        self,
+        dim: int,
+        Yvar: Tensor | None,
+        likelihood: _GaussianLikelihoodBase | None,
+        covar_module: Kernel | None,
+        mean_module: Mean | None,
+        box: Tensor | None = None,
+    ) -> None:
+        """Set kernel, mean and likelihood; default: BoTorch's, of ``dim`` inputs in a box."""
+        aug_batch = self._parameter_shape
+        if covar_module is not None:
+            check_kernel(covar_module, dim, aug_batch)
+        self.covar_module = (
+            default_kernel(dim, aug_batch, box) if covar_module is None else covar_module
+        )
+        self.mean_module = (
+            ConstantMean(batch_shape=aug_batch) if mean_module is None else mean_module
+        )
+        self.likelihood = choose_likelihood(likelihood, Yvar, aug_batch)
+        check_mean(self.mean_module, aug_batch)
+
+    def _learn_transform(self, learned: InputTransform | None, inputs: Tensor) -> Tensor:
+        """Make a learnable input transform a part of the kernel, as which memory follows it.
+
+        Args:
+            learned: What :func:`split_transform` left of the user's, or None.
+            inputs: As the process takes them.
+
+        Returns:
+            Inputs as the user's kernel has them.
+        """
+        if learned is None:
+            return inputs
+        learn_bounds(inputs, learned)
+        transformed = observed_inputs(inputs, learned)
+        check_learned(learned, inputs, transformed)
+        adapt_priors(learned)
+        self.covar_module = TransformedKernel(self.covar_module, learned)
+        return transformed
+
+    def _set_inputs_and_modules(
+        self,
+        X: Tensor,
+        Yvar: Tensor | None,
+        transform: InputTransform | None,
+        likelihood: _GaussianLikelihoodBase | None,
+        covar_module: Kernel | None,
+        mean_module: Mean | None,
+    ) -> Tensor:
+        """Take these, or BoTorch's defaults; return the first inputs as the kernel has them."""
+        transform, learned = split_transform(transform)
+        inputs = self._first_inputs(X, transform)
+        self._set_modules(inputs.shape[-1], Yvar, likelihood, covar_module, mean_module)
+        return self._learn_transform(learned, inputs)
+
+    def _standardize_first(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+        """Move to the first observations' dtype and device; learn the standardisation."""
+        targets, _ = self._outcomes.to_targets(Y, Yvar)
+        self.to(X)
+        self._standardize_by(first_totals(targets, self._units.shift))
+        if self._inference.restarts and "stem" not in self._modules:
+            self._first_values = hyperparameters(self)
+        fixed = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+        self._units = self._units.begun(
+            targets, self.outcome_scale(), zeros_apart=fixed, share=self._inference.least_noise
+        )
+
+    def _take_first(
+        self,
+        X: Tensor,
+        Y: Tensor,
+        Yvar: Tensor | None,
+        inputs: Tensor,
+        custom_kernel: bool,
+        box: Tensor | None = None,
+    ) -> None:
+        """Put the first observations into memory; warn where BoTorch would of their scaling."""
+        self._standardize_first(X, Y, Yvar)
+        if X.shape[-2] > 0:
+            self._observe(X, Y, Yvar, 1.0)
+        warn_of_scaling(inputs, self._standardized(Y.double()), custom_kernel, box)
 
     # --- observations: into memory, and out of it ------------------------------------------
 
-    update = updates.update
-    retract = updates.retract
-    forget = updates.forget
-    clear = updates.clear
-    merge = updates.merge
-    coordinates = updates.coordinates
+    @keeps_tensors
+    def update(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
+        """Put n observations into memory, in place, at a cost that no earlier ones add to.
 
-    _check_not_conditioned = updates.check_not_conditioned
-    _check_retractable = updates.check_retractable
-    _observe = updates.observe
-    _observations = updates.observations
-    _measured = updates.measured
-    _set_memory = updates.set_memory
-    _refresh_fixed_noise = updates.refresh_fixed_noise
-    _undone_on_error = updates.undone_on_error
+        Bad input raises and changes nothing. See the class for the cost and for what is exact.
+
+        Args:
+            X: ``batch_shape x n x d``; n = 0 changes nothing.
+            Y: ``batch_shape x n x m``. For a classifier labels, ``n`` or ``n x 1``: whole numbers
+                from 0, of any dtype. One beyond the known classes brings in all up to it, as if
+                they had been there from the start, unless the classes were fixed.
+            Yvar: Known noise variances shaped as Y; NaN: unknown. None with labels.
+
+        Raises:
+            BotorchTensorDimensionError: Shapes do not fit the model.
+            InputDataError: Dtype, device, NaN, infinity, negative variance; on a grid, inputs too
+                far outside; labels that are none, or of an unknown class where these are fixed.
+            UnsupportedError: The model is conditioned on hypothetical data, or lacks some classes;
+                variances are given that it does not take.
+            ValueError: The memory would become too large.
+        """
+        self._check_not_conditioned("update")
+        Y, Yvar, outputs = self._units.checked(self, X, Y, Yvar, "update")
+        if X.shape[-2] > 0:
+            with self._undone_on_error():
+                self._grow(outputs)
+                self._observe(X, Y, Yvar, 1.0)
+        return self
+
+    @keeps_tensors
+    def retract(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
+        """Take observations out of memory: undoes :meth:`update` with the same arguments.
+
+        Args and errors as there; also InputDataError if more are taken out than are in, or if the
+        rest would be of no observations at all, so that they cannot have been in. This is found
+        where the memory tells, and the model stays as it was. Rows whose place others could have
+        taken are taken for those; not so by a grid model that still holds its few first
+        observations as rows, which finds each of them.
+        """
+        self._check_not_conditioned("retract")
+        Y, Yvar, _ = self._units.checked(self, X, Y, Yvar, "retract")
+        self._check_retractable(X)
+        if X.shape[-2] > 0:
+            with self._undone_on_error():
+                self._observe(X, Y, Yvar, -1.0)
+                self._units = self._units.found(self.num_observations > 1e-6)
+        return self
+
+    @keeps_tensors
+    def forget(self, factor: float) -> Self:
+        """Let every past observation count ``factor`` times: exponential forgetting.
+
+        Args:
+            factor: In (0, 1].
+
+        Raises:
+            ValueError: The factor is out of range.
+            UnsupportedError: The model is conditioned on hypothetical data.
+        """
+        self._check_not_conditioned("forget")
+        if not 0.0 < factor <= 1.0:
+            raise ValueError(f"Expected factor in (0, 1], got {factor}.")
+        self._set_memory(self._memory.scale(factor))
+        return self
+
+    @keeps_tensors
+    def clear(self) -> Self:
+        """Drop all observations; hyperparameters, places and standardisation stay.
+
+        Raises:
+            UnsupportedError: The model is conditioned on hypothetical data.
+        """
+        self._check_not_conditioned("clear")
+        self._units = self._units.found(False)
+        self._latest = LatestInputs()
+        self._set_memory(self._inference.cleared(self._memory, self._prior))
+        return self
+
+    @keeps_tensors
+    def merge(self, other: StreamingGP) -> Self:
+        """Add another model's memory to this one's, in place; hyperparameters stay as they are.
+
+        See the class for what is exact.
+
+        Raises:
+            UnsupportedError: Another class, shape or transform, or a model that is conditioned on
+                hypothetical data.
+            ValueError: The memory would become too large.
+        """
+        units = getattr(other, "_units", None)
+        outputs = self._units.outputs_with(units)
+        if not isinstance(units, Outcomes):
+            raise UnsupportedError(f"Expected other to be a model, got {type(other).__name__}.")
+        alike = other._shallow_copy()
+        alike._grow(outputs)
+        with self._undone_on_error(), torch.no_grad():
+            self._grow(outputs)
+            check_mergeable(self, alike)
+            self._check_not_conditioned("merge")
+            other._check_not_conditioned("merge")
+            both = self._units.merged(alike._units)
+            theirs = alike._memory.map_targets(shifted_targets(alike._units.shift - both.shift))
+            self._memory, self._cache = self._inference.merged(
+                self._memory, self._cache, theirs, self._prior
+            )
+            self._units = both
+            self._refresh_fixed_noise()
+        self._latest = other._latest.followed_by(self._latest)
+        return self
+
+    @torch.no_grad()
+    def coordinates(self, X: Tensor) -> Tensor:
+        """Inputs of observations as they enter memory now, ``... x d -> ... x k``."""
+        transform, stem = getattr(self, "input_transform", None), getattr(self, "stem", None)
+        inputs = (X if transform is None else observed_inputs(X, transform)).detach()
+        return inputs if stem is None else checked_projection(stem(inputs))
+
+    def _check_not_conditioned(self, verb: str) -> None:
+        """Check that a model is one of real observations, for a verb that changes its memory."""
+        if self._conditioned_process is not None:
+            raise UnsupportedError(
+                f"{verb} needs a model of real observations, got one that is conditioned on "
+                "hypothetical ones (condition_on_observations, fantasize) or keeps known points "
+                "(with_known_points). Use it on the original model."
+            )
+
+    def _check_retractable(self, X: Tensor) -> None:
+        """Check that a memory holds as many observations as are taken out at X, ``... x n x d``."""
+        if X.shape[-2] > self.num_observations + 0.5:
+            raise InputDataError(
+                f"Expected X to hold at most the {self.num_observations:g} observations in "
+                f"memory, got {X.shape[-2]}. Retract only what was given to update."
+            )
+
+    @torch.no_grad()
+    def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
+        """Put checked observations into memory, or take them out if the sign is negative."""
+        former, latest, prior = self._units.floor.zero, self._latest, self._prior
+        self._units = self._units.before(prior, self._memory, Y, Yvar, sign)
+        if self._units.floor.zero is not former:
+            self._set_memory(self._memory)
+        prior = replace(prior, outcomes=self._units)
+        infers = self._has_learned_noise() or self._inference.noise_varies
+        targets = self._units.encode(prior, Y, Yvar, infers)
+        data = Observations(self.coordinates(X).to(torch.float64), *targets, sign)
+        self._memory, self._cache = self._inference.observe(self._memory, self._cache, data, prior)
+        self._refresh_fixed_noise()
+        self._latest = latest.with_rows(X) if sign > 0.0 else latest.without(X, lambda rows: rows)
+
+    def _observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Observations:
+        """Return checked observations as a memory takes them."""
+        return Observations(self.coordinates(X).to(torch.float64), *self._measured(Y, Yvar), sign)
+
+    def _measured(self, Y: Tensor, Yvar: Tensor | None) -> Targets:
+        """Targets less the shift, noise variances, and where these are known."""
+        return self._units.encode(self._prior, Y, Yvar, self._has_learned_noise())
+
+    def _set_memory(self, memory: Any) -> None:
+        """Replace the memory, and drop what was derived from it."""
+        self._memory, self._cache = memory, None
+
+    def _refresh_fixed_noise(self) -> None:
+        """Keep a fixed-noise likelihood at the mean known variance, for BoTorch's fantasies."""
+        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            level = self._from_per_output(self.noise_level()).unsqueeze(-1)
+            self.likelihood.noise_covar.noise = level.to(self._dtype)
+
+    @contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
+        """Put the memory, its units and what depends on their number back if anything raises."""
+        outputs, units, likelihood = self._num_outputs, self._units, self.likelihood
+        memory, cache = self._memory, self._cache
+        try:
+            yield
+        except BaseException:
+            self._num_outputs, self._units, self.likelihood = outputs, units, likelihood
+            self._memory, self._cache = memory, cache
+            raise
+
+    def _grow(self, outputs: int) -> None:
+        """Take outputs that all observations had and none named: classes without a label so far."""
+        if outputs == self._num_outputs:
+            return
+        units = self._units.grown(outputs)
+        if units is self._units:  # none that can grow: those of a merge are compared afterwards
+            return
+        memory = self._inference.grown(self._memory, self._prior, outputs)
+        self._units, self._num_outputs = units, outputs
+        self._set_memory(memory)
+        self.likelihood = choose_likelihood(None, self._units.shift, self._parameter_shape)
+        self._refresh_fixed_noise()
+
+    def _has_learned_noise(self) -> bool:
+        """Say whether observations without a known variance have that of the likelihood."""
+        return isinstance(self.likelihood, GaussianLikelihood)
 
     # --- the posterior: from hyperparameters and memory ------------------------------------
 
-    transform_inputs = posteriors.transform_inputs
-    process_inputs = posteriors.process_inputs
-    hypothetical_inputs = posteriors.hypothetical_inputs
-    process = posteriors.process
-    feature_process = posteriors.feature_process
-    noise_at = posteriors.noise_at
-    posterior = posteriors.posterior  # type: ignore[assignment]  # no further arguments
-    predictive = prediction.predictive
-    log_predictive = prediction.log_predictive
+    def transform_inputs(self, X: Tensor, input_transform: torch.nn.Module | None = None) -> Tensor:
+        """Inputs as the process takes them: transformed, then projected by a stem, if there is one.
 
-    _prior = Attribute(posteriors.prior_of)
-    _outcomes = Attribute(posteriors.chain_of)
-    _marginals = posteriors.marginals
-    _offset_and_scale = posteriors.offset_and_scale
-    _standardized = posteriors.standardized_outcomes
-    _leave_training = posteriors.leave_training
+        Differentiable.
+
+        Args:
+            X: ``... x d``.
+            input_transform: Instead of the model's own.
+        """
+        inputs: Tensor = Model.transform_inputs(self, X, input_transform)
+        stem = getattr(self, "stem", None)
+        return inputs if stem is None else stem(inputs)
+
+    def process_inputs(self, X: Tensor) -> Tensor:
+        """Check inputs and transform them as the process takes them, differentiable, float64.
+
+        A one-to-many input transform (``InputPerturbation``, ``AppendFeatures``) gives several rows
+        for each of X, whose width need not be that of observed inputs.
+
+        Args:
+            X: ``... x q x d``.
+
+        Returns:
+            ``... x q' x d'``.
+
+        Raises:
+            BotorchTensorDimensionError: X has the wrong width or too few dimensions.
+            InputDataError: X has a wrong dtype or device, or is not finite after the transform.
+        """
+        self._check_query(X, finite=True)
+        inputs: Tensor = self.transform_inputs(X)
+        if inputs is not X:
+            check_finite("X after its input transform", inputs)
+        if inputs.shape[-1] != self._process_dim:
+            raise BotorchTensorDimensionError(
+                f"Expected X that input_transform {type(self.input_transform).__name__} turns "
+                f"into {self._process_dim} inputs, got {inputs.shape[-1]} from X of shape "
+                f"{tuple(X.shape)}."
+            )
+        return inputs.to(torch.float64)
+
+    def hypothetical_inputs(self, X: Tensor) -> Tensor:
+        """Transform inputs of hypothetical observations: :meth:`process_inputs` as in a fantasy.
+
+        A transform that is not applied to fantasies (``transform_on_fantasize=False``), such as
+        ``InputPerturbation``, leaves them alone, as it leaves alone what is observed.
+
+        Args and errors as there.
+        """
+        with fantasize_flag():
+            return self.process_inputs(X)
+
+    @keeps_tensors
+    def process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """Return the posterior as a process; solved once, then kept until something changes.
+
+        The process is over transformed inputs, in transformed outcome units.
+
+        Args:
+            X: Transformed inputs, ``... x d``, that the process must be able to take.
+
+        Raises:
+            InputDataError: X is not finite; on a grid, too far outside.
+        """
+        if X is not None:
+            check_finite("X", X)
+        return self._solved(self._inference.process, X)
+
+    @keeps_tensors
+    def feature_process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """Return the posterior as a process in the weights of features, however many rows.
+
+        For acquisition in feature space. That of most models is :meth:`process`; a model that is
+        conditioned on hypothetical observations has one process only.
+
+        Args:
+            X: As for :meth:`process`.
+        """
+        if X is not None:
+            check_finite("X", X)
+        return self._solved(self._inference.feature_process, X)
+
+    def noise_at(self, inputs: Tensor) -> Tensor:
+        """Variance of the noise of an observation at inputs, in transformed units.
+
+        The noise level, unless a model's noise depends on the inputs; differentiable then. Of
+        real outcomes under another likelihood their variance given the process.
+
+        Args:
+            inputs: After :meth:`transform_inputs`, ``... x q x d``.
+
+        Returns:
+            Broadcastable to ``... x m x q``, float64.
+
+        Raises:
+            UnsupportedError: A likelihood of labels or counts.
+        """
+        noise = self._noise(inputs)
+        if noise is not None:
+            return noise(inputs)
+        return self._units.noise_variance(self._prior, self._memory).detach().unsqueeze(-1)
+
+    @keeps_tensors
+    def posterior(  # type: ignore[override]  # no further arguments
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> Posterior:
+        """Return the joint posterior of q points and m outputs.
+
+        Beyond ``DENSE_LIMIT`` points the covariance stays lazy: marginal variances then take
+        O(q r) memory. Inputs a little outside the bounds are taken too; they change nothing.
+
+        Args:
+            X: ``batch_shape x q x d``; more leading dimensions broadcast. A one-to-many input
+                transform makes more points of each.
+            output_indices: Outputs to keep, negative ones counted from the last; all if omitted.
+            observation_noise: True adds the model's noise; a tensor ``... x (q or 1) x m`` of
+                variances of all outputs, in transformed units, is added instead (see
+                :meth:`transformed_noise`).
+            posterior_transform: Applied last.
+
+        Raises:
+            BotorchTensorDimensionError: X has the wrong width or too few dimensions.
+            InputDataError: X has a wrong dtype or device, is not finite, or is too far outside the
+                bounds; a variance is negative or not finite.
+            UnsupportedError: An output is out of range or repeated.
+        """
+        self._leave_training()
+        inputs = self.process_inputs(X)
+        if isinstance(observation_noise, Tensor):
+            check_noise("observation_noise", observation_noise, inputs.to(X), self._num_outputs)
+        chosen = chosen_outputs(output_indices, self._num_outputs) if output_indices else None
+        joint = self._process_at(X, inputs).joint(inputs)
+        if isinstance(observation_noise, Tensor):
+            noise: Tensor | None = observation_noise.to(torch.float64).mT
+        else:
+            noise = self.noise_at(inputs) if observation_noise else None
+        offset, scale = self._offset_and_scale()
+        if chosen is not None:
+            joint, offset, scale = (
+                joint.select(chosen),
+                offset[..., chosen, :],
+                scale[..., chosen, :],
+            )
+            noise = None if noise is None else noise[..., chosen, :]
+        normal = joint.distribution(offset, scale, noise, X.dtype)
+        found = self._outcomes.untransform(GPyTorchPosterior(normal), chosen)
+        return found if posterior_transform is None else posterior_transform(found, X=X)
+
+    def predictive(self, X: Tensor) -> Predictive:
+        """Mean and variance of outcomes at single points; differentiable in X.
+
+        Of the likelihood's marginal: in closed form where gpytorch has one (Bernoulli, Gaussian),
+        else by quadrature. Cost as that of a posterior's variances.
+
+        Args:
+            X: ``... x q x d``.
+
+        Raises:
+            BotorchTensorDimensionError: X has the wrong width or too few dimensions.
+            InputDataError: X has a wrong dtype or device, or is not finite.
+            UnsupportedError: An outcome transform other than ``Standardize``.
+        """
+        inputs, mean, variance = self._marginals(X)
+        noise = partial(self.noise_at, inputs)
+        mean, variance = self._units.moments(self._prior, mean, variance, noise)
+        offset, scale = self._offset_and_scale()
+        return Predictive((offset + scale * mean).mT.to(X), (scale.square() * variance).mT.to(X))
+
+    def log_predictive(self, X: Tensor, Y: Tensor) -> Tensor:
+        """Log density, or log probability, of each outcome at its point, ``... x q x m``.
+
+        In closed form as :meth:`predictive`, and of a Laplace likelihood; else by quadrature, which
+        is rough where the process is many times less certain than the likelihood is wide.
+
+        Args:
+            X: ``... x q x d``.
+            Y: ``...' x q x m``, leading dimensions broadcast against those of X.
+
+        Raises:
+            BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
+            InputDataError: A wrong dtype or device, NaN or infinity; outcomes that the likelihood
+                cannot have.
+            UnsupportedError: An outcome transform other than ``Standardize``.
+        """
+        inputs, mean, variance = self._marginals(X)
+        check_hypothetical(mean.mT.to(X), Y, None, self.num_outputs * self._units.columns)
+        targets, noise = self._standardized(Y.to(torch.float64)).mT, partial(self.noise_at, inputs)
+        density = self._units.log_density(self._prior, targets, mean, variance, noise)
+        return (density - self._offset_and_scale()[1].log()).mT.to(X)
+
+    @property
+    def _prior(self) -> Prior:
+        """View the hyperparameters as they are now, and the units of the outcomes."""
+        return Prior(
+            self.covar_module,
+            self.mean_module,
+            self.likelihood,
+            self._outcomes,
+            self._units,
+            self._batch_shape,
+            self._num_outputs,
+            self,
+        )
+
+    @property
+    def _outcomes(self) -> OutcomeChain:
+        """View the outcome transform as a chain of steps."""
+        return OutcomeChain(self._modules.get("outcome_transform"))
+
+    @keeps_tensors
+    def _marginals(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs, and mean and variance of the process at single points, ``... x m x q`` each."""
+        self._leave_training()
+        inputs = self.process_inputs(X)
+        process = self._solved(self._inference.process, inputs)
+        mean, variance = torch.broadcast_tensors(*process.marginals(inputs))
+        return inputs, mean, variance
+
+    def _offset_and_scale(self) -> tuple[Tensor, Tensor]:
+        """Outcomes are ``offset + scale ·`` what the process has, ``batch_shape x m x 1``."""
+        offset, scale = self._outcomes.offset_and_scale(self._units.shift)
+        return offset.unsqueeze(-1), scale.unsqueeze(-1)
+
+    def _standardized(self, Y: Tensor) -> Tensor:
+        """Return outcomes, ``... x n x m``, in units of the process."""
+        return self._outcomes.standardized(Y, self._units.shift)
+
+    def _leave_training(self) -> None:
+        """Put a model into evaluation mode, which ends a refit, if it is not."""
+        if self.training:
+            self.eval()
+
+    def _check_query(self, X: Tensor, finite: bool = False) -> None:
+        """Check inputs that a model is asked about; ``finite`` looks at the values, too."""
+        transform = getattr(self, "input_transform", None)
+        any_width = transform is not None and transform.is_one_to_many
+        like = next(self.covar_module.parameters())
+        check_inputs(X, None if any_width else self._input_dim, like, finite)
+
+    def _solved(self, solve: Solve, X: Tensor | None) -> PosteriorProcess:
+        """Return a process that can take X, which is finite."""
+        if self._conditioned_process is not None:
+            self._inference.check_reach(self._conditioned_process, X)
+            return self._conditioned_process
+        with torch.no_grad():
+            found, self._cache = solve(self._memory, self._cache, self._prior, X)
+        return found
+
+    def _process_at(self, X: Tensor, inputs: Tensor) -> PosteriorProcess | CachedBaseline:
+        """Return the process, or the known points of it that surround X."""
+        process = self._solved(self._inference.process, inputs)
+        for known in self._known:
+            if process is known.process and known.surround(X):
+                return known
+        return process
+
+    def _noise(
+        self, X: Tensor | None = None, process: PosteriorProcess | None = None
+    ) -> NoiseAtInputs | None:
+        """Noise as it depends on the inputs, or None; see :meth:`Inference.noise`."""
+        if self._conditioned_process is not None:
+            return self._conditioned_noise
+        return self._varying_noise(X, process) if self._inference.noise_varies else None
+
+    @keeps_tensors
+    @torch.no_grad()
+    def _varying_noise(
+        self, X: Tensor | None, process: PosteriorProcess | None
+    ) -> NoiseAtInputs | None:
+        if X is not None:
+            check_finite("X", X)
+        noise: NoiseAtInputs | None
+        noise, self._cache = self._inference.noise(
+            self._memory, self._cache, self._prior, X, process
+        )
+        return noise
+
+    def _pseudo_observations(
+        self,
+        process: PosteriorProcess,
+        inputs: Tensor,
+        targets: Tensor,
+        noise: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return Gaussian outcomes and noise variances that the process is conditioned on.
+
+        Args:
+            process: The posterior.
+            inputs: After :meth:`transform_inputs`, ``... x q x d``, float64.
+            targets: In the units of the process, ``... x m x q``, float64.
+            noise: Shaped as targets, or None for the model's own.
+        """
+        varying = self._noise(inputs) if noise is None else None
+        noise = noise if varying is None else varying(inputs)
+        return self._units.pseudo_observations(
+            self._prior, self._memory, process, inputs, targets, noise
+        )
+
+    def _drawn(
+        self, X: Tensor, sampler: MCSampler, drawing: Drawing
+    ) -> tuple[Tensor, Tensor | None]:
+        """Draw outcomes from their joint posterior at X, ``sample_shape x ... x q x m``.
+
+        Counts have two columns. Second, their noise variances where these are not the model's own.
+        """
+        if X.shape[-2] == 0:
+            width = self.num_outputs * self._units.columns
+            nothing = X.new_empty(*sampler.sample_shape, *X.shape[:-1], width)
+            return nothing, None
+        with fantasize_flag():
+            samples = sampler(self.posterior(X))
+        values = self._standardized(samples.to(torch.float64)).mT
+        kept = values.shape[values.ndim - len(self._batch_shape) - 2 :]
+        flat = values.reshape(sampler.sample_shape.numel(), -1, *kept)
+        outcomes, noise = drawing(flat, sampler.seed)
+        offset, scale = self._offset_and_scale()
+        Y = (offset + scale * outcomes.view(*values.shape[:-2], *outcomes.shape[-2:])).mT.to(X)
+        return Y, None if noise is None else noise.view(values.shape).mT.to(X)
 
     # --- hypothetical observations: a model beside this one --------------------------------
 
-    condition_on_observations = posteriors.condition_on_observations
-    fantasize = posteriors.fantasize
-    get_fantasy_model = hooks.get_fantasy_model
-    with_known_points = hooks.with_known_points
+    @keeps_tensors
+    def condition_on_observations(
+        self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
+    ) -> Self:
+        """Condition on hypothetical observations Y at X; this model stays as it is.
 
-    _with_process = posteriors.with_process
-    _shallow_copy = posteriors.shallow_copy
+        O(q) cross-covariances and one q x q factor; differentiable in X and Y. Equal to ``update``
+        on a copy. The returned model predicts and fantasises, but cannot be updated.
+
+        Args:
+            X: ``batch_shape x q x d``.
+            Y: ``batch_shape' x q x m`` in original units, broadcast against X.
+            noise: Variances shaped as Y, in transformed units (see :meth:`transformed_noise`); the
+                model's own if omitted.
+            kwargs: Ignored, for BoTorch's callers.
+
+        Raises:
+            BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
+            InputDataError: A wrong dtype or device, NaN or infinity, or a negative noise.
+        """
+        self._leave_training()
+        inputs = self.hypothetical_inputs(X)
+        check_hypothetical(inputs.to(X), Y, noise, self._num_outputs * self._units.columns)
+        targets = self._standardized(Y.to(torch.float64)).mT
+        given = None if noise is None else noise.to(torch.float64).mT
+        process = self._solved(self._inference.process, inputs)
+        told = self._pseudo_observations(process, inputs, targets, given)
+        return self._with_process(process.condition(inputs, *told), X)
+
+    def fantasize(
+        self,
+        X: Tensor,
+        sampler: MCSampler,
+        observation_noise: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Condition on hypothetical observations that are drawn from the posterior at X.
+
+        Under another likelihood than a Gaussian one, the process is drawn by the sampler, and
+        outcomes from the likelihood of each draw with the sampler's seed, the same for every batch
+        of inputs. Gradients flow through the points, and through the draws of a continuous
+        likelihood; a draw of labels or counts is a step in X.
+
+        Args:
+            X: ``batch_shape x q x d``.
+            sampler: Of normal samples; its shape comes first in the returned model's batches.
+            observation_noise: Variances ``batch_shape x (q or 1) x m`` in transformed units; the
+                model's own if omitted. None with a likelihood that is not Gaussian.
+            kwargs: For BoTorch.
+
+        Raises:
+            BotorchTensorDimensionError: X has the wrong width or too few dimensions.
+            InputDataError: X has a wrong dtype or device, is not finite, or is too far outside the
+                bounds; a variance is negative or not finite.
+            UnsupportedError: ``sampler`` draws nothing; ``observation_noise`` is given and the
+                likelihood is not Gaussian.
+        """
+        self._check_query(X)
+        check_sampler(sampler)
+        drawing = self._units.drawing(self._prior, observation_noise)
+        if drawing is None:
+            if observation_noise is None and self._inference.noise_varies:
+                observation_noise = self.noise_at(self.hypothetical_inputs(X)).mT.to(X)
+            return FantasizeMixin.fantasize(self, X, sampler, observation_noise, **kwargs)
+        return self.condition_on_observations(X, *self._drawn(X, sampler, drawing))
+
+    def get_fantasy_model(
+        self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
+    ) -> Self:
+        """Condition on hypothetical observations in transformed units, as ``ModelListGP`` asks.
+
+        Args:
+            inputs: ``batch_shape x q x d``.
+            targets: Outcomes in transformed units, ``batch_shape' (x m if m > 1) x q``.
+            noise: Variances shaped as targets, in transformed units; the model's own if omitted.
+            kwargs: Ignored, for BoTorch's callers.
+
+        Raises:
+            BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
+            InputDataError: A wrong dtype or device, NaN or infinity, or a negative noise.
+            UnsupportedError: The model has an input transform, which ``ModelListGP`` leaves out.
+        """
+        transform = getattr(self, "input_transform", None)
+        if transform is not None:
+            raise UnsupportedError(
+                "get_fantasy_model cannot know whether its inputs are transformed "
+                "(ModelListGP.condition_on_observations leaves out the model's "
+                f"{type(transform).__name__}). Use condition_on_observations of each "
+                "model and build the list from what they return."
+            )
+        self._leave_training()
+        check_inputs(inputs, self._input_dim, self.train_targets, finite=True)
+        rows = self._as_rows(targets)
+        variances = None if noise is None else self._as_rows(noise)
+        check_hypothetical(inputs, rows, variances, self.num_outputs * self._units.columns)
+        known = None if variances is None else variances.double().mT
+        X = inputs.double()
+        process = self._solved(self._inference.process, X)
+        told = self._pseudo_observations(process, X, rows.double().mT, known)
+        return self._with_process(process.condition(X, *told), inputs)
+
+    def _as_rows(self, values: Tensor) -> Tensor:
+        """Bring GPyTorch's ``... (x m if m > 1) x q`` to ``... x q x m``."""
+        return values.unsqueeze(-1) if self.num_outputs == 1 else values.mT
+
+    @keeps_tensors
+    def with_known_points(self, first: Tensor | None = None, last: Tensor | None = None) -> Self:
+        """Evaluate k points once, for joint posteriors of them and others; return a model.
+
+        For acquisition functions with a baseline, which BoTorch puts before the candidates, and
+        with pending points, which it puts after them: the candidates then cost O(q r² + k q r) a
+        batch instead of O((k + q) r²). Posteriors are those of this model as it is now; gradients
+        flow to what is between the known points, not to them. Like a fantasy model, it cannot be
+        updated.
+
+        Args:
+            first: Those before the others, ``batch_shape x k x d``.
+            last: Those after the others, ``batch_shape x k' x d``.
+
+        Raises:
+            BotorchTensorDimensionError: One has the wrong width or too few dimensions.
+            InputDataError: One has a wrong dtype or device, is not finite, or is outside the
+                bounds.
+        """
+        self._leave_training()
+        for X in (first, last):
+            if X is not None:
+                self._check_query(X)
+        known = arrangements(first, last)
+        inputs = [self.process_inputs(X) for X, _ in known]
+        process = self._solved(self._inference.process, inputs[0] if inputs else None)
+        prepared = self._with_process(process)
+        prepared._known = tuple(
+            CachedBaseline.of(X, leading, process, own)
+            for (X, leading), own in zip(known, inputs, strict=True)
+        )
+        return prepared
+
+    def _with_process(self, process: PosteriorProcess, X: Tensor | None = None) -> Self:
+        """Return a model with this process that shares hyperparameters and memory.
+
+        Args:
+            process: The posterior.
+            X: Inputs that it was conditioned at, ``... x q x d``, if it was.
+        """
+        stem, conditioned = getattr(self, "stem", None), self._shallow_copy()
+        if X is not None:
+            asked = (*self._latest.hypothetical, X.detach())
+            conditioned._latest = replace(self._latest, hypothetical=asked)
+        conditioned._conditioned_process = process
+        conditioned._conditioned_noise = self._noise(process=process)
+        if stem is not None and self._conditioned_process is None:
+            conditioned.stem = deepcopy(stem)  # this one's may go on learning
+        return conditioned
+
+    def _shallow_copy(self) -> Self:
+        """Return a model with the same tensors, whose attributes are its own."""
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        for name in ("_parameters", "_buffers", "_modules"):
+            copy.__dict__[name] = dict(self.__dict__[name])
+        return copy
 
     # --- hyperparameters: fits from the memory ---------------------------------------------
 
-    log_marginal_likelihood = fitting.log_marginal_likelihood
-    compute_custom_loss = fitting.compute_custom_loss
-    train = fitting.train
+    def log_marginal_likelihood(self) -> Tensor:
+        """Return that of all observations in transformed units, ``batch_shape (x m if m > 1)``.
 
-    _fit = fitting.fit
-    _standardize_by = fitting.standardize_by
+        Differentiable in the hyperparameters. Cost as a refit's step, whatever came before.
+        """
+        value, self._cache = self._inference.log_marginal_likelihood(
+            self._memory, self._cache, self._prior
+        )
+        return self._from_per_output(value)
 
-    @property
-    def custom_fit(self) -> Callable[..., MarginalLogLikelihood]:
-        """BoTorch's hook for fitting: batch elements and outputs apart, see :func:`fit_elements`.
+    def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
+        """BoTorch's hook for fitting: the negative MLL per observation, from the memory alone.
+
+        Args:
+            mll: Gives the priors of all hyperparameters.
+            kwargs: Ignored, for BoTorch's callers.
 
         Raises:
-            AttributeError: Such a fit is under way, for which BoTorch shall use its own routine.
+            UnsupportedError: ``mll`` is another objective than the marginal likelihood and its
+                evidence lower bound.
         """
-        if self._is_fitting:
-            raise AttributeError("custom_fit is absent during a fit.")
-        return self._fit
+        check_objective(mll)
+        objective = self._from_per_output(self._learning_objective())
+        value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])
+        return -value / self._from_per_output(self._counts()).clamp_min(1.0)
+
+    @keeps_tensors
+    def train(self, mode: bool = True) -> Self:
+        """Training mode; entering it begins a refit, for which outcomes are re-standardised."""
+        if mode and self._conditioned_process is None:
+            self._prepare_refit()
+        was_training = self.training
+        torch.nn.Module.train(self, mode)
+        outcome_transform = self._modules.get("outcome_transform")
+        if mode and outcome_transform is not None:
+            outcome_transform.eval()  # a caller's outcomes are transformed, never learned from
+        if was_training and not mode and self._conditioned_process is None:
+            with torch.no_grad():
+                self._memory, self._cache = self._inference.refitted(
+                    self._memory, self._cache, self._prior
+                )
+        return self
+
+    def _standardize_by(self, totals: Tensor) -> None:
+        """Learn the standardisation, in a copy: conditioned models keep their own."""
+        if "outcome_transform" in self._modules:
+            self.outcome_transform = deepcopy(self.outcome_transform).eval()
+        self._outcomes.learn(totals, self._units.shift)
 
     def eval(self) -> Self:
-        """Evaluation mode."""
+        """Set evaluation mode, which ends a refit."""
         return self.train(False)
+
+    def _learning_objective(self) -> Tensor:
+        """Return a fit's objective, ``batch_shape x m``, differentiable in hyperparameters."""
+        value, self._cache = self._inference.objective(self._memory, self._cache, self._prior)
+        return value
+
+    def _prepare_refit(self) -> None:
+        if not self._units.rescales:
+            return
+        self._standardize_by(self._memory.totals)
+        settled = self._units.settled(self._memory.totals)
+        if settled is not self._units:
+            self._units = settled
+            self._set_memory(self._memory)
+        self._refresh_fixed_noise()
 
     # --- units: a user's and those of the process ------------------------------------------
 
-    outcome_scale = units.outcome_scale
-    transformed_noise = units.transformed_noise
-    noise_level = units.noise_level
-    noise_given = units.noise_given
-    standardized = units.standardized
-    calibrated_inputs = units.calibrated_inputs
+    def outcome_scale(self) -> Tensor:
+        """Factor from transformed to target units, ``batch_shape x m``; 1 without Standardize."""
+        return self._outcomes.offset_and_scale(self._units.shift)[1].clone()
 
-    # --- training data, for routines of BoTorch that read them -----------------------------
+    def transformed_noise(self, Yvar: Tensor) -> Tensor:
+        """Noise variances from original to transformed units, as ``noise`` is expected to be in.
 
-    @property
-    def train_targets(self) -> Tensor:
-        """An empty tensor of the model's dtype and device: outcomes are not kept.
+        Args:
+            Yvar: ``... x q x m``, as :meth:`update` takes them.
 
-        Those functions of BoTorch that read them raise UnsupportedError.
+        Raises:
+            UnsupportedError: Variances in transformed units depend on the outcomes.
         """
-        return next(self.covar_module.parameters()).new_empty(0).as_subclass(UnkeptOutcomes)
+        if self._outcomes.fixed:
+            names = ", ".join(type(step).__name__ for step in self._outcomes.fixed)
+            raise UnsupportedError(
+                f"Expected outcome_transform to be Standardize or None, got {names}: what variance "
+                "the transformed outcomes have depends on the outcomes. Transform it yourself."
+            )
+        return Yvar / self.outcome_scale().unsqueeze(-2).square().to(Yvar)
 
-    train_inputs = Attribute(hooks.train_inputs)
-    _original_train_inputs = Attribute(hooks.original_train_inputs)
-    forward = hooks.forward
+    def noise_level(self) -> Tensor:
+        """Return the learned noise variance, or the mean known one, ``batch_shape x m``.
+
+        Where all that are known are zero: what they are raised to.
+
+        Raises:
+            UnsupportedError: The likelihood has no Gaussian noise.
+        """
+        return self._units.noise_level(self._prior, self._memory)
+
+    def noise_given(
+        self,
+        inputs: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        trials: Tensor | None = None,
+    ) -> Tensor:
+        """Noise variances of hypothetical observations, given the moments of the process there.
+
+        Of counts those of observations of the logit with the same expected information, in units of
+        the process; else :meth:`noise_at`, whatever the moments.
+
+        Args:
+            inputs: After :meth:`transform_inputs`, ``n x d``.
+            mean: Of the process at each, ``n``.
+            variance: Of the process at each, ``n``.
+            trials: Examined at each, ``n``, of a model of counts; default: its likelihood's, else
+                the rounded mean of those observed.
+
+        Returns:
+            Broadcastable to ``m x n``, float64.
+
+        Raises:
+            UnsupportedError: Trials of a model that is not of counts; a model of labels; or one of
+                counts that knows of no number of trials.
+        """
+        if isinstance(self._units, CountOutcomes):
+            return self._units.survey_noise(self._prior, mean, variance, trials)
+        if trials is not None:
+            raise UnsupportedError(
+                "Expected trials only of a model of counts, with a BinomialLikelihood, got trials "
+                f"for a {type(self).__name__} with a {type(self.likelihood).__name__}."
+            )
+        return self.noise_at(inputs).double()
+
+    @torch.no_grad()
+    def standardized(
+        self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Outcomes and noise variances as the process has them, ``batch x m x n`` each, float64.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            Y: ``batch_shape x n x m``.
+            Yvar: Known noise variances shaped as Y; NaN: unknown.
+        """
+        Y, Yvar, _ = self._units.checked(self, X, Y, Yvar, "standardized")
+        return self._prior.standardized(self._observations(X, Y, Yvar, 1.0))
+
+    def calibrated_inputs(self, X: Tensor) -> Tensor:
+        """Inputs as the process takes them by a stem that is calibrated on them, differentiable.
+
+        Args:
+            X: ``... x n x d``.
+        """
+        stem = getattr(self, "stem", None)
+        if stem is None:
+            return self.hypothetical_inputs(X)
+        return stem.calibrated_forward(observed_inputs(X, getattr(self, "input_transform", None)))
 
     # --- shape, and what is on record ------------------------------------------------------
 
@@ -273,7 +1193,33 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     # --- some of the outputs, another device -----------------------------------------------
 
-    subset_output = selection.subset_output
+    def subset_output(self, idcs: list[int]) -> Self:
+        """Return a model of some of the outputs, with its own hyperparameters and memory.
+
+        Args:
+            idcs: Indices of the outputs to keep.
+
+        Raises:
+            UnsupportedError: An index is out of range or repeated.
+        """
+        outputs = self.num_outputs
+        check_outputs_exist(idcs, outputs)
+        part = self._shallow_copy()
+        part._num_outputs = len(idcs)
+        if self._conditioned_process is not None:
+            part._conditioned_process = SelectedProcess(self._conditioned_process, tuple(idcs))
+        if self._conditioned_noise is not None:
+            part._conditioned_noise = self._conditioned_noise.select(idcs)
+        for name in ("covar_module", "mean_module", "likelihood"):
+            own = subset_module(getattr(self, name), self._batch_shape, outputs, idcs)
+            part._modules[name] = own
+        for name, module in self._modules.items():
+            if isinstance(module, OutcomeTransform | Model):
+                part._modules[name] = module.subset_output(idcs)
+        whole = self._units.columns > 1  # of counts, there is one output
+        part._set_memory(deepcopy(self._memory) if whole else self._memory.select(idcs))
+        part._units = self._units.select(idcs)
+        return part
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the memory along to another device, where it stays in float64, and all priors."""
@@ -338,7 +1284,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 is not trusted.
         """
         model = read_model(path, cls, map_location, trusted)
-        construction.restore_products(model)
+        restore_products(model)
         return model
 
     def load_state_dict(  # type: ignore[override]

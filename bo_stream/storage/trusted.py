@@ -79,6 +79,12 @@ _METHODS = re.compile(r"_load_state_hook_ignore_shapes|_\w+_(param|closure)")
 """Methods that GPyTorch's modules keep as hooks, and as readers and writers of priors."""
 
 
+_FORMER: Mapping[str, str] = {
+    "bo_stream.models.shell.updates": "bo_stream.models.latest_inputs",
+}
+"""Where the classes and functions of former modules are now, for files of former versions."""
+
+
 class UntrustedError(Exception):
     """A file names what is not trusted."""
 
@@ -114,7 +120,8 @@ def _resolve(name: str) -> Trusted | None:
     if name in _BUILTINS:
         return _BUILTINS[name]
     module_name, _, attribute = name.rpartition(".")
-    if name in _FUNCTIONS:
+    module_name = _FORMER.get(module_name, module_name)
+    if f"{module_name}.{attribute}" in _FUNCTIONS:
         return _attribute(module_name, attribute)
     if any(f"{module_name}.".startswith(f"{package}.") for package in _PACKAGES):
         found = _attribute(module_name, attribute)

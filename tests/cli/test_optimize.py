@@ -81,7 +81,7 @@ def test_a_refit_that_fails_is_in_the_summary(monkeypatch: pytest.MonkeyPatch) -
     def fail(model: StreamingGP) -> None:
         raise ModelFittingError("no luck")
 
-    monkeypatch.setattr("bo_stream.models.shell.fitting.learn_hyperparameters", fail)
+    monkeypatch.setattr("bo_stream.models.fitting.learn_hyperparameters", fail)
     result = optimize("Branin", *QUICK, "--out", "run")
     assert result.exit_code == 0, result.stderr
     assert "Numerical record: a refit that failed, first at 4 observations" in result.stdout

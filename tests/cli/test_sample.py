@@ -286,7 +286,7 @@ def test_a_refit_that_fails_is_in_the_summary(data: str, monkeypatch: pytest.Mon
     def fail(model: StreamingGP) -> None:
         raise ModelFittingError("no luck")
 
-    monkeypatch.setattr("bo_stream.models.shell.fitting.learn_hyperparameters", fail)
+    monkeypatch.setattr("bo_stream.models.fitting.learn_hyperparameters", fail)
     result = sample(data, *OPTIONS, "--out", "run")
     assert result.exit_code == 0, result.stderr
     assert "Numerical record: a refit that failed, first at 5 observations" in result.stdout

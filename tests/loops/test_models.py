@@ -35,9 +35,9 @@ from bo_stream.loops.sampling.settings import Settings
 from bo_stream.models.auto import families, inference
 from bo_stream.models.auto.families import MAX_RANK
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.fitting import hyperparameters, set_hyperparameters
 from bo_stream.models.inducing.inference import MAX_POINTS
 from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.models.shell.fitting import hyperparameters, set_hyperparameters
 from tests.loops import optimizing
 from tests.loops.optimizing import points, started
 from tests.loops.small import QUICK, small_map, write_npz

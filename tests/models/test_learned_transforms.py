@@ -39,7 +39,6 @@ from bo_stream import (
     learn_points,
 )
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.shell.fitting import learning_objective
 from tests.oracles.reference import joint_covariance
 from tests.support.comparisons import assert_gradient, moments
 from tests.support.tolerances import assert_close
@@ -164,7 +163,7 @@ def test_gradients_of_the_objective_are_those_of_differences(name: str) -> None:
 
     def objective(shift: Tensor) -> Tensor:
         set_warp(model, *(values + shift).tolist())
-        return learning_objective(model).sum()
+        return model._learning_objective().sum()
 
     part, step = warp_of(model), 1e-5
     slopes = torch.autograd.grad(

@@ -14,14 +14,13 @@ from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.loops.models import KERNELS, build_model
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Ledger
-from bo_stream.models.auto.view import family_model
+from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.shell.fitting import (
+from bo_stream.models.fitting import (
     hyperparameters,
     relearn,
     set_hyperparameters,
 )
-from bo_stream.models.wiski.verbs import truncate
 from bo_stream.models.wiski.wiski import WISKI
 
 FEWEST = 2
@@ -144,20 +143,16 @@ def learn(model: StreamingGP) -> None:
 
     All features are used, as the noise may turn out to be smaller; then :func:`thin` is called.
     """
-    if _has_features(model):
-        truncate(model, 0.0)
+    if isinstance(model, AutoGP | WISKI):
+        model.truncate(0.0)
     relearn(model)
     thin(model)
 
 
 def thin(model: StreamingGP) -> None:
     """Truncate the features of a model on a grid, in place, to those that exceed the noise."""
-    if _has_features(model):
-        truncate(model, LEFT_OUT)
-
-
-def _has_features(model: StreamingGP) -> bool:
-    return isinstance(family_model(model), WISKI)
+    if isinstance(model, AutoGP | WISKI):
+        model.truncate(LEFT_OUT)
 
 
 def unit_of(Y: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bo_stream.diagnostics.cross_validation import leave_one_out
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.shell.fitting import relearn
+from bo_stream.models.fitting import relearn
 
 ONE_IN = 100
 """Least number of observations per outlier: if there are more, the noise is heavy-tailed."""

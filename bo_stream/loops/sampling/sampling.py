@@ -35,9 +35,8 @@ from bo_stream.loops.sampling.outliers import ONE_IN, deviations_from_prediction
 from bo_stream.loops.sampling.settings import SamplingSettings
 from bo_stream.loops.sampling.state import SamplingState
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.shell.fitting import (
+from bo_stream.models.fitting import (
     hyperparameters,
-    log_marginal_likelihood,
     relearn,
     set_hyperparameters,
 )
@@ -559,7 +558,7 @@ class ActiveSampling:
 @torch.no_grad()
 def _evidence(model: StreamingGP) -> float:
     """Return the log marginal likelihood of a model's observations."""
-    return float(log_marginal_likelihood(model).sum())
+    return float(model.log_marginal_likelihood().sum())
 
 
 def _check_inputs(name: str, inputs: Tensor, dim: Sequence[int]) -> None:

@@ -16,13 +16,13 @@ from bo_stream.likelihoods.outliers import Outliers
 from bo_stream.mapping import map_inputs, survey_kernel
 from bo_stream.mapping.positions import Units
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.inducing.osvgp import OSVGP
-from bo_stream.models.shell.fitting import (
+from bo_stream.models.fitting import (
     hyperparameters,
     relearn,
     set_hyperparameters,
     total_loss,
 )
+from bo_stream.models.inducing.osvgp import OSVGP
 
 MEAN_SD = 3.0
 """Standard deviation of the prior of the mean logit, about that of all people examined."""

@@ -30,12 +30,12 @@ from bo_stream.models.auto.families import (
 )
 from bo_stream.models.auto.inference import AutoInference, AutoMemory, HandOver
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.construction import choose_box, latent_kernel, product_kernel
 from bo_stream.models.inference import InferenceOption
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.outcomes.counts import latent_columns, outcomes_of
 from bo_stream.models.outcomes.likelihood import REAL, check_transform
 from bo_stream.models.outcomes.transform import default_standardize
-from bo_stream.models.shell.construction import choose_box, latent_kernel, product_kernel
 
 STEPS, FIRST = 5, 20
 """Steps in which an update learns a likelihood's own parameters, and how many times as many the
@@ -224,6 +224,25 @@ class AutoGP(StreamingGP):
         self._memory, self._cache = self._inference.moved_to(
             family, self._memory, self._cache, self._prior, chosen
         )
+        return self
+
+    def truncate(self, left_out: float) -> Self:
+        """Truncate features as :meth:`WISKI.truncate`; without effect in a family without a grid.
+
+        Args:
+            left_out: Prior variance that may be left out, as a fraction of the noise variance.
+
+        Raises:
+            ValueError: It is not in [0, 1).
+            UnsupportedError: The model is conditioned on hypothetical data.
+        """
+        self._check_not_conditioned("truncate")
+        if self.family == WISKI:
+            inference, memory, _ = self._inference.part(self._memory, self._cache)
+            part: Any = inference.truncated(left_out, memory, self._prior), memory, None  # type: ignore[attr-defined]
+            self._inference, self._memory, self._cache = self._inference.with_part(
+                part, self._memory, self._cache
+            )
         return self
 
 

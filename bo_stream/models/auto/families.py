@@ -15,6 +15,7 @@ from bo_stream.allocation.novelty import Novelty
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.models.auto.exact import ExactInference, ExactMemory
 from bo_stream.models.auto.sites import SiteExactInference
+from bo_stream.models.construction import check_rank
 from bo_stream.models.held_sites import WINDOW as SITES_WINDOW
 from bo_stream.models.inducing.inference import (
     MAX_POINTS,
@@ -25,7 +26,6 @@ from bo_stream.models.inducing.osgpr import WINDOW
 from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.inference import Inference
 from bo_stream.models.prior import Prior
-from bo_stream.models.shell.construction import check_rank
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import check_dim
 from bo_stream.recommendation.problem import problem_of

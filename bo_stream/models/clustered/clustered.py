@@ -31,7 +31,7 @@ from bo_stream.models.clustered.inference import (
 from bo_stream.models.clustered.memory import ClusterMemory
 from bo_stream.models.clustered.solver import ConjugateGradients
 from bo_stream.models.inference import InferenceOption
-from bo_stream.models.shell.posteriors import keeps_tensors
+from bo_stream.tensors import keeps_tensors
 
 MAX_CENTRES = 1024
 """Most centres where the model chooses its resolution."""

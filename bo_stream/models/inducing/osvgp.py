@@ -16,6 +16,7 @@ from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.construction import latent_kernel
 from bo_stream.models.held_sites import WINDOW
 from bo_stream.models.inducing.inference import (
     MAX_POINTS,
@@ -30,7 +31,6 @@ from bo_stream.models.inference import InferenceOption
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.outcomes.counts import latent_columns, outcomes_of
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes, check_transform
-from bo_stream.models.shell.construction import latent_kernel
 
 
 class OSVGP(StreamingGP):

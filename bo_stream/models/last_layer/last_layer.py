@@ -20,9 +20,9 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.last_layer.inference import LastLayerInference, LayerSteps
 from bo_stream.models.last_layer.memory import LastLayerMemory
 from bo_stream.models.last_layer.network import check_network, default_network, kernel_of
-from bo_stream.models.shell.posteriors import keeps_tensors
 from bo_stream.models.stochastic.budget import judgement_said
 from bo_stream.models.stochastic.training import Training, train
+from bo_stream.tensors import keeps_tensors
 
 WINDOW = 4096
 """Rows that are held beside the statistics."""

@@ -233,3 +233,10 @@ def first_totals(targets: Tensor, shift: Tensor) -> Tensor:
     """``[Y, 1]ᵀ [Y, 1]`` of the first outcomes less their shift, ``batch x m x 2 x 2``."""
     columns = target_columns(targets.detach().to(torch.float64).mT - shift.unsqueeze(-1))
     return columns.mT @ columns
+
+
+def shifted_targets(shift: Tensor) -> Tensor:
+    """Return the map of target columns [Y, 1] to [Y + shift, 1], ``... x m x 2 x 2``."""
+    matrix = torch.eye(2, dtype=shift.dtype, device=shift.device).repeat(*shift.shape, 1, 1)
+    matrix[..., 1, 0] = shift
+    return matrix

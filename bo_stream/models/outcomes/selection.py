@@ -7,51 +7,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
-from botorch.models.model import Model
 from botorch.models.transforms.input import InputTransform
-from botorch.models.transforms.outcome import OutcomeTransform
 from gpytorch import Module
 from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel
 from gpytorch.priors import Prior
 from torch import Tensor
 
-from bo_stream.process.process import SelectedProcess
-
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
 
 M = TypeVar("M", bound="StreamingGP")
-
-
-def subset_output(model: M, idcs: list[int]) -> M:
-    """Return a model of some of the outputs, with its own hyperparameters and memory.
-
-    Args:
-        model: Itself.
-        idcs: Indices of the outputs to keep.
-
-    Raises:
-        UnsupportedError: An index is out of range or repeated.
-    """
-    outputs = model.num_outputs
-    check_outputs_exist(idcs, outputs)
-    part = model._shallow_copy()
-    part._num_outputs = len(idcs)
-    if model._conditioned_process is not None:
-        part._conditioned_process = SelectedProcess(model._conditioned_process, tuple(idcs))
-    if model._conditioned_noise is not None:
-        part._conditioned_noise = model._conditioned_noise.select(idcs)
-    for name in ("covar_module", "mean_module", "likelihood"):
-        own = subset_module(getattr(model, name), model._batch_shape, outputs, idcs)
-        part._modules[name] = own
-    for name, module in model._modules.items():
-        if isinstance(module, OutcomeTransform | Model):
-            part._modules[name] = module.subset_output(idcs)
-    whole = model._units.columns > 1  # of counts, there is one output
-    part._set_memory(deepcopy(model._memory) if whole else model._memory.select(idcs))
-    part._units = model._units.select(idcs)
-    return part
 
 
 def check_outputs_exist(outputs: list[int], of: int, name: str = "idcs") -> None:

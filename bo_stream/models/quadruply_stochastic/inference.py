@@ -28,6 +28,7 @@ from bo_stream.bases.inducing import frozen
 from bo_stream.bases.sampled import PointBasis, SampledBasis, check_spectral
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood, check_likelihood
+from bo_stream.models.construction import latent_kernel
 from bo_stream.models.inference import Inference, KeptProcess
 from bo_stream.models.memory import Observations
 from bo_stream.models.outcomes.counts import CountOutcomes, latent_columns, outcomes_of
@@ -50,7 +51,6 @@ from bo_stream.models.quadruply_stochastic.steps import (
     drawn_functions,
     log_precision,
 )
-from bo_stream.models.shell.construction import latent_kernel
 from bo_stream.models.stochastic.budget import (
     JUDGED,
     LEAST_JUDGED,

@@ -16,8 +16,14 @@ from torch import Size, Tensor
 from bo_stream.bases.kernels import default_kernel
 from bo_stream.bases.stems import Stem
 from bo_stream.likelihoods.softmax import SoftmaxMoments, sampled_softmax, softmax_moments
-from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_inputs, check_instance
+from bo_stream.models.construction import (
+    check_rank,
+    check_stem,
+    choose_box,
+    product_kernel,
+    warn_of_scaling,
+)
 from bo_stream.models.inference import InferenceOption
 from bo_stream.models.outcomes.labels import (
     DirichletScores,
@@ -28,18 +34,10 @@ from bo_stream.models.outcomes.labels import (
     checked_first_labels,
     number_of_classes,
 )
-from bo_stream.models.shell.construction import (
-    check_rank,
-    check_stem,
-    choose_box,
-    product_kernel,
-    warn_of_scaling,
-)
-from bo_stream.models.wiski import verbs
+from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import GridSize, check_dim
 from bo_stream.models.wiski.rows import Memory
-from bo_stream.models.wiski.verbs import Attribute
 
 OUTPUTSCALE = 6.0
 """At the start. Scores lie between about -7 (surely not) and 0."""
@@ -48,7 +46,7 @@ MEAN = -3.0
 """At the start."""
 
 
-class DirichletWISKI(StreamingGP):
+class DirichletWISKI(GridModel):
     """A streaming classifier: a Gaussian process per class on one grid, with known noise.
 
     A label is a noisy observation of every class's latent score (Milios et al., 2018; Stanton,
@@ -80,11 +78,6 @@ class DirichletWISKI(StreamingGP):
 
     tolerance = InferenceOption[float]()
     max_rank = InferenceOption[int]()
-    bounds, grid_size = Attribute(verbs.bounds), Attribute(verbs.grid_size)
-    rank, dropped = Attribute(verbs.rank), Attribute(verbs.dropped)
-    interpolation_error, solved_gram = verbs.interpolation_error, verbs.solved_gram
-    truncate, refine, reproject = verbs.truncate, verbs.refine, verbs.reproject
-    batch_log_marginal_likelihood = verbs.batch_log_marginal_likelihood
     _memory: Memory
     _inference: GridInference
     _units: LabelOutcomes

@@ -15,16 +15,15 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.bases.stems import Stem
-from bo_stream.models.base import StreamingGP
-from bo_stream.models.inference import InferenceOption
-from bo_stream.models.shell.construction import (
+from bo_stream.models.construction import (
     check_rank,
     choose_box,
     choose_likelihood,
     product_kernel,
     warn_of_scaling,
 )
-from bo_stream.models.wiski import verbs
+from bo_stream.models.inference import InferenceOption
+from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.heteroscedastic_inference import (
     FIRST_ROWS,
     HeteroscedasticInference,
@@ -33,11 +32,10 @@ from bo_stream.models.wiski.heteroscedastic_inference import (
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.log_noise import Entry, centre, noise_gp, noise_kernel, observed
 from bo_stream.models.wiski.resolution import MAX_DIM, GridSize, check_dim
-from bo_stream.models.wiski.verbs import Attribute
 from bo_stream.models.wiski.wiski import WISKI
 
 
-class HeteroscedasticWISKI(StreamingGP):
+class HeteroscedasticWISKI(GridModel):
     """A streaming Gaussian process on a grid whose noise depends on the inputs.
 
     A second grid model, ``noise_model``, learns the log noise variance g from the log squared
@@ -66,11 +64,6 @@ class HeteroscedasticWISKI(StreamingGP):
         >>> model.update(new_X, new_Y).posterior(test_X, observation_noise=True).variance
     """
 
-    bounds, grid_size = Attribute(verbs.bounds), Attribute(verbs.grid_size)
-    rank, dropped = Attribute(verbs.rank), Attribute(verbs.dropped)
-    interpolation_error, solved_gram = verbs.interpolation_error, verbs.solved_gram
-    truncate, refine, reproject = verbs.truncate, verbs.refine, verbs.reproject
-    batch_log_marginal_likelihood = verbs.batch_log_marginal_likelihood
     rounds = InferenceOption[int]()
     _memory: Memories
     _inference: HeteroscedasticInference
@@ -200,8 +193,6 @@ class HeteroscedasticWISKI(StreamingGP):
             self._refresh_fixed_noise()
             self._latest = self._latest.without(entry.observations.X, self.coordinates)
         return self
-
-    # --- the grid; see the methods of these names of :class:`~bo_stream.WISKI` -----------------
 
     @property
     def tolerance(self) -> float:

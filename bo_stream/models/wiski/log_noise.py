@@ -14,10 +14,10 @@ from torch import Tensor
 
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.kernels import default_kernel
+from bo_stream.models.fitting import relearn
 from bo_stream.models.memory import Observations
 from bo_stream.models.outcomes.transform import default_standardize
 from bo_stream.models.prior import Prior
-from bo_stream.models.shell.fitting import relearn
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import GridResolutionWarning, GridSize
 from bo_stream.models.wiski.wiski import WISKI

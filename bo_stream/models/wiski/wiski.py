@@ -16,27 +16,25 @@ from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.stems import Stem
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import check_likelihood
-from bo_stream.models.base import StreamingGP
-from bo_stream.models.held_sites import WINDOW
-from bo_stream.models.inference import InferenceOption
-from bo_stream.models.outcomes.counts import latent_columns, outcomes_of
-from bo_stream.models.outcomes.likelihood import check_transform
-from bo_stream.models.shell.construction import (
+from bo_stream.models.construction import (
     check_rank,
     choose_box,
     latent_kernel,
     product_kernel,
     warn_of_scaling,
 )
-from bo_stream.models.wiski import verbs
+from bo_stream.models.held_sites import WINDOW
+from bo_stream.models.inference import InferenceOption
+from bo_stream.models.outcomes.counts import latent_columns, outcomes_of
+from bo_stream.models.outcomes.likelihood import check_transform
+from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import GridSize, check_dim
 from bo_stream.models.wiski.rows import Memory
 from bo_stream.models.wiski.sites import SiteGridInference
-from bo_stream.models.wiski.verbs import Attribute
 
 
-class WISKI(StreamingGP):
+class WISKI(GridModel):
     """A streaming Gaussian process on grids, for few inputs, or more in a sum or through a stem.
 
     The kernel is interpolated from a grid, ``k̃(x, x') = w(x)ᵀ K w(x')`` with K a Kronecker product
@@ -82,11 +80,6 @@ class WISKI(StreamingGP):
     tolerance = InferenceOption[float]()
     max_rank = InferenceOption[int]()
     window = InferenceOption[int]()
-    bounds, grid_size = Attribute(verbs.bounds), Attribute(verbs.grid_size)
-    rank, dropped = Attribute(verbs.rank), Attribute(verbs.dropped)
-    interpolation_error, solved_gram = verbs.interpolation_error, verbs.solved_gram
-    truncate, refine, reproject = verbs.truncate, verbs.refine, verbs.reproject
-    batch_log_marginal_likelihood = verbs.batch_log_marginal_likelihood
     _memory: Memory
     _inference: GridInference
 

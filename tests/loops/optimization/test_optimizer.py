@@ -13,7 +13,7 @@ from botorch.exceptions.errors import ModelFittingError
 from botorch.exceptions.warnings import OptimizationWarning
 from torch import Tensor
 
-from bo_stream import WISKI
+from bo_stream import WISKI, AutoGP
 from bo_stream.acquisition import sample_paths
 from bo_stream.errors import UsageError
 from bo_stream.loops.models import KERNELS
@@ -27,7 +27,7 @@ from bo_stream.loops.optimization import acquisition as acquisition_module
 from bo_stream.loops.optimization.acquisition import ACQUISITIONS, Situation, best_points
 from bo_stream.loops.optimization.surrogate import LEFT_OUT
 from bo_stream.loops.run import from_record
-from bo_stream.models.wiski.verbs import process_part, rank, truncate
+from bo_stream.models.auto.view import family_model
 from tests.loops.functions import bowl
 from tests.loops.optimizing import QUICK, points, started, tell_all
 
@@ -275,9 +275,13 @@ def test_the_model_has_as_few_features_as_the_noise_allows(
     kind: str, options: dict[str, int]
 ) -> None:
     model = of(started(replace(TWO_INPUTS, model=kind, model_options=options), steps=2))
-    noise = model.noise_level().item()
-    assert 0.0 < process_part(model)[0].tolerance <= LEFT_OUT * noise
-    assert rank(model) < rank(truncate(model, 0.0))
+    assert isinstance(model, AutoGP | WISKI)
+    noise, view = model.noise_level().item(), family_model(model)
+    assert isinstance(view, WISKI)
+    assert 0.0 < view.tolerance <= LEFT_OUT * noise
+    whole = family_model(model.truncate(0.0))
+    assert isinstance(whole, WISKI)
+    assert view.rank < whole.rank
 
 
 def test_a_line_search_that_stalls_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +322,7 @@ def test_a_refit_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch
         model.train()
         raise ModelFittingError("All attempts to fit the model have failed.")
 
-    monkeypatch.setattr("bo_stream.models.shell.fitting.learn_hyperparameters", fail)
+    monkeypatch.setattr("bo_stream.models.fitting.learn_hyperparameters", fail)
     tell_all(optimizer, optimizer.ask(3))
     with pytest.warns(RuntimeWarning, match="could not be relearned and stay as they were"):
         optimizer.best()
@@ -338,7 +342,7 @@ def told(optimizer: Optimizer, X: Tensor) -> None:
 def test_few_outcomes_are_learned_from_the_defaults_too(
     few: int, escapes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bo_stream.models.shell.fitting.FEW_PER_INPUT", few)
+    monkeypatch.setattr("bo_stream.models.fitting.FEW_PER_INPUT", few)
     optimizer = Optimizer(OptimizationSettings(bounds=((0.0, 1.0),), kernel="rbf", grid=(60,)))
     told(optimizer, torch.linspace(0.0, 1.0, 25))
     optimizer.best()

@@ -11,7 +11,7 @@ from bo_stream import WISKI
 from bo_stream.bases.product_matern import as_product
 from bo_stream.loops.models import KERNELS
 from bo_stream.loops.sampling.outliers import leave_outliers_out
-from bo_stream.models.shell.fitting import relearn
+from bo_stream.models.fitting import relearn
 
 SITE = 60
 """Far from the edges of the box."""

@@ -14,7 +14,7 @@ from bo_stream.errors import UsageError
 from bo_stream.loops.survey import model as models
 from bo_stream.loops.survey.model import SurveyModelSettings, survey_model
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.shell.fitting import hyperparameters, relearn, total_loss
+from bo_stream.models.fitting import hyperparameters, relearn, total_loss
 
 
 def field(n: int = 120) -> tuple[Tensor, Tensor, Tensor]:

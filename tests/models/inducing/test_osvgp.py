@@ -37,10 +37,10 @@ from benchmarks.peers.svgp_peer import batch_accuracy
 from bo_stream import OSGPR, OSVGP, ProjectionWarning
 from bo_stream.allocation import OIPS
 from bo_stream.allocation.novelty import NOVEL
+from bo_stream.models.fitting import learn_hyperparameters
 from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.models.inducing.sites import OnlineUpdate
 from bo_stream.models.prior import Hyperparameters
-from bo_stream.models.shell.fitting import learn_hyperparameters
 from tests.oracles.inducing import SGPR
 from tests.oracles.likelihoods import Normal, log_probs, uncollapsed_bound, variational_optimum
 from tests.support.comparisons import (

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from bo_stream import OSVGP
 from bo_stream.models.inducing.inference import basis_of_independent
-from bo_stream.models.outcomes.prediction import drawn
 from tests.oracles.likelihoods import Normal, log_probs, moments_given_outcomes, variational_optimum
 from tests.support.comparisons import assert_gradient, assert_untouched, fingerprint, moments
 from tests.support.problems.likelihoods import LIKELIHOODS, OTHERS, outcomes
@@ -183,7 +182,7 @@ def test_draws_have_the_predictive_distribution() -> None:
     X = torch.rand(3, 2, dtype=torch.float64)
     drawing = model._units.drawing(model._prior, None)
     assert drawing is not None
-    outcomes, _ = drawn(model, X, SobolQMCNormalSampler(torch.Size([4096]), seed=0), drawing)
+    outcomes, _ = model._drawn(X, SobolQMCNormalSampler(torch.Size([4096]), seed=0), drawing)
     found = model.predictive(X)
     torch.testing.assert_close(outcomes.mean(0), found.mean, rtol=0.05, atol=0.0)
     torch.testing.assert_close(outcomes.var(0), found.variance, rtol=0.1, atol=0.0)

@@ -12,7 +12,7 @@ from gpytorch.mlls import VariationalELBO
 from torch import Tensor
 
 from bo_stream import OSGPR, OSVGP
-from bo_stream.models.shell.fitting import relearn
+from bo_stream.models.fitting import relearn
 from tests.support.problems.likelihoods import LIKELIHOODS, outcomes
 from tests.support.tolerances import assert_close
 

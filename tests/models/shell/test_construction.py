@@ -21,13 +21,13 @@ from gpytorch.likelihoods.multitask_gaussian_likelihood import MultitaskGaussian
 from gpytorch.means import LinearMean
 
 from bo_stream.bases.grid.kernel import kernel_factors
-from bo_stream.models.outcomes.gaussian import first_totals, reference_outcome
-from bo_stream.models.shell.construction import (
+from bo_stream.models.construction import (
     check_rank,
     choose_box,
     choose_likelihood,
     first_transformed,
 )
+from bo_stream.models.outcomes.gaussian import first_totals, reference_outcome
 from bo_stream.models.wiski.resolution import choose_grid_size
 from bo_stream.models.wiski.wiski import WISKI
 from tests.support.problems import Observations, observations

@@ -14,9 +14,9 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
+from bo_stream.models import fitting
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.shell import fitting
-from bo_stream.models.shell.fitting import hyperparameters, relearn, set_hyperparameters
+from bo_stream.models.fitting import hyperparameters, relearn, set_hyperparameters
 
 
 def waves() -> tuple[Tensor, Tensor]:

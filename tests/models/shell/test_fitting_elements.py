@@ -24,7 +24,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, AutoGP, ClusteredGP
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.shell.fitting import are_apart, learn_hyperparameters
+from bo_stream.models.fitting import are_apart, learn_hyperparameters
 from tests.laws.cases import CASES
 from tests.laws.registry import Stream
 

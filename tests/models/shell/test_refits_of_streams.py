@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, AutoGP
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.shell.fitting import first_start, hyperparameters, set_hyperparameters
+from bo_stream.models.fitting import first_start, hyperparameters, set_hyperparameters
 
 
 def fit(model: StreamingGP) -> float:

@@ -11,34 +11,25 @@ from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import validate_input_scaling
 from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
 from botorch.utils.transforms import normalize
-from botorch.utils.types import _DefaultType
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import ConstantMean, Mean, ZeroMean
-from gpytorch.models.gp import GP
 from torch import Size, Tensor
 
-from bo_stream.bases.kernels import TransformedKernel, default_kernel
+from bo_stream.bases.kernels import default_kernel
 from bo_stream.bases.product_matern import as_product, radial_parts
 from bo_stream.bases.stems import Stem
 from bo_stream.models.checks import (
     check_batch_shape,
     check_finite,
     check_instance,
-    check_kernel,
     check_observations,
     check_type,
 )
 from bo_stream.models.input_transforms import (
-    adapt_priors,
-    check_learned,
     is_learnable,
-    split_transform,
 )
-from bo_stream.models.outcomes.gaussian import GaussianOutcomes, first_totals
-from bo_stream.models.outcomes.transform import OutcomeChain, default_standardize
-from bo_stream.models.shell.fitting import hyperparameters
 from bo_stream.warnings import warn_of_product
 
 if TYPE_CHECKING:
@@ -47,133 +38,6 @@ if TYPE_CHECKING:
 _MARGIN = 0.1
 _INSIDE = 256
 _MOST_CORNERS = 10
-
-
-def begin(
-    model: StreamingGP,
-    train_X: Tensor,
-    train_Y: Tensor,
-    train_Yvar: Tensor | None,
-    outcome_transform: OutcomeTransform | _DefaultType | None,
-) -> None:
-    """Check the first observations; take shapes and outcome transform from them."""
-    check_first_observations(train_X, train_Y, train_Yvar)
-    GP.__init__(model)
-    model._conditioned_process = model._cache = None
-    model._num_outputs = train_Y.shape[-1]
-    model._batch_shape = train_X.shape[:-2]
-    model._input_dim = train_X.shape[-1]
-    if isinstance(outcome_transform, _DefaultType):
-        outcome_transform = default_standardize(model._num_outputs, model._batch_shape)
-    if outcome_transform is not None:
-        check_outputs(outcome_transform, model._num_outputs)
-        OutcomeChain.of(outcome_transform)
-        model.outcome_transform = outcome_transform
-    targets, _ = model._outcomes.to_targets(train_Y, train_Yvar)
-    model._units = GaussianOutcomes.of(targets)
-
-
-def first_inputs(
-    model: StreamingGP, X: Tensor, transform: InputTransform | None, stem: Stem | None = None
-) -> Tensor:
-    """Let the input transform and the stem, if any, learn from the first inputs; apply them."""
-    inputs = X
-    if transform is not None:
-        model.input_transform = transform
-        inputs = first_transformed(X, transform)
-    check_stem(stem)
-    if stem is not None:
-        model.stem = stem
-        inputs = first_projected(inputs, stem)
-    model._process_dim = inputs.shape[-1]
-    return inputs
-
-
-def set_modules(
-    model: StreamingGP,
-    dim: int,
-    Yvar: Tensor | None,
-    likelihood: _GaussianLikelihoodBase | None,
-    covar_module: Kernel | None,
-    mean_module: Mean | None,
-    box: Tensor | None = None,
-) -> None:
-    """Kernel, mean and likelihood, or BoTorch's defaults for ``dim`` inputs in a ``2 x d`` box."""
-    aug_batch = model._parameter_shape
-    if covar_module is not None:
-        check_kernel(covar_module, dim, aug_batch)
-    model.covar_module = (
-        default_kernel(dim, aug_batch, box) if covar_module is None else covar_module
-    )
-    model.mean_module = ConstantMean(batch_shape=aug_batch) if mean_module is None else mean_module
-    model.likelihood = choose_likelihood(likelihood, Yvar, aug_batch)
-    check_mean(model.mean_module, aug_batch)
-
-
-def learn_transform(model: StreamingGP, learned: InputTransform | None, inputs: Tensor) -> Tensor:
-    """Make a learnable input transform a part of the kernel, as which memory follows it.
-
-    Args:
-        model: That is built.
-        learned: What :func:`split_transform` left of the user's, or None.
-        inputs: As the process takes them.
-
-    Returns:
-        Inputs as the user's kernel has them.
-    """
-    if learned is None:
-        return inputs
-    learn_bounds(inputs, learned)
-    transformed = observed_inputs(inputs, learned)
-    check_learned(learned, inputs, transformed)
-    adapt_priors(learned)
-    model.covar_module = TransformedKernel(model.covar_module, learned)
-    return transformed
-
-
-def set_inputs_and_modules(
-    model: StreamingGP,
-    X: Tensor,
-    Yvar: Tensor | None,
-    transform: InputTransform | None,
-    likelihood: _GaussianLikelihoodBase | None,
-    covar_module: Kernel | None,
-    mean_module: Mean | None,
-) -> Tensor:
-    """Take these, or BoTorch's defaults; return the first inputs as the kernel has them."""
-    transform, learned = split_transform(transform)
-    inputs = first_inputs(model, X, transform)
-    set_modules(model, inputs.shape[-1], Yvar, likelihood, covar_module, mean_module)
-    return learn_transform(model, learned, inputs)
-
-
-def take_first(
-    model: StreamingGP,
-    X: Tensor,
-    Y: Tensor,
-    Yvar: Tensor | None,
-    inputs: Tensor,
-    custom_kernel: bool,
-    box: Tensor | None = None,
-) -> None:
-    """Put the first observations into memory; warn where BoTorch would of their scaling."""
-    standardize_first(model, X, Y, Yvar)
-    if X.shape[-2] > 0:
-        model._observe(X, Y, Yvar, 1.0)
-    warn_of_scaling(inputs, model._standardized(Y.double()), custom_kernel, box)
-
-
-def standardize_first(model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
-    """Move to the first observations' dtype and device; learn the standardisation."""
-    targets, _ = model._outcomes.to_targets(Y, Yvar)
-    model.to(X)
-    model._standardize_by(first_totals(targets, model._units.shift))
-    if model._inference.restarts and "stem" not in model._modules:
-        model._first_values = hyperparameters(model)
-    fixed = isinstance(model.likelihood, FixedNoiseGaussianLikelihood)
-    model._units = model._units.begun(
-        targets, model.outcome_scale(), zeros_apart=fixed, share=model._inference.least_noise
-    )
 
 
 def check_first_observations(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:

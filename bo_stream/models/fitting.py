@@ -6,7 +6,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,9 +32,6 @@ from gpytorch.means import Mean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
-
-from bo_stream.models.checks import check_objective
-from bo_stream.models.shell.posteriors import keeps_tensors
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
@@ -121,86 +117,6 @@ def total_loss(model: StreamingGP) -> float:
     """
     each = model.compute_custom_loss(_marginal_likelihood(model))
     return float((each * model._from_per_output(model._counts()).clamp_min(1.0)).sum())
-
-
-def log_marginal_likelihood(model: StreamingGP) -> Tensor:
-    """Return that of all observations in transformed units, ``batch_shape (x m if m > 1)``.
-
-    Differentiable in the hyperparameters. Cost as a refit's step, whatever came before.
-    """
-    value, model._cache = model._inference.log_marginal_likelihood(
-        model._memory, model._cache, model._prior
-    )
-    return model._from_per_output(value)
-
-
-def compute_custom_loss(model: StreamingGP, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
-    """BoTorch's hook for fitting: the negative MLL per observation, from the memory alone.
-
-    Args:
-        model: Itself.
-        mll: Gives the priors of all hyperparameters.
-        kwargs: Ignored, for BoTorch's callers.
-
-    Raises:
-        UnsupportedError: ``mll`` is another objective than the marginal likelihood and its
-            evidence lower bound.
-    """
-    check_objective(mll)
-    objective = model._from_per_output(learning_objective(model))
-    value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])
-    return -value / model._from_per_output(model._counts()).clamp_min(1.0)
-
-
-def learning_objective(model: StreamingGP) -> Tensor:
-    """Return what a fit maximises, ``batch_shape x m``, differentiable in the hyperparameters."""
-    value, model._cache = model._inference.objective(model._memory, model._cache, model._prior)
-    return value
-
-
-def fit(model: StreamingGP, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
-    """Fit as ``fit_gpytorch_mll``, by :func:`fit_apart`; called by BoTorch's ``custom_fit``."""
-    model._is_fitting = True
-    try:
-        return fit_apart(mll, **kwargs)
-    finally:
-        model._is_fitting = False
-
-
-@keeps_tensors
-def train(model: M, mode: bool = True) -> M:
-    """Training mode; entering it begins a refit, for which outcomes are re-standardised."""
-    if mode and model._conditioned_process is None:
-        _prepare_refit(model)
-    was_training = model.training
-    torch.nn.Module.train(model, mode)
-    outcome_transform = model._modules.get("outcome_transform")
-    if mode and outcome_transform is not None:
-        outcome_transform.eval()  # a caller's outcomes are transformed, never learned from
-    if was_training and not mode and model._conditioned_process is None:
-        with torch.no_grad():
-            model._memory, model._cache = model._inference.refitted(
-                model._memory, model._cache, model._prior
-            )
-    return model
-
-
-def _prepare_refit(model: StreamingGP) -> None:
-    if not model._units.rescales:
-        return
-    standardize_by(model, model._memory.totals)
-    settled = model._units.settled(model._memory.totals)
-    if settled is not model._units:
-        model._units = settled
-        model._set_memory(model._memory)
-    model._refresh_fixed_noise()
-
-
-def standardize_by(model: StreamingGP, totals: Tensor) -> None:
-    """Learn the standardisation, in a copy: conditioned models keep their own."""
-    if "outcome_transform" in model._modules:
-        model.outcome_transform = deepcopy(model.outcome_transform).eval()
-    model._outcomes.learn(totals, model._units.shift)
 
 
 _OPTIONS = {"maxiter": "maxiter", "maxcor": "maxcor", "maxls": "maxls", "gtol": "pgtol"}
