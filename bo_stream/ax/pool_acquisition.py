@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from ax.core.search_space import SearchSpaceDigest
-from ax.exceptions.core import SearchSpaceExhausted, UnsupportedError
+from ax.exceptions.core import SearchSpaceExhausted
+from ax.exceptions.core import UnsupportedError as AxUnsupportedError
 from botorch.acquisition.acquisition import AcquisitionFunction, OneShotAcquisitionFunction
 from botorch.acquisition.monte_carlo import SampleReducingMCAcquisitionFunction
 from botorch.acquisition.multi_objective.base import MultiObjectiveMCAcquisitionFunction
@@ -63,12 +64,12 @@ class PoolAcquisition(StreamAcquisition):
                 function that is for a search only.
         """
         if any(given.get(name) is not None for name in ("candidate_set", "sampling_strategy")):
-            raise UnsupportedError(
+            raise AxUnsupportedError(
                 "Expected a pool alone to choose from, got in_sample or a sampling strategy too. "
                 "Leave them out of model_gen_options."
             )
         if isinstance(self.acqf, OneShotAcquisitionFunction):
-            raise UnsupportedError(
+            raise AxUnsupportedError(
                 f"{type(self.acqf).__name__} cannot be evaluated at single candidates of a pool. "
                 "Take another acquisition function."
             )

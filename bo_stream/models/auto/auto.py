@@ -22,7 +22,7 @@ from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.auto.families import (
     EXACT,
     FAMILIES,
-    WISKI,
+    WISKI as ON_GRID,
     allowed_families,
     checked_options,
     is_gaussian,
@@ -158,7 +158,7 @@ class AutoGP(StreamingGP):
         of_kernel = None if learned is not None else box  # a learnable transform has its own
         if not gaussian and covar_module is None:
             covar_module = latent_kernel(inputs.shape[-1], self._parameter_shape, of_kernel)
-        if families is not None and WISKI in _names(families):
+        if families is not None and ON_GRID in _names(families):
             covar_module = product_kernel(covar_module, inputs.shape[-1])
         given = likelihood if isinstance(likelihood, _GaussianLikelihoodBase) else None
         custom = covar_module is not None
@@ -237,7 +237,7 @@ class AutoGP(StreamingGP):
             UnsupportedError: The model is conditioned on hypothetical data.
         """
         self._check_not_conditioned("truncate")
-        if self.family == WISKI:
+        if self.family == ON_GRID:
             inference, memory, _ = self._inference.part(self._memory, self._cache)
             part: Any = inference.truncated(left_out, memory, self._prior), memory, None  # type: ignore[attr-defined]
             self._inference, self._memory, self._cache = self._inference.with_part(
