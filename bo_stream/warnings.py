@@ -11,8 +11,8 @@ from botorch.exceptions.warnings import BotorchWarning
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from bo_stream.allocation.novelty import NOVEL
-from bo_stream.bases.product_matern import RadialPart
+from bo_stream.allocation.oips import NOVEL
+from bo_stream.bases.kernels import RadialPart
 
 _LIBRARIES = ("bo_stream", "torch", "gpytorch", "botorch")
 

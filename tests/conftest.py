@@ -13,7 +13,7 @@ import pytest
 import torch
 from botorch.acquisition.multi_objective import logei
 
-from bo_stream.models.wiski import rows as row_memory
+from bo_stream.models.wiski import memory as row_memory
 
 pytest_plugins = ["tests.support.selection"]
 

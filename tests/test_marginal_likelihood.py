@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bo_stream.bases.grid.contraction import prior_covariance
 from bo_stream.bases.grid.interpolation import grid_basis
 from bo_stream.bases.grid.kernel import kernel_factors
-from bo_stream.bases.grid.sensitivity import prior_covariance
 from bo_stream.marginal_likelihood import (
     NoiseGroup,
     combine,
     subspace_log_marginal_likelihood,
 )
-from bo_stream.models.wiski.learning import differentiable_log_marginal_likelihood
+from bo_stream.models.wiski.cache import differentiable_log_marginal_likelihood
 from bo_stream.sufficient_statistics import weighted_statistics
 from bo_stream.weights import solve
 from tests.oracles.gaussian_process import DenseGP

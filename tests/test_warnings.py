@@ -15,7 +15,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, ClusteredGP, HeteroscedasticWISKI
-from bo_stream.allocation.selection import capped
+from bo_stream.allocation.allocator import capped
 from bo_stream.linalg import cholesky_with_jitter, independent_rows
 from bo_stream.models.fitting import relearn
 from bo_stream.models.inducing.inference import basis_of_independent

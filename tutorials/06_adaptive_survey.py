@@ -39,10 +39,9 @@ import numpy as np
 import pandas as pd
 from scipy.spatial import cKDTree
 
-from bo_stream.loops.survey.calibration import coverage, held_out_counts
-from bo_stream.loops.survey.charts import draw_calibration
 from bo_stream.loops.survey.findings import find
-from bo_stream.loops.survey.maps import draw_classes, draw_values
+from bo_stream.loops.survey.maps import draw_calibration, draw_classes, draw_values
+from bo_stream.loops.survey.model import coverage, held_out_counts
 from bo_stream.loops.survey.report import headline, survey_page
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.survey import Survey

@@ -24,7 +24,7 @@ from benchmarks.common.harness import Options, start
 from benchmarks.common.report import Claim, at_most, finish, stated
 from benchmarks.optimization.problems import unit_cube
 from bo_stream import AutoGP, ProductMatern
-from bo_stream.models.auto.comparison import MEAN_ERROR, VARIANCE_RATIO
+from bo_stream.models.auto.families import MEAN_ERROR, VARIANCE_RATIO
 from bo_stream.models.auto.inference import HandOver
 
 OLD = 0.05

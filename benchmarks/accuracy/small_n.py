@@ -25,7 +25,7 @@ from benchmarks.common.data import levy
 from benchmarks.common.harness import Options, processor_seconds, start, tensor_bytes
 from benchmarks.common.report import Claim, at_most, finish, stated
 from bo_stream import WISKI
-from bo_stream.models.wiski.rows import MOST_ROWS
+from bo_stream.models.wiski.memory import MOST_ROWS
 
 SLOWER = 2.0
 """How many times the exact model's time may be taken."""

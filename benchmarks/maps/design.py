@@ -21,9 +21,9 @@ from benchmarks.common.report import Claim, finish, stated
 from bo_stream import WISKI, PoolSelector
 from bo_stream.loops.datasets import read_dataset
 from bo_stream.loops.models import KERNELS
-from bo_stream.loops.predictions import predict, score
+from bo_stream.loops.results import predict, score
 from bo_stream.loops.run import from_record
-from bo_stream.loops.sampling.replay import PoolSplit
+from bo_stream.loops.sampling.campaign import PoolSplit
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
 
 LENGTHSCALES = (0.055, 0.060)

@@ -32,7 +32,7 @@ from benchmarks.common.report import Claim, at_most, finish, stated
 from bo_stream import ProductMatern
 from bo_stream.loops.datasets import read_dataset
 from bo_stream.loops.run import from_record
-from bo_stream.loops.sampling.replay import PoolSplit
+from bo_stream.loops.sampling.campaign import PoolSplit
 from bo_stream.loops.sampling.settings import Settings
 
 EARLY = 600

@@ -23,7 +23,7 @@ from benchmarks.common.harness import start
 from benchmarks.common.report import Claim, at_most, finish, stated
 from benchmarks.common.resume import Finished
 from bo_stream.loops.datasets import read_dataset
-from bo_stream.loops.sampling.replay import PoolSplit, SamplingReplay
+from bo_stream.loops.sampling.campaign import PoolSplit, SamplingReplay
 from bo_stream.loops.sampling.settings import Settings
 
 MAPS = ("nigeria_pf", "modis_lst")

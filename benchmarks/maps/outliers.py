@@ -25,8 +25,7 @@ from benchmarks.common.data import FOLDER, real
 from benchmarks.common.harness import Options, start
 from benchmarks.common.report import Claim, at_least, finish
 from benchmarks.maps.prevalence import tanzania
-from bo_stream.loops.survey.calibration import log_scores
-from bo_stream.loops.survey.model import SurveyModelSettings, survey_model
+from bo_stream.loops.survey.model import SurveyModelSettings, log_scores, survey_model
 
 BLOCKS = 10
 EXAMINED = 50

@@ -36,8 +36,7 @@ from benchmarks.common.data import FOLDER
 from benchmarks.common.harness import start
 from benchmarks.common.report import Claim, at_least, at_most, finish, stated
 from bo_stream import counts
-from bo_stream.likelihoods.counts import CountPosterior
-from bo_stream.likelihoods.prevalence import PrevalencePosterior
+from bo_stream.likelihoods.counts import CountPosterior, PrevalencePosterior
 from bo_stream.loops.survey.model import survey_model
 from bo_stream.mapping import empirical_logits, fill_missing, map_inputs, map_kernel
 

@@ -30,7 +30,7 @@ from benchmarks.optimization.problems import Problem, spelled, unit_cube
 from benchmarks.optimization.small_search import SEEDS, Run, Task, searched
 from benchmarks.peers.players import StreamPlayer
 from bo_stream import AutoGP
-from bo_stream.models.auto.view import family_model
+from bo_stream.models.auto.auto import family_model
 from bo_stream.models.base import StreamingGP
 
 SLOWER = 1.1

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.peers.players import ExactPlayer, Player
 from bo_stream import WISKI
-from bo_stream.loops.optimization.surrogate import LEFT_OUT
+from bo_stream.loops.optimization.optimizer import LEFT_OUT
 
 D = 3
 Q = 3

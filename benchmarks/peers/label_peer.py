@@ -12,7 +12,7 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from benchmarks.peers.exact_learning import learn_exactly
-from bo_stream.likelihoods.softmax import softmax_moments
+from bo_stream.likelihoods.sites import softmax_moments
 from bo_stream.models.wiski.dirichlet import MEAN, OUTPUTSCALE
 
 _CHUNK = 1_000

@@ -21,7 +21,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.models import exact_prediction_strategies as strategies
 from torch import Tensor
 
-from bo_stream.bases.product_matern import as_product
+from bo_stream.bases.kernels import as_product
 
 KERNELS = ("RBF", "Matern-5/2")
 

@@ -26,7 +26,7 @@ from benchmarks.common.report import Claim, at_most, finish, stated
 from benchmarks.workers.many_workers import SECONDS, SimulatedWorkers, optimizer_of, told
 from bo_stream import OSGPR, WISKI
 from bo_stream.distributed import MemoryStore, Replica, Sums, accumulate, merge, zero
-from bo_stream.distributed.fragments import READ_ROWS
+from bo_stream.distributed.sources import READ_ROWS
 from bo_stream.loops.optimization import OptimizationSettings, run_asynchronously
 from bo_stream.models.base import StreamingGP
 from docs.figures.capacity import NUMBERS, busy_with_driver, driver_choice

@@ -51,10 +51,9 @@ from bo_stream.models.clustered.clustered import MAX_CENTRES
 from bo_stream.models.held_sites import WINDOW as COUNTS_WINDOW
 from bo_stream.models.inducing.inference import MAX_POINTS
 from bo_stream.models.inducing.osgpr import WINDOW
-from bo_stream.models.wiski.learning import LEARNING_RANK
-from bo_stream.models.wiski.rows import MOST_ROWS
-from bo_stream.recommendation.costs import OPERATIONS, CostTable
-from bo_stream.recommendation.problem import Problem, problem_of
+from bo_stream.models.wiski.cache import LEARNING_RANK
+from bo_stream.models.wiski.memory import MOST_ROWS
+from bo_stream.recommendation.costs import OPERATIONS, CostTable, Problem, problem_of
 
 Array = NDArray[np.float64]
 TABLE = Path(bo_stream.recommendation.__file__).parent / "costs.json"

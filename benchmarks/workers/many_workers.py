@@ -24,7 +24,7 @@ from benchmarks.common.report import Claim, at_least, finish, stated
 from bo_stream.errors import UsageError
 from bo_stream.loops.optimization import OptimizationSettings, Optimizer, run_asynchronously
 from bo_stream.loops.optimization import acquisition as acquisitions
-from bo_stream.loops.optimization.evaluation import Outcome, Task
+from bo_stream.loops.optimization.objectives import Outcome, Task
 from bo_stream.models.auto.auto import AutoGP
 
 LEAST_BUSY = 0.95

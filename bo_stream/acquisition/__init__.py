@@ -1,6 +1,5 @@
 """Acquisition: criteria, pools and sites, posterior functions, and labels to ask for."""
 
-from bo_stream.acquisition.cached_baseline import evaluate_known_points_once
 from bo_stream.acquisition.constraints import SiteConstraints
 from bo_stream.acquisition.criteria import (
     Criterion,
@@ -12,6 +11,7 @@ from bo_stream.acquisition.criteria import (
 )
 from bo_stream.acquisition.feature_nipv import FeatureNIPV
 from bo_stream.acquisition.labels import PredictiveEntropy, qBALD, select_labels_from_pool
+from bo_stream.acquisition.lookahead import evaluate_known_points_once
 from bo_stream.acquisition.paths import SamplePaths, mean_path, sample_paths
 from bo_stream.acquisition.pool import PoolSelector, select_from_pool
 from bo_stream.acquisition.site_choice import SiteChoice, select_sites

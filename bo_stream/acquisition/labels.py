@@ -17,7 +17,7 @@ from bo_stream.acquisition.feature_nipv import listed_inputs
 from bo_stream.acquisition.paths import SamplePaths, sample_paths
 from bo_stream.acquisition.pool import available_candidates
 from bo_stream.allocation.allocator import checked_number
-from bo_stream.likelihoods.softmax import STEP, SoftmaxMoments, entropy, softmax_moments
+from bo_stream.likelihoods.sites import STEP, SoftmaxMoments, entropy, softmax_moments
 from bo_stream.models.wiski.dirichlet import DirichletWISKI
 
 MAX_CONFIGURATIONS = 1024

@@ -23,14 +23,17 @@ from botorch.sampling.pathwise.update_strategies import gaussian_update
 from gpytorch.kernels import Kernel
 from torch import Size, Tensor
 
-from bo_stream.acquisition.weight_space import in_weight_space, weight_space
+from bo_stream.acquisition.feature_nipv import in_weight_space, weight_space
 from bo_stream.allocation.allocator import checked_number
-from bo_stream.bases.basis import Basis
-from bo_stream.bases.functions import FunctionBasis, InducingFunctions
 from bo_stream.bases.grid.interpolation import GridBasis
-from bo_stream.bases.inducing import InducingBasis, kernel_variance
-from bo_stream.bases.sampled import KernelFunctions
-from bo_stream.bases.spectral import FourierFunctions, RandomDraws, draw_prior
+from bo_stream.bases.inducing import (
+    Basis,
+    FunctionBasis,
+    InducingBasis,
+    InducingFunctions,
+    kernel_variance,
+)
+from bo_stream.bases.spectral import FourierFunctions, KernelFunctions, RandomDraws, draw_prior
 from bo_stream.linalg import row_product, solve_lower
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_inputs

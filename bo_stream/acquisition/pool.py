@@ -10,16 +10,17 @@ from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
 from torch import Tensor
 
+from bo_stream.acquisition.criteria import Sites, sites
 from bo_stream.acquisition.feature_nipv import (
     PointMeasure,
     box_of,
     check_scalar,
+    in_weight_space,
     listed_inputs,
     point_measure,
     variance_factors,
+    weight_space,
 )
-from bo_stream.acquisition.sites import Sites, sites
-from bo_stream.acquisition.weight_space import in_weight_space, weight_space
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite
 from bo_stream.process.observation_space import ObservationSpaceProcess

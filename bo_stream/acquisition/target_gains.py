@@ -9,10 +9,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from bo_stream.acquisition.criteria import sites
 from bo_stream.acquisition.feature_nipv import PointMeasure
 from bo_stream.acquisition.lookahead import LinearLookahead, Lookahead
 from bo_stream.acquisition.pool import TIE, Gains, JointGains
-from bo_stream.acquisition.sites import sites
 from bo_stream.process.process import WeightSpaceProcess
 
 BLOCK = 100_000

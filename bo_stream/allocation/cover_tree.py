@@ -11,8 +11,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator, check_points
-from bo_stream.allocation.selection import shortest_lengthscale
+from bo_stream.allocation.allocator import Allocator, check_points, shortest_lengthscale
 from bo_stream.tensors import map_tensors, zip_tensors
 
 NEIGHBOURHOOD = 4.05

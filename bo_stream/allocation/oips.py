@@ -1,21 +1,239 @@
-"""Online inducing point selection (OIPS), with the bounds of Galy-Fajou and Opper (2021)."""
+"""Online inducing point selection: add a point where no other is similar to it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import torch
 from gpytorch.kernels import Kernel
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator, checked_number
-from bo_stream.allocation.selection import correlation, first_apart
-from bo_stream.bases.inducing import members
-from bo_stream.tensors import State, is_in, state_of
+from bo_stream.allocation.allocator import (
+    Allocator,
+    checked_number,
+    correlation,
+    first_apart,
+    greedy_points,
+    norms_in_lengthscales,
+)
+from bo_stream.bases.inducing import InducingBasis, central, kernel_variance, members
+from bo_stream.linalg import inverse_lower, pivot_rows
+from bo_stream.tensors import State, is_in, is_same, state_of
 
-ROWS = 1024
+ROWS = 512
+"""Number of inputs whose covariances with each other are held at a time."""
+
+KEPT = 0.875
+"""Part of ``max_points`` that a thinning keeps, so that there is room for others."""
+
+RISE = 2.0
+"""Least factor by which a thinning, or what rounding hides, raises the threshold."""
+
+NOVEL = 1e-12
+"""Default tolerance: an input that keeps less adds less than a jitter would."""
+
+SPOILT = 1e-8
+"""Error of kernel values at which points very far away are dropped for the others' sake."""
+
+EXCESS = 10.0
+"""Least threshold in errors of kernel values, which conditional variances amplify."""
+
+COARSEST = 1e-4
+"""Threshold above which rounding errors do not raise it."""
+
+REDUNDANT = 0.25
+"""Points are redundant when the least novelty is below this part of that after a thinning."""
+
+
+class Novelty(Allocator):
+    """Selection of inputs that keep more than a threshold of their prior variance given the points.
+
+    The threshold is ``tolerance``, by default what the smallest jitter would add, until there are
+    more than ``max_points``. Then greedy variance thins them to ``KEPT`` of that number, and the
+    threshold becomes the largest part of its prior variance that the points which stay leave of one
+    that goes, at least ``RISE`` times what it was. So the points are thinned at most
+    ``log(1 / tolerance) / log(RISE)`` times in a stream of any length. The threshold falls back to
+    ``tolerance`` where a move of the hyperparameters has made points redundant. It rises, too, and
+    points that the others nearly determine go, where these amplify rounding errors beyond it: of a
+    smooth kernel whose inputs come from one end of a space to the other.
+
+    - Cost: O(n M²) for n inputs; O(M³) when the points are thinned or hyperparameters have moved.
+    - Memory: the Cholesky factor at the points, O(M²).
+    - Of a batch of kernels an input enters that is novel to any.
+    - Source: the novelty of Csató and Opper (2002), which Engel, Mannor and Meir (2004) call
+      approximate linear dependence; thinned as Burt, Rasmussen and van der Wilk (2020) choose.
+
+    Args:
+        max_points: Largest number of points.
+        tolerance: Part of its prior variance that an input must keep to enter, in (0, 1).
+
+    Raises:
+        ValueError: The number is not positive, or the tolerance not in (0, 1).
+
+    Example:
+        >>> Z = Novelty(100).update(X[:0], X, kernel)
+    """
+
+    def __init__(self, max_points: int, tolerance: float = NOVEL) -> None:
+        self.max_points = checked_number("max_points", max_points)
+        if not 0.0 < tolerance < 1.0:
+            raise ValueError(f"Expected tolerance in (0, 1), got {tolerance}.")
+        self.tolerance = tolerance
+        self._memory: _Held | None = None
+
+    def to(self, like: Tensor) -> Self:
+        """Return an allocator of the same memory on a tensor's device."""
+        moved, held = copy(self), self._memory
+        if held is not None:
+            state = tuple(tensor.to(like.device) for tensor in held.state)
+            moved._memory = replace(held, basis=held.basis.to(like.device), state=state)
+        return moved
+
+    def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
+        try:
+            held = self._rechecked(Z.double(), kernel)
+            for rows in X_new.double().split(ROWS):
+                held, features = _told_apart(held, rows)
+                basis = _grown(held.basis, rows, held.threshold, features)
+                held = self._thinned(replace(held, basis=basis))
+        except NotPSDError:  # values too wrong to compare points by
+            self._memory = None
+            return torch.cat((Z, X_new))[: self.max_points]
+        self._memory = held
+        return held.basis.Z.to(Z)
+
+    def _rechecked(self, Z: Tensor, kernel: Kernel) -> _Held:
+        """Drop points that the others have come to determine."""
+        held = self._memory
+        if held is not None and is_same((held.basis.Z,), (Z,)) and is_in(kernel, held.state):
+            return held
+        basis = _of_points(Z, kernel, self.tolerance)
+        threshold, least = (self.tolerance, 0.0) if held is None else (held.threshold, held.least)
+        if threshold > self.tolerance and _least_novelty(basis) < REDUNDANT * least:
+            threshold, least = self.tolerance, 0.0
+        return _Held(basis, state_of(kernel), threshold, least)
+
+    def _thinned(self, held: _Held) -> _Held:
+        """Thin the points to at most ``max_points``, and raise the threshold."""
+        basis = held.basis
+        if basis.rank <= self.max_points:
+            return held
+        most = max(1, round(KEPT * self.max_points))
+        fewer = InducingBasis.of(basis.kernel, greedy_points(basis.Z, basis.kernel, most), 1)
+        lost = float(_novelty(fewer, basis.Z, fewer.features(basis.Z)).max())
+        threshold = max(RISE * held.threshold, lost)
+        return replace(held, basis=fewer, threshold=threshold, least=_least_novelty(fewer))
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Points with what was derived from them.
+
+    Attributes:
+        basis: Of the points, in float64.
+        state: Of the kernel.
+        threshold: Part of its prior variance that an input must keep to enter.
+        least: Least part that a point kept given the others after the last thinning; 0 before.
+    """
+
+    basis: InducingBasis
+    state: State
+    threshold: float
+    least: float
+
+
+def _of_points(Z: Tensor, kernel: Kernel, threshold: float) -> InducingBasis:
+    """Return the basis of those points that keep more than a part of their prior variance."""
+    basis = InducingBasis.of(kernel, Z[:0], 1)
+    for rows in Z.split(ROWS):
+        basis = _grown(basis, rows, threshold)
+    return basis
+
+
+def _told_apart(held: _Held, X: Tensor) -> tuple[_Held, Tensor]:
+    """Raise the threshold above the rounding errors of what inputs keep, and thin the points.
+
+    Return the features of the inputs, too. Points that nearly determine each other amplify
+    rounding, most at inputs beyond them all: one there may seem to keep less than nothing, and
+    would never enter. Cost O(n M²), and O(M³) when the threshold rises, at most
+    ``log(1 / tolerance) / log(RISE)`` times.
+    """
+    features = held.basis.features(X)
+    while held.threshold < COARSEST and _rounding(held.basis, X, features) > held.threshold:
+        threshold = RISE * held.threshold
+        basis = _of_points(held.basis.Z, held.basis.kernel, threshold)
+        held = _Held(basis, held.state, threshold, _least_novelty(basis))
+        features = basis.features(X)
+    return held, features
+
+
+def _rounding(basis: InducingBasis, X: Tensor, features: Tensor) -> float:
+    """Return the largest error by which inputs keep less than no part of their prior variance."""
+    left = kernel_variance(basis.kernel, X, 1) - features.square().sum(-1)
+    return float(-(left / _positive_variance(basis, X)).min()) if len(X) > 0 else 0.0
+
+
+def _grown(
+    basis: InducingBasis, X: Tensor, threshold: float, features: Tensor | None = None
+) -> InducingBasis:
+    """Add inputs that keep more than a part of their prior variance; features may be known."""
+    features = basis.features(X) if features is None else features
+    novel = _novelty(basis, X, features).amax(0) > threshold
+    X, features = X[novel], features[..., novel, :]
+    if len(X) == 0:
+        return basis
+    pool = torch.cat((basis.Z, X))
+    error = _error(basis.kernel, pool)
+    if error > SPOILT and not bool((near := central(pool)).all()):
+        alone = InducingBasis.of(basis.kernel, basis.Z[near[: basis.rank]], 1)
+        return _grown(alone, X[near[basis.rank :]], threshold)
+    threshold = max(threshold, EXCESS * error)
+    scale = _positive_variance(basis, X).sqrt()
+    left = basis.residual_covariance(X, X, features, features)
+    left = left / (scale.unsqueeze(-1) * scale.unsqueeze(-2))
+    entering = {i for one in left.flatten(0, -3) for i in pivot_rows(one, threshold).tolist()}
+    rows = sorted(entering)
+    return basis.grown(X[rows], features[..., rows, :]) if rows else basis
+
+
+def _error(kernel: Kernel, Z: Tensor) -> float:
+    """Estimate the error of covariances of points, in parts of the prior variance.
+
+    gpytorch squares distances from the mean of the points: one that is very far away costs all
+    others their digits.
+    """
+    farthest = [norm.max() for norm in norms_in_lengthscales(kernel, Z - Z.mean(0))]
+    return torch.finfo(Z.dtype).eps * float(torch.stack(farthest).max()) ** 2 if farthest else 0.0
+
+
+def _novelty(basis: InducingBasis, X: Tensor, features: Tensor) -> Tensor:
+    """Compute the parts of their prior variance that inputs keep, a row for each kernel."""
+    return (basis.residual_variance(X, features) / _positive_variance(basis, X)).flatten(0, -2)
+
+
+def _positive_variance(basis: InducingBasis, X: Tensor) -> Tensor:
+    """Return the prior variances; infinity in place of 0."""
+    variance = kernel_variance(basis.kernel, X, 1)
+    return torch.where(variance > 0.0, variance, torch.inf)
+
+
+def _least_novelty(basis: InducingBasis) -> float:
+    """Return the least part of its prior variance a point keeps given all others. Cost O(M³)."""
+    if basis.rank == 0:
+        return 0.0
+    precision = inverse_lower(basis.root).square().sum(-2)
+    variance = kernel_variance(basis.kernel, basis.Z, 1)
+    return float((variance * precision).reciprocal().min())
+
+
+# --- online inducing point selection (OIPS) ------------------------------------------------------
+
+
+OIPS_ROWS = 1024
 """Number of inputs whose correlations with each other are held at a time."""
 
 
@@ -58,7 +276,7 @@ class OIPS(Allocator):
         stay = seen is not None and is_in(kernel, seen[1:]) and bool(members(Z, seen[0]).all())
         if not stay and self.prune < 1.0:
             Z = Z[first_apart(Z, kernel, self.prune)]
-        for rows in X_new.split(ROWS):
+        for rows in X_new.split(OIPS_ROWS):
             candidates = rows
             if len(Z) > 0:
                 candidates = rows[correlation(kernel, rows, Z).amax(-1) < self.rho]

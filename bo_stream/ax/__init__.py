@@ -4,11 +4,8 @@ from bo_stream.ax.versions import check_versions
 
 check_versions()  # before any import of Ax, which would fail first and say less
 
-from bo_stream.ax.acquisition import StreamAcquisition  # noqa: E402
-from bo_stream.ax.generator import StreamGenerator, StreamGenerators, surrogate_spec  # noqa: E402
-from bo_stream.ax.many_trials import analyses  # noqa: E402
+from bo_stream.ax.acquisition import PoolAcquisition, StreamAcquisition  # noqa: E402
 from bo_stream.ax.pool import Pool, register_pool  # noqa: E402
-from bo_stream.ax.pool_acquisition import PoolAcquisition  # noqa: E402
 from bo_stream.ax.processes import (  # noqa: E402
     ProcessMetric,
     ProcessRunner,
@@ -22,7 +19,14 @@ from bo_stream.ax.storage import (  # noqa: E402
     save_snapshot,
     storage_config,
 )
-from bo_stream.ax.strategy import ACQUISITIONS, generation_strategy  # noqa: E402
+from bo_stream.ax.strategy import (  # noqa: E402
+    ACQUISITIONS,
+    StreamGenerator,
+    StreamGenerators,
+    analyses,
+    generation_strategy,
+    surrogate_spec,
+)
 from bo_stream.ax.surrogate import StreamSurrogate  # noqa: E402
 
 register()

@@ -31,10 +31,10 @@ from botorch.exceptions.warnings import InputDataWarning
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
+from bo_stream.ax.acquisition import check_enough
+from bo_stream.ax.adapters import how_to_report
 from bo_stream.ax.pool import Tables, input_transforms, pool_named
-from bo_stream.ax.pool_acquisition import check_enough
 from bo_stream.ax.surrogate import suited
-from bo_stream.ax.transforms import how_to_report
 from bo_stream.models.base import StreamingGP
 
 WITHOUT_OUTCOME = (TrialStatus.FAILED, TrialStatus.ABANDONED)

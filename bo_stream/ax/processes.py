@@ -31,12 +31,14 @@ from ax.utils.common.result import Err, Ok
 
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.executors.opening import executor_of
-from bo_stream.loops.optimization.evaluation import Evaluator, Outcome, Task
 from bo_stream.loops.optimization.executed import Executed, check_timeout, worker_processes
 from bo_stream.loops.optimization.objectives import (
+    Evaluator,
     FunctionOfParameters,
     NoOutcomeError,
+    Outcome,
     Report,
+    Task,
     complete,
 )
 

@@ -1,4 +1,4 @@
-"""Storage of experiments: JSON snapshots, SQL databases, and what Ax must know to read either.
+"""Save and load Ax experiments and strategies with this package's classes, as JSON or SQL.
 
 Ax stores classes by name. :func:`register` gives it a name for each of ours and the way back; each
 name ends in what to import, because Ax's errors quote the names that it does not know.
@@ -17,33 +17,45 @@ import pandas as pd
 from ax.api.client import Client
 from ax.api.configs import StorageConfig
 from ax.core.data import Data, DataRow
+from ax.core.experiment import Experiment
+from ax.generation_strategy.generation_strategy import GenerationStrategy
 from ax.generators.torch.botorch_modular.acquisition import Acquisition
 from ax.storage.botorch_modular_registry import CLASS_TO_REGISTRY, CLASS_TO_REVERSE_REGISTRY
+from ax.storage.json_store.encoder import object_to_json
 from ax.storage.json_store.registry import CORE_DECODER_REGISTRY, CORE_ENCODER_REGISTRY
 from ax.storage.metric_registry import CORE_METRIC_REGISTRY, register_metrics
+from ax.storage.registry_bundle import RegistryBundle
 from ax.storage.runner_registry import CORE_RUNNER_REGISTRY, register_runners
+from ax.storage.sqa_store import db
+from ax.storage.sqa_store.decoder import Decoder
+from ax.storage.sqa_store.encoder import Encoder
+from ax.storage.sqa_store.save import _update_generation_strategy
+from ax.storage.sqa_store.sqa_classes import SQAData, SQAGenerationStrategy
+from ax.storage.sqa_store.sqa_config import SQAConfig
 from ax.storage.transform_registry import register_transform
+from ax.utils.common.base import Base as Stored
 from ax.utils.common.serialization import serialize_init_args
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.models.model import Model
 from gpytorch.kernels import Kernel
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DatabaseError
 
 import bo_stream
 from bo_stream import DirichletWISKI, ProductMatern
 from bo_stream.acquisition import FeatureNIPV
-from bo_stream.ax.acquisition import StreamAcquisition
-from bo_stream.ax.generator import StreamGenerators
-from bo_stream.ax.initialization import EnoughTrials, PoolStart
-from bo_stream.ax.pool_acquisition import PoolAcquisition
-from bo_stream.ax.processes import ProcessMetric, ProcessRunner
-from bo_stream.ax.transforms import (
+from bo_stream.ax.acquisition import PoolAcquisition, StreamAcquisition
+from bo_stream.ax.adapters import (
     ExactCandidates,
     FiniteOutcomes,
     OutcomeUnits,
     ReportedMetrics,
     SteadyWinsorize,
 )
+from bo_stream.ax.initialization import EnoughTrials, PoolStart
+from bo_stream.ax.processes import ProcessMetric, ProcessRunner
+from bo_stream.ax.strategy import StreamGenerators
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import FileFormat, read_index, write_index
 
@@ -122,19 +134,19 @@ def storage_config(database: str | Path) -> StorageConfig:
         >>> client = Client(storage_config=storage_config("campaign.db"))
     """
     _check_sql_installed()
-    from bo_stream.ax import sql
+    from bo_stream.ax import storage
 
     url = _url(database)
-    sql.open_database(url)
-    return StorageConfig(url=url, registry_bundle=sql.StreamBundle())
+    storage.open_database(url)
+    return StorageConfig(url=url, registry_bundle=storage.StreamBundle())
 
 
 def close_storage() -> None:
     """Close the database that is open, if any. Its clients can save nothing from then on."""
     _check_sql_installed()
-    from bo_stream.ax import sql
+    from bo_stream.ax import storage
 
-    sql.close_database()
+    storage.close_database()
 
 
 def _check_sql_installed() -> None:
@@ -232,3 +244,116 @@ def _finite(value: Any) -> Any:
     if isinstance(value, pd.Timestamp):
         return value.value // 1_000_000  # milliseconds, as pandas writes and reads them
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# --- ax's SQL storage with saves of constant cost. Only :mod:`bo_stream.ax.storage` --------------
+
+
+def open_database(url: str) -> None:
+    """Open the database of a URL for Ax, with tables if it has none.
+
+    Raises:
+        ValueError: It cannot be opened, or another one is open.
+    """
+    if db.SESSION_FACTORY is not None and db.get_engine().url != make_url(url):
+        raise ValueError(
+            f"Ax has one database open in a process, and this has {db.get_engine().url!r}: keep "
+            "the experiment in it too, or call bo_stream.ax.close_storage() first."
+        )
+    db.init_engine_and_session_factory(url=url)
+    try:
+        db.create_all_tables(db.get_engine())
+    except DatabaseError as error:
+        close_database()
+        raise ValueError(f"{make_url(url)!r} cannot be opened: {error.orig}.") from error
+
+
+def close_database() -> None:
+    """Close Ax's database, so that it can open another one."""
+    if db.SESSION_FACTORY is not None:
+        db.SESSION_FACTORY.remove()
+        db.get_engine().dispose()
+        db.SESSION_FACTORY = None
+
+
+class StrategyRow(db.Base):
+    """A row of Ax's table of strategies without its candidates, so that a write reads none."""
+
+    __table__ = SQAGenerationStrategy.__table__
+
+
+class StreamDecoder(Decoder):
+    """Ax's SQL decoder, which also takes a :class:`StrategyRow`."""
+
+    def generation_strategy_from_sqa(
+        self, gs_sqa: Any, experiment: Experiment | None = None, reduced_state: bool = False
+    ) -> Any:
+        """Decode a strategy; of a :class:`StrategyRow` only its id, all that Ax reads of it.
+
+        Overrides ``Decoder.generation_strategy_from_sqa``, which Ax calls after each save to learn
+        the ids of what it has written.
+        """
+        if not isinstance(gs_sqa, StrategyRow):
+            return super().generation_strategy_from_sqa(gs_sqa, experiment, reduced_state)
+        stored = Stored()
+        stored.db_id = gs_sqa.id  # type: ignore[attr-defined]
+        return stored
+
+
+class StreamEncoder(Encoder):
+    """Ax's SQL encoder, which writes only the new candidates of a strategy."""
+
+    def __init__(self, config: SQAConfig, decoder: Decoder) -> None:
+        """Make an encoder; the decoder reads back the ids of what was written."""
+        super().__init__(config)
+        self.decoder = decoder
+
+    def generation_strategy_to_sqa(
+        self,
+        generation_strategy: GenerationStrategy,
+        experiment_id: int | None,
+        generator_run_reduced_state: bool = False,
+    ) -> Any:
+        """Encode a strategy; of one that is stored already only its own row and new candidates.
+
+        Overrides ``Encoder.generation_strategy_to_sqa``, by which Ax's client saves the strategy
+        and all its candidates whenever it asks for a trial, O(n). Ax's orchestrator adds the new
+        ones by ``_update_generation_strategy``, which serves both here.
+        """
+        if generation_strategy.db_id is None:
+            return super().generation_strategy_to_sqa(
+                generation_strategy, experiment_id, generator_run_reduced_state
+            )
+        fresh = [run for run in generation_strategy._generator_runs if run.db_id is None]
+        _update_generation_strategy(generation_strategy, fresh, self, self.decoder)
+        return StrategyRow(
+            id=generation_strategy.db_id,
+            name=generation_strategy.name,
+            steps=[],
+            curr_index=-1,
+            experiment_id=experiment_id,
+            nodes=object_to_json(
+                generation_strategy._nodes,
+                self.config.json_encoder_registry,
+                self.config.json_class_encoder_registry,
+            ),
+            curr_node_name=generation_strategy.current_node_name,
+        )
+
+    def data_to_sqa(self, data: Data, trial_index: int | None, timestamp: int) -> SQAData:
+        """Encode data with all digits; ``Encoder.data_to_sqa`` writes ten decimals."""
+        row = super().data_to_sqa(data, trial_index, timestamp)
+        row.data_json = frame_as_json(data.full_df)
+        return row
+
+
+class StreamBundle(RegistryBundle):
+    """Ax's registries of metrics and runners as they are now, with our encoder and decoder."""
+
+    def __init__(self) -> None:
+        """Override the encoder and decoder that ``RegistryBundle`` makes of its registries."""
+        super().__init__(
+            metric_clss=dict(CORE_METRIC_REGISTRY), runner_clss=dict(CORE_RUNNER_REGISTRY)
+        )
+        self._decoder = StreamDecoder(self.sqa_config)
+        self._encoder = StreamEncoder(self.sqa_config, self._decoder)

@@ -9,8 +9,8 @@ import typer
 from bo_stream.cli import options
 from bo_stream.cli.app import app
 from bo_stream.cli.options import option
-from bo_stream.loops.optimization.settings import ACQUISITIONS, Bounds
-from bo_stream.loops.optimization.settings import OptimizationSettings as _DEFAULT
+from bo_stream.loops.optimization.trials import ACQUISITIONS, Bounds
+from bo_stream.loops.optimization.trials import OptimizationSettings as _DEFAULT
 
 
 def _bounds(text: str) -> Bounds:

@@ -16,10 +16,16 @@ from bo_stream.cli.app import OUT, escape
 from bo_stream.cli.options import parse_settings
 from bo_stream.errors import UsageError
 from bo_stream.loops.optimization import OptimizationSettings, Optimizer
-from bo_stream.loops.optimization.campaign import OptimizationCampaign, Plan
+from bo_stream.loops.optimization.campaign import (
+    HISTORIES,
+    History,
+    OptimizationCampaign,
+    Plan,
+    counts,
+    write_optimization,
+)
 from bo_stream.loops.optimization.objectives import find_objective
 from bo_stream.loops.optimization.optimizer import named_functions
-from bo_stream.loops.optimization.results import HISTORIES, History, counts, write_optimization
 
 
 def run(

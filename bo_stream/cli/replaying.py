@@ -18,21 +18,20 @@ from bo_stream.cli.app import OUT, escape
 from bo_stream.cli.surveying import parse_settings, say_columns
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import run_with_checkpoints
+from bo_stream.loops.survey.calls import per_cent
+from bo_stream.loops.survey.choice import grouped_by_position
 from bo_stream.loops.survey.findings import goal_in_words
 from bo_stream.loops.survey.folder import holds_survey
-from bo_stream.loops.survey.grouping import grouped_by_position
-from bo_stream.loops.survey.replay import FinishedSurvey
-from bo_stream.loops.survey.replay_plan import DESIGNS, SEEDS, ReplayPlan
-from bo_stream.loops.survey.replay_run import (
+from bo_stream.loops.survey.replay import (
     MEASURES,
+    FinishedSurvey,
     ReplayRun,
     mean_curves,
     sites_needed,
     standard_errors,
 )
-from bo_stream.loops.survey.settings import SurveySettings
+from bo_stream.loops.survey.settings import DESIGNS, SEEDS, ReplayPlan, SurveySettings
 from bo_stream.loops.survey.tables import read_table
-from bo_stream.loops.survey.words import per_cent
 
 _HEADINGS = {
     "accuracy": "called right, %",

@@ -15,7 +15,7 @@ from bo_stream.cli import running
 from bo_stream.cli.app import OUT, escape
 from bo_stream.cli.options import parse_settings
 from bo_stream.errors import UsageError
-from bo_stream.loops.predictions import Score
+from bo_stream.loops.results import Score
 from bo_stream.loops.run import run_with_checkpoints
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.results import write_results

@@ -11,8 +11,8 @@ from bo_stream.cli import options
 from bo_stream.cli.app import app
 from bo_stream.cli.options import option
 from bo_stream.cli.survey_options import Group, SpreadingCommand, with_settings
-from bo_stream.loops.survey.replay_plan import SEEDS
-from bo_stream.loops.survey.replay_plan import ReplayPlan as _PLAN
+from bo_stream.loops.survey.settings import SEEDS
+from bo_stream.loops.survey.settings import ReplayPlan as _PLAN
 
 commands = typer.Typer(
     name="survey",

@@ -12,14 +12,12 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
-from bo_stream.bases.grid.kernel import GridKernel
-from bo_stream.bases.grid.resolution import sufficient_grid_size
+from bo_stream.bases.grid.kernel import GridKernel, sufficient_grid_size
 from bo_stream.bases.inducing import frozen, kernel_matrix
 from bo_stream.diagnostics.certificate import Stability, stability
-from bo_stream.diagnostics.predictive import all_variances
+from bo_stream.diagnostics.cross_validation import all_variances
 from bo_stream.linalg import safe_cholesky
-from bo_stream.models.auto.auto import AutoGP
-from bo_stream.models.auto.view import family_model
+from bo_stream.models.auto.auto import AutoGP, family_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP
@@ -28,8 +26,7 @@ from bo_stream.models.inducing.osvgp import OSVGP
 from bo_stream.models.last_layer.last_layer import BayesianLastLayer
 from bo_stream.models.local.local import LocalGP
 from bo_stream.models.outcomes.labels import LabelOutcomes
-from bo_stream.models.quadruply_stochastic.qsgp import QSGP
-from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
+from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 from bo_stream.models.wiski.grid_model import GridModel
 
 GRID_ERROR = 1e-3

@@ -12,9 +12,8 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from bo_stream.diagnostics.alarms import LEAST_SENSITIVITY
+from bo_stream.diagnostics.alarms import AHEAD, LEAST_SENSITIVITY, Cost, Validation
 from bo_stream.diagnostics.approximation import ApproximationGap
-from bo_stream.diagnostics.summaries import AHEAD, Cost, Validation
 from bo_stream.models.auto.inference import HandOver
 
 if TYPE_CHECKING:

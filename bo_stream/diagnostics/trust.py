@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bo_stream.diagnostics.alarms import FEWEST, Alarm, find_alarms
+from bo_stream.diagnostics.alarms import FEWEST, Alarm, Cost, Scores, Validation, find_alarms
 from bo_stream.diagnostics.approximation import (
     ApproximationGap,
     Capacity,
@@ -22,8 +22,7 @@ from bo_stream.diagnostics.approximation import (
     sensitivities,
 )
 from bo_stream.diagnostics.certificate import Stability
-from bo_stream.diagnostics.predictive import check_validated
-from bo_stream.diagnostics.summaries import Cost, Scores, Validation
+from bo_stream.diagnostics.cross_validation import check_validated
 from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.models.auto.inference import HandOver
 from bo_stream.models.base import StreamingGP

@@ -1,55 +1,5 @@
 """Beyond one process: statistics from many files, replicas, and training on many processes."""
 
-from typing import TYPE_CHECKING
+import lazy_loader
 
-from bo_stream.lazy_names import lazy_names
-
-if TYPE_CHECKING:
-    from bo_stream.distributed.boxes import bounds_of
-    from bo_stream.distributed.ingestion import Ingested, ingest
-    from bo_stream.distributed.replica import BestPoint, Exchanged, Replica, ReplicaWarning
-    from bo_stream.distributed.sources import Fault
-    from bo_stream.distributed.stores import FolderStore, MemoryStore
-    from bo_stream.distributed.sums import Sums, accumulate, finish, merge, rebased, zero
-    from bo_stream.distributed.training import LostProcessError, Processes, data_parallel
-
-__all__ = [
-    "BestPoint",
-    "Exchanged",
-    "Fault",
-    "FolderStore",
-    "Ingested",
-    "LostProcessError",
-    "MemoryStore",
-    "Processes",
-    "Replica",
-    "ReplicaWarning",
-    "Sums",
-    "accumulate",
-    "bounds_of",
-    "data_parallel",
-    "finish",
-    "ingest",
-    "merge",
-    "rebased",
-    "zero",
-]
-
-if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
-    __getattr__ = lazy_names(
-        __name__,
-        {
-            "boxes": ("bounds_of",),
-            "ingestion": ("Ingested", "ingest"),
-            "replica": ("BestPoint", "Exchanged", "Replica", "ReplicaWarning"),
-            "sources": ("Fault",),
-            "stores": ("FolderStore", "MemoryStore"),
-            "sums": ("Sums", "accumulate", "finish", "merge", "rebased", "zero"),
-            "training": ("LostProcessError", "Processes", "data_parallel"),
-        },
-    )
-
-
-def __dir__() -> list[str]:
-    """List all public names, imported or not."""
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

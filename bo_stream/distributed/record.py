@@ -21,12 +21,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from bo_stream.distributed.fragments import Columns, FileFragment, Fragment, digest_of
-from bo_stream.distributed.likeness import check_alike
-from bo_stream.distributed.sources import Fault
-from bo_stream.distributed.sums import Sums, merge
-from bo_stream.distributed.tasks import Part
-from bo_stream.distributed.tree import Place, SumTree
+from bo_stream.distributed.sources import Columns, Fault, FileFragment, Fragment, digest_of
+from bo_stream.distributed.sums import Sums, check_alike, merge
+from bo_stream.distributed.tasks import Part, Place, SumTree
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import hold_folder
 from bo_stream.models.base import StreamingGP

@@ -1,4 +1,4 @@
-"""Records in a store: their keys, their bytes, and what is said of those that cannot be used.
+"""What replicas exchange: deltas with vector clocks, as records in a store.
 
 =============================  ======================================================
 ``replica/RUN``                a run of a replica, its name and random digits, and its search
@@ -15,16 +15,125 @@ says the key: a value that was copied or moved to another key is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, MutableMapping
+import zlib
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, Self
 from uuid import uuid4
 
+import torch
 from torch import Tensor
 
-from bo_stream.distributed.clock import Dot
+from bo_stream.distributed.sums import Sums, accumulate, finish, merge, rebased, zero
 from bo_stream.errors import UsageError
+from bo_stream.loops.optimization.optimizer import SHORTLIST
+from bo_stream.loops.optimization.trials import LARGEST
+from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import FileFormat, archive_bytes, one_line, read_archive_bytes
+
+Dot = tuple[str, int]
+"""A delta's identity: its writer, and its number among that writer's, from 1."""
+
+
+MOST = 10**8 - 1
+"""Largest number of a delta, as keys have it."""
+
+
+@dataclass(frozen=True)
+class VectorClock:
+    """A set of deltas: of each writer all up to a number, and some beyond it.
+
+    Attributes:
+        upto: Writer to the number up to which all of its deltas are in the set.
+        beyond: Writer to the numbers of those in the set that follow a gap.
+    """
+
+    upto: Mapping[str, int] = field(default_factory=dict)
+    beyond: Mapping[str, frozenset[int]] = field(default_factory=dict)
+
+    def __contains__(self, dot: Dot) -> bool:
+        writer, number = dot
+        below = number <= self.upto.get(writer, 0)
+        return below or number in self.beyond.get(writer, frozenset())
+
+    def plus(self, dots: Iterable[Dot]) -> VectorClock:
+        """Return the set with further deltas."""
+        beyond = {writer: set(numbers) for writer, numbers in self.beyond.items()}
+        for writer, number in dots:
+            beyond.setdefault(writer, set()).add(number)
+        upto = dict(self.upto)
+        for writer, numbers in beyond.items():
+            last = upto.get(writer, 0)
+            while last + 1 in numbers:
+                last += 1
+            upto[writer] = last
+        left = {w: frozenset(n for n in numbers if n > upto[w]) for w, numbers in beyond.items()}
+        return VectorClock(
+            {writer: last for writer, last in upto.items() if last > 0},
+            {writer: numbers for writer, numbers in left.items() if numbers},
+        )
+
+    def joined(self, other: VectorClock) -> VectorClock:
+        """Return the union of two sets."""
+        writers = {*self.upto, *other.upto}
+        upto = {w: max(self.upto.get(w, 0), other.upto.get(w, 0)) for w in writers}
+        return VectorClock(upto, self.beyond).plus(other._dots_beyond())
+
+    def covers(self, other: VectorClock) -> bool:
+        """Say whether the set contains another."""
+        return not self.lacking(other)
+
+    def lacking(self, other: VectorClock) -> list[Dot]:
+        """List what another set has and this one has not."""
+        below = (
+            (writer, number)
+            for writer, last in sorted(other.upto.items())
+            for number in range(self.upto.get(writer, 0) + 1, last + 1)
+        )
+        return [dot for dot in (*below, *other._dots_beyond()) if dot not in self]
+
+    def _dots_beyond(self) -> list[Dot]:
+        return [(w, n) for w, numbers in sorted(self.beyond.items()) for n in sorted(numbers)]
+
+    def plain(self) -> dict[str, Any]:
+        """Return plain values, of which :meth:`of_plain` makes the clock again."""
+        beyond = {writer: sorted(numbers) for writer, numbers in self.beyond.items()}
+        return {"upto": dict(self.upto), "beyond": beyond}
+
+    @classmethod
+    def of_plain(cls, values: Mapping[str, Any]) -> Self:
+        """Build a clock of plain values.
+
+        Raises:
+            ValueError: They are of another form.
+        """
+        try:
+            upto = {str(writer): int(last) for writer, last in values["upto"].items()}
+            beyond = {str(w): frozenset(map(int, n)) for w, n in values["beyond"].items()}
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise ValueError(f"it has no vector clock ({error!r})") from error
+        largest = max(
+            (*upto.values(), *(n for numbers in beyond.values() for n in numbers)), default=0
+        )
+        if largest > MOST:
+            raise ValueError(f"it has a delta of the number {largest}, expected at most {MOST}")
+        return cls(upto, beyond)
+
+
+def spelled(dots: Iterable[Dot]) -> str:
+    """Spell deltas for a message, some of each writer."""
+    numbers: dict[str, list[int]] = {}
+    for writer, number in dots:
+        numbers.setdefault(writer, []).append(number)
+    return "; ".join(
+        f"{writer}: {', '.join(map(str, own[:5]))}{', ...' if len(own) > 5 else ''}"
+        for writer, own in numbers.items()
+    )
+
+
+# --- records in a store: their keys, their bytes -------------------------------------------------
+
 
 Store = MutableMapping[str, bytes]
 
@@ -172,3 +281,191 @@ def opened(
             f"this one ({about.get('search')}, expected {search})."
         )
     return about, arrays, len(content)
+
+
+# --- deltas: what some observations add to a model, as replicas exchange it ----------------------
+
+
+MOST_ROWS = 1024
+"""Up to this many observations travel as themselves: they are smaller than their statistics."""
+
+
+@dataclass(frozen=True)
+class BestPoints:
+    """The ``SHORTLIST`` observations of the largest outcomes, in an order that all agree on.
+
+    Attributes:
+        X: Inputs in the unit cube, ``k x d``.
+        Y: Outcomes of which large ones are good, ``k``, the largest first; of equal ones the first
+            in the order of their inputs.
+    """
+
+    X: Tensor
+    Y: Tensor
+
+    @classmethod
+    def of(cls, X: Tensor, Y: Tensor) -> Self:
+        """Take the best of n observations, ``n x d`` and ``n``."""
+        order = torch.arange(len(Y), device=Y.device)
+        for column in (*X.T.flip(0), -Y):  # the last sort is of the first importance
+            order = order[column[order].sort(stable=True).indices]
+        first = order[:SHORTLIST]
+        return cls(X[first], Y[first])
+
+    @classmethod
+    def joined(cls, parts: Sequence[BestPoints]) -> Self:
+        """Take the best of some sets of them."""
+        return cls.of(torch.cat([part.X for part in parts]), torch.cat([part.Y for part in parts]))
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What some observations add to a model: these themselves while they are few, else their sums.
+
+    A value, of which any number add up in any order. Outcomes are those of which large ones are
+    good.
+
+    Attributes:
+        X: Inputs of observations that are not in ``sums``, in the unit cube, ``n x d``.
+        Y: Their outcomes, ``n x 1``.
+        sums: Statistics of all others, at the hyperparameters that a search begins with; None if
+            there are no others.
+        best_summed: The best points of these.
+    """
+
+    X: Tensor
+    Y: Tensor
+    sums: Sums | None = None
+    best_summed: BestPoints | None = None
+
+    @property
+    def observations(self) -> int:
+        """Number of observations."""
+        return len(self.X) + (0 if self.sums is None else round(self.sums.rows))
+
+    def best(self) -> BestPoints:
+        """Return the best points of all."""
+        rows = BestPoints.of(self.X, self.Y.squeeze(-1))
+        return rows if self.best_summed is None else BestPoints.joined((rows, self.best_summed))
+
+    def plus(self, others: Iterable[Delta]) -> Delta:
+        """Add further deltas.
+
+        Raises:
+            UnsupportedError: The sums of one are of another model.
+        """
+        deltas = (self, *others)
+        X, Y = (torch.cat([getattr(delta, name) for delta in deltas]) for name in ("X", "Y"))
+        sums = [delta.sums for delta in deltas if delta.sums is not None]
+        best = [delta.best_summed for delta in deltas if delta.best_summed is not None]
+        if not sums:
+            return Delta(X, Y)
+        return Delta(X, Y, reduce(merge, sums), BestPoints.joined(best))
+
+    def settled(self, template: StreamingGP) -> Delta:
+        """Put observations into sums where they are more than ``MOST_ROWS``.
+
+        Args:
+            template: The model without observations that all replicas of a search begin with.
+        """
+        return self if len(self.X) <= MOST_ROWS else self._summed(template)
+
+    def _summed(self, template: StreamingGP) -> Delta:
+        rows = accumulate(zero(template), self.X, self.Y)
+        sums = rows if self.sums is None else merge(self.sums, rows)
+        return Delta(self.X[:0], self.Y[:0], sums, self.best())
+
+    def put_into(self, model: StreamingGP, template: StreamingGP) -> None:
+        """Put all observations into a model, whose hyperparameters may differ; all or none.
+
+        Raises:
+            UnsupportedError: The sums are of another model.
+        """
+        if self.sums is None:
+            model.update(self.X, self.Y)
+            return
+        sums = self._summed(template).sums if len(self.X) > 0 else self.sums
+        if sums is not None:
+            finish(model, rebased(sums, model))
+
+    # --- as arrays ------------------------------------------------------------------------------
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return the delta as arrays in main memory."""
+        arrays = {"X": self.X, "Y": self.Y}
+        if self.sums is not None and self.best_summed is not None:
+            packed = zlib.compress(self.sums.to_bytes())
+            arrays["sums"] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+            arrays |= {"best_X": self.best_summed.X, "best_Y": self.best_summed.Y}
+        return {name: array.detach().cpu().clone() for name, array in arrays.items()}
+
+    @classmethod
+    def of_arrays(
+        cls, arrays: Mapping[str, Tensor], template: StreamingGP, most_bytes: int
+    ) -> Delta:
+        """Build a delta of what :meth:`arrays` returned.
+
+        Args:
+            arrays: As they were read: of any shapes and types.
+            template: The model without observations that all replicas of a search begin with.
+            most_bytes: Most bytes of its sums, as of :func:`most_bytes_of_sums`; of more no more
+                are unpacked.
+
+        Raises:
+            ValueError: They are of other shapes, or not finite.
+            UnsupportedError: The sums are of another model.
+        """
+        try:
+            X, Y = _rows(arrays["X"], arrays["Y"], template)
+            if "sums" not in arrays:
+                return cls(X, Y)
+            unpacking = zlib.decompressobj()
+            content = unpacking.decompress(arrays["sums"].numpy().tobytes(), most_bytes)
+            if not unpacking.eof:
+                raise ValueError(
+                    f"its sums are cut short, or of more than {most_bytes:,} bytes, which sums of "
+                    "this search are not"
+                )
+            best_X, best_Y = _rows(arrays["best_X"], arrays["best_Y"].unsqueeze(-1), template)
+        except (LookupError, zlib.error) as error:
+            raise ValueError(f"it is no delta ({error!r})") from error
+        sums = merge(zero(template), Sums.from_bytes(content))
+        return cls(X, Y, sums, BestPoints(best_X, best_Y.squeeze(-1)))
+
+
+def most_bytes_of_sums(template: StreamingGP) -> int:
+    """Return a number of bytes that no sums of a search exceed: twice those of some of its sums.
+
+    Statistics have the same size however many observations they are of.
+
+    Args:
+        template: The model without observations that all replicas of a search begin with.
+    """
+    like = next(template.parameters())
+    X = (
+        torch.linspace(0.0, 1.0, MOST_ROWS + 1)
+        .unsqueeze(-1)
+        .to(like)
+        .repeat(1, template._input_dim)
+    )
+    return 2 * len(accumulate(zero(template), X, X[:, :1]).to_bytes()) + 2**20
+
+
+def _rows(X: Tensor, Y: Tensor, template: StreamingGP) -> tuple[Tensor, Tensor]:
+    """Check observations, and bring them to the model's dtype and device.
+
+    Raises:
+        ValueError: They are not ``n x d`` in the unit cube and ``n x 1``, or not finite.
+    """
+    fits = X.ndim == 2 and X.shape[-1] == template._input_dim and Y.shape == (len(X), 1)
+    if not fits or not X.is_floating_point() or not Y.is_floating_point():
+        raise ValueError(
+            f"expected numbers of shapes (n, {template._input_dim}) and (n, 1), got "
+            f"{tuple(X.shape)} of {X.dtype} and {tuple(Y.shape)} of {Y.dtype}"
+        )
+    if not bool(((X >= 0.0) & (X <= 1.0)).all() and (Y.abs() <= LARGEST).all()):
+        raise ValueError(
+            f"it has inputs outside the unit cube, or outcomes that are not at most {LARGEST:g}"
+        )
+    like = next(template.parameters())
+    return X.to(like), Y.to(like)

@@ -12,18 +12,16 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from bo_stream.distributed.clock import VectorClock
-from bo_stream.distributed.compaction import compact
-from bo_stream.distributed.deltas import BestPoints, Delta
-from bo_stream.distributed.gathering import Gathered, Gathering
-from bo_stream.distributed.hyperparameters import arrays_of, set_from
-from bo_stream.distributed.membership import Membership
-from bo_stream.distributed.outbox import Outbox, Parcel
+from bo_stream.distributed.gathering import Gathered, Gathering, Outbox, Parcel, compact
+from bo_stream.distributed.membership import Membership, Search, arrays_of, set_from, template_of
 from bo_stream.distributed.records import (
+    BestPoints,
+    Delta,
     Listing,
     Store,
     UnusableError,
     VanishedError,
+    VectorClock,
     count_of,
     counted_key,
     name_of,
@@ -31,13 +29,11 @@ from bo_stream.distributed.records import (
     opened,
     sealed,
 )
-from bo_stream.distributed.search import Search, template_of
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.optimization.acquisition import Situation, best_points
-from bo_stream.loops.optimization.settings import OptimizationSettings
-from bo_stream.loops.optimization.surrogate import FEWEST, learn
-from bo_stream.loops.optimization.trials import LARGEST
-from bo_stream.loops.predictions import predict_mean
+from bo_stream.loops.optimization.optimizer import FEWEST, learn
+from bo_stream.loops.optimization.trials import LARGEST, OptimizationSettings
+from bo_stream.loops.results import predict_mean
 from bo_stream.models.base import StreamingGP
 from bo_stream.warnings import users_stack_level
 

@@ -1,25 +1,357 @@
-"""From what a user names to its fragments: files, data sets, iterables, Dask's and Ray's tables."""
+"""From what a user names to fragments: pieces of a table that are read one at a time, anywhere."""
 
 from __future__ import annotations
 
 import glob
+import hashlib
+import json
+import pickle
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from bo_stream.distributed.fragments import (
-    BatchFragment,
-    Columns,
-    FileFragment,
-    Fragment,
-    LazyFragment,
-    batch_of,
-)
+import numpy as np
+from numpy.typing import NDArray
+
 from bo_stream.errors import UsageError
 from bo_stream.storage.archive import one_line
+
+Array = NDArray[np.float64]
+
+READ_ROWS = 65_536
+"""Rows that are decoded at a time: a worker's memory does not depend on the size of a fragment."""
+
+HASHED = 1 << 20
+"""Bytes that are hashed at a time."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns that hold inputs, outcomes and noise variances.
+
+    Attributes:
+        x: Of the d inputs.
+        y: Of the m outcomes, or of the labels.
+        yvar: Of their noise variances, or none.
+    """
+
+    x: tuple[str, ...]
+    y: tuple[str, ...]
+    yvar: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        x: str | Sequence[str] | None,
+        y: str | Sequence[str] | None,
+        yvar: str | Sequence[str] | None,
+    ) -> Columns:
+        """Check names as a user gives them.
+
+        Raises:
+            UsageError: One is named twice, or there are other numbers of y and yvar.
+        """
+        named = cls(_names("x", x), _names("y", y), _names("yvar", yvar))
+        twice = sorted({name for name in named.all if named.all.count(name) > 1})
+        if twice:
+            raise UsageError(f"Expected each column once in x, y and yvar, got {twice} twice.")
+        if named.yvar and len(named.yvar) != len(named.y):
+            raise UsageError(
+                f"Expected yvar to name a column for each of y, {list(named.y)}, got "
+                f"{list(named.yvar)}."
+            )
+        return named
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """All names."""
+        return (*self.x, *self.y, *self.yvar)
+
+
+def _names(argument: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
+    names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(name, str) for name in names):
+        raise UsageError(f"Expected {argument} to be names of columns, got {value!r}.")
+    return names
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a table as arrays in float64; missing numbers are NaN.
+
+    Attributes:
+        X: Inputs, ``n x d``.
+        Y: Outcomes, ``n x m``; m = 0 where only inputs are read.
+        Yvar: Noise variances, ``n x m``, or None.
+    """
+
+    X: Array
+    Y: Array
+    Yvar: Array | None
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.X.nbytes + self.Y.nbytes + (0 if self.Yvar is None else self.Yvar.nbytes)
+
+    def rows(self, start: int, stop: int) -> Batch:
+        """Select rows."""
+        Yvar = None if self.Yvar is None else self.Yvar[start:stop]
+        return Batch(self.X[start:stop], self.Y[start:stop], Yvar)
+
+
+@dataclass(frozen=True)
+class Fragment(ABC):
+    """A piece of a source; it can be pickled and holds no rows unless it has no file.
+
+    Attributes:
+        key: Names it in its source, always the same.
+        size: Bytes, for a progress bar; 0 where unknown.
+        num_rows: Number of rows; None where unknown.
+    """
+
+    key: str
+    size: int
+    num_rows: int | None
+
+    @abstractmethod
+    def batches(self, columns: Columns) -> Iterator[Batch]:
+        """Read the rows in order, some at a time.
+
+        Raises:
+            Exception: Whatever the reader raises for content that cannot be read.
+        """
+
+    @abstractmethod
+    def digest(self, columns: Columns) -> str:
+        """Return a digest of the content: it costs reading and hashing all of its bytes."""
+
+    def stamp(self) -> object:
+        """Return what changes when a file is written, at no cost; None where there is none."""
+        return None
+
+    def box(self, columns: Columns) -> Array | None:
+        """Return least and largest inputs, ``2 x d``, where they are known without reading."""
+        return None
+
+
+@dataclass(frozen=True)
+class FileFragment(Fragment):
+    """A row group of a parquet file, or another file.
+
+    Attributes:
+        part: Fragment of ``pyarrow.dataset``.
+    """
+
+    part: Any
+
+    def batches(self, columns: Columns) -> Iterator[Batch]:
+        """Read the columns only; those of a text file are parsed as numbers."""
+        import pyarrow as pa
+
+        numbers = pa.schema([(name, pa.float64()) for name in columns.all])
+        scanner = self.part.scanner(
+            schema=numbers,
+            columns=list(columns.all),
+            batch_size=READ_ROWS,
+            batch_readahead=1,
+            fragment_readahead=1,
+            fragment_scan_options=_scan_options(self.part),
+            use_threads=False,
+        )
+        for batch in scanner.to_batches():
+            yield batch_of(batch, columns)
+
+    def digest(self, columns: Columns) -> str:
+        """Return a digest of all bytes that are read.
+
+        Of a row group those of its columns, their types, and what the footer says of them but where
+        they are; of another file all. Neither its name nor its time counts.
+        """
+        with self.part.filesystem.open_input_file(self.part.path) as file:
+            if not getattr(self.part, "row_groups", None):
+                return digest_of(_hashed(file, 0, file.size()))
+            group = self.part.metadata.row_group(self.part.row_groups[0].id).to_dict()
+            chunks = [each for each in group["columns"] if each["path_in_schema"] in columns.all]
+            content = [_hashed(file, *_span(chunk)) for chunk in chunks]
+        about = [{k: v for k, v in each.items() if "offset" not in k} for each in chunks]
+        schema = self.part.physical_schema
+        types = [str(schema.field(each["path_in_schema"]).type) for each in chunks]
+        return digest_of([group["num_rows"], about, types, content])
+
+    def stamp(self) -> object:
+        """Return the size and the time of the file; a time may be set back, so neither is trusted.
+
+        They tell whether to hash a file once more that may have changed while it was read.
+        """
+        about = self.part.filesystem.get_file_info(self.part.path)
+        return about.size, about.mtime_ns
+
+    def box(self, columns: Columns) -> Array | None:
+        """Return the least and the largest inputs that the footer of a parquet file holds."""
+        groups = getattr(self.part, "row_groups", None)
+        if not groups:
+            return None
+        found = groups[0].statistics or {}
+        ends = [found.get(name, {}) for name in columns.x]
+        if not all("min" in each and "max" in each for each in ends):
+            return None
+        box = np.array([[each[side] for each in ends] for side in ("min", "max")], dtype=float)
+        return box if np.isfinite(box).all() else None
+
+
+def _scan_options(part: Any) -> Any:
+    """Return options that verify the checksums of pages where a parquet file has any."""
+    import pyarrow.dataset as ds
+
+    if not isinstance(part, ds.ParquetFileFragment):
+        return None
+    return ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+
+
+@dataclass(frozen=True)
+class BatchFragment(Fragment):
+    """A batch of an iterable.
+
+    Attributes:
+        batch: Its rows.
+    """
+
+    batch: Batch
+
+    def digest(self, columns: Columns) -> str:
+        """Return a digest of the rows."""
+        arrays = [self.batch.X, self.batch.Y, self.batch.Yvar]
+        return digest_of([None if a is None else (a.shape, a.tobytes()) for a in arrays])
+
+    def batches(self, columns: Columns) -> Iterator[Batch]:
+        """Return the rows."""
+        yield self.batch
+
+
+@dataclass(frozen=True)
+class LazyFragment(Fragment):
+    """A partition of a Dask DataFrame, computed where it is read.
+
+    Attributes:
+        pickled: The partition as a delayed value, pickled as Dask pickles.
+        name: Dask's key of the partition, which is a digest of how it is made.
+    """
+
+    pickled: bytes
+    name: str
+
+    def digest(self, columns: Columns) -> str:
+        """Return a digest of how the partition is made, not of its content."""
+        return digest_of(self.name)
+
+    def batches(self, columns: Columns) -> Iterator[Batch]:
+        """Compute the partition in this process."""
+        table = pickle.loads(self.pickled).compute(scheduler="synchronous")
+        yield batch_of(table, columns)
+
+
+def batch_of(table: Any, columns: Columns) -> Batch:
+    """Make a batch of what an iterable yields.
+
+    Args:
+        table: A table of Arrow or pandas; or arrays or tensors ``(X, Y)`` or ``(X, Y, Yvar)``, of
+            which no columns are named.
+        columns: Names of its columns.
+
+    Raises:
+        UsageError: It is neither, lacks a column, or holds what are no numbers.
+    """
+    if isinstance(table, Batch):
+        return table
+    if isinstance(table, tuple | list):
+        return _of_arrays(table)
+    names = getattr(table, "column_names", None) or _schema_names(table)
+    if names is None:
+        raise UsageError(
+            "Expected batches to be tables of Arrow or pandas, or arrays (X, Y) or (X, Y, Yvar), "
+            f"got a {type(table).__name__}."
+        )
+    missing = [name for name in columns.all if name not in names]
+    if missing:
+        raise UsageError(f"it has no column {missing[0]!r}, but {sorted(map(str, names))}")
+    X, Y, Yvar = (_stacked(table, part) for part in (columns.x, columns.y, columns.yvar))
+    return Batch(X, Y, Yvar if columns.yvar else None)
+
+
+def _schema_names(table: Any) -> list[str] | None:
+    if hasattr(table, "schema"):  # a record batch
+        return list(table.schema.names)
+    return list(table.columns) if hasattr(table, "columns") else None
+
+
+def _stacked(table: Any, names: Sequence[str]) -> Array:
+    values = np.empty((len(table), len(names)))
+    for i, name in enumerate(names):
+        values[:, i] = _numbers(table[name], name)
+    return values
+
+
+def _numbers(column: Any, name: str) -> Array:
+    """Convert a column to float64; missing numbers are NaN."""
+    try:
+        if hasattr(column, "combine_chunks"):  # of a table of Arrow
+            return np.asarray(column.to_numpy(), dtype=float)
+        if hasattr(column, "null_count"):
+            return np.asarray(column.to_numpy(zero_copy_only=False), dtype=float)
+        values: Array = column.to_numpy(dtype=float, na_value=np.nan)
+        return values
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"column {name!r} holds what are no numbers: {error}") from error
+
+
+def _of_arrays(arrays: Sequence[Any]) -> Batch:
+    if len(arrays) not in (2, 3):
+        raise UsageError(
+            f"Expected batches of arrays to be (X, Y) or (X, Y, Yvar), got {len(arrays)} of them."
+        )
+    X, Y, *rest = (np.asarray(each, dtype=float) for each in arrays if each is not None)
+    matrices = [each[:, None] if each.ndim == 1 else each for each in (X, Y, *rest)]
+    if any(each.ndim != 2 or len(each) != len(X) for each in matrices):
+        shapes = [each.shape for each in (X, Y, *rest)]
+        raise UsageError(f"Expected batches of shapes n x d and n x m, got {shapes}.")
+    return Batch(matrices[0], matrices[1], matrices[2] if rest else None)
+
+
+def digest_of(content: object) -> str:
+    """Return a short digest of plain values and bytes."""
+
+    def plain(value: object) -> str:
+        return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else repr(value)
+
+    return hashlib.sha256(json.dumps(content, default=plain).encode()).hexdigest()[:32]
+
+
+def _span(chunk: Mapping[str, Any]) -> tuple[int, int]:
+    """Return where a column of a row group begins, and its bytes, as the footer describes it."""
+    start = chunk["dictionary_page_offset"] or chunk["data_page_offset"]
+    return min(start, chunk["data_page_offset"]), chunk["total_compressed_size"]
+
+
+def _hashed(file: Any, start: int, size: int) -> str:
+    """Hash a part of a file, some of it at a time."""
+    digest, buffer, left = hashlib.sha256(), memoryview(bytearray(HASHED)), size
+    file.seek(start)
+    while left > 0 and (read := file.readinto(buffer[: min(left, HASHED)])) > 0:
+        digest.update(buffer[:read])
+        left -= read
+    return digest.hexdigest()
+
+
+# --- from what a user names to its fragments: files, data sets, iterables ------------------------
+
 
 Format: TypeAlias = Literal["parquet", "csv"]
 

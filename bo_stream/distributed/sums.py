@@ -7,19 +7,221 @@ the same hyperparameters with no other observations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
+from torch.nn import Module
 
-from bo_stream.distributed.additivity import check_additive, empty_copy
-from bo_stream.distributed.likeness import check_alike
+from bo_stream.bases.grid.mesh import Mesh
+from bo_stream.models.auto.families import EXACT
+from bo_stream.models.auto.inference import AutoMemory
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.clustered.inference import ClusterMemory
 from bo_stream.models.construction import restore_products
+from bo_stream.models.decoupled.decoupled import DecoupledGP
+from bo_stream.models.inducing.inference import CollapsedInference
+from bo_stream.models.inducing.memory import InducingMemory
+from bo_stream.models.local.local import LocalGP
+from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
+from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
+from bo_stream.models.wiski.heteroscedastic import HeteroscedasticWISKI
+from bo_stream.models.wiski.memory import OnGrid
 from bo_stream.storage.objects import model_bytes, read_model_bytes
 from bo_stream.storage.trusted import Trusted
+from bo_stream.warnings import ProjectionWarning, users_stack_level
+
+_EXACT = (
+    "Those of WISKI, DirichletWISKI, BayesianLastLayer and of OSGPR with inducing_points and "
+    "window=0 add up exactly."
+)
+
+BY_STEPS = (DecoupledGP, QSGP, QSRVM)
+"""Models whose posteriors are learned by steps on a bound."""
+
+
+def check_additive(model: StreamingGP) -> None:
+    """Refuse a model whose parts cannot be summed; warn of one whose sums are an approximation.
+
+    Raises:
+        UnsupportedError: The model cannot be summed.
+    """
+    name, reason = type(model).__name__, None
+    if isinstance(model, BY_STEPS):
+        reason = "its posterior is learned by steps on a bound and is not a sum over observations"
+    elif isinstance(model._memory, AutoMemory) and model._memory.family == EXACT:
+        reason = (
+            "it is exact so far and holds all its rows. Move it to the family that it would go on "
+            'in: model.move_to("WISKI"), or "OSGPR"'
+        )
+    if reason is not None:
+        raise UnsupportedError(
+            f"Expected a model whose statistics add up, got a {name}: {reason}. {_EXACT}"
+        )
+    gap = approximation(model)
+    if gap is not None:
+        warnings.warn(
+            f"Parts of a stream, merged, are only nearly the {name} of the whole stream: {gap}. "
+            f"{_EXACT}",
+            ProjectionWarning,
+            stacklevel=users_stack_level(),
+        )
+
+
+def approximation(model: StreamingGP) -> str | None:
+    """Say how merged parts of a stream differ from the whole stream; None if they do not."""
+    memory, inference = inner_memory(model), model._inference
+    if isinstance(model._memory, AutoMemory):
+        inference = model._memory.inference
+    if isinstance(model._units, LikelihoodOutcomes):
+        return "each outcome enters by the posterior that its part has at that time"
+    if isinstance(model, HeteroscedasticWISKI):
+        return (
+            "where Yvar is unknown, the noise is learned from what each part predicts, and each "
+            "begins with the prior"
+        )
+    if isinstance(memory, ClusterMemory):
+        return (
+            "parts that place other centres move some inputs twice. It is exact where the tree "
+            "covers all inputs before the start"
+        )
+    if isinstance(memory, InducingMemory) and memory.allocator is not None:
+        return "each part places inducing points of its own. Give inducing_points"
+    if isinstance(inference, CollapsedInference) and inference.window > 0:
+        return (
+            "posteriors are exact, but a fit sees other rows in its window. It is exact with "
+            "window=0"
+        )
+    if isinstance(model, LocalGP):
+        return "which local model takes a row depends on the rows before it"
+    return None
+
+
+def inner_memory(model: StreamingGP) -> Any:
+    """Return a model's memory, or that of the family that it is in."""
+    memory = model._memory
+    return memory.inner if isinstance(memory, AutoMemory) else memory
+
+
+def set_inner_memory(model: StreamingGP, inner: Any) -> None:
+    """Replace a model's memory, or that of the family that it is in, which then holds no rows."""
+    memory = model._memory
+    if isinstance(memory, AutoMemory):
+        inner = replace(memory, inner=inner, rows=None)
+    model._set_memory(inner)
+
+
+def empty_copy(model: StreamingGP) -> StreamingGP:
+    """Return a model without observations that shares hyperparameters, in the same family."""
+    former, empty = inner_memory(model), model._shallow_copy().clear()
+    if isinstance(model._memory, AutoMemory):  # which would begin anew
+        empty._memory = model._memory
+        set_inner_memory(empty, model._memory.inference.cleared(former, model._prior))
+    inner = inner_memory(empty)
+    if isinstance(inner, OnGrid):  # which may grow as far as the model's may
+        set_inner_memory(empty, replace(inner, first=former.first))  # type: ignore[type-var]
+    return empty
+
+
+# --- whether two models have the same hyperparameters and the same basis -------------------------
+
+
+_PLAIN = (bool, int, float, str)
+
+
+def check_alike(mine: StreamingGP, theirs: StreamingGP) -> None:
+    """Check that two models differ in their observations only.
+
+    The standardisation of outcomes may differ: memories hold outcomes in their own units.
+
+    Raises:
+        UnsupportedError: They differ in class, in a hyperparameter or in their basis; the message
+            names what differs.
+    """
+    if type(mine) is not type(theirs):
+        _refuse("classes", type(mine).__name__, type(theirs).__name__)
+    ours, others = dict(parts_of(mine)), dict(parts_of(theirs))
+    for name in (*ours, *others):
+        a, b = ours.get(name), others.get(name)
+        if not _is_equal(a, b):
+            _refuse(name, a, b)
+    _check_basis(inner_memory(mine), inner_memory(theirs))
+
+
+def _refuse(what: str, mine: object, theirs: object) -> None:
+    raise UnsupportedError(
+        f"Expected sums of one model, got different {what}: {_spelled(mine)} and "
+        f"{_spelled(theirs)}. Make them from one zero(model), or express one of them in the other "
+        "hyperparameters by rebased(sums, model)."
+    )
+
+
+def _spelled(value: object) -> str:
+    text = str(value.tolist()) if isinstance(value, Tensor) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def parts_of(model: StreamingGP) -> Iterator[tuple[str, Any]]:
+    """List hyperparameters, classes and plain options of kernel, mean, likelihood and inputs."""
+    for name in ("covar_module", "mean_module", "likelihood", "input_transform", "stem"):
+        module = getattr(model, name, None)
+        if isinstance(module, FixedNoiseGaussianLikelihood):  # its noise follows the observations
+            yield name, type(module).__name__
+        elif isinstance(module, Module):
+            yield from _settings_of(module, name)
+
+
+def _settings_of(root: Module, start: str) -> Iterator[tuple[str, Any]]:
+    for path, module in root.named_modules(prefix=start):
+        yield path, type(module).__name__
+        own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        for name, value in own:
+            yield f"{path}.{name}", value.detach()
+        for name, option in vars(module).items():
+            if isinstance(option, _PLAIN) and name != "training":
+                yield f"{path}.{name}", option
+
+
+def _is_equal(a: object, b: object) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.equal(a, b.to(a))
+    return type(a) is type(b) and a == b
+
+
+def _check_basis(mine: Any, theirs: Any) -> None:
+    """Check that grids share their nodes, and that inducing points which stay are the same."""
+    if isinstance(mine, OnGrid) and isinstance(theirs, OnGrid):
+        grid, rounding = mine.grid, max(_rounding(mine), _rounding(theirs))
+        other = theirs.grid
+        if grid.groups != other.groups or not _shares_nodes(grid, other.aligned(grid, rounding)):
+            _refuse("grids", _grid(mine), _grid(theirs))
+    elif isinstance(mine, InducingMemory) and mine.allocator is None:
+        a, b = mine.values.Z, theirs.values.Z
+        if not torch.equal(a, b):
+            _refuse("inducing points", a, b)
+
+
+def _shares_nodes(grid: Mesh, other: Mesh) -> bool:
+    return other.lies_in(grid.grown_over(other))
+
+
+def _rounding(memory: Any) -> float:
+    rounding: float = memory.rounding
+    return rounding
+
+
+def _grid(memory: OnGrid) -> str:
+    return f"{memory.grid.size} nodes over {memory.grid.bounds.tolist()}"
+
+
+# --- sums over observations of which a model can be made anywhere: zero, accumulate --------------
+
 
 M = TypeVar("M", bound=StreamingGP)
 
@@ -28,7 +230,7 @@ M = TypeVar("M", bound=StreamingGP)
 class Sums:
     """Sums over observations, at one state of a model's hyperparameters.
 
-    They can be pickled. Of a grid model of at most ``bo_stream.models.wiski.rows.MOST_ROWS``
+    They can be pickled. Of a grid model of at most ``bo_stream.models.wiski.memory.MOST_ROWS``
     observations they are the observations themselves, beyond that O(7^d) numbers a cell of the
     grid, however many observations there are.
 

@@ -1,10 +1,11 @@
-"""The task of a worker: read some fragments and return their sums, and what could not be taken."""
+"""The tasks of an ingest: fragments are read and summed by workers, and their sums joined."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -13,11 +14,10 @@ import torch
 from botorch.exceptions.errors import BotorchError
 from torch import Tensor
 
-from bo_stream.distributed.additivity import inner_memory
-from bo_stream.distributed.fragments import Array, Batch, Columns, Fragment
-from bo_stream.distributed.sources import Fault
-from bo_stream.distributed.sums import Sums, accumulate, merge
+from bo_stream.distributed.sources import Array, Batch, Columns, Fault, Fragment
+from bo_stream.distributed.sums import Sums, accumulate, inner_memory, merge
 from bo_stream.errors import UsageError
+from bo_stream.executors.engine import Capacity
 from bo_stream.models.wiski.memory import OnGrid
 from bo_stream.storage.archive import one_line
 
@@ -180,3 +180,163 @@ def _threads(number: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(former)
+
+
+# --- tasks done by an executor: a few at a time, lost ones again ---------------------------------
+
+
+@dataclass(frozen=True)
+class Done:
+    """A task that is done.
+
+    Attributes:
+        task: The task.
+        part: Its sums.
+        again: How many times it was lost before.
+    """
+
+    task: Task
+    part: Part
+    again: int
+
+
+def done_here(tasks: Iterator[Task], start: Sums) -> Generator[Done, None, None]:
+    """Do tasks in this process, one after another."""
+    for task in tasks:
+        yield Done(task, run(task, start), 0)
+
+
+def done_by(
+    executor: Executor, tasks: Iterator[Task], start: Sums, at_once: int | None, retries: int
+) -> Generator[Done, None, None]:
+    """Do tasks by an executor; what is under way is cancelled when the iterator is closed.
+
+    Args:
+        executor: Of any kind.
+        tasks: Drawn as places become free, so that those of an iterable do not pile up.
+        start: Sums of no observations, sent along.
+        at_once: Most tasks under way; None: twice the workers of the executor, which may come and
+            go.
+        retries: How many times a task is done again whose worker died.
+
+    Raises:
+        UsageError: A task was lost more often, or the executor takes no more.
+    """
+    capacity = Capacity(executor)
+    under_way: dict[Future[Part], tuple[Task, int]] = {}
+    try:
+        while True:
+            most = at_once or 2 * capacity.now()
+            while len(under_way) < most and (task := next(tasks, None)) is not None:
+                under_way[_submitted(executor, task, start)] = (task, 0)
+            if not under_way:
+                return
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                task, again = under_way.pop(future)
+                error = _error(future)
+                if error is None:
+                    yield Done(task, future.result(), again)
+                elif again < retries:
+                    under_way[_submitted(executor, task, start)] = (task, again + 1)
+                else:
+                    raise UsageError(
+                        f"The task of {_span(task)} was lost {again + 1} times: {one_line(error)}. "
+                        "Its worker may have had too little memory. The model is as it was."
+                    ) from error
+    finally:
+        for future in under_way:
+            future.cancel()
+
+
+def _error(future: Future[Part]) -> BaseException | None:
+    try:
+        return future.exception()
+    except BaseException as error:  # of a future that was cancelled with its engine
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        return error
+
+
+def _submitted(executor: Executor, task: Task, start: Sums) -> Future[Part]:
+    try:
+        return executor.submit(run, task, start)
+    except (BrokenExecutor, RuntimeError) as error:
+        raise UsageError(
+            f"The executor takes no more tasks: {one_line(error)}. After a worker of Python's "
+            "ProcessPoolExecutor has died, none of its pool goes on; one of 'processes:N' is "
+            "replaced. The model is as it was."
+        ) from error
+
+
+def _span(task: Task) -> str:
+    first, last = task.fragments[0].key, task.fragments[-1].key
+    return first if first == last else f"{first} to {last}"
+
+
+# --- a tree of sums by number: the same for every order of arrival, and small at any time --------
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """A node of the tree.
+
+    Attributes:
+        start: Number of its first task.
+        level: It holds ``2^level`` tasks.
+    """
+
+    start: int
+    level: int
+
+    @property
+    def stop(self) -> int:
+        """Number after that of its last task."""
+        return self.start + (1 << self.level)
+
+    @property
+    def sibling(self) -> Place:
+        """The node that it is merged with."""
+        return Place(self.start ^ (1 << self.level), self.level)
+
+    @property
+    def parent(self) -> Place:
+        """The node that both become."""
+        return Place(min(self.start, self.sibling.start), self.level + 1)
+
+
+@dataclass
+class SumTree:
+    """Parts of tasks, merged in pairs by their numbers.
+
+    It holds O(log n + tasks that arrived early) parts of n tasks. The sum does not depend on the
+    order in which tasks are done: its brackets are those of their numbers.
+
+    Attributes:
+        nodes: Parts that wait for others.
+        keep: Called with each node that is new, and with those that it was made of.
+    """
+
+    nodes: dict[Place, Part] = field(default_factory=dict)
+    keep: Callable[[Place, Part, tuple[Place, ...]], None] = lambda place, part, former: None
+
+    def add(self, number: int, part: Part) -> None:
+        """Put in the part of a task."""
+        place, former = Place(number, 0), list[Place]()
+        while (sibling := place.sibling) in self.nodes:
+            other = self.nodes.pop(sibling)
+            part = other.plus(part) if sibling < place else part.plus(other)
+            former.append(sibling)
+            place = place.parent
+        self.nodes[place] = part
+        self.keep(place, part, tuple(former))
+
+    def holds(self, number: int) -> bool:
+        """Say whether the part of a task is in."""
+        return any(place.start <= number < place.stop for place in self.nodes)
+
+    def total(self) -> Part | None:
+        """Merge all parts in the order of their numbers; None without any."""
+        whole: Part | None = None
+        for _, part in sorted(self.nodes.items(), key=lambda item: item[0]):
+            whole = part if whole is None else whole.plus(part)
+        return whole

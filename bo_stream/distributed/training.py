@@ -22,11 +22,9 @@ from bo_stream.errors import UsageError
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.sites import SiteInference
-from bo_stream.models.quadruply_stochastic.qsgp import QSGP
-from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
+from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 from bo_stream.models.stochastic.replay import HoldsRows, StreamReplay
-from bo_stream.models.stochastic.sharded import ShardedReplay
-from bo_stream.models.stochastic.training import Training
+from bo_stream.models.stochastic.training import ShardedReplay, Training
 from bo_stream.tensors import keeps_tensors
 
 TIMEOUT = 300.0

@@ -1,9 +1,12 @@
-"""Models and kernels that a loop offers by name, for inputs in the unit cube."""
+"""The models that commands build, and functions of a user."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bo_stream
@@ -15,6 +18,38 @@ if TYPE_CHECKING:
 
     from bo_stream import OSVGP, WISKI, AutoGP, ClusteredGP
     from bo_stream.models.base import StreamingGP
+
+
+def import_function(name: str, what: str) -> Callable[..., Any]:
+    """Import ``package.module:function``; modules in the working directory are found too.
+
+    A module that cannot be imported, or has no such function, is a ``UsageError``; ``what`` names
+    the function's purpose in it.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise UsageError(f"Expected {what} as package.module:function, got {name!r}.")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module raises
+        raise UsageError(
+            f"{what} {name!r}: module {module_name!r} cannot be imported "
+            f"({type(error).__name__}: {error}). Run from its folder, or install it."
+        ) from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        found = "nothing" if function is None else f"a {type(function).__name__}"
+        raise UsageError(
+            f"{what} {name!r}: expected a function named {attribute!r} in {module_name!r}, found "
+            f"{found}."
+        )
+    return function
+
+
+# --- models and kernels that a loop offers by name, for inputs in the unit cube ------------------
 
 
 Option = int | float | str
@@ -131,7 +166,7 @@ def build_model(
         family: That model auto is in and stays in: ``exact``, with the kernel as it is, or
             ``WISKI``; None: all, one after the other. Given a grid it is WISKI.
     """
-    from bo_stream.bases.product_matern import as_product
+    from bo_stream.bases.kernels import as_product
 
     kind, options = MODELS[name], dict[str, Any](given)
     if kind.on_grid and X.shape[-1] <= MOST_ON_GRID and family != EXACT:
@@ -156,7 +191,7 @@ def most_exact(given: Options, X: Tensor, kernel: Kernel) -> int:
         X: Inputs in the unit cube, ``n x d``, d at most ``MOST_ON_GRID``.
         kernel: Kernel of d inputs.
     """
-    from bo_stream.bases.product_matern import as_product
+    from bo_stream.bases.kernels import as_product
 
     product, options = as_product(kernel, X.shape[-1]), {**given, "families": (EXACT, "WISKI")}
     return int(_auto(X[:0], X[:0, :1], product, options).max_exact)
@@ -186,7 +221,7 @@ def _auto(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> A
 
 def _describe_auto(model: AutoGP) -> dict[str, Any]:
     """Return the family in use, and what each hand-over cost; None: an error was not computed."""
-    from bo_stream.models.auto.view import family_model
+    from bo_stream.models.auto.auto import family_model
 
     moves = [
         {key: None if value != value else value for key, value in asdict(move).items()}

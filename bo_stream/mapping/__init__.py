@@ -1,11 +1,15 @@
 """Maps: positions in kilometres, covariates, their default kernel and screening."""
 
 from bo_stream.likelihoods.binomial import empirical_logits
-from bo_stream.mapping.covariates import fill_missing, map_inputs
-from bo_stream.mapping.kernel import map_kernel, survey_kernel
-from bo_stream.mapping.mean_function import Regressor, out_of_fold
-from bo_stream.mapping.positions import Kilometres, kilometres
-from bo_stream.mapping.screening import screen_covariates
+from bo_stream.mapping.covariates import fill_missing, map_inputs, screen_covariates
+from bo_stream.mapping.kernel import (
+    Kilometres,
+    Regressor,
+    kilometres,
+    map_kernel,
+    out_of_fold,
+    survey_kernel,
+)
 
 __all__ = [
     "Kilometres",

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from bo_stream.bases.kernels import TransformedKernel, default_kernel
 from bo_stream.bases.stems import Stem
-from bo_stream.models.botorch_hooks import BoTorchHooks
+from bo_stream.models.botorch_hooks import BoTorchHooks, LatestInputs
 from bo_stream.models.checks import (
     check_finite,
     check_hypothetical,
@@ -49,7 +49,9 @@ from bo_stream.models.checks import (
     check_sampler,
 )
 from bo_stream.models.construction import (
+    adapt_priors,
     check_first_observations,
+    check_learned,
     check_mean,
     check_outputs,
     check_stem,
@@ -57,32 +59,38 @@ from bo_stream.models.construction import (
     choose_likelihood,
     first_projected,
     first_transformed,
+    keeps_boxes,
     learn_bounds,
     observed_inputs,
     restore_products,
+    split_transform,
     warn_of_scaling,
 )
 from bo_stream.models.fitting import (
     hyperparameters,
 )
-from bo_stream.models.inference import Inference, Solve
-from bo_stream.models.input_transforms import (
-    adapt_priors,
-    check_learned,
-    keeps_boxes,
-    split_transform,
-)
-from bo_stream.models.latest_inputs import LatestInputs
 from bo_stream.models.memory import Observations, Targets
-from bo_stream.models.outcomes.base import Drawing, NoiseAtInputs, Outcomes
-from bo_stream.models.outcomes.counts import CountOutcomes
+from bo_stream.models.outcomes.base import (
+    Drawing,
+    NoiseAtInputs,
+    OutcomeChain,
+    Outcomes,
+    Predictive,
+    check_outputs_exist,
+    chosen_outputs,
+    default_standardize,
+    subset_module,
+)
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes, first_totals, shifted_targets
-from bo_stream.models.outcomes.prediction import Predictive
-from bo_stream.models.outcomes.selection import check_outputs_exist, chosen_outputs, subset_module
-from bo_stream.models.outcomes.transform import OutcomeChain, default_standardize
-from bo_stream.models.prior import Prior, move_priors
-from bo_stream.process.cached_baseline import CachedBaseline, arrangements
-from bo_stream.process.process import ConditionedProcess, PosteriorProcess, SelectedProcess
+from bo_stream.models.outcomes.likelihood import CountOutcomes
+from bo_stream.models.prior import Inference, Prior, Solve, move_priors
+from bo_stream.process.process import (
+    CachedBaseline,
+    ConditionedProcess,
+    PosteriorProcess,
+    SelectedProcess,
+    arrangements,
+)
 from bo_stream.storage.objects import read_model, write_model
 from bo_stream.storage.trusted import Trusted
 from bo_stream.tensors import keeps_tensors

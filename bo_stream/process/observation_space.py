@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bo_stream.bases.basis import Basis
+from bo_stream.bases.inducing import Basis
 from bo_stream.linalg import (
     cholesky_with_jitter,
     row_product,

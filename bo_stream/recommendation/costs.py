@@ -1,4 +1,4 @@
-"""Predicted seconds and bytes, from the table that ``benchmarks/speed/cost_model.py`` fits.
+"""A problem's size and what the operations of a model cost on it, calibrated on a machine.
 
 A family's cost of an operation is a sum of terms: a coefficient, times a product of sizes such as
 ``n n d``, times the speed of the machine at that kind of work.
@@ -9,14 +9,264 @@ from __future__ import annotations
 import bisect
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from bo_stream.bases.grid.resolution import DEFAULT_SIZES
-from bo_stream.recommendation.problem import Problem
+import torch
+
+from bo_stream.bases.grid.kernel import DEFAULT_SIZES
+from bo_stream.bases.kernels import radial_parts
+
+LIKELIHOODS = {
+    "_GaussianLikelihoodBase": "gaussian",
+    "BernoulliLikelihood": "bernoulli",
+    "LogisticLikelihood": "logistic",
+    "LaplaceLikelihood": "laplace",
+    "StudentTLikelihood": "student-t",
+    "BetaLikelihood": "beta",
+    "PoissonLikelihood": "poisson",
+    "SoftmaxLikelihood": "classes",
+    "BinomialLikelihood": "binomial",
+    "Likelihood": "other",
+}
+"""Classes of likelihoods, the most special first, and what :func:`recommend` calls them."""
+
+LENGTHSCALE = 0.3
+"""Lengthscale over √d in the unit cube where none is given: that of a smooth function."""
+
+_MATERN = frozenset(("MaternKernel", "ProductMatern"))
+
+_GRID_KERNELS = _MATERN | {"RBFKernel", "PeriodicKernel", "SpectralMixtureKernel"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A use of a model.
+
+    Attributes:
+        n: Observations.
+        d: Inputs.
+        m: Outputs, or classes.
+        q: Points of an update and of a candidate.
+        noise: Standard deviation of the noise over that of the function; None: unknown.
+        likelihood: A value of ``LIKELIHOODS``.
+        rough: Whether hundreds of points cannot express the function.
+        bounded: Whether the box of the inputs is known.
+        lengthscale: Of the kernel, the inputs' box being the unit cube.
+        groups: Inputs of each part of a kernel that is a sum; one group of all of any other.
+        matern: Whether each part is Matérn, of the distance or a product.
+        gridded: Whether the kernel is one that a grid takes as it is, with at most four inputs a
+            group: a sum of products of one-dimensional ones.
+        spectral: Whether Fourier features of the kernel are known: RBF or Matérn, of all inputs.
+    """
+
+    n: int
+    d: int
+    m: int = 1
+    q: int = 1
+    noise: float | None = None
+    likelihood: str = "gaussian"
+    rough: bool = False
+    bounded: bool = True
+    lengthscale: float = LENGTHSCALE
+    groups: tuple[tuple[int, ...], ...] = ()
+    matern: tuple[bool, ...] = (False,)
+    gridded: bool = True
+    spectral: bool = True
+
+
+def problem_of(
+    n: int,
+    d: int,
+    m: int,
+    q: int,
+    noise: float | None,
+    likelihood: object,
+    rough: bool,
+    bounded: bool,
+    lengthscale: float | None,
+    covar_module: Any,
+) -> Problem:
+    """Check the arguments of :func:`recommend` and look at the kernel.
+
+    Raises:
+        TypeError: The likelihood is neither a name nor a likelihood or its class.
+        ValueError: A number is out of range.
+    """
+    for name, value, least in (("n", n, 0), ("d", d, 1), ("m", m, 1), ("q", q, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"Expected {name} to be a whole number from {least}, got {value!r}.")
+    for name, number in (("noise", noise), ("lengthscale", lengthscale)):
+        if number is not None and not (math.isfinite(number) and number >= 0.0):
+            raise ValueError(f"Expected {name} to be at least 0 and finite, got {number!r}.")
+    parts = list(_parts(covar_module)) if covar_module is not None else []
+    groups = tuple(_inputs(part, d) for part in parts) or (tuple(range(d)),)
+    if not lengthscale:
+        lengthscale = _lengthscale(parts) or LENGTHSCALE * max(map(len, groups)) ** 0.5
+    kinds = [{type(leaf).__name__ for leaf in _leaves(part)} for part in parts] or [set()]
+    names = set().union(*kinds)
+    return Problem(
+        max(n, 1),
+        d,
+        m,
+        q,
+        noise,
+        _likelihood_name(likelihood),
+        rough,
+        bounded,
+        lengthscale,
+        groups,
+        tuple(not _MATERN.isdisjoint(each) for each in kinds),
+        names <= _GRID_KERNELS and max(map(len, groups)) <= 4 and not radial_parts(covar_module, d),
+        len(groups) == 1 and names <= {"RBFKernel", "MaternKernel"},
+    )
+
+
+def _likelihood_name(likelihood: object) -> str:
+    if likelihood is None:
+        return "gaussian"
+    if isinstance(likelihood, str):
+        if likelihood.lower() not in LIKELIHOODS.values():
+            names = ", ".join(LIKELIHOODS.values())
+            raise ValueError(f"Expected likelihood to be one of {names}, got {likelihood!r}.")
+        return likelihood.lower()
+    given = likelihood if isinstance(likelihood, type) else type(likelihood)
+    ancestors = [each.__name__ for each in given.__mro__]
+    for name, kind in LIKELIHOODS.items():
+        if name in ancestors:
+            return kind
+    raise TypeError(
+        "Expected likelihood to be a name, one of gpytorch's likelihoods or its class, got "
+        f"{given.__name__}."
+    )
+
+
+def _parts(kernel: Any) -> Iterator[Any]:
+    """Yield the summands of a kernel, scales taken off."""
+    return _operands(kernel, "AdditiveKernel")
+
+
+def _leaves(kernel: Any) -> Iterator[Any]:
+    """Yield the factors of a summand, scales taken off."""
+    return _operands(kernel, "ProductKernel")
+
+
+def _operands(kernel: Any, compound: str) -> Iterator[Any]:
+    """Yield what compound kernels of one class are made of, scales taken off."""
+    name = type(kernel).__name__
+    if name == "ScaleKernel":
+        yield from _operands(kernel.base_kernel, compound)
+    elif name == compound:
+        for each in kernel.kernels:
+            yield from _operands(each, compound)
+    else:
+        yield kernel
+
+
+def _inputs(part: Any, d: int) -> tuple[int, ...]:
+    """Return the inputs that a summand looks at."""
+    found: set[int] = set()
+    for leaf in _leaves(part):
+        active = getattr(leaf, "active_dims", None)
+        found |= set(range(d)) if active is None else {int(i) for i in active}
+    return tuple(sorted(found))
+
+
+def _lengthscale(parts: list[Any]) -> float | None:
+    """Return the geometric mean of a kernel's lengthscales, None where it has none."""
+    logs = [
+        math.log(float(value))
+        for part in parts
+        for leaf in _leaves(part)
+        if getattr(leaf, "has_lengthscale", False)
+        for value in leaf.lengthscale.detach().flatten()
+    ]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+# --- how fast this machine is, beside the one that the table of costs was fitted on --------------
+
+
+Clock = Callable[[], float]
+
+PLAIN = {"calls": 100, "gradients": 20, "factors": 0}
+"""Plain tensor expressions for each Cholesky factor and its gradient in three probes. LAPACK starts
+threads for the smallest matrix, plain expressions start none: on two threads the probes take 1.3,
+1.9 and 3 times as long as on one.
+"""
+
+KINDS = (*PLAIN, "flops", "elements")
+"""What costs time: many small operations, among which factorizations of small matrices and their
+gradients are few, many or most; dense linear algebra; passes over large arrays.
+"""
+
+
+@cache
+def speeds(threads: int, clock: Clock = time.perf_counter) -> dict[str, float]:
+    """Time probes on this machine, once a process for each number of threads.
+
+    It takes a fifth of a second or so.
+
+    Args:
+        threads: What ``torch.get_num_threads()`` says; it is not changed.
+        clock: Seconds so far.
+
+    Returns:
+        Seconds of a probe of each of ``KINDS``, the least of some repeats.
+    """
+    return {kind: _least(probe, clock) for kind, probe in _probes().items()}
+
+
+def timed_now(clock: Clock) -> dict[str, float]:
+    """Time the probes anew, whatever was found before."""
+    return speeds.__wrapped__(0, clock)
+
+
+def _least(probe: Callable[[], object], clock: Clock, repeats: int = 5) -> float:
+    probe()
+    found = []
+    for _ in range(repeats):
+        begin = clock()
+        probe()
+        found.append(clock() - begin)
+    return min(found)
+
+
+def _probes() -> dict[str, Callable[[], object]]:
+    small = torch.eye(6, dtype=torch.float64).requires_grad_()
+    square = torch.eye(512, dtype=torch.float64) + 0.001
+    long = torch.linspace(0.0, 1.0, 200_000, dtype=torch.float64)
+    result = torch.empty_like(long)  # allocated once: a first touch of memory would count, too
+
+    def small_operations(repeats: int, plain: int) -> None:
+        for _ in range(repeats):
+            factor = torch.linalg.cholesky(small + small.mT + 1.0)
+            (factor * factor).sum().backward()
+            for _ in range(plain):
+                (factor.unsqueeze(-2) * 2.0).sum(-1)
+
+    def flops() -> None:
+        torch.linalg.cholesky(square @ square)
+
+    def elements() -> None:
+        for _ in range(5):
+            torch.mul(long, long, out=result).exp_().sum()
+
+    return {
+        "calls": lambda: small_operations(6, PLAIN["calls"]),
+        "gradients": lambda: small_operations(16, PLAIN["gradients"]),
+        "factors": lambda: small_operations(30, PLAIN["factors"]),
+        "flops": flops,
+        "elements": elements,
+    }
+
+
+# --- predicted seconds and bytes -----------------------------------------------------------------
+
 
 OPERATIONS = ("update", "refit", "posterior", "fantasy")
 COUNTED = ("exact", "WISKI", "OSVGP")
@@ -119,11 +369,11 @@ class CostTable:
         window = limits["counts" if problem.likelihood == "binomial" else "window"]
         sizes["w"], sizes["b"] = float(min(n, window)), float(min(n, limits["batch"]))
         if family in ("WISKI", "DirichletWISKI"):
-            sides = [(len(group), _sides(matern)[len(group)]) for group, matern in _parts(problem)]
+            sides = [(len(group), _sides(matern)[len(group)]) for group, matern in _terms(problem)]
             sizes["g"], sizes["p"] = float(len(sides)), float(self._nodes(problem))
             sizes["c"] = float(sum(7**inputs for inputs, _ in sides))
             sizes["k"] = float(sum(inputs * side**2 for inputs, side in sides))
-            each = [self._count(family, len(g), problem, matern) for g, matern in _parts(problem)]
+            each = [self._count(family, len(g), problem, matern) for g, matern in _terms(problem)]
             sizes["r"] = min(sum(each), sizes["p"], float(limits[f"{family} rank"]))
             sizes["f"] = min(sizes["r"], float(limits["learning"]))
         elif family in ("OSGPR", "OSVGP"):
@@ -142,12 +392,12 @@ class CostTable:
     def interpolation_error(self, problem: Problem) -> float:
         """Predict the largest error of WISKI's covariance, in parts of the prior variance."""
         return max(
-            self._count("error", len(group), problem, matern) for group, matern in _parts(problem)
+            self._count("error", len(group), problem, matern) for group, matern in _terms(problem)
         )
 
     def _nodes(self, problem: Problem) -> int:
         """Count the nodes of default grids."""
-        return sum(_sides(matern)[len(group)] ** len(group) for group, matern in _parts(problem))
+        return sum(_sides(matern)[len(group)] ** len(group) for group, matern in _terms(problem))
 
     def _count(self, name: str, d: int, problem: Problem, matern: bool) -> float:
         """Interpolate what was found at some lengthscales and d, in logarithms."""
@@ -170,7 +420,7 @@ class CostTable:
         return math.exp(_interpolated([float(d) for d in known], ends, float(problem.d)))
 
 
-def _parts(problem: Problem) -> Iterator[tuple[tuple[int, ...], bool]]:
+def _terms(problem: Problem) -> Iterator[tuple[tuple[int, ...], bool]]:
     """Yield the inputs of each part of the kernel, and whether it is Matérn."""
     yield from zip(problem.groups, problem.matern, strict=True)
 

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bo_stream.recommendation.problem import problem_of
+from bo_stream.recommendation.costs import problem_of
 from bo_stream.recommendation.recommend import Recommendation, exact_until, recommend
 
 HERE = Path(__file__).parent

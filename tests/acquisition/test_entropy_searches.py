@@ -59,9 +59,9 @@ from bo_stream import (
     HeteroscedasticWISKI,
     LocalGP,
 )
-from bo_stream.bases.product_matern import as_product
+from bo_stream.bases.kernels import as_product
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.wiski import rows as row_memory
+from bo_stream.models.wiski import memory as row_memory
 from tests.support.comparisons import assert_gradient
 from tests.support.problems import Observations, observations
 from tests.support.tolerances import assert_close

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bo_stream import WISKI, PredictiveEntropy, qBALD
 from bo_stream.acquisition.labels import Hypotheses, joint_entropies
-from bo_stream.likelihoods.softmax import entropy
+from bo_stream.likelihoods.sites import entropy
 from tests.oracles.classification import dirichlet_observations, label_information
 from tests.oracles.gaussian_process import DenseGP
 from tests.oracles.reference import reference

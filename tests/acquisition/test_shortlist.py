@@ -17,14 +17,11 @@ from bo_stream.acquisition import (
     Misclassification,
     SiteConstraints,
     select_sites,
-    shortlist,
     site_choice,
 )
-from bo_stream.acquisition.feature_nipv import PointMeasure
-from bo_stream.acquisition.shortlist import ShortlistGains, with_targets
-from bo_stream.acquisition.site_noise import SiteNoise
-from bo_stream.acquisition.sites import kept_sites, sites
-from bo_stream.acquisition.weight_space import explained
+from bo_stream.acquisition.criteria import kept_sites, sites
+from bo_stream.acquisition.feature_nipv import PointMeasure, explained
+from bo_stream.acquisition.site_choice import ShortlistGains, SiteNoise, with_targets
 from bo_stream.models.base import StreamingGP
 from tests.models.inducing.test_counts import count_kernel, surveys
 from tests.support.problems.inducing import wave
@@ -86,7 +83,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.usefixtures("large")
 def test_a_list_of_all_candidates_is_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortlist, "SHORTLIST", N)
+    monkeypatch.setattr(site_choice, "SHORTLIST", N)
     model, pool, targets = MODELS[name](), rand(60), rand(25)
     for criterion in CRITERIA:
         pending = torch.tensor([7, 30])
@@ -108,7 +105,7 @@ def test_a_short_list_holds_good_candidates(
     model, pool, targets = MODELS[name](), rand(N), rand(80)
     exact = select_sites(model, pool, Q, criterion, targets)
     monkeypatch.setattr(site_choice, "MOST_PAIRS", 1)
-    monkeypatch.setattr(shortlist, "SHORTLIST", N // 20)
+    monkeypatch.setattr(site_choice, "SHORTLIST", N // 20)
     found = select_sites(model, pool, Q, criterion, targets)
     assert found.before - found.after > 0.8 * (exact.before - exact.after)
 
@@ -135,7 +132,7 @@ def test_candidates_rank_by_their_gains(name: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("large")
 def test_constraints_hold_on_a_short_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortlist, "SHORTLIST", 10)
+    monkeypatch.setattr(site_choice, "SHORTLIST", 10)
     pool, costs = rand(N), 0.5 + torch.rand(N, dtype=torch.float64)
     limits = SiteConstraints(
         costs=costs, budget=4.0, positions=pool, minimum_distance=0.2, unreachable=costs < 0.7
@@ -152,7 +149,7 @@ def test_constraints_hold_on_a_short_list(monkeypatch: pytest.MonkeyPatch) -> No
 def test_targets_as_inducing_points_leave_the_process_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shortlist, "ADDED", 7)
+    monkeypatch.setattr(site_choice, "ADDED", 7)
     for model in (counts(), inducing()):
         targets, X = rand(30), rand(9)
         space = explained(model.process())

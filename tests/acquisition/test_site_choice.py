@@ -40,7 +40,7 @@ from bo_stream.acquisition import (
     select_sites,
 )
 from bo_stream.acquisition import site_choice as module
-from bo_stream.acquisition.site_noise import SiteNoise
+from bo_stream.acquisition.site_choice import SiteNoise
 from bo_stream.likelihoods.binomial import logit_noise
 from bo_stream.models.base import StreamingGP
 from tests.acquisition.examples import small_model, some

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.acquisition import sites as module
-from bo_stream.acquisition.sites import sites
-from bo_stream.bases.basis import Basis
+from bo_stream.acquisition import criteria as module
+from bo_stream.acquisition.criteria import sites
+from bo_stream.bases.inducing import Basis
 from tests.acquisition.examples import small_model, some
 from tests.acquisition.test_weight_space import WithResidual
 from tests.support.tolerances import assert_close

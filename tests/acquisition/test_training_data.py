@@ -35,7 +35,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.latest_inputs import LATEST
+from bo_stream.models.botorch_hooks import LATEST
 from tests.acquisition.test_entropy_searches import BOX, DIM, MODELS, moments, points
 from tests.support.problems import observations
 from tests.support.tolerances import assert_close

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from bo_stream import OSGPR, WISKI, ClusteredGP, sample_paths
-from bo_stream.bases.product_matern import as_product
+from bo_stream.bases.kernels import as_product
 from bo_stream.models.base import StreamingGP
 
 DIM, FIRST, STEPS, BATCH = 3, 8, 10, 4

@@ -9,8 +9,8 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
-from bo_stream.acquisition.weight_space import weight_space
-from bo_stream.bases.basis import Basis
+from bo_stream.acquisition.feature_nipv import weight_space
+from bo_stream.bases.inducing import Basis
 from bo_stream.linalg import row_product
 from bo_stream.process.process import WeightSpaceProcess
 from tests.acquisition.examples import small_model, some

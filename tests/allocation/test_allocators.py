@@ -24,7 +24,7 @@ from bo_stream.allocation import (
     Random,
     UniformGrid,
 )
-from bo_stream.allocation.selection import greedy_points
+from bo_stream.allocation.allocator import greedy_points
 
 ALLOCATORS: dict[str, Callable[[], Allocator]] = {
     "OIPS": lambda: OIPS(0.6),

@@ -7,7 +7,7 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
 from torch import Tensor
 
-from bo_stream.allocation.selection import BETTER, SWAPS, capped, correlation
+from bo_stream.allocation.allocator import BETTER, SWAPS, capped, correlation
 from tests.oracles.allocation import exchanged
 
 

@@ -10,8 +10,8 @@ from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel
 from torch import Tensor
 
 from bo_stream.allocation import Novelty
-from bo_stream.allocation.novelty import KEPT, NOVEL, RISE
-from bo_stream.allocation.selection import greedy_points
+from bo_stream.allocation.allocator import greedy_points
+from bo_stream.allocation.oips import KEPT, NOVEL, RISE
 from bo_stream.bases.inducing import InducingBasis
 
 

@@ -11,7 +11,7 @@ from gpytorch.kernels import Kernel, MaternKernel, PolynomialKernel, RBFKernel, 
 from torch import Tensor
 
 from bo_stream.allocation import OIPS, Isolation, expected_points_bound, nystroem_error_bound
-from bo_stream.allocation.selection import correlation
+from bo_stream.allocation.allocator import correlation
 from tests.oracles.allocation import oips
 
 

@@ -15,7 +15,7 @@ from botorch.settings import validate_input_scaling
 from bo_stream import WISKI, AutoGP
 from bo_stream.ax import StreamSurrogate, generation_strategy
 from bo_stream.ax.adapters import StreamAdapter
-from bo_stream.ax.stream import Rows
+from bo_stream.ax.surrogate import Rows
 from bo_stream.models.base import StreamingGP
 
 QUICK = {"num_restarts": 1, "raw_samples": 8}

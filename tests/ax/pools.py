@@ -14,8 +14,8 @@ from torch import Tensor
 
 from bo_stream.ax import Pool
 from bo_stream.ax import pool as pools
+from bo_stream.ax.acquisition import PoolAcquisition
 from bo_stream.ax.pool import Table
-from bo_stream.ax.pool_acquisition import PoolAcquisition
 from tests.ax.experiments import acquisition_of, adapter_of
 
 MIXED: list[Any] = [

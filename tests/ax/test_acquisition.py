@@ -169,7 +169,7 @@ def test_the_best_observed_point_is_known_from_the_search(monkeypatch: pytest.Mo
     generator: Any = adapter_of(client).generator
     elsewhere: list[Any] = []
     monkeypatch.setattr(
-        "bo_stream.ax.generator.best_observed", lambda *given: elsewhere.append(given)
+        "bo_stream.ax.strategy.best_observed", lambda *given: elsewhere.append(given)
     )
     asked: list[dict[str, Any]] = []
     best_point = type(generator).best_point

@@ -25,7 +25,7 @@ from bo_stream import OSGPR, WISKI, ClusteredGP, HeteroscedasticWISKI, LocalGP
 from bo_stream.ax import StreamSurrogate
 from bo_stream.ax.adapters import StreamAdapter
 from bo_stream.ax.cross_validation import CrossValidatingAdapter, DividedData
-from bo_stream.ax.stream import LeaveOutModel, Rows
+from bo_stream.ax.surrogate import LeaveOutModel, Rows
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     adapter_of,

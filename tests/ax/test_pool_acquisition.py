@@ -16,8 +16,8 @@ from botorch.acquisition.max_value_entropy_search import qMaxValueEntropy
 from bo_stream import OSGPR
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax import ACQUISITIONS, Pool
-from bo_stream.ax import pool_acquisition as screening
-from bo_stream.ax.pool_acquisition import best_of, values
+from bo_stream.ax import acquisition as screening
+from bo_stream.ax.acquisition import best_of, values
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     acquisition_of,

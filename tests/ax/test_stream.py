@@ -6,7 +6,7 @@ import pytest
 import torch
 from botorch.utils.datasets import SupervisedDataset
 
-from bo_stream.ax.stream import Rows, noise_floor
+from bo_stream.ax.surrogate import Rows, noise_floor
 
 
 def rows(values: list[tuple[float, float, float]]) -> Rows:

@@ -15,7 +15,7 @@ from ax.api.client import Client
 from ax.core.data import Data
 
 from bo_stream import OSGPR
-from bo_stream.ax.stream import OFTEN, REFIT, is_due
+from bo_stream.ax.surrogate import OFTEN, REFIT, is_due
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     adapter_of,
@@ -183,7 +183,7 @@ def test_hyperparameters_are_learned_when_the_data_have_grown(
     def counted(model: Any, starts: Any = ()) -> None:
         counts.append(int(model.num_observations))
 
-    monkeypatch.setattr("bo_stream.ax.stream.learn", counted)
+    monkeypatch.setattr("bo_stream.ax.surrogate.learn", counted)
     client = started(refit=2.0)
     run(client, 13)
     assert counts == [3, 6, 12]

@@ -9,7 +9,7 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 
-from bo_stream.bases.sampled import FourierBasis, check_spectral, normals
+from bo_stream.bases.spectral import FourierBasis, check_spectral, normals
 from tests.support.tolerances import assert_close
 
 BASES = {

@@ -23,7 +23,7 @@ from bo_stream import (
     ProductMatern,
 )
 from bo_stream.bases.grid.kernel import kernel_factors
-from bo_stream.bases.product_matern import as_product, radial_parts
+from bo_stream.bases.kernels import as_product, radial_parts
 from bo_stream.distributed import Sums, zero
 from tests.oracles.kernels import matern
 from tests.support.comparisons import assert_gradient, gaussian

@@ -23,8 +23,7 @@ from torch import Size, Tensor
 
 from bo_stream import ProductMatern
 from bo_stream.bases import spectral
-from bo_stream.bases.functions import InducingFunctions
-from bo_stream.bases.inducing import kernel_matrix
+from bo_stream.bases.inducing import InducingFunctions, kernel_matrix
 from bo_stream.bases.spectral import FourierFunctions, RandomDraws, draw_prior
 from bo_stream.tensors import map_tensors
 from tests.support.comparisons import assert_gradient

@@ -288,7 +288,7 @@ def test_bad_rows() -> None:
 
 
 def test_rows_on_a_former_grid_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bo_stream.models.wiski.rows.MOST_ROWS", 0)
+    monkeypatch.setattr("bo_stream.models.wiski.memory.MOST_ROWS", 0)
     data = observations(10, 2)
     with pytest.raises(UnsupportedError, match="on one grid"):
         leave_one_out(wiski(data).refine(12), data.X, data.Y)

@@ -32,7 +32,7 @@ from bo_stream.diagnostics import (
     stability_of_precision,
     trace_limit,
 )
-from bo_stream.diagnostics.eigenvalue_bounds import eigenvalue_bounds, resolution, separation
+from bo_stream.diagnostics.certificate import eigenvalue_bounds, resolution, separation
 
 ISOTROPIC: dict[str, Callable[[], Kernel]] = {
     "rbf": RBFKernel,

@@ -24,16 +24,15 @@ from torch import Tensor
 import bo_stream
 from bo_stream import OSGPR, OSVGP, WISKI, AutoGP, ClusteredGP, DirichletWISKI, LocalGP
 from bo_stream.allocation import Novelty
-from bo_stream.bases.product_matern import ProductMatern
+from bo_stream.bases.kernels import ProductMatern
 from bo_stream.diagnostics import ProgressiveValidation, TrustReport, report
-from bo_stream.diagnostics.alarms import HORIZON
+from bo_stream.diagnostics.alarms import AHEAD, HORIZON, Cost, Innovations
 from bo_stream.diagnostics.approximation import (
     ApproximationGap,
     approximation_gap,
     exact_marginals,
     sensitivities,
 )
-from bo_stream.diagnostics.summaries import AHEAD, Cost, Innovations
 from bo_stream.diagnostics.validation import Interval
 from bo_stream.models.base import StreamingGP
 from tests.laws.cases import CASES

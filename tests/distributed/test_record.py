@@ -17,7 +17,7 @@ from botorch.exceptions.errors import UnsupportedError
 from pyarrow import csv, parquet
 
 from bo_stream.distributed import ingest, record
-from bo_stream.distributed.fragments import Columns, FileFragment
+from bo_stream.distributed.sources import Columns, FileFragment
 from bo_stream.errors import UsageError
 from bo_stream.storage.archive import FileFormat, write_index
 from tests.distributed.streams import (

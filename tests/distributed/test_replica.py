@@ -14,7 +14,7 @@ from gpytorch.kernels import AdditiveKernel, RBFKernel, ScaleKernel
 
 from bo_stream import OSGPR, WISKI, BayesianLastLayer, BinomialLikelihood
 from bo_stream.distributed import BestPoint, MemoryStore, Replica, ReplicaWarning
-from bo_stream.distributed import deltas as deltas_module
+from bo_stream.distributed import records as deltas_module
 from bo_stream.distributed.records import Listing, counted_key, delta_key, sealed
 from bo_stream.errors import UsageError
 from bo_stream.models.base import StreamingGP

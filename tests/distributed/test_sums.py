@@ -32,8 +32,8 @@ from bo_stream import (
     ProjectionWarning,
 )
 from bo_stream.allocation import CoverTree
-from bo_stream.bases.product_matern import ProductMatern
-from bo_stream.distributed import Sums, accumulate, additivity, finish, merge, rebased, zero
+from bo_stream.bases.kernels import ProductMatern
+from bo_stream.distributed import Sums, accumulate, finish, merge, rebased, sums, zero
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import describe_file
 from tests.distributed.streams import UNIT, assert_same, grid_model, parts_of
@@ -276,7 +276,7 @@ def test_every_model_is_exact_said_to_be_nearly_so_or_refused() -> None:
     models = {each for each in public if isinstance(each, type) and issubclass(each, StreamingGP)}
     exact = {name.partition(",")[0] for name in EXACT}
     nearly = {"HeteroscedasticWISKI", "OSVGP", "ClusteredGP", "LocalGP"}
-    refused = {each.__name__ for each in (*additivity.BY_STEPS, AutoGP)}
+    refused = {each.__name__ for each in (*sums.BY_STEPS, AutoGP)}
     assert exact | nearly | refused == {each.__name__ for each in models}
     assert not exact & (nearly | refused)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bo_stream.distributed.tree import Place, SumTree
+from bo_stream.distributed.tasks import Place, SumTree
 
 
 @dataclass(frozen=True)

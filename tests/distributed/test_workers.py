@@ -141,7 +141,7 @@ def test_a_process_that_dies_is_replaced_and_its_task_done_again(
 KILLED = """
 import os, signal, sys
 from bo_stream.distributed import ingest
-from bo_stream.distributed.tree import SumTree
+from bo_stream.distributed.tasks import SumTree
 from tests.distributed.streams import COLUMNS, grid_model
 
 add = SumTree.add

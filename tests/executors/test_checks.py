@@ -13,8 +13,7 @@ import pytest
 
 from bo_stream.errors import UsageError
 from bo_stream.executors import ProcessExecutor, check_picklable, check_workers
-from bo_stream.executors.checks import check_versions, versions
-from bo_stream.executors.engine import EngineExecutor, EngineFuture
+from bo_stream.executors.engine import EngineExecutor, EngineFuture, check_versions, versions
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ from bo_stream.executors import (
     executor_of,
 )
 from bo_stream.executors.engine import Capacity
-from bo_stream.loops.optimization.evaluation import Outcome, Task
 from bo_stream.loops.optimization.executed import Executed
-from bo_stream.loops.optimization.objectives import Objective
+from bo_stream.loops.optimization.objectives import Objective, Outcome, Task
 from bo_stream.loops.run import OPTIMIZATION
 from tests.executors.clusters import PATIENCE, dask, free_port, other_version, scheduler, worker
 from tests.executors.functions import double, fail, leave, process, wait_for

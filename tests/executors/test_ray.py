@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bo_stream.executors import LostTaskError, RayExecutor, check_workers, executor_of
-from bo_stream.loops.optimization.evaluation import Task
 from bo_stream.loops.optimization.executed import Executed
-from bo_stream.loops.optimization.objectives import Objective
+from bo_stream.loops.optimization.objectives import Objective, Task
 from tests.executors.functions import double, fail, leave
 
 PATIENCE = 300.0

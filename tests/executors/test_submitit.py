@@ -9,9 +9,8 @@ import pytest
 
 from bo_stream.errors import UsageError
 from bo_stream.executors import LostTaskError, SubmititExecutor, check_picklable, check_workers
-from bo_stream.loops.optimization.evaluation import Task
 from bo_stream.loops.optimization.executed import Executed
-from bo_stream.loops.optimization.objectives import Objective
+from bo_stream.loops.optimization.objectives import Objective, Task
 from tests.executors.clusters import PATIENCE
 from tests.executors.functions import double, fail
 

@@ -44,10 +44,9 @@ from bo_stream.models.inducing.osvgp import OSVGP
 from bo_stream.models.last_layer.last_layer import BayesianLastLayer
 from bo_stream.models.last_layer.network import default_network
 from bo_stream.models.local.local import LocalGP
-from bo_stream.models.quadruply_stochastic.choice import Chevron, FourierFeatures, InducingAtData
-from bo_stream.models.quadruply_stochastic.qsgp import QSGP
-from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
-from bo_stream.models.wiski import rows as row_memory
+from bo_stream.models.quadruply_stochastic.memory import Chevron, FourierFeatures, InducingAtData
+from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
+from bo_stream.models.wiski import memory as row_memory
 from tests.laws.registry import (
     DIM,
     EVERY_SETTING,

@@ -15,13 +15,11 @@ from scipy.stats import betabinom, binom, norm
 from torch import Tensor
 
 from bo_stream import OSVGP, BinomialLikelihood, counts, prevalence
+from bo_stream.likelihoods import binomial
 from bo_stream.likelihoods import counts as counts_module
-from bo_stream.likelihoods import large_counts
-from bo_stream.likelihoods.binomial import MOST_EXAMINED, check_counts
-from bo_stream.likelihoods.counts import CountPosterior
-from bo_stream.likelihoods.large_counts import FAR, NARROW, NODES_OF_LATENT
-from bo_stream.likelihoods.outliers import Outliers
-from bo_stream.likelihoods.prevalence import PrevalencePosterior
+from bo_stream.likelihoods.binomial import FAR, MOST_EXAMINED, NARROW, NODES_OF_LATENT, check_counts
+from bo_stream.likelihoods.counts import CountPosterior, PrevalencePosterior
+from bo_stream.likelihoods.outcome_model import Outliers
 
 MEAN = torch.tensor([-3.0, 0.2, 1.5], dtype=torch.float64)
 VARIANCE = torch.tensor([0.4, 1.0, 2.0], dtype=torch.float64)
@@ -213,9 +211,9 @@ def test_many_overdispersed_trials_cost_two_nodes(
         evaluated.append(values.size)
         return values
 
-    monkeypatch.setattr(large_counts, "betainc", recorded)
+    monkeypatch.setattr(binomial, "betainc", recorded)
     row = [np.array([value]) for value in (float(y), float(trials), mean, sd**2, s)]
-    found = large_counts.chance_up_to(*row)
+    found = binomial.chance_up_to(*row)
     assert float(found[0]) == pytest.approx(float(each @ weight / weight.sum()), abs=1e-6)
     assert sum(evaluated) == 2 * NODES_OF_LATENT
 

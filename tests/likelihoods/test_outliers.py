@@ -14,9 +14,8 @@ from linear_operator.operators import DiagLinearOperator
 from scipy.stats import betabinom, binom, norm
 
 from bo_stream import OSVGP, QSGP, WISKI, AutoGP, BinomialLikelihood, counts
-from bo_stream.likelihoods.counts import CountPosterior
-from bo_stream.likelihoods.outliers import Outliers
-from bo_stream.likelihoods.prevalence import PrevalencePosterior
+from bo_stream.likelihoods.counts import CountPosterior, PrevalencePosterior
+from bo_stream.likelihoods.outcome_model import Outliers
 
 SHARE = 0.1
 MEAN, VARIANCE, TRIALS = -2.0, 0.5, 12

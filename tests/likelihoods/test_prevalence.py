@@ -9,7 +9,7 @@ from scipy.special import expit
 from scipy.stats import norm
 from torch import Tensor
 
-from bo_stream.likelihoods.prevalence import PrevalencePosterior
+from bo_stream.likelihoods.counts import PrevalencePosterior
 
 MEAN = torch.tensor([-3.0, 0.2, 1.5], dtype=torch.float64)
 VARIANCE = torch.tensor([0.4, 1.0, 2.0], dtype=torch.float64)

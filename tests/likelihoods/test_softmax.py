@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.likelihoods.softmax import ROWS, entropy, sampled_softmax, softmax_moments
+from bo_stream.likelihoods.sites import ROWS, entropy, sampled_softmax, softmax_moments
 from tests.oracles.classification import softmax_expectations
 from tests.support.tolerances import assert_close
 

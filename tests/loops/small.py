@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from bo_stream.loops.datasets import Dataset
-from bo_stream.loops.sampling.replay import PoolSplit
+from bo_stream.loops.sampling.campaign import PoolSplit
 from bo_stream.loops.sampling.settings import Settings
 
 COLUMNS = ("lon", "lat")

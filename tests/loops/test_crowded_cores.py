@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bo_stream.loops.crowded_cores import CoreWatch, CrowdedCoresWarning, usage_of_this_thread
+from bo_stream.loops.run import CoreWatch, CrowdedCoresWarning, usage_of_this_thread
 
 SPINNING = (1.5, 0.9, 90, 3)
 """In 1.5 s: it wanted a core all the time and had one for 0.9 s."""

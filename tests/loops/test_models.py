@@ -26,10 +26,9 @@ from bo_stream.loops.optimization import (
     load_optimizer,
     save_optimizer,
 )
-from bo_stream.loops.predictions import predict, predict_mean
+from bo_stream.loops.results import predict, predict_mean
 from bo_stream.loops.run import from_record
-from bo_stream.loops.sampling.campaign import Campaign
-from bo_stream.loops.sampling.replay import PoolSplit, SamplingReplay
+from bo_stream.loops.sampling.campaign import Campaign, PoolSplit, SamplingReplay
 from bo_stream.loops.sampling.results import write_results
 from bo_stream.loops.sampling.settings import Settings
 from bo_stream.models.auto import families, inference

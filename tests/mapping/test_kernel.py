@@ -22,11 +22,11 @@ from torch import Tensor
 
 from bo_stream import OSGPR, OSVGP, WISKI, AutoGP, ProductKernelWarning
 from bo_stream.mapping import (
+    covariates,
     empirical_logits,
     map_inputs,
     map_kernel,
     screen_covariates,
-    screening,
     survey_kernel,
 )
 
@@ -133,24 +133,24 @@ def test_fits_to_screen_start_from_another_and_end_as_if_they_did_not(
     X = torch.rand(50, 4, dtype=torch.float64, generator=random)
     Y = 4.0 * X[:, 2:3] + torch.sin(6.0 * X[:, :1])
     Y = Y + 0.3 * torch.randn(50, 1, dtype=torch.float64, generator=random)
-    fit = screening.fit_gpytorch_mll
+    fit = covariates.fit_gpytorch_mll
 
     def recording(mll: ExactMarginalLogLikelihood, **options: Any) -> None:
         for values, step in ((starts, lambda: None), (ends, lambda: fit(mll, **options))):
             step()
             values.append(float(mll.model.covar_module.kernels[0].outputscale.detach()))
 
-    monkeypatch.setattr(screening, "fit_gpytorch_mll", recording)
+    monkeypatch.setattr(covariates, "fit_gpytorch_mll", recording)
     table = screen_covariates(X, Y)
     none, every = ends[:2]  # then each covariate alone, and without it
     assert starts[1:] == [none, none, every, none, every]
-    monkeypatch.setattr(screening, "_start_from", lambda *_: None)
+    monkeypatch.setattr(covariates, "_start_from", lambda *_: None)
     pd.testing.assert_frame_equal(screen_covariates(X, Y), table, atol=0.05, rtol=1e-3)
 
 
 def test_warnings_of_a_fit_to_screen_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     X, Y = surveyed(12)
-    transform, said = screening.map_inputs, []
+    transform, said = covariates.map_inputs, []
 
     def warning(sites: Tensor, **options: Any) -> ChainedInputTransform:
         inputs = transform(sites, **options)
@@ -164,7 +164,7 @@ def test_warnings_of_a_fit_to_screen_are_no_failure(monkeypatch: pytest.MonkeyPa
         inputs.forward = speaking  # type: ignore[method-assign]
         return inputs
 
-    monkeypatch.setattr(screening, "map_inputs", warning)
+    monkeypatch.setattr(covariates, "map_inputs", warning)
     assert len(screen_covariates(X[:, :3], Y)) == 1
     assert said
 

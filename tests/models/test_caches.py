@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from bo_stream import WISKI
-from bo_stream.models.wiski.cache import WIDER_GRIDS
-from bo_stream.models.wiski.learning import WHITENED_ROWS
+from bo_stream.models.wiski.cache import WHITENED_ROWS, WIDER_GRIDS
 from bo_stream.weights import MOST_ROWS as SOLVED_ROWS
 from tests.oracles.reference import joint_covariance
 from tests.support.problems import kernel, observations

@@ -22,8 +22,7 @@ from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.inducing.osvgp import OSVGP
 from bo_stream.models.local.local import LocalGP
-from bo_stream.models.quadruply_stochastic.qsgp import QSGP
-from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
+from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 from tests.support.comparisons import assert_untouched, fingerprint
 from tests.support.problems import observations
 

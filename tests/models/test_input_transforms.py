@@ -46,7 +46,7 @@ from bo_stream import (
 )
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.quadruply_stochastic.choice import FourierFeatures
+from bo_stream.models.quadruply_stochastic.memory import FourierFeatures
 from tests.oracles.reference import joint_covariance
 from tests.support.comparisons import gaussian, moments
 from tests.support.tolerances import assert_close

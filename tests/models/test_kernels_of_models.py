@@ -36,7 +36,7 @@ from bo_stream import (
     ProductKernelWarning,
     ProductMatern,
 )
-from bo_stream.models.auto.view import family_model
+from bo_stream.models.auto.auto import family_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski.grid_model import GridModel
 from tests.oracles.gaussian_process import DenseGP

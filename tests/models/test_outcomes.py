@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR, QSGP, WISKI, AutoGP, BayesianLastLayer, ClusteredGP, LocalGP
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.outcomes.transform import OutcomeChain
+from bo_stream.models.outcomes.base import OutcomeChain
 from tests.support.tolerances import assert_close
 
 

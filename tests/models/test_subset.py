@@ -12,11 +12,7 @@ from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior
 from torch import Tensor
 
-from bo_stream.models.outcomes.selection import (
-    check_outputs_exist,
-    chosen_outputs,
-    subset_module,
-)
+from bo_stream.models.outcomes.base import check_outputs_exist, chosen_outputs, subset_module
 from tests.support.problems import kernel
 from tests.support.tolerances import assert_close
 

@@ -11,8 +11,8 @@ import pytest
 
 import bo_stream
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.inference import Inference, InferenceOption
 from bo_stream.models.outcomes.base import Outcomes
+from bo_stream.models.prior import Inference, InferenceOption
 
 FOLDER = Path(inspect.getfile(StreamingGP)).parent
 PUBLIC = [getattr(bo_stream, name) for name in bo_stream.__all__]

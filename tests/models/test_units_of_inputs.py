@@ -22,7 +22,7 @@ from bo_stream import (
 )
 from bo_stream.bases.kernels import default_kernel
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.stochastic.optimisers import ConstrainedAdam
+from bo_stream.models.stochastic.budget import ConstrainedAdam
 
 LOW = torch.tensor([1.7e9, -3.0], dtype=torch.float64)
 WIDTH = torch.tensor([3.1e7, 2e-5], dtype=torch.float64)

@@ -53,7 +53,7 @@ _PROCESSES = (
     ),
     Mutant(
         "known points recognised by the first of them",
-        "process/cached_baseline.py",
+        "process/process.py",
         "bool((before == first).all() and (after == last).all())",
         "bool((before == first).all())",
         ("tests/acquisition/test_known_points.py",),
@@ -82,13 +82,13 @@ _BASES = (
     ),
     Mutant(
         "a gradient without the output scale",
-        "bases/grid/sensitivity.py",
+        "bases/grid/contraction.py",
         "total = trace * (factors.scale() / part.scale)",
         "total = trace",
     ),
     Mutant(
         "an integral over a box for the mean over it",
-        "bases/grid/integrals.py",
+        "bases/grid/interpolation.py",
         "quadrature / (high - low)",
         "quadrature",
         ("tests/acquisition/test_feature_nipv.py",),
@@ -118,7 +118,7 @@ _LIKELIHOODS_AND_POINTS = (
     ),
     Mutant(
         "a Gumbel variable that has mean zero",
-        "likelihoods/softmax.py",
+        "likelihoods/sites.py",
         ".sum(-2)).sum(-1) - _EULER",
         ".sum(-2)).sum(-1)",
     ),
@@ -130,7 +130,7 @@ _LIKELIHOODS_AND_POINTS = (
     ),
     Mutant(
         "novelty by the kernel of before",
-        "allocation/novelty.py",
+        "allocation/oips.py",
         "is_same((held.basis.Z,), (Z,)) and is_in(kernel, held.state)",
         "is_same((held.basis.Z,), (Z,))",
     ),
@@ -146,7 +146,7 @@ _ACQUISITION = (
     ),
     Mutant(
         "features left out before a refit",
-        "loops/optimization/surrogate.py",
+        "loops/optimization/optimizer.py",
         "truncate(model, 0.0)",
         "truncate(model, LEFT_OUT)",
     ),
@@ -155,7 +155,7 @@ _ACQUISITION = (
 _MODELS = (
     Mutant(
         "a standardisation by n for n - 1",
-        "models/outcomes/transform.py",
+        "models/outcomes/base.py",
         "(squares.clamp_min(0.0) / (count - 1.0).clamp_min(1.0)).sqrt()",
         "(squares.clamp_min(0.0) / count.clamp_min(1.0)).sqrt()",
         ("tests/models/test_outcomes.py",),
@@ -216,7 +216,7 @@ _FAMILIES = (
     ),
     Mutant(
         "log squares told apart by a share, not its square",
-        "models/wiski/log_noise.py",
+        "models/wiski/heteroscedastic_inference.py",
         "LOG_SQUARE_VARIANCE / share.square()",
         "LOG_SQUARE_VARIANCE / share",
     ),
@@ -234,7 +234,7 @@ _FAMILIES = (
     ),
     Mutant(
         "some columns for all in a divergence",
-        "models/decoupled/bound.py",
+        "models/decoupled/posterior.py",
         "len(self.posterior.alpha) / max(len(columns.index), 1)",
         "1.0",
     ),
@@ -264,7 +264,7 @@ _FAMILIES = (
     ),
     Mutant(
         "a change of features without a transpose",
-        "models/last_layer/memory.py",
+        "models/last_layer/inference.py",
         "T = MatrixMap(A.mT)",
         "T = MatrixMap(A)",
     ),

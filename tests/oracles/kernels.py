@@ -19,7 +19,7 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-from bo_stream.bases.product_matern import ProductMatern
+from bo_stream.bases.kernels import ProductMatern
 
 DenseKernel = Callable[[Tensor, Tensor], Tensor]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.bases.basis import Basis
+from bo_stream.bases.inducing import Basis
 from bo_stream.process.process import (
     ConditionedProcess,
     PosteriorProcess,

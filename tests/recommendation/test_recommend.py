@@ -12,11 +12,18 @@ from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Studen
 
 import bo_stream
 from bo_stream import BinomialLikelihood, ProductMatern
-from bo_stream.recommendation.calibration import KINDS, speeds
-from bo_stream.recommendation.costs import OPERATIONS, CostTable
-from bo_stream.recommendation.families import DOUBTS, MERITS
-from bo_stream.recommendation.problem import LENGTHSCALE, Problem, problem_of
+from bo_stream.recommendation.costs import (
+    KINDS,
+    LENGTHSCALE,
+    OPERATIONS,
+    CostTable,
+    Problem,
+    problem_of,
+    speeds,
+)
 from bo_stream.recommendation.recommend import (
+    DOUBTS,
+    MERITS,
     Recommendations,
     exact_until,
     recommend,

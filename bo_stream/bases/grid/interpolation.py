@@ -1,17 +1,19 @@
-"""The interpolation basis: kernels on grids, in their largest Kronecker eigenvectors."""
+"""Interpolation on a grid: weights, features, the interpolated kernel and integrals of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from itertools import chain, starmap
 
 import torch
 from torch import Tensor
 
-from bo_stream.bases.basis import Basis
 from bo_stream.bases.grid.kernel import GridKernel, KernelFactors
-from bo_stream.bases.grid.mesh import Grid, Mesh, columns
+from bo_stream.bases.grid.mesh import STENCIL, Grid, Mesh, columns, gauss_legendre, weights
+from bo_stream.bases.inducing import Basis
+from bo_stream.linalg import row_product, stack_columns
 
 
 @dataclass(frozen=True)
@@ -232,3 +234,204 @@ def first_correlations(factors: KernelFactors, grid: Grid, dimension: int) -> Te
     """
     distances = grid.distances(dimension).to(factors.device)
     return factors.correlation(dimension, distances[:1], distances).squeeze(-2)
+
+
+# --- the interpolated kernel between points without features -------------------------------------
+
+
+@dataclass(frozen=True)
+class InterpolatedKernel:
+    """Kernel ``k̃(x, x') = Σ_g s_g Π_i w_i(x)ᵀ K_i w_i(x')`` over the parts g of a sum of products.
+
+    The tensor product of one-dimensional interpolations makes each part a product of
+    one-dimensional interpolated kernels. So no node of the whole grid is visited and nothing is
+    truncated. Differentiable in the kernel's hyperparameters and in the weights w. Points are given
+    by their ``lines``, :func:`interpolation_lines`, ``... x 1 x n x G``, and by their
+    :meth:`images`.
+
+    Attributes:
+        scales: s_g per part, ``... x m``.
+        correlations: K_i per part and dimension, ``... x m x g_i x g_i``.
+    """
+
+    scales: tuple[Tensor, ...]
+    correlations: tuple[tuple[Tensor, ...], ...]
+
+    @classmethod
+    def of(cls, kernel: GridKernel, mesh: Mesh) -> InterpolatedKernel:
+        """Evaluate a kernel's present hyperparameters on a mesh. Cost O(Σ g_i²)."""
+        pairs = list(zip(kernel.parts, mesh.parts, strict=True))
+        correlations = tuple(
+            tuple(node_correlation(part, grid, i) for i in range(grid.dim)) for part, grid in pairs
+        )
+        return cls(_scales(kernel, correlations[0][0]), correlations)
+
+    def images(self, lines: Tensor) -> Tensor:
+        """Compute all ``K_i w_i(x)`` side by side, ``... x m x n x G``. Cost O(n Σ g_i²)."""
+        own = zip(self._by_dimension(lines), chain(*self.correlations), strict=True)
+        return reduce(stack_columns, starmap(row_product, own))
+
+    def covariance(self, lines: Tensor, images: Tensor) -> Tensor:
+        """Compute the covariance of points with others, ``... x m x n x n'``. Cost O(n n' G)."""
+        pairs = zip(self._by_dimension(lines), self._by_dimension(images), strict=True)
+        return self._summed((row_product(w, image.mT) for w, image in pairs), 2)
+
+    def variance(self, lines: Tensor, images: Tensor) -> Tensor:
+        """Compute the prior variance at n points, ``... x m x n``. Cost O(n G)."""
+        pairs = zip(self._by_dimension(lines), self._by_dimension(images), strict=True)
+        return self._summed(((w * image).sum(-1) for w, image in pairs), 1)
+
+    def _by_dimension(self, columns: Tensor) -> tuple[Tensor, ...]:
+        return columns.split([K.shape[-1] for K in chain(*self.correlations)], -1)
+
+    def _summed(self, values: Iterable[Tensor], after: int) -> Tensor:
+        return _summed(self.scales, [len(part) for part in self.correlations], values, after)
+
+
+def interpolation_lines(mesh: Mesh, X: Tensor) -> Tensor:
+    """Compute the interpolation weights of all dimensions, ``... x n x d -> ... x n x G``.
+
+    ``G = Σ g_i`` counts the nodes of all dimensions of all grids. Differentiable.
+    """
+    pairs = zip(mesh.parts, mesh.groups, strict=True)
+    own = (grid.interpolation_matrices(columns(X, group)) for grid, group in pairs)
+    return torch.cat([line for lines in own for line in lines], -1)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """All pairs of n points in one dimension of a grid.
+
+    A point's weights w are those of ``STENCIL`` consecutive nodes, and the nodes are evenly spaced
+    with distance h. So the interpolated correlation of a pair is ``w(x)ᵀ K w(x') = Σ_s c_s κ(s h)``
+    over seven numbers of steps s, whatever the number of nodes.
+
+    Attributes:
+        steps: The numbers s, ``... x 1 x 7 n²``.
+        products: Sums c_s of products of weights, ``... x 1 x 7 x n x n``.
+    """
+
+    steps: Tensor
+    products: Tensor
+
+    @classmethod
+    def of(cls, cell: Tensor, position: Tensor) -> Pairs:
+        """Pair points at positions in cells of a line of the grid, ``... x n`` each."""
+        w = weights(position)
+        node = torch.arange(STENCIL, device=cell.device)
+        apart = torch.arange(1 - STENCIL, STENCIL, device=cell.device)[:, None, None]
+        which = (node.unsqueeze(-1) - node == apart).to(w)
+        products = torch.einsum("...ia,...jb,sab->...sij", w, w, which)
+        cells = cell.unsqueeze(-1) - cell.unsqueeze(-2)
+        steps = (cells.unsqueeze(-3) + apart).abs().flatten(-3)
+        return cls(steps.unsqueeze(-2), products.unsqueeze(-4))
+
+    def correlation(self, nodes: Tensor) -> Tensor:
+        """Interpolate the first node's correlations, ``... x m x g -> ... x m x n x n``."""
+        batch = torch.broadcast_shapes(nodes.shape[:-1], self.steps.shape[:-1])
+        values = nodes.expand(*batch, -1).gather(-1, self.steps.expand(*batch, -1))
+        return (values.unflatten(-1, self.products.shape[-3:]) * self.products).sum(-3)
+
+
+def pairs_of(mesh: Mesh, X: Tensor) -> tuple[Pairs, ...]:
+    """Pair points ``... x n x d`` in each dimension of each grid. Memory O(n²) for each."""
+    groups = zip(mesh.parts, mesh.groups, strict=True)
+    located = [grid.locate(columns(X, group)) for grid, group in groups]
+    return tuple(
+        Pairs.of(*line)
+        for cell, position in located
+        for line in zip(cell.unbind(-1), position.unbind(-1), strict=True)
+    )
+
+
+def covariance_of_pairs(kernel: GridKernel, mesh: Mesh, pairs: Sequence[Pairs]) -> Tensor:
+    """Compute the covariance of n points, ``... x m x n x n``. Cost O(n² d + Σ g_i).
+
+    As :meth:`InterpolatedKernel.covariance`, and cheaper for few points and many nodes.
+    """
+    parts = list(zip(kernel.parts, mesh.parts, strict=True))
+    nodes = [first_correlations(part, grid, i) for part, grid in parts for i in range(grid.dim)]
+    values = (own.correlation(row) for own, row in zip(pairs, nodes, strict=True))
+    return _summed(_scales(kernel, nodes[0]), [grid.dim for _, grid in parts], values, 2)
+
+
+def _scales(kernel: GridKernel, like: Tensor) -> tuple[Tensor, ...]:
+    """Return the prior variance of each part, ``... x m``, on the device of a tensor."""
+    return tuple(part.scale().to(like.device) for part in kernel.parts)
+
+
+def _summed(
+    scales: Sequence[Tensor], dims: Sequence[int], values: Iterable[Tensor], after: int
+) -> Tensor:
+    """Compute ``Σ_g s_g Π_i value_i`` over parts g of ``dims[g]`` dimensions i.
+
+    ``values`` has one tensor per dimension of each part, with ``after`` dimensions after m.
+    """
+    remaining, total = iter(values), None
+    for scale, dim in zip(scales, dims, strict=True):
+        product = scale[(..., *(None,) * after)]
+        for _ in range(dim):
+            product = product * next(remaining)
+        total = product if total is None else total + product
+    if total is None:
+        raise ValueError("Expected a kernel of at least one part, got none.")
+    return total
+
+
+# --- exact means of products of features over a box ----------------------------------------------
+
+
+def integrated_gram(basis: GridBasis, bounds: Tensor) -> Tensor:
+    """Compute the mean of ``z zᵀ`` over the box ``bounds`` (``2 x d``), exact, ``... x m x r x r``.
+
+    Dimension by dimension: products of two interpolated eigenvectors where the grids of both
+    features cover it, means of one where only one does. They are polynomials of degree at most 6 in
+    each cell, integrated exactly by four Gauss points; the box is cut at all cell borders.
+    """
+    own = list(zip(basis.parts, basis.grid.groups, strict=True))
+    rows = [torch.cat([_block(a, b, bounds) for b in own], -1) for a in own]
+    return basis.in_order(torch.cat(rows, -2))
+
+
+_Part = tuple[InterpolationBasis, tuple[int, ...]]
+
+
+def _block(first: _Part, second: _Part, bounds: Tensor) -> Tensor:
+    """Compute mean products of the features of two parts, ``... x m x r x r'``."""
+    result = (first[0].scale * second[0].scale).sqrt()[..., None, None]
+    for dimension in sorted({*first[1], *second[1]}):
+        result = result * _one_dimension(first, second, dimension, bounds[:, dimension])
+    return result
+
+
+def _one_dimension(first: _Part, second: _Part, dimension: int, interval: Tensor) -> Tensor:
+    sides = [
+        (basis, group.index(dimension) if dimension in group else None)
+        for basis, group in (first, second)
+    ]
+    cuts = [basis.grid.nodes(i) for basis, i in sides if i is not None]
+    x, quadrature = _cellwise_quadrature(torch.cat(cuts), interval.to(first[0].scale))
+    rows, columns = (_values(basis, i, x) for basis, i in sides)
+    line = rows.mT @ (columns * quadrature.unsqueeze(-1))
+    for dim, (basis, i) in zip((-2, -1), sides, strict=True):
+        line = line if i is None else line.index_select(dim, basis.index[:, i])
+    return line
+
+
+def _values(basis: InterpolationBasis, i: int | None, x: Tensor) -> Tensor:
+    """Evaluate one dimension's functions, ``... x n x k``; the constant one where there is none."""
+    if i is None:
+        return torch.ones_like(x).unsqueeze(-1)
+    return basis.grid.interpolation_matrix(i, x) @ basis.roots[i]
+
+
+def _cellwise_quadrature(nodes: Tensor, interval: Tensor) -> tuple[Tensor, Tensor]:
+    """Return points and weights (summing to one), exact to degree 7 between nodes."""
+    low, high = interval.tolist()
+    inner = nodes[(nodes > low) & (nodes < high)].unique()
+    edges = torch.cat((nodes.new_tensor([low]), inner, nodes.new_tensor([high])))
+    t, quadrature = gauss_legendre(4)
+    widths = edges.diff()
+    points = edges[:-1, None] + widths[:, None] * t
+    share = widths[:, None] * quadrature / (high - low)
+    return points.flatten().to(interval), share.flatten().to(interval)

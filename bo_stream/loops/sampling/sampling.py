@@ -16,8 +16,8 @@ from botorch.utils.transforms import normalize
 from torch import Tensor
 
 from bo_stream.acquisition import Misclassification, PoolSelector, select_sites
+from bo_stream.acquisition.feature_nipv import lives_in_features
 from bo_stream.acquisition.pool import thinned
-from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.models import (
     EXACT,
@@ -29,11 +29,15 @@ from bo_stream.loops.models import (
     names_that_retract,
     retracts,
 )
-from bo_stream.loops.predictions import predict
+from bo_stream.loops.results import predict
 from bo_stream.loops.run import ASKING, ModelFile, from_record
-from bo_stream.loops.sampling.outliers import ONE_IN, deviations_from_prediction, leave_outliers_out
 from bo_stream.loops.sampling.settings import SamplingSettings
-from bo_stream.loops.sampling.state import SamplingState
+from bo_stream.loops.sampling.state import (
+    ONE_IN,
+    SamplingState,
+    deviations_from_prediction,
+    leave_outliers_out,
+)
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import (
     hyperparameters,

@@ -1,9 +1,12 @@
-"""Cells of a table as numbers and texts; a fault names row and column."""
+"""Cells of a spreadsheet: numbers, ids, counts and dates as people write them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +15,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bo_stream.errors import UsageError
+from bo_stream.likelihoods.binomial import MOST_EXAMINED
+from bo_stream.loops.survey.columns import normalised, required_column
+from bo_stream.loops.survey.settings import SurveySettings
 
 Array = NDArray[np.float64]
 Texts = NDArray[np.object_]
@@ -177,3 +183,284 @@ def first(mask: Mask | np.bool_) -> int | None:
     """Return the first place where a mask holds, None if there is none."""
     places = np.flatnonzero(mask)
     return int(places[0]) if places.size else None
+
+
+# --- ids of sites in tables that went through a spreadsheet, which takes them for numbers --------
+
+
+MOST_COMPARED = 5000
+"""Number of sites up to which an unknown id is compared with all ids, letter by letter."""
+
+CLOSE = 0.75
+"""Least share of letters that an id has in common with one that may be meant."""
+
+_NUMBER = re.compile(r"\+?([0-9]+)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,4}))?")
+
+
+def spreadsheet_number(site: str) -> str | None:
+    """Return what is left of an id where a spreadsheet takes it for a number, None if it does not.
+
+    As in ``062``, ``62`` and ``62.0``, which are all ``62e0``: digits without zeros at either end,
+    and the power of ten.
+    """
+    found = _NUMBER.fullmatch(site)
+    if found is None:
+        return None
+    whole, part, power = found.group(1), found.group(2) or "", int(found.group(3) or 0)
+    digits = (whole + part).lstrip("0")
+    short = digits.rstrip("0")
+    return f"{short or 0}e{power - len(part) + len(digits) - len(short) if short else 0}"
+
+
+def as_listed(ids: Iterable[str], listed: Iterable[str]) -> dict[str, list[str]]:
+    """Find the listed ids that a spreadsheet may have turned into those of a table.
+
+    Args:
+        ids: Of the table.
+        listed: Of the list.
+
+    Returns:
+        By each id of the table that is one number with others: the listed ones, in their order.
+    """
+    by_number: dict[str, list[str]] = {}
+    for site in listed:
+        number = spreadsheet_number(site)
+        if number is not None:
+            by_number.setdefault(number, []).append(site)
+    numbers = {site: spreadsheet_number(site) for site in ids}
+    return {s: by_number[n] for s, n in numbers.items() if n is not None and n in by_number}
+
+
+def meant(site: str, listed: Sequence[str]) -> str | None:
+    """Return the listed id that an unknown one may stand for, None if there is none like it.
+
+    It has the same letters and numbers but for case, signs and leading zeros; or the same numbers
+    and most of the letters, in the same order. Numbers that differ are other sites' numbers.
+    """
+    bare = _bare(site)
+    same = next((other for other in listed if bare and _bare(other) == bare), None)
+    if same is not None or len(listed) > MOST_COMPARED:
+        return same
+    digits = _digits(site)
+    alike = [other for other in listed if _digits(other) == digits]
+    return next(iter(get_close_matches(site, alike, n=1, cutoff=CLOSE)), None)
+
+
+def _digits(site: str) -> str:
+    return re.sub(r"\D+", "", site).lstrip("0")
+
+
+def _bare(site: str) -> str:
+    """Reduce an id to small letters and numbers without leading zeros."""
+    return re.sub(r"(?<!\d)0+(?=\d)", "", re.sub(r"[\W_]+", "", site.casefold()))
+
+
+# --- counts of people in a table: positives of examined, checked row by row ----------------------
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Result of a survey of one site.
+
+    Attributes:
+        positive: Number of people who tested positive.
+        examined: Number of people examined.
+    """
+
+    positive: int
+    examined: int
+
+
+def read_counts(cells: Cells, settings: SurveySettings) -> dict[int, Counts]:
+    """Read the counts of all rows that have them, by the place of the row.
+
+    Rows in which both cells are empty are left out: these sites were not surveyed.
+
+    Raises:
+        UsageError: A column is missing, or a cell is no count, named by row and column.
+    """
+    e, p = (_column(cells, role, settings) for role in ("examined", "positive"))
+    examined, positive = (cells.numbers(column, "a number of people") for column in (e, p))
+    there = ~np.isnan(examined) & ~np.isnan(positive)
+    half = first(np.isnan(examined) != np.isnan(positive))
+    if half is not None:
+        empty, other = (e, p) if np.isnan(examined[half]) else (p, e)
+        raise cells.fault(
+            half, empty, f"it is empty, but there is a number in column {other!r}. Fill both, or "
+            "neither if the site was not surveyed.",
+        )  # fmt: skip
+    _check_examined(cells, e, examined)
+    _check_positive(cells, p, positive, examined)
+    return {
+        int(row): Counts(int(positive[row]), int(examined[row])) for row in np.flatnonzero(there)
+    }
+
+
+def _column(cells: Cells, role: str, settings: SurveySettings) -> str:
+    """Find a column by the settings' name, or if the table has no such column by usual names."""
+    given = getattr(settings, role)
+    names = settings.unclaimed(cells.names)
+    return required_column(names, role, given if given in names else None, cells.source)
+
+
+def _check_examined(cells: Cells, column: str, examined: Array) -> None:
+    many = first(examined > MOST_EXAMINED)
+    if many is not None:
+        raise cells.fault(
+            many,
+            column,
+            f"expected at most {MOST_EXAMINED:,} people, more than any survey examines at one "
+            f"site, got {examined[many]:,.15g}. Is the number right, and this column that of "
+            "people examined?",
+        )
+    bad = first((examined < 1.0) | (examined != np.floor(examined)) & ~np.isnan(examined))
+    if bad is None:
+        return
+    value = examined[bad]
+    text = f"expected a whole number of people from 1, got {value:g}."
+    if value == 0.0:
+        text = "nobody was examined. Leave both cells empty if the site was not surveyed."
+    raise cells.fault(bad, column, text)
+
+
+def _check_positive(cells: Cells, column: str, positive: Array, examined: Array) -> None:
+    broken = first((positive != np.floor(positive)) & ~np.isnan(positive))
+    if broken is not None:
+        share, people = positive[broken], examined[broken]
+        text = f"expected a whole number of people, got {share:g}."
+        if 0.0 < share < 1.0:
+            text += _instead("share", share * people, people)
+        elif 0.0 < share < 100.0:
+            text += _instead("prevalence in per cent", share * people / 100.0, people)
+        raise cells.fault(broken, column, text)
+    negative = first(positive < 0.0)
+    if negative is not None:
+        raise cells.fault(negative, column, f"expected a count from 0, got {positive[negative]:g}.")
+    more = first(positive > examined)
+    if more is not None:
+        raise cells.fault(
+            more, column,
+            f"{positive[more]:.15g} positive, but only {examined[more]:.15g} examined. Give "
+            "numbers of people, not per cent, and see that the columns are not swapped.",
+        )  # fmt: skip
+
+
+def _instead(what: str, count: float, people: float) -> str:
+    return (
+        f" It looks like a {what}: give the number of people who tested positive, here about "
+        f"{round(count)} of {people:g}."
+    )
+
+
+# --- dates of results, as tables have them: read where they can mean one day only ----------------
+
+
+DATE = "date"
+"""Name of the column of dates in all tables that a survey writes."""
+
+_OTHERS = (
+    "survey_date", "date_of_survey", "date_survey", "surveydate", "date_surveyed", "visit_date",
+    "date_of_visit", "date_visit", "exam_date", "examination_date", "date_examined",
+    "date_of_examination", "date_enquete", "date_d_enquete", "date_visite", "data_inquerito",
+    "data_do_inquerito", "fecha", "fecha_encuesta",
+)  # fmt: skip
+"""Its further usual names, normalised: English, French, Portuguese, Spanish."""
+
+_TIME = r"(?:[T ]\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?: ?(?:Z|[+-]\d{2}:?\d{2}))?)?"
+_ISO = re.compile(r"(\d{4})(?:([-/.])(\d{1,2})(?:\2(\d{1,2})" + _TIME + r")?)?")
+_PARTS = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4})" + _TIME)
+
+
+def find_dates(cells: Cells, settings: SurveySettings) -> str | None:
+    """Find the column of dates by its usual names, None if there is none.
+
+    Raises:
+        UsageError: Two could be meant.
+    """
+    names = settings.unclaimed(cells.names)
+    same = [name for name in names if normalised(name) == DATE]
+    found = same or [name for name in names if normalised(name) in _OTHERS]
+    if len(found) > 1:
+        listed = ", ".join(repr(name) for name in found)
+        raise UsageError(
+            f"{cells.source}: columns {listed} could each be the dates of results. Rename the one "
+            f"that is {DATE!r}."
+        )
+    return found[0] if found else None
+
+
+def read_dates(cells: Cells, column: str) -> list[str]:
+    """Return the dates of a column in ISO 8601, empty where missing, ``n``.
+
+    Years (2026), months (2026-01) and days (2026-01-31) in the order of ISO 8601 are read, and
+    days with the day first (31/01/2026, 31.01.2026). Numbers that are a day and a month in either
+    order, as in 03/04/2026, are read where another date of the column shows that days go first.
+    Times of day are left out.
+
+    Raises:
+        UsageError: A cell is no date, or could mean two, named by row and column.
+    """
+    texts = [str(text) for text in cells.texts(column)]
+    parts = [_PARTS.fullmatch(text) for text in texts]
+    day_first = any(part and int(part[1]) > 12 for part in parts)
+    read = []
+    for row, (text, part) in enumerate(zip(texts, parts, strict=True)):
+        try:
+            read.append(_day_first(part, day_first) if part else _iso(text))
+        except ValueError as error:
+            raise cells.fault(row, column, f"{text!r} {error}") from error
+    return read
+
+
+def _iso(text: str) -> str:
+    """Read a year, a month or a day in the order of ISO 8601.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not text:
+        return ""
+    found = _ISO.fullmatch(text)
+    if found is None:
+        raise ValueError("is no date that is understood. Write it as in 2026-01-31.")
+    numbers = [int(number) for number in (found[1], found[3], found[4]) if number is not None]
+    whole = _checked(*numbers, *(1 for _ in range(3 - len(numbers))))
+    return whole.isoformat()[: (4, 7, 10)[len(numbers) - 1]]
+
+
+def _day_first(part: re.Match[str], day_first: bool) -> str:
+    """Read a date of three numbers that ends in the year.
+
+    Raises:
+        ValueError: It is none, the month is first, or it could be either.
+    """
+    day, month, year = int(part[1]), int(part[3]), int(part[4])
+    if month > 12 and day <= 12:
+        raise ValueError(
+            f"seems to have the month first. Write it as in {year:04}-{day:02}-{month:02}."
+        )
+    if day <= 12 and day != month and not day_first:
+        either = f"{year:04}-{month:02}-{day:02} or {year:04}-{day:02}-{month:02}"
+        raise ValueError(f"could be {either}. Write the one that is meant in that way.")
+    return _checked(year, month, day).isoformat()
+
+
+def _checked(year: int, month: int, day: int) -> date:
+    if not 1900 <= year <= 2200:
+        raise ValueError(f"has the year {year}. Write the date as in 2026-01-31.")
+    try:
+        return date(year, month, day)
+    except ValueError:
+        raise ValueError("is no day of the calendar. Write it as in 2026-01-31.") from None
+
+
+def span(dates: Sequence[str]) -> str:
+    """Say the first and the last of some dates, as in ``2026-01-03 to 2026-02-10``.
+
+    Args:
+        dates: In ISO 8601, empty where missing.
+    """
+    there = sorted(text for text in dates if text)
+    if not there:
+        return ""
+    return there[0] if there[0] == there[-1] else f"{there[0]} to {there[-1]}"

@@ -9,13 +9,18 @@ from typing import Any
 
 import pandas as pd
 
-from bo_stream.loops.survey.calibration import held_out_counts
-from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN, chances_of_wrong_calls
+from bo_stream.loops.survey.calls import (
+    ABOVE,
+    BELOW,
+    UNCERTAIN,
+    Stopping,
+    chances_of_wrong_calls,
+    per_cent,
+)
 from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
+from bo_stream.loops.survey.model import held_out_counts
 from bo_stream.loops.survey.settings import CriterionName, SurveySettings
-from bo_stream.loops.survey.stopping import Stopping
 from bo_stream.loops.survey.survey import Survey
-from bo_stream.loops.survey.words import per_cent
 
 CALLED = "called"
 """Name of the file of all calls, without its ending."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import CheckpointFormat, hold_folder
 from bo_stream.loops.survey.ledger import RESULTS, Ledger
-from bo_stream.loops.survey.model_cache import ModelCache
+from bo_stream.loops.survey.model import ModelCache
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.survey import Survey
 from bo_stream.loops.survey.tables import TableFormat, read_table

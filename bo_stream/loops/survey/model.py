@@ -1,28 +1,34 @@
-"""The model of a survey: the logit of prevalence from counts, positions and covariates."""
+"""The model of a survey: fitted, cached, and what it predicts."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import torch
 from gpytorch.means import ConstantMean
 from gpytorch.priors import NormalPrior
+from numpy.typing import NDArray
 from torch import Tensor
 
+import bo_stream
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.likelihoods.binomial import BinomialLikelihood
-from bo_stream.likelihoods.outliers import Outliers
+from bo_stream.likelihoods.counts import counts, prevalence
+from bo_stream.likelihoods.outcome_model import Outliers
+from bo_stream.loops.run import CheckpointFormat, ModelFile, from_record
+from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.mapping import map_inputs, survey_kernel
-from bo_stream.mapping.positions import Units
+from bo_stream.mapping.kernel import Units
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.fitting import (
-    hyperparameters,
-    relearn,
-    set_hyperparameters,
-    total_loss,
-)
+from bo_stream.models.fitting import hyperparameters, relearn, set_hyperparameters, total_loss
 from bo_stream.models.inducing.osvgp import OSVGP
+from bo_stream.storage.archive import FileFormat, describe_file, read_index
 
 MEAN_SD = 3.0
 """Standard deviation of the prior of the mean logit, about that of all people examined."""
@@ -171,3 +177,222 @@ def _mean_about(Y: Tensor) -> ConstantMean:
     mean = ConstantMean(constant_prior=NormalPrior(logit, MEAN_SD))
     mean.initialize(constant=logit)
     return mean.to(Y)
+
+
+# --- the model of a survey -----------------------------------------------------------------------
+
+
+MODEL = CheckpointFormat("model.json", "model", FileFormat("bo_stream survey model", 1, True))
+
+
+class ModelCache:
+    """A model and the fingerprint of the facts that it was built from.
+
+    A file that is missing, damaged, of other facts or of another version is passed over: the model
+    is a function of the facts.
+
+    Attributes:
+        folder: Where the model is kept; None: in memory only.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Begin without a model in memory; the folder is read when a model is asked for."""
+        self.folder = folder
+        self._kept: tuple[str, StreamingGP] | None = None
+
+    def model(self, facts: str, build: Callable[[], StreamingGP]) -> StreamingGP:
+        """Return the model of the facts of a fingerprint, built if it is not kept."""
+        if self._kept is None or self._kept[0] != facts:
+            stored = self._read(facts)
+            self._kept = facts, build() if stored is None else stored
+            if stored is None:
+                self._write()
+        return self._kept[1]
+
+    def move_to(self, folder: Path) -> None:
+        """Keep the model in a folder from now on."""
+        self.folder = folder
+        self._write()
+
+    def _write(self) -> None:
+        """Write the model; if that fails it will be built anew another time."""
+        if self.folder is None or self._kept is None:
+            return
+        facts, model = self._kept
+        try:
+            MODEL.save(self.folder, {"facts": facts}, {"survey": model})
+        except OSError as error:
+            reason = error.strerror or str(error)
+            warnings.warn(
+                f"The model could not be kept in {self.folder} ({reason}).",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _read(self, facts: str) -> StreamingGP | None:
+        if self.folder is None:
+            return None
+        try:
+            content = read_index(self.folder / MODEL.name, MODEL.format)
+            if content["facts"] != facts:
+                return None
+            file = from_record(ModelFile, content["models"]["survey"])
+            kind = getattr(bo_stream, describe_file(self.folder / file.name)["class"])
+            return file.read(self.folder, kind, "cpu") if issubclass(kind, StreamingGP) else None
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return None
+
+
+# --- predictions of prevalence at sites, as tables and as words ----------------------------------
+
+
+ROWS = 4096
+"""Number of sites that are predicted at a time."""
+
+QUANTILES = {"lower": 0.025, "q25": 0.25, "q75": 0.75, "upper": 0.975}
+
+
+@torch.no_grad()
+def predict_prevalence(model: StreamingGP, X: Tensor, settings: SurveySettings) -> pd.DataFrame:
+    """Predict prevalence at sites.
+
+    Args:
+        model: Of the logit of prevalence.
+        X: Sites, ``n x d``.
+        settings: Of the survey: threshold, certainty and miss cost.
+
+    Returns:
+        A row a site: prevalence (mean), sd, lower, q25, q75, upper (quantiles), and with a
+        threshold exceedance (probability of a prevalence above it) and class (above, below or
+        uncertain).
+    """
+    parts = [_predict(model, part, settings.threshold) for part in X.split(ROWS)]
+    table = pd.concat(parts, ignore_index=True)
+    if settings.threshold is None:
+        return table
+    chance, (below, above) = table["exceedance"], settings.calls
+    classes = np.select([chance >= above, chance <= below], ["above", "below"], "uncertain")
+    return table.assign(**{"class": classes})
+
+
+def _predict(model: StreamingGP, X: Tensor, threshold: float | None) -> pd.DataFrame:
+    rates = prevalence(model, X)
+    quantiles = rates.quantile(torch.tensor(list(QUANTILES.values())))
+    values = {
+        "prevalence": rates.mean,
+        "sd": rates.variance.clamp_min(0.0).sqrt(),
+        **dict(zip(QUANTILES, quantiles.unbind(), strict=True)),
+    }
+    if threshold is not None:
+        values["exceedance"] = rates.exceedance(threshold)
+    return pd.DataFrame({name: value.reshape(-1).numpy() for name, value in values.items()})
+
+
+@torch.no_grad()
+def exceedances(model: StreamingGP, X: Tensor, threshold: float) -> NDArray[np.float64]:
+    """Compute the probability of a prevalence above a threshold at sites, ``n x d``, alone."""
+    parts = [prevalence(model, part).exceedance(threshold).reshape(-1) for part in X.split(ROWS)]
+    found: NDArray[np.float64] = torch.cat(parts).numpy()
+    return found
+
+
+def reasons(predictions: pd.DataFrame, threshold: float | None) -> list[str]:
+    """Say of each predicted site what is not known about it."""
+    columns = ("prevalence", "lower", "upper")
+    spans = [
+        f"prevalence {percent(mean)} ({percent(low)} to {percent(high)})"
+        for mean, low, high in zip(*(predictions[name] for name in columns), strict=True)
+    ]
+    if threshold is None:
+        return spans
+    chances: Sequence[float] = predictions["exceedance"].tolist()
+    return [
+        f"{span}; above {percent(threshold)} with probability {chance:.2f}"
+        for span, chance in zip(spans, chances, strict=True)
+    ]
+
+
+def percent(share: float) -> str:
+    """Write a share in per cent, to two digits."""
+    return f"{float(f'{100.0 * share:.2g}'):g} %"
+
+
+# --- counts of a survey predicted by models that have not seen them ------------------------------
+
+
+LEVELS = (50, 95)
+"""Per cent of the central intervals."""
+
+Fit = Callable[[Tensor, Tensor], StreamingGP]
+
+
+@torch.no_grad()
+def held_out_counts(fit: Fit, X: Tensor, Y: Tensor, folds: int = 10, seed: int = 0) -> pd.DataFrame:
+    """Predict the count of each row by a model of the rows in other folds.
+
+    Costs one fit a fold, and O(examined^1.5) a row.
+
+    Args:
+        fit: Makes a model of the logit of prevalence, with a ``BinomialLikelihood``, from X and Y.
+        X: Inputs, ``n x d``.
+        Y: Rows ``[positives, examined]``, ``n x 2``.
+        folds: Number of folds, drawn at random; at most n.
+        seed: Of the folds.
+
+    Returns:
+        A row a row of X, in its order: ``examined``, ``positive``, ``expected`` (mean of the
+        predicted count), and for each of the levels 50 and 95 per cent ``low_50``, ``high_50``,
+        the bounds of the central interval, both inside, and ``chance_50``, the probability that
+        the model gives to it. Counts are whole numbers: it is more than the level.
+    """
+    n = len(X)
+    generator = torch.Generator().manual_seed(seed)
+    fold = torch.randperm(n, generator=generator) % min(folds, n)
+    columns: dict[str, Tensor] = {}
+    for number in fold.unique().tolist():
+        held = fold == number
+        with torch.enable_grad():  # a fit needs gradients
+            model = fit(X[~held], Y[~held])
+        for name, values in _predicted(model, X[held], Y[held, 1]).items():
+            columns.setdefault(name, Y.new_empty(n))[held] = values
+    told = {"examined": Y[:, 1].tolist(), "positive": Y[:, 0].tolist()}
+    return pd.DataFrame(told | {name: values.tolist() for name, values in columns.items()})
+
+
+def coverage(held_out: pd.DataFrame, level: int) -> tuple[float, float]:
+    """Compute the share of counts inside their intervals, and the share the models expected.
+
+    Args:
+        held_out: Of ``held_out_counts``, with one row at least.
+        level: 50 or 95, per cent.
+    """
+    inside = held_out["positive"].between(held_out[f"low_{level}"], held_out[f"high_{level}"])
+    return float(inside.mean()), float(held_out[f"chance_{level}"].mean())
+
+
+@torch.no_grad()
+def log_scores(model: StreamingGP, X: Tensor, Y: Tensor) -> Tensor:
+    """Compute the log probability, in nats, that a model gives to each count, ``n``.
+
+    Args:
+        model: Of the logit of prevalence.
+        X: Inputs, ``n x d``.
+        Y: Rows ``[positives, examined]``, ``n x 2``.
+    """
+    parts = [
+        counts(model, inputs, rows[:, 1:]).log_prob(rows[:, :1])
+        for inputs, rows in zip(X.split(ROWS), Y.split(ROWS), strict=True)
+    ]
+    return torch.cat(parts).squeeze(-1)
+
+
+def _predicted(model: StreamingGP, X: Tensor, examined: Tensor) -> dict[str, Tensor]:
+    """Compute mean, central intervals and their probabilities of counts, ``n`` each."""
+    found = counts(model, X, examined.unsqueeze(-1))
+    columns = {"expected": found.mean}
+    for level in LEVELS:
+        low, high = found.interval(level / 100.0)
+        below = torch.where(low > 0.0, found.cdf((low - 1.0).clamp_min(0.0)), 0.0)
+        columns |= {f"low_{level}": low, f"high_{level}": high}
+        columns[f"chance_{level}"] = found.cdf(high) - below
+    return {name: values.squeeze(-1) for name, values in columns.items()}

@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bo_stream.errors import UsageError
-from bo_stream.loops.survey.cells import Array, Cells, Mask, Texts, first
+from bo_stream.loops.survey.cells import (
+    Array,
+    Cells,
+    Counts,
+    Mask,
+    Texts,
+    find_dates,
+    first,
+    read_counts,
+    read_dates,
+    spreadsheet_number,
+)
 from bo_stream.loops.survey.columns import (
     find_column,
     given_column,
@@ -24,9 +35,6 @@ from bo_stream.loops.survey.columns import (
     look_like_counts,
 )
 from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
-from bo_stream.loops.survey.counts import Counts, read_counts
-from bo_stream.loops.survey.dates import find_dates, read_dates
-from bo_stream.loops.survey.ids import spreadsheet_number
 from bo_stream.loops.survey.places import check_places, position_columns
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.mapping import fill_missing

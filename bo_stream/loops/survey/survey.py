@@ -13,21 +13,24 @@ from torch import Tensor
 from bo_stream.acquisition.criteria import Criterion
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.likelihoods.binomial import MOST_EXAMINED
-from bo_stream.loops.survey.calls import calls_table, chances_of_wrong_calls
+from bo_stream.loops.survey.calls import Stopping, calls_table, chances_of_wrong_calls
+from bo_stream.loops.survey.cells import Counts
 from bo_stream.loops.survey.choice import Choice
 from bo_stream.loops.survey.coordinates import Coordinates
-from bo_stream.loops.survey.counts import Counts
-from bo_stream.loops.survey.facts import SurveyFacts
-from bo_stream.loops.survey.ledger import Ledger
-from bo_stream.loops.survey.model import SurveyModelSettings, survey_model
-from bo_stream.loops.survey.model_cache import ModelCache
-from bo_stream.loops.survey.predictions import exceedances, predict_prevalence, reasons
+from bo_stream.loops.survey.ledger import Ledger, SurveyFacts
+from bo_stream.loops.survey.model import (
+    ModelCache,
+    SurveyModelSettings,
+    exceedances,
+    predict_prevalence,
+    reasons,
+    survey_model,
+)
+from bo_stream.loops.survey.places import Whereabouts
 from bo_stream.loops.survey.results import ResultsTable, Told
 from bo_stream.loops.survey.settings import USUAL_TRIALS, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
-from bo_stream.loops.survey.stopping import Stopping
 from bo_stream.loops.survey.tables import TableFormat
-from bo_stream.loops.survey.whereabouts import Whereabouts
 from bo_stream.models.base import StreamingGP
 
 SPREAD_OUT = "first round: spread out over the map and the covariates"

@@ -1,4 +1,4 @@
-"""AutoGP: an exact Gaussian process that becomes a streaming one where that is cheaper."""
+"""A model that is exact at first and moves to the family that suits when that is cheaper."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.auto.families import (
     EXACT,
     FAMILIES,
-    WISKI as ON_GRID,
     allowed_families,
     checked_options,
     is_gaussian,
     most_exact,
 )
+from bo_stream.models.auto.families import OSGPR as SPARSE
+from bo_stream.models.auto.families import OSVGP as VARIATIONAL
+from bo_stream.models.auto.families import WISKI as ON_GRID
 from bo_stream.models.auto.inference import AutoInference, AutoMemory, HandOver
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.construction import choose_box, latent_kernel, product_kernel
-from bo_stream.models.inference import InferenceOption
-from bo_stream.models.input_transforms import split_transform
-from bo_stream.models.outcomes.counts import latent_columns, outcomes_of
-from bo_stream.models.outcomes.likelihood import REAL, check_transform
-from bo_stream.models.outcomes.transform import default_standardize
+from bo_stream.models.construction import choose_box, latent_kernel, product_kernel, split_transform
+from bo_stream.models.inducing.osgpr import OSGPR
+from bo_stream.models.inducing.osvgp import OSVGP
+from bo_stream.models.outcomes.base import default_standardize
+from bo_stream.models.outcomes.likelihood import REAL, check_transform, latent_columns, outcomes_of
+from bo_stream.models.prior import InferenceOption
+from bo_stream.models.wiski.wiski import WISKI
 
 STEPS, FIRST = 5, 20
 """Steps in which an update learns a likelihood's own parameters, and how many times as many the
@@ -272,3 +275,25 @@ def _transform_of(
         return default_standardize(Y.shape[-1], Y.shape[:-2]) if real else None
     check_transform(transform, likelihood)
     return transform
+
+
+# --- an automatic model as the public model of the family that it is in --------------------------
+
+
+_CLASSES: dict[str, type[StreamingGP]] = {ON_GRID: WISKI, SPARSE: OSGPR, VARIATIONAL: OSVGP}
+
+
+def family_model(model: StreamingGP) -> StreamingGP:
+    """Return the public model of an :class:`~bo_stream.AutoGP`'s family, to be asked, not updated.
+
+    It shares hyperparameters, memory and cache. An exact model, and any other, is returned as it
+    is. So what is written for WISKI or OSGPR holds for an AutoGP that has become one.
+    """
+    if not isinstance(model, AutoGP) or model.family not in _CLASSES:
+        return model
+    shared = model._shallow_copy()
+    view = object.__new__(_CLASSES[model.family])
+    view.__dict__.update(shared.__dict__)
+    memory = model._memory
+    view._inference, view._memory, view._cache = memory.inference, memory.inner, model._cache
+    return view

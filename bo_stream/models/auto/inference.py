@@ -17,20 +17,22 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.likelihoods.binomial import BinomialLikelihood
-from bo_stream.models.auto.comparison import (
+from bo_stream.models.auto.exact import ExactMemory
+from bo_stream.models.auto.families import (
     COMPARABLE,
+    EXACT,
     MEAN_ERROR,
+    OSGPR,
     VARIANCE_RATIO,
     Discrepancy,
     ExactPosterior,
+    begin,
+    exact_inference,
 )
-from bo_stream.models.auto.exact import ExactMemory
-from bo_stream.models.auto.families import EXACT, OSGPR, begin, exact_inference
 from bo_stream.models.inducing.inference import MAX_POINTS, InducingCache
 from bo_stream.models.inducing.sites import SiteInference
-from bo_stream.models.inference import Inference
 from bo_stream.models.memory import Observations
-from bo_stream.models.prior import Prior
+from bo_stream.models.prior import Inference, Prior
 from bo_stream.models.wiski.inference import check_in_grid
 from bo_stream.process.process import PosteriorProcess
 from bo_stream.warnings import users_stack_level

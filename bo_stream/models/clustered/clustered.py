@@ -23,14 +23,14 @@ from bo_stream.bases.inducing import differentiable_matrix
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.inference import (
     ClusterInference,
+    ClusterMemory,
     Solver,
     clustered_kl_divergence,
     precisions,
     stochastic_objective,
 )
-from bo_stream.models.clustered.memory import ClusterMemory
 from bo_stream.models.clustered.solver import ConjugateGradients
-from bo_stream.models.inference import InferenceOption
+from bo_stream.models.prior import InferenceOption
 from bo_stream.tensors import keeps_tensors
 
 MAX_CENTRES = 1024

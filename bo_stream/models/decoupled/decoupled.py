@@ -18,16 +18,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from bo_stream.allocation.allocator import checked_number
-from bo_stream.bases.functions import check_factors
+from bo_stream.bases.inducing import check_factors
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import latent_kernel
-from bo_stream.models.decoupled.growth import Growth
+from bo_stream.models.decoupled.collapse import Growth
 from bo_stream.models.decoupled.inference import DecoupledInference, Parametrization, check_among
 from bo_stream.models.decoupled.learner import DecoupledLearner, Schedule
-from bo_stream.models.decoupled.memory import DecoupledMemory
-from bo_stream.models.outcomes.counts import latent_columns, outcomes_of
-from bo_stream.models.outcomes.likelihood import check_transform
+from bo_stream.models.decoupled.posterior import DecoupledMemory
+from bo_stream.models.outcomes.likelihood import check_transform, latent_columns, outcomes_of
 from bo_stream.models.stochastic.budget import Before, Budget, judged, judgement_said
 from bo_stream.models.stochastic.replay import build_from
 from bo_stream.models.stochastic.start import guess

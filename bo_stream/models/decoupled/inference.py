@@ -15,32 +15,34 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
-from bo_stream.bases.functions import InducingFunctions
-from bo_stream.bases.inducing import frozen, in_dtype
+from bo_stream.bases.inducing import InducingFunctions, frozen, in_dtype
 from bo_stream.likelihoods.outcome_model import OutcomeModel
-from bo_stream.models.decoupled.bound import Draw, Expanded, bound_terms, drawn_columns
 from bo_stream.models.decoupled.collapse import (
     CollapsedBound,
+    Growth,
     Limits,
     between,
     maximise_collapsed,
     optimum,
+    with_eigenfunctions,
 )
-from bo_stream.models.decoupled.growth import Growth, with_eigenfunctions
 from bo_stream.models.decoupled.learner import INPUTS, DecoupledLearner, Schedule
-from bo_stream.models.decoupled.memory import DecoupledMemory
 from bo_stream.models.decoupled.posterior import (
+    DecoupledMemory,
     DecoupledPosterior,
     DirectCovariance,
+    Draw,
+    Expanded,
     HybridCovariance,
     KernelExpansion,
     ShiftedProcess,
     SpectralCovariance,
     VariationalCovariance,
+    bound_terms,
+    drawn_columns,
 )
-from bo_stream.models.inference import Inference, KeptProcess
 from bo_stream.models.memory import Observations
-from bo_stream.models.prior import Hyperparameters, Prior
+from bo_stream.models.prior import Hyperparameters, Inference, KeptProcess, Prior
 from bo_stream.models.stochastic.budget import SEARCH_SHARE, START_SHARE, Budget, JudgedRows, Scores
 from bo_stream.models.stochastic.replay import ROWS, Batch, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import (

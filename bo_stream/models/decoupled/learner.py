@@ -10,21 +10,24 @@ from gpytorch import Module
 from torch import Tensor
 from torch.nn import Parameter
 
-from bo_stream.bases.functions import InducingFunctions
+from bo_stream.bases.inducing import InducingFunctions
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb, Sites, local_sites
 from bo_stream.linalg import safe_cholesky
-from bo_stream.models.decoupled.bound import Draw, Expanded, drawn_columns
-from bo_stream.models.decoupled.growth import Growth, with_eigenfunctions
-from bo_stream.models.decoupled.memory import DecoupledMemory, Moments
+from bo_stream.models.decoupled.collapse import Growth, with_eigenfunctions
 from bo_stream.models.decoupled.posterior import (
+    DecoupledMemory,
     DecoupledPosterior,
     DirectCovariance,
+    Draw,
+    Expanded,
     HybridCovariance,
+    Moments,
     SpectralCovariance,
+    drawn_columns,
 )
 from bo_stream.models.prior import Prior
-from bo_stream.models.stochastic.optimisers import ConstrainedAdam
+from bo_stream.models.stochastic.budget import ConstrainedAdam
 from bo_stream.models.stochastic.replay import Batch, generator_at
 from bo_stream.tensors import map_tensors
 

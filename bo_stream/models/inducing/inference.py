@@ -15,9 +15,8 @@ from gpytorch.kernels import Kernel
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator, checked_number
-from bo_stream.allocation.novelty import Novelty
-from bo_stream.allocation.selection import capped
+from bo_stream.allocation.allocator import Allocator, capped, checked_number
+from bo_stream.allocation.oips import Novelty
 from bo_stream.bases.inducing import (
     InducingBasis,
     central,
@@ -35,10 +34,9 @@ from bo_stream.marginal_likelihood import (
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite, check_type
 from bo_stream.models.inducing.memory import InducingMemory, PointStatistics, Rows, TraceTerm
-from bo_stream.models.inference import Inference, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory, never_in
-from bo_stream.models.prior import Prior
-from bo_stream.models.stochastic.optimisers import maximise
+from bo_stream.models.prior import Inference, Prior, SolvedWeights
+from bo_stream.models.stochastic.budget import maximise
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import State, is_in, state_of
 from bo_stream.warnings import (

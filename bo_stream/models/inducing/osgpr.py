@@ -25,7 +25,7 @@ from bo_stream.models.inducing.inference import (
     points_of,
 )
 from bo_stream.models.inducing.memory import InducingMemory
-from bo_stream.models.inference import InferenceOption
+from bo_stream.models.prior import InferenceOption
 
 WINDOW = 512
 """Rows that are held beside the statistics."""

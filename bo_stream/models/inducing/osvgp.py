@@ -16,7 +16,7 @@ from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.construction import latent_kernel
+from bo_stream.models.construction import latent_kernel, split_transform
 from bo_stream.models.held_sites import WINDOW
 from bo_stream.models.inducing.inference import (
     MAX_POINTS,
@@ -27,10 +27,13 @@ from bo_stream.models.inducing.inference import (
 )
 from bo_stream.models.inducing.memory import InducingMemory
 from bo_stream.models.inducing.sites import SiteInference
-from bo_stream.models.inference import InferenceOption
-from bo_stream.models.input_transforms import split_transform
-from bo_stream.models.outcomes.counts import latent_columns, outcomes_of
-from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes, check_transform
+from bo_stream.models.outcomes.likelihood import (
+    LikelihoodOutcomes,
+    check_transform,
+    latent_columns,
+    outcomes_of,
+)
+from bo_stream.models.prior import InferenceOption
 
 
 class OSVGP(StreamingGP):

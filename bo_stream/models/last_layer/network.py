@@ -12,7 +12,7 @@ from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 from torch.nn import Linear, Module, Sequential, Tanh
 
-from bo_stream.bases.basis import Basis
+from bo_stream.bases.inducing import Basis
 from bo_stream.models.checks import check_instance
 from bo_stream.tensors import is_same
 

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.inference import InferenceOption
-from bo_stream.models.local.inference import LocalInference, scaled_priors
-from bo_stream.models.local.memory import LocalMemory
+from bo_stream.models.local.inference import LocalInference, LocalMemory, scaled_priors
+from bo_stream.models.prior import InferenceOption
 
 
 class LocalGP(StreamingGP):

@@ -1,21 +1,305 @@
-"""The interface of outcomes: from a user's units to those of a memory and of the process."""
+"""Outcomes as a model takes them: the interface, their transforms, and some of several outputs."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, cast
 
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import (
+    Bilog,
+    ChainedOutcomeTransform,
+    Log,
+    OutcomeTransform,
+    Power,
+    Standardize,
+    StratifiedStandardize,
+)
+from botorch.posteriors.posterior import Posterior
+from gpytorch import Module
+from gpytorch.constraints import Interval
+from gpytorch.kernels import Kernel
+from gpytorch.priors import Prior
 from torch import Tensor
 
-from bo_stream.models.checks import checked_observations
+from bo_stream.models.checks import check_finite, check_instance, checked_observations
 from bo_stream.models.memory import Measured, Memory, Targets
 from bo_stream.models.outcomes.noise import NoiseFloor
-from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.process.process import PosteriorProcess
 
 if TYPE_CHECKING:
+    from bo_stream.models.base import StreamingGP
     from bo_stream.models.prior import Prior
+
+
+M = TypeVar("M", bound="StreamingGP")
+
+
+def check_outputs_exist(outputs: list[int], of: int, name: str = "idcs") -> None:
+    """Check indices of outputs.
+
+    Raises:
+        UnsupportedError: An index is out of range or repeated, or there are none.
+    """
+    if not outputs or len(set(outputs)) != len(outputs) or not all(0 <= i < of for i in outputs):
+        raise UnsupportedError(
+            f"Expected {name} to hold distinct outputs in 0 to {of - 1}, got {outputs}."
+        )
+
+
+def chosen_outputs(output_indices: list[int], of: int) -> list[int] | None:
+    """Count the outputs that a posterior is asked for from the first; None: all, in their order.
+
+    Raises:
+        UnsupportedError: An index is out of range or repeated.
+    """
+    chosen = [i + of if -of <= i < 0 else i for i in output_indices]
+    check_outputs_exist(chosen, of, "output_indices")
+    return None if chosen == list(range(of)) else chosen
+
+
+def subset_module(
+    module: torch.nn.Module, batch_shape: torch.Size, of: int, outputs: list[int]
+) -> torch.nn.Module:
+    """Copy a gpytorch module of batch shape ``batch_shape x of`` for some outputs.
+
+    A module that all outputs share is copied as it is.
+    """
+    copied = deepcopy(module)
+    if of == 1:
+        return copied
+    old = torch.Size((*batch_shape, of))
+    new = torch.Size((*batch_shape, *([len(outputs)] if len(outputs) > 1 else [])))
+    for part in copied.modules():
+        if isinstance(part, Kernel) and part.batch_shape != old:
+            continue  # shared by all outputs
+        if isinstance(part, InputTransform) or not isinstance(part, Module | Prior | Interval):
+            continue  # a transform or a layer of a network: its values are not of outputs
+        _subset_tensors(part, old, outputs)
+        for name in ("batch_shape", "_batch_shape"):
+            if part.__dict__.get(name) == old:
+                part.__dict__[name] = new
+    return copied
+
+
+def subset_moments(
+    moments: dict[str, Any], batch_shape: torch.Size, of: int, outputs: list[int]
+) -> dict[str, Any]:
+    """Copy Adam's state for the parameters that :func:`subset_module` leaves."""
+    copied = deepcopy(moments)
+    old = torch.Size((*batch_shape, of))
+    for state in copied["state"].values() if of > 1 else ():
+        for name, value in state.items():
+            if value.shape[: len(old)] == old:
+                state[name] = _pick(value, len(old) - 1, outputs)
+    return copied
+
+
+def _subset_tensors(part: torch.nn.Module, old: torch.Size, outputs: list[int]) -> None:
+    for parameter in part._parameters.values():
+        if parameter is not None and parameter.shape[: len(old)] == old:
+            parameter.data = _pick(parameter.data, len(old) - 1, outputs)
+    for store in (part._buffers, part.__dict__):
+        for name, value in store.items():
+            if name == "active_dims":
+                continue  # as many as inputs, not as outputs
+            if isinstance(value, Tensor) and value.shape[: len(old)] == old:
+                store[name] = _pick(value, len(old) - 1, outputs)
+
+
+def _pick(value: Tensor, dimension: int, outputs: list[int]) -> Tensor:
+    chosen = value.index_select(dimension, torch.tensor(outputs, device=value.device))
+    return chosen.squeeze(dimension) if len(outputs) == 1 else chosen
+
+
+# --- outcome transforms in a stream: fixed ones first --------------------------------------------
+
+
+LEAST_SPREAD = 1e-18
+"""Least standard deviation that models standardise by unless they are given a transform; float32
+holds its square."""
+
+_BOTORCHS_LEAST = 1e-8
+"""That of BoTorch's ``Standardize``, which takes outcomes of a smaller unit for constant."""
+
+_FIXED = (Log, Power, Bilog)
+_ROUNDING = 1e-9
+
+
+def default_standardize(outputs: int, batch_shape: torch.Size) -> Standardize:
+    """Make the standardisation of outcomes in any unit, spread by ``LEAST_SPREAD`` or more."""
+    return Standardize(m=outputs, batch_shape=batch_shape, min_stdv=LEAST_SPREAD)
+
+
+@dataclass(frozen=True)
+class OutcomeChain:
+    """An outcome transform split into its fixed part and the standardisation behind it.
+
+    The memory holds outcomes after the fixed part. The standardisation is affine in them, so it can
+    be learned anew from the running sums, exactly, at any time.
+
+    Attributes:
+        transform: That was checked, or None.
+    """
+
+    transform: torch.nn.Module | None
+
+    @cached_property
+    def _parts(self) -> tuple[tuple[OutcomeTransform, ...], Standardize | None]:
+        """The elementary transforms, first to last: the fixed ones, and a final standardisation."""
+        steps: list[OutcomeTransform] = []
+        left = [] if self.transform is None else [self.transform]
+        while left:
+            part = left.pop(0)
+            if isinstance(part, ChainedOutcomeTransform):
+                left = [*part.values(), *left]
+            else:
+                steps.append(cast(OutcomeTransform, part))
+        if steps and isinstance(last := steps[-1], Standardize):
+            return tuple(steps[:-1]), last
+        return tuple(steps), None
+
+    @property
+    def fixed(self) -> tuple[OutcomeTransform, ...]:
+        """The steps before a standardisation, elementwise and without state."""
+        return self._parts[0]
+
+    @property
+    def standardize(self) -> Standardize | None:
+        """The last step, if it standardises."""
+        return self._parts[1]
+
+    @classmethod
+    def of(cls, transform: torch.nn.Module | None) -> OutcomeChain:
+        """Check a transform, step by step.
+
+        Raises:
+            UnsupportedError: It has state other than a final ``Standardize``.
+        """
+        chain = cls(transform)
+        for step in (*chain.fixed, chain.standardize):
+            if step is not None:
+                _check_step(step, step is chain.standardize)
+        return chain
+
+    def to_targets(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Apply the fixed part to ``... x n x m`` outcomes and known noise variances.
+
+        Raises:
+            InputDataError: Outcomes are not finite after it.
+            UnsupportedError: A fixed transform cannot carry noise variances.
+        """
+        fixed, _ = self._parts
+        for step in fixed:
+            try:
+                Y, Yvar = step(Y, Yvar)
+            except NotImplementedError as error:
+                raise UnsupportedError(
+                    f"{type(step).__name__} cannot transform noise variances: leave out Yvar "
+                    "(train_Yvar, noise), or transform Y and Yvar yourself."
+                ) from error
+        if fixed:
+            check_finite("Y after its outcome transform", Y)
+        return Y, Yvar
+
+    def untransform(self, posterior: Posterior, outputs: list[int] | None = None) -> Posterior:
+        """Undo the fixed part on a posterior.
+
+        Args:
+            posterior: Of outcomes after the fixed part.
+            outputs: Those that it is of; None: all.
+        """
+        fixed, _ = self._parts
+        for step in reversed(fixed):
+            own = step if outputs is None else step.subset_output(outputs)
+            posterior = own.untransform_posterior(posterior)
+        return posterior
+
+    def offset_and_scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and deviation that standardise, shaped like ``like``; 0 and 1 without any."""
+        _, standardize = self._parts
+        if standardize is None:
+            return torch.zeros_like(like), torch.ones_like(like)
+        means = standardize.means.to(like).squeeze(-2)
+        return means.expand_as(like), standardize.stdvs.to(like).squeeze(-2).expand_as(like)
+
+    def standardized(self, Y: Tensor, like: Tensor) -> Tensor:
+        """Return outcomes, ``... x n x m``, in the units of the process.
+
+        Args:
+            Y: In original units.
+            like: As in :meth:`offset_and_scale`.
+
+        Raises:
+            InputDataError: They are not finite after the transform.
+        """
+        targets, _ = self.to_targets(Y, None)
+        offset, scale = self.offset_and_scale(like)
+        return (targets - offset.unsqueeze(-2)) / scale.unsqueeze(-2)
+
+    def learn(self, totals: Tensor, shift: Tensor) -> None:
+        """Standardise by the running sums, as ``Standardize`` would by all outcomes.
+
+        Args:
+            totals: ``[Y, 1]ᵀ [Y, 1]`` of the outcomes less ``shift``, ``batch x m x 2 x 2``.
+            shift: ``batch x m``.
+        """
+        if self.standardize is None:
+            return
+        mean, stdv = _moments(totals, self.standardize)
+        mean = mean + shift
+        chosen = self.standardize._outputs
+        if chosen is not None:
+            left = [i for i in range(mean.shape[-1]) if i not in chosen]
+            mean[..., left], stdv[..., left] = 0.0, 1.0
+        _assign(self.standardize, mean.unsqueeze(-2), stdv.unsqueeze(-2))
+
+
+def _moments(totals: Tensor, standardize: Standardize) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation; too few observations left by forgetting keep the last one."""
+    count = totals[..., 1, 1]
+    mean = totals[..., 0, 1] / torch.where(count > 0, count, 1.0)
+    squares = totals[..., 0, 0] - count * mean.square()
+    stdv = (squares.clamp_min(0.0) / (count - 1.0).clamp_min(1.0)).sqrt()
+    sure = squares > _ROUNDING * totals[..., 0, 0]  # no rounding error of equal outcomes
+    usable = (stdv >= standardize._min_stdv) & (count > 1.0) & (sure | (stdv >= _BOTORCHS_LEAST))
+    faded = (count < 2.0) & sure
+    last = standardize.stdvs.to(stdv).squeeze(-2)
+    return mean, torch.where(faded, last, torch.where(usable, stdv, 1.0))
+
+
+def _assign(standardize: Standardize, means: Tensor, stdvs: Tensor) -> None:
+    like = standardize.means
+    standardize.means = means.to(like)
+    standardize.stdvs = stdvs.to(like)
+    standardize._stdvs_sq = standardize.stdvs.square()
+    standardize._is_trained = torch.tensor(True, device=like.device)
+
+
+def _check_step(step: OutcomeTransform, is_last_standardize: bool) -> None:
+    check_instance("outcome_transform", step, OutcomeTransform, "Standardize(m=1)")
+    if isinstance(step, StratifiedStandardize):
+        fault = "its scale depends on the task, so statistics cannot be rescaled"
+    elif isinstance(step, _FIXED) and step._outputs is not None:
+        fault = "BoTorch cannot undo it on some outputs only; use one model per output (ModelList)"
+    elif is_last_standardize or isinstance(step, _FIXED):
+        return
+    elif isinstance(step, Standardize):
+        fault = "a Standardize must be the last of a chain, or it cannot follow the stream"
+    else:
+        fault = "only Log, Power and Bilog, then Standardize, are known to work in a stream"
+    raise UnsupportedError(
+        f"outcome_transform {type(step).__name__} cannot be used in a stream: {fault}."
+    )
+
+
+# --- the interface of outcomes -------------------------------------------------------------------
 
 
 class NoiseAtInputs(Protocol):
@@ -261,3 +545,23 @@ class Outcomes(ABC):
     @abstractmethod
     def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
         """Apply a rule to all tensors."""
+
+
+# --- outcomes at single points: their moments, log density and draws, with the noise in ----------
+
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """Mean and variance of outcomes at single points, ``... x q x m`` each.
+
+    Attributes:
+        mean: Of a label, its probability; of counts, the positives of a hypothetical survey.
+        variance: Of the outcome, noise included.
+    """
+
+    mean: Tensor
+    variance: Tensor

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from bo_stream.models.memory import Measured, Memory, Targets
-from bo_stream.models.outcomes.base import Drawing, Outcomes
+from bo_stream.models.outcomes.base import Drawing, OutcomeChain, Outcomes
 from bo_stream.models.outcomes.noise import (
     LEAST_NOISE,
     NOISE_FLOOR,
@@ -23,7 +23,6 @@ from bo_stream.models.outcomes.noise import (
     warn_of_zeros,
     zero_rows,
 )
-from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.process.process import PosteriorProcess
 from bo_stream.sufficient_statistics import target_columns
 

@@ -25,22 +25,32 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.bases.inducing import frozen
-from bo_stream.bases.sampled import PointBasis, SampledBasis, check_spectral
+from bo_stream.bases.spectral import PointBasis, SampledBasis, check_spectral
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood, check_likelihood
 from bo_stream.models.construction import latent_kernel
-from bo_stream.models.inference import Inference, KeptProcess
 from bo_stream.models.memory import Observations
-from bo_stream.models.outcomes.counts import CountOutcomes, latent_columns, outcomes_of
-from bo_stream.models.outcomes.likelihood import REAL, check_transform
-from bo_stream.models.prior import Prior
-from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, InducingAtData, Schedule
-from bo_stream.models.quadruply_stochastic.control_variate import SAMPLE, ControlPoints
-from bo_stream.models.quadruply_stochastic.function_process import FunctionProcess, WeightMoments
+from bo_stream.models.outcomes.likelihood import (
+    REAL,
+    CountOutcomes,
+    check_transform,
+    latent_columns,
+    outcomes_of,
+)
+from bo_stream.models.prior import Inference, KeptProcess, Prior
+from bo_stream.models.quadruply_stochastic.function_process import (
+    SAMPLE,
+    ControlPoints,
+    FunctionProcess,
+    WeightMoments,
+)
 from bo_stream.models.quadruply_stochastic.memory import (
+    FourierFeatures,
+    InducingAtData,
     Layout,
     Progress,
     QuadruplyStochasticMemory,
+    Schedule,
     Slice,
     proposition_1,
 )
@@ -69,8 +79,7 @@ from bo_stream.process.process import PosteriorProcess
 from bo_stream.tensors import is_same, state_of
 
 if TYPE_CHECKING:
-    from bo_stream.models.quadruply_stochastic.qsgp import QSGP
-    from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
+    from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 
 SUPPORT_PLACE = 2**40
 """Of the random numbers that choose support points, beyond those of all steps."""

@@ -11,13 +11,17 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
-from bo_stream.bases.sampled import PointBasis
+from bo_stream.bases.spectral import PointBasis
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.linalg import safe_cholesky
 from bo_stream.models.prior import Hyperparameters, Prior
-from bo_stream.models.quadruply_stochastic.choice import Schedule
-from bo_stream.models.quadruply_stochastic.memory import Progress, QuadruplyStochasticMemory, Slice
-from bo_stream.models.stochastic.optimisers import ConstrainedAdam
+from bo_stream.models.quadruply_stochastic.memory import (
+    Progress,
+    QuadruplyStochasticMemory,
+    Schedule,
+    Slice,
+)
+from bo_stream.models.stochastic.budget import ConstrainedAdam
 from bo_stream.models.stochastic.replay import generator_at
 
 COVARIANCE_RATE = 0.1

@@ -1,22 +1,266 @@
-"""What a grid inference keeps between calls: recomputed when stale, carried along small updates."""
+"""What is derived from a grid model's memory under one state of the hyperparameters."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid.interpolation import GridBasis
+from bo_stream.bases.grid.contraction import (
+    expected_log_prior,
+    node_variances,
+    prior_variance,
+    variance_outside,
+)
+from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
+from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.mesh import Mesh
-from bo_stream.models.inference import Solved, SolvedWeights
+from bo_stream.linalg import product_of_triangular_root
+from bo_stream.marginal_likelihood import (
+    LowRankRoot,
+    NoiseGroup,
+    combine,
+    expected_misfit,
+    low_rank_root_of,
+)
 from bo_stream.models.memory import Observations, WhitenedMemory
-from bo_stream.models.prior import Prior
-from bo_stream.models.wiski.learning import WHITENED_ROWS, FitSubspace, Subspace
-from bo_stream.models.wiski.rows import Memory
+from bo_stream.models.prior import Prior, Solved, SolvedWeights
+from bo_stream.models.wiski.memory import Memory, StreamMemory
 from bo_stream.process.observation_space import ObservationSpaceProcess
 from bo_stream.process.process import WeightSpaceProcess
 from bo_stream.tensors import State, is_in
+from bo_stream.weights import InformationForm, evidence_of, log_marginal_likelihood, solve
+
+WHITENED_ROWS = 512
+"""Larger updates drop what was whitened, which is then pulled back from the grid anew."""
+
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Subspace:
+    """The largest eigenvectors of the kernel at some hyperparameters, with the memory in them.
+
+    Attributes:
+        basis: At those hyperparameters.
+        memory: In its weights.
+        node_variances: Mean prior variance over the nodes that each feature carries there,
+            ``... x m x r``.
+        missed: What all of them miss there, or its rounding error, ``... x m``.
+    """
+
+    basis: GridBasis
+    memory: WhitenedMemory
+    node_variances: Tensor
+    missed: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def around(
+        cls, factors: GridKernel, memory: Memory, tolerance: float, max_rank: int
+    ) -> Subspace:
+        """Centre at a kernel's present parameters. Cost as a solve after they have changed."""
+        basis = spread_basis(factors, memory, tolerance, max_rank)
+        variances = node_variances(basis)
+        missed = (basis.scale - variances.sum(-1)).maximum(_ROUNDING * basis.scale)
+        return cls(basis, memory.whitened(basis), variances, missed)
+
+    def outside(self, prior: Tensor, scale: Tensor) -> Tensor:
+        """Compute the mean over the nodes of a kernel's variance that the features miss.
+
+        Args:
+            prior: Covariance of the weights under that kernel, ``... x m x r x r``.
+            scale: Its prior variance, ``... x m``.
+        """
+        inside = (self.node_variances * prior.diagonal(dim1=-2, dim2=-1)).sum(-1)
+        return scale - inside
+
+    def after(self, data: Observations) -> Subspace | None:
+        """Add a batch; None for a large one. Cost O(n r²)."""
+        if data.X.shape[-2] > WHITENED_ROWS:
+            return None
+        return replace(self, memory=self.memory.observed(self.basis.features(data.X), data))
+
+
+def spread_basis(factors: GridKernel, memory: Memory, tolerance: float, max_rank: int) -> GridBasis:
+    """Build features of a kernel on a memory's grid that span its derivatives in frequencies too.
+
+    Those of the kernel alone would make a likelihood's gradient vanish in the period of a strictly
+    periodic kernel.
+    """
+    spread = factors.spread(memory.grid.bounds.diff(dim=0)[0].tolist())
+    return grid_basis(memory.grid, spread, memory.counts.shape, tolerance, max_rank)
+
+
+LEARNING_RANK = 640
+"""Features in which hyperparameters are learned, where these carry enough of the kernel."""
+
+LEFT_OUT = 0.02
+"""Prior variance that may lie beyond them, in parts of the noise variance, as which it counts."""
+
+MOST_LEFT_OUT = 0.05
+"""The same until a space with more features is chosen."""
+
+RADIUS = 0.25
+"""How far the log of a kernel's parameter may move before the subspace is chosen anew."""
+
+MOST_OUTSIDE = 1e-4
+"""Prior variance that a move may bring outside all features, in parts of the noise variance."""
+
+MOST_OUTSIDE_GROWTH = 4.0
+"""The same, in parts of what was outside at the centre: more than a log move of ``RADIUS`` brings
+to a kernel with a lengthscale. But a hundredth of its period moves a periodic kernel outside.
+"""
+
+_LEAST_TOLERANCE = 1e-11
+
+
+@dataclass(frozen=True)
+class FitSubspace:
+    """The largest eigenvectors of the kernel at some hyperparameters, with the memory in them.
+
+    The kernel of other hyperparameters is restricted to this space, so that an optimiser sees a
+    smooth function with its exact gradient, and the grid's statistics are visited only when the
+    kernel's parameters have moved by more than ``RADIUS``, or its variance out of the features.
+    What the model's posterior has beyond this space is small and of high frequency: it enters as
+    white noise of the same mean variance, and is so neither lost nor taken for the noise of the
+    observations.
+
+    Attributes:
+        basis: At the centre.
+        memory: In its weights.
+        roots: Of its statistics, where they are of few observations: of learned and known noise.
+        rest: The model's further features.
+        rest_squares: Mean squares of those over the observations of learned noise, ``... x m x s``.
+        centre: Logs of the parameters of the kernel's factors.
+        whole: All these features.
+        outside: Mean prior variance over the nodes outside all these features, ``... x m``.
+    """
+
+    basis: GridBasis
+    memory: WhitenedMemory
+    roots: tuple[LowRankRoot | None, LowRankRoot | None]
+    rest: GridBasis
+    rest_squares: Tensor
+    centre: tuple[Tensor, ...]
+    whole: GridBasis
+    outside: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def around(
+        cls,
+        factors: GridKernel,
+        noise: Tensor,
+        memory: StreamMemory,
+        tolerance: float,
+        max_rank: int,
+    ) -> FitSubspace:
+        """Centre at a kernel's present parameters; noise variances are ``... x m``."""
+        least = max(tolerance, _LEAST_TOLERANCE)
+        whole = spread_basis(factors, memory, least, max_rank)
+        whitened = memory.whitened(whole)
+        learned = whitened.learned
+        squares = learned.gram.diagonal(dim1=-2, dim2=-1) / learned.count.clamp_min(1.0)[..., None]
+        share = float((LEFT_OUT * noise / whole.scale).min())
+        rank = max(whole.enough(max(share, least), max_rank), LEARNING_RANK)
+        leading = whitened.leading(rank)
+        return cls(
+            whole.leading(rank),
+            leading,
+            _roots(leading),
+            whole.trailing(rank),
+            squares[..., rank:],
+            _log_parameters(factors),
+            whole,
+            variance_outside(whole, factors),
+        )
+
+    def rooted(self, groups: Sequence[NoiseGroup]) -> list[NoiseGroup]:
+        """Groups of the memory's statistics with their roots."""
+        learned, known = self.roots
+        return [
+            replace(group, root=learned if group.statistics is self.memory.learned else known)
+            for group in groups
+        ]
+
+    @torch.no_grad()
+    def holds(self, factors: GridKernel, noise: Tensor) -> bool:
+        """Say whether the kernel is within ``RADIUS`` of the centre and little is left out."""
+        pairs = zip(self.centre, _log_parameters(factors), strict=True)
+        distances = [float((old - new).abs().max()) for old, new in pairs]
+        if not all(distance <= RADIUS for distance in distances):  # as one that is NaN
+            return False
+        most = MOST_OUTSIDE * noise + MOST_OUTSIDE_GROWTH * self.outside
+        return bool((self.left_out(factors) <= MOST_LEFT_OUT * noise).all()) and bool(
+            (variance_outside(self.whole, factors) <= most).all()
+        )
+
+    def left_out(self, factors: GridKernel) -> Tensor:
+        """Compute the mean prior variance at the observations beyond the space, ``... x m``."""
+        return (prior_variance(self.rest, factors) * self.rest_squares).sum(-1)
+
+
+def _roots(memory: WhitenedMemory) -> tuple[LowRankRoot | None, LowRankRoot | None]:
+    known = None if memory.known is None else low_rank_root_of(memory.known)
+    return low_rank_root_of(memory.learned), known
+
+
+def _log_parameters(factors: GridKernel) -> tuple[Tensor, ...]:
+    parameters = (p for part in factors.parts for f in part.factors for p in f.parameters)
+    return tuple(parameter.detach().log().clone() for parameter in parameters)
+
+
+def differentiable_log_marginal_likelihood(
+    groups: Sequence[NoiseGroup], residual: Tensor, basis: GridBasis, factors: GridKernel
+) -> Tensor:
+    """Return the log marginal likelihood, ``... x m``, with its exact gradient. Cost O(r³).
+
+    The gradient is that of the expected complete-data log likelihood at the present posterior
+    (Fisher's identity), in which posterior and eigenvectors are constants: no factorisation is
+    differentiated. It flows to the noise groups' levels, to the combination ``residual`` of [Y, 1]
+    that is to be explained, ``... x m x 2 x 1``, and to the kernel, of whose present values the
+    basis is.
+    """
+    with torch.no_grad():
+        value, mean, second_moment = _solved(combine(groups, residual))
+        spreads = [(group.statistics.gram * second_moment).sum((-2, -1)) for group in groups]
+    expected = expected_log_prior(basis, factors, second_moment)
+    for group, spread in zip(groups, spreads, strict=True):
+        expected = expected + expected_misfit(group, residual, mean, spread)
+    return value - (expected - expected.detach())
+
+
+def _solved(evidence: InformationForm) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log marginal likelihood, the weights' posterior mean and ``E[w wᵀ]``."""
+    posterior = solve(evidence)
+    value = log_marginal_likelihood(evidence, posterior.mean, posterior.log_precision())
+    covariance = product_of_triangular_root(posterior.root)
+    return value, posterior.mean, covariance + posterior.mean @ posterior.mean.mT
+
+
+def batch_log_marginal_likelihood(
+    features: Tensor, residual: Tensor, noise: Tensor, basis: GridBasis, factors: GridKernel
+) -> Tensor:
+    """Return the log marginal likelihood of a batch, ``... x m``, with its exact gradient.
+
+    By Fisher's identity, as :func:`differentiable_log_marginal_likelihood`, and in the whitened
+    features too, ``... x m x n x r``. Outcomes less the prior mean, and noise variances, are
+    ``... x m x n`` each. Cost O(n r² + r³).
+    """
+    with torch.no_grad():
+        value, mean, second_moment = _solved(evidence_of(features, residual, noise))
+    linear = (features @ mean).squeeze(-1)
+    spread = ((features @ second_moment) * features).sum(-1)
+    misfit = (residual.square() - 2.0 * residual * linear + spread) / noise + noise.log()
+    expected = expected_log_prior(basis, factors, second_moment) + 0.5 * misfit.sum(-1)
+    return value - (expected - expected.detach())
+
+
+# --- what a grid inference keeps between calls: recomputed when stale ----------------------------
+
 
 WIDER_GRIDS = 4
 """Wider grids than the memory's whose posteriors are kept for queries outside the bounds."""

@@ -15,7 +15,7 @@ from torch import Size, Tensor
 
 from bo_stream.bases.kernels import default_kernel
 from bo_stream.bases.stems import Stem
-from bo_stream.likelihoods.softmax import SoftmaxMoments, sampled_softmax, softmax_moments
+from bo_stream.likelihoods.sites import SoftmaxMoments, sampled_softmax, softmax_moments
 from bo_stream.models.checks import check_inputs, check_instance
 from bo_stream.models.construction import (
     check_rank,
@@ -24,7 +24,6 @@ from bo_stream.models.construction import (
     product_kernel,
     warn_of_scaling,
 )
-from bo_stream.models.inference import InferenceOption
 from bo_stream.models.outcomes.labels import (
     DirichletScores,
     LabelOutcomes,
@@ -34,10 +33,11 @@ from bo_stream.models.outcomes.labels import (
     checked_first_labels,
     number_of_classes,
 )
+from bo_stream.models.prior import InferenceOption
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.inference import GridInference
+from bo_stream.models.wiski.memory import Memory
 from bo_stream.models.wiski.resolution import GridSize, check_dim
-from bo_stream.models.wiski.rows import Memory
 
 OUTPUTSCALE = 6.0
 """At the start. Scores lie between about -7 (surely not) and 0."""

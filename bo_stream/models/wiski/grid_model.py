@@ -10,14 +10,14 @@ import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError
 from torch import Tensor
 
-from bo_stream.bases.grid import resolution
+from bo_stream.bases.grid import kernel
 from bo_stream.bases.grid.mesh import Sizes
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import checked_projection
 from bo_stream.models.wiski.cache import GridCache, Whitening
 from bo_stream.models.wiski.inference import GridInference
+from bo_stream.models.wiski.memory import Memory
 from bo_stream.models.wiski.resolution import GridSize
-from bo_stream.models.wiski.rows import Memory
 from bo_stream.tensors import keeps_tensors
 
 Part = tuple[GridInference, Memory, GridCache | None]
@@ -42,14 +42,14 @@ class GridModel(StreamingGP, ABC):
 
     @property
     def grid_size(self) -> tuple[int, ...] | Sizes:
-        """Return nodes per dimension (of each grid of a sum), one beyond each end of the box too."""
+        """Return nodes per dimension (of each grid of a sum), one beyond each of its ends too."""
         size: tuple[int, ...] | Sizes = self._memory.grid.size
         return size
 
     def interpolation_error(self) -> float:
         """Bound the error of the interpolated kernel, in parts of the prior variance."""
         inference, memory, _ = self._process_part()
-        return resolution.interpolation_error(inference.kernel(self._prior), memory.grid)
+        return kernel.interpolation_error(inference.kernel(self._prior), memory.grid)
 
     def _whitened(self) -> Whitening:
         inference, memory, cache = self._process_part()

@@ -22,15 +22,19 @@ from bo_stream.models.construction import (
     product_kernel,
     warn_of_scaling,
 )
-from bo_stream.models.inference import InferenceOption
+from bo_stream.models.prior import InferenceOption
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.heteroscedastic_inference import (
     FIRST_ROWS,
+    Entry,
     HeteroscedasticInference,
     Memories,
+    centre,
+    noise_gp,
+    noise_kernel,
+    observed,
 )
 from bo_stream.models.wiski.inference import GridInference
-from bo_stream.models.wiski.log_noise import Entry, centre, noise_gp, noise_kernel, observed
 from bo_stream.models.wiski.resolution import MAX_DIM, GridSize, check_dim
 from bo_stream.models.wiski.wiski import WISKI
 
@@ -53,8 +57,7 @@ class HeteroscedasticWISKI(GridModel):
     - Learned: hyperparameters of both models by one ``fit_gpytorch_mll``, which maximises the sum
       of both marginal likelihoods.
     - First observations (20 and more into an empty memory): noise by ``rounds`` rounds of fits to
-      copies, see :func:`bo_stream.models.wiski.log_noise.learn_first_noise`; the model's own
-      hyperparameters stay, but for the constant mean of the noise model.
+      copies (``learn_first_noise``); the model's own hyperparameters stay, but for the constant mean of the noise model.
     - Fantasies have the noise of their inputs; hypothetical outcomes teach nothing about noise.
     - When: the noise varies by a factor of two and more, and there are some hundred observations.
 

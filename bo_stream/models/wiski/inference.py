@@ -1,7 +1,8 @@
-"""Inference on a grid: exact for an interpolated kernel, from few rows or from statistics."""
+"""From the memory of a grid model to its posterior and its evidence."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -9,32 +10,32 @@ import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from torch import Tensor
 
+from bo_stream.bases.grid.contraction import prior_covariance
 from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh
-from bo_stream.bases.grid.sensitivity import prior_covariance
-from bo_stream.bases.grid.statistics import check_room
+from bo_stream.bases.grid.statistics import NodeStatistics, check_room
 from bo_stream.marginal_likelihood import (
     dense_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
-from bo_stream.models.inference import Inference, Solved, SolvedWeights
 from bo_stream.models.memory import Measured, Observations, check_remainder
-from bo_stream.models.outcomes.labels import LabelOutcomes
+from bo_stream.models.outcomes.labels import DirichletScores, LabelOutcomes
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
-from bo_stream.models.prior import Prior
-from bo_stream.models.wiski import rows as row_memory
-from bo_stream.models.wiski.cache import WIDER_GRIDS, GridCache, GridSolution, Whitening
-from bo_stream.models.wiski.grid_prior import GridPrior
-from bo_stream.models.wiski.labels import with_unseen_classes
-from bo_stream.models.wiski.learning import (
+from bo_stream.models.prior import Inference, Prior, Solved, SolvedWeights
+from bo_stream.models.wiski import memory as row_memory
+from bo_stream.models.wiski.cache import (
     WHITENED_ROWS,
+    WIDER_GRIDS,
     FitSubspace,
+    GridCache,
+    GridSolution,
     Subspace,
+    Whitening,
     batch_log_marginal_likelihood,
     differentiable_log_marginal_likelihood,
 )
-from bo_stream.models.wiski.memory import StreamMemory
+from bo_stream.models.wiski.memory import GridMemory, GridPrior, Memory, RowMemory, StreamMemory
 from bo_stream.models.wiski.resolution import (
     GridSize,
     choose_grid_size,
@@ -42,7 +43,6 @@ from bo_stream.models.wiski.resolution import (
     warn_of_resolution,
     warn_of_truncation,
 )
-from bo_stream.models.wiski.rows import Memory, RowMemory
 from bo_stream.process.observation_space import CentredRows, ObservationSpaceProcess
 from bo_stream.process.process import (
     ConditionedProcess,
@@ -50,8 +50,77 @@ from bo_stream.process.process import (
     SelectedProcess,
     WeightSpaceProcess,
 )
-from bo_stream.tensors import is_in, state_of
+from bo_stream.tensors import is_in, map_tensors, state_of, zip_tensors
 from bo_stream.weights import solve
+
+
+def with_unseen_classes(memory: Memory, classes: int, scores: DirichletScores) -> Memory:
+    """Add outputs to a memory: classes that none of the observations had.
+
+    To such a class every observation is a miss. Those statistics need not be kept in advance: each
+    observation is a hit of one class and a miss of the m - 1 others, so summed over the known
+    classes its precision is ``1/hit + (m-1)/miss`` whatever its label, and the sums of all
+    observations are those over classes divided by that. Exact, and additive like the memory itself,
+    hence equal to having known the classes from the start. Cost O(7^d p), or O(n) for rows.
+
+    Args:
+        memory: Of all the known classes, at least one.
+        classes: How many there are to be.
+        scores: Of labels; the targets of new outputs are shifted to zero.
+    """
+    if isinstance(memory, RowMemory):
+        return replace(memory, rows=_with_misses(memory.rows, classes, scores))
+    return memory.each(lambda part: _extended(part, classes, scores))
+
+
+def _with_misses(rows: Observations, classes: int, scores: DirichletScores) -> Observations:
+    """Let observations miss the further classes, with targets of zero."""
+    known, n = rows.targets.shape
+    targets = rows.targets.new_zeros(classes - known, n)
+    noise = torch.full_like(targets, scores.miss_noise)
+    return replace(
+        rows, targets=torch.cat((rows.targets, targets)), noise=torch.cat((rows.noise, noise))
+    )
+
+
+def _extended(memory: GridMemory, classes: int, scores: DirichletScores) -> GridMemory:
+    empty, known = memory.learned, memory.known
+    more = classes - empty.moment.shape[0]
+    padded = _appended(empty, map_tensors(empty.scale(0.0), lambda value: value[:1]), more)
+    # its one gram is that of all outputs
+    return replace(
+        memory,
+        learned=replace(padded, gram=empty.gram),
+        known=None if known is None else _appended(known, _missed(known, scores), more),
+    )
+
+
+def _missed(statistics: NodeStatistics, scores: DirichletScores) -> NodeStatistics:
+    """Compute statistics of an output that all observations miss, with targets of zero."""
+    known = statistics.moment.shape[0]
+    precision = 1.0 / scores.hit_noise + (known - 1) / scores.miss_noise
+    factor = 1.0 / (precision * scores.miss_noise)
+    shared = map_tensors(statistics, lambda value: value.sum(0, keepdim=True) * factor)
+    count = statistics.count[:1]
+    one = torch.zeros(2, 2).to(count)
+    one[1, 1] = 1.0
+    return replace(
+        shared,
+        moment=shared.moment * one[1],
+        energy=shared.energy * one,
+        totals=count[..., None, None] * one,
+        log_noise=count * math.log(scores.miss_noise),
+        noise_sum=count * scores.miss_noise,
+    )
+
+
+def _appended(first: NodeStatistics, last: NodeStatistics, copies: int) -> NodeStatistics:
+    """Append so many copies of one output's statistics to those of others."""
+    return zip_tensors(lambda a, b: torch.cat((a, *[b] * copies)), first, last)
+
+
+# --- inference on a grid: exact for an interpolated kernel ---------------------------------------
+
 
 COARSE = "coarse grid"
 
@@ -337,7 +406,7 @@ class GridInference(Inference[Memory, GridCache]):
     ) -> tuple[Tensor, GridCache | None]:
         """Return the log marginal likelihood, on a grid in a subspace that is kept for a while.
 
-        See :class:`~bo_stream.models.wiski.learning.FitSubspace`.
+        See :class:`~bo_stream.models.wiski.cache.FitSubspace`.
         """
         kernel = self.kernel(prior)
         if isinstance(memory, RowMemory):

@@ -11,13 +11,14 @@ from botorch.exceptions.warnings import BotorchWarning
 from gpytorch.kernels import Kernel
 
 from bo_stream.bases.grid.interpolation import GridBasis
-from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
-from bo_stream.bases.grid.mesh import STENCIL, Groups, Mesh, Sizes
-from bo_stream.bases.grid.resolution import (
+from bo_stream.bases.grid.kernel import (
+    GridKernel,
     default_grid_size,
     interpolation_error,
+    kernel_factors,
     sufficient_grid_size,
 )
+from bo_stream.bases.grid.mesh import STENCIL, Groups, Mesh, Sizes
 from bo_stream.bases.grid.statistics import check_room
 from bo_stream.warnings import CoarsePointsWarning, users_stack_level
 

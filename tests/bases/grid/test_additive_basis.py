@@ -8,23 +8,22 @@ import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from bo_stream.bases.grid.contraction import MeshPullBack
-from bo_stream.bases.grid.integrals import integrated_gram
-from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
-from bo_stream.bases.grid.kernel import kernel_factors
-from bo_stream.bases.grid.mesh import Mesh
-from bo_stream.bases.grid.resolution import (
-    default_grid_size,
-    interpolation_error,
-    sufficient_grid_size,
-)
-from bo_stream.bases.grid.sensitivity import (
+from bo_stream.bases.grid.contraction import (
+    MeshPullBack,
     expected_log_prior,
     node_variances,
     prior_covariance,
     prior_variance,
     variance_outside,
 )
+from bo_stream.bases.grid.interpolation import GridBasis, grid_basis, integrated_gram
+from bo_stream.bases.grid.kernel import (
+    default_grid_size,
+    interpolation_error,
+    kernel_factors,
+    sufficient_grid_size,
+)
+from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.statistics import (
     NodeGram,
     NodeStatistics,
@@ -32,7 +31,7 @@ from bo_stream.bases.grid.statistics import (
     embed,
     zero_statistics,
 )
-from bo_stream.bases.product_matern import ProductMatern
+from bo_stream.bases.kernels import ProductMatern
 from bo_stream.sufficient_statistics import weighted_statistics
 from bo_stream.tensors import map_tensors
 from tests.oracles.interpolation import (

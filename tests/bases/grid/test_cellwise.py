@@ -8,9 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid.cellwise import ROWS_A_CELL, blocks, cell_sums
 from bo_stream.bases.grid.mesh import Mesh
-from bo_stream.bases.grid.statistics import NodeGram, accumulate, zero_statistics
+from bo_stream.bases.grid.statistics import (
+    ROWS_A_CELL,
+    NodeGram,
+    accumulate,
+    blocks,
+    cell_sums,
+    zero_statistics,
+)
 from bo_stream.sufficient_statistics import SufficientStatistics, weighted_statistics
 from tests.bases.grid.test_cell_gram import SIZES, assert_same
 from tests.oracles.interpolation import interpolation_weights
@@ -78,7 +84,7 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     whole = made()
-    monkeypatch.setattr("bo_stream.bases.grid.cellwise._CHUNK_NUMBERS", 1)
+    monkeypatch.setattr("bo_stream.bases.grid.statistics._CHUNK_NUMBERS", 1)
     by_block = made()
     assert_close(by_block.gram.blocks[0].moments, whole.gram.blocks[0].moments)
     assert_close(by_block.moment, whole.moment)

@@ -7,7 +7,7 @@ import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from bo_stream.bases.grid.interpolated_kernel import (
+from bo_stream.bases.grid.interpolation import (
     InterpolatedKernel,
     covariance_of_pairs,
     interpolation_lines,
@@ -15,7 +15,7 @@ from bo_stream.bases.grid.interpolated_kernel import (
 )
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh
-from bo_stream.bases.product_matern import ProductMatern
+from bo_stream.bases.kernels import ProductMatern
 from tests.oracles.interpolation import interpolated_kernel
 from tests.support.problems import KERNELS, kernel
 from tests.support.tolerances import assert_close

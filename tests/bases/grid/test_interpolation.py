@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.grid.contraction import MeshPullBack
-from bo_stream.bases.grid.integrals import integrated_gram
 from bo_stream.bases.grid.interpolation import (
     GridBasis,
     first_correlations,
     grid_basis,
+    integrated_gram,
     relative_products,
     select_largest,
 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bo_stream.bases.grid.interpolation import grid_basis
-from bo_stream.bases.grid.kernel import kernel_factors
-from bo_stream.bases.grid.sensitivity import (
+from bo_stream.bases.grid.contraction import (
     expected_log_prior,
     pairs_within_groups,
     prior_covariance,
     prior_variance,
 )
+from bo_stream.bases.grid.interpolation import grid_basis
+from bo_stream.bases.grid.kernel import kernel_factors
 from tests.oracles.interpolation import interpolation_weights, largest_eigenvectors, node_inputs
 from tests.oracles.kernels import dense_kernel
 from tests.support.problems import kernel

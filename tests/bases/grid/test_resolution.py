@@ -7,13 +7,13 @@ import torch
 from gpytorch.kernels import Kernel, PeriodicKernel, RBFKernel, SpectralMixtureKernel
 from torch import Tensor
 
-from bo_stream.bases.grid.kernel import kernel_factors
-from bo_stream.bases.grid.resolution import (
+from bo_stream.bases.grid.kernel import (
     default_grid_size,
     interpolation_error,
+    kernel_factors,
     sufficient_grid_size,
 )
-from bo_stream.bases.product_matern import ProductMatern
+from bo_stream.bases.kernels import ProductMatern
 from tests.oracles.interpolation import interpolated_kernel
 from tests.oracles.kernels import dense_kernel
 from tests.support.problems.grids import mesh_over

@@ -24,10 +24,8 @@ from bo_stream.loops.optimization import (
     save_optimizer,
 )
 from bo_stream.loops.optimization.asynchronous import AsynchronousPlan, AsynchronousRun
-from bo_stream.loops.optimization.evaluation import Outcome, Task
-from bo_stream.loops.optimization.executed import Executed
-from bo_stream.loops.optimization.journal import JOURNAL, Journal, journaled_trials
-from bo_stream.loops.optimization.objectives import Objective
+from bo_stream.loops.optimization.executed import JOURNAL, Executed, Journal, journaled_trials
+from bo_stream.loops.optimization.objectives import Objective, Outcome, Task
 from bo_stream.loops.run import StopRequest
 from tests.loops.functions import bowl
 from tests.loops.optimization.test_executed import Engine

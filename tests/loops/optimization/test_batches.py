@@ -13,7 +13,7 @@ from torch import Tensor
 from bo_stream import OSGPR, WISKI, AutoGP, LocalGP
 from bo_stream.loops.optimization import acquisition as acquisitions
 from bo_stream.loops.optimization import load_optimizer, save_optimizer
-from bo_stream.loops.optimization.batches import (
+from bo_stream.loops.optimization.acquisition import (
     FANTASIES,
     Candidates,
     Known,

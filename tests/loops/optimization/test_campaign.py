@@ -16,11 +16,15 @@ import pytest
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.optimization import Optimizer, Trial
-from bo_stream.loops.optimization.campaign import OptimizationCampaign, OptimizationStep, Plan
-from bo_stream.loops.optimization.evaluation import InProcess
+from bo_stream.loops.optimization.campaign import (
+    OptimizationCampaign,
+    OptimizationStep,
+    Plan,
+    history,
+    write_optimization,
+)
 from bo_stream.loops.optimization.executed import worker_processes
-from bo_stream.loops.optimization.objectives import find_objective
-from bo_stream.loops.optimization.results import history, write_optimization
+from bo_stream.loops.optimization.objectives import InProcess, find_objective
 from bo_stream.loops.run import OPTIMIZATION, StopRequest
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import atomic_write

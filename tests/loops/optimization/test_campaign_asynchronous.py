@@ -19,10 +19,10 @@ from bo_stream.loops.optimization.campaign import (
     OptimizationCampaign,
     OptimizationStep,
     Plan,
+    draw_trace,
+    history,
 )
-from bo_stream.loops.optimization.evaluation import InProcess, Outcome
-from bo_stream.loops.optimization.objectives import find_objective
-from bo_stream.loops.optimization.results import draw_trace, history
+from bo_stream.loops.optimization.objectives import InProcess, Outcome, find_objective
 from bo_stream.loops.run import StopRequest
 from tests.loops.optimization.test_asynchronous import Anyhow, half
 from tests.loops.optimizing import QUICK

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from bo_stream.errors import UsageError
-from bo_stream.loops.optimization.evaluation import (
+from bo_stream.loops.optimization.executed import Executed, point_evaluator, worker_processes
+from bo_stream.loops.optimization.objectives import (
     Evaluator,
     InProcess,
+    Objective,
     Outcome,
     Task,
     attempt,
+    find_objective,
 )
-from bo_stream.loops.optimization.executed import Executed, point_evaluator, worker_processes
-from bo_stream.loops.optimization.objectives import Objective, find_objective
 
 BOX = ((0.0, 2.0),)
 

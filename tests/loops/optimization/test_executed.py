@@ -18,9 +18,8 @@ from bo_stream.executors.engine import (
     EngineExecutor,
     EngineFuture,
 )
-from bo_stream.loops.optimization.evaluation import Outcome, Task
 from bo_stream.loops.optimization.executed import Executed, point_evaluator
-from bo_stream.loops.optimization.objectives import Objective, Work
+from bo_stream.loops.optimization.objectives import Objective, Outcome, Task, Work
 
 
 @dataclass(frozen=True)
@@ -334,7 +333,7 @@ def test_a_worker_of_another_version_ends_the_run(monkeypatch: pytest.MonkeyPatc
     """One that comes when all checks are over: its tasks look at what it has."""
     executor, evaluator = held(1.0)
     here = {"bo-stream": "0.0.1", "torch": "2.0"}
-    monkeypatch.setattr("bo_stream.executors.checks.versions", lambda: here)
+    monkeypatch.setattr("bo_stream.executors.engine.versions", lambda: here)
     future, call = executor.calls[0]
     with pytest.raises(UsageError) as caught:
         call()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bo_stream.loops.optimization.journal import JOURNAL, Journal, journaled_trials
+from bo_stream.loops.optimization.executed import JOURNAL, Journal, journaled_trials
 from bo_stream.loops.optimization.trials import Trial
 
 

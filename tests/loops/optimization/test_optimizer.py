@@ -25,9 +25,9 @@ from bo_stream.loops.optimization import (
 )
 from bo_stream.loops.optimization import acquisition as acquisition_module
 from bo_stream.loops.optimization.acquisition import ACQUISITIONS, Situation, best_points
-from bo_stream.loops.optimization.surrogate import LEFT_OUT
+from bo_stream.loops.optimization.optimizer import LEFT_OUT
 from bo_stream.loops.run import from_record
-from bo_stream.models.auto.view import family_model
+from bo_stream.models.auto.auto import family_model
 from tests.loops.functions import bowl
 from tests.loops.optimizing import QUICK, points, started, tell_all
 

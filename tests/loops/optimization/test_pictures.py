@@ -10,10 +10,8 @@ from matplotlib.axes import Axes
 
 from bo_stream.cli.optimizing import best_so_far, summary
 from bo_stream.loops.optimization import Optimizer
-from bo_stream.loops.optimization.campaign import OptimizationCampaign, Plan
-from bo_stream.loops.optimization.evaluation import InProcess
-from bo_stream.loops.optimization.objectives import find_objective
-from bo_stream.loops.optimization.results import draw_trace
+from bo_stream.loops.optimization.campaign import OptimizationCampaign, Plan, draw_trace
+from bo_stream.loops.optimization.objectives import InProcess, find_objective
 from tests.loops.optimizing import QUICK
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")

@@ -8,7 +8,7 @@ import pytest
 from gpytorch.kernels import RBFKernel
 
 from bo_stream import WISKI
-from bo_stream.loops.optimization import surrogate
+from bo_stream.loops.optimization import optimizer
 from bo_stream.loops.optimization.optimizer import load_optimizer, save_optimizer
 from tests.loops.optimizing import started
 from tests.support.problems import observations
@@ -17,10 +17,10 @@ from tests.support.problems import observations
 def test_a_refit_learns_with_all_features_and_leaves_few(monkeypatch: pytest.MonkeyPatch) -> None:
     model = WISKI(*observations(20).astuple(), covar_module=RBFKernel(), grid_size=9)
     model.likelihood.noise = 0.5
-    surrogate.thin(model)
+    optimizer.thin(model)
     few, ranks = model.rank, list[int]()
-    monkeypatch.setattr(surrogate, "relearn", lambda model: ranks.append(model.rank))
-    surrogate.learn(model)
+    monkeypatch.setattr(optimizer, "relearn", lambda model: ranks.append(model.rank))
+    optimizer.learn(model)
     assert ranks[0] > few == model.rank
 
 

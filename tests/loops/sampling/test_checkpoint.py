@@ -15,8 +15,7 @@ import torch
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import StopRequest, run_with_checkpoints
-from bo_stream.loops.sampling.campaign import Campaign
-from bo_stream.loops.sampling.replay import Step
+from bo_stream.loops.sampling.campaign import Campaign, Step
 from bo_stream.loops.sampling.settings import Strategy
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import describe_file, read_archive, write_archive

@@ -14,11 +14,10 @@ import pytest
 from matplotlib.image import imread
 
 from bo_stream.loops.datasets import Dataset
-from bo_stream.loops.predictions import Score, mean_over_run
+from bo_stream.loops.results import Score, mean_over_run
 from bo_stream.loops.run import from_record
 from bo_stream.loops.sampling.campaign import Campaign
-from bo_stream.loops.sampling.pictures import MapView, draw_curve, draw_map
-from bo_stream.loops.sampling.results import write_results
+from bo_stream.loops.sampling.results import MapView, draw_curve, draw_map, write_results
 from bo_stream.loops.sampling.settings import Settings, Strategy
 from bo_stream.models.auto.inference import HandOver
 from bo_stream.storage.archive import atomic_write

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from bo_stream import OSVGP, BinomialLikelihood
 from bo_stream.loops.survey import model as survey_models
-from bo_stream.loops.survey.calibration import coverage, held_out_counts
 from bo_stream.loops.survey.findings import find
+from bo_stream.loops.survey.model import coverage, held_out_counts
 from bo_stream.loops.survey.survey import Survey
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 

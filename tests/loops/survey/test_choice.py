@@ -21,10 +21,9 @@ from bo_stream.acquisition import (
 from bo_stream.acquisition.constraints import Round, SiteConstraints
 from bo_stream.acquisition.criteria import Threshold
 from bo_stream.errors import UsageError
-from bo_stream.loops.survey.choice import criterion_of
-from bo_stream.loops.survey.model_cache import ModelCache
+from bo_stream.loops.survey.choice import criterion_of, spread_coordinates, spread_out
+from bo_stream.loops.survey.model import ModelCache
 from bo_stream.loops.survey.settings import CRITERIA, SurveySettings
-from bo_stream.loops.survey.spread import spread_coordinates, spread_out
 from bo_stream.loops.survey.survey import Survey
 from bo_stream.mapping import kilometres
 from tests.loops.survey.villages import SETTINGS, results_of, villages

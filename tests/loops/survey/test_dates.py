@@ -10,8 +10,7 @@ import pytest
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey import Survey, load_survey, save_survey
-from bo_stream.loops.survey.cells import Cells
-from bo_stream.loops.survey.dates import find_dates, read_dates, span
+from bo_stream.loops.survey.cells import Cells, find_dates, read_dates, span
 from bo_stream.loops.survey.ledger import RESULTS, Event
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 

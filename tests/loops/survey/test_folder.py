@@ -18,7 +18,7 @@ from bo_stream.loops.survey import folder as folders
 from bo_stream.loops.survey.findings import in_words
 from bo_stream.loops.survey.folder import load_survey, save_survey
 from bo_stream.loops.survey.ledger import RESULTS
-from bo_stream.loops.survey.model_cache import MODEL
+from bo_stream.loops.survey.model import MODEL
 from bo_stream.loops.survey.survey import Survey
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 

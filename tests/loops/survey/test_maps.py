@@ -11,12 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from bo_stream.loops.survey.charts import draw_calibration, draw_forecast
 from bo_stream.loops.survey.maps import (
     COLOURS,
     DISC,
     MOST_NUMBERS,
+    draw_calibration,
     draw_classes,
+    draw_forecast,
     draw_values,
     spread_apart,
 )

@@ -14,7 +14,7 @@ from scipy.stats import betabinom, binom, norm
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.replay import FinishedSurvey, RoundScore, replay_survey
-from bo_stream.loops.survey.replay_plan import Design, ReplayPlan
+from bo_stream.loops.survey.settings import Design, ReplayPlan
 from bo_stream.loops.survey.survey import Survey
 from tests.loops.survey.villages import SETTINGS, prevalence_at, results_of, villages
 

@@ -13,15 +13,16 @@ import pytest
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import REPLAY
-from bo_stream.loops.survey.charts import draw_replay
-from bo_stream.loops.survey.replay import FinishedSurvey, RoundScore
-from bo_stream.loops.survey.replay_plan import DESIGNS, Design, ReplayPlan
-from bo_stream.loops.survey.replay_run import (
+from bo_stream.loops.survey.maps import draw_replay
+from bo_stream.loops.survey.replay import (
+    FinishedSurvey,
     ReplayRun,
+    RoundScore,
     mean_curves,
     sites_needed,
     standard_errors,
 )
+from bo_stream.loops.survey.settings import DESIGNS, Design, ReplayPlan
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 
 PLAN = ReplayPlan(start=10, q=4, rounds=2)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bo_stream.loops.survey.calls import calls_table
+from bo_stream.loops.survey.calls import Stopping, calls_table, per_cent
 from bo_stream.loops.survey.findings import SurveyFindings, chance_in_words
 from bo_stream.loops.survey.report import (
     MOST_LISTED,
@@ -26,8 +26,6 @@ from bo_stream.loops.survey.report import (
     outlook,
     survey_page,
 )
-from bo_stream.loops.survey.stopping import Stopping
-from bo_stream.loops.survey.words import per_cent
 from tests.loops.survey.surveys import findings
 from tests.support.browser import browser_tab
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from bo_stream.errors import UsageError
-from bo_stream.loops.survey.counts import Counts
-from bo_stream.loops.survey.facts import SiteResult
+from bo_stream.loops.survey.cells import Counts
+from bo_stream.loops.survey.ledger import SiteResult
 from bo_stream.loops.survey.results import ResultsTable, Told
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.sites import SurveySites

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bo_stream.errors import UsageError
-from bo_stream.loops.survey.counts import Counts
+from bo_stream.loops.survey.cells import Counts
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
 from bo_stream.mapping import fill_missing

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bo_stream.loops.survey.coordinates import Coordinates
-from bo_stream.loops.survey.whereabouts import Whereabouts
+from bo_stream.loops.survey.places import Whereabouts
 
 BOXES = {
     "Malawi": (33.5, -15.0, 34.5, -11.0),

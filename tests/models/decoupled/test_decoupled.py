@@ -13,14 +13,16 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from bo_stream import DecoupledGP
-from bo_stream.bases.functions import InducingFunctions
+from bo_stream.bases.inducing import InducingFunctions
 from bo_stream.likelihoods.outcome_model import OutcomeModel
-from bo_stream.models.decoupled.bound import Draw, Expanded, drawn_columns
 from bo_stream.models.decoupled.posterior import (
     DecoupledPosterior,
     DirectCovariance,
+    Draw,
+    Expanded,
     HybridCovariance,
     SpectralCovariance,
+    drawn_columns,
 )
 from bo_stream.models.prior import Hyperparameters
 from bo_stream.models.stochastic.replay import generator_at

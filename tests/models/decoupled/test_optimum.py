@@ -14,9 +14,8 @@ from torch import Tensor
 
 from bo_stream import DecoupledGP
 from bo_stream.models.decoupled import inference as decoupled_inference
-from bo_stream.models.decoupled.bound import Expanded
 from bo_stream.models.decoupled.collapse import between
-from bo_stream.models.decoupled.posterior import DirectCovariance, SpectralCovariance
+from bo_stream.models.decoupled.posterior import DirectCovariance, Expanded, SpectralCovariance
 from tests.oracles.inducing import SGPR, two_basis_bound
 from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import joint_covariance

@@ -11,9 +11,8 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from bo_stream import DecoupledGP
-from bo_stream.models.decoupled.bound import Expanded
-from bo_stream.models.decoupled.growth import _RIDGE, with_eigenfunctions
-from bo_stream.models.decoupled.posterior import DecoupledPosterior, SpectralCovariance
+from bo_stream.models.decoupled.collapse import _RIDGE, with_eigenfunctions
+from bo_stream.models.decoupled.posterior import DecoupledPosterior, Expanded, SpectralCovariance
 from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import joint_covariance
 from tests.support.comparisons import assert_gradient

@@ -36,7 +36,7 @@ from torch import Tensor
 from benchmarks.peers.svgp_peer import batch_accuracy
 from bo_stream import OSGPR, OSVGP, ProjectionWarning
 from bo_stream.allocation import OIPS
-from bo_stream.allocation.novelty import NOVEL
+from bo_stream.allocation.oips import NOVEL
 from bo_stream.models.fitting import learn_hyperparameters
 from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.models.inducing.sites import OnlineUpdate

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Dropout, Linear, Module, Sequential, Tanh
 
 from bo_stream import BayesianLastLayer
-from bo_stream.models.last_layer.memory import RIDGE
+from bo_stream.models.last_layer.inference import RIDGE
 from bo_stream.models.last_layer.network import WIDTH, default_network
 from tests.oracles.last_layer import LinearRegression, carried_features
 from tests.support.comparisons import assert_same_posterior, assert_untouched, fingerprint, moments

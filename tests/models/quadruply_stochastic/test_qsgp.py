@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.models.quadruply_stochastic import function_process
-from bo_stream.models.quadruply_stochastic.choice import (
+from bo_stream.models.quadruply_stochastic.memory import (
     Chevron,
     FourierFeatures,
     InducingAtData,

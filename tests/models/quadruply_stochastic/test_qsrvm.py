@@ -10,8 +10,8 @@ from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import RBFKernel
 from gpytorch.likelihoods import GaussianLikelihood, LaplaceLikelihood
 
-from bo_stream.models.quadruply_stochastic.choice import Chevron
-from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM, RELEVANT
+from bo_stream.models.quadruply_stochastic.memory import Chevron
+from bo_stream.models.quadruply_stochastic.qsgp import QSRVM, RELEVANT
 from bo_stream.models.quadruply_stochastic.steps import LARGEST, best_precisions
 
 

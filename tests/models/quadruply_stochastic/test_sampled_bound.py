@@ -8,7 +8,7 @@ from gpytorch.likelihoods import BernoulliLikelihood, LaplaceLikelihood
 from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
-from bo_stream.models.quadruply_stochastic.control_variate import projected
+from bo_stream.models.quadruply_stochastic.function_process import projected
 from bo_stream.models.quadruply_stochastic.steps import SampledGradient
 from tests.oracles.likelihoods import log_probs
 from tests.oracles.weight_space import bound_of_likelihood, bound_of_single_functions

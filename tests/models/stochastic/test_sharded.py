@@ -11,7 +11,7 @@ import torch
 
 from bo_stream.collective import Collective
 from bo_stream.models.stochastic.replay import Batch, StreamReplay, generator_at
-from bo_stream.models.stochastic.sharded import ShardedReplay
+from bo_stream.models.stochastic.training import ShardedReplay
 from tests.distributed.threads import together
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from torch import Tensor
 from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV, sample_paths, select_from_pool
 from bo_stream.acquisition.feature_nipv import FEW_POINTS
-from bo_stream.bases.product_matern import ProductMatern
+from bo_stream.bases.kernels import ProductMatern
 from bo_stream.models.wiski.resolution import GridResolutionWarning
 from tests.acquisition.examples import greedy_choice
 from tests.oracles.interpolation import additive_interpolated_kernel

@@ -76,7 +76,7 @@ def test_on_the_grid_streams_end_near_the_batch(
     kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within a quarter of a deviation: there sites of earlier rows stay as they were found."""
-    monkeypatch.setattr("bo_stream.models.wiski.rows.MOST_ROWS", 0)
+    monkeypatch.setattr("bo_stream.models.wiski.memory.MOST_ROWS", 0)
     X, Y = surveys(20)
     mean, deviation = logits(_wiski(X, Y, KERNELS[kernel]()), X)
     for seed in (0, 1):
@@ -91,7 +91,7 @@ def test_on_the_grid_streams_end_near_the_batch(
 
 def test_rows_move_to_the_grid_as_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     X, Y = surveys(20)
-    monkeypatch.setattr("bo_stream.models.wiski.rows.MOST_ROWS", 10)
+    monkeypatch.setattr("bo_stream.models.wiski.memory.MOST_ROWS", 10)
     stream = _wiski(X[:9], Y[:9], count_kernel(), window=0).update(X[9:], Y[9:])
     together = _wiski(X, Y, count_kernel())
     assert logits(stream, X)[0] == pytest.approx(logits(together, X)[0], abs=1e-6)
@@ -102,7 +102,7 @@ def test_rows_move_to_the_grid_as_one_batch(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let models begin on the grid."""
-    monkeypatch.setattr("bo_stream.models.wiski.rows.MOST_ROWS", 0)
+    monkeypatch.setattr("bo_stream.models.wiski.memory.MOST_ROWS", 0)
 
 
 def _same_logits(model: WISKI, other: WISKI, X: Tensor) -> None:
@@ -186,7 +186,7 @@ def test_rows_that_move_to_the_grid_leave_the_latest_of_them_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     X, Y = surveys(20)
-    monkeypatch.setattr("bo_stream.models.wiski.rows.MOST_ROWS", 10)
+    monkeypatch.setattr("bo_stream.models.wiski.memory.MOST_ROWS", 10)
     stream = _wiski(X[:9], Y[:9], count_kernel(), window=12).update(X[9:], Y[9:])
     assert len(stream._memory.held) == 12
     assert stream.retract(X[6:7], Y[6:7]).num_observations == 15
@@ -210,7 +210,7 @@ def test_by_default_a_stream_ends_at_its_batch(rows_held: int) -> None:
 
     def build(X: Tensor, Y: Tensor, **options: int) -> WISKI:
         grid = {"bounds": BOX, "grid_size": 24, "tolerance": 0.0}
-        with mock.patch("bo_stream.models.wiski.rows.MOST_ROWS", rows_held):
+        with mock.patch("bo_stream.models.wiski.memory.MOST_ROWS", rows_held):
             return WISKI(
                 X, Y, None, BinomialLikelihood(), count_kernel(), ZeroMean(), **grid, **options
             )

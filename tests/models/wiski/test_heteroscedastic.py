@@ -35,7 +35,7 @@ from bo_stream import (
 )
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski.heteroscedastic import FIRST_ROWS
-from bo_stream.models.wiski.log_noise import Entry
+from bo_stream.models.wiski.heteroscedastic_inference import Entry
 from tests.oracles.gaussian_process import (
     DenseGP,
     condition_in_turn,

@@ -14,8 +14,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
-from bo_stream.models.wiski import learning
-from bo_stream.models.wiski.learning import RADIUS
+from bo_stream.models.wiski import cache
+from bo_stream.models.wiski.cache import RADIUS
 from tests.oracles.interpolation import interpolation_weights, largest_eigenvectors, node_inputs
 from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import reference
@@ -95,9 +95,9 @@ def test_a_part_of_the_space_stays_while_lengthscales_move_little() -> None:
 
 def test_features_beyond_the_space_count_as_white_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of their mean prior variance at the observations, under the kernel of the moment."""
-    monkeypatch.setattr(learning, "LEARNING_RANK", 12)
-    monkeypatch.setattr(learning, "LEFT_OUT", 1e3)
-    monkeypatch.setattr(learning, "MOST_LEFT_OUT", 1e3)
+    monkeypatch.setattr(cache, "LEARNING_RANK", 12)
+    monkeypatch.setattr(cache, "LEFT_OUT", 1e3)
+    monkeypatch.setattr(cache, "MOST_LEFT_OUT", 1e3)
     data = observations(18)
     model = WISKI(*data.astuple(), covar_module=kernel("scaled", 2), grid_size=(7, 8), max_rank=25)
     model.eval()
@@ -128,14 +128,14 @@ def test_the_space_has_as_many_features_as_the_noise_asks_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Less noise, more features; the objective stays near that of the whole space."""
-    monkeypatch.setattr(learning, "LEARNING_RANK", 5)
+    monkeypatch.setattr(cache, "LEARNING_RANK", 5)
     data = observations(18)
     model = WISKI(*data.astuple(), covar_module=kernel("scaled", 2), grid_size=(7, 8))
     ranks = []
     for noise in (0.3, 0.03, 1e-3):
         model.likelihood.noise = noise
         own, dense = loss_of(model).detach(), dense_loss(model, data).detach()
-        assert 0.0 < float((own - dense).abs()) < learning.MOST_LEFT_OUT
+        assert 0.0 < float((own - dense).abs()) < cache.MOST_LEFT_OUT
         assert model._cache.learning is not None
         ranks.append(model._cache.learning.basis.rank)
     assert 5 < ranks[0] < ranks[1] < ranks[2]

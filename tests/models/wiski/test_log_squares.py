@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.special import polygamma
 
-from bo_stream.models.wiski.log_noise import (
+from bo_stream.models.wiski.heteroscedastic_inference import (
     LOG_SQUARE_MEAN,
     LOG_SQUARE_VARIANCE,
     SMALLEST_SQUARE,

@@ -18,9 +18,8 @@ from torch import Tensor
 from bo_stream import WISKI, DirichletWISKI
 from bo_stream.acquisition import FeatureNIPV, sample_paths, select_from_pool
 from bo_stream.diagnostics import leave_one_out, without
-from bo_stream.models.wiski import rows as row_memory
-from bo_stream.models.wiski.memory import StreamMemory
-from bo_stream.models.wiski.rows import MOST_ROWS, RowMemory
+from bo_stream.models.wiski import memory as row_memory
+from bo_stream.models.wiski.memory import MOST_ROWS, RowMemory, StreamMemory
 from tests.oracles.reference import joint_covariance, reference_posterior
 from tests.support.comparisons import assert_same_model, assert_untouched, fingerprint, held_bytes
 from tests.support.problems import KERNELS, Observations, kernel, observations
@@ -341,5 +340,5 @@ def test_a_fit_to_few_rows_builds_no_matrix_of_the_nodes(
         raise AssertionError("a matrix of all nodes")
 
     monkeypatch.setattr(row_memory, "NODES_OF_PAIRS", 40)
-    monkeypatch.setattr("bo_stream.bases.grid.interpolated_kernel.node_correlation", refuse)
+    monkeypatch.setattr("bo_stream.bases.grid.interpolation.node_correlation", refuse)
     model.log_marginal_likelihood().sum().backward()

@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bo_stream import WISKI, CoarsePointsWarning
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
-from bo_stream.models.wiski import rows as row_memory
+from bo_stream.models.wiski import memory as row_memory
 from bo_stream.models.wiski.resolution import GridResolutionWarning, TruncationWarning
 from tests.oracles.gaussian_process import DenseGP, standardization
 from tests.oracles.interpolation import interpolation_weights, line_weights, node_inputs

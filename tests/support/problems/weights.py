@@ -10,18 +10,16 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
-from bo_stream.bases.sampled import PointBasis, SampledBasis
+from bo_stream.bases.spectral import PointBasis, SampledBasis
 from bo_stream.models.prior import Hyperparameters
-from bo_stream.models.quadruply_stochastic.choice import (
+from bo_stream.models.quadruply_stochastic.function_process import ControlPoints
+from bo_stream.models.quadruply_stochastic.memory import (
     FourierFeatures,
     InducingAtData,
-    Schedule,
-)
-from bo_stream.models.quadruply_stochastic.control_variate import ControlPoints
-from bo_stream.models.quadruply_stochastic.memory import (
     Layout,
     Progress,
     QuadruplyStochasticMemory,
+    Schedule,
 )
 from bo_stream.models.quadruply_stochastic.steps import Data, Steps
 from bo_stream.models.stochastic.replay import Batch, StreamReplay

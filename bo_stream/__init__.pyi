@@ -1,0 +1,63 @@
+"""What is public, and where it is defined: the package reads this file at run time, too."""
+
+from . import allocation as allocation
+from . import bases as bases
+from . import diagnostics as diagnostics
+from . import loops as loops
+from . import mapping as mapping
+from . import models as models
+from .acquisition import ExceedanceEntropy as ExceedanceEntropy
+from .acquisition import ExpectedLoss as ExpectedLoss
+from .acquisition import FeatureNIPV as FeatureNIPV
+from .acquisition import IntegratedVariance as IntegratedVariance
+from .acquisition import Misclassification as Misclassification
+from .acquisition import PoolSelector as PoolSelector
+from .acquisition import PredictiveEntropy as PredictiveEntropy
+from .acquisition import SiteConstraints as SiteConstraints
+from .acquisition import TargetedVariance as TargetedVariance
+from .acquisition import qBALD as qBALD
+from .acquisition import sample_paths as sample_paths
+from .acquisition import select_from_pool as select_from_pool
+from .acquisition import select_labels_from_pool as select_labels_from_pool
+from .acquisition import select_sites as select_sites
+from .bases.kernels import ProductMatern as ProductMatern
+from .bases.stems import LinearStem as LinearStem
+from .bases.stems import MLPStem as MLPStem
+from .bases.stems import RandomProjection as RandomProjection
+from .learning import OnlineLearner as OnlineLearner
+from .learning import learn_points as learn_points
+from .learning import maximise_stochastically as maximise_stochastically
+from .learning import pretrain as pretrain
+from .likelihoods.binomial import BinomialLikelihood as BinomialLikelihood
+from .likelihoods.counts import CountPosterior as CountPosterior
+from .likelihoods.counts import PrevalencePosterior as PrevalencePosterior
+from .likelihoods.counts import counts as counts
+from .likelihoods.counts import prevalence as prevalence
+from .likelihoods.outcome_model import LogisticLikelihood as LogisticLikelihood
+from .models.auto.auto import AutoGP as AutoGP
+from .models.auto.inference import HandOverWarning as HandOverWarning
+from .models.clustered.clustered import ClusteredGP as ClusteredGP
+from .models.decoupled.decoupled import DecoupledGP as DecoupledGP
+from .models.inducing.osgpr import OSGPR as OSGPR
+from .models.inducing.osvgp import OSVGP as OSVGP
+from .models.last_layer.last_layer import BayesianLastLayer as BayesianLastLayer
+from .models.local.local import LocalGP as LocalGP
+from .models.quadruply_stochastic.memory import Chevron as Chevron
+from .models.quadruply_stochastic.memory import FourierFeatures as FourierFeatures
+from .models.quadruply_stochastic.memory import InducingAtData as InducingAtData
+from .models.quadruply_stochastic.memory import MeanField as MeanField
+from .models.quadruply_stochastic.qsgp import QSGP as QSGP
+from .models.quadruply_stochastic.qsgp import QSRVM as QSRVM
+from .models.wiski.dirichlet import DirichletWISKI as DirichletWISKI
+from .models.wiski.heteroscedastic import HeteroscedasticWISKI as HeteroscedasticWISKI
+from .models.wiski.resolution import GridResolutionWarning as GridResolutionWarning
+from .models.wiski.wiski import WISKI as WISKI
+from .recommendation.recommend import recommend as recommend
+from .storage.archive import describe_file as describe_file
+from .warnings import CoarsePointsWarning as CoarsePointsWarning
+from .warnings import ProductKernelWarning as ProductKernelWarning
+from .warnings import ProjectionWarning as ProjectionWarning
+from .warnings import ShortTrainingWarning as ShortTrainingWarning
+
+__all__: list[str]
+__version__: str
