@@ -9,7 +9,7 @@ import lazy_loader
 __version__ = version("bo-stream")
 
 # ``bo-stream --help`` would take seconds if it imported torch and BoTorch
-_imported, __dir__, _names = lazy_loader.attach_stub(__name__, __file__)
+_imported, _, _names = lazy_loader.attach_stub(__name__, __file__)
 __all__ = [*_names, "__version__"]
 
 
@@ -18,3 +18,8 @@ def __getattr__(name: str) -> Any:
     if name in _names:
         importlib.import_module("bo_stream.acquisition")
     return _imported(name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, imported or not."""
+    return list(__all__)

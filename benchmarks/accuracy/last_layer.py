@@ -174,7 +174,7 @@ def of_the_window_alone(model: BayesianLastLayer) -> BayesianLastLayer:
     forgetful, rows = copy.deepcopy(model), model._memory.rows
     forgetful.clear()
     X = rows.X.to(model.train_targets)
-    Y = (rows.targets + model._units.shift.unsqueeze(-1)).mT.to(X)
+    Y = (rows.targets + model._outcomes.shift.unsqueeze(-1)).mT.to(X)
     return forgetful.update(X, Y)
 
 

@@ -78,7 +78,7 @@ def with_prior_weights(model: QSGP, seed: int) -> QSGP:
 
 def place_support(model: QSGP) -> None:
     """Let its control variate begin at the weights as they are."""
-    model._set_memory(model._inference._supported(model._memory, model._prior))
+    model._set_memory(model._inference._supported(model._memory, model.prior))
 
 
 def gradient(model: QSGP, seed: int) -> tuple[Tensor, Tensor]:
@@ -163,7 +163,7 @@ def steps_of(rows: Rows, size: int, drawn: int, batch: int) -> Callable[[], obje
     basis = FourierFeatures(size, seed=1)
     model = model_of(rows, basis=basis, arithmetic=torch.float32, **options)
     place_support(model)
-    return model._inference.learner(model._memory, model._prior, False, False).take_step
+    return model._inference.learner(model._memory, model.prior, False, False).take_step
 
 
 def median_seconds(tasks: dict[str, Callable[[], object]], turns: int) -> dict[str, float]:

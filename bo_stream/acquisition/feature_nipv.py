@@ -161,8 +161,8 @@ class FeatureNIPV(AcquisitionFunction):
                 "the variance of one output. Of a list of models pass one, model.models[i]; with "
                 "others use BoTorch's qNegIntegratedPosteriorVariance."
             )
-        if model._outcomes.fixed:
-            names = ", ".join(type(step).__name__ for step in model._outcomes.fixed)
+        if model.prior.chain.fixed:
+            names = ", ".join(type(step).__name__ for step in model.prior.chain.fixed)
             raise UnsupportedError(
                 f"Expected a model whose outcome_transform is Standardize or None, got {names}: "
                 "the variance would depend on the observations to come. Transform Y yourself "
@@ -304,7 +304,7 @@ def _measure(
     corners = listed_inputs(model, "bounds", bounds)
     if corners.shape[0] != 2:
         raise BotorchTensorDimensionError(
-            f"Expected bounds of shape `2 x {model._input_dim}` (lower, upper), got "
+            f"Expected bounds of shape `2 x {model.input_dim}` (lower, upper), got "
             f"{tuple(bounds.shape)}."
         )
     if not bool((bounds[0] < bounds[1]).all()):
@@ -373,9 +373,9 @@ def listed_inputs(model: StreamingGP, name: str, X: Tensor) -> Tensor:
         UnsupportedError: The model's input transform makes several inputs of each.
     """
     check_type(name, X, X)
-    if X.ndim != 2 or X.shape[-1] != model._input_dim:
+    if X.ndim != 2 or X.shape[-1] != model.input_dim:
         raise BotorchTensorDimensionError(
-            f"Expected {name} of shape `N x {model._input_dim}`, got {tuple(X.shape)}."
+            f"Expected {name} of shape `N x {model.input_dim}`, got {tuple(X.shape)}."
         )
     if X.shape[0] == 0:
         raise InputDataError(f"Expected {name} to hold at least one point, got none.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
@@ -174,7 +174,8 @@ def _check(model: DirichletWISKI, max_configurations: int) -> None:
             f"Expected model to be one of labels, such as DirichletWISKI, got "
             f"{type(model).__name__}."
         )
-    model._units.check_whole("An acquisition function of labels")
+    outcomes: Any = model.outcomes
+    outcomes.check_whole("An acquisition function of labels")
     checked_number("max_configurations", max_configurations)
 
 

@@ -132,7 +132,7 @@ class SamplePaths(DeterministicModel):
         copies: list[Any] = [None if each is None else deepcopy(each).eval() for each in modules]
         self._transforms = [each for each in copies[:2] if each is not None], copies[2]
         self._terms, self._shape = terms, shape
-        self._input_dim = model._input_dim
+        self._input_dim = model.input_dim
         self._outputs = list(range(shape[-1]))
 
     @property

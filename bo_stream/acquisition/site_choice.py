@@ -261,8 +261,8 @@ def _check_model(model: StreamingGP) -> None:
             f"Expected a model of one output, got {model.num_outputs}. Pass "
             "model.subset_output([i])."
         )
-    if model._outcomes.fixed:
-        names = ", ".join(type(step).__name__ for step in model._outcomes.fixed)
+    if model.prior.chain.fixed:
+        names = ", ".join(type(step).__name__ for step in model.prior.chain.fixed)
         raise UnsupportedError(
             f"Expected a model whose outcome_transform is Standardize or None, got {names}: "
             "criteria are in the units of the outcomes. Transform Y yourself instead."

@@ -417,7 +417,7 @@ def _relearning(model: StreamingGP, factor: float) -> str:
 
 def _relearning_sites(model: AutoGP) -> str:
     """Return the line that learns a likelihood's noise anew, by steps: no fit reaches it."""
-    if model._memory.held is None:
+    if model.memory.held is None:
         name = type(model.likelihood).__name__
         return f"model = AutoGP(X, Y, likelihood={name}())"
     return 'model.move_to("OSVGP", hyper_steps=20)  # learns it from all rows'

@@ -120,7 +120,7 @@ def exact_marginals(
         ``m x n`` each.
     """
     K = _covariance(model, inputs)
-    center = model._prior.mean.unsqueeze(-1)
+    center = model.prior.mean.unsqueeze(-1)
     factor = safe_cholesky(K + torch.diag_embed(noise))
     half = torch.linalg.solve_triangular(factor, K, upper=False)
     told = torch.linalg.solve_triangular(factor, (outcomes - center).unsqueeze(-1), upper=False)
@@ -133,7 +133,7 @@ def _covariance(model: StreamingGP, inputs: Tensor) -> Tensor:
     if not isinstance(model, GridModel):
         return kernel_matrix(frozen(model.covar_module), inputs, inputs, model.num_outputs)
     inference, _, _ = model._process_part()
-    kernel: GridKernel = inference.kernel(model._prior)
+    kernel: GridKernel = inference.kernel(model.prior)
     total: Tensor | float = 0.0
     for part in kernel.parts:
         product = part.scale()[..., None, None].to(inputs)
@@ -147,9 +147,9 @@ def _without_exact(model: StreamingGP) -> str | None:
     """Say why there is no exact Gaussian process to compare with, if there is none."""
     if isinstance(model, _BY_STEPS):
         return "this model learns by steps on minibatches, of which some rows take too few"
-    if isinstance(model._units, LabelOutcomes):
+    if isinstance(model.outcomes, LabelOutcomes):
         return "labels have no exact Gaussian process"
-    if isinstance(model, OSVGP) and not model._prior.is_gaussian:
+    if isinstance(model, OSVGP) and not model.prior.is_gaussian:
         return f"a {type(model.likelihood).__name__} has no exact Gaussian process"
     return None
 
@@ -224,7 +224,7 @@ def finer(model: StreamingGP) -> str:
         inference, memory, _ = model._process_part()
         if kind.rank == inference.max_rank and kind.dropped > kind.interpolation_error():
             return f"model = {type(model).__name__}(X, Y, max_rank={2 * inference.max_rank})"
-        enough = sufficient_grid_size(inference.kernel(model._prior), memory.grid, GRID_ERROR)
+        enough = sufficient_grid_size(inference.kernel(model.prior), memory.grid, GRID_ERROR)
         if enough is None:
             return "model = OSGPR(X, Y)  # no grid that fits in memory would do"
         return f"model.refine(grid_size={enough[0] if len(enough) == 1 else enough})"
@@ -244,12 +244,12 @@ def _finer_family(model: AutoGP) -> str:
         return "fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))"
     if isinstance(view, GridModel):
         inference, memory, _ = view._process_part()
-        enough = sufficient_grid_size(inference.kernel(model._prior), memory.grid, GRID_ERROR)
+        enough = sufficient_grid_size(inference.kernel(model.prior), memory.grid, GRID_ERROR)
         size = None if enough is None else enough[0] if len(enough) == 1 else enough
         family, option = ("OSGPR", "") if size is None else ("WISKI", f"grid_size={size}")
     else:
         family, option = model.family, f"max_points={2 * view.max_points}"
-    if model._memory.held is None or family not in model.families:
+    if model.memory.held is None or family not in model.families:
         return f"model = AutoGP(X, Y, {option or no_grid})"
     return f'model.move_to("{family}"{option and ", " + option})'
 

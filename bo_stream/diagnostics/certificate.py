@@ -309,7 +309,7 @@ def stability(model: StreamingGP, X: Tensor | None = None) -> Stability:
     model = family_model(model)
     kind: Any = model  # what it has besides is not known to a type checker
     if isinstance(model, AutoGP):  # an exact one
-        gram = kind._memory.inference.solved_gram(kind._memory.inner, model._prior)
+        gram = kind._memory.inference.solved_gram(kind._memory.inner, model.prior)
         return stability_of_precision(gram)
     if hasattr(model, "solved_gram"):
         return stability_of_precision(kind.solved_gram())

@@ -105,10 +105,10 @@ def predict_batch(
     """
     check_validated(model)
     model._leave_training()
-    if isinstance(model._units, LabelOutcomes):
+    if isinstance(model.outcomes, LabelOutcomes):
         return _labels(model, X, Y)
     inputs = model.hypothetical_inputs(X)
-    if isinstance(model._units, LikelihoodOutcomes) and not model._prior.is_gaussian:
+    if isinstance(model.outcomes, LikelihoodOutcomes) and not model.prior.is_gaussian:
         return _under_likelihood(model, inputs, X, Y)
     outcomes, noise = model.standardized(X, Y, all_variances(model, X, Y, Yvar))
     return _gaussian(model, inputs, outcomes, noise)
@@ -133,7 +133,7 @@ def all_variances(model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None)
 
     Unknown ones are predicted. Of other models Yvar stays as it is.
     """
-    if not model._inference.noise_varies:
+    if not model.inference.noise_varies:
         return Yvar
     predicted = model.noise_at(model.hypothetical_inputs(X)).mT
     variances = (predicted * model.outcome_scale().square().unsqueeze(-2)).to(Y).expand_as(Y)
@@ -179,7 +179,7 @@ def _under_likelihood(model: StreamingGP, inputs: Tensor, X: Tensor, Y: Tensor) 
     """Compare with the marginals of a likelihood: all of real outcomes, less of others."""
     predictive, density = model.predictive(X), model.log_predictive(X, Y)
     outcome, mean = rows_of(Y), rows_of(predictive.mean)
-    if isinstance(model._units, CountOutcomes):  # positives, expected of those examined in a row
+    if isinstance(model.outcomes, CountOutcomes):  # positives, expected of those examined in a row
         outcome, mean = outcome[:, :1], rows_of(prevalence(model, X).mean) * outcome[:, 1:]
     if not isinstance(model.likelihood, REAL):
         return PredictedBatch(outcome, mean, None, outcome - mean, rows_of(density), None, None, 0)
@@ -323,12 +323,12 @@ def _checked_rows(
             "others change. Retract the rows of a copy that holds them (AutoGP), or build another."
         )
     model._check_not_conditioned("Leaving observations out")
-    Y, Yvar, _ = model._units.checked(model, X, Y, Yvar, "Leaving observations out")
+    Y, Yvar, _ = model.outcomes.checked(model, X, Y, Yvar, "Leaving observations out")
     model._check_retractable(X)
     rows = model._observations(X, Y, Yvar, 1.0)
-    prior = model._prior
+    prior = model.prior
     if isinstance(model, AutoGP):
-        held, exact = model._memory.inner, model._memory.inference
+        held, exact = model.memory.inner, model.memory.inference
         taken = replace(rows, sign=-1.0)
         return _HeldRows(
             cast(ObservationSpaceProcess, model.process()),
@@ -346,7 +346,7 @@ def _checked_rows(
             )
     _check_as_they_were(model, rows)
     process = cast(WeightSpaceProcess, model.process(rows.X))
-    return _WeightSpaceRows(process, rows.X, *model._prior.standardized(rows))
+    return _WeightSpaceRows(process, rows.X, *model.prior.standardized(rows))
 
 
 @dataclass(frozen=True)
@@ -437,7 +437,7 @@ def _check_as_they_were(model: GridModel | OSGPR, rows: Observations) -> None:
                 "grids an observation entered on is not known. Build it anew on the present grid."
             )
         return
-    held = len(model._memory.rows.data) - int(staying(model._memory.rows.data, rows).sum())
+    held = len(model.memory.rows.data) - int(staying(model.memory.rows.data, rows).sum())
     if held < len(rows):
         raise UnsupportedError(
             f"Expected observations that OSGPR holds in its window, the latest {model.window}, got "
@@ -448,11 +448,11 @@ def _check_as_they_were(model: GridModel | OSGPR, rows: Observations) -> None:
 
 def _marginals(model: StreamingGP, mean: Tensor, variance: Tensor, dtype: torch.dtype) -> Posterior:
     """Return the posterior of ``... x n x 1 x m`` in original units for moments ``... x m x n``."""
-    offset, scale = (t.unsqueeze(-1) for t in model._outcomes.offset_and_scale(model._counts()))
+    offset, scale = (t.unsqueeze(-1) for t in model.prior.chain.offset_and_scale(model._counts()))
     means = (offset + scale * mean).to(dtype).mT.unsqueeze(-1)
     variances = (scale.square() * variance).to(dtype).mT.unsqueeze(-1)
     if model.num_outputs == 1:
         means, variances = means.squeeze(-2), variances.squeeze(-2)
     normal = MultivariateNormal(means, DiagLinearOperator(variances))
     joint = normal if model.num_outputs == 1 else IndependentOutputs.of(normal)
-    return model._outcomes.untransform(GPyTorchPosterior(joint))
+    return model.prior.chain.untransform(GPyTorchPosterior(joint))

@@ -358,7 +358,7 @@ class ProgressiveValidation:
         self._test(batch.innovations, batch.pit, batch.tested)
         deviation = batch.deviation
         if deviation is not None and np.isfinite(deviation).all():
-            earlier, same_units = self._sampled_outcomes, not model._outcomes.fixed
+            earlier, same_units = self._sampled_outcomes, not model.prior.chain.fixed
             deviation = deviation * float(same_units)
             self.units.add(inputs, outcomes, batch.innovations, deviation, gain, powers, earlier)
 
@@ -475,7 +475,7 @@ class ProgressiveValidation:
 
 def model_bytes(model: StreamingGP) -> int:
     """Count the bytes of all tensors in a model's memory and in what is derived from it."""
-    pending: list[Any] = [model._memory, model._cache]
+    pending: list[Any] = [model.memory, model._cache]
     seen: set[int] = set()
     storages: dict[int, int] = {}
     while pending:

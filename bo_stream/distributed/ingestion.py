@@ -115,7 +115,7 @@ def grown_over(sums: Sums, found: Listing, columns: Columns) -> tuple[Sums, List
     for fragment in found.fragments:
         box = fragment.box(columns)
         try:
-            if box is not None and box.shape[1] == sums.model._input_dim:
+            if box is not None and box.shape[1] == sums.model.input_dim:
                 corners = sums.model.coordinates(torch.from_numpy(box).to(like))
                 memory = memory.covering(corners.to(torch.float64))
             kept.append(fragment)
@@ -464,9 +464,9 @@ def _check(
 
 
 def _check_columns(columns: Columns, model: StreamingGP) -> None:
-    labels = isinstance(model._units, LabelOutcomes)
-    outcomes = 1 if labels else model.num_outputs * model._units.columns
-    wanted = (("x", columns.x, model._input_dim, "input"), ("y", columns.y, outcomes, "outcome"))
+    labels = isinstance(model.outcomes, LabelOutcomes)
+    outcomes = 1 if labels else model.num_outputs * model.outcomes.columns
+    wanted = (("x", columns.x, model.input_dim, "input"), ("y", columns.y, outcomes, "outcome"))
     for argument, names, number, what in wanted:
         if len(names) != number:
             raise UsageError(

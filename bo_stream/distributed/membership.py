@@ -133,7 +133,7 @@ def _fault(settings: OptimizationSettings, model: StreamingGP) -> str | None:
     """Say why a model does not qualify; None if it does."""
     if type(model) not in (WISKI, BayesianLastLayer):
         return "its statistics depend on hyperparameters, or on the order of the observations"
-    if not isinstance(model._units, GaussianOutcomes):
+    if not isinstance(model.outcomes, GaussianOutcomes):
         return "its likelihood is not Gaussian"
     if isinstance(model, BayesianLastLayer):
         if any(parameter.requires_grad for parameter in model.network.parameters()):
@@ -151,8 +151,8 @@ def _misfit(settings: OptimizationSettings, model: StreamingGP) -> str | None:
     """Say why a model does not fit the settings; None if it does."""
     if model.num_outputs != 1 or model.batch_shape:
         return f"expected one outcome, got {model.num_outputs}, and batches {model.batch_shape}"
-    if model._input_dim != settings.dim:
-        return f"expected the {settings.dim} inputs of the bounds, got {model._input_dim}"
+    if model.input_dim != settings.dim:
+        return f"expected the {settings.dim} inputs of the bounds, got {model.input_dim}"
     if isinstance(model, WISKI):
         low, high = model.bounds
         if not bool((low <= 0.0).all() and (high >= 1.0).all()):

@@ -442,12 +442,7 @@ def most_bytes_of_sums(template: StreamingGP) -> int:
         template: The model without observations that all replicas of a search begin with.
     """
     like = next(template.parameters())
-    X = (
-        torch.linspace(0.0, 1.0, MOST_ROWS + 1)
-        .unsqueeze(-1)
-        .to(like)
-        .repeat(1, template._input_dim)
-    )
+    X = torch.linspace(0.0, 1.0, MOST_ROWS + 1).unsqueeze(-1).to(like).repeat(1, template.input_dim)
     return 2 * len(accumulate(zero(template), X, X[:, :1]).to_bytes()) + 2**20
 
 
@@ -457,10 +452,10 @@ def _rows(X: Tensor, Y: Tensor, template: StreamingGP) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: They are not ``n x d`` in the unit cube and ``n x 1``, or not finite.
     """
-    fits = X.ndim == 2 and X.shape[-1] == template._input_dim and Y.shape == (len(X), 1)
+    fits = X.ndim == 2 and X.shape[-1] == template.input_dim and Y.shape == (len(X), 1)
     if not fits or not X.is_floating_point() or not Y.is_floating_point():
         raise ValueError(
-            f"expected numbers of shapes (n, {template._input_dim}) and (n, 1), got "
+            f"expected numbers of shapes (n, {template.input_dim}) and (n, 1), got "
             f"{tuple(X.shape)} of {X.dtype} and {tuple(Y.shape)} of {Y.dtype}"
         )
     if not bool(((X >= 0.0) & (X <= 1.0)).all() and (Y.abs() <= LARGEST).all()):

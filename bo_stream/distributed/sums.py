@@ -55,7 +55,7 @@ def check_additive(model: StreamingGP) -> None:
     name, reason = type(model).__name__, None
     if isinstance(model, BY_STEPS):
         reason = "its posterior is learned by steps on a bound and is not a sum over observations"
-    elif isinstance(model._memory, AutoMemory) and model._memory.family == EXACT:
+    elif isinstance(model.memory, AutoMemory) and model.memory.family == EXACT:
         reason = (
             "it is exact so far and holds all its rows. Move it to the family that it would go on "
             'in: model.move_to("WISKI"), or "OSGPR"'
@@ -76,10 +76,10 @@ def check_additive(model: StreamingGP) -> None:
 
 def approximation(model: StreamingGP) -> str | None:
     """Say how merged parts of a stream differ from the whole stream; None if they do not."""
-    memory, inference = inner_memory(model), model._inference
-    if isinstance(model._memory, AutoMemory):
-        inference = model._memory.inference
-    if isinstance(model._units, LikelihoodOutcomes):
+    memory, inference = inner_memory(model), model.inference
+    if isinstance(model.memory, AutoMemory):
+        inference = model.memory.inference
+    if isinstance(model.outcomes, LikelihoodOutcomes):
         return "each outcome enters by the posterior that its part has at that time"
     if isinstance(model, HeteroscedasticWISKI):
         return (
@@ -105,13 +105,13 @@ def approximation(model: StreamingGP) -> str | None:
 
 def inner_memory(model: StreamingGP) -> Any:
     """Return a model's memory, or that of the family that it is in."""
-    memory = model._memory
+    memory = model.memory
     return memory.inner if isinstance(memory, AutoMemory) else memory
 
 
 def set_inner_memory(model: StreamingGP, inner: Any) -> None:
     """Replace a model's memory, or that of the family that it is in, which then holds no rows."""
-    memory = model._memory
+    memory = model.memory
     if isinstance(memory, AutoMemory):
         inner = replace(memory, inner=inner, rows=None)
     model._set_memory(inner)
@@ -120,9 +120,9 @@ def set_inner_memory(model: StreamingGP, inner: Any) -> None:
 def empty_copy(model: StreamingGP) -> StreamingGP:
     """Return a model without observations that shares hyperparameters, in the same family."""
     former, empty = inner_memory(model), model._shallow_copy().clear()
-    if isinstance(model._memory, AutoMemory):  # which would begin anew
-        empty._memory = model._memory
-        set_inner_memory(empty, model._memory.inference.cleared(former, model._prior))
+    if isinstance(model.memory, AutoMemory):  # which would begin anew
+        empty._memory = model.memory
+        set_inner_memory(empty, model.memory.inference.cleared(former, model.prior))
     inner = inner_memory(empty)
     if isinstance(inner, OnGrid):  # which may grow as far as the model's may
         set_inner_memory(empty, replace(inner, first=former.first))  # type: ignore[type-var]

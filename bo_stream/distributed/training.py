@@ -116,7 +116,7 @@ class Processes:
         problem: Exception | None = None
         try:
             self.model._check_not_conditioned("update")
-            Y, _, _ = self.model._units.checked(self.model, X, Y, None, "update")
+            Y, _, _ = self.model.outcomes.checked(self.model, X, Y, None, "update")
             self.model._observations(X, Y, None, 1.0)
         except Exception as error:
             problem = error
@@ -258,12 +258,12 @@ def _texts(text: str, collective: Collective) -> list[str]:
 def _check_trainable(model: StreamingGP) -> None:
     """Check that a model can be trained on many processes, alone and unconditioned."""
     model._check_not_conditioned("data_parallel")
-    memory, name = model._memory, type(model).__name__
-    if isinstance(model._inference, SiteInference):
-        if model._inference.window > 0:
+    memory, name = model.memory, type(model).__name__
+    if isinstance(model.inference, SiteInference):
+        if model.inference.window > 0:
             raise UnsupportedError(
                 f"Expected an {name} that holds no outcomes, got one with window="
-                f"{model._inference.window}: build it with window=0."
+                f"{model.inference.window}: build it with window=0."
             )
         return
     if not isinstance(memory, HoldsRows):
@@ -303,11 +303,11 @@ def _described(model: StreamingGP) -> dict[str, str]:
         "bo_stream": version("bo-stream"),
         "torch": torch.__version__,
         "class": f"{kind.__module__}.{kind.__name__}",
-        "shape": f"{tuple(model._output_batch)} of {model._input_dim} inputs",
+        "shape": f"{tuple(model._output_batch)} of {model.input_dim} inputs",
     }
-    about |= _parts("option", model._inference)
+    about |= _parts("option", model.inference)
     about |= {name: _said(value) for name, value in model.state_dict().items()}
-    return about | _parts("memory", model._memory)
+    return about | _parts("memory", model.memory)
 
 
 def _parts(name: str, value: Any) -> dict[str, str]:
@@ -351,7 +351,7 @@ def _digest(value: Tensor) -> str:
 
 def _join(model: StreamingGP, collective: Collective) -> None:
     """Let a model's sums over rows be sums over all processes."""
-    memory, inference = model._memory, model._inference
+    memory, inference = model.memory, model.inference
     if isinstance(inference, SiteInference):
         model._inference = replace(inference, collective=collective)
     else:
@@ -361,7 +361,7 @@ def _join(model: StreamingGP, collective: Collective) -> None:
 
 def _leave(model: StreamingGP) -> None:
     """Undo :func:`_join`; the posterior stays."""
-    memory, inference = model._memory, model._inference
+    memory, inference = model.memory, model.inference
     if isinstance(inference, SiteInference):
         model._inference = replace(inference, collective=ALONE)
     else:

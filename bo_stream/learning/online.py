@@ -419,18 +419,18 @@ class OnlineObjective:
         """Take the model's features of before, or choose new ones."""
         self._model = model
         self._left_out = left_out
-        self._prior = self._prior_in_features()
+        self.prior = self._prior_in_features()
 
     def _prior_in_features(self) -> Tensor:
         model, left_out, subspace = self._model, self._left_out, self._kept
-        kernel = model._inference.kernel(model._prior)
+        kernel = model.inference.kernel(model.prior)
         if subspace is not None:
             prior = prior_covariance(subspace.basis, kernel)
             most = _UNTIL * (left_out * model.noise_level()).maximum(subspace.missed)
             if bool((subspace.outside(prior, kernel.scale()) <= most).all()):
                 return prior
-        subspace, model._cache = model._inference.following(
-            model._memory, model._cache, model._prior, left_out
+        subspace, model._cache = model.inference.following(
+            model.memory, model._cache, model.prior, left_out
         )
         return prior_covariance(subspace.basis, kernel)
 
@@ -442,12 +442,12 @@ class OnlineObjective:
         """
         model = self._model
         outcomes, noise = model.standardized(X, Y, Yvar)
-        prior = self._prior.detach()
+        prior = self.prior.detach()
         features = self._subspace.basis.features(model.hypothetical_inputs(X))
         projected = features @ prior
         with torch.no_grad():
-            posterior = subspace_posterior(model._prior.evidence_of(self._groups), prior)
-        innovation = outcomes - model._prior.mean.unsqueeze(-1).detach()
+            posterior = subspace_posterior(model.prior.evidence_of(self._groups), prior)
+        innovation = outcomes - model.prior.mean.unsqueeze(-1).detach()
         innovation = innovation - (projected @ posterior.u).squeeze(-1)
         covariance = projected @ features.mT - projected @ posterior.K @ projected.mT
         normal = _log_normal(innovation, covariance + torch.diag_embed(noise.detach()))
@@ -456,9 +456,7 @@ class OnlineObjective:
     def log_marginal_likelihood(self) -> Tensor:
         """Return that of all observations, ``batch_shape x m``, in differentiable form."""
         model = self._model
-        value = subspace_log_marginal_likelihood(
-            self._groups, model._prior.target_map(), self._prior
-        )
+        value = subspace_log_marginal_likelihood(self._groups, model.prior.target_map(), self.prior)
         return model._from_per_output(value)
 
     @property
@@ -469,13 +467,13 @@ class OnlineObjective:
     def _subspace(self) -> Subspace:
         subspace = self._kept
         if subspace is None:  # the memory was changed other than by a small batch
-            self._prior = self._prior_in_features()
+            self.prior = self._prior_in_features()
             return self._subspace
         return subspace
 
     @property
     def _groups(self) -> list[NoiseGroup]:
-        return self._model._prior.noise_groups(self._subspace.memory)
+        return self._model.prior.noise_groups(self._subspace.memory)
 
 
 def _log_normal(innovation: Tensor, covariance: Tensor) -> Tensor:

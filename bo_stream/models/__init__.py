@@ -2,15 +2,15 @@
 
 What every model shares:
 
-- ``base``: ``StreamingGP``, the class directly above each model, which names every verb.
-- ``shell``: the verbs by subject: construction, updates, posteriors, fits.
-- ``outcomes``: units of the outcomes, their transform, noise, likelihood or labels.
-- ``prior``: a view of the hyperparameters as they are now; copies of them to be moved.
-- ``memory``: what is left of the data, and observations on their way into it.
-- ``held_sites``: Gaussian sites of outcomes that are held as rows.
-- ``inference``: the interface of a way from a memory to a posterior.
-- ``input_transforms``: transforms of inputs in a stream, fixed or learned with the kernel.
+- ``base``: ``StreamingGP``, the class above each model: what a model owns, and its verbs.
+- ``botorch_hooks``: what routines of BoTorch and GPyTorch ask of a model besides a posterior.
+- ``construction``: what a constructor checks and chooses; transforms of inputs in a stream.
 - ``checks``: of arguments, and of models to be merged.
+- ``outcomes``: units of the outcomes, their transform, noise, likelihood or labels.
+- ``memory``: what is left of the data, and observations on their way into it.
+- ``inference``: the prior, and the interface of a way from a memory to a posterior.
+- ``held_sites``: Gaussian sites of outcomes that are held as rows.
+- ``fitting``: fits of hyperparameters: batch elements apart, from two starts, in a run.
 
 Families, each with its models, memory and inference:
 

@@ -69,6 +69,7 @@ from bo_stream.models.construction import (
 from bo_stream.models.fitting import (
     hyperparameters,
 )
+from bo_stream.models.inference import Inference, Prior, Solve, move_priors
 from bo_stream.models.memory import Observations, Targets
 from bo_stream.models.outcomes.base import (
     Drawing,
@@ -83,7 +84,6 @@ from bo_stream.models.outcomes.base import (
 )
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes, first_totals, shifted_targets
 from bo_stream.models.outcomes.likelihood import CountOutcomes
-from bo_stream.models.prior import Inference, Prior, Solve, move_priors
 from bo_stream.process.process import (
     CachedBaseline,
     ConditionedProcess,
@@ -127,7 +127,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
 
     # what differs between models: units of outcomes, what is left of the data, how it becomes a
     # posterior, and what was derived from it under one state of the hyperparameters
-    _units: Outcomes
+    _outcomes: Outcomes
     _memory: Any
     _inference: Inference[Any, Any]
     _cache: Any = None
@@ -166,8 +166,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             check_outputs(outcome_transform, self._num_outputs)
             OutcomeChain.of(outcome_transform)
             self.outcome_transform = outcome_transform
-        targets, _ = self._outcomes.to_targets(train_Y, train_Yvar)
-        self._units = GaussianOutcomes.of(targets)
+        targets, _ = self._outcome_chain.to_targets(train_Y, train_Yvar)
+        self._outcomes = GaussianOutcomes.of(targets)
 
     def _first_inputs(
         self, X: Tensor, transform: InputTransform | None, stem: Stem | None = None
@@ -242,13 +242,13 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
 
     def _standardize_first(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
         """Move to the first observations' dtype and device; learn the standardisation."""
-        targets, _ = self._outcomes.to_targets(Y, Yvar)
+        targets, _ = self._outcome_chain.to_targets(Y, Yvar)
         self.to(X)
-        self._standardize_by(first_totals(targets, self._units.shift))
+        self._standardize_by(first_totals(targets, self._outcomes.shift))
         if self._inference.restarts and "stem" not in self._modules:
             self._first_values = hyperparameters(self)
         fixed = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-        self._units = self._units.begun(
+        self._outcomes = self._outcomes.begun(
             targets, self.outcome_scale(), zeros_apart=fixed, share=self._inference.least_noise
         )
 
@@ -291,7 +291,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             ValueError: The memory would become too large.
         """
         self._check_not_conditioned("update")
-        Y, Yvar, outputs = self._units.checked(self, X, Y, Yvar, "update")
+        Y, Yvar, outputs = self._outcomes.checked(self, X, Y, Yvar, "update")
         if X.shape[-2] > 0:
             with self._undone_on_error():
                 self._grow(outputs)
@@ -309,12 +309,12 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         observations as rows, which finds each of them.
         """
         self._check_not_conditioned("retract")
-        Y, Yvar, _ = self._units.checked(self, X, Y, Yvar, "retract")
+        Y, Yvar, _ = self._outcomes.checked(self, X, Y, Yvar, "retract")
         self._check_retractable(X)
         if X.shape[-2] > 0:
             with self._undone_on_error():
                 self._observe(X, Y, Yvar, -1.0)
-                self._units = self._units.found(self.num_observations > 1e-6)
+                self._outcomes = self._outcomes.found(self.num_observations > 1e-6)
         return self
 
     @keeps_tensors
@@ -342,9 +342,9 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             UnsupportedError: The model is conditioned on hypothetical data.
         """
         self._check_not_conditioned("clear")
-        self._units = self._units.found(False)
+        self._outcomes = self._outcomes.found(False)
         self._latest = LatestInputs()
-        self._set_memory(self._inference.cleared(self._memory, self._prior))
+        self._set_memory(self._inference.cleared(self._memory, self.prior))
         return self
 
     @keeps_tensors
@@ -358,8 +358,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
                 hypothetical data.
             ValueError: The memory would become too large.
         """
-        units = getattr(other, "_units", None)
-        outputs = self._units.outputs_with(units)
+        units = getattr(other, "_outcomes", None)
+        outputs = self._outcomes.outputs_with(units)
         if not isinstance(units, Outcomes):
             raise UnsupportedError(f"Expected other to be a model, got {type(other).__name__}.")
         alike = other._shallow_copy()
@@ -369,12 +369,12 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             check_mergeable(self, alike)
             self._check_not_conditioned("merge")
             other._check_not_conditioned("merge")
-            both = self._units.merged(alike._units)
-            theirs = alike._memory.map_targets(shifted_targets(alike._units.shift - both.shift))
+            both = self._outcomes.merged(alike._outcomes)
+            theirs = alike._memory.map_targets(shifted_targets(alike._outcomes.shift - both.shift))
             self._memory, self._cache = self._inference.merged(
-                self._memory, self._cache, theirs, self._prior
+                self._memory, self._cache, theirs, self.prior
             )
-            self._units = both
+            self._outcomes = both
             self._refresh_fixed_noise()
         self._latest = other._latest.followed_by(self._latest)
         return self
@@ -388,7 +388,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
 
     def _check_not_conditioned(self, verb: str) -> None:
         """Check that a model is one of real observations, for a verb that changes its memory."""
-        if self._conditioned_process is not None:
+        if self.is_conditioned:
             raise UnsupportedError(
                 f"{verb} needs a model of real observations, got one that is conditioned on "
                 "hypothetical ones (condition_on_observations, fantasize) or keeps known points "
@@ -406,13 +406,13 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     @torch.no_grad()
     def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
         """Put checked observations into memory, or take them out if the sign is negative."""
-        former, latest, prior = self._units.floor.zero, self._latest, self._prior
-        self._units = self._units.before(prior, self._memory, Y, Yvar, sign)
-        if self._units.floor.zero is not former:
+        former, latest, prior = self._outcomes.floor.zero, self._latest, self.prior
+        self._outcomes = self._outcomes.before(prior, self._memory, Y, Yvar, sign)
+        if self._outcomes.floor.zero is not former:
             self._set_memory(self._memory)
-        prior = replace(prior, outcomes=self._units)
+        prior = replace(prior, outcomes=self._outcomes)
         infers = self._has_learned_noise() or self._inference.noise_varies
-        targets = self._units.encode(prior, Y, Yvar, infers)
+        targets = self._outcomes.encode(prior, Y, Yvar, infers)
         data = Observations(self.coordinates(X).to(torch.float64), *targets, sign)
         self._memory, self._cache = self._inference.observe(self._memory, self._cache, data, prior)
         self._refresh_fixed_noise()
@@ -424,7 +424,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
 
     def _measured(self, Y: Tensor, Yvar: Tensor | None) -> Targets:
         """Targets less the shift, noise variances, and where these are known."""
-        return self._units.encode(self._prior, Y, Yvar, self._has_learned_noise())
+        return self._outcomes.encode(self.prior, Y, Yvar, self._has_learned_noise())
 
     def _set_memory(self, memory: Any) -> None:
         """Replace the memory, and drop what was derived from it."""
@@ -439,12 +439,12 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
         """Put the memory, its units and what depends on their number back if anything raises."""
-        outputs, units, likelihood = self._num_outputs, self._units, self.likelihood
+        outputs, units, likelihood = self._num_outputs, self._outcomes, self.likelihood
         memory, cache = self._memory, self._cache
         try:
             yield
         except BaseException:
-            self._num_outputs, self._units, self.likelihood = outputs, units, likelihood
+            self._num_outputs, self._outcomes, self.likelihood = outputs, units, likelihood
             self._memory, self._cache = memory, cache
             raise
 
@@ -452,13 +452,13 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         """Take outputs that all observations had and none named: classes without a label so far."""
         if outputs == self._num_outputs:
             return
-        units = self._units.grown(outputs)
-        if units is self._units:  # none that can grow: those of a merge are compared afterwards
+        units = self._outcomes.grown(outputs)
+        if units is self._outcomes:  # none that can grow: those of a merge are compared afterwards
             return
-        memory = self._inference.grown(self._memory, self._prior, outputs)
-        self._units, self._num_outputs = units, outputs
+        memory = self._inference.grown(self._memory, self.prior, outputs)
+        self._outcomes, self._num_outputs = units, outputs
         self._set_memory(memory)
-        self.likelihood = choose_likelihood(None, self._units.shift, self._parameter_shape)
+        self.likelihood = choose_likelihood(None, self._outcomes.shift, self._parameter_shape)
         self._refresh_fixed_noise()
 
     def _has_learned_noise(self) -> bool:
@@ -567,7 +567,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         noise = self._noise(inputs)
         if noise is not None:
             return noise(inputs)
-        return self._units.noise_variance(self._prior, self._memory).detach().unsqueeze(-1)
+        return self._outcomes.noise_variance(self.prior, self._memory).detach().unsqueeze(-1)
 
     @keeps_tensors
     def posterior(  # type: ignore[override]  # no further arguments
@@ -616,7 +616,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             )
             noise = None if noise is None else noise[..., chosen, :]
         normal = joint.distribution(offset, scale, noise, X.dtype)
-        found = self._outcomes.untransform(GPyTorchPosterior(normal), chosen)
+        found = self._outcome_chain.untransform(GPyTorchPosterior(normal), chosen)
         return found if posterior_transform is None else posterior_transform(found, X=X)
 
     def predictive(self, X: Tensor) -> Predictive:
@@ -635,7 +635,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         """
         inputs, mean, variance = self._marginals(X)
         noise = partial(self.noise_at, inputs)
-        mean, variance = self._units.moments(self._prior, mean, variance, noise)
+        mean, variance = self._outcomes.moments(self.prior, mean, variance, noise)
         offset, scale = self._offset_and_scale()
         return Predictive((offset + scale * mean).mT.to(X), (scale.square() * variance).mT.to(X))
 
@@ -656,27 +656,13 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             UnsupportedError: An outcome transform other than ``Standardize``.
         """
         inputs, mean, variance = self._marginals(X)
-        check_hypothetical(mean.mT.to(X), Y, None, self.num_outputs * self._units.columns)
+        check_hypothetical(mean.mT.to(X), Y, None, self.num_outputs * self._outcomes.columns)
         targets, noise = self._standardized(Y.to(torch.float64)).mT, partial(self.noise_at, inputs)
-        density = self._units.log_density(self._prior, targets, mean, variance, noise)
+        density = self._outcomes.log_density(self.prior, targets, mean, variance, noise)
         return (density - self._offset_and_scale()[1].log()).mT.to(X)
 
     @property
-    def _prior(self) -> Prior:
-        """View the hyperparameters as they are now, and the units of the outcomes."""
-        return Prior(
-            self.covar_module,
-            self.mean_module,
-            self.likelihood,
-            self._outcomes,
-            self._units,
-            self._batch_shape,
-            self._num_outputs,
-            self,
-        )
-
-    @property
-    def _outcomes(self) -> OutcomeChain:
+    def _outcome_chain(self) -> OutcomeChain:
         """View the outcome transform as a chain of steps."""
         return OutcomeChain(self._modules.get("outcome_transform"))
 
@@ -691,12 +677,12 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
 
     def _offset_and_scale(self) -> tuple[Tensor, Tensor]:
         """Outcomes are ``offset + scale ·`` what the process has, ``batch_shape x m x 1``."""
-        offset, scale = self._outcomes.offset_and_scale(self._units.shift)
+        offset, scale = self._outcome_chain.offset_and_scale(self._outcomes.shift)
         return offset.unsqueeze(-1), scale.unsqueeze(-1)
 
     def _standardized(self, Y: Tensor) -> Tensor:
         """Return outcomes, ``... x n x m``, in units of the process."""
-        return self._outcomes.standardized(Y, self._units.shift)
+        return self._outcome_chain.standardized(Y, self._outcomes.shift)
 
     def _leave_training(self) -> None:
         """Put a model into evaluation mode, which ends a refit, if it is not."""
@@ -716,7 +702,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             self._inference.check_reach(self._conditioned_process, X)
             return self._conditioned_process
         with torch.no_grad():
-            found, self._cache = solve(self._memory, self._cache, self._prior, X)
+            found, self._cache = solve(self._memory, self._cache, self.prior, X)
         return found
 
     def _process_at(self, X: Tensor, inputs: Tensor) -> PosteriorProcess | CachedBaseline:
@@ -744,7 +730,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             check_finite("X", X)
         noise: NoiseAtInputs | None
         noise, self._cache = self._inference.noise(
-            self._memory, self._cache, self._prior, X, process
+            self._memory, self._cache, self.prior, X, process
         )
         return noise
 
@@ -765,8 +751,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         """
         varying = self._noise(inputs) if noise is None else None
         noise = noise if varying is None else varying(inputs)
-        return self._units.pseudo_observations(
-            self._prior, self._memory, process, inputs, targets, noise
+        return self._outcomes.pseudo_observations(
+            self.prior, self._memory, process, inputs, targets, noise
         )
 
     def _drawn(
@@ -777,7 +763,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         Counts have two columns. Second, their noise variances where these are not the model's own.
         """
         if X.shape[-2] == 0:
-            width = self.num_outputs * self._units.columns
+            width = self.num_outputs * self._outcomes.columns
             nothing = X.new_empty(*sampler.sample_shape, *X.shape[:-1], width)
             return nothing, None
         with fantasize_flag():
@@ -814,7 +800,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         """
         self._leave_training()
         inputs = self.hypothetical_inputs(X)
-        check_hypothetical(inputs.to(X), Y, noise, self._num_outputs * self._units.columns)
+        check_hypothetical(inputs.to(X), Y, noise, self._num_outputs * self._outcomes.columns)
         targets = self._standardized(Y.to(torch.float64)).mT
         given = None if noise is None else noise.to(torch.float64).mT
         process = self._solved(self._inference.process, inputs)
@@ -851,7 +837,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         """
         self._check_query(X)
         check_sampler(sampler)
-        drawing = self._units.drawing(self._prior, observation_noise)
+        drawing = self._outcomes.drawing(self.prior, observation_noise)
         if drawing is None:
             if observation_noise is None and self._inference.noise_varies:
                 observation_noise = self.noise_at(self.hypothetical_inputs(X)).mT.to(X)
@@ -886,7 +872,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         check_inputs(inputs, self._input_dim, self.train_targets, finite=True)
         rows = self._as_rows(targets)
         variances = None if noise is None else self._as_rows(noise)
-        check_hypothetical(inputs, rows, variances, self.num_outputs * self._units.columns)
+        check_hypothetical(inputs, rows, variances, self.num_outputs * self._outcomes.columns)
         known = None if variances is None else variances.double().mT
         X = inputs.double()
         process = self._solved(self._inference.process, X)
@@ -963,7 +949,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         Differentiable in the hyperparameters. Cost as a refit's step, whatever came before.
         """
         value, self._cache = self._inference.log_marginal_likelihood(
-            self._memory, self._cache, self._prior
+            self._memory, self._cache, self.prior
         )
         return self._from_per_output(value)
 
@@ -986,17 +972,17 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     @keeps_tensors
     def train(self, mode: bool = True) -> Self:
         """Training mode; entering it begins a refit, for which outcomes are re-standardised."""
-        if mode and self._conditioned_process is None:
+        if mode and not self.is_conditioned:
             self._prepare_refit()
         was_training = self.training
         torch.nn.Module.train(self, mode)
         outcome_transform = self._modules.get("outcome_transform")
         if mode and outcome_transform is not None:
             outcome_transform.eval()  # a caller's outcomes are transformed, never learned from
-        if was_training and not mode and self._conditioned_process is None:
+        if was_training and not mode and not self.is_conditioned:
             with torch.no_grad():
                 self._memory, self._cache = self._inference.refitted(
-                    self._memory, self._cache, self._prior
+                    self._memory, self._cache, self.prior
                 )
         return self
 
@@ -1004,7 +990,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         """Learn the standardisation, in a copy: conditioned models keep their own."""
         if "outcome_transform" in self._modules:
             self.outcome_transform = deepcopy(self.outcome_transform).eval()
-        self._outcomes.learn(totals, self._units.shift)
+        self._outcome_chain.learn(totals, self._outcomes.shift)
 
     def eval(self) -> Self:
         """Set evaluation mode, which ends a refit."""
@@ -1012,16 +998,16 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
 
     def _learning_objective(self) -> Tensor:
         """Return a fit's objective, ``batch_shape x m``, differentiable in hyperparameters."""
-        value, self._cache = self._inference.objective(self._memory, self._cache, self._prior)
+        value, self._cache = self._inference.objective(self._memory, self._cache, self.prior)
         return value
 
     def _prepare_refit(self) -> None:
-        if not self._units.rescales:
+        if not self._outcomes.rescales:
             return
         self._standardize_by(self._memory.totals)
-        settled = self._units.settled(self._memory.totals)
-        if settled is not self._units:
-            self._units = settled
+        settled = self._outcomes.settled(self._memory.totals)
+        if settled is not self._outcomes:
+            self._outcomes = settled
             self._set_memory(self._memory)
         self._refresh_fixed_noise()
 
@@ -1029,7 +1015,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
 
     def outcome_scale(self) -> Tensor:
         """Factor from transformed to target units, ``batch_shape x m``; 1 without Standardize."""
-        return self._outcomes.offset_and_scale(self._units.shift)[1].clone()
+        return self._outcome_chain.offset_and_scale(self._outcomes.shift)[1].clone()
 
     def transformed_noise(self, Yvar: Tensor) -> Tensor:
         """Noise variances from original to transformed units, as ``noise`` is expected to be in.
@@ -1040,8 +1026,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         Raises:
             UnsupportedError: Variances in transformed units depend on the outcomes.
         """
-        if self._outcomes.fixed:
-            names = ", ".join(type(step).__name__ for step in self._outcomes.fixed)
+        if self._outcome_chain.fixed:
+            names = ", ".join(type(step).__name__ for step in self._outcome_chain.fixed)
             raise UnsupportedError(
                 f"Expected outcome_transform to be Standardize or None, got {names}: what variance "
                 "the transformed outcomes have depends on the outcomes. Transform it yourself."
@@ -1056,7 +1042,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         Raises:
             UnsupportedError: The likelihood has no Gaussian noise.
         """
-        return self._units.noise_level(self._prior, self._memory)
+        return self._outcomes.noise_level(self.prior, self._memory)
 
     def noise_given(
         self,
@@ -1084,8 +1070,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             UnsupportedError: Trials of a model that is not of counts; a model of labels; or one of
                 counts that knows of no number of trials.
         """
-        if isinstance(self._units, CountOutcomes):
-            return self._units.survey_noise(self._prior, mean, variance, trials)
+        if isinstance(self._outcomes, CountOutcomes):
+            return self._outcomes.survey_noise(self.prior, mean, variance, trials)
         if trials is not None:
             raise UnsupportedError(
                 "Expected trials only of a model of counts, with a BinomialLikelihood, got trials "
@@ -1104,8 +1090,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             Y: ``batch_shape x n x m``.
             Yvar: Known noise variances shaped as Y; NaN: unknown.
         """
-        Y, Yvar, _ = self._units.checked(self, X, Y, Yvar, "standardized")
-        return self._prior.standardized(self._observations(X, Y, Yvar, 1.0))
+        Y, Yvar, _ = self._outcomes.checked(self, X, Y, Yvar, "standardized")
+        return self.prior.standardized(self._observations(X, Y, Yvar, 1.0))
 
     def calibrated_inputs(self, X: Tensor) -> Tensor:
         """Inputs as the process takes them by a stem that is calibrated on them, differentiable.
@@ -1117,6 +1103,42 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         if stem is None:
             return self.hypothetical_inputs(X)
         return stem.calibrated_forward(observed_inputs(X, getattr(self, "input_transform", None)))
+
+    # --- what differs between models ---------------------------------------------------------
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """Return the units of what the memory holds, and how outcomes depend on the process."""
+        return self._outcomes
+
+    @property
+    def memory(self) -> Any:
+        """Return what is left of the data, a frozen value of the family's class of memory."""
+        return self._memory
+
+    @property
+    def inference(self) -> Any:
+        """Return the family's way from a memory to a posterior, a frozen :class:`Inference`."""
+        return self._inference
+
+    @property
+    def prior(self) -> Prior:
+        """View the hyperparameters as they are now, and the units of the outcomes."""
+        return Prior(
+            self.covar_module,
+            self.mean_module,
+            self.likelihood,
+            self._outcome_chain,
+            self._outcomes,
+            self._batch_shape,
+            self._num_outputs,
+            self,
+        )
+
+    @property
+    def is_conditioned(self) -> bool:
+        """Whether the model is conditioned on hypothetical observations, or keeps known points."""
+        return self._conditioned_process is not None
 
     # --- shape, and what is on record ------------------------------------------------------
 
@@ -1147,6 +1169,11 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     @property
     def _output_batch(self) -> torch.Size:
         return torch.Size((*self._batch_shape, self._num_outputs))
+
+    @property
+    def input_dim(self) -> int:
+        """Number d of inputs, before any transform."""
+        return self._input_dim
 
     @property
     def num_outputs(self) -> int:
@@ -1224,18 +1251,18 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         for name, module in self._modules.items():
             if isinstance(module, OutcomeTransform | Model):
                 part._modules[name] = module.subset_output(idcs)
-        whole = self._units.columns > 1  # of counts, there is one output
+        whole = self._outcomes.columns > 1  # of counts, there is one output
         part._set_memory(deepcopy(self._memory) if whole else self._memory.select(idcs))
-        part._units = self._units.select(idcs)
+        part._outcomes = self._outcomes.select(idcs)
         return part
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the memory along to another device, where it stays in float64, and all priors."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         move_priors(self, fn)
-        device = fn(torch.empty(0, dtype=self._dtype, device=self._units.shift.device)).device
-        if device != self._units.shift.device:
-            self._units = self._units.map(lambda value: value.to(device))
+        device = fn(torch.empty(0, dtype=self._dtype, device=self._outcomes.shift.device)).device
+        if device != self._outcomes.shift.device:
+            self._outcomes = self._outcomes.map(lambda value: value.to(device))
             self._latest = self._latest.to(device)
             self._memory, self._cache = self._inference.moved(self._memory, self._cache, device)
         return self

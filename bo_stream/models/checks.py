@@ -400,7 +400,7 @@ def check_mergeable(model: StreamingGP, other: StreamingGP) -> None:
             raise UnsupportedError(
                 f"Cannot merge models with different {name}: {value} and {theirs[name]}."
             )
-    if not model._units.rescales and not _are_standardised_alike(model, other):
+    if not model._outcomes.rescales and not _are_standardised_alike(model, other):
         raise UnsupportedError(
             "Expected a model whose outcomes are standardised alike, got another mean or "
             "standard deviation: sites cannot change their units. Standardise Y yourself, the "
@@ -409,7 +409,7 @@ def check_mergeable(model: StreamingGP, other: StreamingGP) -> None:
 
 
 def _are_standardised_alike(model: StreamingGP, other: StreamingGP) -> bool:
-    mine, theirs = (m._outcomes.offset_and_scale(m._units.shift) for m in (model, other))
+    mine, theirs = (m._outcome_chain.offset_and_scale(m._outcomes.shift) for m in (model, other))
     return all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
@@ -424,7 +424,7 @@ def _signature(model: StreamingGP) -> dict[str, Any]:
         "number of inputs": model._input_dim,
         "outcome transforms": [
             (type(step).__name__, step._outputs, getattr(step, "power", None))
-            for step in model._outcomes.fixed
+            for step in model._outcome_chain.fixed
         ],
         "input transform": (type(transform).__name__, {k: v.tolist() for k, v in state.items()}),
         "stem": _stem_state(model),

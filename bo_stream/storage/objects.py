@@ -46,7 +46,14 @@ from bo_stream.storage.archive import (
     read_archive_bytes,
     write_archive,
 )
-from bo_stream.storage.trusted import Trusted, UntrustedError, method_of, name_of, resolve_all
+from bo_stream.storage.trusted import (
+    Trusted,
+    UntrustedError,
+    method_of,
+    name_of,
+    present_fields,
+    resolve_all,
+)
 
 T = TypeVar("T")
 Node = Any
@@ -415,6 +422,7 @@ class _Reader:
         kind = self._named(node["object"], type)
         made = self._keep(node, object.__new__(kind))
         state = {name: self.value(each) for name, each in node["state"].items()}
+        state = present_fields(kind, state)
         if isinstance(made, torch.nn.Module):
             state |= {k: v for k, v in vars(torch.nn.Module()).items() if k not in state}
         elif is_dataclass(kind):

@@ -99,7 +99,6 @@ _FORMER: Mapping[str, str] = {
     "bo_stream.models.decoupled.bound": "bo_stream.models.decoupled.posterior",
     "bo_stream.models.decoupled.growth": "bo_stream.models.decoupled.collapse",
     "bo_stream.models.decoupled.memory": "bo_stream.models.decoupled.posterior",
-    "bo_stream.models.inference": "bo_stream.models.prior",
     "bo_stream.models.input_transforms": "bo_stream.models.construction",
     "bo_stream.models.last_layer.memory": "bo_stream.models.last_layer.inference",
     "bo_stream.models.latest_inputs": "bo_stream.models.botorch_hooks",
@@ -108,6 +107,7 @@ _FORMER: Mapping[str, str] = {
     "bo_stream.models.outcomes.prediction": "bo_stream.models.outcomes.base",
     "bo_stream.models.outcomes.selection": "bo_stream.models.outcomes.base",
     "bo_stream.models.outcomes.transform": "bo_stream.models.outcomes.base",
+    "bo_stream.models.prior": "bo_stream.models.inference",
     "bo_stream.models.quadruply_stochastic.choice": "bo_stream.models.quadruply_stochastic.memory",
     "bo_stream.models.quadruply_stochastic.control_variate": (
         "bo_stream.models.quadruply_stochastic.function_process"
@@ -124,6 +124,12 @@ _FORMER: Mapping[str, str] = {
     "bo_stream.models.wiski.sites": "bo_stream.models.wiski.wiski",
 }
 """Where the classes and functions of former modules are now, for files of former versions."""
+
+
+_FORMER_FIELDS: Mapping[str, Mapping[str, str]] = {
+    "bo_stream.models.base.StreamingGP": {"_units": "_outcomes"},
+}
+"""Present names of the fields of a class, and of classes below it, by their former names."""
 
 
 class UntrustedError(Exception):
@@ -169,6 +175,13 @@ def _resolve(name: str) -> Trusted | None:
         defined_there = isinstance(found, type) and found.__module__ == module_name
         return found if defined_there else None
     return None
+
+
+def present_fields(kind: type, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename the fields of an object that a former version wrote, as its class has them now."""
+    classes = (f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__)
+    names = {k: v for each in classes for k, v in _FORMER_FIELDS.get(each, {}).items()}
+    return {names.get(field, field): value for field, value in state.items()}
 
 
 def _attribute(module_name: str, attribute: str) -> Any:

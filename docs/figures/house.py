@@ -75,7 +75,7 @@ BOXES: dict[str, Box] = {
         "StreamingGP, and what all families share; recommendation: which one costs what",
         54,
     ),
-    "storage": Box(30, 828, 300, "files; executors; errors; names on demand"),
+    "storage": Box(30, 828, 300, "files; executors; errors"),
     "allocation": Box(350, 828, 210, "where inducing points go"),
     "process": Box(580, 828, 250, "the posterior, a process; maps"),
     "likelihoods": Box(850, 938, 220, "sites, expectations"),
@@ -93,7 +93,6 @@ SMALL = {
     "mapping": "process",
     "recommendation": "models",
     "errors": "storage",
-    "lazy_names": "storage",
     "executors": "storage",
 }
 """Modules that have no box of their own, and the box that they are shown in."""
@@ -150,9 +149,10 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 def _public_names() -> dict[str, str]:
     """Return the module of each name that ``bo_stream`` itself offers."""
-    tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
-    names = (name for name in _imported(tree) if not name.startswith("bo_stream.lazy_names"))
-    return {f"bo_stream.{name.rpartition('.')[2]}": name.rpartition(".")[0] for name in names}
+    tree = ast.parse((SOURCE / "__init__.pyi").read_text(encoding="utf-8"))
+    nodes = (node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module)
+    names = ((alias.name, node.module) for node in nodes for alias in node.names)
+    return {f"bo_stream.{name}": f"bo_stream.{module}" for name, module in names}
 
 
 def climbs(arrow: Arrow) -> bool:

@@ -62,7 +62,7 @@ def small(data: Observations, **options: object) -> OSGPR:
 def exact(model: StreamingGP, data: Observations, output: int = 0) -> DenseGP:
     """The dense process of a model's hyperparameters and some rows, in the model's units."""
     outcomes, noise = model.standardized(*data.astuple())
-    mean = model._prior.mean[output].reshape(1)
+    mean = model.prior.mean[output].reshape(1)
     return DenseGP(
         lambda A, B: dense_kernel(model.covar_module, A, B).detach(),
         mean.detach(),

@@ -293,7 +293,7 @@ def test_the_exact_process_is_the_dense_one(kind: str) -> None:
     mean, variance, prior = exact_marginals(model, X, outcomes, noise)
     dense = DenseGP(
         lambda A, B: dense_kernel(kernel, A, B).detach(),
-        model._prior.mean[0].reshape(1).detach(),
+        model.prior.mean[0].reshape(1).detach(),
         X,
         outcomes[0],
         noise[0],
@@ -519,7 +519,7 @@ def test_every_model_has_a_report(stream: Stream) -> None:
     model = stream.model(data[:30])
     record = ProgressiveValidation()
     first, expected = data[30:50], None
-    plain = not isinstance(model, DirichletWISKI) and not model._outcomes.fixed
+    plain = not isinstance(model, DirichletWISKI) and not model.prior.chain.fixed
     if plain and data.Yvar is None:
         expected = model.log_predictive(first.X, first.Y).double().detach()
     record.observe(model, *first.astuple())

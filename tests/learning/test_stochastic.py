@@ -55,8 +55,8 @@ def test_probes_of_every_centre_give_the_exact_gradient(
         return differentiable_matrix(model.covar_module, Z[index], Z, outputs)
 
     objective = stochastic_objective(
-        model._prior.noise_groups(model._memory.statistics),
-        model._prior.target_map(),
+        model.prior.noise_groups(model._memory.statistics),
+        model.prior.target_map(),
         rows(torch.arange(M)).detach(),
         rows,
         model._inference.solver_for,

@@ -380,7 +380,7 @@ def test_a_refined_posterior_is_the_precise_one(noise: float) -> None:
 def test_an_objective_keeps_its_digits_without_noise(name: str) -> None:
     X, Y, Yvar = spread(60), sines(spread(60)), torch.full((60, 1), 1e-9).double()
     model = BUILT[name](X, Y, Yvar, covar_module=kernel()).train()
-    objective, _ = model._inference.objective(model._memory, model._cache, model._prior)
+    objective, _ = model._inference.objective(model._memory, model._cache, model.prior)
     slope = torch.autograd.grad(objective.sum(), model.mean_module.parameters())[0]
     gp = dense(model, X, Y, Yvar)
     assert abs(float(objective.detach()) - float(gp.log_marginal_likelihood())) < 1e-3

@@ -1,18 +1,24 @@
-"""Every model is one class directly below ``StreamingGP``; what differs is held, not inherited."""
+"""Classes are abstract or final, nothing implemented is overridden, and editors find each verb."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+from abc import ABC
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import jedi
 import pytest
 
 import bo_stream
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.botorch_hooks import BoTorchHooks
+from bo_stream.models.inducing.inducing_model import InducingModel
+from bo_stream.models.inference import Inference, InferenceOption
 from bo_stream.models.outcomes.base import Outcomes
-from bo_stream.models.prior import Inference, InferenceOption
+from bo_stream.models.wiski.grid_model import GridModel
 
 FOLDER = Path(inspect.getfile(StreamingGP)).parent
 PUBLIC = [getattr(bo_stream, name) for name in bo_stream.__all__]
@@ -21,7 +27,8 @@ MODELS = sorted(
     key=lambda model: model.__name__,
 )
 MODELS = [model for model in MODELS if model is not StreamingGP]
-OWNED = {"_memory", "_inference", "_cache", "_units", "_latest"}
+OWNED = {"_memory", "_inference", "_cache", "_outcomes", "_latest"}
+METHODS = (property, cached_property, classmethod, staticmethod)
 
 
 def below(kind: type) -> set[type]:
@@ -34,22 +41,86 @@ def test_there_are_ten_models_or_more() -> None:
     assert len(MODELS) >= 10
 
 
-def test_models_are_directly_below_the_shell_and_nothing_is_below_them() -> None:
-    assert below(StreamingGP) == set(MODELS)
-    assert {model.__name__: model.__bases__ for model in MODELS} == {
-        model.__name__: (StreamingGP,) for model in MODELS
-    }
+def ours(kind: type) -> list[type]:
+    """Classes of the package that a class is or inherits from, nearest first."""
+    return [each for each in kind.__mro__ if each.__module__.startswith("bo_stream.")]
+
+
+def methods(kind: type) -> dict[str, Any]:
+    """Functions that a class itself defines, those of properties and of class methods included."""
+    own = {}
+    for name, value in vars(kind).items():
+        function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+        if inspect.isfunction(function) or isinstance(value, METHODS):
+            own[name] = function
+    return own
+
+
+def is_abstract(kind: type) -> bool:
+    return ABC in kind.__bases__ or kind is StreamingGP
+
+
+def test_classes_are_abstract_or_final() -> None:
+    """Between the models and ``StreamingGP`` are abstract classes, and below a model is nothing."""
+    for kind in below(StreamingGP) | set(MODELS):
+        assert is_abstract(kind) or not below(kind), kind
+        assert is_abstract(kind) or kind in MODELS, kind
+    abstract = {kind for kind in below(StreamingGP) if is_abstract(kind)}
+    assert abstract == {GridModel, InducingModel}
+    assert [kind for kind in ours(StreamingGP) if kind is not StreamingGP] == [BoTorchHooks]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_no_implemented_method_is_overridden(model: type[StreamingGP]) -> None:
-    methods = (property, cached_property, classmethod, staticmethod)
-    own = {
-        name
-        for name, value in vars(model).items()
-        if inspect.isfunction(value) or isinstance(value, methods)
-    }
-    assert own & vars(StreamingGP).keys() == set()
+    seen: dict[str, Any] = {}
+    for kind in ours(model):
+        for name, function in methods(kind).items():
+            implemented = not getattr(function, "__isabstractmethod__", False)
+            assert name in ("__init__",) or not (name in seen and implemented), (kind, name)
+            seen[name] = function
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_a_method_is_written_in_its_class(model: type[StreamingGP]) -> None:
+    """Help, tracebacks and profiles then name the class; two classes do not share a function."""
+    for kind in ours(model):
+        for name, function in methods(kind).items():
+            written = inspect.unwrap(function)
+            if inspect.isfunction(written):
+                assert written.__qualname__ == f"{kind.__name__}.{name}", (kind, name)
+                assert written.__module__ == kind.__module__, (kind, name)
+
+
+VERBS = (
+    "clear", "condition_on_observations", "fantasize", "forget", "log_marginal_likelihood",
+    "log_predictive", "merge", "noise_level", "posterior", "predictive", "process", "retract",
+    "save", "subset_output", "update", "with_known_points",
+)  # fmt: skip
+"""Public verbs of all models."""
+
+
+def test_an_editor_reaches_the_definition_and_its_docstring() -> None:
+    """As jedi does, on which most editors stand: no second jump by name."""
+    header = "from bo_stream.models.wiski.wiski import WISKI\n"
+    for verb in VERBS:
+        script = jedi.Script(f"{header}WISKI.{verb}")
+        (place,) = script.goto(2, len("WISKI.") + 1, follow_imports=True)
+        assert place.module_path == Path(inspect.getfile(StreamingGP)), verb
+        assert place.get_line_code().strip().startswith(f"def {verb}("), verb
+        assert place.docstring(raw=True) == inspect.getdoc(getattr(StreamingGP, verb)), verb
+
+
+def test_an_editor_knows_the_type_of_what_a_verb_returns() -> None:
+    lines = (
+        "from bo_stream.models.wiski.wiski import WISKI",
+        "def look(model: WISKI, X, Y):",
+        "    after = model.update(X, Y).forget(0.9)",
+        "    after",
+    )
+    (place,) = jedi.Script("\n".join(lines)).infer(4, 6)
+    assert (
+        place.name == "StreamingGP"
+    )  # completion goes on: jedi loses which one through a decorator
 
 
 def assigned(function: ast.FunctionDef) -> set[str]:
@@ -74,8 +145,8 @@ def assigned(function: ast.FunctionDef) -> set[str]:
 def test_only_what_a_model_owns_is_set_after_construction(model: type[StreamingGP]) -> None:
     (tree,) = ast.parse(inspect.getsource(model)).body
     assert isinstance(tree, ast.ClassDef)
-    methods = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    later = {name: assigned(node) for node in methods if (name := node.name) != "__init__"}
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    later = {name: assigned(node) for node in functions if (name := node.name) != "__init__"}
     options = {name for name, value in vars(model).items() if isinstance(value, InferenceOption)}
     assert {name: fields for name, fields in later.items() if fields - OWNED - options} == {}
 
@@ -85,7 +156,8 @@ def test_a_file_opens_with_its_model(model: type[StreamingGP]) -> None:
     """Before it are imports and constants only; it is the class that a user imports."""
     tree = ast.parse(Path(inspect.getfile(model)).read_text(encoding="utf-8"))
     made = [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
-    assert made[0].name == model.__name__
+    same_file = [each.__name__ for each in MODELS if each.__module__ == model.__module__]
+    assert made[0].name in same_file
 
 
 def test_what_is_held_is_stateless_or_a_value() -> None:

@@ -162,7 +162,7 @@ _MODELS = (
     ),
     Mutant(
         "known noise over a deviation, not a variance",
-        "models/prior.py",
+        "models/inference.py",
         "NoiseGroup(memory.known, self.scale.square().reciprocal())",
         "NoiseGroup(memory.known, self.scale.reciprocal())",
         ("tests/models/test_outcomes.py", "tests/models/test_equivalence.py"),

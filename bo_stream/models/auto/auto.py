@@ -35,9 +35,9 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import choose_box, latent_kernel, product_kernel, split_transform
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.inducing.osvgp import OSVGP
+from bo_stream.models.inference import InferenceOption
 from bo_stream.models.outcomes.base import default_standardize
 from bo_stream.models.outcomes.likelihood import REAL, check_transform, latent_columns, outcomes_of
-from bo_stream.models.prior import InferenceOption
 from bo_stream.models.wiski.wiski import WISKI
 
 STEPS, FIRST = 5, 20
@@ -169,18 +169,18 @@ class AutoGP(StreamingGP):
         self._set_modules(dim, train_Yvar, given, covar_module, mean_module, of_kernel)
         inputs = self._learn_transform(learned, inputs)
         if likelihood is not None and not gaussian:
-            self._units = outcomes_of(likelihood, self._units.shift)
+            self._outcomes = outcomes_of(likelihood, self._outcomes.shift)
             check_likelihood(likelihood, self._parameter_shape)
             self.likelihood = deepcopy(likelihood)
         self.to(train_X)
-        kind = self._prior, self._process_dim, box
+        kind = self.prior, self._process_dim, box
         allowed = allowed_families(None if families is None else _names(families), *kind)
         if not gaussian:
             chosen = _with_steps(self, chosen, in_fits=allowed[0] == EXACT)
         most = most_exact(allowed, *kind) if max_exact is None else max_exact
         most = checked_number("max_exact", most)
         self._inference = AutoInference(allowed, most, max_rows, box, chosen)
-        self._memory = self._inference.start(self._prior, inputs)
+        self._memory = self._inference.start(self.prior, inputs)
         if gaussian:
             self._take_first(train_X, train_Y, train_Yvar, inputs, custom, of_kernel)
             return
@@ -225,7 +225,7 @@ class AutoGP(StreamingGP):
                 f"the model with families that hold it, of {', '.join(FAMILIES)}."
             )
         self._memory, self._cache = self._inference.moved_to(
-            family, self._memory, self._cache, self._prior, chosen
+            family, self._memory, self._cache, self.prior, chosen
         )
         return self
 
@@ -242,7 +242,7 @@ class AutoGP(StreamingGP):
         self._check_not_conditioned("truncate")
         if self.family == ON_GRID:
             inference, memory, _ = self._inference.part(self._memory, self._cache)
-            part: Any = inference.truncated(left_out, memory, self._prior), memory, None  # type: ignore[attr-defined]
+            part: Any = inference.truncated(left_out, memory, self.prior), memory, None  # type: ignore[attr-defined]
             self._inference, self._memory, self._cache = self._inference.with_part(
                 part, self._memory, self._cache
             )

@@ -21,8 +21,8 @@ from bo_stream.bases.kernels import SquaredExponential, stacked_kernel, stacked_
 from bo_stream.linalg import scaled_prior
 from bo_stream.marginal_likelihood import dense_log_marginal_likelihood
 from bo_stream.models.inducing.inference import basis_of_independent
+from bo_stream.models.inference import Inference, Prior, Solved
 from bo_stream.models.memory import Observations, never_in
-from bo_stream.models.prior import Inference, Prior, Solved
 from bo_stream.process.observation_space import (
     CentredRows,
     ObservationSpacePrior,

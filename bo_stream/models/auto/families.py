@@ -26,8 +26,8 @@ from bo_stream.models.held_sites import fit_held, held_bound
 from bo_stream.models.inducing.inference import MAX_POINTS, CollapsedInference, empty_memory
 from bo_stream.models.inducing.osgpr import WINDOW
 from bo_stream.models.inducing.sites import SiteInference
+from bo_stream.models.inference import Inference, Prior
 from bo_stream.models.memory import Observations
-from bo_stream.models.prior import Inference, Prior
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import check_dim
 from bo_stream.process.process import PosteriorProcess

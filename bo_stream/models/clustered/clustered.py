@@ -30,7 +30,7 @@ from bo_stream.models.clustered.inference import (
     stochastic_objective,
 )
 from bo_stream.models.clustered.solver import ConjugateGradients
-from bo_stream.models.prior import InferenceOption
+from bo_stream.models.inference import InferenceOption
 from bo_stream.tensors import keeps_tensors
 
 MAX_CENTRES = 1024
@@ -182,7 +182,7 @@ class ClusteredGP(StreamingGP):
 
     def cluster_precision(self) -> Tensor:
         """Sums of the precisions of each cluster's observations, ``batch_shape x m x M``."""
-        return precisions(self._memory, self._prior)
+        return precisions(self._memory, self.prior)
 
     @keeps_tensors
     def resolve(self, resolution: float) -> Self:
@@ -208,7 +208,7 @@ class ClusteredGP(StreamingGP):
 
         Cost O(M³). [Terenin2024, eq. 24]
         """
-        memory, prior = self._memory, self._prior
+        memory, prior = self._memory, self.prior
         _, _, K = self._inference.frozen_prior(memory, prior)
         evidence = prior.evidence(memory.statistics)
         return self._from_per_output(clustered_kl_divergence(evidence, K))
@@ -239,7 +239,7 @@ class ClusteredGP(StreamingGP):
         """
         probes = checked_number("probes", probes)
         batch_size = checked_number("batch_size", batch_size)
-        memory, prior, inference = self._memory, self._prior, self._inference
+        memory, prior, inference = self._memory, self.prior, self._inference
         _, Z, K = inference.frozen_prior(memory, prior)
         if len(Z) == 0:
             return self.log_marginal_likelihood()

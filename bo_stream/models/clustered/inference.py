@@ -31,8 +31,8 @@ from bo_stream.models.clustered.solver import (
     SolvedClusters,
     cross_matrix,
 )
+from bo_stream.models.inference import Inference, Prior
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, check_remainder
-from bo_stream.models.prior import Inference, Prior
 from bo_stream.process.process import PosteriorProcess
 from bo_stream.sufficient_statistics import Regrouping, Whitened, grouped_statistics
 from bo_stream.tensors import map_tensors

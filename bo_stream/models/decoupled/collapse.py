@@ -28,7 +28,7 @@ from bo_stream.models.decoupled.posterior import (
     SpectralCovariance,
     bound_terms,
 )
-from bo_stream.models.prior import Hyperparameters
+from bo_stream.models.inference import Hyperparameters
 from bo_stream.models.stochastic.budget import constrained_parameters, maximise
 from bo_stream.models.stochastic.training import NUMERICAL_ERRORS, Bar, Training
 

@@ -180,7 +180,7 @@ class DecoupledGP(StreamingGP):
             max_rows,
             initial_points,
         )
-        self._units = outcomes_of(likelihood, self._units.shift, fantasy_steps=fantasy_steps)
+        self._outcomes = outcomes_of(likelihood, self._outcomes.shift, fantasy_steps=fantasy_steps)
         inputs = self._first_inputs(train_X, input_transform)
         kernel = covar_module
         if kernel is None:
@@ -191,7 +191,7 @@ class DecoupledGP(StreamingGP):
             self.likelihood = deepcopy(likelihood)
         if lengthscale_factors:
             check_factors(self.covar_module)
-        self._memory = self._inference.empty(inputs, self._prior)
+        self._memory = self._inference.empty(inputs, self.prior)
         self._standardize_first(train_X, latent_Y, None)
         guess(
             self.covar_module if covar_module is None else None,
@@ -266,7 +266,7 @@ class DecoupledGP(StreamingGP):
         collective = self._memory.replay.collective
         budget = Budget(seconds, collective)
         before = self._begun(budget, progress)
-        learner = inference.learner(self._memory, self._prior, growing=True)
+        learner = inference.learner(self._memory, self.prior, growing=True)
         try:
             training = train(
                 learner,
@@ -288,12 +288,12 @@ class DecoupledGP(StreamingGP):
         return judgement_said(self._judged(training, before), seconds)
 
     def _adopt(self, learner: DecoupledLearner) -> None:
-        self._prior.take_over(learner.hyper)
+        self.prior.take_over(learner.hyper)
         self._set_memory(learner.memory)
 
     def _begun(self, budget: Budget, progress: bool) -> Before:
         """Begin a training, and return what it is judged by."""
-        inference, memory, prior = self._inference, self._memory, self._prior
+        inference, memory, prior = self._inference, self._memory, self.prior
         rows = inference.judged_rows(memory, prior)
         starts = budget.seconds is not None and not memory.begun
         scores = inference.scores(rows, memory, prior) if starts else None
@@ -307,10 +307,10 @@ class DecoupledGP(StreamingGP):
         size, seed = inference.schedule.size(memory.replay.held), inference.schedule.seed
         steps = range(before.memory.steps, memory.steps)
         free = before.rows.undrawn(memory.replay, size, seed, steps)
-        scores = inference.scores(before.rows, memory, self._prior)
+        scores = inference.scores(before.rows, memory, self.prior)
         training = judged(training, before.scores, scores, free)
         if not training.is_kept:
-            self._prior.take_over(before.hyper)
+            self.prior.take_over(before.hyper)
             self._set_memory(before.memory)
         final = time.monotonic() - ended
         return replace(training, seconds=training.seconds + final, final=final)
@@ -351,7 +351,7 @@ class DecoupledGP(StreamingGP):
                 f"{type(self.likelihood).__name__}: the best posterior of others has no closed "
                 "form. Call fit, then optimize_posterior."
             )
-        inference, prior = self._inference, self._prior
+        inference, prior = self._inference, self.prior
         inference.check_observed(self._memory)
         checked_number("evaluations", evaluations)
         check_limits(None, seconds)
@@ -391,7 +391,7 @@ class DecoupledGP(StreamingGP):
         self._check_not_conditioned("optimize_posterior")
         self._inference.check_observed(self._memory)
         for _ in range(checked_number("rounds", rounds)):
-            best = self._inference.optimized(self._memory, self._prior, progress)
+            best = self._inference.optimized(self._memory, self.prior, progress)
             self._set_memory(replace(self._memory, posterior=best))
         return self
 
@@ -423,5 +423,5 @@ class DecoupledGP(StreamingGP):
         if generator is None:
             seed = self._memory.replay.collective.agreed(torch.randint(2**31, ()))
             generator = torch.Generator().manual_seed(int(seed))
-        estimate = self._inference.estimate(self._memory, self._prior, generator)
+        estimate = self._inference.estimate(self._memory, self.prior, generator)
         return self._from_per_output(estimate)

@@ -41,8 +41,8 @@ from bo_stream.models.decoupled.posterior import (
     bound_terms,
     drawn_columns,
 )
+from bo_stream.models.inference import Hyperparameters, Inference, KeptProcess, Prior
 from bo_stream.models.memory import Observations
-from bo_stream.models.prior import Hyperparameters, Inference, KeptProcess, Prior
 from bo_stream.models.stochastic.budget import SEARCH_SHARE, START_SHARE, Budget, JudgedRows, Scores
 from bo_stream.models.stochastic.replay import ROWS, Batch, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import (

@@ -26,7 +26,7 @@ from bo_stream.models.decoupled.posterior import (
     SpectralCovariance,
     drawn_columns,
 )
-from bo_stream.models.prior import Prior
+from bo_stream.models.inference import Prior
 from bo_stream.models.stochastic.budget import ConstrainedAdam
 from bo_stream.models.stochastic.replay import Batch, generator_at
 from bo_stream.tensors import map_tensors
@@ -90,7 +90,7 @@ class DecoupledLearner:
         growing: bool,
     ) -> None:
         """Begin where the memory stands; if growing, minibatches become basis functions."""
-        self.hyper, self._prior = prior.copied(), prior
+        self.hyper, self.prior = prior.copied(), prior
         self.learning_rate, self.num_data = schedule.learning_rate, float(memory.replay.count)
         self._growth, self._schedule, self._growing = growth, schedule, growing
         self._collective, self._pace = memory.replay.collective, 1.0
@@ -176,7 +176,7 @@ class DecoupledLearner:
         generator = generator_at(self._schedule.seed, _CAPS + self.num_steps)
         replay = self._memory.replay
         size = min(INPUTS * growth.mean, replay.held)
-        data = replay.whole_sample(size, generator, self._prior)
+        data = replay.whole_sample(size, generator, self.prior)
         order = torch.randperm(len(data), generator=generator).to(data.X.device)
         for rows in order.split(2 * growth.step):
             self.grow(data.X[..., rows, :])
@@ -194,7 +194,7 @@ class DecoupledLearner:
         if replay.held == 0 or growth.span == 0:
             return
         generator = generator_at(self._schedule.seed, _APART + self.num_steps)
-        some = replay.sample(min(INPUTS * growth.span, replay.held), generator, self._prior)
+        some = replay.sample(min(INPUTS * growth.span, replay.held), generator, self.prior)
         now, sizes = self._expanded(), (growth.span, growth.covariance)
         self._set_posterior(with_eigenfunctions(now, some.X, *sizes, self._collective))
 
@@ -205,7 +205,7 @@ class DecoupledLearner:
         generator = generator_at(schedule.seed, self.num_steps)
         size = schedule.size(replay.held)
         places = replay.places(size, generator)
-        data = replay.in_units(replay.at(places), self._prior)
+        data = replay.in_units(replay.at(places), self.prior)
         renewed = False
         if self._growing:
             order = torch.randperm(size, generator=generator).to(data.X.device)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from contextlib import suppress
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
-from botorch.utils.types import _DefaultType
 from gpytorch.kernels import Kernel
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator, capped, checked_number
-from bo_stream.allocation.oips import Novelty
+from bo_stream.allocation.allocator import Allocator, capped
 from bo_stream.bases.inducing import (
     InducingBasis,
     central,
@@ -34,8 +32,8 @@ from bo_stream.marginal_likelihood import (
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite, check_type
 from bo_stream.models.inducing.memory import InducingMemory, PointStatistics, Rows, TraceTerm
+from bo_stream.models.inference import Inference, Prior, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory, never_in
-from bo_stream.models.prior import Inference, Prior, SolvedWeights
 from bo_stream.models.stochastic.budget import maximise
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import State, is_in, state_of
@@ -376,57 +374,12 @@ class CollapsedInference(InducingInference):
         return reached if better else start
 
 
-def first_memory(
-    model: StreamingGP,
-    inducing_points: Tensor | None,
-    allocator: Allocator | _DefaultType | None,
-    max_points: int,
-    X: Tensor,
-) -> InducingMemory:
-    """Bring a model to the device of X, and make its memory; arguments as of :class:`OSGPR`."""
-    model.to(X)
-    default = Novelty(checked_number("max_points", max_points))
-    if isinstance(allocator, _DefaultType):
-        allocator = default if inducing_points is None else None
-    check_allocator(allocator)
-    if inducing_points is not None:
-        check_points("inducing_points", inducing_points, X.shape[-1], max_points)
-        check_type("inducing_points", inducing_points, X)
-    elif allocator is None:
-        raise ValueError(
-            "Expected inducing_points or an allocator, got neither: nothing could be learned."
-        )
-    Z, prior = X.new_zeros(0, model._process_dim), model._prior
-    if inducing_points is not None and len(inducing_points) > 0:
-        check_points_fit(len(inducing_points), prior.shape.numel())
-        Z = model.coordinates(inducing_points.detach().clone())
-    return empty_memory(Z, prior, deepcopy(allocator))
-
-
 def empty_memory(Z: Tensor, prior: Prior, allocator: Allocator | None) -> InducingMemory:
     """Make a memory of no observations at points Z, ``M x d``, in transformed inputs."""
     basis = basis_of_independent(prior.kernel, Z.to(torch.float64), prior.num_outputs)
     memory = InducingMemory.empty(basis.values, prior.shape, allocator)
     log_basis(prior.model, basis, memory)
     return memory
-
-
-def points_of(model: StreamingGP) -> Tensor:
-    """Inducing points Z, ``M x d``, in transformed inputs: a copy."""
-    Z: Tensor = model._memory.values.Z
-    return Z.to(model.train_targets, copy=True)
-
-
-def allocator_of(model: StreamingGP) -> Allocator | None:
-    """Allocator that places the points as the stream goes by; None: they stay. May be set."""
-    allocator: Allocator | None = model._memory.allocator
-    return allocator
-
-
-def place_by(model: StreamingGP, allocator: Allocator | None) -> None:
-    """Let a copy of another allocator place the points from now on."""
-    check_allocator(allocator)
-    model._memory = replace(model._memory, allocator=deepcopy(allocator))
 
 
 def log_basis(model: StreamingGP, basis: InducingBasis, memory: InducingMemory) -> None:

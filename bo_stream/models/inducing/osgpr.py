@@ -14,24 +14,20 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator, checked_number
-from bo_stream.models.base import StreamingGP
+from bo_stream.models.inducing.inducing_model import InducingModel
 from bo_stream.models.inducing.inference import (
     MAX_POINTS,
     CollapsedInference,
-    allocator_of,
     check_points,
-    first_memory,
-    place_by,
-    points_of,
 )
 from bo_stream.models.inducing.memory import InducingMemory
-from bo_stream.models.prior import InferenceOption
+from bo_stream.models.inference import InferenceOption
 
 WINDOW = 512
 """Rows that are held beside the statistics."""
 
 
-class OSGPR(StreamingGP):
+class OSGPR(InducingModel):
     """Streaming sparse regression at inducing points, for any kernel and any number of inputs.
 
     The memory are the data's sufficient statistics in the process's values at M inducing points Z.
@@ -127,12 +123,9 @@ class OSGPR(StreamingGP):
             train_X, train_Yvar, input_transform, likelihood, covar_module, mean_module
         )
         window = checked_number("window", window, least=0)
-        self._memory = first_memory(self, inducing_points, allocator, max_points, train_X)
+        self._memory = self._first_memory(inducing_points, allocator, max_points, train_X)
         self._inference = CollapsedInference(max_points, window)
         self._take_first(train_X, train_Y, train_Yvar, inputs, covar_module is not None)
-
-    allocator = property(allocator_of, place_by)
-    inducing_points = property(points_of)
 
     def elbo(self) -> Tensor:
         """Compute the online bound on the log marginal likelihood, ``batch_shape x m``, no m if 1.
@@ -155,7 +148,7 @@ class OSGPR(StreamingGP):
         """
         self._check_not_conditioned("optimize_points")
         if maxiter > 0 and len(self._memory.values.Z) > 0:
-            memory, cache, prior = self._memory, self._cache, self._prior
+            memory, cache, prior = self._memory, self._cache, self.prior
             self.place_points(self._inference.optimized_points(memory, cache, prior, maxiter))
         return self
 
@@ -169,7 +162,7 @@ class OSGPR(StreamingGP):
             Z: ``M x d``, in transformed inputs, float64.
         """
         self._check_not_conditioned("bound_at")
-        return self._inference.bound_at(self._memory, self._prior, self.covar_module, Z)
+        return self._inference.bound_at(self._memory, self.prior, self.covar_module, Z)
 
     @torch.no_grad()
     def place_points(self, Z: Tensor) -> Self:
@@ -187,5 +180,5 @@ class OSGPR(StreamingGP):
         self._check_not_conditioned("place_points")
         check_points("Z", Z, self._memory.values.Z.shape[-1], self.max_points)
         Z = Z.detach().double()
-        self._memory, self._cache = self._inference.at_points(self._memory, self._prior, Z)
+        self._memory, self._cache = self._inference.at_points(self._memory, self.prior, Z)
         return self

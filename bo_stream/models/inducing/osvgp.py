@@ -15,28 +15,24 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import check_likelihood
-from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import latent_kernel, split_transform
 from bo_stream.models.held_sites import WINDOW
+from bo_stream.models.inducing.inducing_model import InducingModel
 from bo_stream.models.inducing.inference import (
     MAX_POINTS,
-    allocator_of,
-    first_memory,
-    place_by,
-    points_of,
 )
 from bo_stream.models.inducing.memory import InducingMemory
 from bo_stream.models.inducing.sites import SiteInference
+from bo_stream.models.inference import InferenceOption
 from bo_stream.models.outcomes.likelihood import (
     LikelihoodOutcomes,
     check_transform,
     latent_columns,
     outcomes_of,
 )
-from bo_stream.models.prior import InferenceOption
 
 
-class OSVGP(StreamingGP):
+class OSVGP(InducingModel):
     """Streaming sparse inference for outcomes that are not normal: labels, counts, outliers.
 
     An outcome enters the memory as a Gaussian *site* at its function value, found by natural
@@ -77,7 +73,7 @@ class OSVGP(StreamingGP):
 
     _memory: InducingMemory
     _inference: SiteInference
-    _units: LikelihoodOutcomes
+    _outcomes: LikelihoodOutcomes
     max_points = InferenceOption[int]()
     beta = InferenceOption[float](fixed=True)
     natural_steps = InferenceOption[int]()
@@ -159,7 +155,7 @@ class OSVGP(StreamingGP):
         window = checked_number("window", window, 0)
         latent_Y = latent_columns(train_Y, likelihood)
         self._begin(train_X, latent_Y, None, outcome_transform)
-        self._units = outcomes_of(likelihood, self._units.shift, beta, fantasy_steps)
+        self._outcomes = outcomes_of(likelihood, self._outcomes.shift, beta, fantasy_steps)
         input_transform, learned = split_transform(input_transform)
         inputs = self._first_inputs(train_X, input_transform)
         if covar_module is None:
@@ -171,7 +167,7 @@ class OSVGP(StreamingGP):
             self.likelihood = deepcopy(likelihood)
         fixed = tuple(name for name, p in self.named_parameters() if not p.requires_grad)
         self.likelihood.requires_grad_(False)
-        self._memory = first_memory(self, inducing_points, allocator, max_points, train_X)
+        self._memory = self._first_memory(inducing_points, allocator, max_points, train_X)
         self._inference = SiteInference(
             max_points,
             beta,
@@ -186,13 +182,10 @@ class OSVGP(StreamingGP):
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, None, 1.0)
 
-    allocator = property(allocator_of, place_by)
-    inducing_points = property(points_of)
-
     @property
     def fantasy_steps(self) -> int:
         """Natural-gradient steps on hypothetical outcomes."""
-        return self._units.fantasy_steps
+        return self._outcomes.fantasy_steps
 
     def elbo(self) -> Tensor:
         """Compute the online bound on the log marginal likelihood, ``batch_shape x m``, no m if 1.

@@ -28,8 +28,8 @@ from bo_stream.models.inducing.memory import (
     Rows,
     TraceTerm,
 )
+from bo_stream.models.inference import Hyperparameters, Prior
 from bo_stream.models.memory import Observations, WhitenedMemory
-from bo_stream.models.prior import Hyperparameters, Prior
 from bo_stream.models.stochastic.budget import ConstrainedAdam
 from bo_stream.sufficient_statistics import SufficientStatistics, Whitened, target_columns
 from bo_stream.tensors import map_tensors, state_of

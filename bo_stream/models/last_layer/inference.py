@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from bo_stream.bases.inducing import in_dtype
+from bo_stream.models.inference import Hyperparameters, Inference, Prior, SolvedWeights
 from bo_stream.models.last_layer.network import LayerBasis, frozen_network, is_as, layer_features
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, check_remainder
-from bo_stream.models.prior import Hyperparameters, Inference, Prior, SolvedWeights
 from bo_stream.models.stochastic.budget import ConstrainedAdam
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.sufficient_statistics import MatrixMap, Whitened, weighted_statistics
@@ -347,7 +347,7 @@ class LayerSteps:
         self, memory: LastLayerMemory, prior: Prior, rate: float, batch_size: int, seed: int
     ) -> None:
         """Begin with a memory at its own network; the prior's modules are learned in place."""
-        self._prior, self._carried = prior, memory.carried()
+        self.prior, self._carried = prior, memory.carried()
         self._hyper = Hyperparameters.shared(prior.kernel, prior.mean_module, prior.likelihood)
         self._parameters = [p for p in self._hyper.parameters() if p.requires_grad]
         self._ascent = ConstrainedAdam(self._hyper, self._parameters, rate)
@@ -368,7 +368,7 @@ class LayerSteps:
         if self._size < rows:
             index = torch.randperm(rows, generator=self._generator)[: self._size]
             carried = carried.thinned(index.to(carried.weight.device))
-        estimate = likelihood_of(carried, self._prior).sum() / share
+        estimate = likelihood_of(carried, self.prior).sum() / share
         self._ascent.ascend((estimate + self._hyper.log_prior()) / self.num_data)
         self.num_steps += 1
         return float(estimate.detach())
@@ -376,7 +376,7 @@ class LayerSteps:
     @torch.no_grad()
     def bound(self) -> float:
         """Compute what the steps raise, of all rows at once. Cost O(w r² + r³), and the network."""
-        likelihood = likelihood_of(self._carried, self._prior).sum()
+        likelihood = likelihood_of(self._carried, self.prior).sum()
         return float(likelihood + self._hyper.log_prior())
 
     def keep_better(self, state: Any, bound: float) -> bool:

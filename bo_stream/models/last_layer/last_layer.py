@@ -179,7 +179,7 @@ class BayesianLastLayer(StreamingGP):
             )
         self.train()
         try:
-            learner = LayerSteps(self._memory, self._prior, learning_rate, batch_size, seed)
+            learner = LayerSteps(self._memory, self.prior, learning_rate, batch_size, seed)
             before, bound = learner.learned_state(), learner.bound()
             try:
                 with torch.enable_grad():

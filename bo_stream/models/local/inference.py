@@ -15,8 +15,8 @@ from bo_stream.allocation.allocator import first_unlike
 from bo_stream.bases.inducing import frozen, in_dtype, kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import stacked_correlation, stacked_kernel
 from bo_stream.linalg import inverse_lower, safe_cholesky, scaled_prior, solve_lower
+from bo_stream.models.inference import Inference, Prior
 from bo_stream.models.memory import Observations
-from bo_stream.models.prior import Inference, Prior
 from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
 from bo_stream.sufficient_statistics import target_columns
 from bo_stream.tensors import State, is_same, map_tensors, state_of, zip_tensors

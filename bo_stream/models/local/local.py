@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.inference import InferenceOption
 from bo_stream.models.local.inference import LocalInference, LocalMemory, scaled_priors
-from bo_stream.models.prior import InferenceOption
 
 
 class LocalGP(StreamingGP):
@@ -120,4 +120,4 @@ class LocalGP(StreamingGP):
         ``S K S`` of each local model, S the root of the noise precision, ``C x batch_shape x m x s
         x s``.
         """
-        return scaled_priors(self._memory, self._prior)
+        return scaled_priors(self._memory, self.prior)

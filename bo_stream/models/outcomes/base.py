@@ -35,7 +35,7 @@ from bo_stream.process.process import PosteriorProcess
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
-    from bo_stream.models.prior import Prior
+    from bo_stream.models.inference import Prior
 
 
 M = TypeVar("M", bound="StreamingGP")

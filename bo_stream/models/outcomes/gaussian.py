@@ -27,7 +27,7 @@ from bo_stream.process.process import PosteriorProcess
 from bo_stream.sufficient_statistics import target_columns
 
 if TYPE_CHECKING:
-    from bo_stream.models.prior import Prior
+    from bo_stream.models.inference import Prior
 
 
 @dataclass(frozen=True)

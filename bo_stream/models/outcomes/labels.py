@@ -18,7 +18,7 @@ from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
-    from bo_stream.models.prior import Prior
+    from bo_stream.models.inference import Prior
 
 MAX_CLASSES = 1000
 """Most classes that a label may bring in: a larger one is an identifier, or an error."""

@@ -27,7 +27,7 @@ from bo_stream.models.outcomes.noise import NoiseFloor
 from bo_stream.process.process import PosteriorProcess
 
 if TYPE_CHECKING:
-    from bo_stream.models.prior import Prior
+    from bo_stream.models.inference import Prior
 
 
 REAL = (GaussianLikelihood, LaplaceLikelihood, StudentTLikelihood)

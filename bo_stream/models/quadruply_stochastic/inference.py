@@ -29,6 +29,7 @@ from bo_stream.bases.spectral import PointBasis, SampledBasis, check_spectral
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood, check_likelihood
 from bo_stream.models.construction import latent_kernel
+from bo_stream.models.inference import Inference, KeptProcess, Prior
 from bo_stream.models.memory import Observations
 from bo_stream.models.outcomes.likelihood import (
     REAL,
@@ -37,7 +38,6 @@ from bo_stream.models.outcomes.likelihood import (
     latent_columns,
     outcomes_of,
 )
-from bo_stream.models.prior import Inference, KeptProcess, Prior
 from bo_stream.models.quadruply_stochastic.function_process import (
     SAMPLE,
     ControlPoints,
@@ -469,7 +469,7 @@ def build(
     model._inference = inference
     latent_Y = latent_columns(train_Y, likelihood)
     model._begin(train_X, latent_Y, None, outcome_transform)
-    model._units = outcomes_of(likelihood, model._units.shift)
+    model._outcomes = outcomes_of(likelihood, model._outcomes.shift)
     inputs = model._first_inputs(train_X, input_transform)
     if covar_module is None and not inference.relevance:
         covar_module = latent_kernel(inputs.shape[-1], model._parameter_shape)
@@ -481,10 +481,10 @@ def build(
         check_spectral(model.covar_module)
     inputs = inputs.detach().double()
     layout = Layout(basis, inputs[:0], model.num_outputs)
-    model._memory = inference.empty(layout, inputs, model._prior)
+    model._memory = inference.empty(layout, inputs, model.prior)
     model._standardize_first(train_X, latent_Y, None)
     inputs = model.coordinates(train_X).double()
-    model._memory = inference.filled(model._memory, inputs, model._prior)
+    model._memory = inference.filled(model._memory, inputs, model.prior)
     if train_X.shape[-2] > 0:
         model._observe(train_X, train_Y, None, 1.0)
 

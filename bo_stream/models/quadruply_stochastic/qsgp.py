@@ -234,7 +234,7 @@ class QSGP(StreamingGP):
         """
         self._check_not_conditioned("fit")
         limits = steps, seconds, progress
-        return self._inference.fit(self._memory, self._prior, *limits, self._set_memory)
+        return self._inference.fit(self._memory, self.prior, *limits, self._set_memory)
 
     @property
     def num_steps(self) -> int:
@@ -264,7 +264,7 @@ class QSGP(StreamingGP):
             InputDataError: There are no data.
             ValueError: More data or functions for a step than there are.
         """
-        estimate = self._inference.estimate(self._memory, self._prior, generator)
+        estimate = self._inference.estimate(self._memory, self.prior, generator)
         return self._from_per_output(estimate)
 
     def elbo_gradient_estimate(
@@ -275,7 +275,7 @@ class QSGP(StreamingGP):
         The gradient is that of the functions drawn; of all others it is 0. Args and errors as
         :meth:`elbo_estimate`.
         """
-        return self._inference.gradient_estimate(self._memory, self._prior, generator)
+        return self._inference.gradient_estimate(self._memory, self.prior, generator)
 
 
 # --- qSRVM ---------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ class QSRVM(StreamingGP):
         """Learn weights, precisions and hyperparameters by steps; see :meth:`QSGP.fit`."""
         self._check_not_conditioned("fit")
         limits = steps, seconds, progress
-        return self._inference.fit(self._memory, self._prior, *limits, self._set_memory)
+        return self._inference.fit(self._memory, self.prior, *limits, self._set_memory)
 
     @property
     def num_steps(self) -> int:
@@ -399,11 +399,11 @@ class QSRVM(StreamingGP):
     @torch.no_grad()
     def elbo_estimate(self, generator: torch.Generator | None = None) -> Tensor:
         """Draw an unbiased estimate of :meth:`elbo`; see :meth:`QSGP.elbo_estimate`."""
-        estimate = self._inference.estimate(self._memory, self._prior, generator)
+        estimate = self._inference.estimate(self._memory, self.prior, generator)
         return self._from_per_output(estimate)
 
     def elbo_gradient_estimate(
         self, generator: torch.Generator | None = None
     ) -> tuple[Tensor, SampledGradient]:
         """Draw the bound and its gradient; see :meth:`QSGP.elbo_gradient_estimate`."""
-        return self._inference.gradient_estimate(self._memory, self._prior, generator)
+        return self._inference.gradient_estimate(self._memory, self.prior, generator)

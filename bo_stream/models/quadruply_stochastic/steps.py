@@ -14,7 +14,7 @@ from torch import Tensor
 from bo_stream.bases.spectral import PointBasis
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.linalg import safe_cholesky
-from bo_stream.models.prior import Hyperparameters, Prior
+from bo_stream.models.inference import Hyperparameters, Prior
 from bo_stream.models.quadruply_stochastic.memory import (
     Progress,
     QuadruplyStochasticMemory,
@@ -78,7 +78,7 @@ class Steps:
         """
         self.hyper, self.num_data = hyper, float(memory.replay.count)
         self.learning_rate, self._schedule = schedule.learning_rate, schedule
-        self._layout, self._replay, self._prior = memory.layout, memory.replay, prior
+        self._layout, self._replay, self.prior = memory.layout, memory.replay, prior
         self._collective = memory.replay.collective
         self._parameters = hyper.moving if learns and schedule.hyper_rate > 0.0 else []
         self._is_gaussian = isinstance(hyper.likelihood, GaussianLikelihood)
@@ -170,7 +170,7 @@ class Steps:
     def data(self, generator: torch.Generator) -> Data:
         """Draw a minibatch: this process's rows of it."""
         schedule = self._schedule
-        rows = self._replay.sample(self.rows, generator, self._prior)
+        rows = self._replay.sample(self.rows, generator, self.prior)
         return rows.X.to(schedule.arithmetic), rows.Y.mT.to(schedule.arithmetic)
 
     def draw(self, data: Data, generator: torch.Generator, learns: bool) -> list[DrawnFunctions]:

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
-from bo_stream.models.prior import Hyperparameters, Prior
+from bo_stream.models.inference import Hyperparameters, Prior
 from bo_stream.models.stochastic.replay import Batch, Replay, generator_at
 from bo_stream.models.stochastic.training import Training, agreed, check_limits
 from bo_stream.process.process import PosteriorProcess

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb
-from bo_stream.models.prior import Prior
+from bo_stream.models.inference import Prior
 from bo_stream.sufficient_statistics import target_columns
 from bo_stream.tensors import map_tensors
 

@@ -23,7 +23,7 @@ from bo_stream.bases.inducing import InducingFunctions, kernel_variance
 from bo_stream.collective import Collective
 from bo_stream.likelihoods.binomial import BinomialLikelihood, empirical_logits
 from bo_stream.linalg import cholesky_with_nugget, solve_lower
-from bo_stream.models.prior import Hyperparameters
+from bo_stream.models.inference import Hyperparameters
 from bo_stream.models.stochastic.budget import maximise
 from bo_stream.models.stochastic.replay import Batch
 

@@ -26,7 +26,7 @@ from rich.progress import (
 from torch import Tensor
 
 from bo_stream.collective import ALONE, Collective
-from bo_stream.models.prior import Prior
+from bo_stream.models.inference import Prior
 from bo_stream.models.stochastic.replay import Batch, Replay, StreamReplay
 
 DEFAULT_STEPS = 2000

@@ -25,8 +25,8 @@ from bo_stream.marginal_likelihood import (
     expected_misfit,
     low_rank_root_of,
 )
+from bo_stream.models.inference import Prior, Solved, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory
-from bo_stream.models.prior import Prior, Solved, SolvedWeights
 from bo_stream.models.wiski.memory import Memory, StreamMemory
 from bo_stream.process.observation_space import ObservationSpaceProcess
 from bo_stream.process.process import WeightSpaceProcess

@@ -24,6 +24,7 @@ from bo_stream.models.construction import (
     product_kernel,
     warn_of_scaling,
 )
+from bo_stream.models.inference import InferenceOption
 from bo_stream.models.outcomes.labels import (
     DirichletScores,
     LabelOutcomes,
@@ -33,7 +34,6 @@ from bo_stream.models.outcomes.labels import (
     checked_first_labels,
     number_of_classes,
 )
-from bo_stream.models.prior import InferenceOption
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.memory import Memory
@@ -80,7 +80,7 @@ class DirichletWISKI(GridModel):
     max_rank = InferenceOption[int]()
     _memory: Memory
     _inference: GridInference
-    _units: LabelOutcomes
+    _outcomes: LabelOutcomes
     _outcomes_argument = "train_labels"
 
     def __init__(
@@ -138,7 +138,7 @@ class DirichletWISKI(GridModel):
         check_stem(stem)
         targets, noise = scores.of(labels, present, train_X.dtype)
         self._begin(train_X, targets, noise, None)
-        self._units = replace(LabelOutcomes.of(targets), scores=scores, num_classes=classes)
+        self._outcomes = replace(LabelOutcomes.of(targets), scores=scores, num_classes=classes)
         rank = check_rank(tolerance, max_rank)
         inputs = self._first_inputs(train_X, input_transform, stem)
         covar_module = product_kernel(covar_module, inputs.shape[-1])
@@ -152,7 +152,7 @@ class DirichletWISKI(GridModel):
             mean_module.constant = MEAN
         self._set_modules(dim, noise, None, covar_module, mean_module)
         self._inference, self._memory = GridInference.start(
-            self._prior, box, grid_size, rank, train_X
+            self.prior, box, grid_size, rank, train_X
         )
         self._standardize_first(train_X, targets, noise)
         self._observe(train_X, *scores.of(labels, present, torch.float64), 1.0)
@@ -161,7 +161,7 @@ class DirichletWISKI(GridModel):
     @property
     def alpha_epsilon(self) -> float:
         """Concentration of the classes that a label does not name."""
-        return self._units.scores.alpha_epsilon
+        return self._outcomes.scores.alpha_epsilon
 
     # --- prediction -------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class DirichletWISKI(GridModel):
             UnsupportedError: The model has the scores of some classes only.
             ValueError: Another method, or ``num_samples`` less than one.
         """
-        self._units.check_whole("class_probabilities")
+        self._outcomes.check_whole("class_probabilities")
         if method == "quadrature":
             return self.label_moments(X).probabilities.to(X)
         if method != "sampling" or num_samples < 1:
@@ -241,10 +241,10 @@ class DirichletWISKI(GridModel):
                 numbers from 0, or of unknown classes.
             UnsupportedError: The model has the scores of some classes only.
         """
-        self._units.check_whole("condition_on_labels")
+        self._outcomes.check_whole("condition_on_labels")
         check_inputs(X, self._input_dim, self.train_targets)
-        known = self._units.known_labels(labels, X)
-        scores, noise = self._units.scores.of(known, self.num_outputs, torch.float64)
+        known = self._outcomes.known_labels(labels, X)
+        scores, noise = self._outcomes.scores.of(known, self.num_outputs, torch.float64)
         return self.condition_on_observations(X, scores.to(X), noise=noise.to(X))
 
     def condition_on_each_label(self, X: Tensor) -> tuple[Self, Tensor]:
@@ -262,7 +262,7 @@ class DirichletWISKI(GridModel):
         Raises:
             UnsupportedError: More than one point; condition on one after the other.
         """
-        self._units.check_whole("condition_on_each_label")
+        self._outcomes.check_whole("condition_on_each_label")
         check_inputs(X, self._input_dim, self.train_targets)
         if X.shape[-2] != 1:
             raise UnsupportedError(

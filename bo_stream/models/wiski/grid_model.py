@@ -49,11 +49,11 @@ class GridModel(StreamingGP, ABC):
     def interpolation_error(self) -> float:
         """Bound the error of the interpolated kernel, in parts of the prior variance."""
         inference, memory, _ = self._process_part()
-        return kernel.interpolation_error(inference.kernel(self._prior), memory.grid)
+        return kernel.interpolation_error(inference.kernel(self.prior), memory.grid)
 
     def _whitened(self) -> Whitening:
         inference, memory, cache = self._process_part()
-        whitening, cache = inference.whitened(memory, cache, self._prior)
+        whitening, cache = inference.whitened(memory, cache, self.prior)
         self._set_process_part(inference, memory, cache)
         return whitening
 
@@ -74,7 +74,7 @@ class GridModel(StreamingGP, ABC):
         ``Φᵀ N⁻¹ Φ`` of the whitened features at the present hyperparameters, ``batch_shape x m x r
         x r``: the precision of the weights is ``I`` more.
         """
-        return self._prior.evidence(self._whitened().memory).gram
+        return self.prior.evidence(self._whitened().memory).gram
 
     def truncate(self, left_out: float) -> Self:
         """Keep only as many features as the noise level asks for, at the present hyperparameters.
@@ -93,7 +93,7 @@ class GridModel(StreamingGP, ABC):
         """
         self._check_not_conditioned("truncate")
         inference, memory, _ = self._process_part()
-        self._set_process_part(inference.truncated(left_out, memory, self._prior), memory, None)
+        self._set_process_part(inference.truncated(left_out, memory, self.prior), memory, None)
         self._set_memory(self._memory)
         return self
 
@@ -119,7 +119,7 @@ class GridModel(StreamingGP, ABC):
         """
         self._check_not_conditioned("refine")
         inference, memory, _ = self._process_part()
-        self._set_process_part(*inference.refined(memory, grid_size, self._prior), None)
+        self._set_process_part(*inference.refined(memory, grid_size, self.prior), None)
         self._set_memory(self._memory)
         return self
 
@@ -138,11 +138,11 @@ class GridModel(StreamingGP, ABC):
             Yvar: Known noise variances shaped as Y; NaN: unknown.
             recalibrate: Calibrate the stem on X, as part of what is differentiated.
         """
-        Y, Yvar, _ = self._units.checked(self, X, Y, Yvar, "batch_log_marginal_likelihood")
+        Y, Yvar, _ = self._outcomes.checked(self, X, Y, Yvar, "batch_log_marginal_likelihood")
         inputs = self.calibrated_inputs(X) if recalibrate else self.hypothetical_inputs(X)
         inference, memory, _ = self._process_part()
         value = inference.batch_log_marginal_likelihood(
-            memory.grid, inputs, self._measured(Y, Yvar), self._prior
+            memory.grid, inputs, self._measured(Y, Yvar), self.prior
         )
         return self._from_per_output(value)
 
@@ -164,7 +164,7 @@ class GridModel(StreamingGP, ABC):
                 model is conditioned on hypothetical data.
         """
         self._check_not_conditioned("reproject")
-        Y, Yvar, _ = self._units.checked(self, X, Y, Yvar, "reproject")
+        Y, Yvar, _ = self._outcomes.checked(self, X, Y, Yvar, "reproject")
         self._check_retractable(X)
         if former.shape != (*X.shape[:-1], self._process_dim):
             raise BotorchTensorDimensionError(
@@ -174,7 +174,7 @@ class GridModel(StreamingGP, ABC):
         new = self._observations(X, Y, Yvar, 1.0)
         old = replace(new, X=checked_projection(former.to(new.X)), sign=-1.0)
         inference, memory, cache = self._process_part()
-        self._set_process_part(inference, *inference.replaced(memory, cache, old, new, self._prior))
+        self._set_process_part(inference, *inference.replaced(memory, cache, old, new, self.prior))
         self._refresh_fixed_noise()
         return self
 

@@ -22,7 +22,7 @@ from bo_stream.models.construction import (
     product_kernel,
     warn_of_scaling,
 )
-from bo_stream.models.prior import InferenceOption
+from bo_stream.models.inference import InferenceOption
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.heteroscedastic_inference import (
     FIRST_ROWS,
@@ -57,7 +57,8 @@ class HeteroscedasticWISKI(GridModel):
     - Learned: hyperparameters of both models by one ``fit_gpytorch_mll``, which maximises the sum
       of both marginal likelihoods.
     - First observations (20 and more into an empty memory): noise by ``rounds`` rounds of fits to
-      copies (``learn_first_noise``); the model's own hyperparameters stay, but for the constant mean of the noise model.
+      copies (``learn_first_noise``); the model's own hyperparameters stay, but for the constant
+      mean of the noise model.
     - Fantasies have the noise of their inputs; hypothetical outcomes teach nothing about noise.
     - When: the noise varies by a factor of two and more, and there are some hundred observations.
 
@@ -126,7 +127,7 @@ class HeteroscedasticWISKI(GridModel):
         dim = check_dim(inputs.shape[-1], covar_module)
         box = choose_box(bounds, train_X, inputs, input_transform, stem)
         self._set_modules(dim, None, None, covar_module, mean_module, box)
-        mean, memory = GridInference.start(self._prior, box, grid_size, rank, train_X)
+        mean, memory = GridInference.start(self.prior, box, grid_size, rank, train_X)
         kernel, aug_batch = noise_covar_module, self._parameter_shape
         if kernel is None:
             _check_default_noise(dim)
@@ -191,7 +192,7 @@ class HeteroscedasticWISKI(GridModel):
         if len(entry.observations) > 0:
             with torch.no_grad():
                 self._memory, self._cache = self._inference.entered(
-                    self._memory, self._cache, entry.negated(), self._prior
+                    self._memory, self._cache, entry.negated(), self.prior
                 )
             self._refresh_fixed_noise()
             self._latest = self._latest.without(entry.observations.X, self.coordinates)

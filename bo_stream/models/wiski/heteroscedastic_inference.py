@@ -18,10 +18,10 @@ from torch import Tensor
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.kernels import default_kernel
 from bo_stream.models.fitting import relearn
+from bo_stream.models.inference import Inference, Prior
 from bo_stream.models.memory import Observations
 from bo_stream.models.outcomes.base import default_standardize
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
-from bo_stream.models.prior import Inference, Prior
 from bo_stream.models.wiski.cache import GridCache
 from bo_stream.models.wiski.inference import GridInference, grid_of
 from bo_stream.models.wiski.memory import Memory
@@ -200,7 +200,7 @@ def learn_first_noise(
         _fit(draft, prior)
         level = (draft.noise_level() * draft.outcome_scale().square()).detach().unsqueeze(-1)
         present = torch.where(noise[..., rows].isnan(), level, noise[..., rows])
-        predicted = target_marginals(draft.process(X.double()), draft._prior, X.double())
+        predicted = target_marginals(draft.process(X.double()), draft.prior, X.double())
         expected, variance = _left_out(Y, *predicted, present)
         measured, variances = log_squares(Y - expected, variance, present)
         learner = noise_gp(
@@ -532,5 +532,5 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
 def noise_prior(prior: Prior) -> Prior:
     """Return the hyperparameters of the log noise variance, beside those of the mean."""
     model: Any = prior.model
-    found: Prior = model._modules["noise_model"]._prior
+    found: Prior = model._modules["noise_model"].prior
     return found

@@ -19,10 +19,10 @@ from bo_stream.marginal_likelihood import (
     dense_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
+from bo_stream.models.inference import Inference, Prior, Solved, SolvedWeights
 from bo_stream.models.memory import Measured, Observations, check_remainder
 from bo_stream.models.outcomes.labels import DirichletScores, LabelOutcomes
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
-from bo_stream.models.prior import Inference, Prior, Solved, SolvedWeights
 from bo_stream.models.wiski import memory as row_memory
 from bo_stream.models.wiski.cache import (
     WHITENED_ROWS,

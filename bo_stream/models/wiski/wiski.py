@@ -31,9 +31,9 @@ from bo_stream.models.construction import (
     warn_of_scaling,
 )
 from bo_stream.models.held_sites import WINDOW, held_bound, marginal, with_held, with_sites
+from bo_stream.models.inference import InferenceOption, Prior, Solved, SolvedWeights
 from bo_stream.models.memory import Measured, Observations
 from bo_stream.models.outcomes.likelihood import check_transform, latent_columns, outcomes_of
-from bo_stream.models.prior import InferenceOption, Prior, Solved, SolvedWeights
 from bo_stream.models.wiski.cache import GridCache, GridSolution, Whitening, WithHeld
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.inference import GridInference
@@ -195,8 +195,11 @@ class WISKI(GridModel):
         if counts is not None:
             check_likelihood(counts, self._parameter_shape)
             self.likelihood = deepcopy(counts)
-            self._units, start = outcomes_of(counts, self._units.shift), SiteGridInference.start
-        self._inference, self._memory = start(self._prior, box, grid_size, rank, train_X)
+            self._outcomes, start = (
+                outcomes_of(counts, self._outcomes.shift),
+                SiteGridInference.start,
+            )
+        self._inference, self._memory = start(self.prior, box, grid_size, rank, train_X)
         self.window = window
         self._standardize_first(train_X, latent_Y, train_Yvar)
         self._observe(train_X, train_Y, train_Yvar, 1.0)

@@ -727,7 +727,7 @@ def test_what_moves_of_inputs_change_is_measured(outputs: int) -> None:
     expected = steps.square().mean(-2).sqrt()
     assert_close(model._memory.typical_move(), expected)
     between = 2.0 - 2.0 * (-0.5 * (steps / kernel.lengthscale.mean()).square().sum(-1)).exp()
-    change = cluster_inference.variance_between(model._memory, model._prior)
+    change = cluster_inference.variance_between(model._memory, model.prior)
     assert change.shape == (2, outputs)
     assert torch.allclose(change, between.mean(-1, keepdim=True).expand(2, outputs), rtol=0.05)
     half = ClusteredGP(X[:, :20], Y[:, :20], covar_module=kernel, tree=model._memory.tree)

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from bo_stream import DecoupledGP
 from bo_stream.models.decoupled import collapse as decoupled_collapse
 from bo_stream.models.decoupled.collapse import CollapsedBound, Valued
-from bo_stream.models.prior import Hyperparameters
+from bo_stream.models.inference import Hyperparameters
 from bo_stream.models.stochastic import training
 from tests.oracles.inducing import two_basis_bound
 from tests.oracles.kernels import dense_kernel
@@ -61,8 +61,8 @@ def hyper_prior(model: DecoupledGP) -> Tensor:
 
 def collapsed(model: DecoupledGP) -> tuple[Valued, Hyperparameters]:
     """Its value at the model's own hyperparameters."""
-    hyper = model._prior.copied()
-    bound = model._inference.collapsed_bound(model._memory, model._prior)
+    hyper = model.prior.copied()
+    bound = model._inference.collapsed_bound(model._memory, model.prior)
     return bound.at(hyper, hyper.learned([])), hyper
 
 

@@ -24,7 +24,7 @@ from bo_stream.models.decoupled.posterior import (
     SpectralCovariance,
     drawn_columns,
 )
-from bo_stream.models.prior import Hyperparameters
+from bo_stream.models.inference import Hyperparameters
 from bo_stream.models.stochastic.replay import generator_at
 from bo_stream.tensors import map_tensors
 from tests.oracles.decoupled import DecoupledOracle, hybrid_divergence
@@ -339,7 +339,7 @@ def draw_with_gradient(model: DecoupledGP, generator: torch.Generator | None) ->
     )
     size, columns = (N, M_ALPHA) if generator is None else (7, 3)
     generator = generator or generator_at(0, 0)
-    batch = memory.replay.in_units(memory.replay.draw(size, generator), model._prior)
+    batch = memory.replay.in_units(memory.replay.draw(size, generator), model.prior)
     expected = OutcomeModel(hyper.likelihood, m).expected_log_prob(batch.targets)
     index = drawn_columns(posterior, columns, generator)
     value = Draw.of(expanded, batch.X, expected, N / size, index).value.sum()

@@ -82,7 +82,7 @@ def test_growth_changes_no_posterior_and_repeats_no_point() -> None:
     model = small(X, Y, update_steps=0, num_mean=30, parametrization="hybrid")
     model.fit(1, progress=False)
     before = model.posterior(X[:5])
-    learner = model._inference.learner(model._memory, model._prior, growing=True)
+    learner = model._inference.learner(model._memory, model.prior, growing=True)
     learner.grow(X[:, :].flip(0))
     learner.grow(X.flip(0))
     model._adopt(learner)

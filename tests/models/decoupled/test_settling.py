@@ -19,7 +19,7 @@ def test_rates_fall_to_zero_in_the_last_quarter_of_a_training_that_settles(
     moves = []
     for part in (0.0, 0.5, 0.875, 1.0):
         model = small(X, Y, update_steps=3, parametrization=parametrization)
-        learner = model._inference.learner(model._memory, model._prior, growing=False)
+        learner = model._inference.learner(model._memory, model.prior, growing=False)
         before = [learner.memory.posterior.coefficients, *learner.learned_state()[1]]
         learner.settle(part)
         learner.take_step()

@@ -40,7 +40,7 @@ from bo_stream.allocation.oips import NOVEL
 from bo_stream.models.fitting import learn_hyperparameters
 from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.models.inducing.sites import OnlineUpdate
-from bo_stream.models.prior import Hyperparameters
+from bo_stream.models.inference import Hyperparameters
 from tests.oracles.inducing import SGPR
 from tests.oracles.likelihoods import Normal, log_probs, uncollapsed_bound, variational_optimum
 from tests.support.comparisons import (
@@ -270,7 +270,7 @@ def test_the_gradient_that_updates_follow(name: str, beta: float) -> None:
 
 def online_update(model: OSVGP, new: Any) -> OnlineUpdate:
     hyper = Hyperparameters(model.covar_module, model.mean_module, model.likelihood)
-    inference, memory, prior = model._inference, model._memory, model._prior
+    inference, memory, prior = model._inference, model._memory, model.prior
     before = inference.current(memory, None, prior)
     return inference._begun(before, hyper, new, prior, new.X, moved=False)[1]
 

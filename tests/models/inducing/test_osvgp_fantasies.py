@@ -180,7 +180,7 @@ def test_draws_are_the_sampler_s_and_the_same_for_every_batch(name: str) -> None
 def test_draws_have_the_predictive_distribution() -> None:
     model = fitted("poisson")
     X = torch.rand(3, 2, dtype=torch.float64)
-    drawing = model._units.drawing(model._prior, None)
+    drawing = model._outcomes.drawing(model.prior, None)
     assert drawing is not None
     outcomes, _ = model._drawn(X, SobolQMCNormalSampler(torch.Size([4096]), seed=0), drawing)
     found = model.predictive(X)

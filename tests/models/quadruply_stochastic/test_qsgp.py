@@ -148,7 +148,7 @@ def test_the_bound_is_differentiable_in_the_hyperparameters(
     model = _model(X, Y, basis=basis, covariance=Chevron(2))
     model.fit(steps=5, progress=False)
     inference, basis = model._inference, model._memory.basis(model.covar_module)
-    held = inference.moments(model._memory, model._prior, basis)
+    held = inference.moments(model._memory, model.prior, basis)
     monkeypatch.setattr(type(inference), "moments", lambda *_: held)
     raw = model.covar_module.base_kernel.raw_lengthscale
 

@@ -13,7 +13,7 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
-from bo_stream.models.prior import Hyperparameters
+from bo_stream.models.inference import Hyperparameters
 from bo_stream.models.stochastic.replay import Batch
 from bo_stream.models.stochastic.start import scale_bound, set_scales
 from tests.oracles.inducing import SGPR, two_basis_bound

@@ -183,8 +183,8 @@ def test_a_new_class_is_missed_by_all_rows() -> None:
     assert isinstance(model._memory, RowMemory)
     assert isinstance(known._memory, RowMemory)
     assert_close(
-        model._memory.rows.targets + model._units.shift[:, None],
-        known._memory.rows.targets + known._units.shift[:, None],
+        model._memory.rows.targets + model._outcomes.shift[:, None],
+        known._memory.rows.targets + known._outcomes.shift[:, None],
     )
     assert_close(model._memory.rows.noise, known._memory.rows.noise)
 

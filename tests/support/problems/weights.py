@@ -11,7 +11,7 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from bo_stream.bases.spectral import PointBasis, SampledBasis
-from bo_stream.models.prior import Hyperparameters
+from bo_stream.models.inference import Hyperparameters
 from bo_stream.models.quadruply_stochastic.function_process import ControlPoints
 from bo_stream.models.quadruply_stochastic.memory import (
     FourierFeatures,
