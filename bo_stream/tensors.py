@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -104,40 +103,3 @@ def outside_inference_mode() -> Iterator[None]:
     differentiated = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(differentiated):
         yield
-
-
-def keeps_tensors(method: Callable[P, R]) -> Callable[P, R]:
-    """Run a method outside inference mode, with copies of arguments that were made inside it.
-
-    Autograd refuses tensors made under ``torch.inference_mode``: a method that keeps tensors, in
-    memory or in a cache, would spoil every later gradient.
-    """
-
-    @wraps(method)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        within = torch.is_inference_mode_enabled()
-        if not within and not any(map(_is_inference, (*args, *kwargs.values()))):
-            return method(*args, **kwargs)
-        with outside_inference_mode():
-            arguments = [_normal(value) for value in args]
-            options = {name: _normal(value) for name, value in kwargs.items()}
-            return method(*arguments, **options)  # type: ignore[arg-type]
-
-    return run
-
-
-def _is_inference(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_inference()
-
-
-def _normal(value: object) -> object:
-    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
-
-
-# --- inputs --------------------------------------------------------------------------------
-
-
-# --- the posterior -------------------------------------------------------------------------
-
-
-# --- hypothetical observations -------------------------------------------------------------

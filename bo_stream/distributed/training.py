@@ -19,13 +19,12 @@ from torch import Tensor
 
 from bo_stream.collective import ALONE, Collective
 from bo_stream.errors import UsageError
-from bo_stream.models.base import StreamingGP
+from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 from bo_stream.models.stochastic.replay import HoldsRows, StreamReplay
 from bo_stream.models.stochastic.training import ShardedReplay, Training
-from bo_stream.tensors import keeps_tensors
 
 TIMEOUT = 300.0
 """Seconds after which a process that is silent counts as lost, unless the user says."""

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import (
     BotorchTensorDimensionError,
+    DeprecationError,
     InputDataError,
     UnsupportedError,
 )
@@ -87,14 +88,55 @@ from bo_stream.models.outcomes.likelihood import CountOutcomes
 from bo_stream.process.process import (
     CachedBaseline,
     ConditionedProcess,
+    Joint,
     PosteriorProcess,
     SelectedProcess,
     arrangements,
 )
 from bo_stream.storage.objects import read_model, write_model
 from bo_stream.storage.trusted import Trusted
-from bo_stream.tensors import keeps_tensors
+from bo_stream.tensors import outside_inference_mode
 from bo_stream.warnings import NumericalEvent, NumericalLog, with_event
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def keeps_tensors(method: Callable[P, R]) -> Callable[P, R]:
+    """Run a method outside inference mode, with copies of arguments that were made inside it.
+
+    Autograd refuses tensors made under ``torch.inference_mode``: a method that keeps tensors, in
+    memory or in a cache, would spoil every later gradient.
+    """
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        within = torch.is_inference_mode_enabled()
+        if not within and not any(map(_is_inference, (*args, *kwargs.values()))):
+            return method(*args, **kwargs)
+        with outside_inference_mode():
+            arguments = [_normal(value) for value in args]
+            options = {name: _normal(value) for name, value in kwargs.items()}
+            return method(*arguments, **options)  # type: ignore[arg-type]
+
+    return run
+
+
+def _is_inference(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_inference()
+
+
+def _normal(value: object) -> object:
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+
+
+# --- inputs --------------------------------------------------------------------------------
+
+
+# --- the posterior -------------------------------------------------------------------------
+
+
+# --- hypothetical observations -------------------------------------------------------------
 
 
 class StreamingGP(BoTorchHooks, FantasizeMixin):
@@ -602,7 +644,33 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         if isinstance(observation_noise, Tensor):
             check_noise("observation_noise", observation_noise, inputs.to(X), self._num_outputs)
         chosen = chosen_outputs(output_indices, self._num_outputs) if output_indices else None
-        joint = self._process_at(X, inputs).joint(inputs)
+        process = self._solved(self._inference.process, inputs)
+        joint = self._around(X, process).joint(inputs)
+        result = self._outcome_posterior(X, inputs, joint, observation_noise, chosen)
+        return result if posterior_transform is None else posterior_transform(result, X=X)
+
+    def _around(self, X: Tensor, process: PosteriorProcess) -> PosteriorProcess | CachedBaseline:
+        """Return those known points of a process that surround X, else the process itself."""
+        known = (each for each in self._known if process is each.process and each.surround(X))
+        return next(known, process)
+
+    def _outcome_posterior(
+        self,
+        X: Tensor,
+        inputs: Tensor,
+        joint: Joint,
+        observation_noise: bool | Tensor = False,
+        chosen: list[int] | None = None,
+    ) -> Posterior:
+        """Return the posterior of outcomes from the joint distribution of the process.
+
+        Args:
+            X: As for :meth:`posterior`.
+            inputs: X as :meth:`process_inputs` returns it.
+            joint: Of the process at the inputs.
+            observation_noise: As for :meth:`posterior`, checked.
+            chosen: Outputs, or None for all.
+        """
         if isinstance(observation_noise, Tensor):
             noise: Tensor | None = observation_noise.to(torch.float64).mT
         else:
@@ -616,8 +684,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             )
             noise = None if noise is None else noise[..., chosen, :]
         normal = joint.distribution(offset, scale, noise, X.dtype)
-        found = self._outcome_chain.untransform(GPyTorchPosterior(normal), chosen)
-        return found if posterior_transform is None else posterior_transform(found, X=X)
+        return self._outcome_chain.untransform(GPyTorchPosterior(normal), chosen)
 
     def predictive(self, X: Tensor) -> Predictive:
         """Mean and variance of outcomes at single points; differentiable in X.
@@ -705,14 +772,6 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             found, self._cache = solve(self._memory, self._cache, self.prior, X)
         return found
 
-    def _process_at(self, X: Tensor, inputs: Tensor) -> PosteriorProcess | CachedBaseline:
-        """Return the process, or the known points of it that surround X."""
-        process = self._solved(self._inference.process, inputs)
-        for known in self._known:
-            if process is known.process and known.surround(X):
-                return known
-        return process
-
     def _noise(
         self, X: Tensor | None = None, process: PosteriorProcess | None = None
     ) -> NoiseAtInputs | None:
@@ -756,7 +815,12 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         )
 
     def _drawn(
-        self, X: Tensor, sampler: MCSampler, drawing: Drawing
+        self,
+        X: Tensor,
+        inputs: Tensor,
+        process: PosteriorProcess,
+        sampler: MCSampler,
+        drawing: Drawing,
     ) -> tuple[Tensor, Tensor | None]:
         """Draw outcomes from their joint posterior at X, ``sample_shape x ... x q x m``.
 
@@ -766,8 +830,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             width = self.num_outputs * self._outcomes.columns
             nothing = X.new_empty(*sampler.sample_shape, *X.shape[:-1], width)
             return nothing, None
-        with fantasize_flag():
-            samples = sampler(self.posterior(X))
+        joint = self._around(X, process).joint(inputs)
+        samples = sampler(self._outcome_posterior(X, inputs, joint))
         values = self._standardized(samples.to(torch.float64)).mT
         kept = values.shape[values.ndim - len(self._batch_shape) - 2 :]
         flat = values.reshape(sampler.sample_shape.numel(), -1, *kept)
@@ -800,13 +864,25 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         """
         self._leave_training()
         inputs = self.hypothetical_inputs(X)
+        process = self._solved(self._inference.process, inputs)
+        return self._conditioned(X, inputs, process, Y, noise)
+
+    def _conditioned(
+        self,
+        X: Tensor,
+        inputs: Tensor,
+        process: PosteriorProcess,
+        Y: Tensor,
+        noise: Tensor | None,
+    ) -> Self:
+        """Condition a solved process on Y at X, whose transformed inputs are checked."""
         check_hypothetical(inputs.to(X), Y, noise, self._num_outputs * self._outcomes.columns)
         targets = self._standardized(Y.to(torch.float64)).mT
-        given = None if noise is None else noise.to(torch.float64).mT
-        process = self._solved(self._inference.process, inputs)
-        told = self._pseudo_observations(process, inputs, targets, given)
-        return self._with_process(process.condition(inputs, *told), X)
+        known = None if noise is None else noise.to(torch.float64).mT
+        pseudo = self._pseudo_observations(process, inputs, targets, known)
+        return self._with_process(process.condition(inputs, *pseudo), X)
 
+    @keeps_tensors
     def fantasize(
         self,
         X: Tensor,
@@ -826,7 +902,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             sampler: Of normal samples; its shape comes first in the returned model's batches.
             observation_noise: Variances ``batch_shape x (q or 1) x m`` in transformed units; the
                 model's own if omitted. None with a likelihood that is not Gaussian.
-            kwargs: For BoTorch.
+            kwargs: Ignored, for BoTorch's callers.
 
         Raises:
             BotorchTensorDimensionError: X has the wrong width or too few dimensions.
@@ -835,14 +911,36 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             UnsupportedError: ``sampler`` draws nothing; ``observation_noise`` is given and the
                 likelihood is not Gaussian.
         """
+        if observation_noise is not None and not isinstance(observation_noise, Tensor):
+            raise DeprecationError(
+                f"Expected observation_noise to be a tensor of variances or None, got "
+                f"{observation_noise!r}."
+            )
+        self._leave_training()
         self._check_query(X)
         check_sampler(sampler)
-        drawing = self._outcomes.drawing(self.prior, observation_noise)
-        if drawing is None:
-            if observation_noise is None and self._inference.noise_varies:
-                observation_noise = self.noise_at(self.hypothetical_inputs(X)).mT.to(X)
-            return FantasizeMixin.fantasize(self, X, sampler, observation_noise, **kwargs)
-        return self.condition_on_observations(X, *self._drawn(X, sampler, drawing))
+        prior, noise = self.prior, observation_noise
+        drawing = self._outcomes.drawing(prior, noise)
+        inputs = self.hypothetical_inputs(X)
+        process = self._solved(self._inference.process, inputs)
+        if drawing is not None:
+            drawn = self._drawn(X, inputs, process, sampler, drawing)
+            return self._conditioned(X, inputs, process, *drawn)
+        if noise is None and self._inference.noise_varies:
+            noise = self.noise_at(inputs).mT.to(X)
+        elif noise is None and isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            level = self.likelihood.noise  # (m x) 1, the mean of those known
+            noise = level.mT if self.num_outputs > 1 else level.unsqueeze(-1)
+        elif noise is not None:
+            check_noise("observation_noise", noise, inputs.to(X), self._num_outputs)
+        if X.shape[-2] == 0:
+            shape = (*sampler.sample_shape, *X.shape[:-2], *self.batch_shape, 0, self.num_outputs)
+            Y = X.new_empty(shape)
+        else:
+            joint, added = self._around(X, process).joint(inputs), True if noise is None else noise
+            Y = sampler(self._outcome_posterior(X, inputs, joint, added))
+        noise = None if noise is None else noise.expand(Y.shape[1:])
+        return self._conditioned(X, inputs, process, Y, noise)
 
     def get_fantasy_model(
         self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any

@@ -20,7 +20,7 @@ from torch import Tensor
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.allocation.cover_tree import CoverTree
 from bo_stream.bases.inducing import differentiable_matrix
-from bo_stream.models.base import StreamingGP
+from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.clustered.inference import (
     ClusterInference,
     ClusterMemory,
@@ -31,7 +31,6 @@ from bo_stream.models.clustered.inference import (
 )
 from bo_stream.models.clustered.solver import ConjugateGradients
 from bo_stream.models.inference import InferenceOption
-from bo_stream.tensors import keeps_tensors
 
 MAX_CENTRES = 1024
 """Most centres where the model chooses its resolution."""

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from bo_stream.bases.grid import kernel
 from bo_stream.bases.grid.mesh import Sizes
-from bo_stream.models.base import StreamingGP
+from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.construction import checked_projection
 from bo_stream.models.wiski.cache import GridCache, Whitening
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.memory import Memory
 from bo_stream.models.wiski.resolution import GridSize
-from bo_stream.tensors import keeps_tensors
 
 Part = tuple[GridInference, Memory, GridCache | None]
 """Inference, memory and cache of a model's process, without those of a model of its noise."""
