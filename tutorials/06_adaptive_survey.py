@@ -312,4 +312,4 @@ with tempfile.TemporaryDirectory() as folder:
 # bo-stream survey report tanzania
 # ```
 #
-# `docs/surveys.md` has more: costs, travel, districts, wrong results.
+# `docs/choosing/surveys.md` has more: costs, travel, districts, wrong results.

@@ -1,4 +1,4 @@
-"""What more rows and more workers cost: the numbers of docs/capacity.md, and a check of them.
+"""What more rows and more workers cost: the numbers of docs/scale/capacity.md, and a check of them.
 
 Sums over observations on grids and at inducing points: rows a second of one process, bytes, and
 seconds of merging two of them. Seconds of choosing a point, as many together as a driver of some

@@ -1,4 +1,9 @@
-"""Stability certificates: guarantees for a model's linear systems before they are solved."""
+"""Stability certificates: guarantees for a model's linear systems before they are solved.
+
+Sums of kernels add bounds. A product is a Hadamard product, whose eigenvalues lie between the least
+and the largest eigenvalue of one factor times the least and the largest variance of the others
+(Schur).
+"""
 
 from __future__ import annotations
 

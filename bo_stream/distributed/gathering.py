@@ -1,4 +1,8 @@
-"""Stores that replicas exchange through: what is sent, gathered and compacted."""
+"""Stores that replicas exchange through: what is sent, gathered and compacted.
+
+Any ``MutableMapping[str, bytes]`` will do, such as those of ``zarr``, ``zict`` or ``fsspec``: a
+value is written whole, and a key that was written can be listed and read by all from then on.
+"""
 
 from __future__ import annotations
 

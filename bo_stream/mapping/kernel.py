@@ -1,4 +1,11 @@
-"""Positions on the globe, and kernels and mean functions of maps."""
+"""Positions on the globe, and kernels and mean functions of maps.
+
+The map is Lambert's azimuthal equal-area projection about the middle of the sites [Snyder, 1987,
+Map Projections: A Working Manual, eq. 24-2 to 24-4]. Two columns stay two, as a grid of positions
+needs, where chords in three dimensions would need a third; the middle of the sites is taken on the
+sphere, so that neither a pole nor the date line is special. At c radians from the middle lengths
+are wrong by the factor cos(c / 2): 0.3 % at 1,000 km, 7.6 % at 5,000 km, beyond which it refuses.
+"""
 
 from __future__ import annotations
 

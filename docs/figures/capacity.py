@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/capacity.md, by ``python docs/figures/capacity.py``.
+"""The tables and the picture of docs/scale/capacity.md, by ``python docs/figures/capacity.py``.
 
 They follow from the measured costs in capacity.json, which
 ``python -m benchmarks.speed.capacity --write`` writes.
@@ -24,7 +24,7 @@ from bo_stream.distributed.ingestion import BYTES_A_NUMBER, default_task_rows
 HERE = Path(__file__).parent
 NUMBERS = HERE / "capacity.json"
 PICTURE = HERE / "capacity.svg"
-PAGE = HERE.parent / "capacity.md"
+PAGE = HERE.parent / "scale" / "capacity.md"
 
 ROWS = (10**6, 10**9, 10**12)
 WORKERS = (1, 100, 10_000)

@@ -1,4 +1,6 @@
-"""The pictures of README.md and docs/commands.md, drawn by ``python docs/figures/pictures.py``.
+"""Draw the pictures of README.md and docs/choosing/commands.md.
+
+The command is ``python docs/figures/pictures.py``.
 
 ``growth.svg`` shows what ``python -m benchmarks.speed.growth --out docs`` has measured, in
 ``growth.json``. ``map.png`` shows a run of ``bo-stream sample --compare random``, ``survey.png``

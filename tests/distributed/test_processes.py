@@ -160,7 +160,7 @@ def test_a_process_that_does_not_come_is_an_error(tmp_path: Path) -> None:
 def test_the_example_of_the_page_under_torchrun(tmp_path: Path) -> None:
     (example,) = [
         block.code
-        for block in blocks(ROOT / "docs" / "training.md")
+        for block in blocks(ROOT / "docs" / "scale" / "training.md")
         if block.language == "python" and "data_parallel(" in block.code
     ]
     (tmp_path / "train.py").write_text(textwrap.dedent(example))

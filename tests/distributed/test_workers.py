@@ -226,7 +226,7 @@ def test_a_ray_cluster_sums_a_ray_data_set(parts: list[Observations], X: torch.T
 
 def shown(word: str) -> str:
     """The example of the page that has a word."""
-    page = ROOT / "docs" / "ingest.md"
+    page = ROOT / "docs" / "scale" / "ingest.md"
     (found,) = (
         block.code for block in blocks(page) if block.language == "py" and word in block.code
     )

@@ -1,4 +1,4 @@
-"""README's rows and the picture of docs/which-model.md are what the table of costs says."""
+"""README's rows and the picture of docs/models/which-model.md are what the table of costs says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/capacity.md are what the measured costs say."""
+"""The tables and the picture of docs/scale/capacity.md are what the measured costs say."""
 
 from __future__ import annotations
 

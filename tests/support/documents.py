@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS = ROOT / "docs" / "README.md"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OTHERS = [ROOT / name for name in ("CONTRIBUTING.md", "benchmarks/README.md", "tests/README.md")]
 OTHERS.append(ROOT / "tutorials" / "README.md")
 

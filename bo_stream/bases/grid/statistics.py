@@ -1,4 +1,9 @@
-"""Sufficient statistics of observations on a grid, and sums over its cells."""
+"""Sufficient statistics of observations on a grid, and sums over its cells.
+
+All rows of a cell have weight at the same nodes, and add to the same moments. So the sums over a
+block of L of them are matrix products: the memory is touched once instead of L times, and products
+of polynomials over all dimensions are never formed row by row.
+"""
 
 from __future__ import annotations
 

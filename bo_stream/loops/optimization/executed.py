@@ -1,4 +1,9 @@
-"""Trials that an executor evaluates, and the journal of what happened to them."""
+"""Trials that an executor evaluates, and the journal of what happened to them.
+
+A checkpoint holds a model and may take a second; hundreds of workers have several outcomes a
+second. So each trial that was asked for, and each that has an outcome, is a line of a file that
+only grows between two checkpoints. What is read from both is the state at the last line.
+"""
 
 from __future__ import annotations
 
