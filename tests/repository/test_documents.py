@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import bo_stream
 from bo_stream.cli import app
 from bo_stream.models.base import StreamingGP
-from docs.figures import pictures
+from docs.figures import pictures, reference
 from tests.support.documents import (
     OTHERS,
     PAGES,
@@ -174,6 +174,12 @@ def test_every_page_is_in_the_list_of_questions_once() -> None:
     listed = [each for each in targets if QUESTIONS.parent in each.parents]
     own = [page for page in PAGES if QUESTIONS.parent in page.parents and page != QUESTIONS]
     assert sorted(listed) == sorted(own)
+
+
+def test_the_reference_is_of_the_present_names() -> None:
+    text = reference.PAGE.read_text(encoding="utf-8")
+    assert text == reference.page(), "run python docs/figures/reference.py"
+    assert text.count("\n| `") > 150
 
 
 def test_every_model_is_in_the_table() -> None:
