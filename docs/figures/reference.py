@@ -16,8 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference.md"
 HEADER = """# What is public?
 
-Every name that a package offers, with the first line of its docstring; `help(name)` and an editor show the rest, with shapes, costs, errors
-and sources. All else is private, whatever its name, and may change. `python docs/figures/reference.py` writes this page.
+Every name that a package offers, with the first line of its docstring. `help(name)` and an editor
+show the rest, with shapes, costs, errors and sources. All else is private, whatever its name, and
+may change. `python docs/figures/reference.py` writes this page.
 """
 
 
