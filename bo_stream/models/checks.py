@@ -57,7 +57,15 @@ def check_kernel(kernel: Kernel, dim: int, shape: torch.Size) -> None:
     check_instance("covar_module", kernel, Kernel, "ScaleKernel(RBFKernel(ard_num_dims=d))")
     check_batch_shape("covar_module", kernel.batch_shape, shape)
     _check_active(kernel, dim)
-    _check_outputs(kernel, dim)
+    X = torch.empty(1, dim)
+    for part in kernel.modules():
+        values = part.num_outputs_per_input(X, X) if isinstance(part, Kernel) else 1
+        if values != 1:
+            raise UnsupportedError(
+                f"Expected covar_module of one value at an input, got a {type(part).__name__} of "
+                f"{values}. Outputs are independent: give a kernel of batch shape "
+                "`batch_shape x m`, or of none."
+            )
 
 
 def check_batch_shape(name: str, given: torch.Size, shape: torch.Size) -> None:
@@ -74,19 +82,6 @@ def check_batch_shape(name: str, given: torch.Size, shape: torch.Size) -> None:
             f"Expected {name} of batch shape {tuple(shape)}, `batch_shape x m` without m if that "
             f"is 1, or of none, got {tuple(given)}."
         )
-
-
-def _check_outputs(kernel: Kernel, width: int) -> None:
-    """Check that a kernel, and each that it is made of, is of one value at an input."""
-    X = torch.empty(1, width)
-    for part in kernel.modules():
-        values = part.num_outputs_per_input(X, X) if isinstance(part, Kernel) else 1
-        if values != 1:
-            raise UnsupportedError(
-                f"Expected covar_module of one value at an input, got a {type(part).__name__} of "
-                f"{values}. Outputs are independent: give a kernel of batch shape "
-                "`batch_shape x m`, or of none."
-            )
 
 
 def _check_active(kernel: Kernel, width: int) -> None:
@@ -349,16 +344,12 @@ def check_noise(name: str, noise: Tensor, X: Tensor, outputs: int) -> None:
 
 def _check_rows(name: str, tensor: Tensor, X: Tensor, rows: set[int], outputs: int) -> None:
     fits = tensor.ndim >= 2 and tensor.shape[-1] == outputs and tensor.shape[-2] in rows
-    if not fits or not _broadcast(tensor.shape[:-2], X.shape[:-2]):
+    pairs = zip(reversed(tensor.shape[:-2]), reversed(X.shape[:-2]), strict=False)
+    if not fits or not all(a == b or 1 in (a, b) for a, b in pairs):
         raise BotorchTensorDimensionError(
             f"Expected {name} of shape `... x {X.shape[-2]} x {outputs}` to broadcast against X of "
             f"shape {tuple(X.shape)}, got {tuple(tensor.shape)}."
         )
-
-
-def _broadcast(first: torch.Size, second: torch.Size) -> bool:
-    pairs = zip(reversed(first), reversed(second), strict=False)
-    return all(a == b or 1 in (a, b) for a, b in pairs)
 
 
 def _check_shape(name: str, tensor: Tensor, expected: tuple[int | None, ...]) -> None:
@@ -400,7 +391,9 @@ def check_mergeable(model: StreamingGP, other: StreamingGP) -> None:
             raise UnsupportedError(
                 f"Cannot merge models with different {name}: {value} and {theirs[name]}."
             )
-    if not model._outcomes.rescales and not _are_standardised_alike(model, other):
+    units = (m._outcome_chain.offset_and_scale(m._outcomes.shift) for m in (model, other))
+    alike = all(torch.equal(mine, theirs) for mine, theirs in zip(*units, strict=True))
+    if not model._outcomes.rescales and not alike:
         raise UnsupportedError(
             "Expected a model whose outcomes are standardised alike, got another mean or "
             "standard deviation: sites cannot change their units. Standardise Y yourself, the "
@@ -408,13 +401,8 @@ def check_mergeable(model: StreamingGP, other: StreamingGP) -> None:
         )
 
 
-def _are_standardised_alike(model: StreamingGP, other: StreamingGP) -> bool:
-    mine, theirs = (m._outcome_chain.offset_and_scale(m._outcomes.shift) for m in (model, other))
-    return all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-
-
 def _signature(model: StreamingGP) -> dict[str, Any]:
-    transform = getattr(model, "input_transform", None)
+    transform, stem = getattr(model, "input_transform", None), getattr(model, "stem", None)
     state = {} if transform is None else transform.state_dict()
     is_known = isinstance(model.likelihood, FixedNoiseGaussianLikelihood)
     return {
@@ -427,12 +415,7 @@ def _signature(model: StreamingGP) -> dict[str, Any]:
             for step in model._outcome_chain.fixed
         ],
         "input transform": (type(transform).__name__, {k: v.tolist() for k, v in state.items()}),
-        "stem": _stem_state(model),
+        "stem": {} if stem is None else {k: v.tolist() for k, v in stem.state_dict().items()},
         "kind of noise": "known" if is_known else "learned",
         "likelihood": type(model.likelihood).__name__,
     }
-
-
-def _stem_state(model: StreamingGP) -> dict[str, Any]:
-    stem = getattr(model, "stem", None)
-    return {} if stem is None else {k: v.tolist() for k, v in stem.state_dict().items()}

@@ -257,7 +257,11 @@ def choose_box(
         ValueError: Bounds are given with a stem.
     """
     if stem is not None:
-        return _stem_box(bounds, stem)
+        if bounds is not None:
+            raise ValueError(
+                "Expected no bounds with a stem: the grid covers the cube it projects to."
+            )
+        return torch.tensor([[0.0] * stem.k, [1.0] * stem.k], dtype=torch.float64)
     if bounds is not None:
         return _given_box(bounds, inputs, transform)
     box = _box_of_data(inputs)
@@ -431,12 +435,6 @@ def checked_projection(coordinates: Tensor) -> Tensor:
             "sigmoid, as the stems of this package do."
         )
     return coordinates
-
-
-def _stem_box(bounds: Tensor | None, stem: Stem) -> Tensor:
-    if bounds is not None:
-        raise ValueError("Expected no bounds with a stem: the grid covers the cube it projects to.")
-    return torch.tensor([[0.0] * stem.k, [1.0] * stem.k], dtype=torch.float64)
 
 
 def product_kernel(kernel: Kernel | None, dim: int) -> Kernel | None:

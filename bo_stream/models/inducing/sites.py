@@ -209,10 +209,6 @@ class OnlineUpdate:
     def _weights(self, statistics: Whitened) -> WeightPosterior:
         return solve(at_noise(statistics, torch.ones_like(statistics.count), self._target_map))
 
-    def _predicted(self, weights: WeightPosterior) -> Tensor:
-        """Compute the mean of the process at the batch, ``... x m x n``."""
-        return self._mean.unsqueeze(-1) + (self._features[0] @ weights.mean).squeeze(-1)
-
     def _outcomes(self) -> OutcomeModel:
         return OutcomeModel(self.hyper.likelihood, self.data.noise.shape[-2])
 
@@ -269,8 +265,9 @@ class OnlineUpdate:
         with torch.no_grad():
             weights = self._weights(old + self._statistics(fit))
         variance = (features @ weights.root).square().sum(-1) + residual
+        predicted = self._mean.unsqueeze(-1) + (features @ weights.mean).squeeze(-1)
         expected = self._outcomes().expected_log_prob(self.data.targets)
-        new = expected(self._predicted(weights), variance).sum(-1)
+        new = expected(predicted, variance).sum(-1)
         second_moment = weights.covariance() + weights.mean @ weights.mean.mT
         spread = (old.gram * second_moment).sum((-2, -1))
         misfit = expected_misfit(unit_noise(old), self._target_map, weights.mean, spread)

@@ -167,10 +167,11 @@ class FitSubspace:
         share = float((LEFT_OUT * noise / whole.scale).min())
         rank = max(whole.enough(max(share, least), max_rank), LEARNING_RANK)
         leading = whitened.leading(rank)
+        known = None if leading.known is None else low_rank_root_of(leading.known)
         return cls(
             whole.leading(rank),
             leading,
-            _roots(leading),
+            (low_rank_root_of(leading.learned), known),
             whole.trailing(rank),
             squares[..., rank:],
             _log_parameters(factors),
@@ -201,11 +202,6 @@ class FitSubspace:
     def left_out(self, factors: GridKernel) -> Tensor:
         """Compute the mean prior variance at the observations beyond the space, ``... x m``."""
         return (prior_variance(self.rest, factors) * self.rest_squares).sum(-1)
-
-
-def _roots(memory: WhitenedMemory) -> tuple[LowRankRoot | None, LowRankRoot | None]:
-    known = None if memory.known is None else low_rank_root_of(memory.known)
-    return low_rank_root_of(memory.learned), known
 
 
 def _log_parameters(factors: GridKernel) -> tuple[Tensor, ...]:

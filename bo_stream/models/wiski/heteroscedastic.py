@@ -130,7 +130,12 @@ class HeteroscedasticWISKI(GridModel):
         mean, memory = GridInference.start(self.prior, box, grid_size, rank, train_X)
         kernel, aug_batch = noise_covar_module, self._parameter_shape
         if kernel is None:
-            _check_default_noise(dim)
+            if dim > MAX_DIM:
+                raise UnsupportedError(
+                    f"Expected noise_covar_module with {dim} inputs, for the default one needs a "
+                    f"single grid of 1 to {MAX_DIM}, got None. Give a sum of kernels with at most "
+                    f"{MAX_DIM} active_dims each, as in covar_module."
+                )
             kernel = noise_kernel(dim, aug_batch, box)
         nothing, none = train_X.new_empty(*self._batch_shape, 0, dim), train_Y[..., :0, :]
         noise_model = noise_gp(
@@ -207,12 +212,3 @@ class HeteroscedasticWISKI(GridModel):
     def max_rank(self) -> int:
         """Cap on the number of features."""
         return self._inference.mean.max_rank
-
-
-def _check_default_noise(dim: int) -> None:
-    if dim > MAX_DIM:
-        raise UnsupportedError(
-            f"Expected noise_covar_module with {dim} inputs, for the default one needs a single "
-            f"grid of 1 to {MAX_DIM}, got None. Give a sum of kernels with at most {MAX_DIM} "
-            "active_dims each, as in covar_module."
-        )
