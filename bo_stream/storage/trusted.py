@@ -126,6 +126,12 @@ _FORMER: Mapping[str, str] = {
 """Where the classes and functions of former modules are now, for files of former versions."""
 
 
+_FORMER_NAMES: Mapping[str, str] = {
+    "bo_stream.models.decoupled.learner.Schedule": "DecoupledSchedule",
+    "bo_stream.models.local.inference.Rows": "LocalRows",
+}
+"""Present names of classes by their former full names in their present modules."""
+
 _FORMER_FIELDS: Mapping[str, Mapping[str, str]] = {
     "bo_stream.models.base.StreamingGP": {"_units": "_outcomes"},
 }
@@ -168,6 +174,7 @@ def _resolve(name: str) -> Trusted | None:
         return _BUILTINS[name]
     module_name, _, attribute = name.rpartition(".")
     module_name = _FORMER.get(module_name, module_name)
+    attribute = _FORMER_NAMES.get(f"{module_name}.{attribute}", attribute)
     if f"{module_name}.{attribute}" in _FUNCTIONS:
         return _attribute(module_name, attribute)
     if any(f"{module_name}.".startswith(f"{package}.") for package in _PACKAGES):

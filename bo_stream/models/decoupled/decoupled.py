@@ -24,7 +24,7 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import latent_kernel
 from bo_stream.models.decoupled.collapse import Growth
 from bo_stream.models.decoupled.inference import DecoupledInference, Parametrization, check_among
-from bo_stream.models.decoupled.learner import DecoupledLearner, Schedule
+from bo_stream.models.decoupled.learner import DecoupledLearner, DecoupledSchedule
 from bo_stream.models.decoupled.posterior import DecoupledMemory
 from bo_stream.models.outcomes.likelihood import check_transform, latent_columns, outcomes_of
 from bo_stream.models.stochastic.budget import Before, Budget, judged, judgement_said
@@ -156,7 +156,7 @@ class DecoupledGP(StreamingGP):
         """
         check_transform(outcome_transform, likelihood)
         growth = Growth.checked(num_mean, num_covar, num_added, num_span)
-        schedule = Schedule(
+        schedule = DecoupledSchedule(
             batch_size,
             max(min(512, num_mean), 1) if num_columns is None else num_columns,
             learning_rate,

@@ -26,7 +26,7 @@ from bo_stream.models.decoupled.collapse import (
     optimum,
     with_eigenfunctions,
 )
-from bo_stream.models.decoupled.learner import INPUTS, DecoupledLearner, Schedule
+from bo_stream.models.decoupled.learner import INPUTS, DecoupledLearner, DecoupledSchedule
 from bo_stream.models.decoupled.posterior import (
     DecoupledMemory,
     DecoupledPosterior,
@@ -94,7 +94,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
     restarts: ClassVar[bool] = False
 
     growth: Growth
-    schedule: Schedule
+    schedule: DecoupledSchedule
     parametrization: Parametrization
     jacobi: bool
     factors: bool

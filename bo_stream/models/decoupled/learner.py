@@ -48,7 +48,7 @@ _SETTLING = 0.25
 
 
 @dataclass(frozen=True)
-class Schedule:
+class DecoupledSchedule:
     """Sizes and rates of a step.
 
     Attributes:
@@ -86,7 +86,7 @@ class DecoupledLearner:
         memory: DecoupledMemory,
         prior: Prior,
         growth: Growth,
-        schedule: Schedule,
+        schedule: DecoupledSchedule,
         growing: bool,
     ) -> None:
         """Begin where the memory stands; if growing, minibatches become basis functions."""

@@ -24,7 +24,7 @@ from bo_stream.warnings import warn_of_neighbours
 
 
 @dataclass(frozen=True)
-class Rows:
+class LocalRows:
     """Observations, each output's on their own.
 
     Attributes:
@@ -42,7 +42,7 @@ class Rows:
     weight: Tensor
 
     @classmethod
-    def of(cls, data: Observations) -> Rows:
+    def of(cls, data: Observations) -> LocalRows:
         """Hold a batch, the same inputs for every output."""
         shape = data.targets.shape
         X = data.X.unsqueeze(-3).expand(*shape, data.X.shape[-1])
@@ -50,15 +50,15 @@ class Rows:
         return cls(X, data.targets, data.noise, known, torch.ones_like(data.targets))
 
     @classmethod
-    def none(cls, shape: tuple[int, ...], dim: int, device: torch.device) -> Rows:
+    def none(cls, shape: tuple[int, ...], dim: int, device: torch.device) -> LocalRows:
         """Make room for observations, ``... x m x n``."""
         zero = torch.zeros(shape, dtype=torch.float64, device=device)
         return cls(zero.new_zeros(*shape, dim), zero, zero + 1.0, zero > 0.0, zero)
 
-    def __getitem__(self, rows: slice) -> Rows:
+    def __getitem__(self, rows: slice) -> LocalRows:
         """Select some of the observations."""
         numbers = (self.targets, self.noise, self.known, self.weight)
-        return Rows(self.X[..., rows, :], *(each[..., rows] for each in numbers))
+        return LocalRows(self.X[..., rows, :], *(each[..., rows] for each in numbers))
 
     def __len__(self) -> int:
         return self.targets.shape[-1]
@@ -79,7 +79,7 @@ class LocalMemory:
             them, ``batch_shape x m x 2 x 2``.
     """
 
-    rows: Rows
+    rows: LocalRows
     entered: Tensor
     totals: Tensor
 
@@ -88,7 +88,7 @@ class LocalMemory:
         """Make room for one model of s observations of d inputs, for ``batch_shape x m``."""
         entered = torch.zeros(1, *batch, dtype=torch.long, device=device)
         totals = torch.zeros(*batch, 2, 2, dtype=torch.float64, device=device)
-        return cls(Rows.none((1, *batch, size), dim, device), entered, totals)
+        return cls(LocalRows.none((1, *batch, size), dim, device), entered, totals)
 
     @property
     def size(self) -> int:
@@ -113,12 +113,12 @@ class LocalMemory:
         if more <= 0:
             return self
         shape = (more, *self.entered.shape[1:], self.size)
-        room = Rows.none(shape, self.rows.X.shape[-1], self.entered.device)
+        room = LocalRows.none(shape, self.rows.X.shape[-1], self.entered.device)
         rows = zip_tensors(lambda a, b: torch.cat((a, b)), self.rows, room)
         entered = torch.cat((self.entered, self.entered.new_zeros(shape[:-1])))
         return replace(self, rows=rows, entered=entered)
 
-    def with_rows(self, rows: Rows, model: Tensor) -> LocalMemory:
+    def with_rows(self, rows: LocalRows, model: Tensor) -> LocalMemory:
         """Add rows by age; ``totals`` stay. Cost O(size of the memory).
 
         ``model`` is the number of the one that takes each, ``batch_shape x m x n``; −1: none. At
@@ -137,7 +137,7 @@ class LocalMemory:
         X = torch.where(taken, stored.X, stored.X[..., :1, :])  # see :attr:`rows`
         return replace(self, rows=replace(stored, X=X), entered=after)
 
-    def by_age(self, model: int) -> Rows:
+    def by_age(self, model: int) -> LocalRows:
         """List the observations of a model, ``batch_shape x m x s``: empty places, then by age."""
         places = torch.arange(self.size, device=self.entered.device)
         order = (places + self.entered[model].unsqueeze(-1)) % self.size
@@ -249,7 +249,7 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
                 "LocalGP cannot retract: an observation may have been dropped already. Build it "
                 "anew, or take a model whose memory subtracts (WISKI, OSGPR)."
             )
-        kernel, rows, step = frozen(prior.kernel), Rows.of(data), min(ROWS, self.max_size)
+        kernel, rows, step = frozen(prior.kernel), LocalRows.of(data), min(ROWS, self.max_size)
         touched = memory.entered.new_zeros(self.max_models, dtype=torch.bool)
         for start in range(0, len(rows), step):
             part = rows[slice(start, start + step)]
@@ -376,7 +376,7 @@ def _state(prior: Prior) -> State:
     return tuple(tensor for module in modules for tensor in state_of(module))
 
 
-def _centred(rows: Rows, prior: Prior) -> tuple[Tensor, Tensor]:
+def _centred(rows: LocalRows, prior: Prior) -> tuple[Tensor, Tensor]:
     """Return standardised outcomes less the prior mean, and noise variances."""
     outcomes, variance = prior.standardized(rows)
     return outcomes - prior.mean.unsqueeze(-1), variance

@@ -27,7 +27,7 @@ from bo_stream.marginal_likelihood import (
 )
 from bo_stream.models.inference import Prior, Solved, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory
-from bo_stream.models.wiski.memory import Memory, StreamMemory
+from bo_stream.models.wiski.memory import StreamMemory, WiskiMemory
 from bo_stream.process.observation_space import ObservationSpaceProcess
 from bo_stream.process.process import WeightSpaceProcess
 from bo_stream.tensors import State, is_in
@@ -59,7 +59,7 @@ class Subspace:
     @classmethod
     @torch.no_grad()
     def around(
-        cls, factors: GridKernel, memory: Memory, tolerance: float, max_rank: int
+        cls, factors: GridKernel, memory: WiskiMemory, tolerance: float, max_rank: int
     ) -> Subspace:
         """Centre at a kernel's present parameters. Cost as a solve after they have changed."""
         basis = spread_basis(factors, memory, tolerance, max_rank)
@@ -84,7 +84,9 @@ class Subspace:
         return replace(self, memory=self.memory.observed(self.basis.features(data.X), data))
 
 
-def spread_basis(factors: GridKernel, memory: Memory, tolerance: float, max_rank: int) -> GridBasis:
+def spread_basis(
+    factors: GridKernel, memory: WiskiMemory, tolerance: float, max_rank: int
+) -> GridBasis:
     """Build features of a kernel on a memory's grid that span its derivatives in frequencies too.
 
     Those of the kernel alone would make a likelihood's gradient vanish in the period of a strictly
@@ -392,7 +394,7 @@ class GridCache:
     checked: State | None = None
 
     @classmethod
-    def of(cls, memory: Memory) -> GridCache:
+    def of(cls, memory: WiskiMemory) -> GridCache:
         """Begin with nothing derived."""
         return cls(GridSolution(memory.grid))
 

@@ -36,7 +36,7 @@ from bo_stream.models.outcomes.labels import (
 )
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.inference import GridInference
-from bo_stream.models.wiski.memory import Memory
+from bo_stream.models.wiski.memory import WiskiMemory
 from bo_stream.models.wiski.resolution import GridSize, check_dim
 
 OUTPUTSCALE = 6.0
@@ -78,7 +78,7 @@ class DirichletWISKI(GridModel):
 
     tolerance = InferenceOption[float]()
     max_rank = InferenceOption[int]()
-    _memory: Memory
+    _memory: WiskiMemory
     _inference: GridInference
     _outcomes: LabelOutcomes
     _outcomes_argument = "train_labels"

@@ -16,10 +16,10 @@ from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.construction import checked_projection
 from bo_stream.models.wiski.cache import GridCache, Whitening
 from bo_stream.models.wiski.inference import GridInference
-from bo_stream.models.wiski.memory import Memory
+from bo_stream.models.wiski.memory import WiskiMemory
 from bo_stream.models.wiski.resolution import GridSize
 
-Part = tuple[GridInference, Memory, GridCache | None]
+Part = tuple[GridInference, WiskiMemory, GridCache | None]
 """Inference, memory and cache of a model's process, without those of a model of its noise."""
 
 
@@ -183,7 +183,7 @@ class GridModel(StreamingGP, ABC):
         part: Part = inference.part(self._memory, self._cache)
         return part
 
-    def _set_process_part(self, *part: GridInference | Memory | GridCache | None) -> None:
+    def _set_process_part(self, *part: GridInference | WiskiMemory | GridCache | None) -> None:
         """Replace inference, memory and cache of the process."""
         inference: Any = self._inference
         self._inference, self._memory, self._cache = inference.with_part(

@@ -24,7 +24,7 @@ from bo_stream.models.outcomes.base import default_standardize
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.wiski.cache import GridCache
 from bo_stream.models.wiski.inference import GridInference, grid_of
-from bo_stream.models.wiski.memory import Memory
+from bo_stream.models.wiski.memory import WiskiMemory
 from bo_stream.models.wiski.resolution import GridResolutionWarning, GridSize
 from bo_stream.models.wiski.wiski import WISKI
 from bo_stream.process.process import PosteriorProcess, SelectedProcess, leave_one_out
@@ -251,8 +251,8 @@ class Memories:
         noise: Of measured log noise variances.
     """
 
-    mean: Memory
-    noise: Memory
+    mean: WiskiMemory
+    noise: WiskiMemory
 
     @property
     def grid(self) -> Mesh:
@@ -351,13 +351,13 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
 
     def part(
         self, memory: Memories, cache: Caches | None
-    ) -> tuple[GridInference, Memory, GridCache | None]:
+    ) -> tuple[GridInference, WiskiMemory, GridCache | None]:
         """Return what is of the mean."""
         return self.mean, memory.mean, None if cache is None else cache.mean
 
     def with_part(
         self,
-        of: tuple[GridInference, Memory, GridCache | None],
+        of: tuple[GridInference, WiskiMemory, GridCache | None],
         memory: Memories,
         cache: Caches | None,
     ) -> tuple[HeteroscedasticInference, Memories, Caches]:

@@ -35,7 +35,13 @@ from bo_stream.models.wiski.cache import (
     batch_log_marginal_likelihood,
     differentiable_log_marginal_likelihood,
 )
-from bo_stream.models.wiski.memory import GridMemory, GridPrior, Memory, RowMemory, StreamMemory
+from bo_stream.models.wiski.memory import (
+    GridMemory,
+    GridPrior,
+    RowMemory,
+    StreamMemory,
+    WiskiMemory,
+)
 from bo_stream.models.wiski.resolution import (
     GridSize,
     choose_grid_size,
@@ -54,7 +60,7 @@ from bo_stream.tensors import is_in, map_tensors, state_of, zip_tensors
 from bo_stream.weights import solve
 
 
-def with_unseen_classes(memory: Memory, classes: int, scores: DirichletScores) -> Memory:
+def with_unseen_classes(memory: WiskiMemory, classes: int, scores: DirichletScores) -> WiskiMemory:
     """Add outputs to a memory: classes that none of the observations had.
 
     To such a class every observation is a miss. Those statistics need not be kept in advance: each
@@ -128,7 +134,7 @@ _LARGEST_TOLERANCE = 0.5
 
 
 @dataclass(frozen=True)
-class GridInference(Inference[Memory, GridCache]):
+class GridInference(Inference[WiskiMemory, GridCache]):
     """The exact posterior for the kernel ``w(x)ᵀ K w(x')`` that is interpolated from a grid.
 
     In the space of the observations while the memory holds these as rows, else in the weights of
@@ -154,7 +160,7 @@ class GridInference(Inference[Memory, GridCache]):
     @classmethod
     def start(
         cls, prior: Prior, box: Tensor, size: GridSize | None, rank: tuple[float, int], like: Tensor
-    ) -> tuple[Self, Memory]:
+    ) -> tuple[Self, WiskiMemory]:
         """Build the inference, and a memory of no observations.
 
         Args:
@@ -179,20 +185,25 @@ class GridInference(Inference[Memory, GridCache]):
         return kernel.for_single_output() if prior.num_outputs == 1 else kernel
 
     def part(
-        self, memory: Memory, cache: GridCache | None
-    ) -> tuple[GridInference, Memory, GridCache | None]:
+        self, memory: WiskiMemory, cache: GridCache | None
+    ) -> tuple[GridInference, WiskiMemory, GridCache | None]:
         """Return what is of the model's own process: all, unless its noise is another one."""
         return self, memory, cache
 
     def with_part(
-        self, of: tuple[GridInference, Memory, GridCache | None], memory: Memory, cache: object
-    ) -> tuple[GridInference, Memory, GridCache | None]:
+        self,
+        of: tuple[GridInference, WiskiMemory, GridCache | None],
+        memory: WiskiMemory,
+        cache: object,
+    ) -> tuple[GridInference, WiskiMemory, GridCache | None]:
         """Return inference, memory and cache with another :meth:`part`."""
         return of
 
     # --- memory -------------------------------------------------------------------------------
 
-    def _empty(self, grid: Mesh, prior: Prior, device: torch.device, rounding: float) -> Memory:
+    def _empty(
+        self, grid: Mesh, prior: Prior, device: torch.device, rounding: float
+    ) -> WiskiMemory:
         """Make a memory of no observations, which holds rows while they are few."""
         shape, most = (prior.batch_shape, prior.num_outputs), row_memory.MOST_ROWS
         if most == 0 or self.max_rank < most:  # features are wanted that leave a part out
@@ -200,18 +211,18 @@ class GridInference(Inference[Memory, GridCache]):
         columns = prior.outcomes.columns
         return replace(RowMemory.empty(grid, *shape, device, most, columns), rounding=rounding)
 
-    def cleared(self, memory: Memory, prior: Prior) -> Memory:
+    def cleared(self, memory: WiskiMemory, prior: Prior) -> WiskiMemory:
         """Drop the observations; the grid stays."""
         return self._empty(memory.grid, prior, memory.counts.device, memory.rounding)
 
     def observe(
         self,
-        memory: Memory,
+        memory: WiskiMemory,
         cache: GridCache | None,
         data: Observations,
         prior: Prior,
         held: bool = False,
-    ) -> tuple[Memory, GridCache | None]:
+    ) -> tuple[WiskiMemory, GridCache | None]:
         """Add to the rows, or to the statistics at the nodes around each input, in place.
 
         The grid grows first where that is needed. Cost O(n 7^d) on the grid, to take observations
@@ -250,12 +261,12 @@ class GridInference(Inference[Memory, GridCache]):
 
     def replaced(
         self,
-        memory: Memory,
+        memory: WiskiMemory,
         cache: GridCache | None,
         old: Observations,
         new: Observations,
         prior: Prior,
-    ) -> tuple[Memory, GridCache | None]:
+    ) -> tuple[WiskiMemory, GridCache | None]:
         """Take observations out, which are not looked for on a grid, and put others in.
 
         Raises:
@@ -268,8 +279,8 @@ class GridInference(Inference[Memory, GridCache]):
         return self.observe(memory, cache, new, prior)
 
     def merged(
-        self, memory: Memory, cache: GridCache | None, other: Memory, prior: Prior
-    ) -> tuple[Memory, GridCache | None]:
+        self, memory: WiskiMemory, cache: GridCache | None, other: WiskiMemory, prior: Prior
+    ) -> tuple[WiskiMemory, GridCache | None]:
         """Join rows while they are few, else statistics; a different grid is kept beside.
 
         Raises:
@@ -291,13 +302,13 @@ class GridInference(Inference[Memory, GridCache]):
         return memory.absorb(other.on_grid() if isinstance(other, RowMemory) else other), None
 
     def refined(
-        self, memory: Memory, grid_size: GridSize, prior: Prior
-    ) -> tuple[GridInference, Memory]:
+        self, memory: WiskiMemory, grid_size: GridSize, prior: Prior
+    ) -> tuple[GridInference, WiskiMemory]:
         """Return the inference and the memory with another grid over the same box."""
         sizes = choose_grid_size(grid_size, self.kernel(prior), self.dim)
         return replace(self, chose_grid=False), memory.refined(memory.grid.resized(sizes))
 
-    def grown(self, memory: Memory, prior: Prior, outputs: int) -> Memory:
+    def grown(self, memory: WiskiMemory, prior: Prior, outputs: int) -> WiskiMemory:
         """Return the memory with classes that every label has missed; see :class:`Inference`."""
         if not isinstance(prior.outcomes, LabelOutcomes):
             return super().grown(memory, prior, outputs)
@@ -308,7 +319,7 @@ class GridInference(Inference[Memory, GridCache]):
 
     def process(
         self,
-        memory: Memory,
+        memory: WiskiMemory,
         cache: GridCache | None,
         prior: Prior,
         X: Tensor | None = None,
@@ -336,13 +347,13 @@ class GridInference(Inference[Memory, GridCache]):
         return solved.process, replace(cache, wider=wider)
 
     def feature_process(
-        self, memory: Memory, cache: GridCache | None, prior: Prior, X: Tensor | None = None
+        self, memory: WiskiMemory, cache: GridCache | None, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, GridCache]:
         """Solve in the weights of features, however many rows there are."""
         return self.process(memory, cache, prior, X, in_features=True)
 
     def _solve(
-        self, solution: GridSolution, memory: Memory, prior: Prior, in_rows: bool
+        self, solution: GridSolution, memory: WiskiMemory, prior: Prior, in_rows: bool
     ) -> tuple[GridSolution, Solved[ObservationSpaceProcess] | SolvedWeights]:
         state = prior.state()
         if in_rows and isinstance(memory, RowMemory):
@@ -372,7 +383,7 @@ class GridInference(Inference[Memory, GridCache]):
 
     @torch.no_grad()
     def whitened(
-        self, memory: Memory, cache: GridCache | None, prior: Prior
+        self, memory: WiskiMemory, cache: GridCache | None, prior: Prior
     ) -> tuple[Whitening, GridCache]:
         """Return the memory in the features of the present kernel, and the cache that has it."""
         cache = GridCache.of(memory) if cache is None else cache
@@ -381,7 +392,7 @@ class GridInference(Inference[Memory, GridCache]):
             cache = replace(cache, own=replace(cache.own, whitening=whitening))
         return whitening, cache
 
-    def _whitening(self, solution: GridSolution, memory: Memory, prior: Prior) -> Whitening:
+    def _whitening(self, solution: GridSolution, memory: WiskiMemory, prior: Prior) -> Whitening:
         whitening = solution.whitening
         if whitening is None or not is_in(prior.kernel, whitening.state):
             basis = self.basis(solution.grid, prior)
@@ -402,7 +413,7 @@ class GridInference(Inference[Memory, GridCache]):
     # --- learning -----------------------------------------------------------------------------
 
     def objective(
-        self, memory: Memory, cache: GridCache | None, prior: Prior
+        self, memory: WiskiMemory, cache: GridCache | None, prior: Prior
     ) -> tuple[Tensor, GridCache | None]:
         """Return the log marginal likelihood, on a grid in a subspace that is kept for a while.
 
@@ -424,7 +435,7 @@ class GridInference(Inference[Memory, GridCache]):
         return value, cache
 
     def log_marginal_likelihood(
-        self, memory: Memory, cache: GridCache | None, prior: Prior
+        self, memory: WiskiMemory, cache: GridCache | None, prior: Prior
     ) -> tuple[Tensor, GridCache | None]:
         """Return it exactly, where no feature is left out."""
         kernel = self.kernel(prior)
@@ -467,8 +478,8 @@ class GridInference(Inference[Memory, GridCache]):
         )
 
     def refitted(
-        self, memory: Memory, cache: GridCache | None, prior: Prior
-    ) -> tuple[Memory, GridCache]:
+        self, memory: WiskiMemory, cache: GridCache | None, prior: Prior
+    ) -> tuple[WiskiMemory, GridCache]:
         """Check the grid against the new kernel."""
         cache = GridCache.of(memory) if cache is None else cache
         if cache.checked is not None and is_in(prior.kernel, cache.checked):
@@ -477,7 +488,7 @@ class GridInference(Inference[Memory, GridCache]):
             self.warn_of_coarse_grid(memory, prior)
         return memory, replace(cache, checked=state_of(prior.kernel))
 
-    def warn_of_coarse_grid(self, memory: Memory, prior: Prior) -> None:
+    def warn_of_coarse_grid(self, memory: WiskiMemory, prior: Prior) -> None:
         """Warn once, if the grid's size is the default."""
         vouches = self.chose_grid and not prior.model.has_said(COARSE)
         if vouches and bool((memory.counts > 0.0).any()):
@@ -487,18 +498,18 @@ class GridInference(Inference[Memory, GridCache]):
 
     # --- as few features as the noise asks for ------------------------------------------------
 
-    def truncated(self, left_out: float, memory: Memory, prior: Prior) -> GridInference:
+    def truncated(self, left_out: float, memory: WiskiMemory, prior: Prior) -> GridInference:
         """Return the inference with the tolerance that :meth:`share_of_noise` says."""
         if not 0.0 <= left_out < 1.0:
             raise ValueError(f"Expected left_out in [0, 1), got {left_out}.")
         return replace(self, tolerance=self.share_of_noise(left_out, memory, prior))
 
-    def share_of_noise(self, left_out: float, memory: Memory, prior: Prior) -> float:
+    def share_of_noise(self, left_out: float, memory: WiskiMemory, prior: Prior) -> float:
         """Return ``left_out`` of the noise variance in parts of the prior variance, the least."""
         return min(left_out * self.typical_noise(memory, prior), _LARGEST_TOLERANCE)
 
     @torch.no_grad()
-    def typical_noise(self, memory: Memory, prior: Prior) -> float:
+    def typical_noise(self, memory: WiskiMemory, prior: Prior) -> float:
         """Return the noise variance in parts of the prior variance, the least one of the outputs.
 
         Of known noise variances the harmonic mean counts: precise observations tell small
@@ -513,7 +524,7 @@ class GridInference(Inference[Memory, GridCache]):
         return float((noise / self.kernel(prior).scale()).min())
 
     def following(
-        self, memory: Memory, cache: GridCache | None, prior: Prior, left_out: float
+        self, memory: WiskiMemory, cache: GridCache | None, prior: Prior, left_out: float
     ) -> tuple[Subspace, GridCache]:
         """Choose features for hyperparameters that move with a stream.
 

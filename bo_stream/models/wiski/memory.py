@@ -497,7 +497,7 @@ class RowMemory(OnGrid):
         learned = weighted_statistics(features, rows.targets, *rows.learned_group())
         return WhitenedMemory(learned, known)
 
-    def scale(self, factor: float) -> Memory:
+    def scale(self, factor: float) -> WiskiMemory:
         """Let every observation count ``factor`` times: on the grid, for rows count once."""
         return self if factor == 1.0 else self.on_grid().scale(factor)
 
@@ -515,7 +515,7 @@ class RowMemory(OnGrid):
         return replace(self, rows=replace(self.rows, targets=targets))
 
 
-Memory = RowMemory | StreamMemory
+WiskiMemory = RowMemory | StreamMemory
 """Rows while they are few, then statistics on the grid."""
 
 

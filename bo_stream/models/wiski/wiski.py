@@ -37,7 +37,7 @@ from bo_stream.models.outcomes.likelihood import check_transform, latent_columns
 from bo_stream.models.wiski.cache import GridCache, GridSolution, Whitening, WithHeld
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.inference import GridInference
-from bo_stream.models.wiski.memory import Memory, RowMemory, StreamMemory
+from bo_stream.models.wiski.memory import RowMemory, StreamMemory, WiskiMemory
 from bo_stream.models.wiski.resolution import GridSize, check_dim
 from bo_stream.process.observation_space import ObservationSpaceProcess
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
@@ -89,7 +89,7 @@ class WISKI(GridModel):
     tolerance = InferenceOption[float]()
     max_rank = InferenceOption[int]()
     window = InferenceOption[int]()
-    _memory: Memory
+    _memory: WiskiMemory
     _inference: GridInference
 
     def __init__(
@@ -228,12 +228,12 @@ class SiteGridInference(GridInference):
 
     def observe(
         self,
-        memory: Memory,
+        memory: WiskiMemory,
         cache: GridCache | None,
         data: Observations,
         prior: Prior,
         held: bool = False,
-    ) -> tuple[Memory, GridCache | None]:
+    ) -> tuple[WiskiMemory, GridCache | None]:
         """Find the sites of all rows that are held, or of a batch and the window on the grid.
 
         Cost O(n³) a step for rows, O(n r² + r³) on the grid, beside a solve; n counts the outcomes
@@ -277,7 +277,7 @@ class SiteGridInference(GridInference):
             return before, None if cache is None else cache.of_statistics()
         rows, cache = self._sites(before, cache, rows, prior)
         left = max(0, len(rows) - self.window)
-        after: Memory = before.covering(rows.X)
+        after: WiskiMemory = before.covering(rows.X)
         cache = cache.of_statistics() if after is before else None
         if left > 0:
             after, cache = super().observe(after, cache, rows.rows(slice(left)).told, prior)
@@ -305,7 +305,7 @@ class SiteGridInference(GridInference):
 
     def process(
         self,
-        memory: Memory,
+        memory: WiskiMemory,
         cache: GridCache | None,
         prior: Prior,
         X: Tensor | None = None,
@@ -324,7 +324,7 @@ class SiteGridInference(GridInference):
         return whole.process, cache
 
     def whitened(
-        self, memory: Memory, cache: GridCache | None, prior: Prior
+        self, memory: WiskiMemory, cache: GridCache | None, prior: Prior
     ) -> tuple[Whitening, GridCache]:
         """Return the memory in features, with what it holds, and the cache that has the rest."""
         if isinstance(memory, RowMemory) or memory.held is None:
@@ -333,15 +333,15 @@ class SiteGridInference(GridInference):
         return replace(before, memory=memory.with_held(before.memory, before.basis)), cache
 
     def _solve(
-        self, solution: GridSolution, memory: Memory, prior: Prior, in_rows: bool
+        self, solution: GridSolution, memory: WiskiMemory, prior: Prior, in_rows: bool
     ) -> tuple[GridSolution, Solved[ObservationSpaceProcess] | SolvedWeights]:
         """Solve for rows with their sites at the hyperparameters as they are now."""
         memory = self._sited(memory, prior) if isinstance(memory, RowMemory) else memory
         return super()._solve(solution, memory, prior, in_rows)
 
     def merged(
-        self, memory: Memory, cache: GridCache | None, other: Memory, prior: Prior
-    ) -> tuple[Memory, GridCache | None]:
+        self, memory: WiskiMemory, cache: GridCache | None, other: WiskiMemory, prior: Prior
+    ) -> tuple[WiskiMemory, GridCache | None]:
         """Join rows, or statistics and windows, and find the sites of all rows anew."""
         if self.window > 0 and not _join_as_rows(memory, other):
             memory, other = (
@@ -352,8 +352,8 @@ class SiteGridInference(GridInference):
         return self._renewed(both, cache, prior)
 
     def refitted(
-        self, memory: Memory, cache: GridCache | None, prior: Prior
-    ) -> tuple[Memory, GridCache]:
+        self, memory: WiskiMemory, cache: GridCache | None, prior: Prior
+    ) -> tuple[WiskiMemory, GridCache]:
         """Find the sites of rows and of the window anew, and check the grid for the kernel."""
         solved = None
         if cache is not None:
@@ -363,8 +363,8 @@ class SiteGridInference(GridInference):
         return super().refitted(memory, cache, prior)
 
     def _renewed(
-        self, memory: Memory, cache: GridCache | None, prior: Prior
-    ) -> tuple[Memory, GridCache | None]:
+        self, memory: WiskiMemory, cache: GridCache | None, prior: Prior
+    ) -> tuple[WiskiMemory, GridCache | None]:
         """Find the sites of all rows that are held anew. Cost as of an update."""
         if isinstance(memory, RowMemory):
             return self._sited(memory, prior), cache
@@ -403,14 +403,14 @@ def _given(before: WeightSpaceProcess, held: Observations, prior: Prior) -> Weig
     return replace(before, weights=weights.observe(*told) if few else weights.observe_many(*told))
 
 
-def _join_as_rows(memory: Memory, other: Memory) -> bool:
+def _join_as_rows(memory: WiskiMemory, other: WiskiMemory) -> bool:
     """Say whether two memories are of rows, few enough to be held together."""
     if not isinstance(memory, RowMemory) or not isinstance(other, RowMemory):
         return False
     return len(memory.rows) + len(other.rows) <= memory.bound
 
 
-def _checked_as(cache: GridCache | None, memory: Memory) -> GridCache | None:
+def _checked_as(cache: GridCache | None, memory: WiskiMemory) -> GridCache | None:
     """Begin a cache anew, but for what was said of the grid's resolution, if that is the same."""
     if cache is None or cache.own.grid is not memory.grid:
         return None
