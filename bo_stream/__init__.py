@@ -183,6 +183,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "loops": (),
     "mapping": (),
     "models": (),
+    "testing": (),
 }
 """Where the names come from: importing torch and BoTorch for ``bo-stream --help`` takes seconds."""
 

@@ -15,7 +15,7 @@ from gpytorch.means import ZeroMean
 
 from bo_stream import OSGPR, OSVGP
 from bo_stream.models.base import StreamingGP
-from tests.laws.memory import (
+from bo_stream.testing.memory import (
     a_stream_is_its_batch,
     merging_shards_is_one_stream,
     order_does_not_matter,
