@@ -84,7 +84,7 @@ def _explained(broken: Sequence[Check], error: BaseException) -> str:
     text = inspect.cleandoc(law.__doc__ or "")
     lines = [f"{what}{error}".strip(), *text.splitlines()]
     body = "\n".join(f"    {line}".rstrip() for line in lines)
-    return f"{case.name} breaks {broken[0].name} in {settings}:\n{body}"
+    return f"{broken[0].name} is broken by {case.name} in {settings}:\n{body}"
 
 
 def model_checks(
@@ -126,7 +126,7 @@ def model_checks(
         return factory(*arguments)
 
     own: dict[str, Any] = {each.name: getattr(traits, each.name) for each in fields(Traits)}
-    name = getattr(factory, "__name__", type(factory).__name__)
+    name = getattr(factory, "__name__", type(factory).__name__).replace("<lambda>", "the model")
     case = Case(name, build, input_dim, tuple(settings), **own)
     chosen = [law for law in laws_of(traits, laws) if law.__name__ not in exempt]
     return [Check(law, ModelStream(case, s), seed) for law in chosen for s in settings]
