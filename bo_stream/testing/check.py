@@ -81,9 +81,8 @@ def _explained(broken: Sequence[Check], error: BaseException) -> str:
     law, case = broken[0].law, broken[0].stream.case
     settings = ", ".join(str(check.stream.setting) for check in broken)
     what = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-    text = inspect.cleandoc(law.__doc__ or "")
-    lines = [f"{what}{error}".strip(), *text.splitlines()]
-    body = "\n".join(f"    {line}".rstrip() for line in lines)
+    text = f"{what}{error}\n\n{inspect.cleandoc(law.__doc__ or '')}"
+    body = "\n".join(f"    {line}".rstrip() for line in text.splitlines())
     return f"{broken[0].name} is broken by {case.name} in {settings}:\n{body}"
 
 

@@ -52,7 +52,9 @@ def test_law(name: str, law: Law, setting: Setting) -> None:
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_a_stream_of_batches_and_outputs_of_partly_known_noise_is_its_batch(outputs: int) -> None:
     setting = Setting(batch_shape=(2,), outputs=outputs)
-    case = Case("OSGPR", lambda data: OSGPR(*data.astuple(), likelihood=_noise(data)), "mixed")
+    case = Case(
+        "OSGPR", lambda data: OSGPR(*data.astuple(), likelihood=_noise(data)), noise="mixed"
+    )
     a_stream_is_its_batch(Stream(case, setting))
 
 
