@@ -58,7 +58,7 @@ BOXES: dict[str, Box] = {
     "loops": Box(460, 184, 285, "active sampling, optimization, run files"),
     "learning": Box(35, 284, 235, "stems, points, online learning"),
     "acquisition": Box(350, 284, 240, "qNIPV, pools, labels, sample paths"),
-    "diagnostics": Box(625, 284, 190, "stability, cross-validation"),
+    "diagnostics": Box(625, 284, 190, "trust, stability; laws"),
     "models.auto": Box(950, 396, 120, "AutoGP"),
     "models.local": Box(30, 506, 90, "LocalGP"),
     "models.wiski": Box(132, 506, 190, "WISKI, and its two siblings"),
@@ -92,6 +92,7 @@ SMALL = {
     "warnings": "models",
     "mapping": "process",
     "recommendation": "models",
+    "testing": "diagnostics",
     "errors": "storage",
     "executors": "storage",
 }

@@ -24,8 +24,8 @@ from bo_stream import WISKI
 from tests.oracles.gaussian_process import integrated_posterior_variance
 from tests.oracles.interpolation import interpolated_kernel
 from tests.oracles.kernels import dense_kernel
-from tests.oracles.reference import joint_covariance, reference, reference_posterior
-from tests.support.comparisons import assert_gradient
+from tests.oracles.reference import reference, reference_posterior
+from tests.support.comparisons import assert_gradient, joint_covariance
 from tests.support.problems import Observations, kernel, observations
 from tests.support.smooth_points import smooth_points
 from tests.support.tolerances import assert_close

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from botorch.models.model import Model
 from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
-from botorch.posteriors.gpytorch import GPyTorchPosterior
-from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
@@ -82,21 +80,3 @@ def reference_posterior(
         mean = centre + scale * mean
         covariance = scale.mT.unsqueeze(-1) ** 2 * covariance
     return mean, covariance
-
-
-def joint_covariance(posterior: GPyTorchPosterior) -> Tensor:
-    """A posterior's covariance as ``... x m x t x t``; outputs must be independent."""
-    distribution = posterior.distribution
-    covariance = distribution.covariance_matrix
-    if not isinstance(distribution, MultitaskMultivariateNormal):
-        return covariance.unsqueeze(-3)
-    t, m = distribution.event_shape
-    if distribution._interleaved:
-        blocks = covariance.unflatten(-1, (t, m)).unflatten(-3, (t, m))
-    else:
-        blocks = covariance.unflatten(-1, (m, t)).unflatten(-3, (m, t))
-        blocks = blocks.transpose(-1, -2).transpose(-3, -4)
-    own = torch.stack([blocks[..., :, a, :, a] for a in range(m)], -3)
-    between = [blocks[..., :, a, :, b] for a in range(m) for b in range(m) if a != b]
-    assert not any(block.any() for block in between)
-    return own

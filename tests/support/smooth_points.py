@@ -8,6 +8,7 @@ models are equally near. Central differences across either are off, however exac
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from bo_stream.models.local.inference import LocalProcess
 from bo_stream.models.local.local import LocalGP
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.process.process import PosteriorProcess
+from bo_stream.testing.comparisons import smooth_points as points_away_from_kinks
 
 MARGIN = 0.05
 """Least distance from a cell's border, in cells."""
@@ -26,31 +28,10 @@ MARGIN = 0.05
 TIE = 0.005
 """Least distance from a tie, in the models' shares: hundreds of times what a step of 1e-5 moves."""
 
-_DRAWS = 10_000
 
-
-def smooth_points(
-    model: StreamingGP,
-    *shape: int,
-    low: float = 0.03,
-    high: float = 0.97,
-    shifts: tuple[float, ...] = (0.0,),
-) -> Tensor:
-    """Uniform points, ``shape x d`` of float64 on the model's device, each away from all kinks.
-
-    Args:
-        model: Whose posterior is differentiated.
-        shape: Of the points.
-        low: Least value of an input.
-        high: Largest value of an input.
-        shifts: Added to all inputs of a point, 0 among them: each such point is away from kinks.
-    """
-    count = torch.Size(shape).numel()
-    draws = low + (high - low) * torch.rand(max(_DRAWS, 100 * count), model._input_dim).double()
-    draws = draws.to(model.train_targets.device)
-    clear = torch.stack([is_smooth_at(model, draws + shift) for shift in shifts]).all(0)
-    assert int(clear.sum()) >= count, "the model has kinks everywhere"
-    return draws[clear][:count].reshape(*shape, -1)
+def smooth_points(model: StreamingGP, *shape: int, **options: Any) -> Tensor:
+    """Uniform points, ``shape x d``; options as of :func:`bo_stream.testing`'s."""
+    return points_away_from_kinks(model, is_smooth_at, *shape, **options)
 
 
 def is_smooth_at(model: StreamingGP, X: Tensor) -> Tensor:

@@ -29,9 +29,9 @@ from bo_stream.allocation import CoverTree, KMeans, Novelty, Random
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.tensors import is_in, state_of
+from bo_stream.testing import LAWS
 from tests.laws.cases import CASES
 from tests.laws.devices import pretend
-from tests.laws.product import LAWS
 from tests.laws.registry import Law, Stream, applies, condition_on
 from tests.support.comparisons import moments
 from tests.support.problems import Observations, observations
@@ -97,7 +97,7 @@ def streams(names: tuple[str, ...], device: torch.device) -> list[Stream]:
     ("law", "stream"),
     [
         pytest.param(law, stream, id=f"{law.__name__}-{stream}")
-        for law in LAWS
+        for law in LAWS.values()
         for stream in streams(CANONICAL, DEVICE)
         if applies(law, stream.case)
     ],

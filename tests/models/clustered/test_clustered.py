@@ -37,7 +37,8 @@ from bo_stream.models.clustered.solver import CholeskySolver, ClusteredProcess, 
 from bo_stream.models.fitting import learn_hyperparameters
 from tests.oracles.clustered import kl_of_normals, moved_to_nearest
 from tests.oracles.gaussian_process import DenseGP
-from tests.oracles.reference import joint_covariance, reference, reference_posterior
+from tests.oracles.reference import reference, reference_posterior
+from tests.support.comparisons import joint_covariance
 from tests.support.problems import observations
 from tests.support.problems.inducing import (
     KERNELS,

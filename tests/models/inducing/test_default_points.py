@@ -15,7 +15,7 @@ from gpytorch.means import ZeroMean
 
 from bo_stream import OSGPR, OSVGP
 from bo_stream.models.base import StreamingGP
-from tests.laws.memory import (
+from bo_stream.testing.memory import (
     a_stream_is_its_batch,
     merging_shards_is_one_stream,
     order_does_not_matter,
@@ -52,7 +52,9 @@ def test_law(name: str, law: Law, setting: Setting) -> None:
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_a_stream_of_batches_and_outputs_of_partly_known_noise_is_its_batch(outputs: int) -> None:
     setting = Setting(batch_shape=(2,), outputs=outputs)
-    case = Case("OSGPR", lambda data: OSGPR(*data.astuple(), likelihood=_noise(data)), "mixed")
+    case = Case(
+        "OSGPR", lambda data: OSGPR(*data.astuple(), likelihood=_noise(data)), noise="mixed"
+    )
     a_stream_is_its_batch(Stream(case, setting))
 
 

@@ -23,7 +23,8 @@ from bo_stream.models.wiski.resolution import GridResolutionWarning
 from tests.acquisition.examples import greedy_choice
 from tests.oracles.interpolation import additive_interpolated_kernel
 from tests.oracles.kernels import DenseKernel, dense_kernel
-from tests.oracles.reference import joint_covariance, reference, reference_posterior
+from tests.oracles.reference import reference, reference_posterior
+from tests.support.comparisons import joint_covariance
 from tests.support.problems import Observations, observations
 from tests.support.tolerances import assert_close
 

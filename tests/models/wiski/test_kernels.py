@@ -20,7 +20,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
-from tests.oracles.reference import joint_covariance, reference, reference_posterior
+from tests.oracles.reference import reference, reference_posterior
+from tests.support.comparisons import joint_covariance
 from tests.support.problems import Observations, kernel, observations
 from tests.support.tolerances import assert_close
 

@@ -26,8 +26,8 @@ from tests.oracles.gaussian_process import (
     integrated_posterior_variance,
     standardization,
 )
-from tests.oracles.reference import joint_covariance, lift, reference
-from tests.support.comparisons import assert_gradient
+from tests.oracles.reference import lift, reference
+from tests.support.comparisons import assert_gradient, joint_covariance
 from tests.support.problems import Observations, kernel, observations
 from tests.support.tolerances import assert_close
 

@@ -20,8 +20,14 @@ from bo_stream.acquisition import FeatureNIPV, sample_paths, select_from_pool
 from bo_stream.diagnostics import leave_one_out, without
 from bo_stream.models.wiski import memory as row_memory
 from bo_stream.models.wiski.memory import MOST_ROWS, RowMemory, StreamMemory
-from tests.oracles.reference import joint_covariance, reference_posterior
-from tests.support.comparisons import assert_same_model, assert_untouched, fingerprint, held_bytes
+from tests.oracles.reference import reference_posterior
+from tests.support.comparisons import (
+    assert_same_model,
+    assert_untouched,
+    fingerprint,
+    held_bytes,
+    joint_covariance,
+)
 from tests.support.problems import KERNELS, Observations, kernel, observations
 from tests.support.tolerances import assert_close
 

@@ -39,8 +39,8 @@ from bo_stream.models.wiski.resolution import GridResolutionWarning, TruncationW
 from tests.oracles.gaussian_process import DenseGP, standardization
 from tests.oracles.interpolation import interpolation_weights, line_weights, node_inputs
 from tests.oracles.kernels import dense_kernel
-from tests.oracles.reference import joint_covariance, lift, reference, reference_posterior
-from tests.support.comparisons import assert_untouched, fingerprint, gaussian
+from tests.oracles.reference import lift, reference, reference_posterior
+from tests.support.comparisons import assert_untouched, fingerprint, gaussian, joint_covariance
 from tests.support.problems import KERNELS, Observations, kernel, observations
 from tests.support.tolerances import assert_close
 

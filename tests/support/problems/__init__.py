@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,64 +19,10 @@ from gpytorch.kernels import (
 from torch import Tensor
 
 from bo_stream import LinearStem, ProductMatern
+from bo_stream.testing.streams import ExampleData, example_data
 
-
-@dataclass(frozen=True)
-class Observations:
-    """Inputs in the unit cube, positive outcomes, and known noise variances where there are any.
-
-    Attributes:
-        X: ``... x n x d``.
-        Y: ``... x n x m``.
-        Yvar: ``... x n x m`` or None.
-        counts: Whether Y has two columns of one output, positives and examined.
-    """
-
-    X: Tensor
-    Y: Tensor
-    Yvar: Tensor | None = None
-    counts: bool = False
-
-    @property
-    def outputs(self) -> int:
-        """Number m of outputs."""
-        return 1 if self.counts else self.Y.shape[-1]
-
-    def __getitem__(self, rows: slice) -> Observations:
-        """Some of the rows."""
-        Yvar = None if self.Yvar is None else self.Yvar[..., rows, :]
-        return replace(self, X=self.X[..., rows, :], Y=self.Y[..., rows, :], Yvar=Yvar)
-
-    def __len__(self) -> int:
-        return self.X.shape[-2]
-
-    def astuple(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """As a model's arguments."""
-        return self.X, self.Y, self.Yvar
-
-    def with_noise(self, kind: str) -> Observations:
-        """Noise variances ``"learned"`` (none known), ``"known"`` or ``"mixed"``."""
-        if kind == "learned":
-            return replace(self, Yvar=None)
-        Yvar = 0.01 + 0.05 * torch.rand_like(self.Y)
-        if kind == "mixed":
-            Yvar[..., ::2, :] = torch.nan
-        return replace(self, Yvar=Yvar)
-
-
-def observations(
-    n: int,
-    dim: int = 2,
-    outputs: int = 1,
-    batch_shape: tuple[int, ...] = (),
-    dtype: torch.dtype = torch.float64,
-) -> Observations:
-    """Noisy values of smooth positive functions, one per output, at uniform points."""
-    X = torch.rand(*batch_shape, n, dim, dtype=torch.float64)
-    phase = X.sum(-1, keepdim=True) + torch.arange(outputs)
-    Y = 4.0 + torch.sin(3.0 * phase) + X[..., :1] ** 2 + 0.1 * torch.randn_like(phase)
-    return Observations(X.to(dtype), Y.to(dtype))
-
+Observations, observations = ExampleData, example_data
+"""Those of the laws."""
 
 # --- kernels ------------------------------------------------------------------------------------
 

@@ -1,0 +1,343 @@
+"""What a law is, and what it is about: a model with some traits, in a setting, and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from botorch.sampling.normal import SobolQMCNormalSampler
+from torch import Tensor
+
+from bo_stream.models.base import StreamingGP
+from bo_stream.storage.trusted import Trusted
+from bo_stream.testing.comparisons import smooth_points
+
+# --- data ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExampleData:
+    """Inputs in the unit cube, positive outcomes, and known noise variances where there are any.
+
+    Attributes:
+        X: ``... x n x d``.
+        Y: ``... x n x m``.
+        Yvar: ``... x n x m`` or None.
+        counts: Whether Y has two columns of one output, positives and examined.
+    """
+
+    X: Tensor
+    Y: Tensor
+    Yvar: Tensor | None = None
+    counts: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """Number m of outputs."""
+        return 1 if self.counts else self.Y.shape[-1]
+
+    def __getitem__(self, rows: slice) -> ExampleData:
+        """Select some of the rows."""
+        Yvar = None if self.Yvar is None else self.Yvar[..., rows, :]
+        return replace(self, X=self.X[..., rows, :], Y=self.Y[..., rows, :], Yvar=Yvar)
+
+    def __len__(self) -> int:
+        return self.X.shape[-2]
+
+    def astuple(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the arguments of a model or of its ``update``."""
+        return self.X, self.Y, self.Yvar
+
+    def with_noise(self, kind: str) -> ExampleData:
+        """Draw noise variances: none if ``"learned"``, all if ``"known"``, some if ``"mixed"``."""
+        if kind == "learned":
+            return replace(self, Yvar=None)
+        Yvar = 0.01 + 0.05 * torch.rand_like(self.Y)
+        if kind == "mixed":
+            Yvar[..., ::2, :] = torch.nan
+        return replace(self, Yvar=Yvar)
+
+
+def example_data(
+    n: int,
+    dim: int = 2,
+    outputs: int = 1,
+    batch_shape: tuple[int, ...] = (),
+    dtype: torch.dtype = torch.float64,
+) -> ExampleData:
+    """Draw noisy values of smooth positive functions, one per output, at uniform points."""
+    X = torch.rand(*batch_shape, n, dim, dtype=torch.float64)
+    phase = X.sum(-1, keepdim=True) + torch.arange(outputs)
+    Y = 4.0 + torch.sin(3.0 * phase) + X[..., :1] ** 2 + 0.1 * torch.randn_like(phase)
+    return ExampleData(X.to(dtype), Y.to(dtype))
+
+
+# --- what is checked ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The shape, dtype and device of a model's data.
+
+    Attributes:
+        dtype: Of inputs and outcomes.
+        batch_shape: Of the data.
+        outputs: Number m of outputs.
+        device: Where they are.
+    """
+
+    dtype: torch.dtype = torch.float64
+    batch_shape: tuple[int, ...] = ()
+    outputs: int = 1
+    device: str = "cpu"
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.device}-{dtype}-batch{list(self.batch_shape)}-m{self.outputs}"
+
+
+SETTINGS = (Setting(), Setting(torch.float32, outputs=2), Setting(batch_shape=(2,), outputs=2))
+"""What a model is checked in unless told otherwise."""
+
+
+def smooth_everywhere(model: StreamingGP, X: Tensor) -> Tensor:
+    """Say of each of ``n x d`` inputs that the posterior can be differentiated there."""
+    return torch.ones(len(X), dtype=torch.bool, device=X.device)
+
+
+def exact_prior(model: StreamingGP) -> float:
+    """Say that nothing but rounding parts a model's prior covariance from its kernel's."""
+    return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What is special about a model: each trait exempts it from some laws, or eases them.
+
+    The default is the strictest: a memory of sums that carries the whole prior, of Gaussian noise.
+
+    Attributes:
+        noise: Kind of observations. ``"learned"``: no noise variance is known; ``"known"``: all
+            are, ``"mixed"``: some are; ``"labels"``: outcomes are two classes; ``"counts"``: they
+            are rows of positives and examined.
+        in_order: Whether what enters depends on what came before.
+        residual: Whether the features miss some of the prior.
+        rows: Whether the latest observations are held as rows, so that it matters which they are.
+        blended: Whether an observation may make a variance grow: predictions are averages with
+            weights that it moves, or what was learned takes a step.
+        sites: Whether observations enter as Gaussian ones that stand for what is not.
+        spreading: Whether places are added while inputs come that are far from all others.
+        growing: Whether all observations are held, up to a thousand or more.
+        settling: Whether rows whose sites are found together settle, each for good, once a part of
+            them is forgotten.
+        truncated: Whether a fit's objective leaves out features, with a gradient near its own.
+        hands_over: Whether the memory becomes one of another kind once it has grown.
+        can_retract: Whether ``retract`` is supported.
+        can_merge: Whether ``merge`` is.
+        can_forget: Whether ``forget`` is.
+        is_smooth_at: Says at which of ``n x d`` inputs the posterior can be differentiated, ``n``,
+            with room for differences of 1e-5: a model may have kinks.
+        prior_error: Largest difference of the model's prior covariance from that of
+            ``covar_module``, relative to the largest entry, where the kernel is approximated.
+        trusted: Classes and functions that the model's file may name; see ``StreamingGP.load``.
+    """
+
+    noise: Literal["learned", "known", "mixed", "labels", "counts"] = "learned"
+    in_order: bool = False
+    residual: bool = False
+    rows: bool = False
+    blended: bool = False
+    sites: bool = False
+    spreading: bool = False
+    growing: bool = False
+    settling: bool = False
+    truncated: bool = False
+    hands_over: bool = False
+    can_retract: bool = True
+    can_merge: bool = True
+    can_forget: bool = True
+    is_smooth_at: Callable[[StreamingGP, Tensor], Tensor] = smooth_everywhere
+    prior_error: Callable[[StreamingGP], float] = exact_prior
+    trusted: Sequence[Trusted] = ()
+
+    @property
+    def renews_sites(self) -> bool:
+        """Whether sites of earlier observations are found anew, and may then say less."""
+        return self.sites and (self.rows or self.settling or self.growing)
+
+
+@dataclass(frozen=True)
+class Case(Traits):
+    """A model class in one variant.
+
+    Attributes:
+        name: The model's name, and after a comma what is special.
+        build: Builds a model of some observations, whatever their shapes and dtype.
+        input_dim: Number d of inputs.
+        settings: What to check it in.
+    """
+
+    name: str
+    build: Callable[[ExampleData], StreamingGP]
+    input_dim: int = 2
+    settings: tuple[Setting, ...] = SETTINGS
+
+
+@dataclass(frozen=True)
+class ModelStream:
+    """A case in a setting, with data to stream."""
+
+    case: Case
+    setting: Setting
+
+    def __str__(self) -> str:
+        return f"{self.case.name}-{self.setting}"
+
+    def data(self, n: int) -> ExampleData:
+        """Draw n observations."""
+        s = self.setting
+        data = example_data(n, self.case.input_dim, s.outputs, s.batch_shape, s.dtype)
+        if self.labels:
+            labels = (data.Y[..., :1] > 4.8).to(data.X)
+            return ExampleData(data.X.to(s.device), labels.to(s.device))
+        if self.case.noise == "counts":
+            examined = torch.randint(1, 30, data.Y.shape[:-1]).to(data.X)
+            counts = torch.stack(((data.Y[..., 0] / 7.0 * examined).round(), examined), -1)
+            return ExampleData(data.X.to(s.device), counts.to(s.device), counts=True)
+        data = data.with_noise(self.case.noise)
+        Yvar = None if data.Yvar is None else data.Yvar.to(s.device)
+        return ExampleData(data.X.to(s.device), data.Y.to(s.device), Yvar)
+
+    def model(self, data: ExampleData, seed: int = 1) -> StreamingGP:
+        """Build a model in evaluation mode; its hyperparameters depend on the seed only."""
+        model = self.case.build(data)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                if name.startswith("stem."):
+                    continue  # the memory holds what was projected before
+                if name == "mean_module.raw_constant":
+                    parameter.copy_(0.3 * noise)
+                else:
+                    parameter.mul_((0.2 * noise).exp())
+        model.eval()
+        return model
+
+    def settled(self, data: ExampleData) -> StreamingGP:
+        """Build the same model, whose observations enter after the hyperparameters are set.
+
+        Features that miss some of the prior miss another part when the kernel moves.
+        """
+        model = self.model(data)
+        return model.clear().update(*data.astuple()) if self.case.residual else model
+
+    @property
+    def labels(self) -> bool:
+        """Whether outcomes are labels."""
+        return self.case.noise == "labels"
+
+    @property
+    def binary(self) -> bool:
+        """Whether they are of two classes that stay two."""
+        return self.labels and self.case.sites
+
+    @cached_property
+    def points(self) -> Tensor:
+        """Test inputs, ``batch_shape x 5 x d``."""
+        return self.inputs(5).to(self.setting.device)
+
+    def inputs(self, n: int, *leading: int) -> Tensor:
+        """Draw uniform inputs, ``leading x batch_shape x n x d``."""
+        s = self.setting
+        X = torch.rand(*leading, *s.batch_shape, n, self.case.input_dim, dtype=s.dtype)
+        return X.to(s.device)
+
+    def smooth_points(self, model: StreamingGP, n: int, **options: Any) -> Tensor:
+        """Draw inputs away from kinks, ``batch_shape x n x d``; see :func:`smooth_points`."""
+        shape = (*self.setting.batch_shape, n)
+        return smooth_points(model, self.case.is_smooth_at, *shape, **options)
+
+    def sampler(self, n: int = 3) -> SobolQMCNormalSampler:
+        """Return a sampler of n draws, the same ones at each call."""
+        return SobolQMCNormalSampler(torch.Size([n]), seed=7)
+
+    @property
+    def exact(self) -> bool:
+        """Whether gradients can be checked by differences."""
+        return self.setting.dtype == torch.float64
+
+
+def condition_on(model: StreamingGP, data: ExampleData, noise: Tensor | None = None) -> StreamingGP:
+    """Condition a model on hypothetical observations of its kind."""
+    on_labels = getattr(model, "condition_on_labels", None)
+    if on_labels is not None:
+        conditioned: StreamingGP = on_labels(data.X, data.Y)
+        return conditioned
+    return model.condition_on_observations(data.X, data.Y, noise=noise)
+
+
+# --- laws ---------------------------------------------------------------------------------------
+
+Law = Callable[[ModelStream], None]
+"""A function with assertions, whose name and docstring say what must hold."""
+
+LAWS: dict[str, Law] = {}
+"""All laws by name; importing a module of laws puts its own here."""
+
+_EXEMPTIONS: list[tuple[Law, Callable[[Traits], bool]]] = []
+
+
+def law(function: Law) -> Law:
+    """Put a law on the list."""
+    LAWS[function.__name__] = function
+    return function
+
+
+def not_for(exempt: Callable[[Traits], bool]) -> Callable[[Law], Law]:
+    """Return a decorator of laws that models of some traits need not obey."""
+
+    def decorate(function: Law) -> Law:
+        _EXEMPTIONS.append((function, exempt))
+        return function
+
+    return decorate
+
+
+orderless = not_for(lambda traits: traits.in_order)
+"""Of memories that do not depend on the order in which observations enter."""
+of_outcomes = not_for(lambda traits: traits.noise in ("labels", "counts"))
+"""Of observations in the units of the posterior."""
+of_statistics = not_for(lambda traits: traits.rows)
+"""Of memories that hold nothing but statistics."""
+without_residual = not_for(lambda traits: traits.residual)
+"""Of features that carry the whole prior."""
+of_fixed_size = not_for(lambda traits: traits.growing)
+"""Of memories that are as large after ten observations as after ten thousand."""
+of_forgetting = not_for(lambda traits: traits.rows or traits.settling)
+"""Of memories that hold nothing but statistics when some of them are forgotten, too."""
+of_exact_objectives = not_for(lambda traits: traits.truncated or traits.blended)
+"""Of objectives that are functions of the hyperparameters alone."""
+of_gaussian_noise = not_for(lambda traits: traits.sites)
+"""Of observations that are taken for normal ones."""
+that_retract = not_for(lambda traits: not traits.can_retract)
+"""Of models that take observations out again."""
+that_merge = not_for(lambda traits: not traits.can_merge)
+"""Of models whose memories add."""
+that_forget = not_for(lambda traits: not traits.can_forget)
+"""Of models whose memory can count less."""
+
+
+def applies(law: Law, traits: Traits) -> bool:
+    """Say whether a model of some traits must obey a law."""
+    return not any(exempt(traits) for function, exempt in _EXEMPTIONS if function is law)
+
+
+def laws_of(traits: Traits, names: Iterable[str] | None = None) -> list[Law]:
+    """List the laws, or some by name, that a model of some traits must obey."""
+    return [
+        LAWS[name] for name in (LAWS if names is None else names) if applies(LAWS[name], traits)
+    ]
