@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 from pathlib import Path
 
@@ -12,12 +14,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker for each processor ins
 import pytest
 import torch
 from botorch.acquisition.multi_objective import logei
+from botorch.generation import gen
+from botorch.optim.utils import timeout
 
 from bo_stream.models.wiski import memory as row_memory
 
 pytest_plugins = ["tests.support.selection"]
 
 logei._load_attempted = True  # half a minute of compiling otherwise, for the same numbers
+
+if os.environ["OMP_NUM_THREADS"] == "1":  # a look at all loaded libraries otherwise, in each fit
+    for module in (gen, timeout):
+        module.threadpool_limits = lambda **_: contextlib.nullcontext()
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -31,9 +39,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_finish() -> None:
+    """Set apart what was imported: collections of garbage, which are rarer, pass it over."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cuda") is not None and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+
+
+_manual_seed = (torch if torch.cuda.is_available() else torch.default_generator).manual_seed
+"""Without a GPU the former records a stack trace for each kind of device that is not there."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +60,7 @@ def seed(request: pytest.FixtureRequest) -> int:
     """Seed torch's generator before each test by ``--seed`` (0 by default); return the seed."""
     fixed = request.node.get_closest_marker("fixed_seed") is not None
     chosen: int = 0 if fixed else request.config.getoption("--seed")
-    torch.manual_seed(chosen)
+    _manual_seed(chosen)
     return chosen
 
 

@@ -318,6 +318,7 @@ def test_a_bare_number_of_per_cent_is_asked_back(monkeypatch: pytest.MonkeyPatch
     assert len(asked) == 1
 
 
+@pytest.mark.usefixtures("whole_fits")
 def test_status_lists_calls_and_when_the_survey_may_end() -> None:
     small_country(40, 30).assign(name=[f"Bandé {row}" for row in range(40)]).to_csv(
         "named.csv", index=False

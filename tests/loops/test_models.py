@@ -80,6 +80,7 @@ def of(optimizer: Optimizer) -> StreamingGP:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("whole_fits")
 def test_each_finds_a_minimum(name: str) -> None:
     optimizer = started(optimization(name), steps=8)
     assert isinstance(of(optimizer), MODELS[name].model)
@@ -219,6 +220,7 @@ def test_a_grid_puts_the_default_on_it_from_the_start() -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.usefixtures("whole_fits")
 def test_thompson_sampling_comes_near_the_best() -> None:
     optimizer = started(optimization("osgpr", acquisition="TS", q=4), steps=6)
     assert pytest.approx(0.0, abs=0.05) == optimizer.best().trial.Y
@@ -229,6 +231,7 @@ def test_thompson_sampling_comes_near_the_best() -> None:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("whole_fits")
 def test_each_learns_a_map(name: str) -> None:
     loop = sampling(name, steps=12)
     list(loop.run())

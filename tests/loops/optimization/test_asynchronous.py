@@ -129,6 +129,7 @@ def test_as_many_are_under_way_as_there_are_workers_while_they_come_and_go(
 
 
 @pytest.mark.parametrize("acquisition", ["TS", "qLogEI"])
+@pytest.mark.usefixtures("whole_fits")
 def test_finds_the_minimum(acquisition: str) -> None:
     optimizer = Optimizer(replace(QUICK, acquisition=acquisition))
     run_asynchronously(optimizer, Anyhow(), 20, 3, ahead=0)

@@ -151,6 +151,7 @@ def test_points_of_a_batch_are_apart_from_each_other_and_from_pending_ones() -> 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("acquisition", ["qLogEI", "qLogNEI", "qUCB", "qSR", "TS"])
+@pytest.mark.usefixtures("whole_fits")
 def test_many_points_find_the_minimum_and_go_on_after_a_stop(
     acquisition: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

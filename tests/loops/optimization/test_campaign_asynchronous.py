@@ -90,6 +90,7 @@ def test_a_step_is_as_many_outcomes_as_a_choice_in_the_order_in_which_they_come(
     assert list(again.optimizer.ledger) == list(campaign.optimizer.ledger)
 
 
+@pytest.mark.usefixtures("whole_fits")
 def test_finds_the_minimum_and_says_what_it_knows_meanwhile(tmp_path: Path) -> None:
     campaign = begin(replace(ASYNCHRONOUS, ahead=0), replace(QUICK, q=2))
     run_in(tmp_path, campaign, Anyhow())

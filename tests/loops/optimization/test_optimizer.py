@@ -59,6 +59,7 @@ RARELY = [pytest.param(name, marks=pytest.mark.integration) for name in ("qLogNE
 
 
 @pytest.mark.parametrize("acquisition", ["qLogEI", "TS", *RARELY])
+@pytest.mark.usefixtures("whole_fits")
 def test_finds_the_minimum(acquisition: str) -> None:
     best = started(replace(QUICK, acquisition=acquisition), steps=6).best()
     assert best.trial.X[0] == pytest.approx(0.7, abs=0.05)
@@ -255,6 +256,7 @@ def test_points_of_one_s_own() -> None:
     assert list(optimizer.ledger) == before
 
 
+@pytest.mark.usefixtures("whole_fits")
 def test_the_best_point_is_of_the_posterior_mean_not_of_the_luckiest_outcome() -> None:
     optimizer = started(steps=3)
     X = [0.7, 0.7, 0.7, 0.7, 2.9, 2.9, 2.9, 2.9, 2.9]
@@ -271,6 +273,7 @@ def test_thompson_sampling_of_many_points_at_once(q: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "options"), [("auto", {"max_exact": 2}), ("wiski", {})])
+@pytest.mark.usefixtures("whole_fits")
 def test_the_model_has_as_few_features_as_the_noise_allows(
     kind: str, options: dict[str, int]
 ) -> None:

@@ -17,7 +17,10 @@ SITE = 60
 """Far from the edges of the box."""
 NOISE = 0.1
 
-pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short"),
+    pytest.mark.usefixtures("whole_fits"),
+]
 
 
 def sites(n: int, seed: int = 0) -> Tensor:

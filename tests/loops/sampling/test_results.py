@@ -126,11 +126,13 @@ def test_the_map_marks_outliers() -> None:
     assert marks.get_xydata().tolist() == [data.X[3].tolist()]
 
 
-@pytest.mark.parametrize("name", ["map.png", "curve.png"])
-def test_pictures_show_something(results: tuple[Campaign, Path], name: str) -> None:
-    picture = imread(results[1] / name)
-    assert min(picture.shape[:2]) > 500
-    assert picture[..., :3].std() > 0.1
+@pytest.mark.usefixtures("whole_pictures")
+def test_pictures_show_something(results: tuple[Campaign, Path], tmp_path: Path) -> None:
+    write_results(results[0], tmp_path, [])
+    for name in ("map.png", "curve.png", "trust.png"):
+        picture = imread(tmp_path / name)
+        assert min(picture.shape[:2]) > 500
+        assert picture[..., :3].std() > 0.1
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_the_trust_in_the_main_model_is_reported(results: tuple[Campaign, Path])
     assert found["model"] == "AutoGP"
     assert found["observations"] == len(campaign.main.picked_rows())
     assert found["validation"]["total"]["count"] == 12
-    assert imread(folder / "trust.png")[..., :3].std() > 0.1
+    assert (folder / "trust.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_report_that_fails_loses_no_result(

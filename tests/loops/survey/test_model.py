@@ -16,6 +16,8 @@ from bo_stream.loops.survey.model import SurveyModelSettings, survey_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import hyperparameters, relearn, total_loss
 
+pytestmark = pytest.mark.usefixtures("whole_fits")
+
 
 def field(n: int = 120) -> tuple[Tensor, Tensor, Tensor]:
     """Sites of a degree with one covariate that matters, their logits, and counts of all."""
