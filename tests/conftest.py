@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 from pathlib import Path
@@ -14,18 +13,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker for each processor ins
 import pytest
 import torch
 from botorch.acquisition.multi_objective import logei
-from botorch.generation import gen
-from botorch.optim.utils import timeout
 
 from bo_stream.models.wiski import memory as row_memory
 
 pytest_plugins = ["tests.support.selection"]
 
 logei._load_attempted = True  # half a minute of compiling otherwise, for the same numbers
-
-if os.environ["OMP_NUM_THREADS"] == "1":  # a look at all loaded libraries otherwise, in each fit
-    for module in (gen, timeout):
-        module.threadpool_limits = lambda **_: contextlib.nullcontext()
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

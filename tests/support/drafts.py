@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from bo_stream.models.shell import fitting
+from bo_stream.models import fitting
 
 WHOLE = dict(fitting._FIT_OPTIONS)
 SHORT = {**WHOLE, "maxiter": 3}
