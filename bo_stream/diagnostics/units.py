@@ -1,4 +1,4 @@
-"""A stream in small: a sample of its rows, a count of repeated rows, and a test for other units."""
+"""A sample of a stream's rows, a count of repeated rows, and a test for a change of units."""
 
 from __future__ import annotations
 
