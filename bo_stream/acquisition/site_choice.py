@@ -302,7 +302,7 @@ SHORTLIST = 256
 _SHARE = 0.5
 """Share of a target's variance whose removal weighs the target in the ranking."""
 
-_ADDED = 100
+ADDED = 100
 """Targets that are added to the inducing points of a ranking."""
 
 _LEAST_PIVOT = 1e-4
@@ -375,7 +375,7 @@ def with_targets(space: WeightSpaceProcess, targets: PointMeasure) -> WeightSpac
     features = basis.features(points)
     residual = basis.residual_covariance(points, points, features, features)[0]
     weighted = scale * residual * scale.unsqueeze(-1)
-    chosen = pivot_rows(weighted, _LEAST_PIVOT * float(weighted.diagonal().max()))[:_ADDED]
+    chosen = pivot_rows(weighted, _LEAST_PIVOT * float(weighted.diagonal().max()))[:ADDED]
     if len(chosen) == 0:
         return space
     old, new = basis.rank, len(chosen)
