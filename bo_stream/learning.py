@@ -117,7 +117,7 @@ def learn_points(model: OSGPR, maxiter: int = 30) -> OptimizationResult:
 
     They move up the online bound. Observations before the window are known by their statistics at
     the old points, the window's rows as they are: a long window is what the points are learned
-    from. Unlike a refit, in which those rows have their full covariance, an iteration costs
+    from. Unlike a refit, in which these rows have their full covariance, an iteration costs
     O(M³ + window M²), so that a window of thousands of rows is cheap. Source: the bound of Bui,
     Nguyen and Turner (2017, eq. 7), learned as Titsias (2009) does.
 
@@ -203,7 +203,7 @@ def _minimise(
 ) -> OptimizationResult:
     """Minimise a scalar loss in a model's learnable parameters, and in others, by L-BFGS-B.
 
-    Reaching the most iterations is no failure; ``callback`` is that of BoTorch's
+    Reaching the most iterations is no failure; ``callback`` is as in BoTorch's
     ``fit_gpytorch_mll_scipy``.
     """
     learned = {name: p for name, p in mll.named_parameters() if p.requires_grad}

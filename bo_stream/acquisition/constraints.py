@@ -77,10 +77,9 @@ class SiteConstraints:
         if self.budget is not None and not 0.0 < self.budget < math.inf:
             raise InputDataError(f"Expected a positive, finite budget, got {self.budget}.")
         self._check_tensors()
-        self._check_quotas()
 
     def _check_tensors(self) -> None:
-        """Check shapes and values."""
+        """Check shapes, values, and quotas of strata."""
         count = self.count
         shapes = {
             "costs": (self.costs, (count,)),
@@ -105,19 +104,16 @@ class SiteConstraints:
             raise InputDataError(
                 f"Expected unreachable to hold bools, got {self.unreachable.dtype}."
             )
-        if self.costs is None:
-            return
-        bad = self.costs < 0.0 if self.cost_per_km > 0.0 else self.costs <= 0.0
-        if bool(bad.any()):
-            first = int(bad.nonzero()[0])
-            least = "zero or more" if self.cost_per_km > 0.0 else "positive"
-            raise InputDataError(
-                f"Expected costs to be {least}, got costs[{first}] = {float(self.costs[first]):g}. "
-                "Use unreachable for candidates that cannot be chosen."
-            )
-
-    def _check_quotas(self) -> None:
-        """Check strata and their quotas."""
+        if self.costs is not None:
+            bad = self.costs < 0.0 if self.cost_per_km > 0.0 else self.costs <= 0.0
+            if bool(bad.any()):
+                first = int(bad.nonzero()[0])
+                least = "zero or more" if self.cost_per_km > 0.0 else "positive"
+                raise InputDataError(
+                    f"Expected costs to be {least}, got costs[{first}] = "
+                    f"{float(self.costs[first]):g}. Use unreachable for candidates that cannot be "
+                    "chosen."
+                )
         if self.strata is not None and (
             self.strata.is_floating_point() or self.strata.dtype == torch.bool
         ):

@@ -314,7 +314,7 @@ def _variance(scale: Scale, mean: Tensor, variance: Tensor, slope: Tensor) -> Lo
 KEPT_NUMBERS = 32_000_000
 """Up to this many interpolation weights are cached; beyond it they are computed at each use."""
 
-KEPT_FEATURES = 500_000_000
+_KEPT_FEATURES = 500_000_000
 """Up to this many features are cached in float32, 2 GB; beyond it they are computed at each use."""
 
 _SINGLE = torch.float32
@@ -340,7 +340,7 @@ def kept_sites(basis: Basis, X: Tensor) -> FeatureSites:
         X: Transformed inputs, ``N x d``.
     """
     dense = not isinstance(basis, GridBasis) or len(basis.parts) > 1
-    if dense and X.shape[0] * basis.rank <= KEPT_FEATURES:
+    if dense and X.shape[0] * basis.rank <= _KEPT_FEATURES:
         return _CachedSites.of(basis, X)
     return sites(basis, X)
 

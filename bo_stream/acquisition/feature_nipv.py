@@ -1,4 +1,4 @@
-"""qNIPV in the space of features: the posterior as one Gaussian over weights, and what it saves."""
+"""qNIPV in the space of features: the posterior as one Gaussian over weights, at a lower cost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def weight_space(process: PosteriorProcess) -> WeightSpaceProcess:
 
 
 def explained(process: PosteriorProcess) -> WeightSpaceProcess | None:
-    """Fold hypothetical observations into a process's weight posterior, also beside a residual.
+    """Fold hypothetical observations into a process's weight posterior, of any basis.
 
     Exact for the part of the process that its features explain. None for a process without
     features. Cost as :func:`weight_space`.
@@ -138,7 +138,7 @@ class FeatureNIPV(AcquisitionFunction):
             weights: Non-negative weights of ``mc_points``, ``N``; only their ratios matter.
             X_pending: Points that will be observed in any case, ``n x d``.
             posterior_transform: A ``ScalarizedPosteriorTransform``, required for several outputs:
-                the variance is then that of the weighted sum of outputs, as in BoTorch.
+                the variance is then of the weighted sum of outputs, as in BoTorch.
 
         Raises:
             BotorchTensorDimensionError: Shapes do not fit the model.

@@ -239,7 +239,7 @@ class Hypotheses:
         return cls(like.new_ones(1), like.new_full((1, draws), 1.0 / draws))
 
     def conditional_entropy(self, probabilities: Tensor) -> Tensor:
-        """Compute the entropy of one more label given those picked, ``S x n x m -> n``.
+        """Compute the entropy of one more label given the picked ones, ``S x n x m -> n``.
 
         Cost O(C S n m).
         """
@@ -268,7 +268,7 @@ def joint_entropies(
 
     All ``m^q`` joint values are enumerated where there are at most ``max_configurations``, at
     O(S m^q): then the difference is never negative. Else as many are drawn: an estimate whose
-    gradient is that of its expectation. Source: Kirsch, van Amersfoort and Gal (2019), BatchBALD,
+    gradient is the expectation's. Source: Kirsch, van Amersfoort and Gal (2019), BatchBALD,
     eq. 12 and 13.
 
     Args:

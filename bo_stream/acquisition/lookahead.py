@@ -67,7 +67,7 @@ class Lookahead(ABC):
 
     @abstractmethod
     def rescaled(self, factor: float) -> Self:
-        """Return the functions of removed variances in other units, factor times those so far."""
+        """Return the functions of removed variances in other units, factor times the present."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class PolynomialLookahead(Lookahead):
 
     def __call__(self, removed: Tensor) -> Tensor:
         """Compute the expected uncertainties; see :class:`Lookahead`."""
-        share = removed_share(removed, self.variance)
+        share = _removed_share(removed, self.variance)
         value = self.coefficients[-1].expand_as(share)
         for coefficient in self.coefficients.flipud()[1:]:
             value = torch.addcmul(coefficient, value, share)
@@ -139,7 +139,7 @@ class SplineLookahead(Lookahead):
     def __call__(self, removed: Tensor) -> Tensor:
         """Compute the expected uncertainties; see :class:`Lookahead`."""
         cells = self.coefficients.shape[-1]
-        angle = removed_share(removed, self.variance).sqrt().asin()
+        angle = _removed_share(removed, self.variance).sqrt().asin()
         position = angle.sqrt() * (cells / math.sqrt(0.5 * math.pi))
         cell = position.floor().clamp_max(cells - 1)
         position = position - cell
@@ -159,7 +159,7 @@ class SplineLookahead(Lookahead):
         return type(self)(self.variance * factor, self.coefficients)
 
 
-def removed_share(removed: Tensor, variance: Tensor) -> Tensor:
+def _removed_share(removed: Tensor, variance: Tensor) -> Tensor:
     """Return ``r / s²`` within [0, 1], 0 where there is no variance."""
     return (removed / variance.clamp_min(1e-300)).clamp(0.0, 1.0)
 
@@ -222,7 +222,7 @@ def exceedance_loss(loss: Loss, distance: Tensor, variance: Tensor) -> SplineLoo
         variance: s², ``M``.
     """
     a = distance.cpu().numpy()
-    few = expected_losses(loss, a, _ANGLES[:_DIRECT], points=161)
+    few = _expected_losses(loss, a, _ANGLES[:_DIRECT], points=161)
     most = _interpolated(loss)(np.clip(a, -_FARTHEST, _FARTHEST))
     return SplineLookahead.of(variance, np.concatenate((few, most), -1))
 
@@ -230,11 +230,11 @@ def exceedance_loss(loss: Loss, distance: Tensor, variance: Tensor) -> SplineLoo
 @lru_cache(maxsize=8)
 def _interpolated(loss: Loss) -> CubicSpline:
     """Interpolate expected losses in the distance, at all angles but the first ones."""
-    table = expected_losses(loss, _DISTANCES, _ANGLES[_DIRECT:])
+    table = _expected_losses(loss, _DISTANCES, _ANGLES[_DIRECT:])
     return CubicSpline(_DISTANCES, table, axis=0)
 
 
-def expected_losses(loss: Loss, distances: _Array, angles: _Array, points: int = 401) -> _Array:
+def _expected_losses(loss: Loss, distances: _Array, angles: _Array, points: int = 401) -> _Array:
     """Integrate ``V(a, θ) = E ψ(Φ(Y))`` with ``Y ~ N(a / cos θ, tan² θ)``.
 
     By the trapezoidal rule, exponentially accurate where ψ is smooth: in ``(Y − E Y) / tan θ`` up

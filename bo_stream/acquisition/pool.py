@@ -87,7 +87,7 @@ class PoolSelector:
     """Repeated greedy choices from one pool, for a model that goes on learning.
 
     For a model whose basis leaves no residual neither N x N nor N x M nor N x r numbers are formed;
-    for a pool on a grid the memory is that of the candidates' interpolation weights, O(4^d N).
+    for a pool on a grid the memory is the candidates' interpolation weights, O(4^d N).
 
     Between choices the gains of all candidates are cached. A choice after k new observations with
     the same hyperparameters changes them by rank k: O(k r²) and 2k functions at the candidates,
@@ -97,8 +97,7 @@ class PoolSelector:
     but the gains of an exact model of n observations stay cached if it observed the chosen points:
     O(N n² + N M n) the first time, O(N (M + n)) for each pick.
 
-    With an outcome transform other than ``Standardize`` the variance is that of the transformed
-    outcome.
+    With an outcome transform other than ``Standardize`` the variance is of the transformed outcome.
 
     Example:
         >>> selector = PoolSelector(model, pool, mc_points)
@@ -492,12 +491,12 @@ class _ExactChoice:
 
     def is_observed_by(self, process: ObservationSpaceProcess) -> bool:
         """Tell whether a process is the earlier one that observed this choice and nothing else."""
-        known, told = self.process.told.X.shape[-2], process.told
+        known, observed = self.process.told.X.shape[-2], process.told
         return (
             process.prior is self.process.prior
-            and told.X.shape[-2] == known + len(self.X)
-            and torch.equal(told.X[..., known:, :].reshape(-1, *self.X.shape[1:]), self.X)
-            and torch.allclose(told.noise[..., known:], self.noise, rtol=1e-9, atol=0.0)
+            and observed.X.shape[-2] == known + len(self.X)
+            and torch.equal(observed.X[..., known:, :].reshape(-1, *self.X.shape[1:]), self.X)
+            and torch.allclose(observed.noise[..., known:], self.noise, rtol=1e-9, atol=0.0)
         )
 
 

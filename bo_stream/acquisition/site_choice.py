@@ -103,7 +103,7 @@ def select_sites(
         pending: Candidates that were requested and are not observed yet, as ``exclude``: not
             chosen, and counted as observed before the round.
         trials: Examined at a site, of a model of counts: a number, or one each, ``N``. Default: the
-            likelihood's, else the rounded mean of those observed.
+            likelihood's, else the rounded mean of the observed ones.
         constraints: On the sites of the round.
         settles: Whether an observation settles its site, whose class is then known, so that only
             the other sites are targets: all that are not excluded, pending or chosen. Without
@@ -246,17 +246,17 @@ def _targets(
             "Expected a positive weight of a candidate that may be chosen, for these are the "
             "targets where a survey settles its own site, got none."
         )
-    kept = index
+    chosen = index
     if mc_points is None and len(index) > MOST_TARGETS:
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randperm(len(index), generator=generator)[:MOST_TARGETS]
-        kept = index[drawn.to(index.device)]
-    share = weights[index].sum() / weights[kept].sum()
+        chosen = index[drawn.to(index.device)]
+    share = weights[index].sum() / weights[chosen].sum()
     own = None
     if unsettled is not None:
         own = torch.full_like(weights, -1, dtype=torch.long)
-        own[kept] = torch.arange(len(kept), device=kept.device)
-    return PointMeasure(points[kept], weights[kept] * share), own
+        own[chosen] = torch.arange(len(chosen), device=chosen.device)
+    return PointMeasure(points[chosen], weights[chosen] * share), own
 
 
 def _check_model(model: StreamingGP) -> None:

@@ -267,7 +267,7 @@ def capped(Z: Tensor, wanted: Tensor, kernel: Kernel, cap: int) -> Tensor:
 
 
 def _exchanged(points: Tensor, waiting: Tensor, factor: Tensor, kernel: Kernel) -> Tensor:
-    """Exchange selected points for waiting ones, ``M x d``; those that entered come last.
+    """Exchange selected points for waiting ones, ``M x d``; the entered ones come last.
 
     ``factor`` is the root of the selected points' correlation matrix, whose inverse changes by rank
     two an exchange. Cost O(M³ + M² n), and O(M² + M n) an exchange.
@@ -345,7 +345,7 @@ _ITERATIONS = 20
 class GreedyVariance(Allocator):
     """Greedy variance: at most ``max_points`` of the present ones and the new inputs, chosen again.
 
-    Each choice is the candidate with the largest prior variance given those before it: partial
+    Each choice is the candidate with the largest prior variance given the earlier ones: partial
     pivoted Cholesky (Burt, Rasmussen and van der Wilk, 2020). Cost O((M + n) M²) an update.
 
     Args:

@@ -183,14 +183,14 @@ class CoverTree(Allocator):
         levels = list(self._levels)
         if not levels:  # a root at the mean, and empty levels down to the resolution
             root = X.mean(0)
-            extent = float(squared_distances(X, root).max())
+            extent = float(_squared_distances(X, root).max())
             radii = [self.resolution]
             while extent > radii[0] * radii[0]:
                 radii.insert(0, 2.0 * radii[0])
             empty = [CoverLevel.empty(radius, X) for radius in radii[1:]]
             levels = [CoverLevel.of_root(root, radii[0]), *empty]
         root = levels[0].centres[0]
-        extent = float(squared_distances(X, root).max())
+        extent = float(_squared_distances(X, root).max())
         while extent > levels[0].radius * levels[0].radius:  # until the root's ball holds X
             levels = [CoverLevel.of_root(root, 2.0 * levels[0].radius), *levels]
         parents = torch.zeros(len(X), dtype=torch.long, device=X.device)
@@ -220,7 +220,7 @@ class CoverTree(Allocator):
         self._check_not_empty()
         check_points("X", X, self._levels[0].centres)
         root = self._levels[0]
-        inside = squared_distances(X, root.centres[0]) <= root.radius * root.radius
+        inside = _squared_distances(X, root.centres[0]) <= root.radius * root.radius
         found = inside.long() - 1
         for depth in range(1, len(self._levels)):
             known = found >= 0
@@ -246,7 +246,7 @@ class CoverTree(Allocator):
         pairs = []
         for part, position, centre in cached[2].pairs_by_parts(parents):
             where = position + part.start
-            square = squared_distances(X[where], level.centres[centre])
+            square = _squared_distances(X[where], level.centres[centre])
             near = square <= level.radius * level.radius
             pairs.append((where[near], centre[near], square[near]))
         best = X.new_full((len(X),), torch.inf)
@@ -309,7 +309,7 @@ class CoverLevel:
         all_parents = torch.cat((self.parents, parents))
         new = torch.arange(first, len(everyone), device=parents.device)
         among = Members(everyone, all_parents)
-        rows, items = near_pairs(among.only(new), among, above, NEIGHBOURHOOD * self.radius)
+        rows, items = _near_pairs(among.only(new), among, above, NEIGHBOURHOOD * self.radius)
         rows = new[rows]
         older = items < first
         present = torch.arange(first, device=parents.device)
@@ -325,7 +325,9 @@ class CoverLevel:
         """List for each centre of the level above the centres here whose balls can meet its own."""
         own = torch.arange(len(above), device=self.parents.device)
         centres = Members(self.centres, self.parents)
-        rows, items = near_pairs(Members(above.centres, own), centres, above, _REACH * above.radius)
+        rows, items = _near_pairs(
+            Members(above.centres, own), centres, above, _REACH * above.radius
+        )
         return Ragged.of(rows, items, len(above))
 
 
@@ -370,7 +372,7 @@ class Ragged:
             begin += size
 
 
-def near_pairs(
+def _near_pairs(
     points: Members, centres: Members, above: CoverLevel, distance: float
 ) -> tuple[Tensor, Tensor]:
     """Pair points, ascending, with centres in a distance: children of their parents' neighbours."""
@@ -380,13 +382,13 @@ def near_pairs(
     for part, position, aunt in above.neighbours.pairs_by_parts(points.parents):
         which, cousin = families.pairs(aunt)
         where = position[which] + part.start
-        near = squared_distances(points.X[where], centres.X[cousin]) <= distance * distance
+        near = _squared_distances(points.X[where], centres.X[cousin]) <= distance * distance
         rows.append(where[near])
         items.append(cousin[near])
     return torch.cat(rows), torch.cat(items)
 
 
-def squared_distances(A: Tensor, B: Tensor) -> Tensor:
+def _squared_distances(A: Tensor, B: Tensor) -> Tensor:
     """Compute distances between rows, ``n x d`` each; symmetric to the last bit."""
     return (A - B).square().sum(-1)
 
@@ -431,14 +433,14 @@ def settle(level: CoverLevel, above: CoverLevel, points: Members, average: bool)
 
 
 def _proposals(points: Members, above: CoverLevel, radius: float) -> Members:
-    """Choose the first point of every family, but for those too near to an earlier one."""
+    """Choose the first point of every family, but for points too near to an earlier one."""
     parents, family = torch.unique(points.parents, return_inverse=True)
     numbers = torch.arange(len(points), device=family.device)
     first = numbers.new_full((len(parents),), len(points))
     first = first.scatter_reduce(0, family, numbers, "amin")
     proposed = Members(points.X[first], parents)
     one, other = _rivals(parents, parents, above)
-    near = squared_distances(proposed.X[one], proposed.X[other]) <= radius * radius
+    near = _squared_distances(proposed.X[one], proposed.X[other]) <= radius * radius
     stands = torch.ones(len(parents), dtype=torch.bool, device=parents.device)
     stands[one[near & (first[other] < first[one])]] = False
     return proposed.only(stands)
@@ -464,15 +466,15 @@ def _moved(
     position[chosen.parents] = torch.arange(len(chosen), device=position.device)
     family = position[points.parents]
     points, family = points.only(family >= 0), family[family >= 0]
-    near = squared_distances(points.X, chosen.X[family]) <= radius * radius
+    near = _squared_distances(points.X, chosen.X[family]) <= radius * radius
     sums = torch.zeros_like(chosen.X).index_add(0, family[near], points.X[near])
     means = sums / torch.bincount(family[near], minlength=len(sums)).unsqueeze(-1)
-    taken, _ = near_pairs(Members(means, chosen.parents), settled, above, radius)
+    taken, _ = _near_pairs(Members(means, chosen.parents), settled, above, radius)
     one, other = _rivals(chosen.parents, chosen.parents, above)
     one, other = one[one != other], other[one != other]
     square = radius * radius
-    near = (squared_distances(means[one], chosen.X[other]) <= square) | (
-        squared_distances(means[one], means[other]) <= square
+    near = (_squared_distances(means[one], chosen.X[other]) <= square) | (
+        _squared_distances(means[one], means[other]) <= square
     )
     free = torch.ones(len(means), dtype=torch.bool, device=means.device)
     free[taken] = False
@@ -488,6 +490,6 @@ def _covered(points: Members, chosen: Members, above: CoverLevel, radius: float)
     covered = torch.zeros(len(points), dtype=torch.bool, device=family.device)
     for part, position, centre in nearby.pairs_by_parts(family):
         here = points.X[part][position]
-        hit = squared_distances(here, chosen.X[centre]) <= radius * radius
+        hit = _squared_distances(here, chosen.X[centre]) <= radius * radius
         covered[position[hit] + part.start] = True
     return covered

@@ -114,7 +114,7 @@ class Novelty(Allocator):
         return held.basis.Z.to(Z)
 
     def _rechecked(self, Z: Tensor, kernel: Kernel) -> _Held:
-        """Return the points; after a move of hyperparameters without those the others determine."""
+        """Return the points; after hyperparameters moved without those that others determine."""
         held = self._memory
         if held is not None and is_same((held.basis.Z,), (Z,)) and is_in(kernel, held.state):
             return held
@@ -159,18 +159,15 @@ def _above_rounding(held: _Held, X: Tensor) -> tuple[_Held, Tensor]:
     ``log(1 / tolerance) / log(RISE)`` times.
     """
     features = held.basis.features(X)
-    while held.threshold < _COARSEST and _rounding(held.basis, X, features) > held.threshold:
+    while held.threshold < _COARSEST and len(X) > 0:
+        left = kernel_variance(held.basis.kernel, X, 1) - features.square().sum(-1)
+        if not float(-(left / _positive_variance(held.basis, X)).min()) > held.threshold:
+            break  # no variance is more negative than the threshold
         threshold = RISE * held.threshold
         basis = _of_points(held.basis.Z, held.basis.kernel, threshold)
         held = _Held(basis, held.state, threshold, _least_novelty(basis))
         features = basis.features(X)
     return held, features
-
-
-def _rounding(basis: InducingBasis, X: Tensor, features: Tensor) -> float:
-    """Return the most negative conditional variance of inputs, relative to the prior; negated."""
-    left = kernel_variance(basis.kernel, X, 1) - features.square().sum(-1)
-    return float(-(left / _positive_variance(basis, X)).min()) if len(X) > 0 else 0.0
 
 
 def _grown(
@@ -183,7 +180,12 @@ def _grown(
     if len(X) == 0:
         return basis
     pool = torch.cat((basis.Z, X))
-    error = _error(basis.kernel, pool)
+    # gpytorch squares distances from the mean of the points: a point that is very far away costs
+    # the covariances of all others their digits; the error is relative to the prior variance
+    error, norms = 0.0, norms_in_lengthscales(basis.kernel, pool - pool.mean(0))
+    if norms:
+        farthest = float(torch.stack([norm.max() for norm in norms]).max())
+        error = torch.finfo(pool.dtype).eps * farthest**2
     if error > _SPOILT and not bool((near := central(pool)).all()):
         alone = InducingBasis.of(basis.kernel, basis.Z[near[: basis.rank]], 1)
         return _grown(alone, X[near[basis.rank :]], threshold)
@@ -194,16 +196,6 @@ def _grown(
     entering = {i for one in left.flatten(0, -3) for i in pivot_rows(one, threshold).tolist()}
     rows = sorted(entering)
     return basis.grown(X[rows], features[..., rows, :]) if rows else basis
-
-
-def _error(kernel: Kernel, Z: Tensor) -> float:
-    """Estimate the error of covariances of points, as a fraction of the prior variance.
-
-    gpytorch squares distances from the mean of the points: one that is very far away costs all
-    others their digits.
-    """
-    farthest = [norm.max() for norm in norms_in_lengthscales(kernel, Z - Z.mean(0))]
-    return torch.finfo(Z.dtype).eps * float(torch.stack(farthest).max()) ** 2 if farthest else 0.0
 
 
 def _novelty(basis: InducingBasis, X: Tensor, features: Tensor) -> Tensor:

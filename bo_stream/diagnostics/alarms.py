@@ -42,7 +42,7 @@ class PredictionScores:
     """Scores of predictions of rows that the model had not seen; a number for each output.
 
     Attributes:
-        rows: Number of rows at the end of what is scored.
+        rows: Number of rows of the stream up to the last scored one.
         count: Number of rows that are scored.
         rmse: Root mean squared error, in units of the outcomes; of labels of several classes the
             root of the mean Brier score.
@@ -238,7 +238,7 @@ _MOST_FAR = 0.0075
 """Share of innovations more than 3.5 robust standard deviations away, 15 times a normal one's."""
 
 _MOST_SKEW = 0.25
-"""Skew of the innovations' quantiles: that of an exponential distribution is 0.46."""
+"""Skew of the innovations' quantiles; an exponential distribution has 0.46."""
 
 _MOST_REPEATED = 0.05
 """Share of rows that repeat an earlier one, outcomes included."""
@@ -254,9 +254,9 @@ class Alarm:
     Attributes:
         name: ``units``, ``repeated rows``, ``approximation``, ``drift``, ``skew``, ``tails``,
             ``noise`` or ``dead input``.
-        text: What was found, in words.
-        value: What was measured.
-        threshold: What it should not exceed; fall below, for a dead input.
+        text: The finding in words.
+        value: The measured value.
+        threshold: Largest value without alarm; least value, for a dead input.
         remedy: A line of code, in which ``model`` is the model and X and Y are the user's data.
     """
 

@@ -1,4 +1,4 @@
-"""Distance of a model's approximation from an exact Gaussian process, and what it rests on."""
+"""Distance of a model's approximation from an exact Gaussian process; its capacity; its inputs."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def exact_marginals(
 
 @dataclass(frozen=True)
 class UsedCapacity:
-    """What a model's posterior rests on, and how much of what it may have is in use.
+    """Features, points or models that a posterior rests on: number in use, and the limit.
 
     Attributes:
         what: Features, inducing points, centres, local models, or basis functions.
@@ -165,7 +165,7 @@ class UsedCapacity:
 
 
 def capacity_of(model: StreamingGP) -> UsedCapacity | None:
-    """Count what a model's posterior rests on; None where that is not known of its kind."""
+    """Count the features, points or models of a posterior; None where the kind has none known."""
     model = family_model(model)
     kind: Any = model
     if isinstance(model, AutoGP):  # an exact one
@@ -187,7 +187,7 @@ def capacity_of(model: StreamingGP) -> UsedCapacity | None:
 
 
 def certificate_of(model: StreamingGP) -> Stability | str:
-    """Certify a model's linear system; or say why that is not possible, in words."""
+    """Certify a model's linear system; or return why that is not possible, in words."""
     try:
         return stability(model)
     except (UnsupportedError, ValueError) as error:
@@ -196,9 +196,21 @@ def certificate_of(model: StreamingGP) -> Stability | str:
 
 def finer(model: StreamingGP) -> str:
     """Return the line of code that makes a model's approximation finer."""
-    if isinstance(model, AutoGP):
-        return _finer_family(model)
-    kind: Any = model
+    kind: Any = family_model(model)
+    if isinstance(model, AutoGP):  # by a move to a family, if possible
+        if isinstance(kind, GridModel):
+            inference, memory, _ = kind._process_part()
+            enough = sufficient_grid_size(inference.kernel(kind.prior), memory.grid, _GRID_ERROR)
+            size = None if enough is None else enough[0] if len(enough) == 1 else enough
+            family, option = ("OSGPR", "") if size is None else ("WISKI", f"grid_size={size}")
+        elif isinstance(kind, OSGPR | OSVGP):
+            family, option = model.family, f"max_points={2 * kind.max_points}"
+        else:
+            return "fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))"
+        if model.memory.held is None or family not in model.families:
+            no_grid = 'families=("exact", "OSGPR")'
+            return f"model = AutoGP(X, Y, {option or no_grid})"
+        return f'model.move_to("{family}"{option and ", " + option})'
     if isinstance(model, GridModel):
         inference, memory, _ = model._process_part()
         if kind.rank == inference.max_rank and kind.dropped > kind.interpolation_error():
@@ -213,24 +225,6 @@ def finer(model: StreamingGP) -> str:
     if isinstance(model, ClusteredGP):
         return f"model.resolve({kind.resolution / 2.0:.3g})"
     return "model = OSGPR(X, Y)"
-
-
-def _finer_family(model: AutoGP) -> str:
-    """Return the line of code that makes an AutoGP's approximation finer, by a move if possible."""
-    view: Any = family_model(model)
-    no_grid = 'families=("exact", "OSGPR")'
-    if not isinstance(view, GridModel | OSGPR | OSVGP):
-        return "fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))"
-    if isinstance(view, GridModel):
-        inference, memory, _ = view._process_part()
-        enough = sufficient_grid_size(inference.kernel(model.prior), memory.grid, _GRID_ERROR)
-        size = None if enough is None else enough[0] if len(enough) == 1 else enough
-        family, option = ("OSGPR", "") if size is None else ("WISKI", f"grid_size={size}")
-    else:
-        family, option = model.family, f"max_points={2 * view.max_points}"
-    if model.memory.held is None or family not in model.families:
-        return f"model = AutoGP(X, Y, {option or no_grid})"
-    return f'model.move_to("{family}"{option and ", " + option})'
 
 
 @torch.no_grad()

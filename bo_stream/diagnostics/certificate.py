@@ -37,7 +37,7 @@ from bo_stream.models.clustered.solver import cross_matrix
 _ROWS = 1024
 """Points compared with all others at a time."""
 
-Profile = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+_Profile = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """A function of a radius, elementwise."""
 
 _SHELLS = 2048
@@ -128,7 +128,7 @@ def _bounds(kernel: Kernel, Z: Tensor) -> EigenvalueBounds:
 
 
 def _isotropic(
-    Z: Tensor, lengthscale: Tensor, decay: Profile, log_density: Profile
+    Z: Tensor, lengthscale: Tensor, decay: _Profile, log_density: _Profile
 ) -> EigenvalueBounds:
     """Bound a kernel of the distance in lengthscales, ``... x 1 x d``, of unit variance."""
     dim, pairs = Z.shape[-1], []
@@ -144,7 +144,7 @@ def _isotropic(
     return EigenvalueBounds(lower, upper, one, one)
 
 
-def largest_eigenvalue_bound(decay: Profile, separation: float, dim: int, count: int) -> float:
+def largest_eigenvalue_bound(decay: _Profile, separation: float, dim: int, count: int) -> float:
     """Bound the eigenvalues of a kernel matrix of unit variance from above.
 
     Gershgorin's theorem: no row sums to more than the bound. Within r of a point there are at most
@@ -168,7 +168,7 @@ def largest_eigenvalue_bound(decay: Profile, separation: float, dim: int, count:
     return float(1.0 + within @ (values[:-1] - values[1:]) + others * values[-1])
 
 
-def smallest_eigenvalue_bound(log_density: Profile, separation: float, dim: int) -> float:
+def smallest_eigenvalue_bound(log_density: _Profile, separation: float, dim: int) -> float:
     """Bound the eigenvalues of a kernel matrix from below, by the kernel's spectral density.
 
     A function h that vanishes beyond the separation has the matrix ``h(0) I``, and the kernel's is
@@ -192,17 +192,14 @@ def smallest_eigenvalue_bound(log_density: Profile, separation: float, dim: int)
     cutoffs = first + (second - first) * np.linspace(0.0, 1.0, _CUTOFFS + 2)[1:-1]
     sphere = math.log(2.0) + 0.5 * dim * math.log(math.pi) - float(gammaln(0.5 * dim))
     size = 2.0 * math.log(first) - math.log(2.0) - sphere - dim * math.log(radius)
-    gains = [
-        math.log(T * T - first * first) + _log_room(log_density, T, radius, dim) for T in cutoffs
-    ]
+    gains = []
+    for T in cutoffs:
+        # log min density(t / radius) / ((T² − t²) χ̂(t)²) from below, by intervals of t
+        t = np.linspace(0.0, T, _FREQUENCIES + 1)
+        shape = np.log(T * T - t[:-1] ** 2) + 2.0 * np.log(_eigenfunction(t[:-1], dim))
+        room = float(np.min(log_density(t[1:] / radius) - shape))
+        gains.append(math.log(T * T - first * first) + room)
     return math.exp(min(size + max(gains), 0.0))
-
-
-def _log_room(log_density: Profile, cutoff: float, radius: float, dim: int) -> float:
-    """Bound ``log min density(t / radius) / ((T² − t²) χ̂(t)²)`` from below, by intervals of t."""
-    t = np.linspace(0.0, cutoff, _FREQUENCIES + 1)
-    shape = np.log(cutoff * cutoff - t[:-1] ** 2) + 2.0 * np.log(_eigenfunction(t[:-1], dim))
-    return float(np.min(log_density(t[1:] / radius) - shape))
 
 
 def _eigenfunction(t: NDArray[np.float64], dim: int) -> NDArray[np.float64]:
@@ -229,14 +226,14 @@ def _bessel_zeros(dim: int) -> tuple[float, float]:
     return float(first), float(second)
 
 
-_MATERN: dict[float, Profile] = {
+_MATERN: dict[float, _Profile] = {
     0.5: lambda r: np.exp(-r),
     1.5: lambda r: (1.0 + math.sqrt(3.0) * r) * np.exp(-math.sqrt(3.0) * r),
     2.5: lambda r: (1.0 + math.sqrt(5.0) * r + 5.0 / 3.0 * r * r) * np.exp(-math.sqrt(5.0) * r),
 }
 
 
-def _matern_log_density(nu: float, dim: int) -> Profile:
+def _matern_log_density(nu: float, dim: int) -> _Profile:
     """Return the log spectral density of a Matérn kernel at angular frequencies.
 
     [Rasmussen and Williams, 2006, eq. 4.15]
@@ -277,10 +274,10 @@ def _distances(A: Tensor, B: Tensor) -> Tensor:
 # --- the certificate -----------------------------------------------------------------------------
 
 
-EXACT_POINTS = 2048
+_EXACT_POINTS = 2048
 """Up to this size the condition number is computed from all singular values."""
 
-LANCZOS_STEPS = 200
+_LANCZOS_STEPS = 200
 
 TRUSTED = 1e13
 """Condition numbers of float64 matrices beyond this are rounding errors: they are only larger."""
@@ -452,29 +449,22 @@ def _in_words(verdict: Verdict) -> str:
 def condition_number(matrix: Tensor) -> Estimate:
     """Compute the largest condition number of positive semi-definite matrices, ``... x M x M``.
 
-    From all singular values up to ``EXACT_POINTS``, O(M³); beyond, from ``LANCZOS_STEPS`` Ritz
-    values, O(M²) each, which lie inside the spectrum: the true number is at least the returned one.
+    From all singular values up to 2,048 rows, O(M³); beyond, from 200 Ritz values, O(M²) each,
+    which lie inside the spectrum: the true number is at least the returned one.
     """
-    if matrix.shape[-1] <= EXACT_POINTS:
+    if matrix.shape[-1] <= _EXACT_POINTS:
         value = float(torch.linalg.cond(matrix).max())
         return Estimate(value, value < TRUSTED) if value == value else Estimate(math.inf, False)
-    return Estimate(max(_ritz(m) for m in matrix.flatten(0, -3).split(1)), False)
-
-
-def _ritz(matrix: Tensor) -> float:
-    """Return the ratio of the largest and least Ritz value of one matrix, ``1 x M x M``."""
-    start = torch.ones_like(matrix[0, :, :1])
-    start[::2] = -0.5
-    _, tridiagonal = lanczos_tridiag(
-        lambda v: matrix[0] @ v,
-        LANCZOS_STEPS,
-        matrix.dtype,
-        matrix.device,
-        matrix[0].shape,
-        init_vecs=start,
-    )
-    values = torch.linalg.eigvalsh(tridiagonal)
-    return float(values[-1] / values[0]) if float(values[0]) > 0.0 else math.inf
+    largest = []
+    for one in matrix.flatten(0, -3):
+        start = torch.ones_like(one[:, :1])
+        start[::2] = -0.5
+        _, tridiagonal = lanczos_tridiag(
+            one.matmul, _LANCZOS_STEPS, one.dtype, one.device, one.shape, init_vecs=start
+        )
+        ritz = torch.linalg.eigvalsh(tridiagonal)
+        largest.append(float(ritz[-1] / ritz[0]) if float(ritz[0]) > 0.0 else math.inf)
+    return Estimate(max(largest), False)
 
 
 @dataclass(frozen=True)

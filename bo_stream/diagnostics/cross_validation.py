@@ -50,7 +50,7 @@ _LEAST_PROBABILITY = 1e-12
 
 @dataclass(frozen=True)
 class PredictedBatch:
-    """Outcomes of n rows and m outputs, and what a model predicted of them, ``n x m`` each.
+    """Outcomes of n rows and m outputs, and a model's predictions of them, ``n x m`` each.
 
     Outcomes are in original units; with a transform that is no standardisation, such as ``Log``,
     ``Power`` or ``Bilog``, they are transformed outcomes. For labels of several classes m is 1.
@@ -88,8 +88,8 @@ def predict_batch(
 ) -> PredictedBatch:
     """Predict outcomes at their inputs, and compare; the model stays as it is.
 
-    The cost is that of a posterior's variances at n points and, up to ``JOINT`` of them, of their
-    joint covariance, and O(n³). Of a larger batch the further rows' innovations are errors over
+    The cost is a posterior's variances at n points and, up to ``JOINT`` of them, their joint
+    covariance, and O(n³). In a larger batch the further rows' innovations are errors over
     predictive standard deviations, which are not independent and enter no sequential test.
 
     Args:
@@ -245,8 +245,8 @@ def leave_one_out(
     Equal to a model that is built without the row, at the same hyperparameters and standardisation,
 
     - for WISKI, and DirichletWISKI (Y are labels, and its scores are predicted), on one grid and
-      with a stem that has not moved since the rows entered; while few observations are held as
-      rows, in O(n³) without features;
+      with a stem that has not moved since the rows entered; while few observations are stored
+      as rows, in O(n³) without features;
     - for HeteroscedasticWISKI, given the noise that the rows entered with, as Yvar;
     - for OSGPR at its present inducing points, for rows of its ``window``;
     - for AutoGP while it is exact, in O(n³), and then as for the family that it is in.
@@ -334,12 +334,12 @@ def _checked_rows(
     rows = model._observations(X, Y, Yvar, 1.0)
     prior = model.prior
     if isinstance(model, AutoGP):
-        held, exact = model.memory.inner, model.memory.inference
+        stored, exact = model.memory.inner, model.memory.inference
         taken = replace(rows, sign=-1.0)
         return _HeldRows(
             cast(ObservationSpaceProcess, model.process()),
-            held.positions(rows),
-            lambda: exact.process(held.after(taken), None, prior)[0],
+            stored.positions(rows),
+            lambda: exact.process(stored.after(taken), None, prior)[0],
         )
     if isinstance(model, GridModel):
         inference, memory, _ = model._process_part()
@@ -356,8 +356,8 @@ def _checked_rows(
                 "grids an observation entered on is not known. Build it anew on the present grid."
             )
     else:
-        stored = model.memory.rows.data
-        missing = len(rows) - (len(stored) - int(staying(stored, rows).sum()))
+        window = model.memory.rows.data
+        missing = len(rows) - (len(window) - int(staying(window, rows).sum()))
         if missing > 0:
             raise UnsupportedError(
                 "Expected observations that OSGPR holds in its window, the latest "

@@ -147,7 +147,7 @@ class TrustReport:
         capacity: What the posterior rests on; None where that is not known.
         sensitivity: Effect of each input on the posterior mean, in standard deviations.
         cost: Time and memory with a forecast; None where too few steps were timed.
-        untested: What could not be judged, in words.
+        untested: The parts that could not be judged, in words.
         hand_overs: Moves of an :class:`~bo_stream.AutoGP` from one family to another.
     """
 

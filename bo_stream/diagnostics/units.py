@@ -34,7 +34,7 @@ class Reservoir:
         self._random = np.random.default_rng(seed)
 
     def add(self, rows: Array) -> None:
-        """Offer rows, ``n x k``; the width k stays what it was at first. Cost O(n k)."""
+        """Offer rows, ``n x k``; the width k is the same at every call. Cost O(n k)."""
         if self.rows is None:
             self.rows = rows[:0]
         room = max(0, self.size - len(self.rows))
@@ -313,7 +313,7 @@ def _spread(values: Array) -> float:
 
 
 def _log_density(outcomes: Array, mean: Array, deviation: Array | float) -> Array:
-    """Return normal log densities, of which no outlier counts for more than some nats."""
+    """Return normal log densities, bounded so that an outlier costs no more than some nats."""
     square = ((outcomes - mean) / deviation) ** 2
     bounded: Array = -0.5 * np.minimum(square, 2.0 * _MOST + np.log1p(square)) - np.log(deviation)
     return bounded - 0.5 * math.log(2.0 * math.pi)

@@ -128,18 +128,16 @@ def false_alarm_rate(threshold: int, share: float = 0.5) -> float:
         raise ValueError(
             f"Expected threshold of at least 1 and share in (0, 1), got {threshold} and {share}."
         )
-    return sum(1.0 / _mean_run_length(threshold, p) for p in (share, 1.0 - share))
-
-
-def _mean_run_length(threshold: int, share: float) -> float:
-    """Return the mean number of innovations until one sum signals; it rises with a ``share``."""
-    transitions = np.zeros((threshold, threshold))
-    for state in range(threshold):
-        transitions[state, max(0, state - DOWN)] += 1.0 - share
-        if state + 1 < threshold:
-            transitions[state, state + 1] += share
-    lengths = np.linalg.solve(np.eye(threshold) - transitions, np.ones(threshold))
-    return float(lengths[0])
+    rate = 0.0
+    for p in (share, 1.0 - share):
+        transitions = np.zeros((threshold, threshold))
+        for state in range(threshold):
+            transitions[state, max(0, state - DOWN)] += 1.0 - p
+            if state + 1 < threshold:
+                transitions[state, state + 1] += p
+        lengths = np.linalg.solve(np.eye(threshold) - transitions, np.ones(threshold))
+        rate += 1.0 / float(lengths[0])
+    return rate
 
 
 def threshold_for(rate: float) -> int:
@@ -167,13 +165,13 @@ SAMPLE = 500
 WINDOW = 1000
 """Latest rows by which alarms judge the model as it is now."""
 
-BINS = 20
+_BINS = 20
 """Bins of the histogram of probability integral transforms."""
 
 GROWTH = 1.25
 """Factor by which the numbers of rows at the ends of two intervals differ, at least."""
 
-FALSE_ALARMS = 1e-5
+_FALSE_ALARMS = 1e-5
 """Mean number of false alarms of the drift test an observation, at most."""
 
 
@@ -225,7 +223,7 @@ class ProgressiveValidation:
     Attributes:
         false_alarms: Mean number of false alarms of the drift test an observation, at most.
         intervals: Sums over the stream.
-        histogram: Counts of probability integral transforms, ``m x BINS``.
+        histogram: Counts of probability integral transforms, ``m x 20``.
         drift: Test of each output.
         reservoir: Sample of rows: inputs, outcomes, noise variances (NaN: unknown).
         repeated: Count of repeated rows.
@@ -239,7 +237,7 @@ class ProgressiveValidation:
         >>> print(report(model, record))
     """
 
-    def __init__(self, false_alarms: float = FALSE_ALARMS, seed: int = 0) -> None:
+    def __init__(self, false_alarms: float = _FALSE_ALARMS, seed: int = 0) -> None:
         """Begin an empty record.
 
         Args:
@@ -317,7 +315,7 @@ class ProgressiveValidation:
     def _compared(
         self, model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None
     ) -> tuple[PredictedBatch, Array, Array]:
-        """Predict a batch; return what inputs in former units would gain, and their exponents."""
+        """Predict a batch; return the gain by inputs in previous units, and their exponents."""
         batch = predict_batch(model, X, Y, Yvar)
         widths = [X.shape[-1], batch.outcome.shape[-1]]
         if self._widths not in ([], widths):
@@ -346,7 +344,7 @@ class ProgressiveValidation:
         gain: Array,
         powers: Array,
     ) -> None:
-        """Record a batch, its gain from inputs in former units, and their exponents."""
+        """Record a predicted batch; gain and exponents are of inputs in previous units."""
         if len(batch) == 0:
             return
         inputs, outcomes = rows_of(X), rows_of(Y).reshape(len(batch), -1)
@@ -380,14 +378,14 @@ class ProgressiveValidation:
         if not self.drift:
             threshold = threshold_for(self.false_alarms / outputs)
             self.drift = [SignTest(threshold) for _ in range(outputs)]
-            self.histogram = [[0] * BINS for _ in range(outputs)]
+            self.histogram = [[0] * _BINS for _ in range(outputs)]
         tested = batch.innovations[: batch.tested].T
         for test, column in zip(self.drift, tested, strict=True):
             test.observe(column.tolist())
         self.innovations.extend(batch.innovations[-WINDOW:].tolist())
-        bins = np.minimum((batch.pit * BINS).astype(int), BINS - 1)
+        bins = np.minimum((batch.pit * _BINS).astype(int), _BINS - 1)
         for own, column in zip(self.histogram, bins.T, strict=True):
-            own[:] = (np.asarray(own) + np.bincount(column, minlength=BINS)).tolist()
+            own[:] = (np.asarray(own) + np.bincount(column, minlength=_BINS)).tolist()
         deviation = batch.deviation
         if deviation is not None and np.isfinite(deviation).all():
             earlier, same_units = self._sampled_outcomes, not model.prior.chain.fixed

@@ -104,7 +104,12 @@ def problem_of(
         if number is not None and not (math.isfinite(number) and number >= 0.0):
             raise ValueError(f"Expected {name} to be at least 0 and finite, got {number!r}.")
     parts = [] if covar_module is None else list(_operands(covar_module, "AdditiveKernel"))
-    groups = tuple(_inputs(part, d) for part in parts) or (tuple(range(d)),)
+    groups: tuple[tuple[int, ...], ...] = ()  # the inputs that each summand depends on
+    for part in parts:
+        dims = [getattr(leaf, "active_dims", None) for leaf in _leaves(part)]
+        inputs = {int(i) for each in dims for i in (range(d) if each is None else each)}
+        groups = (*groups, tuple(sorted(inputs)))
+    groups = groups or (tuple(range(d)),)
     if not lengthscale:
         logs = [
             math.log(float(value))
@@ -169,15 +174,6 @@ def _operands(kernel: Any, compound: str) -> Iterator[Any]:
             yield from _operands(each, compound)
     else:
         yield kernel
-
-
-def _inputs(part: Any, d: int) -> tuple[int, ...]:
-    """Return the inputs that a summand depends on."""
-    inputs: set[int] = set()
-    for leaf in _leaves(part):
-        active = getattr(leaf, "active_dims", None)
-        inputs |= set(range(d)) if active is None else {int(i) for i in active}
-    return tuple(sorted(inputs))
 
 
 # --- the speed of this machine -------------------------------------------------------------------

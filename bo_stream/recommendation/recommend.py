@@ -224,8 +224,8 @@ def recommend(
     First come families whose quality suffices, by the seconds of a step of a loop: an update, a
     refit (30 evaluations) and a search (100 posteriors). The exact model, which approximates
     nothing, stays before others until it takes 1.25 times as long. Then come families whose quality
-    is in doubt, last those beyond the budget, in the same order; ``reason`` says why. Families that
-    cannot take the problem are left out.
+    is in doubt, last families beyond the budget, in the same order; ``reason`` says why. Families
+    that cannot take the problem are left out.
 
     Costs are for default options, from a table that ``benchmarks/speed/cost_model.py`` fits,
     rescaled by a probe of this machine of a fifth of a second, once a process.
