@@ -12,16 +12,16 @@ from torch import Tensor
 
 from bo_stream.models.checks import check_finite
 
-ROUNDING = 1e-9
-"""A round may cost this part more than its budget: sums of costs are rounded."""
+_ROUNDING = 1e-9
+"""A round may exceed its budget by this fraction: sums of costs are rounded."""
 
 _EXACT = "donot_use_mm_for_euclid_dist"
-_PLACES = 16
+_POSITIONS = 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SiteConstraints:
-    """What a round of sites may cost and where they may be. Lengths are in kilometres.
+    """The cost that a round of sites may have, and where they may be. Lengths are in kilometres.
 
     Attributes:
         costs: Cost of each of N candidates, ``N``: zero or more, positive without a ``base``.
@@ -55,12 +55,6 @@ class SiteConstraints:
 
     def __post_init__(self) -> None:
         """Check all that can be checked without the pool."""
-        self._check_requirements()
-        self._check_numbers()
-        self._check_shapes()
-        self._check_quotas()
-
-    def _check_requirements(self) -> None:
         needs = (
             ("minimum_distance", self.minimum_distance != 0.0, "positions", self.positions),
             ("earlier", self.earlier is not None, "positions", self.positions),
@@ -76,16 +70,16 @@ class SiteConstraints:
                 "Expected costs, or base and cost_per_km, along with a budget, got neither: "
                 "nothing would cost anything."
             )
-
-    def _check_numbers(self) -> None:
         for name in ("minimum_distance", "cost_per_km"):
             value = getattr(self, name)
             if not 0.0 <= value < math.inf:
                 raise InputDataError(f"Expected {name} to be zero or more and finite, got {value}.")
         if self.budget is not None and not 0.0 < self.budget < math.inf:
             raise InputDataError(f"Expected a positive, finite budget, got {self.budget}.")
+        self._check_tensors()
 
-    def _check_shapes(self) -> None:
+    def _check_tensors(self) -> None:
+        """Check shapes, values, and quotas of strata."""
         count = self.count
         shapes = {
             "costs": (self.costs, (count,)),
@@ -111,19 +105,15 @@ class SiteConstraints:
                 f"Expected unreachable to hold bools, got {self.unreachable.dtype}."
             )
         if self.costs is not None:
-            self._check_costs(self.costs)
-
-    def _check_costs(self, costs: Tensor) -> None:
-        bad = costs < 0.0 if self.cost_per_km > 0.0 else costs <= 0.0
-        if bool(bad.any()):
-            first = int(bad.nonzero()[0])
-            least = "zero or more" if self.cost_per_km > 0.0 else "positive"
-            raise InputDataError(
-                f"Expected costs to be {least}, got costs[{first}] = {float(costs[first]):g}. Use "
-                "unreachable for candidates that cannot be chosen."
-            )
-
-    def _check_quotas(self) -> None:
+            bad = self.costs < 0.0 if self.cost_per_km > 0.0 else self.costs <= 0.0
+            if bool(bad.any()):
+                first = int(bad.nonzero()[0])
+                least = "zero or more" if self.cost_per_km > 0.0 else "positive"
+                raise InputDataError(
+                    f"Expected costs to be {least}, got costs[{first}] = "
+                    f"{float(self.costs[first]):g}. Use unreachable for candidates that cannot be "
+                    "chosen."
+                )
         if self.strata is not None and (
             self.strata.is_floating_point() or self.strata.dtype == torch.bool
         ):
@@ -144,12 +134,12 @@ class SiteConstraints:
 
     @property
     def count(self) -> int | None:
-        """Number N of candidates that the constraints are of, None if they are of any."""
+        """Number N of candidates that the constraints are for; None: for any number."""
         lists = (self.costs, self.positions, self.strata, self.unreachable)
         return next((len(values) for values in lists if values is not None), None)
 
     def to(self, like: Tensor) -> SiteConstraints:
-        """Return them in the dtype and on the device of a tensor."""
+        """Return the constraints in the dtype and on the device of a tensor."""
         real = {name: getattr(self, name) for name in ("costs", "positions", "earlier", "base")}
         moved = {name: value.to(like) for name, value in real.items() if value is not None}
         for name in ("strata", "unreachable"):
@@ -189,7 +179,7 @@ class Round:
         Args:
             constraints: Of all sites.
             available: Candidates that are neither excluded nor pending, ``N`` bools.
-            pending: Indices of sites that were asked for and are not observed yet.
+            pending: Indices of sites that were requested and are not observed yet.
             like: A tensor of the dtype and device to compute in.
 
         Raises:
@@ -207,12 +197,12 @@ class Round:
         tour = None if c.base is None else c.base.expand(2, 2)
         start = cls(c, allowed, 0.0, dict(c.quotas or {}), tour)
         if c.positions is not None and c.minimum_distance > 0.0:
-            start = start._kept_off(c.positions[pending])
-            start = start if c.earlier is None else start._kept_off(c.earlier)
+            start = start._away_from(c.positions[pending])
+            start = start if c.earlier is None else start._away_from(c.earlier)
         return start._within_quotas()
 
     def costs(self) -> Tensor | None:
-        """Return what each candidate adds to the cost of the round, ``N``; None: nothing does.
+        """Return the cost that each candidate adds to the round, ``N``; None: nothing costs.
 
         Travel by cheapest insertion: the shortest detour between two stops of the trip that follow
         each other.
@@ -230,7 +220,7 @@ class Round:
         budget = self.constraints.budget
         if budget is None or costs is None:
             return self.allowed
-        return self.allowed & (self.spent + costs <= budget * (1.0 + ROUNDING))
+        return self.allowed & (self.spent + costs <= budget * (1.0 + _ROUNDING))
 
     def visiting(self, i: int, cost: float) -> Round:
         """Add a candidate at a cost."""
@@ -241,9 +231,12 @@ class Round:
         if c.positions is not None:
             here = c.positions[i : i + 1]
             if self.tour is not None:
-                new = replace(new, tour=self._inserted(self.tour, here))
+                reach = torch.linalg.vector_norm(self.tour - here, dim=-1)
+                after = int((reach[:-1] + reach[1:] - self._legs()).argmin()) + 1
+                tour = torch.cat((self.tour[:after], here, self.tour[after:]))
+                new = replace(new, tour=tour)
             if c.minimum_distance > 0.0:
-                new = new._kept_off(here)
+                new = new._away_from(here)
         if c.strata is not None and int(c.strata[i]) in self.left:
             stratum = int(c.strata[i])
             new = replace(new, left={**self.left, stratum: self.left[stratum] - 1})
@@ -251,19 +244,15 @@ class Round:
         return new
 
     def _legs(self) -> Tensor:
+        """Return the lengths of the trip's parts."""
         assert self.tour is not None  # noqa: S101 (only called where there is one)
         return torch.linalg.vector_norm(self.tour.diff(dim=0), dim=-1)
 
-    def _inserted(self, tour: Tensor, here: Tensor) -> Tensor:
-        reach = torch.linalg.vector_norm(tour - here, dim=-1)
-        after = int((reach[:-1] + reach[1:] - self._legs()).argmin()) + 1
-        return torch.cat((tour[:after], here, tour[after:]))
-
-    def _kept_off(self, places: Tensor) -> Round:
-        """Forbid all candidates that are too near to any of some places, ``k x 2``."""
+    def _away_from(self, positions: Tensor) -> Round:
+        """Forbid all candidates that are too near to any of some positions, ``k x 2``."""
         c, allowed = self.constraints, self.allowed.clone()
         assert c.positions is not None  # noqa: S101 (a minimum distance needs them)
-        for some in places.split(_PLACES):
+        for some in positions.split(_POSITIONS):
             gap = torch.cdist(c.positions, some, compute_mode=_EXACT)
             allowed &= (gap >= c.minimum_distance).all(-1)
         return replace(self, allowed=allowed)

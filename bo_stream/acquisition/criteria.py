@@ -1,4 +1,7 @@
-"""Criteria: uncertainties of target points that a round of observations is to reduce."""
+"""Criteria: uncertainties of target points that a round of observations is to reduce.
+
+At the end the functions and quadratic forms of features at many sites, which gains are made of.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from bo_stream.tensors import map_tensors
 Scale = Literal["latent", "prevalence"]
 """The process f itself, or the prevalence ``1 / (1 + exp(−f))`` whose logit it is."""
 
-SMALLEST_VARIANCE = 1e-18
+_SMALLEST_VARIANCE = 1e-18
 """Targets of a smaller variance count as known to this one."""
 
 
@@ -72,12 +75,12 @@ class Threshold:
         return math.log(self.value) - math.log1p(-self.value)
 
     def distance(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """Compute by how many standard deviations normal values of f are above it, ``M``."""
-        return (mean - self.latent) / variance.clamp_min(SMALLEST_VARIANCE).sqrt()
+        """Return (m − threshold) / s for values ``f ~ N(m, s²)``, ``M``."""
+        return (mean - self.latent) / variance.clamp_min(_SMALLEST_VARIANCE).sqrt()
 
 
 class HasThreshold:
-    """Criteria about a threshold, which is checked when it is asked for.
+    """Criteria about a threshold, which is checked when it is read.
 
     Attributes:
         threshold: In the units that ``scale`` names.
@@ -95,9 +98,9 @@ class HasThreshold:
 
 @dataclass(frozen=True)
 class Criterion(ABC):
-    """An uncertainty U of each target point, of which a choice reduces the weighted sum.
+    """An uncertainty U of each target point; a choice reduces the weighted sum over targets.
 
-    A target has ``f ~ N(m, s²)`` now, in the units of the outcomes; of counts it is the logit of
+    A target has ``f ~ N(m, s²)`` now, in the units of the outcomes; for counts f is the logit of
     prevalence. Observations that remove r of its variance move its mean by ``N(0, r)``.
     """
 
@@ -124,7 +127,7 @@ class Criterion(ABC):
         return self.lookahead(mean, variance)(removed)
 
     def current(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """Compute U as it is, ``M``; arguments as :meth:`expected`."""
+        """Compute U before observations, ``M``; arguments as :meth:`expected`."""
         return self.expected(mean, variance, torch.zeros_like(variance))
 
 
@@ -132,7 +135,7 @@ class Criterion(ABC):
 class IntegratedVariance(Criterion):
     """Variance of f, or of prevalence (integrated mean squared error, IMSE).
 
-    ``s² − r``, the same whatever is observed; on the scale of prevalence p ``E p² − E (E p)²``,
+    ``s² − r``, the same for all outcomes; on the scale of prevalence p ``E p² − E (E p)²``,
     which the counts to come change.
 
     Attributes:
@@ -176,7 +179,7 @@ class TargetedVariance(HasThreshold, Criterion):
 
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected weighted variance; see :class:`Criterion`."""
-        spread = (variance + self.width**2).clamp_min(SMALLEST_VARIANCE).sqrt()
+        spread = (variance + self.width**2).clamp_min(_SMALLEST_VARIANCE).sqrt()
         gap = (mean - self.limit.latent) / spread
         density = (-0.5 * gap.square()).exp() / (spread * math.sqrt(2.0 * math.pi))
         return _variance(self.limit.scale, mean, variance, density)
@@ -261,9 +264,9 @@ class CheaperCall:
 
 @dataclass(frozen=True)
 class ExpectedLoss(HasThreshold, Criterion):
-    """Loss of a programme's best action, as it knows the probability of exceeding a threshold.
+    """Loss of a programme's best action, given the probability of exceeding a threshold.
 
-    Such as ``lambda P: torch.minimum(10.0 * P, 1.0 - P)``: leaving out a place above the threshold
+    Such as ``lambda P: torch.minimum(10.0 * P, 1.0 - P)``: leaving out a site above the threshold
     costs 10, treating one below costs 1. Losses of best actions are concave in P; observations can
     only lower their expectation.
 
@@ -305,20 +308,20 @@ def _variance(scale: Scale, mean: Tensor, variance: Tensor, slope: Tensor) -> Lo
     return prevalence_variance(mean, variance, slope)
 
 
-# --- functions and quadratic forms of a basis's features, evaluated at many inputs ---------------
+# --- sites: functions and quadratic forms of a basis's features at many inputs -------------------
 
 
 KEPT_NUMBERS = 32_000_000
-"""Up to this many interpolation weights are kept; beyond it they are computed at each use."""
+"""Up to this many interpolation weights are cached; beyond it they are computed at each use."""
 
-KEPT_FEATURES = 500_000_000
-"""Up to this many features are kept in float32, 2 GB; beyond it they are computed at each use."""
+_KEPT_FEATURES = 500_000_000
+"""Up to this many features are cached in float32, 2 GB; beyond it they are computed at each use."""
 
 _SINGLE = torch.float32
 _ROWS = 2048
 
 
-def sites(basis: Basis, X: Tensor) -> Sites:
+def sites(basis: Basis, X: Tensor) -> FeatureSites:
     """Return the sites at transformed inputs, ``N x d``."""
     if not isinstance(basis, GridBasis) or len(basis.parts) > 1:
         return _DenseSites(basis, X)
@@ -327,21 +330,23 @@ def sites(basis: Basis, X: Tensor) -> Sites:
     return _GridSites(basis, X, part, tuple(_locate(part.grid, X)) if keep else None)
 
 
-def kept_sites(basis: Basis, X: Tensor) -> Sites:
-    """Return sites in float32 that keep their features where memory allows, off a single grid.
+def kept_sites(basis: Basis, X: Tensor) -> FeatureSites:
+    """Return sites in float32 with cached features, if memory allows; else as :func:`sites`.
+
+    Also as :func:`sites` on a single grid.
 
     Args:
         basis: Any.
         X: Transformed inputs, ``N x d``.
     """
     dense = not isinstance(basis, GridBasis) or len(basis.parts) > 1
-    if dense and X.shape[0] * basis.rank <= KEPT_FEATURES:
-        return _KeptSites.of(basis, X)
+    if dense and X.shape[0] * basis.rank <= _KEPT_FEATURES:
+        return _CachedSites.of(basis, X)
     return sites(basis, X)
 
 
 @dataclass(frozen=True)
-class Sites(ABC):
+class FeatureSites(ABC):
     """N inputs of one basis with r features z and m outputs.
 
     Attributes:
@@ -365,7 +370,7 @@ class Sites(ABC):
         return self.basis.features(self.X[site : site + 1]).mT
 
     def residual(self) -> Tensor:
-        """Compute the variance of one output that features leave at all sites, ``N``."""
+        """Compute the variance of one output outside the features at all sites, ``N``."""
         if not self.basis.has_residual:
             return self.X.new_zeros(len(self.X))
         parts = [_residual(self.basis, X, None) for X in self.X.split(_ROWS)]
@@ -373,7 +378,7 @@ class Sites(ABC):
 
 
 @dataclass(frozen=True)
-class _DenseSites(Sites):
+class _DenseSites(FeatureSites):
     """Sites of any basis, whose features are computed at each use, in chunks.
 
     Cost O(N r) a function, O(N r²) a form.
@@ -391,21 +396,21 @@ class _DenseSites(Sites):
 
 
 @dataclass(frozen=True)
-class _KeptSites(Sites):
-    """Sites of any basis of one output whose features are kept, in float32.
+class _CachedSites(FeatureSites):
+    """Sites of any basis of one output with cached features, in float32.
 
     Memory O(N r). Cost O(N r²) once, O(N r) a function, O(N r²) a form.
 
     Attributes:
         features: ``N x r``.
-        left: Variance that they leave, ``N``.
+        left: Variance outside the features, ``N``.
     """
 
     features: Tensor
     left: Tensor
 
     @classmethod
-    def of(cls, basis: Basis, X: Tensor) -> _KeptSites:
+    def of(cls, basis: Basis, X: Tensor) -> _CachedSites:
         """Compute the features, of an inducing basis in float32."""
         single = basis
         if isinstance(basis, InducingBasis):
@@ -416,10 +421,10 @@ class _KeptSites(Sites):
             features.split(_ROWS), left.split(_ROWS), X.split(_ROWS), strict=True
         ):
             inputs = rows if single is basis else rows.to(_SINGLE)
-            found = single.features(inputs)
-            z.copy_(found[0])
+            values = single.features(inputs)
+            z.copy_(values[0])
             if basis.has_residual:
-                rest.copy_(_residual(single, inputs, found))
+                rest.copy_(_residual(single, inputs, values))
         return cls(basis, X, features, left)
 
     def linear(self, weights: Tensor) -> Tensor:
@@ -433,7 +438,7 @@ class _KeptSites(Sites):
         return torch.cat(parts, -1).to(matrices)
 
     def residual(self) -> Tensor:
-        """Return the variance that features leave at all sites, ``N``."""
+        """Return the variance outside the features at all sites, ``N``."""
         return self.left.to(self.X)
 
 
@@ -443,7 +448,7 @@ def _residual(basis: Basis, X: Tensor, features: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _GridSites(Sites):
+class _GridSites(FeatureSites):
     """Sites of an interpolation basis, without their N x r features.
 
     A function of the basis is interpolated from its node values, and a quadratic form is a
@@ -452,14 +457,22 @@ class _GridSites(Sites):
 
     Attributes:
         part: The features on its only grid.
-        located: Nodes and interpolation weights, or None where they would be too many to keep.
+        located: Nodes and interpolation weights, or None where they are too many to cache.
     """
 
     part: InterpolationBasis
     located: tuple[tuple[Tensor, Tensor], ...] | None
 
     def linear(self, weights: Tensor) -> Tensor:
-        values = _node_values(self.part, weights)
+        # the functions at the p nodes of the grid, m x k x p, in O(k p Σ r_i)
+        roots = self.part.roots
+        sizes = [root.shape[-1] for root in roots]
+        scaled = weights * self.part.scale.sqrt()[..., None, None]
+        values = weights.new_zeros(*weights.mT.shape[:-1], *sizes).flatten(-len(sizes))
+        values[..., ravel(self.part.index, sizes)] = scaled.mT
+        for root in roots:
+            inner = values.unflatten(-1, (root.shape[-1], -1)).mT
+            values = (inner @ root.mT.unsqueeze(-3)).flatten(-2)
         table = values.flatten(0, -2).mT.contiguous()
         located = _locate(self.part.grid, self.X) if self.located is None else self.located
         parts = [
@@ -485,18 +498,6 @@ def _locate(grid: Grid, X: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         cell, t = grid.locate(chunk)
         nodes = cell.unsqueeze(-2) + corner.reshape(-1, grid.dim)
         yield ravel(nodes, grid.size), outer_product(cubic_weights(t))
-
-
-def _node_values(basis: InterpolationBasis, weights: Tensor) -> Tensor:
-    """Evaluate k functions at the grid's p nodes, ``m x r x k -> m x k x p``. Cost O(k p Σ r_i)."""
-    roots = basis.roots
-    sizes = [root.shape[-1] for root in roots]
-    scaled = weights * basis.scale.sqrt()[..., None, None]
-    tensor = weights.new_zeros(*weights.mT.shape[:-1], *sizes).flatten(-len(sizes))
-    tensor[..., ravel(basis.index, sizes)] = scaled.mT
-    for root in roots:
-        tensor = (tensor.unflatten(-1, (root.shape[-1], -1)).mT @ root.mT.unsqueeze(-3)).flatten(-2)
-    return tensor
 
 
 def _cell_polynomials(basis: InterpolationBasis, matrices: Tensor) -> Tensor:

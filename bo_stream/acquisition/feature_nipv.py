@@ -1,4 +1,4 @@
-"""qNIPV in the space of features: the posterior as one Gaussian over weights, and what it saves."""
+"""qNIPV in the space of features: the posterior as one Gaussian over weights, at a lower cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bo_stream.weights import WeightPosterior
 def weight_space(process: PosteriorProcess) -> WeightSpaceProcess:
     """Fold hypothetical observations into a process's weight posterior; exact.
 
-    Cost nothing for a model's own process, O(q r²) for each batch of q hypothetical observations.
+    Free for a model's own process, O(q r²) for each batch of q hypothetical observations.
 
     Raises:
         UnsupportedError: The basis has a residual, or the process is a selection of outputs.
@@ -50,14 +50,27 @@ def weight_space(process: PosteriorProcess) -> WeightSpaceProcess:
 
 
 def explained(process: PosteriorProcess) -> WeightSpaceProcess | None:
-    """Fold hypothetical observations into a process's weight posterior, whatever its basis leaves.
+    """Fold hypothetical observations into a process's weight posterior, of any basis.
 
     Exact for the part of the process that its features explain. None for a process without
-    features. Cost as of :func:`weight_space`.
+    features. Cost as :func:`weight_space`.
     """
     if isinstance(process, ConditionedProcess):
         base = explained(process.base)
-        return None if base is None else _conditioned(base, process)
+        if base is None:
+            return None
+        # covariance S (I − A Aᵀ) Sᵀ with A = (z S)ᵀ L⁻ᵀ; T = I − A (I + R)⁻¹ Aᵀ with
+        # R Rᵀ = I − Aᵀ A is a root of I − A Aᵀ: multiply out
+        root = base.weights.root
+        own = isinstance(process.base, WeightSpaceProcess)
+        features = process.points.prior if own else base.basis.features(process.points.X)
+        whitened = solve_lower(process.factor, features @ root)
+        identity = torch.eye(whitened.shape[-2]).to(whitened)
+        inner = safe_cholesky(identity - whitened @ whitened.mT) + identity
+        along = root @ whitened.mT
+        mean = base.weights.mean + along @ process.whitened_innovation
+        folded = root - along @ solve_lower(inner, whitened)
+        return WeightSpaceProcess(base.basis, WeightPosterior.of(mean, folded), base.prior_mean)
     if isinstance(process, ObservationSpaceProcess):
         return explained(process.in_weights)
     return process if isinstance(process, WeightSpaceProcess) else None
@@ -77,28 +90,11 @@ def lives_in_features(model: StreamingGP) -> bool:
     return in_weight_space(model.process())
 
 
-def _conditioned(base: WeightSpaceProcess, process: ConditionedProcess) -> WeightSpaceProcess:
-    """Condition the weights: covariance ``S (I − A Aᵀ) Sᵀ`` with ``A = (z S)ᵀ L⁻ᵀ``.
-
-    ``T = I − A (I + R)⁻¹ Aᵀ`` with ``R Rᵀ = I − Aᵀ A`` is a root of ``I − A Aᵀ``: multiply out.
-    """
-    root = base.weights.root
-    own = isinstance(process.base, WeightSpaceProcess)
-    features = process.points.prior if own else base.basis.features(process.points.X)
-    whitened = solve_lower(process.factor, features @ root)
-    identity = torch.eye(whitened.shape[-2]).to(whitened)
-    inner = safe_cholesky(identity - whitened @ whitened.mT) + identity
-    along = root @ whitened.mT
-    mean = base.weights.mean + along @ process.whitened_innovation
-    folded = root - along @ solve_lower(inner, whitened)
-    return WeightSpaceProcess(base.basis, WeightPosterior.of(mean, folded), base.prior_mean)
-
-
 # --- negative integrated posterior variance in feature space -------------------------------------
 
 
 CHUNK_NUMBERS = 4_000_000
-"""Numbers in one chunk of whatever is evaluated at many points."""
+"""Numbers in one chunk of a function that is evaluated at many points."""
 
 FEW_POINTS = 2048
 """Up to this many points are summed in feature space, more in the grid's cells."""
@@ -113,7 +109,7 @@ class FeatureNIPV(AcquisitionFunction):
     ``qNegIntegratedPosteriorVariance`` on the same model (Seo et al., 2000), in the squared units
     of the outcomes, also after hypothetical observations. Differentiable in X.
 
-    Cost O(q r² + q² r) for each of b candidate sets, whatever the measure; O(N r² + r³) once for N
+    Cost O(q r² + q² r) for each of b candidate sets and any measure; O(N r² + r³) once for N
     integration points, O(r³) for a box, and again whenever the model has changed.
 
     Example:
@@ -142,7 +138,7 @@ class FeatureNIPV(AcquisitionFunction):
             weights: Non-negative weights of ``mc_points``, ``N``; only their ratios matter.
             X_pending: Points that will be observed in any case, ``n x d``.
             posterior_transform: A ``ScalarizedPosteriorTransform``, required for several outputs:
-                the variance is then that of the weighted sum of outputs, as in BoTorch.
+                the variance is then of the weighted sum of outputs, as in BoTorch.
 
         Raises:
             BotorchTensorDimensionError: Shapes do not fit the model.
@@ -184,24 +180,23 @@ class FeatureNIPV(AcquisitionFunction):
         if self.model.feature_process(corners) is not self._process:
             self._integrate(corners)  # the model has changed, or X needs a wider basis
         variance = self._gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-        variance = variance - self._reduction(inputs, self.model.noise_at(inputs))
+
+        # less the reduction by the observations at X
+        noise = self.model.noise_at(inputs)
+        rows = row_product(self._space.basis.features(inputs), self._space.weights.root)
+        covariance = rows @ rows.mT + torch.diag_embed(noise.expand(rows.shape[:-1]))
+        projected = row_product(rows, self._gram) @ rows.mT
+        solved = torch.cholesky_solve(projected, safe_cholesky(covariance))
+        variance = variance - solved.diagonal(dim1=-2, dim2=-1).sum(-1)
         factors = variance_factors(self.model, self.posterior_transform)
         return -(variance * factors).sum(-1).to(X.dtype)
 
     def _integrate(self, corners: Tensor) -> None:
-        """Keep the posterior in a basis that reaches the corners, and ``Sᵀ G S`` in it."""
+        """Store the posterior in a basis that reaches the corners, and ``Sᵀ G S`` in it."""
         self._process = self.model.feature_process(corners)
         self._space = weight_space(self._process)
         root = self._space.weights.root
         self._gram = root.mT @ self.measure.gram(self._space.basis) @ root
-
-    def _reduction(self, X: Tensor, noise: Tensor) -> Tensor:
-        """Compute by how much observations at ``... x q x d`` reduce the variance, ``... x m``."""
-        rows = row_product(self._space.basis.features(X), self._space.weights.root)
-        covariance = rows @ rows.mT + torch.diag_embed(noise.expand(rows.shape[:-1]))
-        explained = row_product(rows, self._gram) @ rows.mT
-        solved = torch.cholesky_solve(explained, safe_cholesky(covariance))
-        return solved.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 @acqf_input_constructor(FeatureNIPV)
@@ -288,7 +283,7 @@ class BoxMeasure:
 def _measure(
     model: StreamingGP, mc_points: Tensor | None, bounds: Tensor | None, weights: Tensor | None
 ) -> PointMeasure | BoxMeasure:
-    """Return that of the points, or of the image of the bounds under the input transform."""
+    """Return the measure of the points, or of the box that the input transform makes of bounds."""
     if mc_points is not None and bounds is None:
         return point_measure(model, mc_points, weights)
     if bounds is None or mc_points is not None:
@@ -392,7 +387,7 @@ def listed_inputs(model: StreamingGP, name: str, X: Tensor) -> Tensor:
 
 
 def check_scalar(model: StreamingGP, posterior_transform: PosteriorTransform | None) -> None:
-    """Check that the variance of interest is that of a weighted sum of independent outputs.
+    """Check that the posterior transform is a weighted sum of independent outputs, or not needed.
 
     Raises:
         UnsupportedError: Several outputs without a posterior transform, or one of another kind.

@@ -20,16 +20,16 @@ from bo_stream.allocation.allocator import checked_number
 from bo_stream.likelihoods.sites import STEP, SoftmaxMoments, entropy, softmax_moments
 from bo_stream.models.wiski.dirichlet import DirichletWISKI
 
-MAX_CONFIGURATIONS = 1024
+_MAX_CONFIGURATIONS = 1024
 """Up to this many joint values of q labels are enumerated, beyond it as many are drawn."""
 
-NUM_SAMPLES = 128
+_NUM_SAMPLES = 128
 
 CHUNK = 512
-"""Candidates that are looked at together."""
+"""Candidates that are valued together."""
 
-COARSE = 2.0
-"""Step of the first look at all candidates, in steps of the full accuracy."""
+_COARSE = 2.0
+"""Step of the quadrature that first values all candidates, in steps of the full accuracy."""
 
 Criterion = Literal["BALD", "entropy"]
 
@@ -50,15 +50,15 @@ class LabelAcquisition(AcquisitionFunction):
         model: DirichletWISKI,
         sampler: MCSampler | None = None,
         X_pending: Tensor | None = None,
-        max_configurations: int = MAX_CONFIGURATIONS,
+        max_configurations: int = _MAX_CONFIGURATIONS,
     ) -> None:
-        """Check and keep the arguments.
+        """Check and store the arguments.
 
         Args:
             model: A model of labels, such as ``DirichletWISKI``, that has the scores of all
                 classes; it may be conditioned on hypothetical labels.
             sampler: Normal samples, for more than one point. Default: 128 of a Sobol sequence.
-            X_pending: Points whose labels have been asked for, ``p x d``.
+            X_pending: Points whose labels were requested, ``p x d``.
             max_configurations: Joint labels that are enumerated.
 
         Raises:
@@ -67,7 +67,7 @@ class LabelAcquisition(AcquisitionFunction):
         """
         _check(model, max_configurations)
         super().__init__(model=model)
-        self.sampler = sampler or SobolQMCNormalSampler(torch.Size([NUM_SAMPLES]), seed=0)
+        self.sampler = sampler or SobolQMCNormalSampler(torch.Size([_NUM_SAMPLES]), seed=0)
         self.max_configurations = max_configurations
         self.set_X_pending(X_pending)
 
@@ -100,7 +100,7 @@ class qBALD(LabelAcquisition):
 class PredictiveEntropy(LabelAcquisition):
     """The entropy of q labels: uncertainty sampling.
 
-    High also where the classes overlap, however much is known there.
+    High also where the classes overlap, regardless of how much is known there.
     """
 
     criterion = "entropy"
@@ -114,7 +114,7 @@ def select_labels_from_pool(
     criterion: Criterion = "BALD",
     exclude: Tensor | None = None,
     num_samples: int = 256,
-    max_configurations: int = MAX_CONFIGURATIONS,
+    max_configurations: int = _MAX_CONFIGURATIONS,
     seed: int = 0,
 ) -> Tensor:
     """Choose q of N candidates whose labels teach most together, one after the other.
@@ -122,17 +122,17 @@ def select_labels_from_pool(
     The first has the largest value of :class:`~bo_stream.qBALD` or
     :class:`~bo_stream.PredictiveEntropy`, by quadrature at O(N m r²). Each further one has the
     largest value given the labels before it, in expectation over them, from joint draws of the
-    scores. That is never more than its value alone, so candidates are looked at in the order of
-    these, and no further than could change the choice: exact, at a cost that is mostly the first
-    pick's.
+    scores. That is never more than its value alone, so candidates are valued in the order of their
+    values alone, and no further than could change the choice: exact, at a cost that is mostly the
+    first pick's.
 
     Args:
         model: A model of labels; it may be conditioned on one set of hypothetical labels.
         pool: Candidates, ``N x d``.
         q: How many to choose; all different.
         criterion: ``"BALD"`` or ``"entropy"``.
-        exclude: Candidates not to choose, such as those already asked: a boolean mask, ``N``, or
-            indices, ``n``.
+        exclude: Candidates not to choose, such as those already requested: a boolean mask, ``N``,
+            or indices, ``n``.
         num_samples: Joint draws of the scores.
         max_configurations: Joint labels of the earlier picks that are enumerated; beyond, drawn.
         seed: Seed of the draws.
@@ -155,10 +155,15 @@ def select_labels_from_pool(
     listed_inputs(model, "pool", pool)
     available = available_candidates(exclude, pool, q)
     pool = pool.to(model.train_targets)
-    alone = _values_alone(model, pool, criterion).masked_fill(~available, -torch.inf)
+    # each candidate alone: coarsely, then to full accuracy where the value is large
+    mean, variance = model.marginals(pool)
+    alone = _value(softmax_moments(mean, variance, _COARSE * STEP), criterion)
+    best = alone.topk(min(CHUNK, len(alone))).indices
+    alone[best] = _value(softmax_moments(mean[best], variance[best]), criterion)
+    alone = alone.masked_fill(~available, -torch.inf)
     picks = [int(alone.argmax())]
     if q > 1:
-        candidates = _Candidates(sample_paths(model, num_samples, seed), pool, alone, criterion)
+        candidates = _SortedPool(sample_paths(model, num_samples, seed), pool, alone, criterion)
         generator = torch.Generator(pool.device).manual_seed(seed)
         hypotheses = Hypotheses.none(num_samples, alone)
         for _ in range(q - 1):
@@ -179,21 +184,12 @@ def _check(model: DirichletWISKI, max_configurations: int) -> None:
     checked_number("max_configurations", max_configurations)
 
 
-def _values_alone(model: DirichletWISKI, pool: Tensor, criterion: Criterion) -> Tensor:
-    """Value each candidate alone, ``N``: coarsely, then to full accuracy where it is large."""
-    mean, variance = model.marginals(pool)
-    alone = _value(softmax_moments(mean, variance, COARSE * STEP), criterion)
-    best = alone.topk(min(CHUNK, len(alone))).indices
-    alone[best] = _value(softmax_moments(mean[best], variance[best]), criterion)
-    return alone
-
-
 def _value(moments: SoftmaxMoments, criterion: Criterion) -> Tensor:
     return moments.information if criterion == "BALD" else moments.entropy
 
 
-class _Candidates:
-    """A pool in the order of its candidates' values alone, with draws as far as needed so far."""
+class _SortedPool:
+    """A pool sorted by the candidates' values alone, with draws as far as needed so far."""
 
     def __init__(
         self, paths: SamplePaths, pool: Tensor, alone: Tensor, criterion: Criterion
@@ -243,7 +239,7 @@ class Hypotheses:
         return cls(like.new_ones(1), like.new_full((1, draws), 1.0 / draws))
 
     def conditional_entropy(self, probabilities: Tensor) -> Tensor:
-        """Compute the entropy of one more label given those picked, ``S x n x m -> n``.
+        """Compute the entropy of one more label given the picked ones, ``S x n x m -> n``.
 
         Cost O(C S n m).
         """
@@ -272,7 +268,7 @@ def joint_entropies(
 
     All ``m^q`` joint values are enumerated where there are at most ``max_configurations``, at
     O(S m^q): then the difference is never negative. Else as many are drawn: an estimate whose
-    gradient is that of its expectation. Source: Kirsch, van Amersfoort and Gal (2019), BatchBALD,
+    gradient is the expectation's. Source: Kirsch, van Amersfoort and Gal (2019), BatchBALD,
     eq. 12 and 13.
 
     Args:
@@ -281,27 +277,26 @@ def joint_entropies(
         generator: Source of the draws.
 
     Returns:
-        The entropy of the labels together, and what is left of it when the scores are known, in
-        nats, ``...`` each.
+        The joint entropy of the labels, and their entropy when the scores are known, in nats,
+        ``...`` each.
     """
     q, m = probabilities.shape[-2:]
     expected = entropy(probabilities).sum(-1).mean(0)
     if m**q <= max_configurations:
-        return entropy(_enumerated(probabilities).mean(0)), expected
+        joint = probabilities[..., 0, :]  # of all joint labels: S x ... x m^q in the end
+        for i in range(1, q):
+            joint = (joint.unsqueeze(-1) * probabilities[..., i, :].unsqueeze(-2)).flatten(-2)
+        return entropy(joint.mean(0)), expected
     labels = _drawn(probabilities.detach(), max_configurations, generator)
-    likelihoods = _likelihoods(probabilities, labels)
+    total = torch.zeros((), dtype=probabilities.dtype, device=probabilities.device)
+    for i in range(q):
+        chosen = labels[..., i, :].expand(*probabilities.shape[:-2], labels.shape[-1])
+        total = total + probabilities[..., i, :].gather(-1, chosen).clamp_min(1e-300).log()
+    likelihoods = total.exp().mean(0)  # of the drawn joint labels: ... x max_configurations
     weights, information = likelihoods / likelihoods.detach(), -likelihoods.detach().log()
     mean = information.mean(-1, keepdim=True)
     joint = mean + (weights * (information - mean)).mean(-1, keepdim=True)
     return joint.squeeze(-1), expected
-
-
-def _enumerated(probabilities: Tensor) -> Tensor:
-    """Multiply out the probabilities of all joint labels, ``S x ... x m^q``."""
-    joint = probabilities[..., 0, :]
-    for i in range(1, probabilities.shape[-2]):
-        joint = (joint.unsqueeze(-1) * probabilities[..., i, :].unsqueeze(-2)).flatten(-2)
-    return joint
 
 
 def _drawn(probabilities: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -311,12 +306,3 @@ def _drawn(probabilities: Tensor, count: int, generator: torch.Generator) -> Ten
     shape = (count, *[1] * (probabilities.ndim - 3), probabilities.shape[-2], 1)
     uniform = torch.rand(shape, generator=generator, dtype=torch.float64).to(probabilities)
     return (uniform > cumulative).sum(-1).movedim(0, -1)
-
-
-def _likelihoods(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Average the probabilities of joint labels over the draws, ``... x count``."""
-    total = torch.zeros((), dtype=probabilities.dtype, device=probabilities.device)
-    for i in range(probabilities.shape[-2]):
-        chosen = labels[..., i, :].expand(*probabilities.shape[:-2], labels.shape[-1])
-        total = total + probabilities[..., i, :].gather(-1, chosen).clamp_min(1e-300).log()
-    return total.exp().mean(0)

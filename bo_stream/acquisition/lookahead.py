@@ -1,4 +1,4 @@
-"""What hypothetical observations change at target points, and baselines that are evaluated once."""
+"""Effects of hypothetical observations at target points; baselines that are evaluated once."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from torch import Tensor
 
 from bo_stream.models.base import StreamingGP
 
-ANGLES = 97
+_NUM_ANGLES = 97
 """Nodes in the angle, from 0 to π/2, denser near 0: uniform in its square root."""
 
-DIRECT = 22
-"""Angles, up to 0.08, at which expected losses are integrated anew for each target: where
+_DIRECT = 22
+"""Angles, up to 0.08, at which expected losses are integrated for each target itself: where
 observations tell little, the kink of a loss stays sharper than a table could show."""
 
-FARTHEST = 7.0
-"""Distances from the threshold beyond so many standard deviations count as this one."""
+_FARTHEST = 7.0
+"""Distances from the threshold beyond this many standard deviations count as this many."""
 
-DISTANCES = 449
+_NUM_DISTANCES = 449
 """Nodes in the distance from the threshold, 32 a standard deviation."""
 
-ORDER = 24
+_ORDER = 24
 """Order of the Hermite expansion of a prevalence."""
 
 _Array = NDArray[np.float64]
-_ANGLES: _Array = 0.5 * math.pi * np.linspace(0.0, 1.0, ANGLES) ** 2
-_DISTANCES: _Array = np.linspace(-FARTHEST, FARTHEST, DISTANCES)
+_ANGLES: _Array = 0.5 * math.pi * np.linspace(0.0, 1.0, _NUM_ANGLES) ** 2
+_DISTANCES: _Array = np.linspace(-_FARTHEST, _FARTHEST, _NUM_DISTANCES)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Lookahead(ABC):
 
     @abstractmethod
     def rescaled(self, factor: float) -> Self:
-        """Return the functions of removed variances in other units, factor times those so far."""
+        """Return the functions of removed variances in other units, factor times the present."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class PolynomialLookahead(Lookahead):
 
     def __call__(self, removed: Tensor) -> Tensor:
         """Compute the expected uncertainties; see :class:`Lookahead`."""
-        share = removed_share(removed, self.variance)
+        share = _removed_share(removed, self.variance)
         value = self.coefficients[-1].expand_as(share)
         for coefficient in self.coefficients.flipud()[1:]:
             value = torch.addcmul(coefficient, value, share)
@@ -125,29 +125,29 @@ class SplineLookahead(Lookahead):
     """Uncertainties that are cubic splines in ``√θ`` with the angle ``θ = arcsin √(r / s²)``.
 
     Attributes:
-        coefficients: Of powers from 3 to 0 of the place in a cell, ``4 x M x cells``.
+        coefficients: Of powers from 3 to 0 of the position in a cell, ``4 x M x cells``.
     """
 
     coefficients: Tensor
 
     @classmethod
     def of(cls, variance: Tensor, values: _Array) -> Self:
-        """Interpolate values at the angles, ``M x ANGLES``."""
-        spline = CubicSpline(np.arange(ANGLES), values, axis=-1).c  # power x cell x M
+        """Interpolate values at the angles, ``M x 97``."""
+        spline = CubicSpline(np.arange(_NUM_ANGLES), values, axis=-1).c  # power x cell x M
         return cls(variance, torch.as_tensor(spline.swapaxes(1, 2).copy()).to(variance))
 
     def __call__(self, removed: Tensor) -> Tensor:
         """Compute the expected uncertainties; see :class:`Lookahead`."""
         cells = self.coefficients.shape[-1]
-        angle = removed_share(removed, self.variance).sqrt().asin()
-        place = angle.sqrt() * (cells / math.sqrt(0.5 * math.pi))
-        cell = place.floor().clamp_max(cells - 1)
-        place = place - cell
-        rows = torch.arange(len(self.variance), device=place.device) * cells
+        angle = _removed_share(removed, self.variance).sqrt().asin()
+        position = angle.sqrt() * (cells / math.sqrt(0.5 * math.pi))
+        cell = position.floor().clamp_max(cells - 1)
+        position = position - cell
+        rows = torch.arange(len(self.variance), device=position.device) * cells
         index = cell.long() + rows
         value, *rest = (power.flatten().take(index) for power in self.coefficients)
         for coefficient in rest:
-            value = torch.addcmul(coefficient, value, place)
+            value = torch.addcmul(coefficient, value, position)
         return value
 
     def part(self, chosen: slice) -> Self:
@@ -159,7 +159,7 @@ class SplineLookahead(Lookahead):
         return type(self)(self.variance * factor, self.coefficients)
 
 
-def removed_share(removed: Tensor, variance: Tensor) -> Tensor:
+def _removed_share(removed: Tensor, variance: Tensor) -> Tensor:
     """Return ``r / s²`` within [0, 1], 0 where there is no variance."""
     return (removed / variance.clamp_min(1e-300)).clamp(0.0, 1.0)
 
@@ -169,8 +169,8 @@ def prevalence_variance(mean: Tensor, variance: Tensor, slope: Tensor) -> Polyno
 
     Two values of f of correlation ``c = r / s²`` have ``E (E p)² = Σ_k h_k² c^k`` with the Hermite
     coefficients ``h_k = E p(m + s Z) He_k(Z) / √k!`` (Mehler's expansion); ``E p²`` is the same sum
-    for c = 1. What the sum up to ``ORDER`` lacks of ``E p²`` is the coefficient of the next power,
-    which errs by at most that coefficient times the power. All by the trapezoidal rule.
+    for c = 1. The part of ``E p²`` beyond the sum up to order 24 is the coefficient of the next
+    power, which errs by at most that coefficient times the power. All by the trapezoidal rule.
 
     Args:
         mean: m, ``M``.
@@ -182,19 +182,14 @@ def prevalence_variance(mean: Tensor, variance: Tensor, slope: Tensor) -> Polyno
     weights = weights / weights.sum()
     chance = (mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes).sigmoid()
     second = chance.square() @ weights
-    squares = [(chance @ (hermite * weights)).square() for hermite in _hermite(nodes)]
+    hermite = [torch.ones_like(nodes), nodes]  # normalised, of orders from 0
+    for k in range(1, _ORDER):
+        hermite.append((nodes * hermite[k] - math.sqrt(k) * hermite[k - 1]) / math.sqrt(k + 1.0))
+    squares = [(chance @ (values * weights)).square() for values in hermite]
     rest = (second - torch.stack(squares).sum(0)).clamp_min(0.0)
     spread = torch.stack([*squares[1:], rest])
     coefficients = torch.cat((spread.sum(0, keepdim=True), -spread))
     return PolynomialLookahead(variance, slope * coefficients)
-
-
-def _hermite(nodes: Tensor) -> list[Tensor]:
-    """Evaluate normalised Hermite polynomials of orders from 0 to ``ORDER``."""
-    values = [torch.ones_like(nodes), nodes]
-    for k in range(1, ORDER):
-        values.append((nodes * values[k] - math.sqrt(k) * values[k - 1]) / math.sqrt(k + 1.0))
-    return values
 
 
 def misclassification(distance: Tensor, variance: Tensor) -> SplineLookahead:
@@ -227,24 +222,24 @@ def exceedance_loss(loss: Loss, distance: Tensor, variance: Tensor) -> SplineLoo
         variance: s², ``M``.
     """
     a = distance.cpu().numpy()
-    few = expected_losses(loss, a, _ANGLES[:DIRECT], points=161)
-    most = _interpolated(loss)(np.clip(a, -FARTHEST, FARTHEST))
+    few = _expected_losses(loss, a, _ANGLES[:_DIRECT], points=161)
+    most = _interpolated(loss)(np.clip(a, -_FARTHEST, _FARTHEST))
     return SplineLookahead.of(variance, np.concatenate((few, most), -1))
 
 
 @lru_cache(maxsize=8)
 def _interpolated(loss: Loss) -> CubicSpline:
-    """Interpolate expected losses in the distance, at all angles but the first ``DIRECT``."""
-    table = expected_losses(loss, _DISTANCES, _ANGLES[DIRECT:])
+    """Interpolate expected losses in the distance, at all angles but the first ones."""
+    table = _expected_losses(loss, _DISTANCES, _ANGLES[_DIRECT:])
     return CubicSpline(_DISTANCES, table, axis=0)
 
 
-def expected_losses(loss: Loss, distances: _Array, angles: _Array, points: int = 401) -> _Array:
+def _expected_losses(loss: Loss, distances: _Array, angles: _Array, points: int = 401) -> _Array:
     """Integrate ``V(a, θ) = E ψ(Φ(Y))`` with ``Y ~ N(a / cos θ, tan² θ)``.
 
     By the trapezoidal rule, exponentially accurate where ψ is smooth: in ``(Y − E Y) / tan θ`` up
-    to 45 degrees, beyond them in Y, of what is left of ψ without its chord from 0 to 1, whose
-    expectation is that of ``Φ(a)``.
+    to 45 degrees, beyond them in Y, of ψ less its chord from 0 to 1, whose expectation is the chord
+    at ``Φ(a)``.
 
     Args:
         loss: ψ.
@@ -305,8 +300,8 @@ A = TypeVar("A", bound=AcquisitionFunction)
 def evaluate_known_points_once(acqf: A) -> A:
     """Cache the model's evaluations at an acquisition function's baseline and pending points.
 
-    Monte Carlo acquisition functions ask for the joint posterior of q candidates and k points that
-    stay: pending ones, and the baseline of those like ``qLogNoisyExpectedImprovement`` and
+    Monte Carlo acquisition functions compute the joint posterior of q candidates and k points that
+    stay: pending ones, and the baseline of functions like ``qLogNoisyExpectedImprovement`` and
     ``qLogNoisyExpectedHypervolumeImprovement``. Cost of streaming models, alone or in a list,
     O(q r² + k q r) instead of O((k + q) r²); values and gradients stay as they are. Other models
     stay as they are, and pending points that are set later are evaluated with every candidate.

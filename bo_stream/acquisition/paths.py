@@ -94,19 +94,19 @@ def mean_path(model: StreamingGP) -> SamplePaths:
     affine makes it the posterior median.
     """
     process = _folded(model)
-    terms: Terms = (PathTerm(process.mean),)
+    terms: _Terms = (PathTerm(process.mean),)
     if isinstance(process, WeightSpaceProcess) and not process.basis.has_residual:
         features = _features(process.basis, process.weights.mean)
         terms = _constant(process.prior_mean), features
-    return SamplePaths(model, terms, shape_of(process))
+    return SamplePaths(model, terms, _shape_of(process))
 
 
 @torch.no_grad()
 def _draw(model: StreamingGP, sample_shape: Size, seed: int | None) -> SamplePaths:
     process, device = _folded(model), model.train_targets.device
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
-    shape = Size((*sample_shape, *shape_of(process)))
-    return SamplePaths(model, draw_terms(process, RandomDraws(shape, device, generator)), shape)
+    shape = Size((*sample_shape, *_shape_of(process)))
+    return SamplePaths(model, _draw_terms(process, RandomDraws(shape, device, generator)), shape)
 
 
 def _folded(model: StreamingGP) -> PosteriorProcess:
@@ -118,11 +118,11 @@ def _folded(model: StreamingGP) -> PosteriorProcess:
 class SamplePaths(DeterministicModel):
     """Functions drawn from a posterior, as a model without uncertainty.
 
-    The batch shape is that of the draws, then the model's: inputs ``q x d`` are evaluated by every
+    The batch shape is the draws', then the model's: inputs ``q x d`` are evaluated by every
     function, inputs ``n x q x d`` each by its own. Made by :func:`sample_paths`.
     """
 
-    def __init__(self, model: StreamingGP, terms: Terms, shape: Size) -> None:
+    def __init__(self, model: StreamingGP, terms: _Terms, shape: Size) -> None:
         """Keep terms of functions of shape ``sample_shape x batch_shape x m``, and the transforms.
 
         The terms of a function add up to it, in transformed units.
@@ -159,7 +159,7 @@ class SamplePaths(DeterministicModel):
         inputs = X
         for transform in input_transforms:
             inputs = transform(inputs)
-        values = sum_of(self._terms, inputs.double()).mT
+        values = _sum_of(self._terms, inputs.double()).mT
         if outcome_transform is not None:
             values, _ = outcome_transform.untransform(values)
         return values[..., self._outputs].to(X.dtype)
@@ -234,7 +234,7 @@ class PathTerm:
     """A function of each draw, batch element and output, in transformed units.
 
     Attributes:
-        function: Takes what was drawn, then inputs; a function or method, to be pickled as it is.
+        function: Takes ``drawn``, then inputs; a function or method of a module, to be pickled.
         drawn: Tensors of leading dimensions ``sample_shape x batch_shape x m``, or objects of such.
     """
 
@@ -246,30 +246,30 @@ class PathTerm:
         return self.function(*self.drawn, X)
 
 
-Terms = tuple[PathTerm, ...]
+_Terms = tuple[PathTerm, ...]
 
 
-def sum_of(terms: Sequence[PathTerm], X: Tensor) -> Tensor:
+def _sum_of(terms: Sequence[PathTerm], X: Tensor) -> Tensor:
     """Evaluate the sum of some functions, ``... x m x n``."""
     total: Any = sum(torch.broadcast_tensors(*(term(X) for term in terms)))
     return total
 
 
-def shape_of(process: Any) -> Size:
+def _shape_of(process: Any) -> Size:
     """Return the ``batch_shape x m`` of a process."""
     if isinstance(process, ConditionedProcess):
         return torch.broadcast_shapes(
-            shape_of(process.base), process.whitened_innovation.shape[:-2]
+            _shape_of(process.base), process.whitened_innovation.shape[:-2]
         )
     if isinstance(process, SelectedProcess):
-        return Size((*shape_of(process.base)[:-1], len(process.outputs)))
+        return Size((*_shape_of(process.base)[:-1], len(process.outputs)))
     if isinstance(process, ShiftedProcess):
-        return shape_of(process.base)
+        return _shape_of(process.base)
     return process.prior_mean.shape[:-1]
 
 
 @singledispatch
-def draw_terms(process: PosteriorProcess, draws: RandomDraws) -> Terms:
+def _draw_terms(process: PosteriorProcess, draws: RandomDraws) -> _Terms:
     """Draw functions from a process; their values are the sums of the terms.
 
     Args:
@@ -285,8 +285,8 @@ def draw_terms(process: PosteriorProcess, draws: RandomDraws) -> Terms:
     )
 
 
-@draw_terms.register
-def _(process: LocalProcess, draws: RandomDraws) -> Terms:
+@_draw_terms.register
+def _(process: LocalProcess, draws: RandomDraws) -> _Terms:
     raise UnsupportedError(
         "LocalGP has no functions to draw, for its nearest models change abruptly from place to "
         "place: draw values at points by model.posterior(X).rsample(), or take OSGPR, ClusteredGP "
@@ -294,22 +294,22 @@ def _(process: LocalProcess, draws: RandomDraws) -> Terms:
     )
 
 
-@draw_terms.register
-def _(process: WeightSpaceProcess, draws: RandomDraws) -> Terms:
+@_draw_terms.register
+def _(process: WeightSpaceProcess, draws: RandomDraws) -> _Terms:
     """Draw weights from their posterior, and the basis's residual from its prior."""
     mean, root = process.weights.mean, process.weights.root
     weights = mean + row_product(root, draws.normal(root.shape[-1], 1))
     return _constant(process.prior_mean), *_of_weights(process.basis, weights, draws)
 
 
-@draw_terms.register
-def _(process: ObservationSpaceProcess, draws: RandomDraws) -> Terms:
+@_draw_terms.register
+def _(process: ObservationSpaceProcess, draws: RandomDraws) -> _Terms:
     """Draw in the weights of the process's features."""
-    return draw_terms(process.in_weights, draws)
+    return _draw_terms(process.in_weights, draws)
 
 
-@draw_terms.register
-def _(process: ClusteredProcess, draws: RandomDraws) -> Terms:
+@_draw_terms.register
+def _(process: ClusteredProcess, draws: RandomDraws) -> _Terms:
     """``g(x) + k(x, Z) (K + Λ)⁻¹ (u − g(Z) − ε)``, by square roots of precisions."""
     prior = draw_prior(process.kernel, process.Z.shape[-1], process.outputs, draws)
     terms = _constant(process.prior_mean), PathTerm(operator.call, (prior,))
@@ -323,14 +323,14 @@ def _(process: ClusteredProcess, draws: RandomDraws) -> Terms:
     return *terms, _kernel_sum(process.kernel, process.Z, process.outputs, weights)
 
 
-@draw_terms.register
-def _(process: ShiftedProcess, draws: RandomDraws) -> Terms:
+@_draw_terms.register
+def _(process: ShiftedProcess, draws: RandomDraws) -> _Terms:
     """Draw from the base, and add the shift."""
-    return *draw_terms(process.base, draws), PathTerm(process.shift.__call__)
+    return *_draw_terms(process.base, draws), PathTerm(process.shift.__call__)
 
 
-@draw_terms.register
-def _(process: FunctionProcess, draws: RandomDraws) -> Terms:
+@_draw_terms.register
+def _(process: FunctionProcess, draws: RandomDraws) -> _Terms:
     """Draw weights from their posterior, and the augmentation's part from its prior."""
     moments = process.weights
     weights = moments.mean + moments.scale * draws.normal(moments.mean.shape[-1])
@@ -347,29 +347,29 @@ def _(process: FunctionProcess, draws: RandomDraws) -> Terms:
     return *terms, PathTerm(partial(_augmented, process), (prior,))
 
 
-@draw_terms.register
-def _(process: ConditionedProcess, draws: RandomDraws) -> Terms:
+@_draw_terms.register
+def _(process: ConditionedProcess, draws: RandomDraws) -> _Terms:
     """``f(x) + cov(x, X) C⁻¹ (Y − f(X) − ε)`` with f a function of the base, ``C = F Fᵀ``."""
     base, points, factor = process.base, process.points, process.factor
-    terms = draw_terms(base, draws)
+    terms = _draw_terms(base, draws)
     own = _noise_in(factor, base.variance_at(points))
-    values = sum_of(terms, points.X.double()) - base.mean_at(points)
+    values = _sum_of(terms, points.X.double()) - base.mean_at(points)
     values = (values + own.sqrt() * draws.normal(factor.shape[-1])).unsqueeze(-1)
     missing = process.whitened_innovation - _solve(factor, values)
     update = partial(_update, base, points)
     return *terms, PathTerm(update, (_solve_transposed(factor, missing),))
 
 
-@draw_terms.register
-def _(process: SelectedProcess, draws: RandomDraws) -> Terms:
+@_draw_terms.register
+def _(process: SelectedProcess, draws: RandomDraws) -> _Terms:
     """Draw functions of all outputs of the base, and keep some of them."""
-    shape = Size((*draws.shape[:-1], shape_of(process.base)[-1]))
-    terms = draw_terms(process.base, replace(draws, shape=shape))
+    shape = Size((*draws.shape[:-1], _shape_of(process.base)[-1]))
+    terms = _draw_terms(process.base, replace(draws, shape=shape))
     return (PathTerm(partial(_selected, list(process.outputs)), terms),)
 
 
 @singledispatch
-def _of_weights(basis: Basis, weights: Tensor, draws: RandomDraws) -> Terms:
+def _of_weights(basis: Basis, weights: Tensor, draws: RandomDraws) -> _Terms:
     """Return ``z(x)ᵀ w`` with weights ``... x m x r x 1``, and a draw of the residual."""
     if not basis.has_residual:
         return (_features(basis, weights),)
@@ -380,7 +380,7 @@ def _of_weights(basis: Basis, weights: Tensor, draws: RandomDraws) -> Terms:
 
 
 @_of_weights.register
-def _(basis: InducingBasis, weights: Tensor, draws: RandomDraws) -> Terms:
+def _(basis: InducingBasis, weights: Tensor, draws: RandomDraws) -> _Terms:
     """``g(x) + k(x, Z) L⁻ᵀ (w − L⁻¹ (g(Z) + e))`` with g from the prior, e the jitter's noise."""
     prior = draw_prior(basis.kernel, basis.Z.shape[-1], basis.outputs, draws)
     term = PathTerm(operator.call, (prior,))
@@ -394,7 +394,7 @@ def _(basis: InducingBasis, weights: Tensor, draws: RandomDraws) -> Terms:
 
 
 @_of_weights.register
-def _(basis: FunctionBasis, weights: Tensor, draws: RandomDraws) -> Terms:
+def _(basis: FunctionBasis, weights: Tensor, draws: RandomDraws) -> _Terms:
     """Matheron's rule for functions β, combinations of them, and noisy ones."""
     kernel, outputs = basis.kernel, basis.outputs
     prior = draw_prior(kernel, basis.functions.points.shape[-1], outputs, draws)
@@ -424,7 +424,7 @@ def _value(value: Tensor, X: Tensor) -> Tensor:
 
 
 def _features(basis: Basis, weights: Tensor) -> PathTerm:
-    """Return ``z(x)ᵀ w`` with w ``... x m x r x 1``. Cost O(n r) beside the features."""
+    """Return ``z(x)ᵀ w`` with w ``... x m x r x 1``. Cost O(n r) besides the features."""
     return PathTerm(partial(_weighted_features, basis), (weights,))
 
 
@@ -474,7 +474,7 @@ def _augmented(process: FunctionProcess, functions: FourierFunctions, X: Tensor)
 def _selected(outputs: list[int], *terms_and_inputs: Any) -> Tensor:
     """Evaluate some outputs of a sum of functions."""
     *terms, X = terms_and_inputs
-    return sum_of(terms, X)[..., outputs, :]
+    return _sum_of(terms, X)[..., outputs, :]
 
 
 def _noise_in(factor: Tensor, variance: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
 from torch import Tensor
 
-from bo_stream.acquisition.criteria import Sites, sites
+from bo_stream.acquisition.criteria import FeatureSites, sites
 from bo_stream.acquisition.feature_nipv import (
     PointMeasure,
     box_of,
@@ -24,13 +24,13 @@ from bo_stream.acquisition.feature_nipv import (
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite
 from bo_stream.process.observation_space import ObservationSpaceProcess
-from bo_stream.process.process import Points, PosteriorProcess, WeightSpaceProcess
+from bo_stream.process.process import Points, PosteriorProcess
 from bo_stream.weights import WeightPosterior
 
 TIE = 1e-10
-"""Gains within this part of the largest one tie with it; of those the lowest index is picked."""
+"""Gains that differ from the largest by this fraction tie with it; the lowest index is picked."""
 
-AGREEMENT = 1e-10
+_AGREEMENT = 1e-10
 """Frobenius norm of a difference, per square root of the rank r, that counts as rounding error."""
 
 _SPARE = 8
@@ -52,20 +52,20 @@ def select_from_pool(
     """Choose q of N candidates, one after the other, that reduce the mean posterior variance most.
 
     Each pick has the largest gain, ``zᵀ Σ G Σ z / (zᵀ Σ z + noise)`` (per cost, if given), in the
-    variance that remains after the picks before it: greedy qNIPV. For repeated choices from the
-    same pool keep a :class:`PoolSelector`.
+    variance that remains after the previous picks: greedy qNIPV. For repeated choices from the same
+    pool use one :class:`PoolSelector`.
 
     Args:
         model: Any without batch shape. Cheapest is one whose basis leaves no residual, such as
-            ``WISKI``; of another the covariances of all candidates with all points are kept, O(N M)
-            numbers, so that some hundred ``mc_points`` are better than many thousand.
+            ``WISKI``; for others the covariances of all candidates with all points are stored,
+            O(N M) numbers, so that some hundred ``mc_points`` are better than many thousand.
         pool: Candidates, ``N x d``.
         q: How many to choose; all different.
         mc_points: Points over which the variance is averaged, ``M x d``.
         exclude: Candidates not to choose: a boolean mask, ``N``, or indices, ``n``.
         costs: Positive cost of each candidate, ``N``: picks then have the largest gain per cost.
         posterior_transform: A ``ScalarizedPosteriorTransform``, required for several outputs.
-        pending: Candidates that have been asked for and are not observed yet, as ``exclude``: not
+        pending: Candidates that were requested and are not observed yet, as ``exclude``: not
             chosen either, and the others are chosen as if the model had observed them.
 
     Returns:
@@ -87,18 +87,17 @@ class PoolSelector:
     """Repeated greedy choices from one pool, for a model that goes on learning.
 
     For a model whose basis leaves no residual neither N x N nor N x M nor N x r numbers are formed;
-    for a pool on a grid the memory is that of the candidates' interpolation weights, O(4^d N).
+    for a pool on a grid the memory is the candidates' interpolation weights, O(4^d N).
 
-    Between choices the gains of all candidates are kept. A choice after k new observations with the
-    same hyperparameters changes them by rank k: O(k r²) and 2k functions at the candidates, none if
-    the observations are those that were chosen. Each pick costs O(r²) and two functions. Any other
-    change of the model (a refit, a growing grid) has them computed anew: O(r³) and two quadratic
+    Between choices the gains of all candidates are cached. A choice after k new observations with
+    the same hyperparameters changes them by rank k: O(k r²) and 2k functions at the candidates,
+    none if the chosen candidates were observed. Each pick costs O(r²) and two functions. Any other
+    change of the model (a refit, a growing grid) has them computed again: O(r³) and two quadratic
     forms. For a model with a residual they always are: O(N M r), and O(N (M + r)) for each pick;
-    but those of an exact model of n observations are kept where it observed what was chosen:
-    O(N n² + N M n) anew, O(N (M + n)) for each pick.
+    but the gains of an exact model of n observations stay cached if it observed the chosen points:
+    O(N n² + N M n) the first time, O(N (M + n)) for each pick.
 
-    With an outcome transform other than ``Standardize`` the variance is that of the transformed
-    outcome.
+    With an outcome transform other than ``Standardize`` the variance is of the transformed outcome.
 
     Example:
         >>> selector = PoolSelector(model, pool, mc_points)
@@ -127,7 +126,7 @@ class PoolSelector:
         self._posterior_transform = posterior_transform
         self._observations = 0.0
         self._known: tuple[Gains, Gains] | None = None  # before and after the last choice
-        self._exact: _Choice | None = None
+        self._exact: _ExactChoice | None = None
 
     def __len__(self) -> int:
         """Return the number N of candidates."""
@@ -145,11 +144,36 @@ class PoolSelector:
 
         Arguments, result and errors as :func:`select_from_pool`.
         """
-        unavailable, waiting = self._unavailable(exclude, pending)
-        available = available_candidates(unavailable, self._pool, q)
-        costs = self._checked_costs(costs)
-        before = self._gains_now()
-        gains, noise = before, self._noise()
+        waiting: list[int] = []
+        if pending is not None and pending.numel() > 0:
+            index = checked_indices("pending", pending, len(self)).to(self._pool.device)
+            if exclude is None:
+                waiting, exclude = index.unique().tolist(), index
+            else:
+                excluded = checked_indices("exclude", exclude, len(self)).to(index)
+                left = index[~torch.isin(index, excluded)].unique()
+                waiting, exclude = left.tolist(), torch.cat((excluded, left))
+        available = available_candidates(exclude, self._pool, q)
+        if costs is None:
+            costs = self._pool.new_ones(len(self))
+        if costs.shape != (len(self),):
+            raise BotorchTensorDimensionError(
+                f"Expected costs of shape `{len(self)}`, one for each candidate of pool, got "
+                f"{tuple(costs.shape)}."
+            )
+        check_finite("costs", costs)
+        if bool((costs <= 0).any()):
+            raise InputDataError(
+                f"Expected costs to be positive, got {int((costs <= 0).sum())} that are not. Use "
+                "exclude for candidates that cannot be chosen."
+            )
+        costs = costs.to(self._pool)
+
+        before = gains = self._gains_now()
+        parts = self._pool.double().split(_ROWS)
+        noise = torch.cat(
+            [self._model.noise_at(part).double().expand(-1, len(part)) for part in parts], -1
+        )
         factors = variance_factors(self._model, self._posterior_transform).unsqueeze(-1)
         for candidate in waiting:
             gains = gains.observing(candidate, noise[:, candidate, None])
@@ -167,46 +191,27 @@ class PoolSelector:
             process = self._model.process(self._corners)
             self._exact = None
             if isinstance(process, ObservationSpaceProcess) and not waiting:
-                self._exact = _Choice(process, self._pool[picks].double(), noise[:, picks], gains)
+                self._exact = _ExactChoice(
+                    process, self._pool[picks].double(), noise[:, picks], gains
+                )
         return torch.tensor(picks, device=self._pool.device)
 
     def _gains_now(self) -> Gains | VarianceGains:
-        """Return the gains under the model's present posterior."""
+        """Return the gains under the model's present posterior.
+
+        In weight space from the gains of the last choice where that is cheaper: they are the gains
+        before that choice, the gains after it if it was observed, or differ from the gains before
+        it by a change of as low a rank as there were observations since.
+        """
         process = self._model.process(self._corners)
         if isinstance(process, ObservationSpaceProcess) and process.prior.has_residual:
             if self._exact is not None and self._exact.is_observed_by(process):
                 return self._exact.gains
             return VarianceGains.of(process, self._pool, self._measure)
         process = self._model.feature_process(self._corners)
-        if in_weight_space(process):
-            return self._gains(weight_space(process))
-        return VarianceGains.of(process, self._pool, self._measure)
-
-    def _unavailable(
-        self, exclude: Tensor | None, pending: Tensor | None
-    ) -> tuple[Tensor | None, list[int]]:
-        """Return the candidates not to be chosen, and the pending ones that are not excluded."""
-        if pending is None or pending.numel() == 0:
-            return exclude, []
-        waiting = checked_indices("pending", pending, len(self)).to(self._pool.device)
-        if exclude is None:
-            return waiting, waiting.unique().tolist()
-        excluded = checked_indices("exclude", exclude, len(self)).to(waiting)
-        left = waiting[~torch.isin(waiting, excluded)].unique()
-        return torch.cat((excluded, left)), left.tolist()
-
-    def _noise(self) -> Tensor:
-        """Return the noise variance at each candidate, ``m x N``, some thousand at a time."""
-        parts = self._pool.double().split(_ROWS)
-        noise = [self._model.noise_at(part).double().expand(-1, len(part)) for part in parts]
-        return torch.cat(noise, -1)
-
-    def _gains(self, space: WeightSpaceProcess) -> Gains:
-        """Return the gains under a posterior, from those of the last choice where that is cheaper.
-
-        They are those before that choice, those after it if it was observed, or differ from the
-        former by a change of as low a rank as there were observations since.
-        """
+        if not in_weight_space(process):
+            return VarianceGains.of(process, self._pool, self._measure)
+        space = weight_space(process)
         rank = round(abs(self._model.num_observations - self._observations))
         self._observations = self._model.num_observations
         if self._known is None or self._known[0].sites.basis is not space.basis:
@@ -224,22 +229,6 @@ class PoolSelector:
             return Gains.of(before.sites, before.gram, space.weights)
         return before.changed(*change, new)
 
-    def _checked_costs(self, costs: Tensor | None) -> Tensor:
-        if costs is None:
-            return self._pool.new_ones(len(self))
-        if costs.shape != (len(self),):
-            raise BotorchTensorDimensionError(
-                f"Expected costs of shape `{len(self)}`, one for each candidate of pool, got "
-                f"{tuple(costs.shape)}."
-            )
-        check_finite("costs", costs)
-        if bool((costs <= 0).any()):
-            raise InputDataError(
-                f"Expected costs to be positive, got {int((costs <= 0).sum())} that are not. Use "
-                "exclude for candidates that cannot be chosen."
-            )
-        return costs.to(self._pool)
-
 
 @dataclass(frozen=True)
 class Gains:
@@ -256,15 +245,15 @@ class Gains:
         variance: ``zᵀ Σ z``, ``m x N``.
     """
 
-    sites: Sites
+    sites: FeatureSites
     gram: Tensor
     covariance: WeightCovariance
     numerator: Tensor
     variance: Tensor
 
     @classmethod
-    def of(cls, sites: Sites, gram: Tensor, weights: WeightPosterior) -> Gains:
-        """Compute all gains anew. Cost O(r³) and two quadratic forms at all candidates."""
+    def of(cls, sites: FeatureSites, gram: Tensor, weights: WeightPosterior) -> Gains:
+        """Compute all gains. Cost O(r³) and two quadratic forms at all candidates."""
         covariance = weights.covariance()
         forms = torch.stack((covariance @ gram @ covariance, covariance))
         numerator, variance = sites.quadratic(forms)
@@ -344,7 +333,7 @@ def same(
     if change is not None:
         directions, amounts = change
         images = images - directions @ (amounts.unsqueeze(-1) * (directions.mT @ probes))
-    return bool(images.square().mean() <= AGREEMENT**2)
+    return bool(images.square().mean() <= _AGREEMENT**2)
 
 
 def low_rank_change(
@@ -403,7 +392,7 @@ class JointGains:
 
     @classmethod
     def of(cls, process: PosteriorProcess, pool: Tensor, points: PointMeasure) -> JointGains:
-        """Compute the covariances of a process as it is. Cost O(N M r) for its r features."""
+        """Compute the covariances under a process with r features. Cost O(N M r)."""
         at = process.at(pool)
         covariance = process.cross_covariance(at, process.at(points.points))
         variance = process.variance_at(at).expand(covariance.shape[:-1])
@@ -452,7 +441,7 @@ class VarianceGains:
 
     @classmethod
     def of(cls, process: PosteriorProcess, pool: Tensor, points: PointMeasure) -> VarianceGains:
-        """Compute the gains of a process as it is; cost as of :meth:`JointGains.of`."""
+        """Compute the gains under a process; cost as :meth:`JointGains.of`."""
         joint = JointGains.of(process, pool, points)
         numerator = joint.covariance.square() @ joint.weights
         none = joint.covariance[..., :0, :]
@@ -485,14 +474,14 @@ class VarianceGains:
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _ExactChoice:
     """A choice for an exact model.
 
     Attributes:
-        process: The posterior before it.
-        X: What was chosen, in transformed inputs, ``k x d``.
-        noise: Noise variances there, ``m x k``.
-        gains: Of all candidates after it.
+        process: The posterior before the choice.
+        X: The k chosen candidates in transformed inputs, ``k x d``.
+        noise: Noise variances at the chosen candidates, ``m x k``.
+        gains: Gains of all candidates after the choice.
     """
 
     process: ObservationSpaceProcess
@@ -501,22 +490,22 @@ class _Choice:
     gains: VarianceGains
 
     def is_observed_by(self, process: ObservationSpaceProcess) -> bool:
-        """Say whether a process is the former one that observed this choice and nothing else."""
-        known, told = self.process.told.X.shape[-2], process.told
+        """Tell whether a process is the earlier one that observed this choice and nothing else."""
+        known, observed = self.process.told.X.shape[-2], process.told
         return (
             process.prior is self.process.prior
-            and told.X.shape[-2] == known + len(self.X)
-            and torch.equal(told.X[..., known:, :].reshape(-1, *self.X.shape[1:]), self.X)
-            and torch.allclose(told.noise[..., known:], self.noise, rtol=1e-9, atol=0.0)
+            and observed.X.shape[-2] == known + len(self.X)
+            and torch.equal(observed.X[..., known:, :].reshape(-1, *self.X.shape[1:]), self.X)
+            and torch.allclose(observed.noise[..., known:], self.noise, rtol=1e-9, atol=0.0)
         )
 
 
 def thinned(X: Tensor, count: int) -> Tensor:
     """Choose points that stand for all: one of each of ``count`` cells of about as many points.
 
-    Cells come of cutting along their longest side, as those of a k-d tree; the point of a cell is
-    the nearest to its mean. A mean over these points is nearer to that over all than one over as
-    many that are drawn: choices then fill the space evenly, and not the gaps of a draw. Costs
+    Cells are cut along their longest side, as in a k-d tree; the point of a cell is the nearest to
+    its mean. A mean over these points is nearer to the mean over all points than a mean over as
+    many random ones: choices then fill the space evenly, and not the gaps of a draw. Cost
     O(n d log count).
 
     Args:

@@ -38,11 +38,11 @@ from bo_stream.models.wiski.dirichlet import DirichletWISKI
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
 
-LABELS = (BernoulliLikelihood, LogisticLikelihood)
+_LABELS = (BernoulliLikelihood, LogisticLikelihood)
 """Likelihoods of class labels."""
 
 MOST_TARGETS = 2048
-"""Of a larger pool so many candidates, drawn at random, are the targets unless told."""
+"""Of a larger pool this many candidates, drawn at random, are the targets unless given."""
 
 MOST_PAIRS = 32_000_000
 """Pairs of a candidate and a target up to which the gains of all candidates are exact."""
@@ -54,8 +54,9 @@ class SiteChoice:
 
     Attributes:
         indices: Into the pool, in the order of choice, ``k``; k <= q.
-        gains: Expected fall of the criterion's weighted sum by each, given those before, ``k``.
-        costs: Of each, travel included, ``k``; zeros where nothing costs anything.
+        gains: Expected fall of the criterion's weighted sum by each site, given the earlier ones,
+            ``k``.
+        costs: Cost of each site, travel included, ``k``; zeros where nothing costs anything.
         before: Weighted sum of the criterion, expected after pending sites.
         after: Weighted sum expected after the round.
     """
@@ -84,7 +85,7 @@ def select_sites(
     """Choose up to q of N candidates, one after the other, that lower a criterion most.
 
     Each pick has the largest expected fall of ``Σ_j w_j U_j`` over target points j, given the picks
-    before it, whatever will be observed there. Mean and variance before the round stay as they are,
+    before it. Mean and variance before the round stay as they are,
     and the variance that observations remove adds up. Where sites have costs, a pick has the
     largest fall per cost; under a budget the better of that round and the one that only heeds the
     budget is taken (Leskovec et al., 2007, section 3.2).
@@ -95,18 +96,18 @@ def select_sites(
         pool: Candidates, ``N x d``.
         q: Most to choose; fewer where constraints allow no more.
         criterion: U, such as ``Misclassification(0.1, "prevalence")``.
-        mc_points: Targets, ``M x d``. Default: the pool, or of a pool of more than 2,048 as many
-            drawn from it, with weights that sum to those of all.
+        mc_points: Targets, ``M x d``. Default: the pool, or 2,048 that are drawn from a larger
+            one, whose weights have the same sum as all weights.
         weights: Of the targets, zero or more; default: 1 each.
         exclude: Candidates not to choose: a boolean mask, ``N``, or indices, ``n``.
-        pending: Candidates that have been asked for and are not observed yet, as ``exclude``: not
+        pending: Candidates that were requested and are not observed yet, as ``exclude``: not
             chosen, and counted as observed before the round.
         trials: Examined at a site, of a model of counts: a number, or one each, ``N``. Default: the
-            likelihood's, else the rounded mean of those observed.
+            likelihood's, else the rounded mean of the observed ones.
         constraints: On the sites of the round.
-        settles: Whether an observation settles its site, whose class is taken from there from then
-            on, so that only the other sites are targets: all but those excluded, pending and
-            chosen. Without ``mc_points``.
+        settles: Whether an observation settles its site, whose class is then known, so that only
+            the other sites are targets: all that are not excluded, pending or chosen. Without
+            ``mc_points``.
 
     Raises:
         BotorchTensorDimensionError: Shapes do not fit together.
@@ -132,7 +133,23 @@ def select_sites(
     available[waiting] = False
     limits = SiteConstraints() if constraints is None else constraints
     start = Round.begin(limits, available, waiting, candidates)
-    _check_choice(start, available)
+    if not bool(available.any()):
+        raise InputDataError(
+            f"Expected a candidate that may be chosen, got {len(available)} that are all excluded "
+            "or pending."
+        )
+    if not bool(start.allowed.any()):
+        raise InputDataError(
+            f"Expected a candidate that the constraints allow, got {int(available.sum())} that are "
+            "unreachable, too near to pending or earlier sites, or of strata whose quota is 0."
+        )
+    costs = start.costs()
+    if costs is not None and not bool(start.feasible(costs).any()):
+        least = float(costs[start.allowed].min())
+        raise InputDataError(
+            f"Expected a budget that pays for a site, got {limits.budget:g}: the cheapest costs "
+            f"{least:g}, travel included."
+        )
     targets, own = _targets(model, candidates, mc_points, weights, available if settles else None)
     gains = gains_before(model, SiteNoise.of(model, candidates, trials), targets, criterion, own)
     for i in waiting.tolist():
@@ -140,7 +157,7 @@ def select_sites(
     choice = _greedy(gains, start, q, per_cost=True)
     if limits.budget is None:
         return choice
-    return min(choice, _greedy(gains, start, q, per_cost=False), key=lambda found: found.after)
+    return min(choice, _greedy(gains, start, q, per_cost=False), key=lambda each: each.after)
 
 
 def _greedy(gains: CriterionGains, allowed: Round, q: int, per_cost: bool) -> SiteChoice:
@@ -208,7 +225,7 @@ def _targets(
     weights: Tensor | None,
     unsettled: Tensor | None,
 ) -> tuple[PointMeasure, Tensor | None]:
-    """Return targets and their weights, without those of weight 0; a large pool's thinned out.
+    """Return the targets of positive weight and their weights; of a large pool a random sample.
 
     Args:
         model: Whose inputs they are.
@@ -229,17 +246,17 @@ def _targets(
             "Expected a positive weight of a candidate that may be chosen, for these are the "
             "targets where a survey settles its own site, got none."
         )
-    kept = index
+    chosen = index
     if mc_points is None and len(index) > MOST_TARGETS:
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randperm(len(index), generator=generator)[:MOST_TARGETS]
-        kept = index[drawn.to(index.device)]
-    share = weights[index].sum() / weights[kept].sum()
+        chosen = index[drawn.to(index.device)]
+    share = weights[index].sum() / weights[chosen].sum()
     own = None
     if unsettled is not None:
         own = torch.full_like(weights, -1, dtype=torch.long)
-        own[kept] = torch.arange(len(kept), device=kept.device)
-    return PointMeasure(points[kept], weights[kept] * share), own
+        own[chosen] = torch.arange(len(chosen), device=chosen.device)
+    return PointMeasure(points[chosen], weights[chosen] * share), own
 
 
 def _check_model(model: StreamingGP) -> None:
@@ -250,7 +267,7 @@ def _check_model(model: StreamingGP) -> None:
             f"Expected a model without batch shape, got one of batch shape "
             f"{tuple(model.batch_shape)}: that of its data, or of hypothetical observations."
         )
-    if isinstance(model, DirichletWISKI) or isinstance(model.likelihood, LABELS):
+    if isinstance(model, DirichletWISKI) or isinstance(model.likelihood, _LABELS):
         raise UnsupportedError(
             f"Expected a model of real outcomes or of counts, got a {name} of class labels, whose "
             "noise is not Gaussian. Use select_labels_from_pool, or give outcomes as counts, "
@@ -269,27 +286,6 @@ def _check_model(model: StreamingGP) -> None:
         )
 
 
-def _check_choice(start: Round, available: Tensor) -> None:
-    """Check that a first site can be chosen; InputDataError."""
-    if not bool(available.any()):
-        raise InputDataError(
-            f"Expected a candidate that may be chosen, got {len(available)} that are all excluded "
-            "or pending."
-        )
-    if not bool(start.allowed.any()):
-        raise InputDataError(
-            f"Expected a candidate that the constraints allow, got {int(available.sum())} that are "
-            "unreachable, too near to pending or earlier sites, or of strata whose quota is 0."
-        )
-    costs = start.costs()
-    if costs is not None and not bool(start.feasible(costs).any()):
-        least = float(costs[start.allowed].min())
-        raise InputDataError(
-            f"Expected a budget that pays for a site, got {start.constraints.budget:g}: the "
-            f"cheapest costs {least:g}, travel included."
-        )
-
-
 def _indices(name: str, given: Tensor | None, candidates: Tensor) -> Tensor:
     """Return candidates that are given as a mask or as indices, each once."""
     if given is None:
@@ -297,19 +293,19 @@ def _indices(name: str, given: Tensor | None, candidates: Tensor) -> Tensor:
     return checked_indices(name, given, len(candidates)).unique().to(candidates.device)
 
 
-# --- gains of a criterion in pools whose covariances with all targets are too many to ------------
+# --- gains in large pools, with too many covariances of candidates and targets to store ----------
 
 
 SHORTLIST = 256
 """Candidates by rank, and as many at random, whose gains are computed exactly at each pick."""
 
-SHARE = 0.5
+_SHARE = 0.5
 """Share of a target's variance whose removal weighs the target in the ranking."""
 
 ADDED = 100
 """Targets that are added to the inducing points of a ranking."""
 
-LEAST_PIVOT = 1e-4
+_LEAST_PIVOT = 1e-4
 """Residual variance, relative to the largest, below which a target is not added."""
 
 
@@ -318,12 +314,12 @@ class Ranking:
     """Guesses of the gains of all N candidates, by features, in float32.
 
     They are gains of the criterion made linear in the variance, a target's slope being the mean one
-    until ``SHARE`` of its variance is removed. Of covariances they know what features explain.
+    until half of its variance is removed. They know the part of covariances in the features.
     Cost O(N r) for each candidate observed.
 
     Attributes:
         gains: Of the linear criterion in feature space.
-        noise: Noise variance of each candidate and what its features leave of its own, ``1 x N``.
+        noise: Noise variance of each candidate plus its variance outside the features, ``1 x N``.
     """
 
     gains: Gains
@@ -341,7 +337,7 @@ class Ranking:
         space = explained(process)
         if space is None:
             return None
-        gone = SHARE * lookahead.variance
+        gone = _SHARE * lookahead.variance
         slope = (lookahead(torch.zeros_like(gone)) - lookahead(gone)) / gone.clamp_min(1e-300)
         weighted = PointMeasure(targets.points, targets.weights * slope)
         space = with_targets(space, weighted)
@@ -363,10 +359,10 @@ class Ranking:
 
 
 def with_targets(space: WeightSpaceProcess, targets: PointMeasure) -> WeightSpaceProcess:
-    """Add targets to the inducing points of a process, those of the largest weighted residual.
+    """Add the targets of the largest weighted residual to the inducing points of a process.
 
-    Exact: what the features left of the process at these points had its prior covariance, and
-    becomes weights of unit covariance. A process on another basis stays as it is. Cost O(M³).
+    Exact: the residual of the process at these points had its prior covariance, and becomes weights
+    of unit covariance. A process on another basis stays as it is. Cost O(M³).
 
     Args:
         space: A process of one output.
@@ -379,7 +375,7 @@ def with_targets(space: WeightSpaceProcess, targets: PointMeasure) -> WeightSpac
     features = basis.features(points)
     residual = basis.residual_covariance(points, points, features, features)[0]
     weighted = scale * residual * scale.unsqueeze(-1)
-    chosen = pivot_rows(weighted, LEAST_PIVOT * float(weighted.diagonal().max()))[:ADDED]
+    chosen = pivot_rows(weighted, _LEAST_PIVOT * float(weighted.diagonal().max()))[:ADDED]
     if len(chosen) == 0:
         return space
     old, new = basis.rank, len(chosen)
@@ -406,7 +402,7 @@ class ShortlistGains(CriterionGains):
         removed: Variance removed from the targets so far, ``M``.
         ranking: Guesses of all gains; None where the process has no features.
         observed: Number of candidates observed so far.
-        own: Targets that candidates settle, as of :class:`JointTargetGains`.
+        own: Targets that candidates settle, as in :class:`JointTargetGains`.
     """
 
     process: PosteriorProcess
@@ -439,8 +435,16 @@ class ShortlistGains(CriterionGains):
         return float(self.lookahead(self.removed) @ self.targets.weights)
 
     def best(self, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:
-        """Find the best of those on the list; see :class:`CriterionGains`."""
-        listed = self._listed(feasible, costs)
+        """Find the best of the candidates on the list; see :class:`CriterionGains`."""
+        allowed = feasible.nonzero().flatten()
+        generator = torch.Generator().manual_seed(self.observed)
+        drawn = torch.randperm(len(allowed), generator=generator)[:SHORTLIST]
+        listed = allowed[drawn.to(allowed.device)]
+        if self.ranking is not None:
+            worth = per_cost(self.ranking.values(), costs)[allowed]
+            highest = worth.topk(min(SHORTLIST, len(allowed))).indices
+            listed = torch.cat((listed, allowed[highest])).unique()
+        listed = listed.sort().values
         among = torch.ones_like(listed, dtype=torch.bool)
         prices = None if costs is None else costs[listed]
         pick, gain = self.exact(listed).best(among, prices)
@@ -459,18 +463,6 @@ class ShortlistGains(CriterionGains):
             observed=self.observed + 1,
         )
 
-    def _listed(self, feasible: Tensor, costs: Tensor | None) -> Tensor:
-        """Return the indices of the candidates to look at, ascending."""
-        allowed = feasible.nonzero().flatten()
-        generator = torch.Generator().manual_seed(self.observed)
-        drawn = torch.randperm(len(allowed), generator=generator)[:SHORTLIST]
-        listed = allowed[drawn.to(allowed.device)]
-        if self.ranking is not None:
-            worth = per_cost(self.ranking.values(), costs)[allowed]
-            highest = worth.topk(min(SHORTLIST, len(allowed))).indices
-            listed = torch.cat((listed, allowed[highest])).unique()
-        return listed.sort().values
-
     def exact(self, listed: Tensor) -> JointTargetGains:
         """Return the gains of some candidates, by index."""
         X = self.noise.X[listed]
@@ -482,10 +474,10 @@ class ShortlistGains(CriterionGains):
         return JointTargetGains(joint, noise, self.lookahead, weights, self.removed, own)
 
 
-# --- noise of the observations that a round would make, in the units of the process --------------
+# --- noise of the observations at candidates, in the units of the process ------------------------
 
 
-ROWS = 16_384
+_ROWS = 16_384
 """Candidates whose noise is computed together."""
 
 
@@ -493,8 +485,8 @@ ROWS = 16_384
 class SiteNoise:
     """Noise variances of observations at N candidates, given the posterior before the round.
 
-    Of counts those of observations of the logit with the same expected information; else the
-    model's own.
+    For counts the noise of observations of the logit with the same expected information; else the
+    model's own noise.
 
     Attributes:
         model: The model.
@@ -511,7 +503,7 @@ class SiteNoise:
         """Check the number of trials, one or one each.
 
         Raises:
-            BotorchTensorDimensionError: Another number of them than of candidates.
+            BotorchTensorDimensionError: Another number of trials than of candidates.
             InputDataError: One is less than 1.
         """
         if trials is None:
@@ -530,16 +522,17 @@ class SiteNoise:
         """Compute the noise variances of some candidates, ``1 x n``.
 
         Args:
-            index: Of them, ``n``.
-            mean: Of the process there, ``n``.
-            variance: Of the process there, ``n``; what rounding made negative counts as 0.
+            index: Indices of the candidates, ``n``.
+            mean: Mean of the process there, ``n``.
+            variance: Variance of the process there, ``n``; negative rounding errors count as 0.
 
         Raises:
             UnsupportedError: There are trials, and the model is not of counts.
         """
-        columns = zip(*(t.split(ROWS) for t in (index, mean, variance.clamp_min(0.0))), strict=True)
-        return torch.cat([self._some(*column).expand(1, len(column[0])) for column in columns], -1)
-
-    def _some(self, index: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        trials = None if self.trials is None else self.trials[index]
-        return self.model.noise_given(self.X[index], mean, variance, trials)
+        parts = []
+        columns = (t.split(_ROWS) for t in (index, mean, variance.clamp_min(0.0)))
+        for some, center, spread in zip(*columns, strict=True):
+            trials = None if self.trials is None else self.trials[some]
+            noise = self.model.noise_given(self.X[some], center, spread, trials)
+            parts.append(noise.expand(1, len(some)))
+        return torch.cat(parts, -1)

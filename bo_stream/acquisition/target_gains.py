@@ -1,4 +1,4 @@
-"""Expected falls of a criterion by each candidate of a pool, given those chosen so far."""
+"""Expected falls of a criterion by each candidate of a pool, given the candidates chosen so far."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from bo_stream.acquisition.lookahead import LinearLookahead, Lookahead
 from bo_stream.acquisition.pool import TIE, Gains, JointGains
 from bo_stream.process.process import WeightSpaceProcess
 
-BLOCK = 100_000
-"""Pairs of a candidate and a target that are looked at together: they stay in a cache."""
+_BLOCK = 100_000
+"""Pairs of a candidate and a target that are valued together: they fit in a processor's cache."""
 
-
-LEAST_COST = 1e-6
-"""Least cost that gains are divided by, of the largest: a detour may cost nothing."""
+_LEAST_COST = 1e-6
+"""Least cost that gains are divided by, as a fraction of the largest: a detour may be free."""
 
 
 @dataclass(frozen=True)
 class CriterionGains(ABC):
     """Expected falls of the weighted sum of a criterion over targets, for a model of one output.
 
-    Mean and variance of the targets are those before the round. What is observed in the round
-    removes variance from them; that of several candidates adds up.
+    Mean and variance of the targets are from before the round. Observations in the round remove
+    variance from them; the variances that several candidates remove add up.
     """
 
     @property
@@ -57,8 +56,7 @@ class CriterionGains(ABC):
 class FeatureGains(CriterionGains):
     """Gains of a criterion that is linear in the variance, in feature space.
 
-    Cost O(r²) and two functions at all candidates for each one observed, whatever the number of
-    targets.
+    Cost O(r²) and two functions at all candidates for each one observed, for any number of targets.
 
     Attributes:
         gains: Of the integrated variance with the criterion's weights.
@@ -79,7 +77,7 @@ class FeatureGains(CriterionGains):
         targets: PointMeasure,
         lookahead: LinearLookahead,
     ) -> Self:
-        """Compute the gains of N candidates ``N x d``; cost as of :meth:`Gains.of`."""
+        """Compute the gains of N candidates ``N x d``; cost as :meth:`Gains.of`."""
         weighted = PointMeasure(targets.points, targets.weights * lookahead.slope)
         gains = Gains.of(sites(space.basis, X), weighted.gram(space.basis), space.weights)
         before = lookahead(torch.zeros_like(lookahead.variance)) @ targets.weights
@@ -139,7 +137,7 @@ class JointTargetGains(CriterionGains):
         covariance = self.joint.covariance[0]
         precision = (self.joint.variance + self.noise)[0].reciprocal().unsqueeze(-1)
         worth = torch.zeros_like(covariance[:, 0])
-        step = max(1, BLOCK // len(worth))
+        step = max(1, _BLOCK // len(worth))
         for start in range(0, len(self.weights), step):
             part = slice(start, start + step)
             after = covariance[:, part].square() * precision + self.removed[part]
@@ -171,11 +169,11 @@ def without_own(weights: Tensor, own: Tensor | None, i: int) -> Tensor:
 def best_of(gains: Tensor, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:
     """Return the candidate of the largest gain, or gain per cost, and its gain.
 
-    Of those that tie the lowest index.
+    Of candidates that tie, the one of the lowest index.
 
     Args:
         gains: ``N``.
-        feasible: Those to choose from, ``N`` bools.
+        feasible: Candidates to choose from, ``N`` bools.
         costs: ``N``, or None.
     """
     worth = per_cost(gains, costs).masked_fill(~feasible, -torch.inf)
@@ -185,7 +183,7 @@ def best_of(gains: Tensor, feasible: Tensor, costs: Tensor | None) -> tuple[int,
 
 
 def per_cost(gains: Tensor, costs: Tensor | None) -> Tensor:
-    """Divide gains by costs, ``N``; what costs next to nothing counts as a part of the dearest."""
+    """Divide gains by costs, ``N``; tiny costs count as a millionth of the largest cost."""
     if costs is None:
         return gains
-    return gains / costs.clamp_min(LEAST_COST * float(costs.max()))
+    return gains / costs.clamp_min(_LEAST_COST * float(costs.max()))

@@ -61,7 +61,7 @@ class Allocator(InducingPointAllocator):
         """Select points as :meth:`update` does, of checked arguments."""
 
     def fresh(self) -> Self:
-        """Return an allocator of the same settings that has seen nothing."""
+        """Return an allocator of the same settings that has observed nothing."""
         twin = copy(self)
         twin._memory = None
         return twin
@@ -97,14 +97,14 @@ class Allocator(InducingPointAllocator):
         kernel: Kernel = covar_module.to(inputs.device)
         batch = inputs.shape[:-2] if inputs.ndim > 2 else input_batch_shape
         rows = inputs.expand(*batch, *inputs.shape[-2:]).reshape(-1, *inputs.shape[-2:])
-        found = [self.fresh().update(X[:0], X, kernel) for X in rows]
-        found = [
-            Z if len(Z) <= num_inducing else greedy_points(Z, kernel, num_inducing) for Z in found
+        points = [self.fresh().update(X[:0], X, kernel) for X in rows]
+        points = [
+            Z if len(Z) <= num_inducing else greedy_points(Z, kernel, num_inducing) for Z in points
         ]
-        most = max(len(Z) for Z in found)
+        most = max(len(Z) for Z in points)
         filled = [
             Z if len(Z) == most else greedy_points(X, kernel, most, first=Z)
-            for Z, X in zip(found, rows, strict=True)
+            for Z, X in zip(points, rows, strict=True)
         ]
         return torch.stack(filled).reshape(*batch, most, inputs.shape[-1])
 
@@ -114,7 +114,7 @@ class Allocator(InducingPointAllocator):
 
 
 def check_points(name: str, X: Tensor, like: Tensor) -> None:
-    """Check that points are a finite matrix of the width, dtype and device of others or their own.
+    """Check that points are a finite matrix of the width, dtype and device of a tensor.
 
     Raises:
         BotorchTensorDimensionError: They are no matrix, or of another width.
@@ -148,11 +148,11 @@ def checked_number(name: str, value: object, least: int = 1) -> int:
     return int(number)
 
 
-# --- selection of points by a kernel: apart from each other, of greatest variance ----------------
+# --- selection of points by a kernel -------------------------------------------------------------
 
 
 TOLERANCE = 1e-10
-"""Part of the prior variance below which a point adds nothing that arithmetic can tell."""
+"""Fraction of the prior variance below which a point adds nothing beyond rounding errors."""
 
 BETTER = 2.0
 """Least ratio of the conditional variances of a point that enters and the one that it replaces."""
@@ -165,8 +165,8 @@ SWAPS = 32
 def correlation(kernel: Kernel, A: Tensor, B: Tensor) -> Tensor:
     """Compute ``k(a, b) / √(k(a, a) k(b, b))``, ``n x d`` and ``m x d`` to ``n x m``.
 
-    Of a batch of kernels the least: points are similar only if they are so to every kernel. A point
-    without prior variance is correlated with nothing. Cost O(n m d) a kernel.
+    For a batch of kernels the least: points are similar only if they are so to every kernel. A
+    point without prior variance is correlated with nothing. Cost O(n m d) a kernel.
     """
     raw: Tensor = kernel(A, B).to_dense()
     first, second = (kernel(X, diag=True) for X in (A, B))
@@ -178,7 +178,7 @@ def correlation(kernel: Kernel, A: Tensor, B: Tensor) -> Tensor:
 def first_apart(X: Tensor, kernel: Kernel, threshold: float) -> Tensor:
     """Select rows in order, each less correlated than a threshold with all selected before it.
 
-    Returns their indices. Cost O(n²), and O(n) more for each one selected.
+    Returns the indices of the selected rows. Cost O(n²), and O(n) more for each one selected.
     """
     return first_unlike(correlation(kernel, X, X) >= threshold)
 
@@ -186,8 +186,8 @@ def first_apart(X: Tensor, kernel: Kernel, threshold: float) -> Tensor:
 def first_unlike(alike: Tensor) -> Tensor:
     """Select rows in order, each similar to none selected before it, and return their indices.
 
-    ``alike`` says which pairs are similar, ``n x n``, symmetric. Only rows that are similar to
-    others are looked at one by one.
+    ``alike``, ``n x n`` and symmetric, is True for similar pairs. Only rows that are similar to
+    others are visited one by one.
     """
     itself = torch.eye(len(alike), dtype=torch.bool, device=alike.device)
     free = (alike & ~itself).any(-1)
@@ -210,16 +210,16 @@ def greedy_points(
 ) -> Tensor:
     """Select the pivots of a partial Cholesky factorisation of the prior covariance, ``M x d``.
 
-    Each next point is where those before it leave most of the prior variance, in the mean over a
-    batch of kernels. BoTorch's ``GreedyVarianceReduction`` makes the same choice, without given
+    Each next point is where the previous points leave most of the prior variance, in the mean over
+    a batch of kernels. BoTorch's ``GreedyVarianceReduction`` makes the same choice, without given
     points. Cost O(n M²) time, O(n M) memory. [Chen2018, algorithm 1; Burt2020, section 4]
 
     Args:
         X: Candidates, ``n x d``.
         kernel: Of the covariance.
-        count: Largest number M, those given included.
-        first: Points given, ``k x d``; they come first in what is returned.
-        tolerance: Stop when no candidate keeps this part of its prior variance.
+        count: Largest number M, given points included.
+        first: Given points, ``k x d``; they come first in the result.
+        tolerance: Stop when no candidate keeps this fraction of its prior variance.
     """
     given = X[:0] if first is None else first
     pool = torch.cat((given, X))
@@ -246,12 +246,12 @@ def greedy_points(
 
 @torch.no_grad()
 def capped(Z: Tensor, wanted: Tensor, kernel: Kernel, cap: int) -> Tensor:
-    """Select at most ``cap`` of the points that an allocator wants, ``M' x d``, given those before.
+    """Select at most ``cap`` of the points that an allocator wants, ``M' x d``, given the old ones.
 
     Old points that are still wanted stay, then new ones enter while there is room. Beyond that a
     new point enters only in place of the old one that the others explain best, and only if its own
-    conditional variance is more than ``BETTER`` times that one's. Cost O(M³) once where the cap
-    binds, and O(M²) an exchange.
+    conditional variance is more than ``BETTER`` times the variance of the old one. Cost O(M³) once
+    where the cap binds, and O(M²) an exchange.
     """
     if len(wanted) <= cap:
         return wanted
@@ -267,10 +267,10 @@ def capped(Z: Tensor, wanted: Tensor, kernel: Kernel, cap: int) -> Tensor:
 
 
 def _exchanged(points: Tensor, waiting: Tensor, factor: Tensor, kernel: Kernel) -> Tensor:
-    """Exchange selected points for waiting ones, ``M x d``; those that entered come last.
+    """Exchange selected points for waiting ones, ``M x d``; the entered ones come last.
 
-    The inverse of the selected points' correlation matrix, of which ``factor`` is the root, changes
-    by rank two an exchange. Cost O(M³ + M² n), and O(M² + M n) an exchange.
+    ``factor`` is the root of the selected points' correlation matrix, whose inverse changes by rank
+    two an exchange. Cost O(M³ + M² n), and O(M² + M n) an exchange.
     """
     points, order = points.clone(), list(range(len(points)))
     inverse, cross = torch.cholesky_inverse(factor), correlation(kernel, points, waiting)
@@ -304,21 +304,20 @@ def shortest_lengthscale(kernel: Kernel) -> Tensor:
     Raises:
         UnsupportedError: It has none.
     """
-    found = [part.lengthscale.detach().min() for part in _with_lengthscale(kernel)]
-    if not found:
+    least = [part.lengthscale.detach().min() for part in _with_lengthscale(kernel)]
+    if not least:
         raise UnsupportedError(
             f"{type(kernel).__name__} has no lengthscale that a resolution could follow. Leave out "
             "per_lengthscale and give the resolution in units of the inputs."
         )
-    return torch.stack(found).min()
+    return torch.stack(least).min()
 
 
 def norms_in_lengthscales(kernel: Kernel, offsets: Tensor) -> list[Tensor]:
     """Compute the norms of ``n x d`` offsets, each input relative to its lengthscale.
 
     Returns:
-        ``batch x n`` for each part of the kernel that has a lengthscale, of the inputs that it is
-        of.
+        ``batch x n`` for each part of the kernel that has a lengthscale, of the part's own inputs.
     """
     return [
         torch.linalg.vector_norm(
@@ -337,16 +336,16 @@ def _with_lengthscale(kernel: Kernel) -> list[Any]:
 # --- simple allocators: greedy variance, k-means, reservoir sampling, a uniform grid -------------
 
 
-LIMIT = 10_000
+_LIMIT = 10_000
 """More points than this are refused: a model needs the square of them."""
 
-ITERATIONS = 20
+_ITERATIONS = 20
 
 
 class GreedyVariance(Allocator):
-    """Greedy variance: at most ``max_points`` of the present ones and the new inputs, chosen anew.
+    """Greedy variance: at most ``max_points`` of the present ones and the new inputs, chosen again.
 
-    Each choice is the candidate with the largest prior variance given those before it: partial
+    Each choice is the candidate with the largest prior variance given the earlier ones: partial
     pivoted Cholesky (Burt, Rasmussen and van der Wilk, 2020). Cost O((M + n) M²) an update.
 
     Args:
@@ -390,33 +389,30 @@ class KMeans(Allocator):
         self._memory: Tensor | None = None  # numbers of inputs
 
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
-        if len(Z) >= self.max_points:
-            return self._followed(Z, X_new)
+        if len(Z) >= self.max_points:  # each input moves its nearest mean
+            if len(X_new) == 0:
+                return Z
+            counts = self._memory
+            if counts is None or len(counts) != len(Z):
+                counts = Z.new_ones(len(Z))
+            nearest = torch.cdist(X_new, Z).argmin(-1)
+            new = torch.bincount(nearest, minlength=len(Z)).to(Z)
+            total = counts.to(Z) + new
+            sums = torch.zeros_like(Z).index_add(0, nearest, X_new)
+            self._memory = total
+            share = (new / total).unsqueeze(-1)
+            return Z + share * (sums / new.clamp_min(1.0).unsqueeze(-1) - Z)
         pool = torch.unique(torch.cat((Z, X_new)), dim=0)
         if len(pool) <= self.max_points:
             return pool
         start = np.random.default_rng(self.seed)
         means, labels = kmeans2(
-            pool.cpu().numpy(), self.max_points, iter=ITERATIONS, minit="++", seed=start
+            pool.cpu().numpy(), self.max_points, iter=_ITERATIONS, minit="++", seed=start
         )
-        counts = torch.bincount(torch.as_tensor(labels), minlength=self.max_points)
-        filled = counts > 0
-        self._memory = counts[filled].to(pool)
+        sizes = torch.bincount(torch.as_tensor(labels), minlength=self.max_points)
+        filled = sizes > 0
+        self._memory = sizes[filled].to(pool)
         return torch.as_tensor(means).to(pool)[filled.to(pool.device)]
-
-    def _followed(self, Z: Tensor, X_new: Tensor) -> Tensor:
-        counts = self._memory
-        if counts is None or len(counts) != len(Z):
-            counts = Z.new_ones(len(Z))
-        if len(X_new) == 0:
-            return Z
-        nearest = torch.cdist(X_new, Z).argmin(-1)
-        new = torch.bincount(nearest, minlength=len(Z)).to(Z)
-        total = counts.to(Z) + new
-        sums = torch.zeros_like(Z).index_add(0, nearest, X_new)
-        self._memory = total
-        share = (new / total).unsqueeze(-1)
-        return Z + share * (sums / new.clamp_min(1.0).unsqueeze(-1) - Z)
 
 
 class Random(Allocator):
@@ -447,9 +443,9 @@ class Random(Allocator):
         generator.set_state(state.cpu())
         for row in X_new[room:]:
             seen += 1
-            place = int(torch.randint(seen, (), generator=generator))
-            if place < len(kept):
-                kept[place] = row
+            index = int(torch.randint(seen, (), generator=generator))
+            if index < len(kept):
+                kept[index] = row
         self._memory = seen, generator.get_state()
         return kept
 
@@ -457,7 +453,7 @@ class Random(Allocator):
 class UniformGrid(Allocator):
     """Grid of ``size`` points per dimension over the box of all inputs seen, which may grow.
 
-    For one to three dimensions. The box is that of Z and the new inputs, so that Z remembers it. A
+    For one to three dimensions. The box is around Z and the new inputs, so that Z remembers it. A
     dimension of no extent has one point. Cost O(size^d).
 
     Args:
@@ -475,9 +471,9 @@ class UniformGrid(Allocator):
         if len(pool) == 0:
             return pool
         low, high, dimensions = pool.amin(0), pool.amax(0), pool.shape[-1]
-        if self.size**dimensions > LIMIT:
+        if self.size**dimensions > _LIMIT:
             raise ValueError(
-                f"Expected a grid of at most {LIMIT:,} points, got {self.size} in each of "
+                f"Expected a grid of at most {_LIMIT:,} points, got {self.size} in each of "
                 f"{dimensions} dimensions, {self.size**dimensions:,}. Take a smaller size or OIPS."
             )
         steps = torch.linspace(0.0, 1.0, self.size, dtype=pool.dtype, device=pool.device)

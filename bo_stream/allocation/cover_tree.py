@@ -23,13 +23,13 @@ four of the children, which are half as long, are four of the parents. The paper
 parents two and a half radii apart, so that it loses some.
 """
 
-REACH = 1.51
+_REACH = 1.51
 """Distance within which a child's ball can meet its parent's, in radii of the parent."""
 
-PAIRS = 1 << 21
+_PAIRS = 1 << 21
 """Number of pairs, about, that :meth:`Ragged.pairs_by_parts` makes at a time."""
 
-ROWS = 1024
+_ROWS = 1024
 """Number of points compared with all centres at a time, where the tree does not help."""
 
 
@@ -41,7 +41,7 @@ class CoverTree(Allocator):
     bounded number of centres on each level: near-linear time in low (intrinsic) dimensions. Points
     may be inserted at any time; centres stay where they are.
 
-    - Memory: the centres of all levels and their neighbours; points are not kept.
+    - Memory: the centres of all levels and their neighbours; points are not stored.
     - Cost: O(n log(extent / resolution)) for n points, with a factor that grows exponentially in
       the intrinsic dimension.
     - Source: Terenin et al. (2024), algorithm 9, with a wider neighbourhood on the last levels
@@ -54,8 +54,8 @@ class CoverTree(Allocator):
         voronoi: Assign each point to its nearest centre, not to the first that covers it: more even
             families. [line 17]
         per_lengthscale: As an allocator, select the coarsest level whose radius is at most this
-            part of the kernel's shortest lengthscale, adding finer levels where there is none; the
-            level of ``resolution`` if omitted.
+            fraction of the kernel's shortest lengthscale, adding finer levels where there is none;
+            the level of ``resolution`` if omitted.
 
     Raises:
         ValueError: A length is not positive and finite.
@@ -114,8 +114,8 @@ class CoverTree(Allocator):
     def refine(self) -> Self:
         """Add a level of half the radius, in place, which becomes the finest.
 
-        It begins with the centres of the level above. Points inserted from now on are covered by
-        it; earlier ones, which are not kept, only as the level above covers them.
+        It starts with the centres of the level above. Points inserted from now on are covered by
+        it; earlier ones, which are not stored, only as the level above covers them.
 
         Raises:
             ValueError: Nothing was inserted yet.
@@ -133,7 +133,7 @@ class CoverTree(Allocator):
         return type(self)(self.resolution, self.average, self.voronoi, self.per_lengthscale)
 
     def coarsened(self, resolution: float) -> Self:
-        """Return a tree of the coarser levels, down to that of :meth:`level`; errors as there."""
+        """Return a tree of the coarser levels, down to :meth:`level`'s; errors as there."""
         self._check_not_empty()
         coarse = [level for level in self._levels if level.radius > resolution]
         if len(coarse) == len(self._levels):
@@ -180,9 +180,17 @@ class CoverTree(Allocator):
         check_points("X", X, self._levels[0].centres if self._levels else X)
         if len(X) == 0:
             return self
-        levels = list(self._levels) or self._first_levels(X)
+        levels = list(self._levels)
+        if not levels:  # a root at the mean, and empty levels down to the resolution
+            root = X.mean(0)
+            extent = float(_squared_distances(X, root).max())
+            radii = [self.resolution]
+            while extent > radii[0] * radii[0]:
+                radii.insert(0, 2.0 * radii[0])
+            empty = [CoverLevel.empty(radius, X) for radius in radii[1:]]
+            levels = [CoverLevel.of_root(root, radii[0]), *empty]
         root = levels[0].centres[0]
-        extent = float(squared_distances(X, root).max())
+        extent = float(_squared_distances(X, root).max())
         while extent > levels[0].radius * levels[0].radius:  # until the root's ball holds X
             levels = [CoverLevel.of_root(root, 2.0 * levels[0].radius), *levels]
         parents = torch.zeros(len(X), dtype=torch.long, device=X.device)
@@ -212,42 +220,33 @@ class CoverTree(Allocator):
         self._check_not_empty()
         check_points("X", X, self._levels[0].centres)
         root = self._levels[0]
-        inside = squared_distances(X, root.centres[0]) <= root.radius * root.radius
+        inside = _squared_distances(X, root.centres[0]) <= root.radius * root.radius
         found = inside.long() - 1
         for depth in range(1, len(self._levels)):
             known = found >= 0
             found[known] = self._covering(self._levels, depth, X[known], found[known], True)
         centres = self._levels[-1].centres
-        for rows in torch.nonzero(found < 0).flatten().split(ROWS):
+        for rows in torch.nonzero(found < 0).flatten().split(_ROWS):
             distances = torch.cdist(X[rows], centres, compute_mode="donot_use_mm_for_euclid_dist")
             found[rows] = distances.argmin(-1)
         return found
-
-    def _first_levels(self, X: Tensor) -> list[CoverLevel]:
-        root = X.mean(0)
-        extent = float(squared_distances(X, root).max())
-        radii = [self.resolution]
-        while extent > radii[0] * radii[0]:
-            radii.insert(0, 2.0 * radii[0])
-        first = CoverLevel.of_root(root, radii[0])
-        return [first, *(CoverLevel.empty(radius, X) for radius in radii[1:])]
 
     def _covering(
         self, levels: list[CoverLevel], depth: int, X: Tensor, parents: Tensor, nearest: bool
     ) -> Tensor:
         """Return a centre whose ball holds each point, the nearest or the oldest; −1 without one.
 
-        Which centres can hold a parent's points is kept until there are new centres.
+        The centres that can hold a parent's points are cached until there are new centres.
         """
         level, above = levels[depth], levels[depth - 1]
-        kept = self._reaches.get(depth)
-        if kept is None or kept[0] is not level or kept[1] is not above:
-            kept = (level, above, level.reach(above))
-            self._reaches = {**self._reaches, depth: kept}  # copies of the tree keep their own
+        cached = self._reaches.get(depth)
+        if cached is None or cached[0] is not level or cached[1] is not above:
+            cached = (level, above, level.reach(above))
+            self._reaches = {**self._reaches, depth: cached}  # copies of the tree have their own
         pairs = []
-        for part, position, centre in kept[2].pairs_by_parts(parents):
+        for part, position, centre in cached[2].pairs_by_parts(parents):
             where = position + part.start
-            square = squared_distances(X[where], level.centres[centre])
+            square = _squared_distances(X[where], level.centres[centre])
             near = square <= level.radius * level.radius
             pairs.append((where[near], centre[near], square[near]))
         best = X.new_full((len(X),), torch.inf)
@@ -273,7 +272,7 @@ class CoverLevel:
         radius: Of the balls.
         centres: ``M x d``.
         parents: Index of each centre's parent, whose ball holds it, in the level above, ``M``.
-        neighbours: Of each centre the centres within ``NEIGHBOURHOOD`` radii, itself included.
+        neighbours: For each centre the centres within ``NEIGHBOURHOOD`` radii, itself included.
     """
 
     radius: float
@@ -310,7 +309,7 @@ class CoverLevel:
         all_parents = torch.cat((self.parents, parents))
         new = torch.arange(first, len(everyone), device=parents.device)
         among = Members(everyone, all_parents)
-        rows, items = near_pairs(among.only(new), among, above, NEIGHBOURHOOD * self.radius)
+        rows, items = _near_pairs(among.only(new), among, above, NEIGHBOURHOOD * self.radius)
         rows = new[rows]
         older = items < first
         present = torch.arange(first, device=parents.device)
@@ -326,7 +325,9 @@ class CoverLevel:
         """List for each centre of the level above the centres here whose balls can meet its own."""
         own = torch.arange(len(above), device=self.parents.device)
         centres = Members(self.centres, self.parents)
-        rows, items = near_pairs(Members(above.centres, own), centres, above, REACH * above.radius)
+        rows, items = _near_pairs(
+            Members(above.centres, own), centres, above, _REACH * above.radius
+        )
         return Ragged.of(rows, items, len(above))
 
 
@@ -346,7 +347,7 @@ class Ragged:
     def of(cls, rows: Tensor, items: Tensor, count: int) -> Ragged:
         """Group pairs of a list's number and an item into ``count`` lists. Cost O(n log n).
 
-        Items of a list keep the order that they come in.
+        Items of a list keep their order.
         """
         order = torch.argsort(rows, stable=True)
         sizes = torch.bincount(rows, minlength=count)
@@ -361,9 +362,9 @@ class Ragged:
         return where, self.items[begins[where] + within]
 
     def pairs_by_parts(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield slices of the rows with their :meth:`pairs`, about ``PAIRS`` each."""
+        """Yield slices of the rows with their :meth:`pairs`, about ``_PAIRS`` each."""
         ends = (self.offsets[rows + 1] - self.offsets[rows]).cumsum(0)
-        parts = torch.unique_consecutive(ends // PAIRS, return_counts=True)[1].tolist()
+        parts = torch.unique_consecutive(ends // _PAIRS, return_counts=True)[1].tolist()
         begin = 0
         for size in parts:
             part = slice(begin, begin + size)
@@ -371,7 +372,7 @@ class Ragged:
             begin += size
 
 
-def near_pairs(
+def _near_pairs(
     points: Members, centres: Members, above: CoverLevel, distance: float
 ) -> tuple[Tensor, Tensor]:
     """Pair points, ascending, with centres in a distance: children of their parents' neighbours."""
@@ -381,13 +382,13 @@ def near_pairs(
     for part, position, aunt in above.neighbours.pairs_by_parts(points.parents):
         which, cousin = families.pairs(aunt)
         where = position[which] + part.start
-        near = squared_distances(points.X[where], centres.X[cousin]) <= distance * distance
+        near = _squared_distances(points.X[where], centres.X[cousin]) <= distance * distance
         rows.append(where[near])
         items.append(cousin[near])
     return torch.cat(rows), torch.cat(items)
 
 
-def squared_distances(A: Tensor, B: Tensor) -> Tensor:
+def _squared_distances(A: Tensor, B: Tensor) -> Tensor:
     """Compute distances between rows, ``n x d`` each; symmetric to the last bit."""
     return (A - B).square().sum(-1)
 
@@ -416,7 +417,7 @@ def settle(level: CoverLevel, above: CoverLevel, points: Members, average: bool)
     """Add centres to a level until its balls cover points that have no centre within a radius yet.
 
     In every round each parent proposes its first uncovered point; of proposals nearer than a radius
-    the earlier one stands. Such rounds are Algorithm 9's loop over parents in another order, of
+    the earlier one stands. Such rounds are Algorithm 9's loop over parents in another order, on
     which its guarantees do not depend. [Terenin2024, algorithm 9, lines 5 to 14] To ``average`` is
     to move a centre to the mean of the uncovered points around it, where it stays apart from the
     others.
@@ -425,23 +426,21 @@ def settle(level: CoverLevel, above: CoverLevel, points: Members, average: bool)
     while len(points) > 0:
         chosen = _proposals(points, above, radius)
         if average:
-            means = _means(points, chosen, len(above), radius)
-            taken, _ = near_pairs(Members(means, chosen.parents), settled, above, radius)
-            chosen = _moved(chosen, means, taken, above, radius)
+            chosen = _moved(chosen, points, settled, above, radius)
         settled = zip_tensors(lambda old, new: torch.cat((old, new)), settled, chosen)
         points = points.only(~_covered(points, chosen, above, radius))
     return level.with_centres(settled.X[len(level) :], settled.parents[len(level) :], above)
 
 
 def _proposals(points: Members, above: CoverLevel, radius: float) -> Members:
-    """Choose the first point of every family, but for those too near to an earlier one."""
+    """Choose the first point of every family, but for points too near to an earlier one."""
     parents, family = torch.unique(points.parents, return_inverse=True)
     numbers = torch.arange(len(points), device=family.device)
     first = numbers.new_full((len(parents),), len(points))
     first = first.scatter_reduce(0, family, numbers, "amin")
     proposed = Members(points.X[first], parents)
     one, other = _rivals(parents, parents, above)
-    near = squared_distances(proposed.X[one], proposed.X[other]) <= radius * radius
+    near = _squared_distances(proposed.X[one], proposed.X[other]) <= radius * radius
     stands = torch.ones(len(parents), dtype=torch.bool, device=parents.device)
     stands[one[near & (first[other] < first[one])]] = False
     return proposed.only(stands)
@@ -449,33 +448,33 @@ def _proposals(points: Members, above: CoverLevel, radius: float) -> Members:
 
 def _rivals(parents: Tensor, others: Tensor, above: CoverLevel) -> tuple[Tensor, Tensor]:
     """Pair positions in ``parents`` with positions in ``others`` (each once) of neighbours."""
-    place = parents.new_full((len(above),), -1)
-    place[others] = torch.arange(len(others), device=parents.device)
+    position = parents.new_full((len(above),), -1)
+    position[others] = torch.arange(len(others), device=parents.device)
     one, neighbour = above.neighbours.pairs(parents)
-    known = place[neighbour] >= 0
-    return one[known], place[neighbour[known]]
-
-
-def _means(points: Members, chosen: Members, families: int, radius: float) -> Tensor:
-    """Average the family's points within a radius of each chosen centre, ``w x d``."""
-    place = chosen.parents.new_full((families,), -1)
-    place[chosen.parents] = torch.arange(len(chosen), device=place.device)
-    family = place[points.parents]
-    points, family = points.only(family >= 0), family[family >= 0]
-    near = squared_distances(points.X, chosen.X[family]) <= radius * radius
-    sums = torch.zeros_like(chosen.X).index_add(0, family[near], points.X[near])
-    return sums / torch.bincount(family[near], minlength=len(sums)).unsqueeze(-1)
+    known = position[neighbour] >= 0
+    return one[known], position[neighbour[known]]
 
 
 def _moved(
-    chosen: Members, means: Tensor, taken: Tensor, above: CoverLevel, radius: float
+    chosen: Members, points: Members, settled: Members, above: CoverLevel, radius: float
 ) -> Members:
-    """Move centres to their means, but for ``taken`` ones and those in a radius of another."""
+    """Move chosen centres to the means of their families' points within a radius.
+
+    A centre stays where its mean is within a radius of a settled or another chosen centre.
+    """
+    position = chosen.parents.new_full((len(above),), -1)
+    position[chosen.parents] = torch.arange(len(chosen), device=position.device)
+    family = position[points.parents]
+    points, family = points.only(family >= 0), family[family >= 0]
+    near = _squared_distances(points.X, chosen.X[family]) <= radius * radius
+    sums = torch.zeros_like(chosen.X).index_add(0, family[near], points.X[near])
+    means = sums / torch.bincount(family[near], minlength=len(sums)).unsqueeze(-1)
+    taken, _ = _near_pairs(Members(means, chosen.parents), settled, above, radius)
     one, other = _rivals(chosen.parents, chosen.parents, above)
     one, other = one[one != other], other[one != other]
     square = radius * radius
-    near = (squared_distances(means[one], chosen.X[other]) <= square) | (
-        squared_distances(means[one], means[other]) <= square
+    near = (_squared_distances(means[one], chosen.X[other]) <= square) | (
+        _squared_distances(means[one], means[other]) <= square
     )
     free = torch.ones(len(means), dtype=torch.bool, device=means.device)
     free[taken] = False
@@ -484,13 +483,13 @@ def _moved(
 
 
 def _covered(points: Members, chosen: Members, above: CoverLevel, radius: float) -> Tensor:
-    """Say which points lie in a new ball."""
+    """Return which points lie in a new ball."""
     parents, family = torch.unique(points.parents, return_inverse=True)
     one, new = _rivals(parents, chosen.parents, above)
     nearby = Ragged.of(one, new, len(parents))
     covered = torch.zeros(len(points), dtype=torch.bool, device=family.device)
     for part, position, centre in nearby.pairs_by_parts(family):
         here = points.X[part][position]
-        hit = squared_distances(here, chosen.X[centre]) <= radius * radius
+        hit = _squared_distances(here, chosen.X[centre]) <= radius * radius
         covered[position[hit] + part.start] = True
     return covered

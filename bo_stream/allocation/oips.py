@@ -1,4 +1,4 @@
-"""Online inducing point selection: add a point where no other is similar to it."""
+"""Online inducing points: by conditional variance (Novelty) and by correlation (OIPS)."""
 
 from __future__ import annotations
 
@@ -25,51 +25,51 @@ from bo_stream.linalg import inverse_lower, pivot_rows
 from bo_stream.tensors import State, is_in, is_same, state_of
 
 ROWS = 512
-"""Number of inputs whose covariances with each other are held at a time."""
+"""Number of inputs whose covariances with each other are in memory at a time."""
 
 KEPT = 0.875
-"""Part of ``max_points`` that a thinning keeps, so that there is room for others."""
+"""Fraction of ``max_points`` that a thinning keeps, so that there is room for others."""
 
 RISE = 2.0
-"""Least factor by which a thinning, or what rounding hides, raises the threshold."""
+"""Least factor by which a thinning, or rounding, raises the threshold."""
 
 NOVEL = 1e-12
 """Default tolerance: an input that keeps less adds less than a jitter would."""
 
-SPOILT = 1e-8
+_SPOILT = 1e-8
 """Error of kernel values at which points very far away are dropped for the others' sake."""
 
-EXCESS = 10.0
+_EXCESS = 10.0
 """Least threshold in errors of kernel values, which conditional variances amplify."""
 
-COARSEST = 1e-4
+_COARSEST = 1e-4
 """Threshold above which rounding errors do not raise it."""
 
-REDUNDANT = 0.25
-"""Points are redundant when the least novelty is below this part of that after a thinning."""
+_REDUNDANT = 0.25
+"""Points are redundant when the least novelty falls below this fraction of it after a thinning."""
 
 
 class Novelty(Allocator):
     """Selection of inputs that keep more than a threshold of their prior variance given the points.
 
     The threshold is ``tolerance``, by default what the smallest jitter would add, until there are
-    more than ``max_points``. Then greedy variance thins them to ``KEPT`` of that number, and the
-    threshold becomes the largest part of its prior variance that the points which stay leave of one
-    that goes, at least ``RISE`` times what it was. So the points are thinned at most
-    ``log(1 / tolerance) / log(RISE)`` times in a stream of any length. The threshold falls back to
+    more than ``max_points``. Then greedy variance thins them to seven eighths of that number, and
+    the threshold becomes the largest fraction of its prior variance that a dropped point keeps
+    given the others, at least twice the previous threshold. So the points are thinned at most
+    ``log₂(1 / tolerance)`` times in a stream of any length. The threshold falls back to
     ``tolerance`` where a move of the hyperparameters has made points redundant. It rises, too, and
     points that the others nearly determine go, where these amplify rounding errors beyond it: of a
     smooth kernel whose inputs come from one end of a space to the other.
 
     - Cost: O(n M²) for n inputs; O(M³) when the points are thinned or hyperparameters have moved.
     - Memory: the Cholesky factor at the points, O(M²).
-    - Of a batch of kernels an input enters that is novel to any.
+    - With a batch of kernels an input enters that is novel to any.
     - Source: the novelty of Csató and Opper (2002), which Engel, Mannor and Meir (2004) call
       approximate linear dependence; thinned as Burt, Rasmussen and van der Wilk (2020) choose.
 
     Args:
         max_points: Largest number of points.
-        tolerance: Part of its prior variance that an input must keep to enter, in (0, 1).
+        tolerance: Fraction of its prior variance that an input must keep to enter, in (0, 1).
 
     Raises:
         ValueError: The number is not positive, or the tolerance not in (0, 1).
@@ -97,9 +97,16 @@ class Novelty(Allocator):
         try:
             held = self._rechecked(Z.double(), kernel)
             for rows in X_new.double().split(ROWS):
-                held, features = _told_apart(held, rows)
+                held, features = _above_rounding(held, rows)
                 basis = _grown(held.basis, rows, held.threshold, features)
-                held = self._thinned(replace(held, basis=basis))
+                held = replace(held, basis=basis)
+                if basis.rank > self.max_points:
+                    most = max(1, round(KEPT * self.max_points))
+                    points = greedy_points(basis.Z, basis.kernel, most)
+                    fewer = InducingBasis.of(basis.kernel, points, 1)
+                    lost = float(_novelty(fewer, basis.Z, fewer.features(basis.Z)).max())
+                    threshold, least = max(RISE * held.threshold, lost), _least_novelty(fewer)
+                    held = replace(held, basis=fewer, threshold=threshold, least=least)
         except NotPSDError:  # values too wrong to compare points by
             self._memory = None
             return torch.cat((Z, X_new))[: self.max_points]
@@ -107,37 +114,26 @@ class Novelty(Allocator):
         return held.basis.Z.to(Z)
 
     def _rechecked(self, Z: Tensor, kernel: Kernel) -> _Held:
-        """Drop points that the others have come to determine."""
+        """Return the points; after hyperparameters moved without those that others determine."""
         held = self._memory
         if held is not None and is_same((held.basis.Z,), (Z,)) and is_in(kernel, held.state):
             return held
         basis = _of_points(Z, kernel, self.tolerance)
         threshold, least = (self.tolerance, 0.0) if held is None else (held.threshold, held.least)
-        if threshold > self.tolerance and _least_novelty(basis) < REDUNDANT * least:
+        if threshold > self.tolerance and _least_novelty(basis) < _REDUNDANT * least:
             threshold, least = self.tolerance, 0.0
         return _Held(basis, state_of(kernel), threshold, least)
-
-    def _thinned(self, held: _Held) -> _Held:
-        """Thin the points to at most ``max_points``, and raise the threshold."""
-        basis = held.basis
-        if basis.rank <= self.max_points:
-            return held
-        most = max(1, round(KEPT * self.max_points))
-        fewer = InducingBasis.of(basis.kernel, greedy_points(basis.Z, basis.kernel, most), 1)
-        lost = float(_novelty(fewer, basis.Z, fewer.features(basis.Z)).max())
-        threshold = max(RISE * held.threshold, lost)
-        return replace(held, basis=fewer, threshold=threshold, least=_least_novelty(fewer))
 
 
 @dataclass(frozen=True)
 class _Held:
-    """Points with what was derived from them.
+    """Points and values that were derived from them.
 
     Attributes:
-        basis: Of the points, in float64.
-        state: Of the kernel.
-        threshold: Part of its prior variance that an input must keep to enter.
-        least: Least part that a point kept given the others after the last thinning; 0 before.
+        basis: Basis of the points, in float64.
+        state: State of the kernel.
+        threshold: Fraction of its prior variance that an input must keep to enter.
+        least: Least fraction that a point kept given the others after the last thinning; 0 before.
     """
 
     basis: InducingBasis
@@ -147,23 +143,26 @@ class _Held:
 
 
 def _of_points(Z: Tensor, kernel: Kernel, threshold: float) -> InducingBasis:
-    """Return the basis of those points that keep more than a part of their prior variance."""
+    """Return the basis of the points that keep more than a fraction of their prior variance."""
     basis = InducingBasis.of(kernel, Z[:0], 1)
     for rows in Z.split(ROWS):
         basis = _grown(basis, rows, threshold)
     return basis
 
 
-def _told_apart(held: _Held, X: Tensor) -> tuple[_Held, Tensor]:
-    """Raise the threshold above the rounding errors of what inputs keep, and thin the points.
+def _above_rounding(held: _Held, X: Tensor) -> tuple[_Held, Tensor]:
+    """Raise the threshold above the rounding errors of conditional variances, and thin the points.
 
     Return the features of the inputs, too. Points that nearly determine each other amplify
-    rounding, most at inputs beyond them all: one there may seem to keep less than nothing, and
-    would never enter. Cost O(n M²), and O(M³) when the threshold rises, at most
+    rounding, most at inputs beyond them all: an input there may seem to keep a negative variance,
+    and would never enter. Cost O(n M²), and O(M³) when the threshold rises, at most
     ``log(1 / tolerance) / log(RISE)`` times.
     """
     features = held.basis.features(X)
-    while held.threshold < COARSEST and _rounding(held.basis, X, features) > held.threshold:
+    while held.threshold < _COARSEST and len(X) > 0:
+        left = kernel_variance(held.basis.kernel, X, 1) - features.square().sum(-1)
+        if not float(-(left / _positive_variance(held.basis, X)).min()) > held.threshold:
+            break  # no variance is more negative than the threshold
         threshold = RISE * held.threshold
         basis = _of_points(held.basis.Z, held.basis.kernel, threshold)
         held = _Held(basis, held.state, threshold, _least_novelty(basis))
@@ -171,27 +170,26 @@ def _told_apart(held: _Held, X: Tensor) -> tuple[_Held, Tensor]:
     return held, features
 
 
-def _rounding(basis: InducingBasis, X: Tensor, features: Tensor) -> float:
-    """Return the largest error by which inputs keep less than no part of their prior variance."""
-    left = kernel_variance(basis.kernel, X, 1) - features.square().sum(-1)
-    return float(-(left / _positive_variance(basis, X)).min()) if len(X) > 0 else 0.0
-
-
 def _grown(
     basis: InducingBasis, X: Tensor, threshold: float, features: Tensor | None = None
 ) -> InducingBasis:
-    """Add inputs that keep more than a part of their prior variance; features may be known."""
+    """Add inputs that keep more than a fraction of their prior variance; features may be known."""
     features = basis.features(X) if features is None else features
     novel = _novelty(basis, X, features).amax(0) > threshold
     X, features = X[novel], features[..., novel, :]
     if len(X) == 0:
         return basis
     pool = torch.cat((basis.Z, X))
-    error = _error(basis.kernel, pool)
-    if error > SPOILT and not bool((near := central(pool)).all()):
+    # gpytorch squares distances from the mean of the points: a point that is very far away costs
+    # the covariances of all others their digits; the error is relative to the prior variance
+    error, norms = 0.0, norms_in_lengthscales(basis.kernel, pool - pool.mean(0))
+    if norms:
+        farthest = float(torch.stack([norm.max() for norm in norms]).max())
+        error = torch.finfo(pool.dtype).eps * farthest**2
+    if error > _SPOILT and not bool((near := central(pool)).all()):
         alone = InducingBasis.of(basis.kernel, basis.Z[near[: basis.rank]], 1)
         return _grown(alone, X[near[basis.rank :]], threshold)
-    threshold = max(threshold, EXCESS * error)
+    threshold = max(threshold, _EXCESS * error)
     scale = _positive_variance(basis, X).sqrt()
     left = basis.residual_covariance(X, X, features, features)
     left = left / (scale.unsqueeze(-1) * scale.unsqueeze(-2))
@@ -200,18 +198,8 @@ def _grown(
     return basis.grown(X[rows], features[..., rows, :]) if rows else basis
 
 
-def _error(kernel: Kernel, Z: Tensor) -> float:
-    """Estimate the error of covariances of points, in parts of the prior variance.
-
-    gpytorch squares distances from the mean of the points: one that is very far away costs all
-    others their digits.
-    """
-    farthest = [norm.max() for norm in norms_in_lengthscales(kernel, Z - Z.mean(0))]
-    return torch.finfo(Z.dtype).eps * float(torch.stack(farthest).max()) ** 2 if farthest else 0.0
-
-
 def _novelty(basis: InducingBasis, X: Tensor, features: Tensor) -> Tensor:
-    """Compute the parts of their prior variance that inputs keep, a row for each kernel."""
+    """Compute the fractions of their prior variance that inputs keep, a row for each kernel."""
     return (basis.residual_variance(X, features) / _positive_variance(basis, X)).flatten(0, -2)
 
 
@@ -222,7 +210,7 @@ def _positive_variance(basis: InducingBasis, X: Tensor) -> Tensor:
 
 
 def _least_novelty(basis: InducingBasis) -> float:
-    """Return the least part of its prior variance a point keeps given all others. Cost O(M³)."""
+    """Return the least fraction of prior variance that a point keeps given all others: O(M³)."""
     if basis.rank == 0:
         return 0.0
     precision = inverse_lower(basis.root).square().sum(-2)
@@ -233,8 +221,8 @@ def _least_novelty(basis: InducingBasis) -> float:
 # --- online inducing point selection (OIPS) ------------------------------------------------------
 
 
-OIPS_ROWS = 1024
-"""Number of inputs whose correlations with each other are held at a time."""
+_OIPS_ROWS = 1024
+"""Number of inputs whose correlations with each other are in memory at a time."""
 
 
 class OIPS(Allocator):
@@ -276,7 +264,7 @@ class OIPS(Allocator):
         stay = seen is not None and is_in(kernel, seen[1:]) and bool(members(Z, seen[0]).all())
         if not stay and self.prune < 1.0:
             Z = Z[first_apart(Z, kernel, self.prune)]
-        for rows in X_new.split(OIPS_ROWS):
+        for rows in X_new.split(_OIPS_ROWS):
             candidates = rows
             if len(Z) > 0:
                 candidates = rows[correlation(kernel, rows, Z).amax(-1) < self.rho]
@@ -290,7 +278,7 @@ class OIPS(Allocator):
 
 @dataclass(frozen=True)
 class Isolation:
-    """Rule for outliers: points unlike even those that are most like them.
+    """Rule for outliers: points unlike even their most similar points.
 
     The points compared with are the inducing points and the others of the batch, so a new region is
     entered by ``nearest`` points of one batch, an outlier never. (The outlook of Galy-Fajou and
@@ -314,7 +302,7 @@ class Isolation:
             raise ValueError(f"Expected statistic 'median' or 'mean', got {self.statistic!r}.")
 
     def of(self, X: Tensor, Z: Tensor, batch: Tensor, kernel: Kernel) -> Tensor:
-        """Say which of n rows X of a batch of b are isolated; none is without others.
+        """Return which of n rows X of a batch of b are isolated; none is without others.
 
         Cost O(n (M + b)) for M inducing points Z.
         """
@@ -365,7 +353,7 @@ def expected_points_bound(
 def nystroem_error_bound(n: int, points: int, rho: float) -> float:
     """Bound ``‖K_X − Q_X‖`` of n inputs of a correlation kernel, given OIPS' points.
 
-    ``(n − M) (1 − rho² / (1 + M (M − 1) rho))``, in parts of the prior variance. Source:
+    ``(n − M) (1 − rho² / (1 + M (M − 1) rho))``, relative to the prior variance. Source:
     Galy-Fajou and Opper (2021), theorem 2.
 
     Args:

@@ -1,4 +1,7 @@
-"""Alarms: what is wrong with a model or its stream, and the line of code that mends it."""
+"""Alarms: what is wrong with a model or its stream, and the line of code that mends it.
+
+First the numbers that alarms are computed from, then the alarms.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +24,25 @@ from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 
 Array = NDArray[np.float64]
 
-NORMAL_MEDIAN = 0.6744897501960817
+_NORMAL_MEDIAN = 0.6744897501960817
 """Median of the absolute value of a standard normal number."""
 
-FAR = 3.5
+_FAR = 3.5
 """Robust standard deviations from which on an innovation is far: 0.05 % of normal ones are."""
 
 AHEAD = 10.0
-"""Factor of the number of observations to which the cost is forecast."""
+"""The cost is forecast to this many times the present number of observations."""
 
 _SLOPE_INTERVALS = 8
 """Last intervals from which the growth of the cost is estimated."""
 
 
 @dataclass(frozen=True)
-class Scores:
+class PredictionScores:
     """Scores of predictions of rows that the model had not seen; a number for each output.
 
     Attributes:
-        rows: Number of rows at the end of what is scored.
+        rows: Number of rows of the stream up to the last scored one.
         count: Number of rows that are scored.
         rmse: Root mean squared error, in units of the outcomes; of labels of several classes the
             root of the mean Brier score.
@@ -56,8 +59,8 @@ class Scores:
     coverage_95: list[float] | None
 
     @classmethod
-    def of(cls, intervals: Sequence[Interval], has_intervals: bool) -> Scores:
-        """Join intervals; ``has_intervals`` says whether outcomes have predictive intervals."""
+    def of(cls, intervals: Sequence[Interval], has_intervals: bool) -> PredictionScores:
+        """Join intervals; ``has_intervals``: whether outcomes have predictive intervals."""
         count = sum(interval.count for interval in intervals)
         means = {
             name: [float(sum(column)) / count for column in zip(*values, strict=True)]
@@ -76,8 +79,9 @@ class Innovations:
     Attributes:
         count: Number of rows.
         mean: Their mean.
-        scale: Their robust standard deviation: median absolute value over that of a normal number.
-        far: Number of those more than ``FAR`` robust standard deviations from zero.
+        scale: Their robust standard deviation: the median absolute value, divided by the median of
+            a standard normal number's.
+        far: Number of innovations more than 3.5 robust standard deviations from zero.
         skew: ``(q90 + q10 − 2 q50) / (q90 − q10)`` of their quantiles; 0 for a symmetric
             distribution, 0.46 for an exponential one.
     """
@@ -91,10 +95,10 @@ class Innovations:
     @classmethod
     def of(cls, values: Array) -> Innovations:
         """Summarise at least one innovation, ``n``."""
-        scale = float(np.median(np.abs(values))) / NORMAL_MEDIAN
+        scale = float(np.median(np.abs(values))) / _NORMAL_MEDIAN
         low, middle, high = np.quantile(values, (0.1, 0.5, 0.9))
         skew = float((high + low - 2.0 * middle) / (high - low)) if high > low else 0.0
-        far = int((np.abs(values) > FAR * scale).sum())
+        far = int((np.abs(values) > _FAR * scale).sum())
         return cls(len(values), float(values.mean()), scale, far, skew)
 
 
@@ -172,14 +176,14 @@ class Validation:
         outcome_deviation: Standard deviation of the outcomes in the sample, an output each.
         pit: Share of the probability integral transforms in each of 20 bins, for each output; None
             for labels and counts. Uniform, 0.05 each, where predictions are calibrated.
-        innovations: Summary of the latest ones, an output each.
+        innovations: Summary of the latest innovations, an output each.
         drift_rate: False alarms of the drift test an observation, all outputs together.
         drift_signals: Its latest signals: output, row, row after which the drift began, and sign.
         repeated_share: Estimated share of rows that repeat an earlier one, outcomes included.
     """
 
-    total: Scores
-    course: list[Scores]
+    total: PredictionScores
+    course: list[PredictionScores]
     outcome_deviation: list[float]
     pit: list[list[float]] | None
     innovations: list[Innovations]
@@ -202,8 +206,8 @@ class Validation:
             for row, began, sign in test.signals
         ]
         return cls(
-            Scores.of(record.intervals, real),
-            [Scores.of([interval], real) for interval in record.intervals],
+            PredictionScores.of(record.intervals, real),
+            [PredictionScores.of([interval], real) for interval in record.intervals],
             sample.std(0).tolist(),
             [(np.asarray(n) / sum(n)).tolist() for n in record.histogram] if real else None,
             [Innovations.of(column) for column in values] if real else [],
@@ -213,7 +217,7 @@ class Validation:
         )
 
 
-# --- alarms: what is wrong with a model or its stream, and the line of code that mends it --------
+# --- the alarms ----------------------------------------------------------------------------------
 
 
 FEWEST = 50
@@ -222,25 +226,25 @@ FEWEST = 50
 HORIZON = 1000
 """Latest observations among which a signal of the drift test rings the alarm."""
 
-MOST_GAP = 0.3
+_MOST_GAP = 0.3
 """Root mean squared error of the approximate mean, in standard deviations of a prediction: it then
 is 9 % of an innovation's variance.
 """
 
-MOST_SCALE = 1.4
+_MOST_SCALE = 1.4
 """Robust standard deviation of innovations, or one over it: variances are off by a factor of 2."""
 
-MOST_FAR = 0.0075
+_MOST_FAR = 0.0075
 """Share of innovations more than 3.5 robust standard deviations away, 15 times a normal one's."""
 
-MOST_SKEW = 0.25
-"""Skew of the innovations' quantiles: that of an exponential distribution is 0.46."""
+_MOST_SKEW = 0.25
+"""Skew of the innovations' quantiles; an exponential distribution has 0.46."""
 
-MOST_REPEATED = 0.05
+_MOST_REPEATED = 0.05
 """Share of rows that repeat an earlier one, outcomes included."""
 
 LEAST_SENSITIVITY = 0.02
-"""Effect of an input on the posterior mean, in parts of the largest effect of an input."""
+"""Effect of an input on the posterior mean, as a fraction of the largest effect of an input."""
 
 
 @dataclass(frozen=True)
@@ -250,9 +254,9 @@ class Alarm:
     Attributes:
         name: ``units``, ``repeated rows``, ``approximation``, ``drift``, ``skew``, ``tails``,
             ``noise`` or ``dead input``.
-        text: What was found, in words.
-        value: What was measured.
-        threshold: What it should not exceed; fall below, for a dead input.
+        text: The finding in words.
+        value: The measured value.
+        threshold: Largest value without alarm; least value, for a dead input.
         remedy: A line of code, in which ``model`` is the model and X and Y are the user's data.
     """
 
@@ -287,62 +291,43 @@ def find_alarms(
     """
     if record is None or record.rows < FEWEST:
         return ()
-    units = _units(model, record)
-    if units:
-        return tuple(units)
-    rows = [*_repeated(model, record), *_gap(model, gap)]
-    dead = _dead(model, effects)
+    change = record.units.change
+    if change is not None:
+        factors = [10.0**power for power in change.powers]
+        power = max(change.powers, key=abs)
+        shown = f"{factors[0]:g}" if len(set(factors)) == 1 else f"torch.tensor({factors})"
+        new = f"X_new / {shown}, Y_new" if change.what == "inputs" else f"X_new, Y_new / {shown}"
+        text = (
+            f"{change.what} are {10.0**power:g} times as large as before, found after row "
+            f"{change.row:,} of the record"
+        )
+        remedy = f"model.retract(X_new, Y_new).update({new})"
+        return (Alarm("units", text, float(abs(power)), 0.0, remedy),)
+    rows: list[Alarm] = []
+    share = record.repeated.share
+    repeats = bool(record.drift) and share > _MOST_REPEATED and record.repeated.repeated >= 10
+    if repeats:
+        text = f"{100.0 * share:.0f} % of the rows repeat an earlier one, outcomes included"
+        widths = f"({record.inputs}, {model.num_outputs})"
+        remedy = f"X, Y = torch.cat((X, Y), -1).unique(dim=0).split({widths}, -1)"
+        rows.append(Alarm("repeated rows", text, share, _MOST_REPEATED, remedy))
+    if isinstance(gap, ApproximationGap) and gap.rows >= FEWEST and not gap.mean <= _MOST_GAP:
+        text = (
+            f"predicted means of {gap.rows} rows are {gap.mean:.2g} predictive standard deviations "
+            "from those of an exact Gaussian process with the same hyperparameters"
+        )
+        rows.append(Alarm("approximation", text, gap.mean, _MOST_GAP, finer(model)))
     skew = _skew(model, innovations, record)
-    level = _drift(record, innovations, bool(skew)) if not _has(rows, "repeated rows") else []
+    level = [] if repeats else _drift(record, innovations, bool(skew))
     shape = [] if rows or level else skew or _tails(model, innovations)
     noise = [] if rows or level or shape else _noise(model, innovations)
-    return (*rows, *level, *shape, *noise, *dead)
-
-
-def _has(alarms: Sequence[Alarm], name: str) -> bool:
-    return any(alarm.name == name for alarm in alarms)
-
-
-def _units(model: StreamingGP, record: ProgressiveValidation) -> list[Alarm]:
-    change = record.units.change
-    if change is None:
-        return []
-    factors = [10.0**power for power in change.powers]
-    power = max(change.powers, key=abs)
-    shown = f"{factors[0]:g}" if len(set(factors)) == 1 else f"torch.tensor({factors})"
-    new = f"X_new / {shown}, Y_new" if change.what == "inputs" else f"X_new, Y_new / {shown}"
-    text = (
-        f"{change.what} are {10.0**power:g} times as large as before, found after row "
-        f"{change.row:,} of the record"
-    )
-    remedy = f"model.retract(X_new, Y_new).update({new})"
-    return [Alarm("units", text, float(abs(power)), 0.0, remedy)]
-
-
-def _repeated(model: StreamingGP, record: ProgressiveValidation) -> list[Alarm]:
-    share = record.repeated.share
-    if not record.drift or share <= MOST_REPEATED or record.repeated.repeated < 10:
-        return []
-    text = f"{100.0 * share:.0f} % of the rows repeat an earlier one, outcomes included"
-    widths = f"({record.inputs}, {model.num_outputs})"
-    remedy = f"X, Y = torch.cat((X, Y), -1).unique(dim=0).split({widths}, -1)"
-    return [Alarm("repeated rows", text, share, MOST_REPEATED, remedy)]
-
-
-def _gap(model: StreamingGP, gap: ApproximationGap | str) -> list[Alarm]:
-    if not isinstance(gap, ApproximationGap) or gap.rows < FEWEST or gap.mean <= MOST_GAP:
-        return []
-    text = (
-        f"predicted means of {gap.rows} rows are {gap.mean:.2g} predictive standard deviations "
-        "from those of an exact Gaussian process with the same hyperparameters"
-    )
-    return [Alarm("approximation", text, gap.mean, MOST_GAP, finer(model))]
+    return (*rows, *level, *shape, *noise, *_dead(model, effects))
 
 
 def _drift(
     record: ProgressiveValidation, innovations: Sequence[Innovations], skewed: bool
 ) -> list[Alarm]:
-    """Ring for a signal; skewed innovations with a mean of zero have none."""
+    """Ring for a signal; a signal of skewed innovations with a mean of zero is not counted."""
     centred = all(abs(each.mean) < 4.0 / math.sqrt(each.count) for each in innovations)
     if skewed and centred:
         return []
@@ -365,23 +350,25 @@ def _skew(
     model: StreamingGP, innovations: Sequence[Innovations], record: ProgressiveValidation
 ) -> list[Alarm]:
     for output, each in enumerate(innovations):
-        most = max(MOST_SKEW, 6.0 / math.sqrt(each.count))
+        most = max(_MOST_SKEW, 6.0 / math.sqrt(each.count))
         if each.count >= FEWEST and abs(each.skew) > most:
             text = f"innovations of output {output} are skewed, {each.skew:.2f} by their quantiles"
             step = "log=Log()" if record.positive and each.skew > 0.0 else "bilog=Bilog()"
             chain = f"ChainedOutcomeTransform({step}, z=Standardize({model.num_outputs}))"
-            remedy = f"model = {_regressor(model)}(X, Y, outcome_transform={chain})"
+            fixed = isinstance(model, OSVGP | DecoupledGP | QSGP | QSRVM)  # these take no transform
+            regressor = "OSGPR" if fixed else type(model).__name__
+            remedy = f"model = {regressor}(X, Y, outcome_transform={chain})"
             return [Alarm("skew", text, abs(each.skew), most, remedy)]
     return []
 
 
 def _tails(model: StreamingGP, innovations: Sequence[Innovations]) -> list[Alarm]:
     for output, each in enumerate(innovations):
-        most = max(6.0, MOST_FAR * each.count)
+        most = max(6.0, _MOST_FAR * each.count)
         if each.count >= FEWEST and each.far > most:
             text = (
                 f"{each.far} of the last {each.count} innovations of output {output} are more than "
-                f"{FAR:g} robust standard deviations from zero"
+                f"{_FAR:g} robust standard deviations from zero"
             )
             likelihood, scaled = "StudentTLikelihood()", f"Standardize({model.num_outputs})"
             remedy = f"model = OSVGP(X, Y, {likelihood}, outcome_transform={scaled})"
@@ -391,7 +378,7 @@ def _tails(model: StreamingGP, innovations: Sequence[Innovations]) -> list[Alarm
 
 def _noise(model: StreamingGP, innovations: Sequence[Innovations]) -> list[Alarm]:
     for output, each in enumerate(innovations):
-        most = max(MOST_SCALE, math.exp(5.0 / math.sqrt(each.count)))
+        most = max(_MOST_SCALE, math.exp(5.0 / math.sqrt(each.count)))
         factor = max(each.scale, 1.0 / max(each.scale, 1e-300))
         if each.count >= FEWEST and factor > most:
             small = "larger than predicted: the noise is too small, or the function has changed"
@@ -405,42 +392,27 @@ def _noise(model: StreamingGP, innovations: Sequence[Innovations]) -> list[Alarm
 def _relearning(model: StreamingGP, factor: float) -> str:
     """Return the line of code that learns a model's noise, or corrects the known one."""
     if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
-        return f"model = {_name(model)}(X, Y, {factor:.2g} * Yvar)"
+        return f"model = {type(model).__name__}(X, Y, {factor:.2g} * Yvar)"
     if isinstance(model, DecoupledGP | QSGP | QSRVM):
         return "model.fit(seconds=60)"
     if isinstance(model, AutoGP) and isinstance(family_model(model), OSVGP):
-        return _relearning_sites(model)
+        # sites: by steps, as no fit reaches their noise
+        if model.memory.held is None:
+            return f"model = AutoGP(X, Y, likelihood={type(model.likelihood).__name__}())"
+        return 'model.move_to("OSVGP", hyper_steps=20)  # learns it from all rows'
     if isinstance(model, OSVGP):
         return "model.hyper_steps = 20  # the next updates learn it"
     return "fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))"
 
 
-def _relearning_sites(model: AutoGP) -> str:
-    """Return the line that learns a likelihood's noise anew, by steps: no fit reaches it."""
-    if model.memory.held is None:
-        name = type(model.likelihood).__name__
-        return f"model = AutoGP(X, Y, likelihood={name}())"
-    return 'model.move_to("OSVGP", hyper_steps=20)  # learns it from all rows'
-
-
-def _regressor(model: StreamingGP) -> str:
-    """Return the name of a class that takes outcome transforms."""
-    fixed = isinstance(model, OSVGP | DecoupledGP | QSGP | QSRVM)
-    return "OSGPR" if fixed else _name(model)
-
-
-def _name(model: StreamingGP) -> str:
-    return type(model).__name__
-
-
 def _dead(model: StreamingGP, effects: Sequence[float]) -> list[Alarm]:
     largest = max(effects, default=0.0)
     dead = [i for i, effect in enumerate(effects) if effect <= LEAST_SENSITIVITY * largest]
-    kept = [i for i in range(len(effects)) if i not in dead]
-    if not dead or not kept:
+    used = [i for i in range(len(effects)) if i not in dead]
+    if not dead or not used:
         return []
     which = f"input {dead[0]} has" if len(dead) == 1 else f"inputs {dead} have"
     text = f"{which} next to no effect on the posterior mean"
     value = max(effects[i] for i in dead) / largest
-    remedy = f"model = {_name(model)}(X[:, {kept}], Y)"
+    remedy = f"model = {type(model).__name__}(X[:, {used}], Y)"
     return [Alarm("dead input", text, value, LEAST_SENSITIVITY, remedy)]

@@ -1,4 +1,4 @@
-"""How far a model's approximation is from an exact Gaussian process, and what it rests on."""
+"""Distance of a model's approximation from an exact Gaussian process; its capacity; its inputs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ from bo_stream.models.outcomes.labels import LabelOutcomes
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 from bo_stream.models.wiski.grid_model import GridModel
 
-GRID_ERROR = 1e-3
-"""Interpolation error, in parts of the prior variance, of the grid that is advised."""
-
-_BY_STEPS = (DecoupledGP, QSGP, QSRVM)
+_GRID_ERROR = 1e-3
+"""Interpolation error, as a fraction of the prior variance, of the grid that is advised."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def approximation_gap(
     """Compare a model's approximation on some rows with the exact Gaussian process of them.
 
     A copy of the model forgets all observations, takes the rows, and predicts there. Cost O(n³) of
-    the exact process, 0.1 s for 500 rows, and that of the copy.
+    the exact process, 0.1 s for 500 rows, and the cost of the copy's update.
 
     Args:
         model: Stays as it is.
@@ -78,33 +76,41 @@ def approximation_gap(
         The gap; or why there is none, in words.
     """
     model = family_model(model)
-    reason = _without_exact(model)
-    if reason is not None:
-        return reason
+    if isinstance(model, DecoupledGP | QSGP | QSRVM):
+        return "this model learns by steps on minibatches, of which some rows take too few"
+    if isinstance(model.outcomes, LabelOutcomes):
+        return "labels have no exact Gaussian process"
+    if isinstance(model, OSVGP) and not model.prior.is_gaussian:
+        return f"a {type(model.likelihood).__name__} has no exact Gaussian process"
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the copy, which is no model of the user's
         Yvar = all_variances(model, X, Y, Yvar)
         outcomes, noise = model.standardized(X, Y, Yvar)
         inputs = model.coordinates(X).double()
-        exact = exact_marginals(model, inputs, outcomes, noise)
-        near = _copy_of_rows(model, X, Y, Yvar).process(inputs).marginals(inputs)
-    (mean, variance, prior), (other, varied) = exact, near
-    difference, observed = (other - mean).square(), variance + noise
-    ratio = ((varied + noise) / observed).sqrt().median()
+        mean, variance, prior = exact_marginals(model, inputs, outcomes, noise)
+        copy: Any = deepcopy(model).clear()
+        if isinstance(copy, OSVGP):
+            copy.hyper_steps = 0
+        if isinstance(copy, OSGPR | OSVGP) and copy.allocator is not None:
+            copy.allocator = None  # the points stay
+        copy.update(X, Y, Yvar)
+        near, near_variance = copy.process(inputs).marginals(inputs)
+    difference, observed = (near - mean).square(), variance + noise
+    ratio = ((near_variance + noise) / observed).sqrt().median()
     return ApproximationGap(
         len(X),
         float((difference / observed).mean().sqrt()),
         float((difference / prior).mean().sqrt()),
         float(ratio),
         mean[0].tolist(),
-        other[0].tolist(),
+        near[0].tolist(),
     )
 
 
 def exact_marginals(
     model: StreamingGP, inputs: Tensor, outcomes: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute mean and variance of the exact process at observed inputs, and its prior variance.
+    """Compute mean and variance of the exact process at its own inputs, and its prior variance.
 
     With C the noisy covariance of the rows: ``m + K C⁻¹ (y − m)`` and the diagonal of
     ``K − K C⁻¹ K`` (Rasmussen and Williams, 2006, eq. 2.23 and 2.24). Cost O(n³). A grid's kernel
@@ -119,56 +125,29 @@ def exact_marginals(
     Returns:
         ``m x n`` each.
     """
-    K = _covariance(model, inputs)
+    if isinstance(model, GridModel):
+        inference, _, _ = model._process_part()
+        kernel: GridKernel = inference.kernel(model.prior)
+        total: Tensor | float = 0.0
+        for part in kernel.parts:
+            product = part.scale()[..., None, None].to(inputs)
+            for i in part.dims:
+                product = product * part.correlation(i, inputs[:, i], inputs[:, i])
+            total = total + product
+        K = torch.as_tensor(total).expand(model.num_outputs, len(inputs), len(inputs))
+    else:
+        K = kernel_matrix(frozen(model.covar_module), inputs, inputs, model.num_outputs)
     center = model.prior.mean.unsqueeze(-1)
     factor = safe_cholesky(K + torch.diag_embed(noise))
     half = torch.linalg.solve_triangular(factor, K, upper=False)
-    told = torch.linalg.solve_triangular(factor, (outcomes - center).unsqueeze(-1), upper=False)
+    white = torch.linalg.solve_triangular(factor, (outcomes - center).unsqueeze(-1), upper=False)
     prior = K.diagonal(dim1=-2, dim2=-1)
-    return center + (half.mT @ told).squeeze(-1), prior - half.square().sum(-2), prior
-
-
-def _covariance(model: StreamingGP, inputs: Tensor) -> Tensor:
-    """Compute the prior covariance of rows, ``m x n x n``."""
-    if not isinstance(model, GridModel):
-        return kernel_matrix(frozen(model.covar_module), inputs, inputs, model.num_outputs)
-    inference, _, _ = model._process_part()
-    kernel: GridKernel = inference.kernel(model.prior)
-    total: Tensor | float = 0.0
-    for part in kernel.parts:
-        product = part.scale()[..., None, None].to(inputs)
-        for i in part.dims:
-            product = product * part.correlation(i, inputs[:, i], inputs[:, i])
-        total = total + product
-    return torch.as_tensor(total).expand(model.num_outputs, len(inputs), len(inputs))
-
-
-def _without_exact(model: StreamingGP) -> str | None:
-    """Say why there is no exact Gaussian process to compare with, if there is none."""
-    if isinstance(model, _BY_STEPS):
-        return "this model learns by steps on minibatches, of which some rows take too few"
-    if isinstance(model.outcomes, LabelOutcomes):
-        return "labels have no exact Gaussian process"
-    if isinstance(model, OSVGP) and not model.prior.is_gaussian:
-        return f"a {type(model.likelihood).__name__} has no exact Gaussian process"
-    return None
-
-
-def _copy_of_rows(model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> StreamingGP:
-    """Return a copy of the model that has observed some rows only, at the same places."""
-    copy: Any = deepcopy(model).clear()
-    if isinstance(copy, OSVGP):
-        copy.hyper_steps = 0
-    if isinstance(copy, OSGPR | OSVGP) and copy.allocator is not None:
-        copy.allocator = None
-    copy.update(X, Y, Yvar)
-    observed: StreamingGP = copy
-    return observed
+    return center + (half.mT @ white).squeeze(-1), prior - half.square().sum(-2), prior
 
 
 @dataclass(frozen=True)
-class Capacity:
-    """What a model's posterior rests on, and how much of what it may have is in use.
+class UsedCapacity:
+    """Features, points or models that a posterior rests on: number in use, and the limit.
 
     Attributes:
         what: Features, inducing points, centres, local models, or basis functions.
@@ -185,30 +164,30 @@ class Capacity:
         return f"{self.used:,} {self.what}{limit}"
 
 
-def capacity_of(model: StreamingGP) -> Capacity | None:
-    """Count what a model's posterior rests on; None where that is not known of its kind."""
+def capacity_of(model: StreamingGP) -> UsedCapacity | None:
+    """Count the features, points or models of a posterior; None where the kind has none known."""
     model = family_model(model)
     kind: Any = model
     if isinstance(model, AutoGP):  # an exact one
         most = None if len(model.families) == 1 else model.max_exact
-        return Capacity("observations, exactly", int(model.num_observations), most)
+        return UsedCapacity("observations, exactly", int(model.num_observations), most)
     if isinstance(model, GridModel):
         inference, _, _ = model._process_part()
-        return Capacity("features", kind.rank, inference.max_rank)
+        return UsedCapacity("features", kind.rank, inference.max_rank)
     if isinstance(model, OSGPR | OSVGP):
-        return Capacity("inducing points", len(kind.inducing_points), kind.max_points)
+        return UsedCapacity("inducing points", len(kind.inducing_points), kind.max_points)
     if isinstance(model, ClusteredGP):
-        return Capacity("centres", len(kind.centres), kind._inference.max_centres)
+        return UsedCapacity("centres", len(kind.centres), kind._inference.max_centres)
     if isinstance(model, LocalGP):
         models = int(kind.num_models.max())
-        return Capacity("local models", models, kind._inference.max_models)
+        return UsedCapacity("local models", models, kind._inference.max_models)
     if isinstance(model, BayesianLastLayer):
-        return Capacity("features", kind._memory.rank, kind._memory.rank)
+        return UsedCapacity("features", kind._memory.rank, kind._memory.rank)
     return None
 
 
 def certificate_of(model: StreamingGP) -> Stability | str:
-    """Certify a model's linear system; or say why that is not possible, in words."""
+    """Certify a model's linear system; or return why that is not possible, in words."""
     try:
         return stability(model)
     except (UnsupportedError, ValueError) as error:
@@ -217,14 +196,26 @@ def certificate_of(model: StreamingGP) -> Stability | str:
 
 def finer(model: StreamingGP) -> str:
     """Return the line of code that makes a model's approximation finer."""
-    if isinstance(model, AutoGP):
-        return _finer_family(model)
-    kind: Any = model
+    kind: Any = family_model(model)
+    if isinstance(model, AutoGP):  # by a move to a family, if possible
+        if isinstance(kind, GridModel):
+            inference, memory, _ = kind._process_part()
+            enough = sufficient_grid_size(inference.kernel(kind.prior), memory.grid, _GRID_ERROR)
+            size = None if enough is None else enough[0] if len(enough) == 1 else enough
+            family, option = ("OSGPR", "") if size is None else ("WISKI", f"grid_size={size}")
+        elif isinstance(kind, OSGPR | OSVGP):
+            family, option = model.family, f"max_points={2 * kind.max_points}"
+        else:
+            return "fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))"
+        if model.memory.held is None or family not in model.families:
+            no_grid = 'families=("exact", "OSGPR")'
+            return f"model = AutoGP(X, Y, {option or no_grid})"
+        return f'model.move_to("{family}"{option and ", " + option})'
     if isinstance(model, GridModel):
         inference, memory, _ = model._process_part()
         if kind.rank == inference.max_rank and kind.dropped > kind.interpolation_error():
             return f"model = {type(model).__name__}(X, Y, max_rank={2 * inference.max_rank})"
-        enough = sufficient_grid_size(inference.kernel(model.prior), memory.grid, GRID_ERROR)
+        enough = sufficient_grid_size(inference.kernel(model.prior), memory.grid, _GRID_ERROR)
         if enough is None:
             return "model = OSGPR(X, Y)  # no grid that fits in memory would do"
         return f"model.refine(grid_size={enough[0] if len(enough) == 1 else enough})"
@@ -234,24 +225,6 @@ def finer(model: StreamingGP) -> str:
     if isinstance(model, ClusteredGP):
         return f"model.resolve({kind.resolution / 2.0:.3g})"
     return "model = OSGPR(X, Y)"
-
-
-def _finer_family(model: AutoGP) -> str:
-    """Return the line of code for a model that can move to other families."""
-    view: Any = family_model(model)
-    no_grid = 'families=("exact", "OSGPR")'
-    if not isinstance(view, GridModel | OSGPR | OSVGP):
-        return "fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))"
-    if isinstance(view, GridModel):
-        inference, memory, _ = view._process_part()
-        enough = sufficient_grid_size(inference.kernel(model.prior), memory.grid, GRID_ERROR)
-        size = None if enough is None else enough[0] if len(enough) == 1 else enough
-        family, option = ("OSGPR", "") if size is None else ("WISKI", f"grid_size={size}")
-    else:
-        family, option = model.family, f"max_points={2 * view.max_points}"
-    if model.memory.held is None or family not in model.families:
-        return f"model = AutoGP(X, Y, {option or no_grid})"
-    return f'model.move_to("{family}"{option and ", " + option})'
 
 
 @torch.no_grad()
@@ -272,12 +245,12 @@ def sensitivities(model: StreamingGP, X: Tensor, seed: int = 0) -> list[float]:
     """
     random = np.random.default_rng(seed)
     before = _means(model, X)
-    found = []
+    effects = []
     for i in range(X.shape[-1]):
         shuffled = X.clone()
         shuffled[:, i] = X[torch.as_tensor(random.permutation(len(X)), device=X.device), i]
-        found.append(float((_means(model, shuffled) - before).square().mean().sqrt()))
-    return found
+        effects.append(float((_means(model, shuffled) - before).square().mean().sqrt()))
+    return effects
 
 
 def _means(model: StreamingGP, X: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Stability certificates: guarantees for a model's linear systems before they are solved.
 
+First bounds on the eigenvalues of kernel matrices, then the certificate that rests on them.
+
 Sums of kernels add bounds. A product is a Hadamard product, whose eigenvalues lie between the least
 and the largest eigenvalue of one factor times the least and the largest variance of the others
 (Schur).
@@ -36,19 +38,19 @@ from bo_stream.models.auto.auto import AutoGP, family_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.solver import cross_matrix
 
-ROWS = 1024
+_ROWS = 1024
 """Points compared with all others at a time."""
 
-Profile = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+_Profile = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """A function of a radius, elementwise."""
 
-SHELLS = 2048
+_SHELLS = 2048
 """Radii at which points around a point are counted."""
 
-FREQUENCIES = 1024
+_FREQUENCIES = 1024
 """Intervals on which a spectral density is compared."""
 
-CUTOFFS = 48
+_CUTOFFS = 48
 """Values of R that are tried."""
 
 
@@ -56,8 +58,7 @@ CUTOFFS = 48
 def eigenvalue_bounds(kernel: Kernel, Z: Tensor) -> EigenvalueBounds:
     """Bound the eigenvalues of ``k(Z, Z)`` of M points, at least one, ``M x d``.
 
-    ``lower`` is 0 where a kernel is made of others than RBF and Matérn ones, each of which costs
-    O(M²).
+    ``lower`` is 0 where a kernel is not made of RBF and Matérn kernels, each of which costs O(M²).
     """
     dims = kernel.active_dims
     return _bounds(kernel, Z if dims is None else Z.index_select(-1, dims))
@@ -107,7 +108,7 @@ class EigenvalueBounds:
 
 
 def _bounds(kernel: Kernel, Z: Tensor) -> EigenvalueBounds:
-    """Bound the eigenvalues at the inputs that a kernel acts on; of one not known, by its trace."""
+    """Bound the eigenvalues at the inputs that a kernel acts on; of other kernels, by the trace."""
     if isinstance(kernel, ScaleKernel):
         # takes over its base kernel's active_dims, which gpytorch does not apply a second time
         return _bounds(kernel.base_kernel, Z).scaled(kernel.outputscale)
@@ -131,28 +132,26 @@ def _bounds(kernel: Kernel, Z: Tensor) -> EigenvalueBounds:
 
 
 def _isotropic(
-    Z: Tensor, lengthscale: Tensor, decay: Profile, log_density: Profile
+    Z: Tensor, lengthscale: Tensor, decay: _Profile, log_density: _Profile
 ) -> EigenvalueBounds:
     """Bound a kernel of the distance in lengthscales, ``... x 1 x d``, of unit variance."""
-    scales = lengthscale.expand(*lengthscale.shape[:-1], Z.shape[-1]).flatten(0, -2)
-    pairs = [_unit_bounds(Z / scale, decay, log_density) for scale in scales]
+    dim, pairs = Z.shape[-1], []
+    for scale in lengthscale.expand(*lengthscale.shape[:-1], dim).flatten(0, -2):
+        least = largest = 1.0
+        if len(Z) > 1:
+            apart = separation(Z / scale)
+            largest = largest_eigenvalue_bound(decay, apart, dim, len(Z))
+            least = max(2.0 - largest, smallest_eigenvalue_bound(log_density, apart, dim))
+        pairs.append((least, largest))
     lower, upper = Z.new_tensor(pairs).mT.reshape(2, *lengthscale.shape[:-2])
     one = torch.ones_like(lower)
     return EigenvalueBounds(lower, upper, one, one)
 
 
-def _unit_bounds(Z: Tensor, decay: Profile, log_density: Profile) -> tuple[float, float]:
-    if len(Z) == 1:
-        return 1.0, 1.0
-    apart, dim = separation(Z), Z.shape[-1]
-    upper = largest_eigenvalue_bound(decay, apart, dim, len(Z))
-    return max(2.0 - upper, smallest_eigenvalue_bound(log_density, apart, dim)), upper
-
-
-def largest_eigenvalue_bound(decay: Profile, separation: float, dim: int, count: int) -> float:
+def largest_eigenvalue_bound(decay: _Profile, separation: float, dim: int, count: int) -> float:
     """Bound the eigenvalues of a kernel matrix of unit variance from above.
 
-    Gershgorin's theorem: no row sums to more. Within r of a point there are at most
+    Gershgorin's theorem: no row sums to more than the bound. Within r of a point there are at most
     ``(2 r / separation + 1)^d − 1`` others, for balls of half the separation about them are
     disjoint, and the kernel falls with distance. [Terenin2024, proposition 19, with the number of
     points per shell free of its factor ``separation^−d``, which does not belong there]
@@ -167,20 +166,20 @@ def largest_eigenvalue_bound(decay: Profile, separation: float, dim: int, count:
     if others < 1 or separation <= 0.0:
         return float(max(count, 0))
     last = max((count ** (1.0 / dim) - 1.0) / 2.0, 1.0)
-    radii = np.geomspace(1.0, last, SHELLS)
+    radii = np.geomspace(1.0, last, _SHELLS)
     within = np.minimum(np.floor((2.0 * radii[1:] + 1.0) ** dim - 1.0 + 1e-9), others)
     values = decay(radii * separation)
     return float(1.0 + within @ (values[:-1] - values[1:]) + others * values[-1])
 
 
-def smallest_eigenvalue_bound(log_density: Profile, separation: float, dim: int) -> float:
+def smallest_eigenvalue_bound(log_density: _Profile, separation: float, dim: int) -> float:
     """Bound the eigenvalues of a kernel matrix from below, by the kernel's spectral density.
 
     A function h that vanishes beyond the separation has the matrix ``h(0) I``, and the kernel's is
     no less if the transform of h is nowhere above the spectral density [Terenin2024, lemma 20].
     Here ``h ∝ (R² + Δ)(χ * χ)`` with χ the first Dirichlet eigenfunction of a ball of half the
     separation (the function of Ingham's inequality; Komornik and Loreti, 2005): its transform is
-    negative beyond R and decreases up to there, so that the density is asked for on an interval
+    negative beyond R and decreases up to there, so that the density is needed on an interval
     only. Wendland's own choice (2004, theorem 12.3), which the paper quotes, has the square of a
     ball's indicator and a bound that is smaller by many orders of magnitude.
 
@@ -194,20 +193,17 @@ def smallest_eigenvalue_bound(log_density: Profile, separation: float, dim: int)
         return 0.0
     radius = separation / 2.0
     first, second = _bessel_zeros(dim)
-    cutoffs = first + (second - first) * np.linspace(0.0, 1.0, CUTOFFS + 2)[1:-1]
+    cutoffs = first + (second - first) * np.linspace(0.0, 1.0, _CUTOFFS + 2)[1:-1]
     sphere = math.log(2.0) + 0.5 * dim * math.log(math.pi) - float(gammaln(0.5 * dim))
     size = 2.0 * math.log(first) - math.log(2.0) - sphere - dim * math.log(radius)
-    gains = [
-        math.log(T * T - first * first) + _log_room(log_density, T, radius, dim) for T in cutoffs
-    ]
+    gains = []
+    for T in cutoffs:
+        # log min density(t / radius) / ((T² − t²) χ̂(t)²) from below, by intervals of t
+        t = np.linspace(0.0, T, _FREQUENCIES + 1)
+        shape = np.log(T * T - t[:-1] ** 2) + 2.0 * np.log(_eigenfunction(t[:-1], dim))
+        room = float(np.min(log_density(t[1:] / radius) - shape))
+        gains.append(math.log(T * T - first * first) + room)
     return math.exp(min(size + max(gains), 0.0))
-
-
-def _log_room(log_density: Profile, cutoff: float, radius: float, dim: int) -> float:
-    """Bound ``log min density(t / radius) / ((T² − t²) χ̂(t)²)`` from below, by intervals of t."""
-    t = np.linspace(0.0, cutoff, FREQUENCIES + 1)
-    shape = np.log(cutoff * cutoff - t[:-1] ** 2) + 2.0 * np.log(_eigenfunction(t[:-1], dim))
-    return float(np.min(log_density(t[1:] / radius) - shape))
 
 
 def _eigenfunction(t: NDArray[np.float64], dim: int) -> NDArray[np.float64]:
@@ -229,20 +225,23 @@ def _bessel_zeros(dim: int) -> tuple[float, float]:
     order = 0.5 * dim - 1.0
     grid = np.linspace(max(order, 0.0) + 0.1, order + 4.0 * (order + 1.0) ** (1 / 3) + 8.0, 4096)
     signs = np.sign(jv(order, grid))
-    places = np.flatnonzero(signs[:-1] * signs[1:] < 0.0)[:2]
-    first, second = (brentq(lambda t: jv(order, t), grid[i], grid[i + 1]) for i in places)
+    changes = np.flatnonzero(signs[:-1] * signs[1:] < 0.0)[:2]
+    first, second = (brentq(lambda t: jv(order, t), grid[i], grid[i + 1]) for i in changes)
     return float(first), float(second)
 
 
-_MATERN: dict[float, Profile] = {
+_MATERN: dict[float, _Profile] = {
     0.5: lambda r: np.exp(-r),
     1.5: lambda r: (1.0 + math.sqrt(3.0) * r) * np.exp(-math.sqrt(3.0) * r),
     2.5: lambda r: (1.0 + math.sqrt(5.0) * r + 5.0 / 3.0 * r * r) * np.exp(-math.sqrt(5.0) * r),
 }
 
 
-def _matern_log_density(nu: float, dim: int) -> Profile:
-    """Return [Rasmussen and Williams, 2006, eq. 4.15] with angular frequencies."""
+def _matern_log_density(nu: float, dim: int) -> _Profile:
+    """Return the log spectral density of a Matérn kernel at angular frequencies.
+
+    [Rasmussen and Williams, 2006, eq. 4.15]
+    """
     power, tail = nu + 0.5 * dim, 2.0 * nu
     constant = dim * math.log(2.0) + 0.5 * dim * math.log(math.pi) + nu * math.log(tail)
     constant += float(gammaln(power) - gammaln(nu))
@@ -255,8 +254,8 @@ def separation(Z: Tensor) -> float:
     [Terenin2024, definition 3]
     """
     least = math.inf
-    for start in range(0, len(Z), ROWS):
-        rows = Z[start : start + ROWS]
+    for start in range(0, len(Z), _ROWS):
+        rows = Z[start : start + _ROWS]
         distances = _distances(rows, Z)
         distances.diagonal(start).fill_(math.inf)
         least = min(least, float(distances.min()))
@@ -269,20 +268,20 @@ def resolution(Z: Tensor, X: Tensor) -> float:
         return 0.0
     if len(Z) == 0:
         return math.inf
-    return max(float(_distances(rows, Z).amin(-1).max()) for rows in X.split(ROWS))
+    return max(float(_distances(rows, Z).amin(-1).max()) for rows in X.split(_ROWS))
 
 
 def _distances(A: Tensor, B: Tensor) -> Tensor:
     return torch.cdist(A, B, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-# --- stability certificates ----------------------------------------------------------------------
+# --- the certificate -----------------------------------------------------------------------------
 
 
-EXACT_POINTS = 2048
+_EXACT_POINTS = 2048
 """Up to this size the condition number is computed from all singular values."""
 
-LANCZOS_STEPS = 200
+_LANCZOS_STEPS = 200
 
 TRUSTED = 1e13
 """Condition numbers of float64 matrices beyond this are rounding errors: they are only larger."""
@@ -296,9 +295,9 @@ def stability(model: StreamingGP, X: Tensor | None = None) -> Stability:
 
     - with inducing points their kernel matrix;
     - with clusters ``I + S k(Z, Z) S`` at their centres Z, S² the precisions of the clusters;
-    - on a grid the precision ``I + gram`` of its whitened weights, of local models the worst of
-      theirs, of an exact model ``I + S K S``, S² the observations' precisions: these are nowhere
-      less than the identity, whatever the data.
+    - on a grid the precision ``I + gram`` of its whitened weights, of local models the worst such
+      precision, of an exact model ``I + S K S``, S² the observations' precisions: these are nowhere
+      less than the identity, for all data.
 
     Args:
         model: With inducing points or clusters, on a grid, of local models, or an AutoGP.
@@ -408,9 +407,9 @@ class Stability:
         system: Its matrix, in words.
         size: Number of its rows.
         separation: Least distance between two points, in transformed inputs; None without points.
-        resolution: Largest distance of an input to its nearest point; None if not asked for.
-        condition_bound: Upper bound on the condition number, whatever the arrangement of as many
-            points at this separation; from the kernel alone. None where no theorem is known.
+        resolution: Largest distance of an input to its nearest point; None if not requested.
+        condition_bound: Upper bound on the condition number for any arrangement of as many points
+            at this separation; from the kernel alone. None where no theorem is known.
         condition: The condition number itself, or an estimate.
         float32: Whether Cholesky is sure to succeed in single precision.
         float64: Whether it is in double precision.
@@ -454,29 +453,22 @@ def _in_words(verdict: Verdict) -> str:
 def condition_number(matrix: Tensor) -> Estimate:
     """Compute the largest condition number of positive semi-definite matrices, ``... x M x M``.
 
-    From all singular values up to ``EXACT_POINTS``, O(M³); beyond, from ``LANCZOS_STEPS`` Ritz
-    values, O(M²) each, which lie inside the spectrum: the number is at least what is returned.
+    From all singular values up to 2,048 rows, O(M³); beyond, from 200 Ritz values, O(M²) each,
+    which lie inside the spectrum: the true number is at least the returned one.
     """
-    if matrix.shape[-1] <= EXACT_POINTS:
+    if matrix.shape[-1] <= _EXACT_POINTS:
         value = float(torch.linalg.cond(matrix).max())
         return Estimate(value, value < TRUSTED) if value == value else Estimate(math.inf, False)
-    return Estimate(max(_ritz(m) for m in matrix.flatten(0, -3).split(1)), False)
-
-
-def _ritz(matrix: Tensor) -> float:
-    """Return the ratio of the largest and least Ritz value of one matrix, ``1 x M x M``."""
-    start = torch.ones_like(matrix[0, :, :1])
-    start[::2] = -0.5
-    _, tridiagonal = lanczos_tridiag(
-        lambda v: matrix[0] @ v,
-        LANCZOS_STEPS,
-        matrix.dtype,
-        matrix.device,
-        matrix[0].shape,
-        init_vecs=start,
-    )
-    values = torch.linalg.eigvalsh(tridiagonal)
-    return float(values[-1] / values[0]) if float(values[0]) > 0.0 else math.inf
+    largest = []
+    for one in matrix.flatten(0, -3):
+        start = torch.ones_like(one[:, :1])
+        start[::2] = -0.5
+        _, tridiagonal = lanczos_tridiag(
+            one.matmul, _LANCZOS_STEPS, one.dtype, one.device, one.shape, init_vecs=start
+        )
+        ritz = torch.linalg.eigvalsh(tridiagonal)
+        largest.append(float(ritz[-1] / ritz[0]) if float(ritz[0]) > 0.0 else math.inf)
+    return Estimate(max(largest), False)
 
 
 @dataclass(frozen=True)
@@ -485,7 +477,7 @@ class Estimate:
 
     Attributes:
         value: The number; a lower bound on it if it is not exact.
-        exact: Whether it is from all singular values and small enough to be told in float64.
+        exact: Whether it is from all singular values and small enough to be known in float64.
     """
 
     value: float
@@ -497,7 +489,7 @@ class Verdict:
     """A guarantee that a Cholesky factorisation in a dtype succeeds, or the lack of one.
 
     Attributes:
-        limit: Condition number up to which it succeeds, whatever the other eigenvalues are.
+        limit: Condition number up to which it succeeds, for all values of the other eigenvalues.
         to_spare: Factor by which a theorem's condition is met, the larger of two: the limit over
             the condition number, and :func:`trace_limit` over the trace in least eigenvalues.
     """

@@ -1,4 +1,4 @@
-"""Scores of predictions: of a batch before it is observed, and of a model's own observations."""
+"""Predictions beside outcomes: of a batch before it is observed, and of observations in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from botorch.cross_validation import CVResults
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.posteriors.gpytorch import GPyTorchPosterior
-from botorch.posteriors.posterior import Posterior
 from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import DiagLinearOperator
 from linear_operator.utils.errors import NotPSDError
@@ -28,7 +27,7 @@ from bo_stream.models.auto.auto import AutoGP, family_model
 from bo_stream.models.auto.families import EXACT
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.models.memory import Observations, staying
+from bo_stream.models.memory import staying
 from bo_stream.models.outcomes.labels import LabelOutcomes, checked_labels
 from bo_stream.models.outcomes.likelihood import REAL, CountOutcomes, LikelihoodOutcomes
 from bo_stream.models.wiski.grid_model import GridModel
@@ -40,21 +39,21 @@ from bo_stream.process.process import leave_one_out as closed_form
 Array = NDArray[np.float64]
 
 JOINT = 512
-"""Most rows of a batch that are whitened together, by a Cholesky factor of their covariance."""
+"""Most rows of a batch that are whitened jointly, by a Cholesky factor of their covariance."""
 
-FARTHEST = 38.0
+_FARTHEST = 38.0
 """Largest normal score: beyond it the PIT is 0 or 1 in float64."""
 
-LEAST_PROBABILITY = 1e-12
-"""Probability of a label that a model of other classes counts as having given it."""
+_LEAST_PROBABILITY = 1e-12
+"""Probability that counts for a label of a class that the model does not know."""
 
 
 @dataclass(frozen=True)
 class PredictedBatch:
-    """Outcomes of n rows and m outputs beside what a model predicted of them, ``n x m`` each.
+    """Outcomes of n rows and m outputs, and a model's predictions of them, ``n x m`` each.
 
-    Outcomes are in original units, or as their transform (``Log``, ``Power``, ``Bilog``) gives them
-    where it is no standardisation. Of labels of several classes m is 1.
+    Outcomes are in original units; with a transform that is no standardisation, such as ``Log``,
+    ``Power`` or ``Bilog``, they are transformed outcomes. For labels of several classes m is 1.
 
     Attributes:
         outcome: What was observed.
@@ -89,8 +88,8 @@ def predict_batch(
 ) -> PredictedBatch:
     """Predict outcomes at their inputs, and compare; the model stays as it is.
 
-    The cost is that of a posterior's variances at n points and, up to ``JOINT`` of them, of their
-    joint covariance, and O(n³). Of a larger batch the further rows' innovations are errors over
+    The cost is a posterior's variances at n points and, up to ``JOINT`` of them, their joint
+    covariance, and O(n³). In a larger batch the further rows' innovations are errors over
     predictive standard deviations, which are not independent and enter no sequential test.
 
     Args:
@@ -129,9 +128,9 @@ def check_validated(model: StreamingGP) -> None:
 
 
 def all_variances(model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> Tensor | None:
-    """Return noise variances with which a model takes rows where its noise depends on the inputs.
+    """Return Yvar with unknown noise variances predicted, if a model's noise depends on the inputs.
 
-    Unknown ones are predicted. Of other models Yvar stays as it is.
+    For other models Yvar stays as it is.
     """
     if not model.inference.noise_varies:
         return Yvar
@@ -187,7 +186,7 @@ def _under_likelihood(model: StreamingGP, inputs: Tensor, X: Tensor, Y: Tensor) 
     targets = model._standardized(Y.to(torch.float64)).mT
     likelihood = OutcomeModel.of(model.likelihood, model.num_outputs)
     pit = _array(likelihood.distribution_function(targets, *marginals)).clip(0.0, 1.0)
-    scores = np.clip(ndtri(pit), -FARTHEST, FARTHEST)
+    scores = np.clip(ndtri(pit), -_FARTHEST, _FARTHEST)
     deviation = rows_of(predictive.variance.sqrt())
     return PredictedBatch(
         outcome, mean, deviation, outcome - mean, rows_of(density), pit, scores, min(1, len(pit))
@@ -205,7 +204,7 @@ def _labels(model: StreamingGP, X: Tensor, Y: Tensor) -> PredictedBatch:
     probabilities = np.pad(probabilities, ((0, 0), (0, missing)))
     brier = np.sqrt(((hits - probabilities) ** 2).sum(-1, keepdims=True))
     given = (hits * probabilities).sum(-1, keepdims=True)
-    density = np.log(given.clip(LEAST_PROBABILITY))
+    density = np.log(given.clip(_LEAST_PROBABILITY))
     return PredictedBatch(labels[:, None] * 1.0, None, None, brier, density, None, None, 0)
 
 
@@ -219,7 +218,7 @@ def rows_of(value: Tensor) -> Array:
     return np.asarray(value.detach().to("cpu", torch.float64).numpy())
 
 
-# --- predictions without some of a model's observations: cross-validation from its memory --------
+# --- cross-validation from memory: predictions without some of a model's observations ------------
 
 
 Model = TypeVar("Model", bound=StreamingGP)
@@ -246,8 +245,8 @@ def leave_one_out(
     Equal to a model that is built without the row, at the same hyperparameters and standardisation,
 
     - for WISKI, and DirichletWISKI (Y are labels, and its scores are predicted), on one grid and
-      with a stem that has not moved since the rows entered; while few observations are held as
-      rows, in O(n³) without features;
+      with a stem that has not moved since the rows entered; while few observations are stored
+      as rows, in O(n³) without features;
     - for HeteroscedasticWISKI, given the noise that the rows entered with, as Yvar;
     - for OSGPR at its present inducing points, for rows of its ``window``;
     - for AutoGP while it is exact, in O(n³), and then as for the family that it is in.
@@ -274,7 +273,14 @@ def leave_one_out(
     mean, variance = rows.moments_without()
     if observation_noise:
         variance = variance + rows.noise
-    posterior = _marginals(model, mean, variance, X.dtype)
+    offset, scale = (t.unsqueeze(-1) for t in model.prior.chain.offset_and_scale(model._counts()))
+    means = (offset + scale * mean).to(X.dtype).mT.unsqueeze(-1)
+    variances = (scale.square() * variance).to(X.dtype).mT.unsqueeze(-1)
+    if model.num_outputs == 1:
+        means, variances = means.squeeze(-2), variances.squeeze(-2)
+    normal = MultivariateNormal(means, DiagLinearOperator(variances))
+    joint = normal if model.num_outputs == 1 else IndependentOutputs.of(normal)
+    posterior = model.prior.chain.untransform(GPyTorchPosterior(joint))
     return CVResults(
         model, posterior, Y.unsqueeze(-2), None if Yvar is None else Yvar.unsqueeze(-2)
     )
@@ -289,7 +295,7 @@ def without(model: Model, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> M
     where :func:`leave_one_out` is.
 
     Args:
-        model: See there, as for the other arguments and the errors.
+        model: See :func:`leave_one_out`, as for the other arguments and the errors.
         X: Inputs of the observations to leave out, ``batch_shape x k x d``.
         Y: Their outcomes, ``batch_shape x k x m``.
         Yvar: Known noise variances shaped as Y.
@@ -298,7 +304,7 @@ def without(model: Model, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> M
 
 
 def retracts_exactly(model: StreamingGP) -> bool:
-    """Tell whether observations are taken out of a model exactly, whatever came since."""
+    """Tell whether observations are retracted exactly, however many came since."""
     model = family_model(model)
     return isinstance(model, GridModel | AutoGP)  # an AutoGP here is exact
 
@@ -306,7 +312,7 @@ def retracts_exactly(model: StreamingGP) -> bool:
 def _checked_rows(
     model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None
 ) -> _WeightSpaceRows | _HeldRows:
-    """Check observations of a model that holds them."""
+    """Check that a model has observations as its present basis would take them; return them."""
     model = family_model(model)
     if not isinstance(model, GridModel | OSGPR | AutoGP) or (
         isinstance(model, AutoGP) and model.family != EXACT
@@ -328,12 +334,12 @@ def _checked_rows(
     rows = model._observations(X, Y, Yvar, 1.0)
     prior = model.prior
     if isinstance(model, AutoGP):
-        held, exact = model.memory.inner, model.memory.inference
+        stored, exact = model.memory.inner, model.memory.inference
         taken = replace(rows, sign=-1.0)
         return _HeldRows(
             cast(ObservationSpaceProcess, model.process()),
-            held.positions(rows),
-            lambda: exact.process(held.after(taken), None, prior)[0],
+            stored.positions(rows),
+            lambda: exact.process(stored.after(taken), None, prior)[0],
         )
     if isinstance(model, GridModel):
         inference, memory, _ = model._process_part()
@@ -344,19 +350,33 @@ def _checked_rows(
                 few.positions(rows),
                 lambda: inference.solve_rows(few.without(rows), prior),
             )
-    _check_as_they_were(model, rows)
+        if len(memory.earlier) > 0:
+            raise UnsupportedError(
+                "Expected a model on one grid, got one that was refined or merged: which of its "
+                "grids an observation entered on is not known. Build it anew on the present grid."
+            )
+    else:
+        window = model.memory.rows.data
+        missing = len(rows) - (len(window) - int(staying(window, rows).sum()))
+        if missing > 0:
+            raise UnsupportedError(
+                "Expected observations that OSGPR holds in its window, the latest "
+                f"{model.window}, got {missing} that it does not: what is left of them depends on "
+                "the points that they entered at. Leave out later ones, or build the model with a "
+                "larger window."
+            )
     process = cast(WeightSpaceProcess, model.process(rows.X))
     return _WeightSpaceRows(process, rows.X, *model.prior.standardized(rows))
 
 
 @dataclass(frozen=True)
 class _HeldRows:
-    """Observations to leave out among all the rows that a model holds.
+    """Observations to leave out of a model that stores all its rows.
 
     Attributes:
         process: The posterior given all rows.
-        positions: Of those to leave out.
-        process_without: Solves for the posterior given all others.
+        positions: Positions of the rows to leave out.
+        process_without: Solves for the posterior given all other rows.
     """
 
     process: ObservationSpaceProcess
@@ -369,7 +389,7 @@ class _HeldRows:
         return self._chosen(self.process.told.noise)
 
     def moments_without(self) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of the function at each, given all others, ``... x m x n``.
+        """Return mean and variance of the function at each row given all others, ``... x m x n``.
 
         With C the noisy covariance of all rows and r their residual, ``y_i − (C⁻¹ r)_i / (C⁻¹)_ii``
         and ``1 / (C⁻¹)_ii − noise`` (Rasmussen and Williams, 2006, eq. 5.12). Cost O(n³).
@@ -398,27 +418,30 @@ class _WeightSpaceRows:
     noise: Tensor
 
     def moments_without(self) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of the function at each, given all others, ``... x m x n``."""
-        parts = [
-            self._moments_without(slice(i, i + ROWS))
-            for i in range(0, max(self.inputs.shape[-2], 1), ROWS)
-        ]
-        mean, variance = (torch.cat(part, -1) for part in zip(*parts, strict=True))
+        """Return mean and variance of the function at each row given all others.
+
+        ``... x m x n`` each, by some thousand rows at a time.
+        """
+        means, variances = [], []
+        for i in range(0, max(self.inputs.shape[-2], 1), ROWS):
+            rows = slice(i, i + ROWS)
+            points = self.process.at(self.inputs[..., rows, :])
+            mean, variance = closed_form(
+                self.outcomes[..., rows],
+                self.process.mean_at(points),
+                self.process.explained_variance_at(points),
+                self.noise[..., rows],
+            )
+            residual = self.process.basis.residual_variance(points.X, points.prior)
+            means.append(mean)
+            variances.append(variance if residual is None else variance + residual)
+        mean, variance = torch.cat(means, -1), torch.cat(variances, -1)
         if not bool(((variance >= 0.0) & mean.isfinite()).all()):
             raise InputDataError(_NOT_HELD)
         return mean, variance
 
-    def _moments_without(self, rows: slice) -> tuple[Tensor, Tensor]:
-        points = self.process.at(self.inputs[..., rows, :])
-        explained = self.process.explained_variance_at(points)
-        mean, variance = closed_form(
-            self.outcomes[..., rows], self.process.mean_at(points), explained, self.noise[..., rows]
-        )
-        residual = self.process.basis.residual_variance(points.X, points.prior)
-        return mean, variance if residual is None else variance + residual
-
     def process_without(self) -> WeightSpaceProcess:
-        """Return the process given all others."""
+        """Return the process given all other observations."""
         process = self.process
         features, centred = process.basis.features(self.inputs), self.outcomes - process.prior_mean
         try:
@@ -426,33 +449,3 @@ class _WeightSpaceRows:
         except NotPSDError as error:
             raise InputDataError(_NOT_HELD) from error
         return WeightSpaceProcess(process.basis, weights, process.prior_mean)
-
-
-def _check_as_they_were(model: GridModel | OSGPR, rows: Observations) -> None:
-    """Check that the memory holds the rows as its present basis would take them."""
-    if isinstance(model, GridModel):
-        if len(model._process_part()[1].earlier) > 0:
-            raise UnsupportedError(
-                "Expected a model on one grid, got one that was refined or merged: which of its "
-                "grids an observation entered on is not known. Build it anew on the present grid."
-            )
-        return
-    held = len(model.memory.rows.data) - int(staying(model.memory.rows.data, rows).sum())
-    if held < len(rows):
-        raise UnsupportedError(
-            f"Expected observations that OSGPR holds in its window, the latest {model.window}, got "
-            f"{len(rows) - held} that it does not: what is left of them depends on the points that "
-            "they entered at. Leave out later ones, or build the model with a larger window."
-        )
-
-
-def _marginals(model: StreamingGP, mean: Tensor, variance: Tensor, dtype: torch.dtype) -> Posterior:
-    """Return the posterior of ``... x n x 1 x m`` in original units for moments ``... x m x n``."""
-    offset, scale = (t.unsqueeze(-1) for t in model.prior.chain.offset_and_scale(model._counts()))
-    means = (offset + scale * mean).to(dtype).mT.unsqueeze(-1)
-    variances = (scale.square() * variance).to(dtype).mT.unsqueeze(-1)
-    if model.num_outputs == 1:
-        means, variances = means.squeeze(-2), variances.squeeze(-2)
-    normal = MultivariateNormal(means, DiagLinearOperator(variances))
-    joint = normal if model.num_outputs == 1 else IndependentOutputs.of(normal)
-    return model.prior.chain.untransform(GPyTorchPosterior(joint))

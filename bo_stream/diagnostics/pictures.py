@@ -24,7 +24,13 @@ _GOOD, _BAD = "tab:green", "tab:red"
 
 def draw_report(report: TrustReport) -> Figure:
     """Draw six panels below a line for each alarm; panels without content say why."""
-    lines = _headline(report)
+    capacity = "" if report.capacity is None else f", {report.capacity}"
+    if report.healthy:
+        verdict = ["no alarm" if report.untested is None else report.untested]
+    else:
+        verdict = [str(alarm) for alarm in report.alarms]
+    lines = [f"{report.model}, {report.observations:,.0f} observations{capacity}"]
+    lines += [line for text in verdict for line in textwrap.wrap(text, 140)]
     figure = Figure(figsize=(11.0, 6.6 + 0.22 * len(lines)), layout="constrained")
     figure.suptitle(
         "\n".join(lines),
@@ -52,25 +58,15 @@ def mark_hand_overs(axes: Axes, moves: Iterable[tuple[float, HandOver]]) -> None
 
     Args:
         axes: Of the picture, before its legend is drawn.
-        moves: Place on the horizontal axis and hand-over.
+        moves: Position on the horizontal axis and hand-over.
     """
-    for place, move in moves:
+    for position, move in moves:
         label = f"{move.before} to {move.after}"
-        axes.axvline(place, color="tab:red", lw=0.8, ls="-.", label=label)
-
-
-def _headline(report: TrustReport) -> list[str]:
-    capacity = "" if report.capacity is None else f", {report.capacity}"
-    first = f"{report.model}, {report.observations:,.0f} observations{capacity}"
-    if report.healthy:
-        verdict = ["no alarm" if report.untested is None else report.untested]
-    else:
-        verdict = [str(alarm) for alarm in report.alarms]
-    wrapped = [line for text in verdict for line in textwrap.wrap(text, 140)]
-    return [first, *wrapped]
+        axes.axvline(position, color="tab:red", lw=0.8, ls="-.", label=label)
 
 
 def _say(axes: Axes, text: str) -> None:
+    """Write in an empty panel why it is empty."""
     axes.text(0.5, 0.5, textwrap.fill(text, 34), ha="center", va="center", fontsize=9, color="0.4")
     axes.set_xticks([])
     axes.set_yticks([])

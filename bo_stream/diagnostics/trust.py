@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bo_stream.diagnostics.alarms import FEWEST, Alarm, Cost, Scores, Validation, find_alarms
+from bo_stream.diagnostics.alarms import (
+    FEWEST,
+    Alarm,
+    Cost,
+    Validation,
+    find_alarms,
+)
 from bo_stream.diagnostics.approximation import (
     ApproximationGap,
-    Capacity,
+    UsedCapacity,
     approximation_gap,
     capacity_of,
     certificate_of,
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_ROWS = 10_000
-"""Most of the rows given to :func:`report` that are predicted; of more, some by chance."""
+"""Most of the rows given to :func:`report` that are predicted; of more, a random sample."""
 
 PICTURE, RECORD = "trust.png", "trust.json"
 
@@ -68,43 +74,28 @@ def report(
         OSError: The folder cannot be written.
 
     Example:
-        >>> found = report(model, record, path="run")
-        >>> for alarm in found.alarms:
+        >>> result = report(model, record, path="run")
+        >>> for alarm in result.alarms:
         ...     print(alarm.name, alarm.remedy)
     """
     check_validated(model)
     if (X is None) != (Y is None) or (X is not None and validation is not None):
+        arguments = {"validation": validation, "X": X, "Y": Y}
+        given = ", ".join(name for name, value in arguments.items() if value is not None)
         raise ValueError(
             "Expected either validation, the record of the stream, or held-out rows X and Y, got "
-            f"{', '.join(_given(validation=validation, X=X, Y=Y))}."
+            f"{given}."
         )
     if X is not None and Y is not None:
-        validation = _validated(model, X, Y, Yvar)
-    found = _found(model, validation)
-    if path is not None:
-        found.save(path)
-    return found
+        if len(X) > MOST_ROWS:  # some of them, in their order
+            generator = torch.Generator().manual_seed(0)
+            rows = torch.randperm(len(X), generator=generator)[:MOST_ROWS].sort().values
+            rows = rows.to(X.device)
+            X, Y, Yvar = X[rows], Y[rows], None if Yvar is None else Yvar[rows]
+        validation = ProgressiveValidation()
+        validation.add(model, X, Y, Yvar)
 
-
-def _given(**arguments: object) -> list[str]:
-    return [name for name, value in arguments.items() if value is not None]
-
-
-def _validated(
-    model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None
-) -> ProgressiveValidation:
-    """Predict held-out rows, or some of them in their order, as one batch."""
-    if len(X) > MOST_ROWS:
-        generator = torch.Generator().manual_seed(0)
-        rows = torch.randperm(len(X), generator=generator)[:MOST_ROWS].sort().values.to(X.device)
-        X, Y, Yvar = X[rows], Y[rows], None if Yvar is None else Yvar[rows]
-    record = ProgressiveValidation()
-    record.add(model, X, Y, Yvar)
-    return record
-
-
-def _found(model: StreamingGP, record: ProgressiveValidation | None) -> TrustReport:
-    record = None if record is None or record.rows == 0 else record
+    record = None if validation is None or validation.rows == 0 else validation
     gap: ApproximationGap | str = "no rows were validated"
     effects: list[float] = []
     if record is not None:
@@ -114,7 +105,17 @@ def _found(model: StreamingGP, record: ProgressiveValidation | None) -> TrustRep
     innovations = [] if summary is None else summary.innovations
     moves: tuple[HandOver, ...] = getattr(model, "history", ())
     since = moves[-1].observations if moves else 0.0
-    return TrustReport(
+    untested: str | None = None
+    if record is None:
+        untested = "No rows were validated: there are no scores and no alarms."
+    elif record.rows < FEWEST:
+        untested = f"Only {record.rows} rows were validated: alarms need {FEWEST}."
+    elif not record.drift:
+        untested = (
+            "Outcomes are labels or counts: they have an error and a log probability, but no "
+            "intervals, innovations, drift test or alarms of noise and tails."
+        )
+    result = TrustReport(
         type(model).__name__,
         model.num_observations,
         find_alarms(model, record, innovations, gap, effects),
@@ -124,28 +125,17 @@ def _found(model: StreamingGP, record: ProgressiveValidation | None) -> TrustRep
         capacity_of(model),
         effects,
         None if record is None else Cost.of(record.intervals, since),
-        _untested(model, record),
+        untested,
         moves,
     )
-
-
-def _untested(model: StreamingGP, record: ProgressiveValidation | None) -> str | None:
-    """Say what could not be judged, if anything."""
-    if record is None:
-        return "No rows were validated: there are no scores and no alarms."
-    if record.rows < FEWEST:
-        return f"Only {record.rows} rows were validated: alarms need {FEWEST}."
-    if not record.drift:
-        return (
-            "Outcomes are labels or counts: they have an error and a log probability, but no "
-            "intervals, innovations, drift test or alarms of noise and tails."
-        )
-    return None
+    if path is not None:
+        result.save(path)
+    return result
 
 
 @dataclass(frozen=True)
 class TrustReport:
-    """What :func:`report` found.
+    """The result of :func:`report`.
 
     Attributes:
         model: Name of the model's class.
@@ -157,7 +147,7 @@ class TrustReport:
         capacity: What the posterior rests on; None where that is not known.
         sensitivity: Effect of each input on the posterior mean, in standard deviations.
         cost: Time and memory with a forecast; None where too few steps were timed.
-        untested: What could not be judged, in words.
+        untested: The parts that could not be judged, in words.
         hand_overs: Moves of an :class:`~bo_stream.AutoGP` from one family to another.
     """
 
@@ -167,7 +157,7 @@ class TrustReport:
     validation: Validation | None
     gap: ApproximationGap | str
     stability: Stability | str
-    capacity: Capacity | None
+    capacity: UsedCapacity | None
     sensitivity: list[float]
     cost: Cost | None
     untested: str | None
@@ -217,48 +207,41 @@ class TrustReport:
 
     def __str__(self) -> str:
         alarms = [str(alarm) for alarm in self.alarms] or ["none"]
+        scores = None if self.validation is None else self.validation.total
+        coverage: str | None = None
+        cost: str | None = None
+        if scores is not None and scores.coverage_50 is not None and scores.coverage_95 is not None:
+            halves, most = _numbers(scores.coverage_50), _numbers(scores.coverage_95)
+            coverage = f"{halves} of 0.5, {most} of 0.95"
+        if isinstance(self.gap, str):
+            gap = f"not compared: {self.gap}"
+        else:
+            gap = (
+                f"means {self.gap.mean:.2g} predictive standard deviations from the exact ones, "
+                f"deviations {self.gap.deviation:.3g} of them, on {self.gap.rows} rows"
+            )
+        if self.cost is not None:
+            cost = (
+                f"{1e3 * self.cost.seconds:.3g} ms an observation, "
+                f"{1e3 * self.cost.seconds_ahead:.3g} ms at ten times as many; "
+                f"{self.cost.bytes / 2**20:.3g} MiB"
+            )
         rows = [
             ("model", f"{self.model}, {self.observations:,.0f} observations"),
             ("alarms", "\n".join([alarms[0], *(f"{'':<15}{text}" for text in alarms[1:])])),
-            *_score_rows(None if self.validation is None else self.validation.total),
-            ("approximation", _gap_words(self.gap)),
+            ("RMSE", None if scores is None else _numbers(scores.rmse)),
+            ("NLL", None if scores is None else _numbers(scores.nll)),
+            ("coverage", coverage),
+            ("approximation", gap),
             ("rests on", None if self.capacity is None else str(self.capacity)),
-            ("cost", _cost_words(self.cost)),
+            ("cost", cost),
             ("not judged", self.untested),
         ]
         return "\n".join(f"{name:<15}{text}" for name, text in rows if text is not None)
 
 
-def _score_rows(scores: Scores | None) -> list[tuple[str, str]]:
-    if scores is None:
-        return []
-    rows = [("RMSE", _numbers(scores.rmse)), ("NLL", _numbers(scores.nll))]
-    if scores.coverage_50 is not None and scores.coverage_95 is not None:
-        halves, most = _numbers(scores.coverage_50), _numbers(scores.coverage_95)
-        rows.append(("coverage", f"{halves} of 0.5, {most} of 0.95"))
-    return rows
-
-
 def _numbers(values: list[float]) -> str:
     return " ".join(f"{value:.3g}" for value in values)
-
-
-def _gap_words(gap: ApproximationGap | str) -> str:
-    if isinstance(gap, str):
-        return f"not compared: {gap}"
-    return (
-        f"means {gap.mean:.2g} predictive standard deviations from the exact ones, deviations "
-        f"{gap.deviation:.3g} of them, on {gap.rows} rows"
-    )
-
-
-def _cost_words(cost: Cost | None) -> str | None:
-    if cost is None:
-        return None
-    return (
-        f"{1e3 * cost.seconds:.3g} ms an observation, {1e3 * cost.seconds_ahead:.3g} ms at ten "
-        f"times as many; {cost.bytes / 2**20:.3g} MiB"
-    )
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A test for a change of units: outcomes or inputs that are suddenly powers of ten larger."""
+"""A sample of a stream's rows, a count of repeated rows, and a test for a change of units."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ class Reservoir:
     Algorithm R of Vitter, ACM Transactions on Mathematical Software 11, 1985.
 
     Attributes:
-        size: Number of rows that are kept.
+        size: Most rows in the sample.
         seen: Number of rows so far.
         rows: The sample, ``min(seen, size) x k``; None before any row.
     """
 
     def __init__(self, size: int, seed: int = 0) -> None:
-        """Begin empty; ``seed`` decides which rows are kept."""
+        """Start empty; ``seed`` decides which rows are sampled."""
         self.size, self.seen = size, 0
         self.rows: Array | None = None
         self._random = np.random.default_rng(seed)
 
     def add(self, rows: Array) -> None:
-        """Offer rows, ``n x k``; the width k stays what it was at first. Cost O(n k)."""
+        """Offer rows, ``n x k``; the width k is the same at every call. Cost O(n k)."""
         if self.rows is None:
             self.rows = rows[:0]
         room = max(0, self.size - len(self.rows))
         first, later = rows[:room], rows[room:]
         self.rows = np.concatenate((self.rows, first))
         counts = np.arange(self.seen + len(first) + 1, self.seen + len(rows) + 1)
-        places = self._random.integers(0, counts) if len(later) else counts
-        for row, place in zip(later, places, strict=True):
-            if place < self.size:
-                self.rows[place] = row
+        indices = self._random.integers(0, counts) if len(later) else counts
+        for row, index in zip(later, indices, strict=True):
+            if index < self.size:
+                self.rows[index] = row
         self.seen += len(rows)
 
     def state(self) -> dict[str, Any]:
-        """Return all that it is as plain values."""
+        """Return all attributes as plain values."""
         rows = None
         if self.rows is not None:
             rows = [
@@ -59,7 +59,7 @@ class Reservoir:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Build a reservoir of :meth:`state`."""
+        """Build a reservoir from :meth:`state`."""
         reservoir = cls(int(state["size"]))
         reservoir.seen = int(state["seen"])
         if state["rows"] is not None:
@@ -70,14 +70,14 @@ class Reservoir:
 
 @dataclass
 class RepeatedRows:
-    """How often rows were repeated, bit by bit, from the rows of the smallest digests.
+    """How often rows were repeated exactly, from the rows of the smallest digests.
 
     A row of the ``size`` smallest digests so far has been among them since it first came, so that
     it was counted each time. They are a fair sample of the distinct rows, however far apart the
     repetitions. [Bar-Yossef et al., RANDOM 2002: k minimum values]
 
     Attributes:
-        size: Number of digests that are kept.
+        size: Most digests that are stored.
         counts: How often each of these rows came, by digest.
     """
 
@@ -113,42 +113,45 @@ class RepeatedRows:
         return self.repeated / total if total else 0.0
 
     def state(self) -> dict[str, Any]:
-        """Return all that it is as plain values."""
+        """Return all attributes as plain values."""
         return {"size": self.size, "counts": [list(item) for item in self.counts.items()]}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Build it of :meth:`state`."""
+        """Build a count from :meth:`state`."""
         return cls(int(state["size"]), {int(digest): int(n) for digest, n in state["counts"]})
 
 
 # --- a test for a change of units ----------------------------------------------------------------
 
 
-POWERS = tuple(k for k in range(-9, 10) if abs(k) >= 2)
-"""Exponents of ten that a change of units is looked for among."""
+_POWERS = tuple(k for k in range(-9, 10) if abs(k) >= 2)
+"""Exponents of ten of the changes of units that are tested."""
 
-RECENT = 24
+_RECENT = 24
 """Latest rows by which the hypotheses are compared."""
 
-EVERY = 4
+_EVERY = 4
 """Rows between two comparisons."""
 
-EVIDENCE = 16.0
-"""Log likelihood, in nats over ``RECENT`` rows, by which a change of units must explain them better
+_EVIDENCE = 16.0
+"""Log likelihood, in nats over the latest rows, by which a change of units must explain them better
 than no change: a factor of 10⁷, for many windows are compared.
 """
 
-SURPRISE = 2.0
+_SURPRISE = 2.0
 """Median of the latest innovations' absolute values, 0.67 of normal ones, of a change."""
 
-NARROW = 0.1
+_NARROW = 0.1
 """Spread of the latest outcomes, in predictive standard deviations, that is a change, too: no
 outcomes with noise are so much alike.
 """
 
 _MOST = 20.0
+"""Most nats that a row counts for."""
+
 _SIZE = 1.5
+"""Exponent of ten from which on inputs are of unusual size."""
 
 
 @dataclass(frozen=True)
@@ -174,27 +177,27 @@ class UnitTest:
     Of outcomes y, with median m and robust standard deviation s in a sample of earlier rows, normal
     densities of ``N(m, s²)``, of ``N(c m, c² s²)`` for ``c = 10^k``, and of a change of level. It
     must surprise the model, which an optimizer that comes to rest near zero does not, and it must
-    be sudden: some earlier window had no better explanation by units. Of inputs whose size is more
-    than 30 times as large or small as that of earlier ones, the predictions at inputs in the former
-    units are compared with those at the inputs as they came.
+    be sudden: some earlier window had no better explanation by units. If inputs are more than 30
+    times as large or small as earlier ones, the predictions at the inputs in the previous units are
+    compared with the predictions at the inputs as they came.
 
     Attributes:
         outcomes: The latest outcomes, m numbers each.
         innovations: The latest innovations, so shaped.
         deviations: Their predictive standard deviations.
-        gains: Of the latest rows, the log density at inputs in the former units less that at the
-            inputs as they came; 0 where these are of usual size.
+        gains: Of the latest rows, the log density at inputs in the previous units less the log
+            density at the inputs as they came; 0 where these are of usual size.
         sizes: The latest inputs' absolute values.
         seen: Number of rows so far.
         usual: Whether a window was once explained without a change.
         change: The first change that was found.
     """
 
-    outcomes: deque[list[float]] = field(default_factory=lambda: deque(maxlen=RECENT))
-    innovations: deque[list[float]] = field(default_factory=lambda: deque(maxlen=RECENT))
-    deviations: deque[list[float]] = field(default_factory=lambda: deque(maxlen=RECENT))
-    gains: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    sizes: deque[list[float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    outcomes: deque[list[float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    innovations: deque[list[float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    deviations: deque[list[float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    gains: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    sizes: deque[list[float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
     seen: int = 0
     usual: bool = False
     change: UnitChange | None = None
@@ -206,8 +209,8 @@ class UnitTest:
             X: Inputs of the next rows, ``n x d``.
             earlier: A sample of earlier inputs, ``N x d``.
         """
-        latest = [*self.sizes, *np.abs(X).tolist()][-RECENT:]
-        if earlier is None or len(earlier) < 2 * RECENT or len(latest) < RECENT:
+        latest = [*self.sizes, *np.abs(X).tolist()][-_RECENT:]
+        if earlier is None or len(earlier) < 2 * _RECENT or len(latest) < _RECENT:
             return None
         now, before = np.median(latest, 0), np.median(np.abs(earlier), 0)
         if not ((now > 0.0) & (before > 0.0)).all():
@@ -247,11 +250,12 @@ class UnitTest:
             self.gains.append(more)
             self.sizes.append(size)
             self.seen += 1
-            due = self.seen % EVERY == 0 and len(earlier) >= 2 * RECENT
-            if self.change is None and due and len(self.outcomes) == RECENT:
+            due = self.seen % _EVERY == 0 and len(earlier) >= 2 * _RECENT
+            if self.change is None and due and len(self.outcomes) == _RECENT:
                 self._test(powers, earlier)
 
     def _test(self, powers: Array, earlier: Array) -> None:
+        """Compare hypotheses about the latest rows."""
         found = [
             _power(*columns)
             for columns in zip(
@@ -262,26 +266,26 @@ class UnitTest:
                 strict=True,
             )
         ]
-        if sum(self.gains) > EVIDENCE and self.usual:
+        if sum(self.gains) > _EVIDENCE and self.usual:
             self.change = UnitChange("inputs", tuple(int(power) for power in powers), self.seen)
         elif any(found) and self.usual:
             self.change = UnitChange("outcomes", tuple(found), self.seen)
         self.usual = self.usual or not any(found)
 
     def state(self) -> dict[str, Any]:
-        """Return all that it is as plain values."""
+        """Return all attributes as plain values."""
         latest = {name: list(getattr(self, name)) for name in _LATEST}
         change = None if self.change is None else asdict(self.change)
         return {**latest, "seen": self.seen, "usual": self.usual, "change": change}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Build a test of :meth:`state`."""
-        change, found = state["change"], None
-        if change is not None:
-            found = UnitChange(change["what"], tuple(change["powers"]), change["row"])
-        latest = {name: deque(state[name], maxlen=RECENT) for name in _LATEST}
-        return cls(**latest, seen=state["seen"], usual=state["usual"], change=found)
+        """Build a test from :meth:`state`."""
+        saved, change = state["change"], None
+        if saved is not None:
+            change = UnitChange(saved["what"], tuple(saved["powers"]), saved["row"])
+        latest = {name: deque(state[name], maxlen=_RECENT) for name in _LATEST}
+        return cls(**latest, seen=state["seen"], usual=state["usual"], change=change)
 
 
 _LATEST = ("outcomes", "innovations", "deviations", "gains", "sizes")
@@ -291,16 +295,16 @@ def _power(outcomes: Array, innovations: Array, deviations: Array, earlier: Arra
     """Return the exponent of ten of a change of units of one output; 0 for none."""
     middle = float(np.median(earlier))
     spread = _spread(earlier)
-    surprising = float(np.median(np.abs(innovations))) > SURPRISE
-    narrow = _spread(outcomes) < NARROW * float(np.median(deviations))
+    surprising = float(np.median(np.abs(innovations))) > _SURPRISE
+    narrow = _spread(outcomes) < _NARROW * float(np.median(deviations))
     if spread == 0.0 or not (surprising or narrow):
         return 0
     level = float(np.median(outcomes))
-    factors = 10.0 ** np.asarray(POWERS)[:, None]
+    factors = 10.0 ** np.asarray(_POWERS)[:, None]
     changed = _log_density(outcomes, factors * middle, factors * spread).sum(-1)
     others = (_log_density(outcomes, np.asarray(m), spread).sum() for m in (middle, level))
     best = int(np.argmax(changed))
-    return POWERS[best] if changed[best] > max(others) + EVIDENCE else 0
+    return _POWERS[best] if changed[best] > max(others) + _EVIDENCE else 0
 
 
 def _spread(values: Array) -> float:
@@ -309,7 +313,7 @@ def _spread(values: Array) -> float:
 
 
 def _log_density(outcomes: Array, mean: Array, deviation: Array | float) -> Array:
-    """Return normal log densities, of which no outlier counts for more than some nats."""
+    """Return normal log densities, bounded so that an outlier costs no more than some nats."""
     square = ((outcomes - mean) / deviation) ** 2
     bounded: Array = -0.5 * np.minimum(square, 2.0 * _MOST + np.log1p(square)) - np.log(deviation)
     return bounded - 0.5 * math.log(2.0 * math.pi)

@@ -1,4 +1,7 @@
-"""Progressive validation: each batch of a stream is predicted before the model learns from it."""
+"""Progressive validation: each batch of a stream is predicted before the model learns from it.
+
+First the test for a drift, then the record of a stream.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ from bo_stream.diagnostics.units import RepeatedRows, Reservoir, UnitTest
 from bo_stream.models.base import StreamingGP
 
 DOWN = 2
-"""Steps that a cumulative sum goes down for an innovation against it; it goes up by one for one
-with it. The sum then is that of the likelihood ratios of signs of which 81 % agree, those of
-normal innovations whose mean is 0.87 standard deviations off, against signs of which half do.
+"""Steps that a cumulative sum goes down for an innovation against it; it goes up by one for an
+innovation with it. The sum then is the log likelihood ratio of signs of which 81 % agree (signs of
+normal innovations whose mean is 0.87 standard deviations off) against signs of which half do.
 """
 
-KEPT_SIGNALS = 100
-"""Number of the latest signals whose places are kept."""
+_KEPT_SIGNALS = 100
+"""Number of the latest signals that are stored."""
 
 
 @dataclass
@@ -35,7 +38,7 @@ class SignTest:
     """A two-sided CUSUM of the signs of innovations: it signals where their median is not zero.
 
     Under a model that predicts well, each innovation is above or below zero with probability 1/2,
-    given all before. One sum goes up by 1 for a positive and down by ``DOWN`` for a negative one,
+    given all before. One sum goes up by 1 for a positive and down by 2 for a negative one,
     the other is its mirror image; neither goes below zero. A sum that reaches the threshold
     signals, and both begin again. As only signs count, the level of the noise does not change the
     rate of false signals, and :func:`false_alarm_rate` computes it exactly. Tails so heavy that
@@ -84,16 +87,16 @@ class SignTest:
         if max(self.up, self.down) >= self.threshold:
             side = 0 if self.up > self.down else 1
             self.signals.append([self.seen, self.began[side], 1 - 2 * side])
-            self.signals = self.signals[-KEPT_SIGNALS:]
+            self.signals = self.signals[-_KEPT_SIGNALS:]
             self.count += 1
             self.up = self.down = 0
 
     def within(self, last: int) -> list[list[int]]:
-        """Return the signals among so many of the latest innovations."""
+        """Return the signals among the ``last`` latest innovations."""
         return [signal for signal in self.signals if signal[0] > self.seen - last]
 
     def false_alarm_probability(self, innovations: int) -> float:
-        """Compute the probability of a signal within so many innovations without drift.
+        """Compute the probability of a signal within a number of innovations without drift.
 
         ``1 − exp(−rate · innovations)``: the time to a signal is about exponential.
         """
@@ -101,7 +104,7 @@ class SignTest:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Build a test of its attributes, as ``vars`` returns them."""
+        """Build a test from its attributes, as ``vars`` returns them."""
         return cls(**state)
 
 
@@ -125,17 +128,16 @@ def false_alarm_rate(threshold: int, share: float = 0.5) -> float:
         raise ValueError(
             f"Expected threshold of at least 1 and share in (0, 1), got {threshold} and {share}."
         )
-    return sum(1.0 / _mean_run_length(threshold, p) for p in (share, 1.0 - share))
-
-
-def _mean_run_length(threshold: int, share: float) -> float:
-    transitions = np.zeros((threshold, threshold))
-    for state in range(threshold):
-        transitions[state, max(0, state - DOWN)] += 1.0 - share
-        if state + 1 < threshold:
-            transitions[state, state + 1] += share
-    lengths = np.linalg.solve(np.eye(threshold) - transitions, np.ones(threshold))
-    return float(lengths[0])
+    rate = 0.0
+    for p in (share, 1.0 - share):
+        transitions = np.zeros((threshold, threshold))
+        for state in range(threshold):
+            transitions[state, max(0, state - DOWN)] += 1.0 - p
+            if state + 1 < threshold:
+                transitions[state, state + 1] += p
+        lengths = np.linalg.solve(np.eye(threshold) - transitions, np.ones(threshold))
+        rate += 1.0 / float(lengths[0])
+    return rate
 
 
 def threshold_for(rate: float) -> int:
@@ -152,7 +154,7 @@ def threshold_for(rate: float) -> int:
     return threshold
 
 
-# --- progressive validation ----------------------------------------------------------------------
+# --- the record of a stream ----------------------------------------------------------------------
 
 
 Array = NDArray[np.float64]
@@ -163,13 +165,13 @@ SAMPLE = 500
 WINDOW = 1000
 """Latest rows by which alarms judge the model as it is now."""
 
-BINS = 20
+_BINS = 20
 """Bins of the histogram of probability integral transforms."""
 
 GROWTH = 1.25
 """Factor by which the numbers of rows at the ends of two intervals differ, at least."""
 
-FALSE_ALARMS = 1e-5
+_FALSE_ALARMS = 1e-5
 """Mean number of false alarms of the drift test an observation, at most."""
 
 
@@ -208,25 +210,25 @@ class ProgressiveValidation:
     """A record of how well a model predicts its stream, of fixed size.
 
     It is fed before each update: the model predicts a batch, the record compares, then the model
-    learns. Of a stream that is also called prequential validation (Dawid, 1984). No row counts
-    twice, and none is predicted by a model that has seen it. It holds sums over intervals of
-    geometrically growing length, a histogram, a sequential test for a drift
-    (:class:`SignTest`) for each output, a fair sample of ``SAMPLE``
-    rows, the innovations of the latest ``WINDOW`` rows, and a count of repeated rows. A row costs
-    its prediction and some microseconds, whatever came before.
+    learns. This is also called prequential validation (Dawid, 1984). No row counts twice, and none
+    is predicted by a model that has observed it. The record has sums over intervals of
+    geometrically growing length, a histogram, a sequential test for a drift (:class:`SignTest`) for
+    each output, a fair sample of 500 rows, the innovations of the latest 1,000 rows, and a count of
+    repeated rows. A row costs its prediction and some microseconds, regardless of the record's
+    length.
 
     After the model was mended (other hyperparameters, units, likelihood) begin a new record, or the
-    alarms are of the model as it was.
+    alarms are about the earlier model.
 
     Attributes:
         false_alarms: Mean number of false alarms of the drift test an observation, at most.
         intervals: Sums over the stream.
-        histogram: Counts of probability integral transforms, ``m x BINS``.
+        histogram: Counts of probability integral transforms, ``m x 20``.
         drift: Test of each output.
         reservoir: Sample of rows: inputs, outcomes, noise variances (NaN: unknown).
         repeated: Count of repeated rows.
         units: Test for a change of units.
-        innovations: Those of the latest rows, ``m`` each.
+        innovations: Innovations of the latest rows, ``m`` each.
 
     Example:
         >>> record = ProgressiveValidation()
@@ -235,7 +237,7 @@ class ProgressiveValidation:
         >>> print(report(model, record))
     """
 
-    def __init__(self, false_alarms: float = FALSE_ALARMS, seed: int = 0) -> None:
+    def __init__(self, false_alarms: float = _FALSE_ALARMS, seed: int = 0) -> None:
         """Begin an empty record.
 
         Args:
@@ -313,20 +315,8 @@ class ProgressiveValidation:
     def _compared(
         self, model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None
     ) -> tuple[PredictedBatch, Array, Array]:
-        """Predict a batch; return what inputs in former units would gain, and their exponents."""
+        """Predict a batch; return the gain by inputs in previous units, and their exponents."""
         batch = predict_batch(model, X, Y, Yvar)
-        self._check_widths(X, batch)
-        none = np.zeros(len(batch)), np.zeros(X.shape[-1])
-        powers = (
-            None if batch.pit is None else self.units.powers_of(rows_of(X), self._sampled_inputs)
-        )
-        if powers is None:
-            return batch, *none
-        usual = X / torch.as_tensor(10.0**powers).to(X)
-        former = predict_batch(model, usual, Y, Yvar).log_density - batch.log_density
-        return batch, former.sum(-1), powers
-
-    def _check_widths(self, X: Tensor, batch: PredictedBatch) -> None:
         widths = [X.shape[-1], batch.outcome.shape[-1]]
         if self._widths not in ([], widths):
             raise BotorchTensorDimensionError(
@@ -334,6 +324,15 @@ class ProgressiveValidation:
                 f"the record's others, got {widths[0]} and {widths[1]}. Begin a record for each "
                 "model."
             )
+        powers, sampled = None, self.reservoir.rows
+        if batch.pit is not None:
+            earlier = None if sampled is None else sampled[:, : self.inputs]
+            powers = self.units.powers_of(rows_of(X), earlier)
+        if powers is None:
+            return batch, np.zeros(len(batch)), np.zeros(X.shape[-1])
+        usual = X / torch.as_tensor(10.0**powers).to(X)
+        gain = predict_batch(model, usual, Y, Yvar).log_density - batch.log_density
+        return batch, gain.sum(-1), powers
 
     def _add(
         self,
@@ -345,6 +344,7 @@ class ProgressiveValidation:
         gain: Array,
         powers: Array,
     ) -> None:
+        """Record a predicted batch; gain and exponents are of inputs in previous units."""
         if len(batch) == 0:
             return
         inputs, outcomes = rows_of(X), rows_of(Y).reshape(len(batch), -1)
@@ -352,25 +352,15 @@ class ProgressiveValidation:
         self._widths = [inputs.shape[-1], batch.outcome.shape[-1]]
         self.repeated.add(np.concatenate((inputs, outcomes), -1))
         self.reservoir.add(np.concatenate((inputs, outcomes, known), -1))
-        self._sum(model, batch)
-        if batch.innovations is None or batch.pit is None:
-            return
-        self._test(batch.innovations, batch.pit, batch.tested)
-        deviation = batch.deviation
-        if deviation is not None and np.isfinite(deviation).all():
-            earlier, same_units = self._sampled_outcomes, not model.prior.chain.fixed
-            deviation = deviation * float(same_units)
-            self.units.add(inputs, outcomes, batch.innovations, deviation, gain, powers, earlier)
 
-    def _sum(self, model: StreamingGP, batch: PredictedBatch) -> None:
-        """Add a batch to the present interval; begin the next one where that is long enough."""
-        outputs, rows = batch.outcome.shape[-1], self.rows + len(batch)
+        # the sums of the present interval; the next one begins where that is long enough
+        outputs, total = batch.outcome.shape[-1], self.rows + len(batch)
         if self.rows == self._end:
             self._end = max(16, int(GROWTH * (self.rows + 1)))
             zeros, counts = [0.0] * outputs, [0] * outputs
             self.intervals.append(Interval(0, 0.0, 0, zeros, zeros, counts, counts))
         now = self.intervals[-1]
-        now.rows, now.count = rows, now.count + len(batch)
+        now.rows, now.count = total, now.count + len(batch)
         now.observations = model.num_observations
         now.squares = _plus(now.squares, (batch.error**2).sum(0))
         now.nll = _plus(now.nll, -batch.log_density.sum(0))
@@ -378,24 +368,31 @@ class ProgressiveValidation:
             distance = np.abs(batch.pit - 0.5)
             now.within_50 = _plus(now.within_50, (distance <= 0.25).sum(0))
             now.within_95 = _plus(now.within_95, (distance <= 0.475).sum(0))
-        if rows >= self._end:
-            now.bytes, self._end = model_bytes(model), rows
+        if total >= self._end:
+            now.bytes, self._end = model_bytes(model), total
+        if batch.innovations is None or batch.pit is None:
+            return
 
-    def _test(self, innovations: Array, pit: Array, tested: int) -> None:
-        """Add a batch's innovations to the tests and to the window."""
-        outputs = pit.shape[-1]
+        # the tests, and the window of innovations
+        outputs = batch.pit.shape[-1]
         if not self.drift:
             threshold = threshold_for(self.false_alarms / outputs)
             self.drift = [SignTest(threshold) for _ in range(outputs)]
-            self.histogram = [[0] * BINS for _ in range(outputs)]
-        for test, column in zip(self.drift, innovations[:tested].T, strict=True):
+            self.histogram = [[0] * _BINS for _ in range(outputs)]
+        tested = batch.innovations[: batch.tested].T
+        for test, column in zip(self.drift, tested, strict=True):
             test.observe(column.tolist())
-        self.innovations.extend(innovations[-WINDOW:].tolist())
-        places = np.minimum((pit * BINS).astype(int), BINS - 1)
-        for own, column in zip(self.histogram, places.T, strict=True):
-            own[:] = (np.asarray(own) + np.bincount(column, minlength=BINS)).tolist()
+        self.innovations.extend(batch.innovations[-WINDOW:].tolist())
+        bins = np.minimum((batch.pit * _BINS).astype(int), _BINS - 1)
+        for own, column in zip(self.histogram, bins.T, strict=True):
+            own[:] = (np.asarray(own) + np.bincount(column, minlength=_BINS)).tolist()
+        deviation = batch.deviation
+        if deviation is not None and np.isfinite(deviation).all():
+            earlier, same_units = self._sampled_outcomes, not model.prior.chain.fixed
+            deviation = deviation * float(same_units)
+            self.units.add(inputs, outcomes, batch.innovations, deviation, gain, powers, earlier)
 
-    # --- what it holds -------------------------------------------------------------------------
+    # --- the content ---------------------------------------------------------------------------
 
     @property
     def rows(self) -> int:
@@ -425,11 +422,6 @@ class ProgressiveValidation:
         width = (rows.shape[-1] - self.inputs) // 2
         return rows[:, self.inputs : self.inputs + width]
 
-    @property
-    def _sampled_inputs(self) -> Array | None:
-        rows = self.reservoir.rows
-        return None if rows is None else rows[:, : self.inputs]
-
     def sample(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the sample of rows as X, Y and Yvar, as ``update`` takes them.
 
@@ -444,7 +436,7 @@ class ProgressiveValidation:
         return X, Y, None if bool(Yvar.isnan().all()) else Yvar
 
     def state(self) -> dict[str, Any]:
-        """Return all that it is as plain values, as JSON holds them."""
+        """Return the whole record as plain values that JSON can write."""
         return {
             "false_alarms": self.false_alarms,
             "intervals": [asdict(interval) for interval in self.intervals],
@@ -460,7 +452,7 @@ class ProgressiveValidation:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Build a record of :meth:`state`, which goes on as the former one would have."""
+        """Build a record from :meth:`state`; it goes on as the saved one would have."""
         record = cls(state["false_alarms"])
         record.intervals = [Interval(**interval) for interval in state["intervals"]]
         record.histogram = [list(counts) for counts in state["histogram"]]
@@ -474,7 +466,7 @@ class ProgressiveValidation:
 
 
 def model_bytes(model: StreamingGP) -> int:
-    """Count the bytes of all tensors in a model's memory and in what is derived from it."""
+    """Count the bytes of all tensors in a model's memory and cache."""
     pending: list[Any] = [model.memory, model._cache]
     seen: set[int] = set()
     storages: dict[int, int] = {}

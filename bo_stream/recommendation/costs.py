@@ -1,4 +1,4 @@
-"""A problem's size and what the operations of a model cost on it, calibrated on a machine.
+"""A problem's size, and the cost of a model's operations on it, calibrated on a machine.
 
 A family's cost of an operation is a sum of terms: a coefficient, times a product of sizes such as
 ``n n d``, times the speed of the machine at that kind of work.
@@ -33,10 +33,10 @@ LIKELIHOODS = {
     "BinomialLikelihood": "binomial",
     "Likelihood": "other",
 }
-"""Classes of likelihoods, the most special first, and what :func:`recommend` calls them."""
+"""Classes of likelihoods, the most special first, and their names in :func:`recommend`."""
 
 LENGTHSCALE = 0.3
-"""Lengthscale over √d in the unit cube where none is given: that of a smooth function."""
+"""Lengthscale over √d in the unit cube where none is given, as of a smooth function."""
 
 _MATERN = frozenset(("MaternKernel", "ProductMatern"))
 
@@ -52,11 +52,11 @@ class Problem:
         d: Inputs.
         m: Outputs, or classes.
         q: Points of an update and of a candidate.
-        noise: Standard deviation of the noise over that of the function; None: unknown.
+        noise: Standard deviation of the noise over the function's; None: unknown.
         likelihood: A value of ``LIKELIHOODS``.
         rough: Whether hundreds of points cannot express the function.
         bounded: Whether the box of the inputs is known.
-        lengthscale: Of the kernel, the inputs' box being the unit cube.
+        lengthscale: Lengthscale of the kernel if the inputs' box is the unit cube.
         groups: Inputs of each part of a kernel that is a sum; one group of all of any other.
         matern: Whether each part is Matérn, of the distance or a product.
         gridded: Whether the kernel is one that a grid takes as it is, with at most four inputs a
@@ -103,10 +103,23 @@ def problem_of(
     for name, number in (("noise", noise), ("lengthscale", lengthscale)):
         if number is not None and not (math.isfinite(number) and number >= 0.0):
             raise ValueError(f"Expected {name} to be at least 0 and finite, got {number!r}.")
-    parts = list(_parts(covar_module)) if covar_module is not None else []
-    groups = tuple(_inputs(part, d) for part in parts) or (tuple(range(d)),)
+    parts = [] if covar_module is None else list(_operands(covar_module, "AdditiveKernel"))
+    groups: tuple[tuple[int, ...], ...] = ()  # the inputs that each summand depends on
+    for part in parts:
+        dims = [getattr(leaf, "active_dims", None) for leaf in _leaves(part)]
+        inputs = {int(i) for each in dims for i in (range(d) if each is None else each)}
+        groups = (*groups, tuple(sorted(inputs)))
+    groups = groups or (tuple(range(d)),)
     if not lengthscale:
-        lengthscale = _lengthscale(parts) or LENGTHSCALE * max(map(len, groups)) ** 0.5
+        logs = [
+            math.log(float(value))
+            for part in parts
+            for leaf in _leaves(part)
+            if getattr(leaf, "has_lengthscale", False)
+            for value in leaf.lengthscale.detach().flatten()
+        ]
+        geometric_mean = math.exp(sum(logs) / len(logs)) if logs else None
+        lengthscale = geometric_mean or LENGTHSCALE * max(map(len, groups)) ** 0.5
     kinds = [{type(leaf).__name__ for leaf in _leaves(part)} for part in parts] or [set()]
     names = set().union(*kinds)
     return Problem(
@@ -127,6 +140,7 @@ def problem_of(
 
 
 def _likelihood_name(likelihood: object) -> str:
+    """Return the name of a likelihood, its class or its name; errors as :func:`problem_of`."""
     if likelihood is None:
         return "gaussian"
     if isinstance(likelihood, str):
@@ -145,18 +159,13 @@ def _likelihood_name(likelihood: object) -> str:
     )
 
 
-def _parts(kernel: Any) -> Iterator[Any]:
-    """Yield the summands of a kernel, scales taken off."""
-    return _operands(kernel, "AdditiveKernel")
-
-
 def _leaves(kernel: Any) -> Iterator[Any]:
     """Yield the factors of a summand, scales taken off."""
     return _operands(kernel, "ProductKernel")
 
 
 def _operands(kernel: Any, compound: str) -> Iterator[Any]:
-    """Yield what compound kernels of one class are made of, scales taken off."""
+    """Yield the operands of nested compound kernels of one class, scales taken off."""
     name = type(kernel).__name__
     if name == "ScaleKernel":
         yield from _operands(kernel.base_kernel, compound)
@@ -167,31 +176,13 @@ def _operands(kernel: Any, compound: str) -> Iterator[Any]:
         yield kernel
 
 
-def _inputs(part: Any, d: int) -> tuple[int, ...]:
-    """Return the inputs that a summand looks at."""
-    found: set[int] = set()
-    for leaf in _leaves(part):
-        active = getattr(leaf, "active_dims", None)
-        found |= set(range(d)) if active is None else {int(i) for i in active}
-    return tuple(sorted(found))
-
-
-def _lengthscale(parts: list[Any]) -> float | None:
-    """Return the geometric mean of a kernel's lengthscales, None where it has none."""
-    logs = [
-        math.log(float(value))
-        for part in parts
-        for leaf in _leaves(part)
-        if getattr(leaf, "has_lengthscale", False)
-        for value in leaf.lengthscale.detach().flatten()
-    ]
-    return math.exp(sum(logs) / len(logs)) if logs else None
-
-
-# --- how fast this machine is, beside the one that the table of costs was fitted on --------------
+# --- the speed of this machine -------------------------------------------------------------------
 
 
 Clock = Callable[[], float]
+
+_REPEATS = 5
+"""Timings of a probe, of which the least counts."""
 
 PLAIN = {"calls": 100, "gradients": 20, "factors": 0}
 """Plain tensor expressions for each Cholesky factor and its gradient in three probes. LAPACK starts
@@ -200,7 +191,7 @@ threads for the smallest matrix, plain expressions start none: on two threads th
 """
 
 KINDS = (*PLAIN, "flops", "elements")
-"""What costs time: many small operations, among which factorizations of small matrices and their
+"""Kinds of work: many small operations, among which factorizations of small matrices and their
 gradients are few, many or most; dense linear algebra; passes over large arrays.
 """
 
@@ -212,31 +203,31 @@ def speeds(threads: int, clock: Clock = time.perf_counter) -> dict[str, float]:
     It takes a fifth of a second or so.
 
     Args:
-        threads: What ``torch.get_num_threads()`` says; it is not changed.
+        threads: The result of ``torch.get_num_threads()``, which is not changed.
         clock: Seconds so far.
 
     Returns:
         Seconds of a probe of each of ``KINDS``, the least of some repeats.
     """
-    return {kind: _least(probe, clock) for kind, probe in _probes().items()}
+    least = {}
+    for kind, probe in _probes().items():
+        probe()  # the first time it is slow
+        seconds = []
+        for _ in range(_REPEATS):
+            start = clock()
+            probe()
+            seconds.append(clock() - start)
+        least[kind] = min(seconds)
+    return least
 
 
 def timed_now(clock: Clock) -> dict[str, float]:
-    """Time the probes anew, whatever was found before."""
+    """Time the probes again, also if they were timed before."""
     return speeds.__wrapped__(0, clock)
 
 
-def _least(probe: Callable[[], object], clock: Clock, repeats: int = 5) -> float:
-    probe()
-    found = []
-    for _ in range(repeats):
-        begin = clock()
-        probe()
-        found.append(clock() - begin)
-    return min(found)
-
-
 def _probes() -> dict[str, Callable[[], object]]:
+    """Return a probe of each of ``KINDS``."""
     small = torch.eye(6, dtype=torch.float64).requires_grad_()
     square = torch.eye(512, dtype=torch.float64) + 0.001
     long = torch.linspace(0.0, 1.0, 200_000, dtype=torch.float64)
@@ -269,8 +260,9 @@ def _probes() -> dict[str, Callable[[], object]]:
 
 
 OPERATIONS = ("update", "refit", "posterior", "fantasy")
-COUNTED = ("exact", "WISKI", "OSVGP")
-"""Families whose costs with counts are others than with Gaussian outcomes or labels."""
+
+_COUNTED = ("exact", "WISKI", "OSVGP")
+"""Families whose costs with counts differ from their costs with Gaussian outcomes or labels."""
 
 Sizes = dict[str, float]
 
@@ -326,8 +318,8 @@ class CostTable:
 
         Args:
             family: A model's name.
-            problem: What it is used for.
-            speeds: Seconds of the probes on this machine; None: as on that of the table.
+            problem: Its use.
+            speeds: Seconds of the probes on this machine; None: as on the table's machine.
         """
         stage, sizes = self.stage(family, problem), self.sizes(family, problem)
         factors = {kind: speeds[kind] / self.speeds[kind] for kind in speeds} if speeds else {}
@@ -339,27 +331,27 @@ class CostTable:
         }
 
     def bytes(self, family: str, problem: Problem) -> float:
-        """Predict the bytes that the model holds, between operations."""
+        """Predict the bytes of the model between operations."""
         sizes = self.sizes(family, problem)
         return sum(term.at(sizes) for term in self._terms[self.stage(family, problem)]["bytes"])
 
     def stage(self, family: str, problem: Problem) -> str:
-        """Name the row of the table: few observations are held as rows, sums and counts differ."""
+        """Name the row of the table: rows stored as such, sums and counts have their own."""
         if family == "OSGPR":
             return "OSGPR" if problem.n > self.limits["window"] else "OSGPR, rows"
         name = f"{family}, sum" if family == "WISKI" and len(problem.groups) > 1 else family
-        if problem.likelihood == "binomial" and family in COUNTED:
+        if problem.likelihood == "binomial" and family in _COUNTED:
             name = f"{name}, counts"
         if family not in ("WISKI", "DirichletWISKI"):
             return name
-        held = problem.n <= min(self.limits["rows"], self._nodes(problem))
-        return f"{name}, rows" if held else name
+        as_rows = problem.n <= min(self.limits["rows"], self._nodes(problem))
+        return f"{name}, rows" if as_rows else name
 
     def sizes(self, family: str, problem: Problem) -> Sizes:
         """Predict the sizes that costs depend on.
 
         Returns:
-            n, d, q and m of the problem; w rows of a window and b of a minibatch. Of a grid model:
+            n, d, q and m of the problem; w rows of a window and b of a minibatch. For a grid model:
             g grids of p nodes, c of them around an input, k entries of the kernel's factors, r
             features, f of them in a fit. M inducing points or centres, a = 1 while new ones enter,
             else 0. C local models of s rows.
@@ -390,7 +382,7 @@ class CostTable:
         return sizes
 
     def interpolation_error(self, problem: Problem) -> float:
-        """Predict the largest error of WISKI's covariance, in parts of the prior variance."""
+        """Predict the largest error of WISKI's covariance, as a fraction of the prior variance."""
         return max(
             self._count("error", len(group), problem, matern) for group, matern in _terms(problem)
         )
@@ -400,7 +392,7 @@ class CostTable:
         return sum(_sides(matern)[len(group)] ** len(group) for group, matern in _terms(problem))
 
     def _count(self, name: str, d: int, problem: Problem, matern: bool) -> float:
-        """Interpolate what was found at some lengthscales and d, in logarithms."""
+        """Interpolate the table's values at some lengthscales and d, in logarithms."""
         curves = self._sizes[name]["rough" if matern else "smooth"]
         x = [math.log(value) for value in self._sizes["lengthscales"]]
         at = math.log(problem.lengthscale / d**0.5)
@@ -426,7 +418,7 @@ def _terms(problem: Problem) -> Iterator[tuple[tuple[int, ...], bool]]:
 
 
 def _sides(matern: bool) -> dict[int, int]:
-    """Return the nodes of a dimension of a default grid, by its number of inputs."""
+    """Return the nodes in a dimension of a default grid, by the grid's number of inputs."""
     return DEFAULT_SIZES["rough" if matern else "smooth"]
 
 

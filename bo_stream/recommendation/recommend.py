@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from gpytorch.likelihoods import Likelihood
 
 
-FEW = 10_000
+_FEW = 10_000
 """Observations from which steps on a bound repay themselves."""
 
-NOISE = 0.1
+_NOISE = 0.1
 """Noise over signal where it is not known, as standard deviations."""
 
 _LOG_CONCAVE = frozenset(("gaussian", "bernoulli", "laplace", "logistic", "poisson"))
 
-Judgement = Callable[[Problem, CostTable], str | None]
+_Judgement = Callable[[Problem, CostTable], str | None]
 
 
 def refusal(family: str, problem: Problem) -> str | None:
-    """Say what of a problem a family cannot take; None if it takes it."""
+    """Return why a family cannot take a problem; None if it takes it."""
     likelihood = problem.likelihood
     if (likelihood == "classes") != (family == "DirichletWISKI"):
         takes = "takes class labels only" if likelihood != "classes" else "takes no class labels"
@@ -63,7 +63,7 @@ def _grid_doubt(problem: Problem, table: CostTable) -> str | None:
         return "a grid needs the bounds of the inputs"
     if problem.rough:
         return "no default grid carries so rough a function"
-    noise = NOISE if problem.noise is None else problem.noise
+    noise = _NOISE if problem.noise is None else problem.noise
     error = table.interpolation_error(problem)
     if error > noise**2:
         return f"its grid errs by {error:.0e} of the variance, the noise is {noise**2:.0e}"
@@ -79,43 +79,35 @@ def _points_doubt(problem: Problem, table: CostTable) -> str | None:
 def _steps_doubt(problem: Problem, table: CostTable) -> str | None:
     if not problem.rough:
         return "learns by steps, where others are exact in their updates"
-    if problem.n < FEW:
-        return f"pays from some {FEW:,} observations on"
+    if problem.n < _FEW:
+        return f"pays from some {_FEW:,} observations on"
     return None
 
 
-def _sites_doubt(problem: Problem, table: CostTable) -> str | None:
-    if problem.likelihood == "gaussian":
-        return "OSGPR does the same without natural-gradient steps"
-    return _points_doubt(problem, table)
-
-
-def _clusters_doubt(problem: Problem, table: CostTable) -> str | None:
-    return f"moves inputs to at most {table.limits['centres']:,} centres: for numerical guarantees"
-
-
-def _functions_doubt(problem: Problem, table: CostTable) -> str | None:
-    return _steps_doubt(problem, table) or "its variance is too small: for the mean"
-
-
-def _local_doubt(problem: Problem, table: CostTable) -> str | None:
-    if problem.n > table.limits["local"]:
-        return "a baseline: small models know nothing of each other's data"
-    return None
-
-
-DOUBTS: dict[str, Judgement] = {
+DOUBTS: dict[str, _Judgement] = {
     "exact": lambda problem, table: None,
     "WISKI": _grid_doubt,
     "OSGPR": _points_doubt,
-    "OSVGP": _sites_doubt,
+    "OSVGP": lambda problem, table: (
+        "OSGPR does the same without natural-gradient steps"
+        if problem.likelihood == "gaussian"
+        else _points_doubt(problem, table)
+    ),
     "DirichletWISKI": _grid_doubt,
-    "ClusteredGP": _clusters_doubt,
+    "ClusteredGP": lambda problem, table: (
+        f"moves inputs to at most {table.limits['centres']:,} centres: for numerical guarantees"
+    ),
     "DecoupledGP": _steps_doubt,
-    "QSGP": _functions_doubt,
-    "LocalGP": _local_doubt,
+    "QSGP": lambda problem, table: (
+        _steps_doubt(problem, table) or "its variance is too small: for the mean"
+    ),
+    "LocalGP": lambda problem, table: (
+        "a baseline: small models know nothing of each other's data"
+        if problem.n > table.limits["local"]
+        else None
+    ),
 }
-"""The families, each with what says why its quality may not suffice (None: it does)."""
+"""The families, each with a rule: why its quality may not suffice; None: it suffices."""
 
 _ANY_LIKELIHOOD = frozenset(("OSVGP", "DecoupledGP", "QSGP"))
 
@@ -133,30 +125,30 @@ MERITS = {
     "QSGP": "up to millions of functions, learned by steps",
     "LocalGP": "small exact models side by side",
 }
-"""What speaks for each family."""
+"""The main reason for each family."""
 
 
-# --- the families of models for a problem, in order, with predicted costs ------------------------
+# --- the order of the families, with predicted costs ---------------------------------------------
 
 
-EVALUATIONS = 30
+_EVALUATIONS = 30
 """Evaluations of its objective that a refit takes in a loop."""
 
-PREDICTIONS = 100
+_PREDICTIONS = 100
 """Posteriors with gradients that the search for one candidate takes."""
 
-PREFERENCE = 1.25
+_PREFERENCE = 1.25
 """How many times a step of the exact model may cost more than an approximate model's."""
 
-MOST = 1 << 20
-"""Largest number of observations that is looked at for the exact model."""
+_MOST = 1 << 20
+"""Largest number of observations that is tried for the exact model."""
 
 Budget = float | Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A family of models for a problem, with what it is predicted to cost.
+    """A family of models for a problem, with its predicted costs.
 
     Attributes:
         family: Name of the model's class in ``bo_stream``, or ``"exact"``: the first
@@ -166,9 +158,9 @@ class Recommendation:
             ``QSGP`` one step of ``fit``.
         posterior_seconds: Mean and variance with their gradient at ten batches of q points.
         fantasy_seconds: Sixteen fantasies of q points, and their mean and variance at twenty.
-        bytes: What the model holds between operations.
+        bytes: Size of the model between operations.
         suffices: Whether its quality is not in doubt and its cost within the budget.
-        reason: What speaks for it, or against it.
+        reason: The main reason for the family, or the reasons against it.
     """
 
     family: str
@@ -183,8 +175,8 @@ class Recommendation:
     @property
     def step_seconds(self) -> float:
         """A step of a loop: an update, 30 evaluations of a refit, 100 posteriors of a search."""
-        search = PREDICTIONS * self.posterior_seconds
-        return self.update_seconds + EVALUATIONS * self.refit_seconds + search
+        search = _PREDICTIONS * self.posterior_seconds
+        return self.update_seconds + _EVALUATIONS * self.refit_seconds + search
 
 
 class Recommendations(tuple[Recommendation, ...]):
@@ -195,7 +187,12 @@ class Recommendations(tuple[Recommendation, ...]):
     def __str__(self) -> str:
         """Lay out the table."""
         head = ("", "family", "step", "update", "refit", "posterior", "fantasy", "memory", "")
-        rows = [head, *(_row(place, each) for place, each in enumerate(self, 1))]
+        rows: list[tuple[str, ...]] = [head]
+        for position, each in enumerate(self, 1):
+            steps = each.step_seconds, each.update_seconds, each.refit_seconds
+            seconds = (*steps, each.posterior_seconds, each.fantasy_seconds)
+            formatted = (_seconds(value) for value in seconds)
+            rows.append((f"{position}.", each.family, *formatted, _bytes(each.bytes), each.reason))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(
             "  ".join(
@@ -227,17 +224,16 @@ def recommend(
     First come families whose quality suffices, by the seconds of a step of a loop: an update, a
     refit (30 evaluations) and a search (100 posteriors). The exact model, which approximates
     nothing, stays before others until it takes 1.25 times as long. Then come families whose quality
-    is in doubt, last those beyond the budget, in the same order; ``reason`` says why. Families that
-    cannot take the problem are left out.
+    is in doubt, last families beyond the budget, in the same order; ``reason`` says why. Families
+    that cannot take the problem are left out.
 
-    Costs are those of default options, from a table that ``benchmarks/speed/cost_model.py`` fits,
+    Costs are for default options, from a table that ``benchmarks/speed/cost_model.py`` fits,
     rescaled by a probe of this machine of a fifth of a second, once a process.
 
     Args:
         n: Observations that the model will hold.
         d: Inputs.
-        noise: Standard deviation of the noise over that of the function; None: unknown, taken
-            as 0.1.
+        noise: Standard deviation of the noise over the function's; None: unknown, taken as 0.1.
         likelihood: None (Gaussian), one of gpytorch's likelihoods, its class, or a name:
             ``"bernoulli"``, ``"poisson"``, ``"student-t"``, ``"laplace"``, ``"logistic"``,
             ``"beta"``, ``"binomial"`` (counts), ``"other"`` (any of one function value), or
@@ -251,7 +247,7 @@ def recommend(
         m: Outputs, or classes.
         q: Points of an update and of a candidate.
         families: Only these; default all.
-        calibrate: Whether to time this machine; False: costs are those on the table's machine. The
+        calibrate: Whether to time this machine; False: costs are for the table's machine. The
             order hardly depends on it.
 
     Raises:
@@ -286,7 +282,7 @@ def exact_until(problem: Problem, families: Iterable[str] | None = None) -> int:
         The largest such n, up to 2²⁰.
     """
     names = _admissible(problem, families)
-    least, beyond = 0, MOST
+    least, beyond = 0, _MOST
 
     def first(n: int) -> bool:
         return recommend_family(replace(problem, n=max(n, 1)), names) == "exact"
@@ -304,50 +300,38 @@ def ordered(
     calibrate: bool = True,
 ) -> Recommendations:
     """Order the families for a problem; see :func:`recommend`."""
-    limits, names = _limits(budget), _admissible(problem, families)
-    table, probed = CostTable.shipped(), _speeds() if calibrate else None
-    found = [_judged(name, problem, table, probed, limits) for name in names]
-    return Recommendations(each for _, each in sorted(found, key=lambda pair: pair[0]))
-
-
-def _judged(
-    name: str,
-    problem: Problem,
-    table: CostTable,
-    probed: Mapping[str, float] | None,
-    limits: Mapping[str, float],
-) -> tuple[tuple[bool, bool, float], Recommendation]:
-    """Return a family's place in the order and its row."""
-    seconds, held = table.seconds(name, problem, probed), table.bytes(name, problem)
-    costs = (seconds["update"], seconds["refit"], seconds["posterior"], seconds["fantasy"], held)
-    step = Recommendation(name, *costs, True, "").step_seconds
-    doubt = DOUBTS[name](problem, table)
-    excess = _excess(step, held, limits)
-    against = "; ".join(reason for reason in (doubt, excess) if reason)
-    place = (excess is not None, doubt is not None, step / (PREFERENCE if name == "exact" else 1.0))
-    return place, Recommendation(name, *costs, not against, against or MERITS[name])
-
-
-def _excess(step: float, held: float, limits: Mapping[str, float]) -> str | None:
-    if step > limits["seconds"]:
-        return f"a step of {_seconds(step)} is beyond the budget of {_seconds(limits['seconds'])}"
-    if held > limits["bytes"]:
-        return f"{_bytes(held)} of memory are beyond the budget of {_bytes(limits['bytes'])}"
-    return None
-
-
-def _limits(budget: Budget | None) -> dict[str, float]:
     given = {"seconds": budget} if isinstance(budget, int | float) else dict(budget or {})
     if unknown := set(given) - {"seconds", "bytes"}:
         raise ValueError(f"Expected budget to have seconds, bytes or both, got {sorted(unknown)}.")
     for name, value in given.items():
         if not value > 0.0:
             raise ValueError(f"Expected the budget's {name} to be positive, got {value!r}.")
-    return {"seconds": math.inf, "bytes": math.inf, **given}
+    limits = {"seconds": math.inf, "bytes": math.inf, **given}
+
+    names, table = _admissible(problem, families), CostTable.shipped()
+    probed = speeds(torch.get_num_threads()) if calibrate else None
+    result: list[tuple[tuple[bool, bool, float], Recommendation]] = []
+    for name in names:
+        seconds, size = table.seconds(name, problem, probed), table.bytes(name, problem)
+        costs = (seconds["update"], seconds["refit"], seconds["posterior"], seconds["fantasy"])
+        step = Recommendation(name, *costs, size, True, "").step_seconds
+        doubt, excess = DOUBTS[name](problem, table), None
+        if step > limits["seconds"]:
+            budgeted = _seconds(limits["seconds"])
+            excess = f"a step of {_seconds(step)} is beyond the budget of {budgeted}"
+        elif size > limits["bytes"]:
+            budgeted = _bytes(limits["bytes"])
+            excess = f"{_bytes(size)} of memory are beyond the budget of {budgeted}"
+        against = "; ".join(reason for reason in (doubt, excess) if reason)
+        weighed = step / (_PREFERENCE if name == "exact" else 1.0)
+        key = excess is not None, doubt is not None, weighed
+        row = Recommendation(name, *costs, size, not against, against or MERITS[name])
+        result.append((key, row))
+    return Recommendations(each for _, each in sorted(result, key=lambda pair: pair[0]))
 
 
 def _admissible(problem: Problem, families: Iterable[str] | None) -> list[str]:
-    """Check the families asked for, or choose all that take the problem."""
+    """Check the requested families, or choose all that take the problem."""
     names = list(DOUBTS) if families is None else list(dict.fromkeys(families))
     unknown = [name for name in names if name not in DOUBTS]
     if unknown or not names:
@@ -361,22 +345,6 @@ def _admissible(problem: Problem, families: Iterable[str] | None) -> list[str]:
     if not taken:
         raise UnsupportedError(f"No family takes this problem: {'; '.join(reasons)}.")
     return taken
-
-
-def _speeds() -> dict[str, float]:
-    return speeds(torch.get_num_threads())
-
-
-def _row(place: int, each: Recommendation) -> tuple[str, ...]:
-    seconds = (
-        each.step_seconds,
-        each.update_seconds,
-        each.refit_seconds,
-        each.posterior_seconds,
-        each.fantasy_seconds,
-    )
-    told = (_seconds(value) for value in seconds)
-    return (f"{place}.", each.family, *told, _bytes(each.bytes), each.reason)
 
 
 def _seconds(value: float) -> str:

@@ -29,7 +29,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return request.param
 
 
-def example(basis: Basis, kind: str) -> tuple[module.Sites, Tensor]:
+def example(basis: Basis, kind: str) -> tuple[module.FeatureSites, Tensor]:
     """Sites, and their features ``m x N x r``."""
     dim = len(basis.grid.bounds[0])
     X = torch.rand(50, dim, dtype=torch.float64)

@@ -16,8 +16,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bo_stream import WISKI, HeteroscedasticWISKI
 from bo_stream.bases.stems import LinearStem, MLPStem, Stem
-from bo_stream.learning import OnlineLearner, pretrain
-from bo_stream.learning.online import Kept, OnlineObjective, Reservoir
+from bo_stream.learning import (
+    ObservationReservoir,
+    OnlineLearner,
+    OnlineObjective,
+    StoredObservation,
+    pretrain,
+)
 from tests.learning.test_pretraining import ridge
 from tests.oracles.reference import reference
 from tests.support.comparisons import assert_untouched, fingerprint
@@ -184,10 +189,10 @@ def test_refreshing_some_moves_those() -> None:
 def test_what_is_kept_is_a_uniform_sample_of_bounded_size() -> None:
     counts = torch.zeros(12)
     for seed in range(400):
-        reservoir = Reservoir(3, seed)
+        reservoir = ObservationReservoir(3, seed)
         for i in range(12):
             x = torch.tensor([float(i)])
-            reservoir.offer(Kept(x, x, None, x))
+            reservoir.offer(StoredObservation(x, x, None, x))
         chosen = [int(kept.X) for kept in reservoir.kept]
         assert len(set(chosen)) == 3
         counts[chosen] += 1

@@ -117,7 +117,7 @@ def test_a_stem_that_is_led_out_of_the_grid_leaves_the_model_as_it_was(
         for parameter in parameters.values():
             parameter.data.mul_(3.0)
 
-    monkeypatch.setattr("bo_stream.learning.online.fit_gpytorch_mll_scipy", lead_out)
+    monkeypatch.setattr("bo_stream.learning.fit_gpytorch_mll_scipy", lead_out)
     with pytest.raises(InputDataError, match="project into the unit cube"):
         pretrain(model, X, 9.0 * Y)
     assert model.num_observations == 20

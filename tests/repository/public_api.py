@@ -21,15 +21,15 @@ ROOT = Path(__file__).resolve().parents[2] / "bo_stream"
 
 
 def lines() -> list[str]:
-    """List what each package that has an ``__all__`` exports, sorted."""
+    """List what each package or module that has an ``__all__`` exports, sorted."""
     return sorted({line for package in _packages() for line in _of_package(package)})
 
 
 def _packages() -> Iterator[str]:
-    for path in ROOT.rglob("__init__.py"):
-        name = ".".join(path.relative_to(ROOT.parent).parent.parts)
-        if "__all__" in path.read_text():
-            yield name
+    for path in ROOT.rglob("*.py"):
+        if "__all__ = " in path.read_text(encoding="utf-8"):
+            parts = path.relative_to(ROOT.parent).with_suffix("").parts
+            yield ".".join(parts).removesuffix(".__init__")
 
 
 def _of_package(package: str) -> Iterator[str]:

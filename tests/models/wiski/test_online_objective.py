@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bo_stream import WISKI
 from bo_stream.bases.kernels import ProductMatern
-from bo_stream.learning.online import LEFT_OUT, OnlineObjective
+from bo_stream.learning import LEFT_OUT, OnlineObjective
 from bo_stream.models.wiski.cache import WHITENED_ROWS
 from tests.support.problems import Observations, observations
 from tests.support.tolerances import assert_close

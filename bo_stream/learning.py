@@ -1,4 +1,4 @@
-"""Learn hyperparameters from a stream: from batches of rows, and online."""
+"""Learning beyond a refit: stems, inducing points, and hyperparameters along with a stream."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ from bo_stream.models.wiski.dirichlet import DirichletWISKI
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.wiski import WISKI
 
-LEAST_POINTS = 10
+__all__ = ["OnlineLearner", "learn_points", "maximise_stochastically", "pretrain"]
+
+_LEAST_POINTS = 10
 """Fewest points to learn a stem from."""
 
 
@@ -77,16 +79,32 @@ def pretrain(
             "Expected a model with a stem to pretrain, got one without. Learn its hyperparameters "
             "by botorch.fit.fit_gpytorch_mll."
         )
-    if X.shape[-2] < LEAST_POINTS:
+    if X.shape[-2] < _LEAST_POINTS:
         raise InputDataError(
-            f"Expected at least {LEAST_POINTS} points to pretrain a stem on, got {X.shape[-2]}."
+            f"Expected at least {_LEAST_POINTS} points to pretrain a stem on, got {X.shape[-2]}."
         )
     if maxiter < 1:
         raise ValueError(f"Expected maxiter of at least 1, got {maxiter}.")
     state = deepcopy(model.state_dict())
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+
+    def likelihood() -> Tensor:
+        return model.batch_log_marginal_likelihood(X, Y, Yvar, recalibrate=True)
+
     try:
         with model._undone_on_error():
-            return _fitted(model, X, Y, Yvar, maxiter, report)
+            model.clear().update(X, Y, Yvar).train()
+            result = _minimise(
+                mll,
+                lambda: -_with_priors(mll, likelihood()) / X.shape[-2],
+                maxiter,
+                callback=None if report is None else lambda _, last: report(last.step, last.fval),
+            )
+            model.zero_grad()
+            with torch.no_grad():
+                likelihood()  # calibrates the learned stem
+            model.clear().update(X, Y, Yvar).eval()
+            return result
     except BaseException:
         model.zero_grad()
         model.load_state_dict(state)
@@ -94,39 +112,12 @@ def pretrain(
         raise
 
 
-def _fitted(
-    model: GridModel,
-    X: Tensor,
-    Y: Tensor,
-    Yvar: Tensor | None,
-    maxiter: int,
-    report: Callable[[int, float], None] | None,
-) -> OptimizationResult:
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
-
-    def likelihood() -> Tensor:
-        return model.batch_log_marginal_likelihood(X, Y, Yvar, recalibrate=True)
-
-    model.clear().update(X, Y, Yvar).train()
-    result = minimise(
-        mll,
-        lambda: -with_priors(mll, likelihood()) / X.shape[-2],
-        maxiter,
-        callback=None if report is None else lambda _, found: report(found.step, found.fval),
-    )
-    model.zero_grad()
-    with torch.no_grad():
-        likelihood()  # calibrates the learned stem
-    model.clear().update(X, Y, Yvar).eval()
-    return result
-
-
 def learn_points(model: OSGPR, maxiter: int = 30) -> OptimizationResult:
     """Learn a model's inducing points and hyperparameters together, by L-BFGS-B, in place.
 
     They move up the online bound. Observations before the window are known by their statistics at
     the old points, the window's rows as they are: a long window is what the points are learned
-    from. Unlike a refit, in which those rows have their full covariance, an iteration costs
+    from. Unlike a refit, in which these rows have their full covariance, an iteration costs
     O(M³ + window M²), so that a window of thousands of rows is cheap. Source: the bound of Bui,
     Nguyen and Turner (2017, eq. 7), learned as Titsias (2009) does.
 
@@ -151,10 +142,10 @@ def learn_points(model: OSGPR, maxiter: int = 30) -> OptimizationResult:
     points = Parameter(model.inducing_points.double())
 
     def loss() -> Tensor:
-        return -with_priors(mll, model.bound_at(points)) / model.num_observations
+        return -_with_priors(mll, model.bound_at(points)) / model.num_observations
 
     state, before = deepcopy(model.state_dict()), loss().detach()
-    result = minimise(mll, loss, maxiter, {"inducing_points": points})
+    result = _minimise(mll, loss, maxiter, {"inducing_points": points})
     with torch.no_grad():
         if not bool(loss() <= before):
             model.load_state_dict(state)
@@ -193,17 +184,17 @@ def maximise_stochastically(
         The model.
     """
     model.train()
-    ascent = ConstrainedAdam(model, hyperparameters(model), learning_rate)
+    ascent = ConstrainedAdam(model, _hyperparameters(model), learning_rate)
     generator = torch.Generator().manual_seed(seed)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     count = max(model.num_observations, 1.0)
     for _ in range(steps):
         objective = model.stochastic_objective(probes, batch_size, generator, tolerance)
-        ascent.ascend(with_priors(mll, objective) / count)
+        ascent.ascend(_with_priors(mll, objective) / count)
     return model.eval()
 
 
-def minimise(
+def _minimise(
     mll: ExactMarginalLogLikelihood,
     loss: Callable[[], Tensor],
     maxiter: int,
@@ -212,7 +203,7 @@ def minimise(
 ) -> OptimizationResult:
     """Minimise a scalar loss in a model's learnable parameters, and in others, by L-BFGS-B.
 
-    Reaching the most iterations is no failure; ``callback`` is that of BoTorch's
+    Reaching the most iterations is no failure; ``callback`` is as in BoTorch's
     ``fit_gpytorch_mll_scipy``.
     """
     learned = {name: p for name, p in mll.named_parameters() if p.requires_grad}
@@ -228,19 +219,19 @@ def minimise(
         )
 
 
-def stem_parameters(model: StreamingGP) -> list[Parameter]:
-    """Return the learnable parameters of the stem."""
+def _stem_parameters(model: StreamingGP) -> list[Parameter]:
+    """Return the learnable parameters of the stem, none where there is no stem."""
     stem = model._modules.get("stem")
     return [] if stem is None else [p for p in stem.parameters() if p.requires_grad]
 
 
-def hyperparameters(model: StreamingGP) -> list[Parameter]:
+def _hyperparameters(model: StreamingGP) -> list[Parameter]:
     """Return the learnable parameters of kernel, mean and likelihood."""
-    own = {id(p) for p in stem_parameters(model)}
+    own = {id(p) for p in _stem_parameters(model)}
     return [p for p in model.parameters() if p.requires_grad and id(p) not in own]
 
 
-def with_priors(mll: ExactMarginalLogLikelihood, log_likelihood: Tensor) -> Tensor:
+def _with_priors(mll: ExactMarginalLogLikelihood, log_likelihood: Tensor) -> Tensor:
     """Add the log priors of all hyperparameters to a log likelihood, and sum over outputs."""
     return mll._add_other_terms(log_likelihood.clone(), []).sum()
 
@@ -249,29 +240,29 @@ def with_priors(mll: ExactMarginalLogLikelihood, log_likelihood: Tensor) -> Tens
 
 
 LEFT_OUT = 1e-3
-"""Prior variance that may lie outside the features, in parts of the noise variance."""
+"""Prior variance that may lie outside the features, as a fraction of the noise variance."""
 
 _UNTIL = 2.0
-"""Features are chosen anew when this many times as much lies outside."""
+"""Features are chosen again when this many times as much lies outside."""
 
 
 class OnlineLearner:
     """Feeds a stream to a model and lets it learn with every batch, at constant cost.
 
     A step is Algorithm 1 of the WISKI paper: the stem moves up the gradient of the log predictive
-    density of the new observations, which is that of the marginal likelihood with all earlier
-    projections held fixed (eq. 18 in the form of A.5); the observations enter the memory by the new
-    stem; then the hyperparameters move up the gradient of the marginal likelihood (eq. 13).
+    density of the new observations, which is the gradient of the marginal likelihood with all
+    earlier projections fixed (eq. 18 in the form of A.5); the observations enter the memory by the
+    new stem; then the hyperparameters move up the gradient of the marginal likelihood (eq. 13).
 
     Exact: both gradients, up to features that carry a thousandth of the noise variance
     (:class:`OnlineObjective`). Approximate: earlier observations keep the projections they were
     observed with, so a stem that has moved far no longer agrees with its memory; :meth:`refresh`
-    projects anew those that were kept, at most ``keep`` of them. On the UCI streams of
-    ``benchmarks/accuracy/uci.py`` :meth:`relearn` while the first 2,000 are kept, then a stem that
-    stays (``stem_learning_rate=0``), does better than stepping the stem throughout.
+    projects the stored ones again, at most ``keep`` of them. On the UCI streams of
+    ``benchmarks/accuracy/uci.py`` :meth:`relearn` while the first 2,000 are stored, then a stem
+    that stays (``stem_learning_rate=0``), does better than stepping the stem throughout.
 
-    Cost of a step of q points: O(q (7^k + r²) + r³), whatever came before, r as few features as
-    the noise allows.
+    Cost of a step of q points: O(q (7^k + r²) + r³) regardless of the number of earlier
+    observations, with k grid dimensions and as few features r as the noise allows.
 
     Example:
         >>> learner = OnlineLearner(model)
@@ -293,7 +284,7 @@ class OnlineLearner:
             model: On a grid, of outcomes or of labels, with or without a stem.
             learning_rate: Adam's step for the hyperparameters; 0: they stay.
             stem_learning_rate: Adam's step for the stem's parameters; 0: they stay.
-            keep: Budget of observations to keep, a uniform sample of the stream.
+            keep: Most observations to store, a uniform sample of the stream.
             seed: Seed of that sample.
 
         Raises:
@@ -307,9 +298,9 @@ class OnlineLearner:
             )
         self.model = model.eval()
         self._mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        self._reservoir = Reservoir(keep, seed)
-        self._kernel = ConstrainedAdam(model, hyperparameters(model), learning_rate)
-        self._stem = ConstrainedAdam(model, stem_parameters(model), stem_learning_rate)
+        self._reservoir = ObservationReservoir(keep, seed)
+        self._kernel = ConstrainedAdam(model, _hyperparameters(model), learning_rate)
+        self._stem = ConstrainedAdam(model, _stem_parameters(model), stem_learning_rate)
 
     def step(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> float:
         """Observe a batch and learn from it. Bad input raises and changes nothing.
@@ -328,8 +319,8 @@ class OnlineLearner:
                 new, which has no density yet: give it to ``model.update``; a stem of one's own
                 whose step led the batch out of the grid's cube: it stays as it was.
         """
-        objective, stem = OnlineObjective(self.model), stem_parameters(self.model)
-        former = [parameter.detach().clone() for parameter in stem]
+        objective, stem = OnlineObjective(self.model), _stem_parameters(self.model)
+        previous = [parameter.detach().clone() for parameter in stem]
         with torch.set_grad_enabled(self._stem.learns):
             density = objective.log_density(X, Y, Yvar)
         self._stem.ascend(density)
@@ -337,41 +328,41 @@ class OnlineLearner:
             self.model.update(X, Y, Yvar)
         except Exception:
             with torch.no_grad():
-                for parameter, value in zip(stem, former, strict=True):
+                for parameter, value in zip(stem, previous, strict=True):
                     parameter.copy_(value)
             raise
         self.offer(X, Y, Yvar)
         if self._kernel.learns:
             count = max(self.model.num_observations, 1.0)
-            value = with_priors(self._mll, objective.log_marginal_likelihood())
+            value = _with_priors(self._mll, objective.log_marginal_likelihood())
             self._kernel.ascend(value / count)
         return float(density.detach()) / max(X.shape[-2], 1)
 
     def offer(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> None:
-        """Sample observations to keep, as :meth:`step` does with its own.
+        """Sample observations to store, as :meth:`step` does with its own.
 
-        For those of a pretraining, which entered the memory by the present stem.
+        For the observations of a pretraining, which entered the memory by the present stem.
         """
         if self._reservoir.size == 0:
             return
         variances = [None] * len(X) if Yvar is None else [one.clone() for one in Yvar]
         for x, y, noise, at in zip(X, Y, variances, self.model.coordinates(X), strict=True):
-            self._reservoir.offer(Kept(x.clone(), y.clone(), noise, at.clone()))
+            self._reservoir.offer(StoredObservation(x.clone(), y.clone(), noise, at.clone()))
 
     @property
     def num_kept(self) -> int:
-        """Number of observations kept."""
+        """Number of observations stored."""
         return len(self._reservoir.kept)
 
     def relearn(self, maxiter: int = 200) -> None:
-        """Learn the stem and all hyperparameters anew from the observations kept, and refresh them.
+        """Learn the stem and all hyperparameters again from the stored observations; refresh these.
 
-        As :func:`bo_stream.learning.pretrain` in ``maxiter`` iterations on the kept observations.
-        While all are kept the model is afterwards what that would have made of them; others stay
-        where they were projected. Cost O(keep · r² + r³) an iteration, whatever came before.
+        As :func:`bo_stream.learning.pretrain` in ``maxiter`` iterations on the stored observations.
+        While all are stored the model is afterwards the pretrained one; others stay where they
+        were projected. Cost O(keep · r² + r³) an iteration, regardless of the stream's length.
 
         Raises:
-            InputDataError: Fewer than ten observations are kept.
+            InputDataError: Fewer than ten observations are stored.
             UnsupportedError: The model has no stem.
         """
         if not self._reservoir.kept:
@@ -383,11 +374,11 @@ class OnlineLearner:
         self.refresh()
 
     def refresh(self, n_kept: int | None = None) -> None:
-        """Project n kept observations, or all, anew, by the present stem. Cost O(n 7^k).
+        """Project n stored observations, or all, again, by the present stem. Cost O(n 7^k).
 
-        Exact for those, the longest kept first: the memory is as if they had entered it by this
-        stem. All others stay where they were projected when they came. With a budget that holds the
-        whole stream the model is the one that would be built anew.
+        Exact for these, the longest stored first: the memory is as if they had entered it by this
+        stem. All others stay where they were projected when they came. With a budget for the whole
+        stream the model equals one that is built from the stream by the present stem.
         """
         kept = self._reservoir.kept[:n_kept]
         if n_kept is not None and not 0 <= n_kept <= self.num_kept:
@@ -395,8 +386,8 @@ class OnlineLearner:
         self._reproject([one for one in kept if one.Yvar is None])
         self._reproject([one for one in kept if one.Yvar is not None])
 
-    def _reproject(self, kept: list[Kept]) -> None:
-        """Project observations anew, of all of which the noise is known, or of none."""
+    def _reproject(self, kept: list[StoredObservation]) -> None:
+        """Project observations again; the noise of all is known, or of none."""
         if not kept:
             return
         X, Y, Yvar = _columns(kept)
@@ -409,20 +400,20 @@ class OnlineObjective:
     """A model at its present hyperparameters, in features that were chosen at earlier ones.
 
     A kernel that has moved a little is, in those features, another prior of their weights. So
-    neither its eigenvectors nor the memory in them are computed anew until too much of its variance
-    lies outside. Valid until a hyperparameter changes; observations may come in between.
+    neither its eigenvectors nor the memory in them are computed again until too much of its
+    variance lies outside. Valid until a hyperparameter changes; observations may come in between.
 
     Cost: O(r³), with as few features r as leave out ``left_out`` of the noise variance.
     """
 
     def __init__(self, model: WISKI | DirichletWISKI, left_out: float = LEFT_OUT) -> None:
-        """Take the model's features of before, or choose new ones."""
+        """Take the model's earlier features, or choose new ones."""
         self._model = model
         self._left_out = left_out
         self.prior = self._prior_in_features()
 
     def _prior_in_features(self) -> Tensor:
-        model, left_out, subspace = self._model, self._left_out, self._kept
+        model, left_out, subspace = self._model, self._left_out, self._cached_subspace
         kernel = model.inference.kernel(model.prior)
         if subspace is not None:
             prior = prior_covariance(subspace.basis, kernel)
@@ -454,18 +445,21 @@ class OnlineObjective:
         return normal - outcomes.shape[-1] * model.outcome_scale().log().sum()
 
     def log_marginal_likelihood(self) -> Tensor:
-        """Return that of all observations, ``batch_shape x m``, in differentiable form."""
+        """Return the log marginal likelihood of all observations, ``batch_shape x m``.
+
+        Differentiable in the hyperparameters.
+        """
         model = self._model
         value = subspace_log_marginal_likelihood(self._groups, model.prior.target_map(), self.prior)
         return model._from_per_output(value)
 
     @property
-    def _kept(self) -> Subspace | None:
+    def _cached_subspace(self) -> Subspace | None:
         return None if self._model._cache is None else self._model._cache.subspace
 
     @property
     def _subspace(self) -> Subspace:
-        subspace = self._kept
+        subspace = self._cached_subspace
         if subspace is None:  # the memory was changed other than by a small batch
             self.prior = self._prior_in_features()
             return self._subspace
@@ -485,14 +479,14 @@ def _log_normal(innovation: Tensor, covariance: Tensor) -> Tensor:
 
 
 @dataclass
-class Kept:
-    """An observation kept from a stream.
+class StoredObservation:
+    """An observation that was sampled from a stream.
 
     Attributes:
         X: Input, ``d``.
         Y: Outcomes, ``m``.
         Yvar: Known noise variances, ``m``, or None.
-        coordinates: Where it entered the grid, ``k``.
+        coordinates: Its position on the grid when it entered the memory, ``k``.
     """
 
     X: Tensor
@@ -501,7 +495,7 @@ class Kept:
     coordinates: Tensor
 
 
-def _columns(kept: Sequence[Kept]) -> tuple[Tensor, Tensor, Tensor | None]:
+def _columns(kept: Sequence[StoredObservation]) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return X, ``n x d``, Y, ``n x m``, and noise variances, ``n x m``, NaN where unknown."""
     X, Y = torch.stack([one.X for one in kept]), torch.stack([one.Y for one in kept])
     if all(one.Yvar is None for one in kept):
@@ -510,24 +504,24 @@ def _columns(kept: Sequence[Kept]) -> tuple[Tensor, Tensor, Tensor | None]:
     return X, Y, torch.stack([unknown if one.Yvar is None else one.Yvar for one in kept])
 
 
-class Reservoir:
+class ObservationReservoir:
     """A uniform sample of a stream's observations. Source: Vitter (1985), algorithm R."""
 
     def __init__(self, size: int, seed: int) -> None:
-        """Start empty; at most ``size`` observations are kept."""
+        """Start empty; at most ``size`` observations are stored."""
         if size < 0:
             raise ValueError(f"Expected to keep at least 0 observations, got {size}.")
         self.size = size
-        self.kept: list[Kept] = []
+        self.kept: list[StoredObservation] = []
         self._seen = 0
         self._generator = torch.Generator().manual_seed(seed)
 
-    def offer(self, observation: Kept) -> None:
-        """Keep an observation, or not. Cost O(1)."""
+    def offer(self, observation: StoredObservation) -> None:
+        """Store an observation, or not. Cost O(1)."""
         self._seen += 1
         if len(self.kept) < self.size:
             self.kept.append(observation)
             return
-        place = int(torch.randint(self._seen, (), generator=self._generator))
-        if place < self.size:
-            self.kept[place] = observation
+        index = int(torch.randint(self._seen, (), generator=self._generator))
+        if index < self.size:
+            self.kept[index] = observation
