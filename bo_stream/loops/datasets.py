@@ -16,7 +16,7 @@ from bo_stream.loops.survey.cells import Cells, first
 from bo_stream.loops.survey.columns import given_column
 from bo_stream.loops.survey.tables import SUFFIXES, read_table
 
-MIN_ROWS = 20
+_MIN_ROWS = 20
 """Fewest rows that can be split into points to choose from and points to score on."""
 
 Array = NDArray[np.float64]
@@ -47,22 +47,22 @@ class Dataset:
                 f"{self.source}: expected inputs of shape n x d and a target of shape n, got "
                 f"{self.X.shape} and {self.y.shape}."
             )
-        if len(self.y) < MIN_ROWS:
+        if len(self.y) < _MIN_ROWS:
             raise UsageError(
-                f"{self.source} has {len(self.y)} rows, expected at least {MIN_ROWS}: some to "
+                f"{self.source} has {len(self.y)} rows, expected at least {_MIN_ROWS}: some to "
                 "choose from and some to score on."
             )
         names = (*self.columns, self.target)
         for name, values in zip(names, (*self.X.T, self.y), strict=True):
-            place, bad = f"{self.source}: column {name!r}", np.flatnonzero(~np.isfinite(values))
+            column, bad = f"{self.source}: column {name!r}", np.flatnonzero(~np.isfinite(values))
             if bad.size:
                 raise UsageError(
-                    f"{place} holds NaN or infinity in {bad.size} of {values.size} rows (first: "
+                    f"{column} holds NaN or infinity in {bad.size} of {values.size} rows (first: "
                     f"row {bad[0]}). Drop those rows first."
                 )
             if values.min() == values.max():
                 raise UsageError(
-                    f"{place} is {values[0]:g} in every row: nothing to learn from it."
+                    f"{column} is {values[0]:g} in every row: nothing to learn from it."
                 )
 
     @property
@@ -130,17 +130,14 @@ def _read_npz(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
             f"{path}: expected {X.shape[-1]} names in array columns, got {len(names)}."
         )
     chosen = names if x is None else x
+    for name in chosen:
+        if names.count(name) != 1:
+            fault = "has no" if name not in names else "has more than one"
+            raise UsageError(f"{path} {fault} column {name!r}. Its columns: {', '.join(names)}.")
     target = _numeric(arrays[y or "y"], f"{path}: array {y or 'y'}")
     label = str(arrays["target"]) if y is None and "target" in arrays else (y or "y")
-    columns = [_position(names, name, path) for name in chosen]
+    columns = [names.index(name) for name in chosen]
     return Dataset(X[:, columns], target, tuple(chosen), label, path.name)
-
-
-def _position(names: Sequence[str], name: str, path: Path) -> int:
-    if names.count(name) != 1:
-        fault = "has no" if name not in names else "has more than one"
-        raise UsageError(f"{path} {fault} column {name!r}. Its columns: {', '.join(names)}.")
-    return names.index(name)
 
 
 def _numeric(values: NDArray[np.generic], name: str) -> Array:

@@ -82,8 +82,8 @@ class ModelKind:
         describe: Function that returns the size of a model as plain values.
         build: Function of inputs, outcomes, kernel and the options that are given that builds a
             model; None: the class itself, whose defaults are those of ``options``.
-        retracts: Whether it takes outcomes out exactly, whatever came since, where it is on a grid
-            or holds all rows.
+        retracts: Whether it takes outcomes out exactly, however many came since, where it is on a
+            grid or stores all rows.
         most_inputs: Largest number of inputs; None: any.
         on_grid: Whether it is on a grid, or is if asked, and takes a number of nodes per dimension.
     """
@@ -116,22 +116,21 @@ def checked_model(name: str, given: Options, dim: int | None = None) -> dict[str
             f"Expected at most {kind.most_inputs} inputs with model {name}, which is on a grid, "
             f"got {dim}. Use fewer, or another model: {others}."
         )
-    return {key: _checked_option(name, key, value) for key, value in given.items()}
-
-
-def _checked_option(model: str, key: str, value: Option) -> Option:
-    options = MODELS[model].options
-    if key not in options:
-        raise UsageError(f"Expected options of {model} ({', '.join(options)}), got {key!r}.")
-    kind = type(options[key])
-    try:
-        typed = kind(value)
-    except ValueError:
-        typed = None
-    if typed is None or (kind is int and float(value) != typed):
-        expected = {int: "a whole number", float: "a number"}[kind]
-        raise UsageError(f"Expected {key} of model {model} to be {expected}, got {value!r}.")
-    return typed
+    checked: dict[str, Option] = {}
+    for key, value in given.items():
+        if key not in kind.options:
+            names = ", ".join(kind.options)
+            raise UsageError(f"Expected options of {name} ({names}), got {key!r}.")
+        type_of = type(kind.options[key])
+        try:
+            typed = type_of(value)
+        except ValueError:
+            typed = None
+        if typed is None or (type_of is int and float(value) != typed):
+            expected = {int: "a whole number", float: "a number"}[type_of]
+            raise UsageError(f"Expected {key} of model {name} to be {expected}, got {value!r}.")
+        checked[key] = typed
+    return checked
 
 
 def retracts(name: str, dim: int) -> bool:

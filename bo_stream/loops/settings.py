@@ -59,7 +59,13 @@ class RunSettings:
             raise UsageError(
                 f"Expected refit above 1 (a growth factor), or 0 for never, got {self.refit:g}."
             )
-        _check_device(self.device)
+        import torch  # the help pages import this module, and do without
+
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UsageError(f"Device {self.device!r} cannot be used: {reason}") from error
 
     def refit_is_due(self, observations: int, refits: Sequence[int]) -> bool:
         """Return whether to learn again, after refits at other numbers of observations."""
@@ -74,13 +80,3 @@ class RunSettings:
             )
         if self.grid is not None and len(self.grid) not in (1, dim):
             raise UsageError(f"Expected grid to be one number or {dim}, got {self.grid}.")
-
-
-def _check_device(device: str) -> None:
-    import torch  # the help pages import settings, and do without
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UsageError(f"Device {device!r} cannot be used: {reason}") from error

@@ -147,8 +147,8 @@ _ACQUISITION = (
     Mutant(
         "features left out before a refit",
         "loops/optimization/optimizer.py",
-        "truncate(model, 0.0)",
-        "truncate(model, LEFT_OUT)",
+        "model.truncate(0.0)",
+        "model.truncate(LEFT_OUT)",
     ),
 )
 

@@ -149,21 +149,21 @@ def _line(trial: Trial) -> bytes:
     return json.dumps(values, allow_nan=False).encode() + b"\n"
 
 
-# --- evaluation on any executor: processes, threads, Dask, Ray, or what a user brings ------------
+# --- evaluation on any executor: processes, threads, Dask, Ray, or one of the user's -------------
 
 
 RESUBMISSIONS = 3
 """How often a task that was lost with its worker is submitted again."""
 
 SECONDS_OF_SILENCE = 60.0
-"""Time without an outcome after which it is looked whether any evaluation has begun."""
+"""Time without an outcome after which a check is made that some evaluation has begun."""
 
 PointEvaluator: TypeAlias = Evaluator[tuple[float, ...], float]
 """Evaluator of points of d inputs with one outcome."""
 
 
 class Executed(Generic[P, V]):
-    """An evaluator over an executor; see ``Evaluator`` in ``evaluation.py``.
+    """An evaluator over an executor; see ``Evaluator``.
 
     A task that is lost with its worker is submitted again, at most ``RESUBMISSIONS`` times; this is
     no attempt of the function's. A task beyond the timeout is stopped where the executor can do
@@ -212,7 +212,9 @@ class Executed(Generic[P, V]):
         self.losses = 0
         self._work, self._executor, self._at_once = work, executor, at_once
         self._capacity = Capacity(executor)
-        self._is_limited = at_once is not None or _would_run_what_waits(executor)
+        # a task that waits for one of an engine's known workers would count as running
+        has_workers = isinstance(executor, EngineExecutor) and executor.workers is not None
+        self._is_limited = at_once is not None or has_workers
         self._timeout, self._resubmissions = timeout, resubmissions
         self._open: dict[int, _Submission[P, V]] = {}
         self._waiting: deque[_Submission[P, V]] = deque()
@@ -290,12 +292,25 @@ class Executed(Generic[P, V]):
         if not self._open:
             return None
         self._hand_out()
-        outcome = self._heard(self._patience(seconds)) or self._overdue()
+        # until a task may be overdue, or none has begun for long
+        limits = [self._seconds_to_look()]
+        if seconds is not None:
+            limits.append(seconds)
+        if self._timeout is not None:
+            looks = [each.next_look for each in self._open.values() if each.future is not None]
+            if self._is_full_of_abandoned():
+                looks.append(self._last_abandoned + self._timeout)
+            limits += [max(0.0, look - time.monotonic()) for look in looks]
+        shortest = min(limits)
+        outcome = self._ended_within(None if shortest == math.inf else shortest) or self._overdue()
         self._hand_out()
         return outcome
 
-    def _heard(self, seconds: float | None) -> Outcome[V] | None:
-        """Wait for a future that ends; None if it is none of a task under way, or lost it."""
+    def _ended_within(self, seconds: float | None) -> Outcome[V] | None:
+        """Return the outcome of the next future that ends, None if none does.
+
+        So it is of a future that was abandoned, and of a task that was lost and is submitted again.
+        """
         try:
             key, future = self._ended.get(timeout=seconds)
         except Empty:
@@ -308,12 +323,29 @@ class Executed(Generic[P, V]):
             return None
         error = CancelledError("cancelled") if future.cancelled() else future.exception()
         if error is not None and is_lost(error) and submission.losses < self._resubmissions:
-            self._submit_again(submission, error)
+            self.losses += 1
+            submission.losses += 1
+            submission.future = None
+            self._waiting.append(submission)
+            last = error if isinstance(error, LostTaskError) else in_one_line(error)
+            warnings.warn(
+                f"Lost with their workers, and done again: {self.losses} evaluations "
+                f"(last: {last}).",
+                LostTaskWarning,
+                stacklevel=2,
+            )
             return None
         del self._open[key]
+        if error is None:
+            return future.result()
         if isinstance(error, UsageError):
             raise error
-        return future.result() if error is None else self._failed(submission, error)
+        text = in_one_line(error)  # the function is not the reason
+        if is_lost(error):
+            self.losses += 1
+            times = f", {submission.losses + 1} times" if submission.losses else ""
+            text = f"{error}{times}"
+        return Outcome(key, None, text, time.monotonic() - submission.handed_out)
 
     def _look_for_workers(self) -> None:
         """Warn, once in a time of silence, if no evaluation has begun, as far as is known."""
@@ -333,42 +365,10 @@ class Executed(Generic[P, V]):
             )
 
     def _seconds_to_look(self) -> float:
-        """Return the time until it should be looked whether any evaluation has begun."""
+        """Return the time until the check whether any evaluation has begun."""
         if self._silent_since is None:
             return math.inf
         return max(0.0, self._silent_since + SECONDS_OF_SILENCE - time.monotonic())
-
-    def _submit_again(self, submission: _Submission[P, V], error: BaseException) -> None:
-        self.losses += 1
-        submission.losses += 1
-        submission.future = None
-        self._waiting.append(submission)
-        text = f"Lost with their workers, and done again: {self.losses} evaluations"
-        last = error if isinstance(error, LostTaskError) else in_one_line(error)
-        warnings.warn(f"{text} (last: {last}).", LostTaskWarning, stacklevel=2)
-
-    def _failed(self, submission: _Submission[P, V], error: BaseException) -> Outcome[V]:
-        """Return the outcome of a task that has none, for a reason other than its function."""
-        text = in_one_line(error)
-        if is_lost(error):
-            self.losses += 1
-            times = f", {submission.losses + 1} times" if submission.losses else ""
-            text = f"{error}{times}"
-        seconds = time.monotonic() - submission.handed_out
-        return Outcome(submission.task.key, None, text, seconds)
-
-    def _patience(self, seconds: float | None) -> float | None:
-        """Limit a wait to the time at which a task may be overdue, or none has begun for long."""
-        limits = [self._seconds_to_look()]
-        if seconds is not None:
-            limits.append(seconds)
-        if self._timeout is not None:
-            looks = [each.next_look for each in self._open.values() if each.future is not None]
-            if self._is_full_of_abandoned():
-                looks.append(self._last_abandoned + self._timeout)
-            limits += [max(0.0, look - time.monotonic()) for look in looks]
-        shortest = min(limits)
-        return None if shortest == math.inf else shortest
 
     def _overdue(self) -> Outcome[V] | None:
         """Give up the first task that has run for longer than the timeout."""
@@ -380,7 +380,9 @@ class Executed(Generic[P, V]):
                 continue
             seconds = submission.seconds_running() or 0.0
             if seconds >= self._timeout:
-                return self._give_up(submission, seconds)
+                done = "stopped" if self._dropped(submission) else "abandoned"
+                error = f"no outcome within {self._timeout:g} s: {done}"
+                return Outcome(submission.task.key, None, error, seconds)
             submission.next_look = now + self._timeout - seconds
         if self._is_full_of_abandoned() and now >= self._last_abandoned + self._timeout:
             raise UsageError(
@@ -389,11 +391,6 @@ class Executed(Generic[P, V]):
                 "Processes can be stopped: processes:N."
             )
         return None
-
-    def _give_up(self, submission: _Submission[P, V], seconds: float) -> Outcome[V]:
-        key = submission.task.key
-        done = "stopped" if self._dropped(submission) else "abandoned"
-        return Outcome(key, None, f"no outcome within {self._timeout:g} s: {done}", seconds)
 
     def cancel(self, key: int) -> None:
         """Drop a task, and stop it if it has begun, where the executor can do so."""
@@ -444,11 +441,6 @@ class _Submission(Generic[P, V]):
         if isinstance(self.future, EngineFuture):
             return self.future.seconds_running()
         return time.monotonic() - self.handed_out
-
-
-def _would_run_what_waits(executor: Executor) -> bool:
-    """Return whether a task that waits for a worker of an executor would count as running."""
-    return isinstance(executor, EngineExecutor) and executor.workers is not None
 
 
 def _waits(future: Future[Any]) -> bool:

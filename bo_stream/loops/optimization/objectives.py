@@ -51,7 +51,7 @@ class Objective(Work[tuple[float, ...], float]):
             d floats and returns one number.
         bounds: Low and high of each input.
         dim: Number of inputs, for classes that leave it open.
-        noise: Standard deviation of the noise, drawn anew for each trial and attempt.
+        noise: Standard deviation of the noise, drawn for each trial and attempt.
         seed: Seed of the noise.
     """
 
@@ -115,7 +115,17 @@ def find_objective(
         UsageError: No such function, or an option that does not fit it.
     """
     if ":" in function:
-        return _own_function(function, dim, noise, bounds, seed)
+        if noise or dim is not None:
+            raise UsageError(
+                f"--dim and --noise are for test functions; {function!r} is your own: say --bounds."
+            )
+        if bounds is None:
+            raise UsageError(
+                f"Say the bounds of each input of {function!r}, as in --bounds '0,1 -5,5'."
+            )
+        objective = Objective(function, checked_bounds(bounds), len(bounds), seed=seed)
+        objective.prepare()
+        return objective
     if bounds is not None:
         raise UsageError(f"--bounds are for functions of your own; {function!r} has its own.")
     if not 0.0 <= noise < float("inf"):
@@ -136,22 +146,6 @@ def find_objective(
             f"{name} cannot have --dim {dim}: {error or type(error).__name__}"
         ) from error
     return Objective(name, checked_bounds(box.T.tolist()), dim, noise, seed)
-
-
-def _own_function(
-    function: str, dim: int | None, noise: float, bounds: Bounds | None, seed: int
-) -> Objective:
-    if noise or dim is not None:
-        raise UsageError(
-            f"--dim and --noise are for test functions; {function!r} is your own: say --bounds."
-        )
-    if bounds is None:
-        raise UsageError(
-            f"Say the bounds of each input of {function!r}, as in --bounds '0,1 -5,5'."
-        )
-    objective = Objective(function, checked_bounds(bounds), len(bounds), seed=seed)
-    objective.prepare()
-    return objective
 
 
 @cache
