@@ -182,9 +182,24 @@ def simulated_prevalence(seed: int = 2020) -> Dataset:
     ticks = (np.arange(100) + 0.5) / 100
     north, east = np.meshgrid(ticks[::-1], ticks, indexing="ij")
     pixels = np.stack((east.ravel(), north.ravel()), axis=-1)
-    sites = pixels[_is_inside(pixels - 0.5, generator)]
-    logit = -1.1 + 0.85 * _smooth_field(sites, generator)
-    logit += 0.12 * generator.standard_normal(len(sites))
+
+    # the country's border: its radius is a random periodic function of the angle
+    offset = pixels - 0.5
+    angle = np.arctan2(offset[:, 1], offset[:, 0])
+    waves = np.arange(2, 9)
+    phase = generator.uniform(0.0, 2.0 * np.pi, waves.size)
+    size = generator.uniform(0.5, 1.0, waves.size) * 0.08 / np.sqrt(waves)
+    border = 0.36 + (size * np.cos(np.multiply.outer(angle, waves) + phase)).sum(-1)
+    sites = pixels[np.hypot(offset[:, 0], offset[:, 1]) < border]
+
+    # a Matérn-5/2 process of unit variance, whose frequencies are t with 5 degrees of freedom
+    features, lengthscale = 400, 0.11
+    directions = generator.standard_normal((2, features))
+    stretch = np.sqrt(5.0 / generator.chisquare(5.0, features))
+    shift = generator.uniform(0.0, 2.0 * np.pi, features)
+    angles = sites @ (directions * stretch) / lengthscale + shift
+    field = np.sqrt(2.0 / features) * np.cos(angles).sum(-1)
+    logit = -1.1 + 0.85 * field + 0.12 * generator.standard_normal(len(sites))
     return Dataset(
         sites * 1000.0,
         1.0 / (1.0 + np.exp(-logit)),
@@ -192,24 +207,3 @@ def simulated_prevalence(seed: int = 2020) -> Dataset:
         "simulated prevalence (proportion)",
         "simulated prevalence map",
     )
-
-
-def _is_inside(offset: Array, generator: np.random.Generator) -> NDArray[np.bool_]:
-    """Mark the pixels within a border whose radius is a random periodic function of the angle."""
-    angle = np.arctan2(offset[:, 1], offset[:, 0])
-    waves = np.arange(2, 9)
-    phase = generator.uniform(0.0, 2.0 * np.pi, waves.size)
-    size = generator.uniform(0.5, 1.0, waves.size) * 0.08 / np.sqrt(waves)
-    border = 0.36 + (size * np.cos(np.multiply.outer(angle, waves) + phase)).sum(-1)
-    return np.hypot(offset[:, 0], offset[:, 1]) < border
-
-
-def _smooth_field(sites: Array, generator: np.random.Generator) -> Array:
-    """Draw from a Matérn-5/2 process of unit variance, whose frequencies are t with 5 d.o.f."""
-    waves, lengthscale = 400, 0.11
-    directions = generator.standard_normal((2, waves))
-    stretch = np.sqrt(5.0 / generator.chisquare(5.0, waves))
-    phase = generator.uniform(0.0, 2.0 * np.pi, waves)
-    angles = sites @ (directions * stretch) / lengthscale + phase
-    field: Array = np.sqrt(2.0 / waves) * np.cos(angles).sum(-1)
-    return field

@@ -1,22 +1,26 @@
-"""The models that commands build, and functions of a user."""
+"""Models and kernels that a run offers by name, its settings, and functions of a user.
+
+Whatever loads torch is imported in the functions: the help pages do without.
+"""
 
 from __future__ import annotations
 
 import importlib
+import math
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import bo_stream
-from bo_stream.errors import UsageError, check_one_of
+from bo_stream.errors import UsageError, check_one_of, check_whole
 
 if TYPE_CHECKING:
     from gpytorch.kernels import Kernel
     from torch import Tensor
 
-    from bo_stream import OSVGP, WISKI, AutoGP, ClusteredGP
+    from bo_stream import OSVGP, AutoGP
     from bo_stream.models.base import StreamingGP
 
 
@@ -232,10 +236,6 @@ def _describe_auto(model: AutoGP) -> dict[str, Any]:
     return about
 
 
-def _wiski(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> WISKI:
-    return bo_stream.WISKI(X, Y, covar_module=kernel, bounds=unit_cube(X), **options)
-
-
 def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> OSVGP:
     """Learn hyperparameters from the first outcomes in twenty times as many steps as later."""
     from botorch.models.transforms.outcome import Standardize
@@ -259,12 +259,6 @@ def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> 
     return model
 
 
-def _clustered(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> ClusteredGP:
-    """Build with the library's resolution, as fine as ``max_centres`` allow, where 0 is given."""
-    resolution = options.get("resolution") or None
-    return bo_stream.ClusteredGP(X, Y, covar_module=kernel, **{**options, "resolution": resolution})
-
-
 MODELS: dict[str, ModelKind] = {
     AUTO: ModelKind(
         "AutoGP",
@@ -283,7 +277,9 @@ MODELS: dict[str, ModelKind] = {
             "dropped": model.dropped,
             "interpolation_error": model.interpolation_error(),
         },
-        _wiski,
+        lambda X, Y, kernel, options: bo_stream.WISKI(
+            X, Y, covar_module=kernel, bounds=unit_cube(X), **options
+        ),
         retracts=True,
         most_inputs=MOST_ON_GRID,
         on_grid=True,
@@ -303,7 +299,13 @@ MODELS: dict[str, ModelKind] = {
         "ClusteredGP",
         {"resolution": 0.0, "max_centres": 1024},
         lambda model: {"centres": len(model.centres), "resolution": model.resolution},
-        _clustered,
+        # a resolution of 0 is the library's, as fine as max_centres allow
+        lambda X, Y, kernel, options: bo_stream.ClusteredGP(
+            X,
+            Y,
+            covar_module=kernel,
+            **{**options, "resolution": options.get("resolution") or None},
+        ),
     ),
     "local": ModelKind(
         "LocalGP",
@@ -347,3 +349,77 @@ LEARNED = "learned"
 
 SMOOTHNESS = ("matern12", "matern32", "matern52", "rbf")
 """Names of kernels from rough to smooth."""
+
+
+# --- settings that sampling and optimization have in common ---------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Model, precision and batches of a run; a ``UsageError`` says what is out of range.
+
+    Attributes:
+        q: Points chosen at a time.
+        initial: Points to start with.
+        model: A name in ``MODELS``.
+        model_options: Options of the model that differ from the defaults.
+        kernel: A name in ``KERNELS``.
+        grid: For a model on a grid: nodes per dimension, one number or d; None: the model's default
+            for the kernel. Model ``auto`` is on that grid from the first observation on then.
+        refit: Growth factor of the number of observations after which the hyperparameters are
+            learned again; 0: they are learned once, from the first points.
+        seed: Seed of all that is random.
+        device: A torch device.
+        dtype: ``float64`` or ``float32``.
+    """
+
+    _kernels: ClassVar[tuple[str, ...]] = tuple(KERNELS)
+
+    q: int
+    initial: int = 10
+    model: str = AUTO
+    model_options: Mapping[str, Option] = field(default_factory=dict)
+    kernel: str = "matern52"
+    grid: tuple[int, ...] | None = None
+    refit: float
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float64"
+
+    def __post_init__(self) -> None:
+        for name, least in (("q", 1), ("initial", 2), ("seed", 0)):
+            check_whole(name, getattr(self, name), least)
+        options = checked_model(self.model, self.model_options)
+        object.__setattr__(self, "model_options", options)
+        if self.grid is not None and not MODELS[self.model].on_grid:
+            names = ", ".join(name for name, kind in MODELS.items() if kind.on_grid)
+            raise UsageError(
+                f"A grid is for model {names}, got {self.grid} with model {self.model}."
+            )
+        check_one_of("kernel", self.kernel, self._kernels)
+        check_one_of("dtype", self.dtype, ("float64", "float32"))
+        if self.refit != 0.0 and not 1.0 < self.refit < math.inf:
+            raise UsageError(
+                f"Expected refit above 1 (a growth factor), or 0 for never, got {self.refit:g}."
+            )
+        import torch
+
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UsageError(f"Device {self.device!r} cannot be used: {reason}") from error
+
+    def refit_is_due(self, observations: int, refits: Sequence[int]) -> bool:
+        """Return whether to learn again, after refits at other numbers of observations."""
+        return not refits or 0.0 < self.refit * refits[-1] <= observations
+
+    def check_inputs(self, dim: int) -> None:
+        """Raise a ``UsageError`` unless model and grid take ``dim`` inputs."""
+        checked_model(self.model, self.model_options, dim)
+        if self.grid is not None and dim > MOST_ON_GRID:
+            raise UsageError(
+                f"Expected at most {MOST_ON_GRID} inputs on a grid, got {dim}. Give no grid."
+            )
+        if self.grid is not None and len(self.grid) not in (1, dim):
+            raise UsageError(f"Expected grid to be one number or {dim}, got {self.grid}.")

@@ -201,7 +201,13 @@ class AsynchronousRun:
                 while True:
                     stopped = stop is not None and stop.made
                     if not stopped:
-                        self._submit_ready()
+                        left = self._plan.total - self._counts["told"] - self._counts["failed"]
+                        places = min(self._places(), left)
+                        while self._ready and len(self._under_way) < places:
+                            trial = self._optimizer.ledger[self._ready.popleft().key]
+                            if trial.status == "pending":  # it may have been withdrawn meanwhile
+                                self._under_way.add(trial.key)
+                                self._evaluator.submit(Task(trial.key, trial.X, trial.attempts))
                     if not stopped and self._choice is None:
                         count = self._wanted()
                         if count > 0 or time.monotonic() > self._next_checkpoint:
@@ -218,15 +224,6 @@ class AsynchronousRun:
                 self._journal.close()
 
     # --- evaluations --------------------------------------------------------------------------
-
-    def _submit_ready(self) -> None:
-        left = self._plan.total - self._counts["told"] - self._counts["failed"]
-        places = min(self._places(), left)
-        while self._ready and len(self._under_way) < places:
-            trial = self._optimizer.ledger[self._ready.popleft().key]
-            if trial.status == "pending":  # it may have been withdrawn meanwhile
-                self._under_way.add(trial.key)
-                self._evaluator.submit(Task(trial.key, trial.X, trial.attempts))
 
     def _next_trials(self) -> Iterator[Trial]:
         """Wait for an outcome, or until there may be something to do; yield its trial, if any."""

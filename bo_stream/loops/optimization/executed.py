@@ -353,7 +353,11 @@ class Executed(Generic[P, V]):
             return
         self._silent_since = time.monotonic()
         futures = [each.future for each in self._open.values() if each.future is not None]
-        if futures and all(map(_waits, futures)):
+        have_begun = [
+            not isinstance(future, EngineFuture) or future.seconds_running() is not None
+            for future in futures
+        ]
+        if futures and not any(have_begun):
             self._silent_since = None
             warnings.warn(
                 f"{datetime.now():%H:%M:%S}: none of {len(futures)} evaluations has begun, and "
@@ -441,11 +445,6 @@ class _Submission(Generic[P, V]):
         if isinstance(self.future, EngineFuture):
             return self.future.seconds_running()
         return time.monotonic() - self.handed_out
-
-
-def _waits(future: Future[Any]) -> bool:
-    """Return whether a task is known not to have begun."""
-    return isinstance(future, EngineFuture) and future.seconds_running() is None
 
 
 def _attempt(work: Work[P, V], task: Task[P], expected: Mapping[str, str]) -> Outcome[V]:

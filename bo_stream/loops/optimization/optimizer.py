@@ -229,16 +229,23 @@ class Optimizer:
             drawn = sum(trial.origin == "sobol" for trial in self.ledger)
             engine = SobolEngine(self.settings.dim, scramble=True, seed=self.settings.seed)
             points = engine.fast_forward(drawn).draw(first, dtype=torch.float64)
-            X = self.settings.from_unit_cube(points)
-            trials += [self.ledger.add(x, "sobol") for x in X]
+            chosen = self.settings.from_unit_cube(points)
+            trials += [self.ledger.add(x, "sobol") for x in chosen]
         if count > first:
             model = self.surrogate.follow(self.ledger)
             if model is None:
                 raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
+            failed = self.ledger.with_status("failed")[-AVOIDED_FAILURES:]
+            open_points = [trial.X for trial in self.pending + failed]
+            pending = self.settings.to_unit_cube(open_points) if open_points else None
+            X = self.settings.to_unit_cube([trial.X for trial in self._shortlist()])
             with self._own_randomness() as seed:
-                points = best_points(self.settings, self._situation(model, seed), count - first)
-            X = self.settings.from_unit_cube(points)
-            trials += [self.ledger.add(x, "model") for x in X]
+                means, order = predict_mean(model, X).sort(descending=True, stable=True)
+                best, beta = means[0].item(), self.settings.beta
+                situation = Situation(model, X[order], best, pending, beta, seed)
+                points = best_points(self.settings, situation, count - first)
+            chosen = self.settings.from_unit_cube(points)
+            trials += [self.ledger.add(x, "model") for x in chosen]
         return trials
 
     @contextmanager
@@ -251,15 +258,6 @@ class Optimizer:
         with torch.random.fork_rng([] if on_cpu else [device], device_type=accelerator):
             torch.manual_seed(seed)
             yield seed
-
-    def _situation(self, model: StreamingGP, seed: int) -> Situation:
-        """Describe to an acquisition function the best observed points and those without one."""
-        X = self.settings.to_unit_cube([trial.X for trial in self._shortlist()])
-        means, order = predict_mean(model, X).sort(descending=True, stable=True)
-        failed = self.ledger.with_status("failed")[-AVOIDED_FAILURES:]
-        open_points = [trial.X for trial in self.pending + failed]
-        pending = self.settings.to_unit_cube(open_points) if open_points else None
-        return Situation(model, X[order], means[0].item(), pending, self.settings.beta, seed)
 
     def _shortlist(self) -> list[Trial]:
         """Return the told trials of the best outcomes, by key."""

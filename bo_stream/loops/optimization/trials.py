@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from bo_stream.errors import UsageError, check_whole
-from bo_stream.loops.settings import RunSettings
+from bo_stream.loops.models import RunSettings
 
 if TYPE_CHECKING:
     from torch import Tensor

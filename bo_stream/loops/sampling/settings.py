@@ -13,10 +13,10 @@ from bo_stream.loops.models import (
     LEARNED,
     MODELS,
     MOST_ON_GRID,
+    RunSettings,
     names_that_retract,
     retracts,
 )
-from bo_stream.loops.settings import RunSettings
 
 Strategy = Literal["chosen", "random"]
 Goal = Literal["map", "exceedance"]
