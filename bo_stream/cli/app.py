@@ -64,7 +64,7 @@ def main(
     ] = False,
 ) -> None:
     """Streaming Gaussian processes: choose where to measure next, at the same cost each time."""
-    # Threads that spin while they wait keep the cores from those that compute: beside another busy
+    # Threads that spin while they wait keep the cores from those that compute: alongside a busy
     # process an update can take a hundred times as long. OpenMP reads the environment once, when
     # torch is loaded, so this must come before; worker processes inherit it.
     if not any(name in os.environ for name in _WAITING):

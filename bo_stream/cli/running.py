@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 Caught: TypeAlias = list[warnings.WarningMessage]
 
-BAD_INPUT = 2
+_BAD_INPUT = 2
 STOPPED = 130
 
 
@@ -56,7 +56,7 @@ class Stepwise(Protocol):
 def reported_problems() -> Iterator[Caught]:
     """Collect warnings, and turn errors that a user can correct into one line and an exit code.
 
-    What the user alone can end, a wait for a cluster, is also said at once.
+    A wait for a cluster, which the user alone can end, is also shown at once.
     """
     from botorch.exceptions.errors import BotorchError
 
@@ -85,7 +85,7 @@ def reported_problems() -> Iterator[Caught]:
             place = f"{error.filename}: " if error.filename else ""
             text = f"{place}{error.strerror or error}. What was written before is whole."
         ERR.print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True)
-        raise typer.Exit(BAD_INPUT) from error
+        raise typer.Exit(_BAD_INPUT) from error
     except KeyboardInterrupt:
         ERR.print("Interrupted. What was written before is whole.")
         raise typer.Exit(STOPPED) from None
@@ -189,7 +189,7 @@ def run_with_bar(
         total: Number of steps in all.
         status: Returns the text after the bar.
         run: Does the steps, and calls its second argument after each event.
-        stopping: What is said at a first Ctrl-C.
+        stopping: Text shown at a first Ctrl-C.
     """
     from bo_stream.loops.run import StopRequest
 

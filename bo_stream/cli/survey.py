@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from bo_stream.loops.survey.coordinates import Coordinates
     from bo_stream.loops.survey.survey import Survey
 
-MOST_SHOWN = 20
+_MOST_SHOWN = 20
 """Ids or rows that are listed on the screen."""
 
-MOST_CALLS, MOST_LABELS = 10, 2
+_MOST_CALLS, _MOST_LABELS = 10, 2
 """Sites of each kind of call, and columns of the list, such as name and district, on the screen."""
 
 commands = typer.Typer(
@@ -354,7 +354,7 @@ def parse_settings(settings: dict[str, Any]) -> None:
 
 
 def parse_share(option: str, text: str | None) -> float | None:
-    """Parse a share: ``0.1``, ``10%`` or ``0,1``; a bare 10 is asked back where somebody is there.
+    """Parse a share: ``0.1``, ``10%`` or ``0,1``; a bare 10 is confirmed where somebody is there.
 
     Raises:
         UsageError: It is no number.
@@ -388,7 +388,7 @@ def parse_quotas(texts: Sequence[str] | None) -> dict[str, int]:
     return quotas
 
 
-# --- what is said and written --------------------------------------------------------------------
+# --- messages and tables -------------------------------------------------------------------------
 
 
 def _trusted(loss: str | None) -> tuple[str, ...]:
@@ -490,7 +490,7 @@ def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
 
     sure, line = per_cent(survey.settings.certainty), per_cent(threshold)
     name, others = shown_labels(survey.labels)
-    chosen = [*([] if name is None else [name]), *others][:MOST_LABELS]
+    chosen = [*([] if name is None else [name]), *others][:_MOST_LABELS]
     labels = [f"listed_{label}" if f"listed_{label}" in calls else label for label in chosen]
     for call, text in (
         (ABOVE, f"above {line}, {sure} sure or more"),
@@ -502,7 +502,7 @@ def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
         numbers = ("prevalence", "95 % interval", f"chance above {line}", "surveyed")
         for heading in ("site", *labels, *numbers):
             shown.add_column(escape(heading), justify="right" if heading in numbers else "left")
-        for row in rows.head(MOST_CALLS).to_dict("records"):
+        for row in rows.head(_MOST_CALLS).to_dict("records"):
             counts = "" if pd.isna(row["examined"]) else f"{row['positive']:g}/{row['examined']:g}"
             named = (escape(str(row[name])) for name in labels)
             shown.add_row(
@@ -513,8 +513,8 @@ def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
                 per_cent(row["probability"]),
                 counts,
             )
-        if len(rows) > MOST_CALLS:
-            rest = len(rows) - MOST_CALLS
+        if len(rows) > _MOST_CALLS:
+            rest = len(rows) - _MOST_CALLS
             file = escape(survey.table_format.name(CALLED))
             shown.caption = f"and {rest:,} more; bo-stream survey report writes all to {file}"
         OUT.print(shown)
@@ -528,13 +528,13 @@ def _sites_table(sites: pd.DataFrame, coordinates: Coordinates) -> Table:
     shown = Table()
     for heading in ("", "site", *coordinates.names, "gain", "cost", "why"):
         shown.add_column(heading, justify="left" if heading in ("site", "why") else "right")
-    for number, row in enumerate(sites.head(MOST_SHOWN).to_dict("records"), start=1):
+    for number, row in enumerate(sites.head(_MOST_SHOWN).to_dict("records"), start=1):
         gain = "" if pd.isna(row["gain"]) else per_cent(row["gain"])
         place = (coordinates.text(row[name]) for name in coordinates.names)
         why = escape(row["reason"])
         shown.add_row(str(number), escape(row["id"]), *place, gain, f"{row['cost']:.4g}", why)
-    if len(sites) > MOST_SHOWN:
-        shown.caption = f"and {len(sites) - MOST_SHOWN} more, in the table"
+    if len(sites) > _MOST_SHOWN:
+        shown.caption = f"and {len(sites) - _MOST_SHOWN} more, in the table"
     return shown
 
 
@@ -543,5 +543,5 @@ def _count(number: int, noun: str) -> str:
 
 
 def _listed(ids: Sequence[str]) -> str:
-    more = f" and {len(ids) - MOST_SHOWN:,} more" if len(ids) > MOST_SHOWN else ""
-    return ", ".join(ids[:MOST_SHOWN]) + more
+    more = f" and {len(ids) - _MOST_SHOWN:,} more" if len(ids) > _MOST_SHOWN else ""
+    return ", ".join(ids[:_MOST_SHOWN]) + more

@@ -38,7 +38,7 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises
+    except Exception as error:  # the user's module may raise anything
         raise UsageError(
             f"{what} {name!r}: module {module_name!r} cannot be imported "
             f"({type(error).__name__}: {error}). Run from its folder, or install it."
@@ -89,7 +89,7 @@ class ModelKind:
         retracts: Whether it takes outcomes out exactly, however many came since, where it is on a
             grid or stores all rows.
         most_inputs: Largest number of inputs; None: any.
-        on_grid: Whether it is on a grid, or is if asked, and takes a number of nodes per dimension.
+        on_grid: Whether it is on a grid, or can be, and takes a number of nodes per dimension.
     """
 
     name: str
@@ -163,7 +163,7 @@ def build_model(
         given: Options that differ from the defaults; one out of range is a ``UsageError``.
         X: Inputs.
         Y: Outcomes.
-        kernel: Kernel of d inputs. Where a grid is or may become what the model is on, Matérn
+        kernel: Kernel of d inputs. Where the model is on a grid, or may get onto one, Matérn
             kernels of the distance are taken for products over inputs, from the first outcome on.
         grid: Nodes per dimension of a model on a grid, one number or d; None: its default.
         family: That model auto is in and stays in: ``exact``, with the kernel as it is, or
@@ -223,7 +223,7 @@ def _auto(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> A
 
 
 def _describe_auto(model: AutoGP) -> dict[str, Any]:
-    """Return the family in use, and what each hand-over cost; None: an error was not computed."""
+    """Return the family in use and the cost of each hand-over; None: an error was not computed."""
     from bo_stream.models.auto.auto import family_model
 
     moves = [
@@ -356,7 +356,7 @@ SMOOTHNESS = ("matern12", "matern32", "matern52", "rbf")
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """Model, precision and batches of a run; a ``UsageError`` says what is out of range.
+    """Model, precision and batches of a run; a value out of range is a ``UsageError``.
 
     Attributes:
         q: Points chosen at a time.

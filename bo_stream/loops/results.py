@@ -148,7 +148,7 @@ def mean_over_run(curve: Sequence[Score]) -> Score:
     """Average scores over the observations between the first and the last of them.
 
     Each measure is taken to change linearly from one score to the next. The number of observations
-    is that of the last.
+    is the last one's.
 
     Args:
         curve: Scores at growing numbers of observations, one or more.
@@ -190,7 +190,7 @@ def write_picture(path: Path, draw: Callable[[], Figure]) -> None:
     try:
         figure, file = draw(), io.BytesIO()
         figure.savefig(file, format="png", dpi=150)
-    except Exception as error:  # whatever it is, the results are there
+    except Exception as error:  # of any kind: the results are there
         path.unlink(missing_ok=True)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         warnings.warn(f"{path.name} could not be drawn ({reason}).", RuntimeWarning, stacklevel=2)
@@ -204,7 +204,7 @@ def write_trust(
     """Write trust.json and trust.png, a report on a model; if there can be none, warn."""
     try:
         result = report(model, record)
-    except Exception as error:  # whatever it is, the results are there
+    except Exception as error:  # of any kind: the results are there
         for name in (RECORD, PICTURE):
             (folder / name).unlink(missing_ok=True)
         reason = " ".join(f"{type(error).__name__}: {error}".split())

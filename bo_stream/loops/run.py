@@ -132,7 +132,7 @@ class CheckpointFormat:
 
     Attributes:
         name: File name of the index.
-        run: Name of what is saved, for messages.
+        run: Name of the saved object, for messages.
         format: Format of the index.
     """
 
@@ -275,7 +275,7 @@ def hold_folder(
 ) -> Iterator[None]:
     """Lock a folder against other processes while the block runs.
 
-    The lock ends with the process, for whatever reason. A missing folder is not locked.
+    The lock ends with the process, in any way. A missing folder is not locked.
 
     Args:
         folder: The folder.

@@ -86,6 +86,7 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
         known = Known(torch.cat((drawn, pending)), reached)
         return X[choose_by_fantasies(situation.model, utility, known, X, q, situation.seed)]
     builder = import_function(name, "acquisition") if ":" in name else BUILDERS[name]
+    options: dict[str, Any] = {**_search_options(none.dtype), "factr": None}
     points = none
     with warnings.catch_warnings():
         # joint samples of points that nearly coincide need a jitter: no news for a user
@@ -101,7 +102,7 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
                 q=1,
                 num_restarts=settings.num_restarts,
                 raw_samples=settings.raw_samples,
-                options={**_search_options(none.dtype), "factr": None},
+                options=options,
                 retry_on_optimization_warning=False,
             )
             points = torch.cat((points, point))

@@ -63,7 +63,7 @@ class AsynchronousPlan:
                 check_whole(name, value, least)
 
     def most_ahead(self, at_once: int) -> int:
-        """Return the number of points to be chosen ahead of so many evaluations under way."""
+        """Return the number of points to be chosen ahead of ``at_once`` evaluations under way."""
         return math.ceil(AHEAD * at_once) if self.ahead is None else self.ahead
 
 
@@ -124,7 +124,7 @@ def run_asynchronously(
 
 
 def places_of(evaluator: PointEvaluator, at_once: int | None) -> Callable[[], int]:
-    """Return a function that tells how many evaluations to keep under way now.
+    """Return a function of the number of evaluations to keep under way now.
 
     Args:
         evaluator: Asked each time if no number is given.

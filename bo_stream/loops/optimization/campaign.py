@@ -45,7 +45,6 @@ from bo_stream.loops.run import (
     from_record,
     run_with_checkpoints,
 )
-from bo_stream.models.auto.inference import HandOver
 
 _SLOW_SECONDS = 1.0
 """Seconds of an evaluation beyond which its outcome is saved at once."""
@@ -156,7 +155,7 @@ class OptimizationCampaign:
         return sum(step.seconds for step in self.steps)
 
     def evaluator(self, executor: Executor | None = None) -> AbstractContextManager[PointEvaluator]:
-        """Return what evaluates within a ``with`` block: as planned, or an executor of one's own.
+        """Return a context of an evaluator: as planned, or on an executor of one's own.
 
         Raises:
             UsageError: Workers cannot be had, or have another version of bo_stream or torch.
@@ -286,7 +285,7 @@ class OptimizationCampaign:
         folder: Path | None = None,
         stop: StopRequest | None = None,
     ) -> Generator[Event]:
-        """Evaluate what is left; the model, and so the best point, is left to another thread."""
+        """Evaluate the trials that are left; another thread has the model and finds the best."""
         total = self.settings.initial + self.plan.total * self.settings.q
         plan = AsynchronousPlan(total, self.plan.at_once, self.plan.ahead, self.plan.retries)
         run = AsynchronousRun(
@@ -566,19 +565,14 @@ def draw_trace(campaign: OptimizationCampaign) -> Figure:
     seconds.set(xlabel="step", ylabel="seconds per step")
     if (steps.model_seconds > 0.0).any():
         seconds.set_yscale("log", nonpositive="mask")
-    mark_hand_overs(seconds, steps_of_hand_overs(campaign))
+    observed = np.cumsum([sum(ledger[key].Y is not None for key in keys) for keys in steps["keys"]])
+    moves = getattr(campaign.optimizer.surrogate.model, "history", ())
+    # each in the step in which its number of observations was reached
+    at = [min(int(np.searchsorted(observed, m.observations)), len(steps) - 1) for m in moves]
+    mark_hand_overs(
+        seconds, [(campaign.steps[i].number, m) for i, m in zip(at, moves, strict=True)]
+    )
     for axes in (values, seconds):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=9)
     return figure
-
-
-def steps_of_hand_overs(campaign: OptimizationCampaign) -> Iterator[tuple[float, HandOver]]:
-    """Yield the step of each hand-over, in which that number of observations was reached."""
-    ledger = campaign.optimizer.ledger
-    observed = np.cumsum(
-        [sum(ledger[k].Y is not None for k in step.keys) for step in campaign.steps]
-    )
-    for move in getattr(campaign.optimizer.surrogate.model, "history", ()):
-        position = min(int(np.searchsorted(observed, move.observations)), len(campaign.steps) - 1)
-        yield campaign.steps[position].number, move

@@ -95,8 +95,8 @@ class Journal:
     def begin(self, mark: int) -> None:
         """Leave out the trials before a mark: a checkpoint that holds them is on the disk.
 
-        Whenever the process ends, a complete file is left, the old or the new one; the old one says
-        nothing else than the checkpoint does, and what came since.
+        Whenever the process ends, a complete file is left, the old or the new one; the old one has
+        the trials of the checkpoint and those since.
 
         Raises:
             OSError: The disk is full or the file cannot be written; the old one stays.
@@ -167,9 +167,9 @@ class Executed(Generic[P, V]):
 
     A task that is lost with its worker is submitted again, at most ``RESUBMISSIONS`` times; this is
     no attempt of the function's. A task beyond the timeout is stopped where the executor can do
-    so (those of ``executor_of``, except threads); else it is abandoned: it keeps its place until it
-    ends, and its late outcome is ignored. While an executor of this package has nobody who begins a
-    task, for ``SECONDS_OF_SILENCE``, there is a ``WaitingWarning``.
+    so (those of ``executor_of``, except threads); else it is abandoned: it occupies a worker until
+    it ends, and its late outcome is ignored. While an executor of this package has nobody who
+    begins a task, for ``SECONDS_OF_SILENCE``, there is a ``WaitingWarning``.
 
     Attributes:
         losses: How often a task was lost.
@@ -292,7 +292,7 @@ class Executed(Generic[P, V]):
         if not self._open:
             return None
         self._hand_out()
-        # until a task may be overdue, or none has begun for long
+        # wait until a task may be overdue, or none has begun for long
         limits = [self._seconds_to_look()]
         if seconds is not None:
             limits.append(seconds)
@@ -307,9 +307,9 @@ class Executed(Generic[P, V]):
         return outcome
 
     def _ended_within(self, seconds: float | None) -> Outcome[V] | None:
-        """Return the outcome of the next future that ends, None if none does.
+        """Wait for the next future that ends, and return the outcome of its task.
 
-        So it is of a future that was abandoned, and of a task that was lost and is submitted again.
+        None: none ended, it was abandoned, or its task was lost and is submitted again.
         """
         try:
             key, future = self._ended.get(timeout=seconds)

@@ -27,11 +27,11 @@ V = TypeVar("V")  # an outcome
 
 
 class NoOutcomeError(ValueError):
-    """An error for a returned value that is no outcome; the message says what was expected."""
+    """An error for a returned value that is no outcome; the message names the expected one."""
 
 
 class Work(ABC, Generic[P, V]):
-    """A function and how to read what it returns; it can be pickled."""
+    """A function and how to read its result; it can be pickled."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -240,7 +240,7 @@ def as_number(result: Any) -> float:
     raise NoOutcomeError(f"the value is {value}{excess}")
 
 
-# --- tasks, their outcomes, and what evaluates them ----------------------------------------------
+# --- tasks, their outcomes, and evaluators -------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -276,9 +276,9 @@ class Outcome(Generic[V]):
 
 
 class Evaluator(Protocol[P, V]):
-    """What does tasks: here, in worker processes, or on a cluster.
+    """An object that does tasks: here, in worker processes, or on a cluster.
 
-    A task that is submitted has one outcome, whatever its function does, unless it is cancelled.
+    A task that is submitted has one outcome, even if its function fails, unless it is cancelled.
     It may be evaluated more than once, where workers are lost; one outcome is given of it.
     An evaluator is a context manager that closes itself.
     """
@@ -288,7 +288,7 @@ class Evaluator(Protocol[P, V]):
     def __exit__(self, *_: Any) -> None: ...
 
     def submit(self, task: Task[P]) -> None:
-        """Add a task; its key is that of no other task under way."""
+        """Add a task, whose key no other task under way has."""
 
     def poll(self, seconds: float | None) -> Outcome[V] | None:
         """Wait for an outcome for some seconds (None: any time); None may be returned sooner.
@@ -304,7 +304,7 @@ class Evaluator(Protocol[P, V]):
         """Drop a task: it has no outcome. A key that is not under way changes nothing."""
 
     def close(self) -> None:
-        """Drop all tasks and end what was started for them."""
+        """Drop all tasks and end the processes started for them."""
 
 
 class InProcess(Generic[P, V]):
@@ -348,7 +348,7 @@ class InProcess(Generic[P, V]):
 
 
 def attempt(work: Work[P, V], task: Task[P]) -> Outcome[V]:
-    """Evaluate once; there is an outcome whatever the function raises or returns."""
+    """Evaluate once; an error, or a result of the wrong type, is an outcome, too."""
     started = time.monotonic()
     value, error = None, None
     try:

@@ -169,7 +169,7 @@ def is_off(unit: float, Y: Sequence[float]) -> bool:
 
 
 SHORTLIST = 1024
-"""Number of told points, those of the best outcomes, among which the best is looked for."""
+"""Number of observed points, those of the best outcomes, among which the best is searched."""
 
 AVOIDED_FAILURES = 32
 """Number of last failed points that count as pending, so that they are not tried for ever."""
@@ -307,7 +307,7 @@ class Optimizer:
         return self.ledger.with_status("pending")
 
     def best(self) -> Best:
-        """Find the told point of the best posterior mean; of the best outcome without a model."""
+        """Find the observed point of the best posterior mean, or outcome if there is no model."""
         shortlist = self._shortlist()
         if not shortlist:
             raise UsageError("There is no best point yet: no outcome was told.")
@@ -339,7 +339,7 @@ def save_optimizer(
     run: Mapping[str, Any] | None = None,
     journal: str | None = None,
 ) -> None:
-    """Write an optimizer; whatever happens, a complete one, the old or the new, is left.
+    """Write an optimizer; a complete one, the old or the new, is left even after an error.
 
     A model that is being changed is left out, and built again from the trials.
 

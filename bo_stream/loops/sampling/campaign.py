@@ -113,7 +113,7 @@ class SamplingReplay:
         return self.split.pool_rows[self.state.picks].tolist()
 
     def outlying_rows(self) -> list[int]:
-        """Return those of :meth:`picked_rows` that the model is without, in order."""
+        """Return the outliers among :meth:`picked_rows`, which the model is without, in order."""
         return self.split.pool_rows[self.sampling.outliers].tolist()
 
 

@@ -113,7 +113,7 @@ class ActiveSampling:
             candidates: ``N x d``, in any units.
             settings: Of the sampling.
             points: Where the values are to be known, ``M x d``; default: at the candidates.
-            bounds: Box of all inputs, ``2 x d``; default: that of candidates and points.
+            bounds: Box of all inputs, ``2 x d``; default: the least that has candidates and points.
             state: Pending candidates, observations and model; default: none.
 
         Raises:
@@ -426,7 +426,7 @@ class ActiveSampling:
             self.state.model.update(*self._rows(positions))
 
     def _learn_if_due(self) -> None:
-        """Take in what waits since the last refit, learn from it, and leave outliers out."""
+        """Take in outcomes that wait for a refit, learn from them, and leave outliers out."""
         state, threshold = self.state, self._outlier_threshold
         outgrown = (  # still exact, and would be cheaper on a grid
             len(self._families) > 1
