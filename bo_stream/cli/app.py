@@ -21,6 +21,9 @@ _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 _WAITING = (*_PASSIVE, "GOMP_SPINCOUNT")
 """Variables by which a user may have chosen already."""
 
+_UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Categories of Unicode."""
+
 
 def escape(text: str) -> str:
     r"""Return a text of a user's file as it may be printed: no markup, no codes for the terminal.
@@ -28,17 +31,14 @@ def escape(text: str) -> str:
     Control and format characters, which move the cursor, colour or reverse what follows, are
     written as in ``\x1b``.
     """
-    return markup.escape("".join(_printable(letter) for letter in text))
+    printable = (
+        letter
+        if letter in "\n\t\u200c\u200d" or unicodedata.category(letter) not in _UNPRINTABLE
+        else ascii(letter)[1:-1]
+        for letter in text
+    )
+    return markup.escape("".join(printable))
 
-
-def _printable(letter: str) -> str:
-    if letter in "\n\t\u200c\u200d" or unicodedata.category(letter) not in _UNPRINTABLE:
-        return letter
-    return ascii(letter)[1:-1]
-
-
-_UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Categories of Unicode."""
 
 app = typer.Typer(
     name="bo-stream",
@@ -64,7 +64,7 @@ def main(
     ] = False,
 ) -> None:
     """Streaming Gaussian processes: choose where to measure next, at the same cost each time."""
-    # Threads that spin while they wait keep the cores from those that compute: beside another busy
+    # Threads that spin while they wait keep the cores from those that compute: alongside a busy
     # process an update can take a hundred times as long. OpenMP reads the environment once, when
     # torch is loaded, so this must come before; worker processes inherit it.
     if not any(name in os.environ for name in _WAITING):

@@ -1,16 +1,29 @@
-"""The command ``bo-stream optimize``: its options."""
+"""The command ``bo-stream optimize``: begin or resume a campaign, run it, show the best point.
+
+Whatever loads torch is imported in the functions: the help pages do without.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
-from bo_stream.cli import options
-from bo_stream.cli.app import app
-from bo_stream.cli.options import option
-from bo_stream.loops.optimization.trials import ACQUISITIONS, Bounds
-from bo_stream.loops.optimization.trials import OptimizationSettings as _DEFAULT
+from bo_stream.cli import options, running
+from bo_stream.cli.app import OUT, app, escape
+from bo_stream.cli.options import option, parse_settings
+from bo_stream.errors import UsageError
+from bo_stream.loops.optimization.trials import ACQUISITIONS, Bounds, OptimizationSettings
+
+if TYPE_CHECKING:
+    from bo_stream.loops.optimization.campaign import History, OptimizationCampaign
+
+_DEFAULT = OptimizationSettings
 
 
 def _bounds(text: str) -> Bounds:
@@ -177,17 +190,144 @@ def optimize(
     - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --workers 8 --asynchronous --steps 200`
     - `bo-stream optimize mine:cost --out run --resume --steps 60`
     """
-    settings = {
+    from bo_stream.loops.optimization import Optimizer
+    from bo_stream.loops.optimization.campaign import HISTORIES, OptimizationCampaign, Plan
+    from bo_stream.loops.optimization.objectives import find_objective
+    from bo_stream.loops.optimization.optimizer import named_functions
+
+    settings: dict[str, Any] = {
         "maximize": maximize, "q": q, "initial": initial, "acquisition": acquisition,
         "beta": beta, "seed": seed, "kernel": kernel, "grid": grid, "refit": refit,
         "device": device, "dtype": dtype, "model": model, "model_options": model_options,
     }  # fmt: skip
-    target = {"function": function, "dim": dim, "noise": noise, "bounds": bounds}
-    plan = {
+    target: dict[str, Any] = {"function": function, "dim": dim, "noise": noise, "bounds": bounds}
+    plan: dict[str, Any] = {  # may change when a run goes on
         "total": total, "retries": retries, "workers": workers, "timeout": timeout,
         "executor": executor, "resources": resources,
         "asynchronous": asynchronous, "at_once": at_once, "ahead": ahead,
     }  # fmt: skip
-    from bo_stream.cli.optimizing import run  # which imports torch: help does without
 
-    run(ctx, settings, target, plan, history, out, resume)
+    def begin() -> OptimizationCampaign:
+        planned = Plan(**{**plan, "resources": resources or {}})
+        if function is None:
+            raise UsageError("Say which FUNCTION to optimise, as in: bo-stream optimize Branin.")
+        objective = find_objective(function, dim, noise, bounds, seed)
+        chosen = OptimizationSettings(bounds=objective.bounds, **settings)
+        return OptimizationCampaign(objective, Optimizer(chosen), planned)
+
+    def go_on(folder: Path) -> OptimizationCampaign:
+        def is_trusted(name: str) -> bool:
+            question = f"The run in {folder} names {name}. Import and call it?"
+            given = name in (function, acquisition)
+            return given or (at_terminal() and typer.confirm(question, err=True))
+
+        trusted = [name for name in named_functions(folder) if is_trusted(name)]
+        changes = running.said(ctx, plan)
+        if "workers" in changes:  # ends the use of an executor
+            changes = {"executor": None, "resources": {}, **changes}
+        if changes.get("asynchronous") is False:
+            changes = {"at_once": None, "ahead": None, **changes}
+        campaign = OptimizationCampaign.resume(folder, trusted, **changes)
+        previous = {**asdict(campaign.settings), **asdict(campaign.objective)}
+        if previous["function"].lower() == str(function).lower():
+            target["function"] = previous["function"]
+        running.check_unchanged(ctx, previous, {**settings, **target})
+        return campaign
+
+    with running.reported_problems() as caught:
+        if {"executor", "workers"} <= set(running.said(ctx, plan)):
+            raise UsageError(
+                "--executor says where evaluations run, and how many at a time: leave out "
+                "--workers, or --executor."
+            )
+        if history not in HISTORIES:
+            raise UsageError(f"Expected --history csv or parquet, got {history!r}.")
+        settings["model_options"] = parse_settings(model_options)
+        with running.campaign_in_folder(out, resume, begin, go_on) as (campaign, folder):
+            _run_and_report(campaign, folder, history, caught)
+
+
+def at_terminal() -> bool:
+    """Return whether somebody can be asked."""
+    return sys.stdin.isatty()
+
+
+def _run_and_report(
+    campaign: OptimizationCampaign, folder: Path, kind: History, caught: running.Caught
+) -> None:
+    from bo_stream.loops.optimization.campaign import write_optimization
+
+    settings, plan, objective = campaign.settings, campaign.plan, campaign.objective
+    verb = "Maximising" if settings.maximize else "Minimising"
+    box = " x ".join(f"[{low:g}, {high:g}]" for low, high in settings.bounds)
+    steps = f"{plan.total} steps of {settings.q}"
+    stopping = "Stopping after this step"
+    if plan.asynchronous:
+        steps = f"{plan.total * settings.q}, each when a worker is free,"
+        stopping = "Stopping when the evaluations under way have ended"
+    OUT.print(
+        escape(
+            f"{verb} {objective.function} over {box}: {settings.initial} initial points, "
+            f"then {steps} by {settings.acquisition}; results in {folder}."
+        ),
+        soft_wrap=True,
+    )
+    if campaign.steps:
+        OUT.print(f"Going on after step {campaign.steps_done}.")
+    with campaign.evaluator() as evaluating:
+        run, status = partial(campaign.run_in, folder, evaluating), partial(best_so_far, campaign)
+        try:
+            stopped = running.run_with_bar(campaign, plan.total, status, run, stopping)
+        finally:
+            trust = write_optimization(campaign, folder, running.notes(caught), kind)
+    OUT.print(f"The best of {summary(campaign)}:")
+    OUT.print(_best_table(campaign))
+    model = campaign.optimizer.surrogate.model
+    logs = [] if model is None else [model.numerical_log]
+    files = f"history.{kind}, trace.png, trust.png, trust.json and run.json"
+    again = ["optimize"]  # what a user must give, as files run nothing
+    if ":" in objective.function:
+        again += [objective.function]
+    if ":" in settings.acquisition:
+        again += ["--acquisition", settings.acquisition]
+    if plan.names_address:
+        again += ["--executor", str(plan.executor)]
+    running.show_end(folder, files, caught, logs, stopped, again, trust)
+
+
+def best_so_far(campaign: OptimizationCampaign) -> str:
+    """Return the best value of the last step and the number of failed trials as text."""
+    from bo_stream.loops.optimization.campaign import counts
+
+    count = counts(campaign)
+    failed = f", {count['failed']} failed" if count["failed"] else ""
+    last = campaign.steps[-1] if campaign.steps else None
+    if last is None or last.best is None:
+        return f"{count['told']} initial points{failed}"
+    value = campaign.optimizer.ledger[last.best].Y if last.mean is None else last.mean
+    return f"best {value:.5g}{failed}"
+
+
+def summary(campaign: OptimizationCampaign) -> str:
+    """Return the numbers of trials and the time as text."""
+    from bo_stream.loops.optimization.campaign import counts
+
+    count = counts(campaign)
+    others = ", ".join(f"{n} {status}" for status, n in count.items() if n and status != "told")
+    return f"{count['told']} outcomes{f' ({others})' if others else ''} in {campaign.seconds:.0f} s"
+
+
+def _best_table(campaign: OptimizationCampaign) -> Table:
+    table = Table()
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    last = campaign.steps[-1] if campaign.steps else None
+    if last is not None and last.best is not None:
+        trial = campaign.optimizer.ledger[last.best]
+        rows: dict[str, float | None] = {f"x{i}": x for i, x in enumerate(trial.X)}
+        rows |= {"posterior mean": last.mean, "outcome": trial.Y, "noiseless": last.noiseless}
+        rows |= {"known minimum": campaign.objective.optimum}
+        for name, value in rows.items():
+            if value is not None:
+                table.add_row(name, f"{value:.6g}")
+    return table

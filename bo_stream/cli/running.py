@@ -1,4 +1,7 @@
-"""Steps that the commands share: errors, folder, comparison of settings, progress and report."""
+"""Steps that the commands share: errors, folder, comparison of settings, progress and report.
+
+Whatever loads torch is imported in the functions: the help pages do without.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeAlias, TypeVar
 
 import typer
-from botorch.exceptions.errors import BotorchError
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -25,17 +27,16 @@ from bo_stream.cli.options import DEFAULT_FOLDER
 from bo_stream.errors import UsageError
 from bo_stream.executors.engine import WaitingWarning
 from bo_stream.loops.models import checked_model
-from bo_stream.loops.run import OPTIMIZATION, REPLAY, SAMPLING, StopRequest, hold_folder
-from bo_stream.models.wiski.resolution import GridResolutionWarning
-from bo_stream.warnings import NumericalLog
 
-if TYPE_CHECKING:  # each command imports its own
+if TYPE_CHECKING:
     from bo_stream.diagnostics.trust import TrustReport
+    from bo_stream.loops.run import StopRequest
+    from bo_stream.warnings import NumericalLog
 
 C = TypeVar("C")
 Caught: TypeAlias = list[warnings.WarningMessage]
 
-BAD_INPUT = 2
+_BAD_INPUT = 2
 STOPPED = 130
 
 
@@ -55,8 +56,10 @@ class Stepwise(Protocol):
 def reported_problems() -> Iterator[Caught]:
     """Collect warnings, and turn errors that a user can correct into one line and an exit code.
 
-    What the user alone can end, a wait for a cluster, is also said at once.
+    A wait for a cluster, which the user alone can end, is also shown at once.
     """
+    from botorch.exceptions.errors import BotorchError
+
     caught: Caught = []
 
     def keep(
@@ -82,7 +85,7 @@ def reported_problems() -> Iterator[Caught]:
             place = f"{error.filename}: " if error.filename else ""
             text = f"{place}{error.strerror or error}. What was written before is whole."
         ERR.print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True)
-        raise typer.Exit(BAD_INPUT) from error
+        raise typer.Exit(_BAD_INPUT) from error
     except KeyboardInterrupt:
         ERR.print("Interrupted. What was written before is whole.")
         raise typer.Exit(STOPPED) from None
@@ -98,6 +101,8 @@ def campaign_in_folder(
         UsageError: There is no folder to resume from, a new run is given a file or a folder with a
             run, or another process is at work in it.
     """
+    from bo_stream.loops.run import hold_folder
+
     if resume:
         if out is None:
             raise UsageError("Say which run to go on with: --out FOLDER --resume.")
@@ -115,6 +120,8 @@ def campaign_in_folder(
 
 
 def _check_new_folder(out: Path | None) -> None:
+    from bo_stream.loops.run import OPTIMIZATION, REPLAY, SAMPLING
+
     runs = (SAMPLING, OPTIMIZATION, REPLAY)
     if out is not None and any((out / kind.name).exists() for kind in runs):
         raise UsageError(
@@ -149,21 +156,21 @@ def said(ctx: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_unchanged(
-    ctx: typer.Context, former: Mapping[str, Any], values: Mapping[str, Any]
+    ctx: typer.Context, previous: Mapping[str, Any], values: Mapping[str, Any]
 ) -> None:
-    """Check that settings given on the command line for a resumed run equal the former ones.
+    """Check that settings given on the command line for a resumed run equal those it began with.
 
     Raises:
         UsageError: One is another, or no option of the run's model.
     """
     for name, value in said(ctx, values).items():
-        typed = checked_model(former["model"], value) if name == "model_options" else value
-        if typed != former[name]:
+        typed = checked_model(previous["model"], value) if name == "model_options" else value
+        if typed != previous[name]:
             (parameter,) = (each for each in ctx.command.params if each.name == name)
             is_option = parameter.param_type_name == "option"
             word = parameter.opts[0] if is_option else parameter.metavar
             raise UsageError(
-                f"The run began with {word} {former[name]}, got {value}. A run goes on with its "
+                f"The run began with {word} {previous[name]}, got {value}. A run goes on with its "
                 f"own settings: leave out {word}, or start anew in another folder."
             )
 
@@ -180,10 +187,12 @@ def run_with_bar(
     Args:
         campaign: The campaign.
         total: Number of steps in all.
-        status: Returns the text beside the bar.
+        status: Returns the text after the bar.
         run: Does the steps, and calls its second argument after each event.
-        stopping: What is said at a first Ctrl-C.
+        stopping: Text shown at a first Ctrl-C.
     """
+    from bo_stream.loops.run import StopRequest
+
     bar = Progress(
         TextColumn("step"),
         MofNCompleteColumn(),
@@ -215,17 +224,13 @@ def _show_warning(text: str) -> None:
 
 def notes(caught: Iterable[warnings.WarningMessage]) -> list[str]:
     """Return the text of the last warning of each kind."""
+    from bo_stream.models.wiski.resolution import GridResolutionWarning
+
     texts = {}
     for each in caught:
         hint = " Here: --grid." if issubclass(each.category, GridResolutionWarning) else ""
         texts[each.category, each.lineno] = " ".join(str(each.message).split()) + hint
     return list(texts.values())
-
-
-def show_alarms(found: TrustReport | None) -> None:
-    """Show the alarms of a report on the model, if there are any."""
-    for alarm in () if found is None else found.alarms:
-        OUT.print(f"[yellow]trust:[/] {escape(str(alarm))}", soft_wrap=True)
 
 
 def show_end(
@@ -235,14 +240,24 @@ def show_end(
     logs: Iterable[NumericalLog],
     stopped: bool,
     command: Sequence[str],
+    trust: TrustReport | None = None,
 ) -> None:
-    """Show warnings and the models' numerical records, say where the files are and how to go on.
+    """Show how a run went, say where its files are and how to go on.
 
-    A stopped run goes on by the command, with what it must be given beside the folder.
+    Args:
+        folder: Folder of the run.
+        files: Names of the files, as text.
+        caught: Warnings of the run.
+        logs: Numerical records of its models.
+        stopped: Whether the user stopped it.
+        command: Words after ``bo-stream`` that resume it, together with ``--out`` and ``--resume``.
+        trust: Report on the model, of which alarms are shown.
 
     Raises:
         Exit: The run was stopped.
     """
+    for alarm in () if trust is None else trust.alarms:
+        OUT.print(f"[yellow]trust:[/] {escape(str(alarm))}", soft_wrap=True)
     for note in notes(each for each in caught if not issubclass(each.category, WaitingWarning)):
         _show_warning(note)
     events = [str(event) for log in logs for event in log]

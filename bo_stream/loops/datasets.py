@@ -16,7 +16,7 @@ from bo_stream.loops.survey.cells import Cells, first
 from bo_stream.loops.survey.columns import given_column
 from bo_stream.loops.survey.tables import SUFFIXES, read_table
 
-MIN_ROWS = 20
+_MIN_ROWS = 20
 """Fewest rows that can be split into points to choose from and points to score on."""
 
 Array = NDArray[np.float64]
@@ -47,22 +47,22 @@ class Dataset:
                 f"{self.source}: expected inputs of shape n x d and a target of shape n, got "
                 f"{self.X.shape} and {self.y.shape}."
             )
-        if len(self.y) < MIN_ROWS:
+        if len(self.y) < _MIN_ROWS:
             raise UsageError(
-                f"{self.source} has {len(self.y)} rows, expected at least {MIN_ROWS}: some to "
+                f"{self.source} has {len(self.y)} rows, expected at least {_MIN_ROWS}: some to "
                 "choose from and some to score on."
             )
         names = (*self.columns, self.target)
         for name, values in zip(names, (*self.X.T, self.y), strict=True):
-            place, bad = f"{self.source}: column {name!r}", np.flatnonzero(~np.isfinite(values))
+            column, bad = f"{self.source}: column {name!r}", np.flatnonzero(~np.isfinite(values))
             if bad.size:
                 raise UsageError(
-                    f"{place} holds NaN or infinity in {bad.size} of {values.size} rows (first: "
+                    f"{column} holds NaN or infinity in {bad.size} of {values.size} rows (first: "
                     f"row {bad[0]}). Drop those rows first."
                 )
             if values.min() == values.max():
                 raise UsageError(
-                    f"{place} is {values[0]:g} in every row: nothing to learn from it."
+                    f"{column} is {values[0]:g} in every row: nothing to learn from it."
                 )
 
     @property
@@ -130,17 +130,14 @@ def _read_npz(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
             f"{path}: expected {X.shape[-1]} names in array columns, got {len(names)}."
         )
     chosen = names if x is None else x
+    for name in chosen:
+        if names.count(name) != 1:
+            fault = "has no" if name not in names else "has more than one"
+            raise UsageError(f"{path} {fault} column {name!r}. Its columns: {', '.join(names)}.")
     target = _numeric(arrays[y or "y"], f"{path}: array {y or 'y'}")
     label = str(arrays["target"]) if y is None and "target" in arrays else (y or "y")
-    columns = [_position(names, name, path) for name in chosen]
+    columns = [names.index(name) for name in chosen]
     return Dataset(X[:, columns], target, tuple(chosen), label, path.name)
-
-
-def _position(names: Sequence[str], name: str, path: Path) -> int:
-    if names.count(name) != 1:
-        fault = "has no" if name not in names else "has more than one"
-        raise UsageError(f"{path} {fault} column {name!r}. Its columns: {', '.join(names)}.")
-    return names.index(name)
 
 
 def _numeric(values: NDArray[np.generic], name: str) -> Array:
@@ -185,9 +182,24 @@ def simulated_prevalence(seed: int = 2020) -> Dataset:
     ticks = (np.arange(100) + 0.5) / 100
     north, east = np.meshgrid(ticks[::-1], ticks, indexing="ij")
     pixels = np.stack((east.ravel(), north.ravel()), axis=-1)
-    sites = pixels[_is_inside(pixels - 0.5, generator)]
-    logit = -1.1 + 0.85 * _smooth_field(sites, generator)
-    logit += 0.12 * generator.standard_normal(len(sites))
+
+    # the country's border: its radius is a random periodic function of the angle
+    offset = pixels - 0.5
+    angle = np.arctan2(offset[:, 1], offset[:, 0])
+    waves = np.arange(2, 9)
+    phase = generator.uniform(0.0, 2.0 * np.pi, waves.size)
+    size = generator.uniform(0.5, 1.0, waves.size) * 0.08 / np.sqrt(waves)
+    border = 0.36 + (size * np.cos(np.multiply.outer(angle, waves) + phase)).sum(-1)
+    sites = pixels[np.hypot(offset[:, 0], offset[:, 1]) < border]
+
+    # a Matérn-5/2 process of unit variance, whose frequencies are t with 5 degrees of freedom
+    features, lengthscale = 400, 0.11
+    directions = generator.standard_normal((2, features))
+    stretch = np.sqrt(5.0 / generator.chisquare(5.0, features))
+    shift = generator.uniform(0.0, 2.0 * np.pi, features)
+    angles = sites @ (directions * stretch) / lengthscale + shift
+    field = np.sqrt(2.0 / features) * np.cos(angles).sum(-1)
+    logit = -1.1 + 0.85 * field + 0.12 * generator.standard_normal(len(sites))
     return Dataset(
         sites * 1000.0,
         1.0 / (1.0 + np.exp(-logit)),
@@ -195,24 +207,3 @@ def simulated_prevalence(seed: int = 2020) -> Dataset:
         "simulated prevalence (proportion)",
         "simulated prevalence map",
     )
-
-
-def _is_inside(offset: Array, generator: np.random.Generator) -> NDArray[np.bool_]:
-    """Mark the pixels within a border whose radius is a random periodic function of the angle."""
-    angle = np.arctan2(offset[:, 1], offset[:, 0])
-    waves = np.arange(2, 9)
-    phase = generator.uniform(0.0, 2.0 * np.pi, waves.size)
-    size = generator.uniform(0.5, 1.0, waves.size) * 0.08 / np.sqrt(waves)
-    border = 0.36 + (size * np.cos(np.multiply.outer(angle, waves) + phase)).sum(-1)
-    return np.hypot(offset[:, 0], offset[:, 1]) < border
-
-
-def _smooth_field(sites: Array, generator: np.random.Generator) -> Array:
-    """Draw from a Matérn-5/2 process of unit variance, whose frequencies are t with 5 d.o.f."""
-    waves, lengthscale = 400, 0.11
-    directions = generator.standard_normal((2, waves))
-    stretch = np.sqrt(5.0 / generator.chisquare(5.0, waves))
-    phase = generator.uniform(0.0, 2.0 * np.pi, waves)
-    angles = sites @ (directions * stretch) / lengthscale + phase
-    field: Array = np.sqrt(2.0 / waves) * np.cos(angles).sum(-1)
-    return field

@@ -1,22 +1,26 @@
-"""The models that commands build, and functions of a user."""
+"""Models and kernels that a run offers by name, its settings, and functions of a user.
+
+Whatever loads torch is imported in the functions: the help pages do without.
+"""
 
 from __future__ import annotations
 
 import importlib
+import math
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import bo_stream
-from bo_stream.errors import UsageError, check_one_of
+from bo_stream.errors import UsageError, check_one_of, check_whole
 
 if TYPE_CHECKING:
     from gpytorch.kernels import Kernel
     from torch import Tensor
 
-    from bo_stream import OSVGP, WISKI, AutoGP, ClusteredGP
+    from bo_stream import OSVGP, AutoGP
     from bo_stream.models.base import StreamingGP
 
 
@@ -34,7 +38,7 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises
+    except Exception as error:  # the user's module may raise anything
         raise UsageError(
             f"{what} {name!r}: module {module_name!r} cannot be imported "
             f"({type(error).__name__}: {error}). Run from its folder, or install it."
@@ -82,10 +86,10 @@ class ModelKind:
         describe: Function that returns the size of a model as plain values.
         build: Function of inputs, outcomes, kernel and the options that are given that builds a
             model; None: the class itself, whose defaults are those of ``options``.
-        retracts: Whether it takes outcomes out exactly, whatever came since, where it is on a grid
-            or holds all rows.
+        retracts: Whether it takes outcomes out exactly, however many came since, where it is on a
+            grid or stores all rows.
         most_inputs: Largest number of inputs; None: any.
-        on_grid: Whether it is on a grid, or is if asked, and takes a number of nodes per dimension.
+        on_grid: Whether it is on a grid, or can be, and takes a number of nodes per dimension.
     """
 
     name: str
@@ -116,22 +120,21 @@ def checked_model(name: str, given: Options, dim: int | None = None) -> dict[str
             f"Expected at most {kind.most_inputs} inputs with model {name}, which is on a grid, "
             f"got {dim}. Use fewer, or another model: {others}."
         )
-    return {key: _checked_option(name, key, value) for key, value in given.items()}
-
-
-def _checked_option(model: str, key: str, value: Option) -> Option:
-    options = MODELS[model].options
-    if key not in options:
-        raise UsageError(f"Expected options of {model} ({', '.join(options)}), got {key!r}.")
-    kind = type(options[key])
-    try:
-        typed = kind(value)
-    except ValueError:
-        typed = None
-    if typed is None or (kind is int and float(value) != typed):
-        expected = {int: "a whole number", float: "a number"}[kind]
-        raise UsageError(f"Expected {key} of model {model} to be {expected}, got {value!r}.")
-    return typed
+    checked: dict[str, Option] = {}
+    for key, value in given.items():
+        if key not in kind.options:
+            names = ", ".join(kind.options)
+            raise UsageError(f"Expected options of {name} ({names}), got {key!r}.")
+        type_of = type(kind.options[key])
+        try:
+            typed = type_of(value)
+        except ValueError:
+            typed = None
+        if typed is None or (type_of is int and float(value) != typed):
+            expected = {int: "a whole number", float: "a number"}[type_of]
+            raise UsageError(f"Expected {key} of model {name} to be {expected}, got {value!r}.")
+        checked[key] = typed
+    return checked
 
 
 def retracts(name: str, dim: int) -> bool:
@@ -160,7 +163,7 @@ def build_model(
         given: Options that differ from the defaults; one out of range is a ``UsageError``.
         X: Inputs.
         Y: Outcomes.
-        kernel: Kernel of d inputs. Where a grid is or may become what the model is on, Matérn
+        kernel: Kernel of d inputs. Where the model is on a grid, or may get onto one, Matérn
             kernels of the distance are taken for products over inputs, from the first outcome on.
         grid: Nodes per dimension of a model on a grid, one number or d; None: its default.
         family: That model auto is in and stays in: ``exact``, with the kernel as it is, or
@@ -220,7 +223,7 @@ def _auto(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> A
 
 
 def _describe_auto(model: AutoGP) -> dict[str, Any]:
-    """Return the family in use, and what each hand-over cost; None: an error was not computed."""
+    """Return the family in use and the cost of each hand-over; None: an error was not computed."""
     from bo_stream.models.auto.auto import family_model
 
     moves = [
@@ -231,10 +234,6 @@ def _describe_auto(model: AutoGP) -> dict[str, Any]:
     if model.family == "WISKI":
         about |= MODELS["wiski"].describe(family_model(model))
     return about
-
-
-def _wiski(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> WISKI:
-    return bo_stream.WISKI(X, Y, covar_module=kernel, bounds=unit_cube(X), **options)
 
 
 def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> OSVGP:
@@ -260,12 +259,6 @@ def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> 
     return model
 
 
-def _clustered(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> ClusteredGP:
-    """Build with the library's resolution, as fine as ``max_centres`` allow, where 0 is given."""
-    resolution = options.get("resolution") or None
-    return bo_stream.ClusteredGP(X, Y, covar_module=kernel, **{**options, "resolution": resolution})
-
-
 MODELS: dict[str, ModelKind] = {
     AUTO: ModelKind(
         "AutoGP",
@@ -284,7 +277,9 @@ MODELS: dict[str, ModelKind] = {
             "dropped": model.dropped,
             "interpolation_error": model.interpolation_error(),
         },
-        _wiski,
+        lambda X, Y, kernel, options: bo_stream.WISKI(
+            X, Y, covar_module=kernel, bounds=unit_cube(X), **options
+        ),
         retracts=True,
         most_inputs=MOST_ON_GRID,
         on_grid=True,
@@ -304,7 +299,13 @@ MODELS: dict[str, ModelKind] = {
         "ClusteredGP",
         {"resolution": 0.0, "max_centres": 1024},
         lambda model: {"centres": len(model.centres), "resolution": model.resolution},
-        _clustered,
+        # a resolution of 0 is the library's, as fine as max_centres allow
+        lambda X, Y, kernel, options: bo_stream.ClusteredGP(
+            X,
+            Y,
+            covar_module=kernel,
+            **{**options, "resolution": options.get("resolution") or None},
+        ),
     ),
     "local": ModelKind(
         "LocalGP",
@@ -348,3 +349,77 @@ LEARNED = "learned"
 
 SMOOTHNESS = ("matern12", "matern32", "matern52", "rbf")
 """Names of kernels from rough to smooth."""
+
+
+# --- settings that sampling and optimization have in common ---------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Model, precision and batches of a run; a value out of range is a ``UsageError``.
+
+    Attributes:
+        q: Points chosen at a time.
+        initial: Points to start with.
+        model: A name in ``MODELS``.
+        model_options: Options of the model that differ from the defaults.
+        kernel: A name in ``KERNELS``.
+        grid: For a model on a grid: nodes per dimension, one number or d; None: the model's default
+            for the kernel. Model ``auto`` is on that grid from the first observation on then.
+        refit: Growth factor of the number of observations after which the hyperparameters are
+            learned again; 0: they are learned once, from the first points.
+        seed: Seed of all that is random.
+        device: A torch device.
+        dtype: ``float64`` or ``float32``.
+    """
+
+    _kernels: ClassVar[tuple[str, ...]] = tuple(KERNELS)
+
+    q: int
+    initial: int = 10
+    model: str = AUTO
+    model_options: Mapping[str, Option] = field(default_factory=dict)
+    kernel: str = "matern52"
+    grid: tuple[int, ...] | None = None
+    refit: float
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float64"
+
+    def __post_init__(self) -> None:
+        for name, least in (("q", 1), ("initial", 2), ("seed", 0)):
+            check_whole(name, getattr(self, name), least)
+        options = checked_model(self.model, self.model_options)
+        object.__setattr__(self, "model_options", options)
+        if self.grid is not None and not MODELS[self.model].on_grid:
+            names = ", ".join(name for name, kind in MODELS.items() if kind.on_grid)
+            raise UsageError(
+                f"A grid is for model {names}, got {self.grid} with model {self.model}."
+            )
+        check_one_of("kernel", self.kernel, self._kernels)
+        check_one_of("dtype", self.dtype, ("float64", "float32"))
+        if self.refit != 0.0 and not 1.0 < self.refit < math.inf:
+            raise UsageError(
+                f"Expected refit above 1 (a growth factor), or 0 for never, got {self.refit:g}."
+            )
+        import torch
+
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UsageError(f"Device {self.device!r} cannot be used: {reason}") from error
+
+    def refit_is_due(self, observations: int, refits: Sequence[int]) -> bool:
+        """Return whether to learn again, after refits at other numbers of observations."""
+        return not refits or 0.0 < self.refit * refits[-1] <= observations
+
+    def check_inputs(self, dim: int) -> None:
+        """Raise a ``UsageError`` unless model and grid take ``dim`` inputs."""
+        checked_model(self.model, self.model_options, dim)
+        if self.grid is not None and dim > MOST_ON_GRID:
+            raise UsageError(
+                f"Expected at most {MOST_ON_GRID} inputs on a grid, got {dim}. Give no grid."
+            )
+        if self.grid is not None and len(self.grid) not in (1, dim):
+            raise UsageError(f"Expected grid to be one number or {dim}, got {self.grid}.")

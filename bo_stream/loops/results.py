@@ -68,7 +68,7 @@ def process_at(model: StreamingGP, X: Tensor) -> tuple[PosteriorProcess, Tensor]
 def predict_mean(model: StreamingGP, X: Tensor) -> Tensor:
     """Compute the means of :func:`predict` alone, ``n``.
 
-    In O(n r) where all is in r features, and in O(n k) where k observations are held as rows.
+    In O(n r) where all is in r features, and in O(n k) where k observations are stored as rows.
     """
     if _in_features_only(model.process()):
         return mean_path(model)(X).squeeze(-1)
@@ -85,7 +85,7 @@ def _in_units(model: StreamingGP, X: Tensor, mean: Tensor) -> Tensor:
 
 
 def _in_features_only(process: PosteriorProcess) -> bool:
-    """Return whether a process is kept in the weights of its features, rather than of few rows."""
+    """Return whether a process is in the weights of its features, rather than of few rows."""
     base = process.base if isinstance(process, ConditionedProcess) else process
     return in_weight_space(process) and not isinstance(base, ObservationSpaceProcess)
 
@@ -129,6 +129,9 @@ def score(model: StreamingGP, X: Tensor, Y: Tensor, threshold: float | None = No
     rmse, mae = float(error.square().mean().sqrt()), float(error.abs().mean())
     density = 0.5 * (error.square() / variance + variance.log() + math.log(2.0 * math.pi))
     inside = error.abs() <= _HALF_WIDTH_95 * variance.sqrt()
+    wrong = None
+    if threshold is not None:
+        wrong = float(((mean > threshold) != (truth > threshold)).double().mean())
     return Score(
         round(model.num_observations),
         rmse,
@@ -137,19 +140,15 @@ def score(model: StreamingGP, X: Tensor, Y: Tensor, threshold: float | None = No
         mae / deviation,
         float(density.mean()),
         float(inside.double().mean()),
-        None if threshold is None else _share_wrong(mean, truth, threshold),
+        wrong,
     )
-
-
-def _share_wrong(mean: Tensor, truth: Tensor, threshold: float) -> float:
-    return float(((mean > threshold) != (truth > threshold)).double().mean())
 
 
 def mean_over_run(curve: Sequence[Score]) -> Score:
     """Average scores over the observations between the first and the last of them.
 
     Each measure is taken to change linearly from one score to the next. The number of observations
-    is that of the last.
+    is the last one's.
 
     Args:
         curve: Scores at growing numbers of observations, one or more.
@@ -191,7 +190,7 @@ def write_picture(path: Path, draw: Callable[[], Figure]) -> None:
     try:
         figure, file = draw(), io.BytesIO()
         figure.savefig(file, format="png", dpi=150)
-    except Exception as error:  # whatever it is, the results are there
+    except Exception as error:  # of any kind: the results are there
         path.unlink(missing_ok=True)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         warnings.warn(f"{path.name} could not be drawn ({reason}).", RuntimeWarning, stacklevel=2)
@@ -204,24 +203,30 @@ def write_trust(
 ) -> TrustReport | None:
     """Write trust.json and trust.png, a report on a model; if there can be none, warn."""
     try:
-        found = report(model, record)
-    except Exception as error:  # whatever it is, the results are there
+        result = report(model, record)
+    except Exception as error:  # of any kind: the results are there
         for name in (RECORD, PICTURE):
             (folder / name).unlink(missing_ok=True)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         warnings.warn(f"{RECORD} could not be written ({reason}).", RuntimeWarning, stacklevel=2)
         return None
-    write_files(folder, {RECORD: found.to_json()})
-    write_picture(folder / PICTURE, found.plot)
-    return found
+    write_files(folder, {RECORD: result.to_json()})
+    write_picture(folder / PICTURE, result.plot)
+    return result
 
 
 def record_file(content: Mapping[str, Any], seconds: float, notes: list[str]) -> bytes:
     """Return a run's record as a JSON file, with time, memory, versions and texts of warnings."""
+    peak_memory_mib = None
+    if sys.platform != "win32":
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak_memory_mib = round(peak / (1024.0 if sys.platform != "darwin" else 1024.0**2))
     circumstances = {
         "seconds": round(seconds, 3),
         "threads": torch.get_num_threads(),
-        "peak_memory_mib": _peak_memory_mib(),
+        "peak_memory_mib": peak_memory_mib,
         "versions": {"python": platform.python_version()}
         | {name: package_version(name) for name in _PACKAGES},
         "warnings": notes,
@@ -248,13 +253,3 @@ def _parameters(module: Module) -> dict[str, Any]:
         for name, parameter, constraint in module.named_parameters_and_constraints()
     }
     return {name.replace("raw_", ""): value.tolist() for name, value in values.items()}
-
-
-def _peak_memory_mib() -> int | None:
-    """Return the largest resident memory of this process; None where the system does not tell."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (1024.0 if sys.platform != "darwin" else 1024.0**2))

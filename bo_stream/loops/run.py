@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
 
 
-LEAST_SECONDS = 1.0
+_LEAST_SECONDS = 1.0
 """Seconds of work before anything is concluded."""
 
-LEAST_SHARE = 0.8
+_LEAST_SHARE = 0.8
 """Least share of a core that a thread which computes has where the cores are its own."""
 
-PREEMPTIONS_A_SECOND = 20.0
+_PREEMPTIONS_A_SECOND = 20.0
 """Most preemptions per second on a core of its own; on a shared one there are hundreds."""
 
 
@@ -78,7 +78,7 @@ class CoreWatch:
         self._sum = self._before = np.zeros(4)
         passive = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
         sleeping = passive or os.environ.get("GOMP_SPINCOUNT") == "0"
-        self._said = torch.get_num_threads() == 1 or sleeping
+        self._warned = torch.get_num_threads() == 1 or sleeping
 
     def __enter__(self) -> Self:
         self._before = self._usage()
@@ -86,16 +86,14 @@ class CoreWatch:
 
     def __exit__(self, *_: Any) -> None:
         self._sum = self._sum + self._usage() - self._before
-        if self._sum[0] >= LEAST_SECONDS:
-            self._warn_if_crowded()
-            self._sum = np.zeros(4)
-
-    def _warn_if_crowded(self) -> None:
-        """Warn if the thread wanted a core, never slept, and often had none."""
         seconds, core_seconds, preempted, slept = self._sum
-        often = preempted > max(slept, PREEMPTIONS_A_SECOND * core_seconds)
-        if often and core_seconds < LEAST_SHARE * seconds and not self._said:
-            self._said = True
+        if seconds < _LEAST_SECONDS:
+            return
+        self._sum = np.zeros(4)
+        # the thread wanted a core, never slept, and often had none
+        often = preempted > max(slept, _PREEMPTIONS_A_SECOND * core_seconds)
+        if often and core_seconds < _LEAST_SHARE * seconds and not self._warned:
+            self._warned = True
             warnings.warn(
                 f"Other processes use the same cores: this one had "
                 f"{100 * core_seconds / seconds:.0f} % of a core, and its "
@@ -116,7 +114,7 @@ Event = TypeVar("Event")
 SECONDS_BETWEEN_CHECKPOINTS = 15.0
 
 LOCK = ".lock"
-"""Name of the lock file, which is never removed: a removed lock can be held twice."""
+"""Name of the lock file, which is never removed: two processes could hold a removed one."""
 
 HOLDER = ".lock-holder.json"
 
@@ -134,7 +132,7 @@ class CheckpointFormat:
 
     Attributes:
         name: File name of the index.
-        run: Name of what is saved, for messages.
+        run: Name of the saved object, for messages.
         format: Format of the index.
     """
 
@@ -147,7 +145,7 @@ class CheckpointFormat:
     ) -> None:
         """Write models and index so that a complete checkpoint, old or new, exists at any time.
 
-        The models go to new files, then the index is replaced in one move, then the former models
+        The models go to new files, then the index is replaced in one move, then the previous models
         are removed. The folder is created if necessary.
 
         Args:
@@ -159,15 +157,15 @@ class CheckpointFormat:
             OSError: The folder cannot be written, or the disk is full; the old checkpoint stands.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        former = set(folder.glob(_MODELS))
+        previous = set(folder.glob(_MODELS))
         try:
             files = {key: ModelFile.write(folder, key, model) for key, model in models.items()}
             records = {key: asdict(file) for key, file in files.items()}
             write_index(folder / self.name, self.format, {"models": records, **content})
         except BaseException:
-            _remove(set(folder.glob(_MODELS)) - former)
+            _remove(set(folder.glob(_MODELS)) - previous)
             raise
-        _remove(former)
+        _remove(previous)
 
     @contextmanager
     def opened(self, folder: Path) -> Iterator[dict[str, Any]]:
@@ -213,7 +211,7 @@ class ModelFile:
 
     Attributes:
         name: File name, in the folder of the index.
-        sha256: Digest that the file says of itself, in hexadecimal digits.
+        sha256: Digest that the file names in its header, in hexadecimal digits.
         observations: Number of observations in the model.
     """
 
@@ -241,7 +239,7 @@ class ModelFile:
                 f"file in that folder. {_CURE}"
             )
         try:
-            digest = describe_file(path)["sha256"]  # of what it says to be; loading checks that
+            digest = describe_file(path)["sha256"]  # as its header says; loading checks that
             if digest != self.sha256:
                 raise ValueError(
                     f"{path} is not the file that was written (SHA-256 {self.sha256[:12]}..., got "
@@ -252,10 +250,10 @@ class ModelFile:
             raise UsageError(
                 f"The checkpoint in {folder} cannot be read: {error} {_CURE}"
             ) from error
-        found = round(model.num_observations)
-        if found != self.observations:
+        observations = round(model.num_observations)
+        if observations != self.observations:
             raise UsageError(
-                f"{path} holds a model of {found:,} observations, the checkpoint says "
+                f"{path} holds a model of {observations:,} observations, the checkpoint says "
                 f"{self.observations:,}. {_CURE}"
             )
         return model
@@ -277,7 +275,7 @@ def hold_folder(
 ) -> Iterator[None]:
     """Lock a folder against other processes while the block runs.
 
-    The lock ends with the process, for whatever reason. A missing folder is not locked.
+    The lock ends with the process, in any way. A missing folder is not locked.
 
     Args:
         folder: The folder.
@@ -297,15 +295,12 @@ def hold_folder(
             finally:
                 (folder / HOLDER).unlink(missing_ok=True)
     except Timeout as error:
-        raise UsageError(f"{folder} is in use by {_holder(folder)}. {advice}") from error
-
-
-def _holder(folder: Path) -> str:
-    try:
-        number, host = json.loads((folder / HOLDER).read_text())
-    except (OSError, ValueError, TypeError):
-        return "another process"
-    return f"process {number} on {host}"
+        try:
+            number, host = json.loads((folder / HOLDER).read_text())
+            holder = f"process {number} on {host}"
+        except (OSError, ValueError, TypeError):
+            holder = "another process"
+        raise UsageError(f"{folder} is in use by {holder}. {advice}") from error
 
 
 def _remove(paths: Iterable[Path]) -> None:
@@ -362,20 +357,20 @@ class StopRequest:
         """Prepare a request, at which ``on_request`` is called."""
         self.made = False
         self._on_request = on_request
-        self._former: dict[signal.Signals, signal._HANDLER] = {}
+        self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
-        self._former = {number: signal.signal(number, self._asked) for number in _SIGNALS}
+        self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._restore_handlers()
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self.made = True
         self._restore_handlers()
         self._on_request()
 
     def _restore_handlers(self) -> None:
-        for number, handler in self._former.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)

@@ -185,7 +185,7 @@ def test_at_a_terminal_the_function_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ) -> None:
     assert optimize(*own("cost", "--steps", "0", "--out", "run")).exit_code == 0
-    monkeypatch.setattr("bo_stream.cli.optimizing.at_terminal", lambda: True)
+    monkeypatch.setattr("bo_stream.cli.optimize.at_terminal", lambda: True)
     resume = ["optimize", "--out", "run", "--resume", "--steps", "1"]
     result = CliRunner().invoke(app, resume, input=f"{answer}\n")
     assert "names my_costs:cost. Import and call it?" in result.stderr

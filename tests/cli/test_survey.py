@@ -14,9 +14,9 @@ from filelock import FileLock
 from scipy.special import expit
 from typer.testing import CliRunner, Result
 
-from bo_stream.cli import app, surveying
+from bo_stream.cli import app
 from bo_stream.cli.app import escape
-from bo_stream.cli.surveying import parse_quotas, parse_share
+from bo_stream.cli.survey import parse_quotas, parse_share
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import LOCK
 from bo_stream.loops.survey import load_survey
@@ -310,7 +310,7 @@ def test_shares_may_be_per_cent() -> None:
 
 def test_a_bare_number_of_per_cent_is_asked_back(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(surveying, "_asks", lambda: True)
+    monkeypatch.setattr("bo_stream.cli.survey._asks", lambda: True)
     monkeypatch.setattr(typer, "confirm", lambda text, default: asked.append(text) or True)
     assert parse_share("--threshold", "10") == 0.1
     assert asked == ["--threshold 10: do you mean 10 %?"]

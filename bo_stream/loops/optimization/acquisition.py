@@ -60,10 +60,10 @@ _ROUNDINGS = 100.0
 
 
 def best_points(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
-    """Find the next points of the unit cube.
+    """Find the next points of the unit cube, ``q x d``.
 
-    ``TS``: each maximises a function of its own drawn from the posterior, whatever points are
-    pending; with local models, which have no functions to draw, a draw at ``_JOINT_SAMPLES``
+    ``TS``: each maximises a function of its own drawn from the posterior, regardless of pending
+    points; with local models, which have no functions to draw, a draw at ``_JOINT_SAMPLES``
     points. Others: one point after the other, each by a search of its own with those before as
     pending, whose cost is cubic in their number.
 
@@ -72,22 +72,22 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
     refines all functions together, from fewer starts and in fewer steps, and others choose among
     shared candidates, see :func:`choose_by_fantasies`. A builder of one's own is searched as
     before.
-
-    They are ``q x d``.
     """
-    pending = 0 if situation.X_pending is None else len(situation.X_pending)
-    many = pending + q >= MANY
-    if settings.acquisition == "TS":
+    name, none = settings.acquisition, situation.X_baseline[:0]
+    pending = none if situation.X_pending is None else situation.X_pending
+    many = len(pending) + q >= MANY
+    if name == "TS":
         return _thompson(settings, situation, q, many)
-    if many and settings.acquisition in BUILDERS:
-        return _by_fantasies(settings, situation, q)
-    return _one_by_one(settings, situation, q)
-
-
-def _one_by_one(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
-    name = settings.acquisition
+    if many and name in BUILDERS:
+        drawn = situation.X_baseline[:BASELINE] if name == "qLogNEI" else none
+        reached = situation.X_baseline[:1] if name == "qLogEI" else none
+        utility = UpperBound(situation.beta) if name == "qUCB" else Value()
+        X = _candidates(settings, situation, q)
+        known = Known(torch.cat((drawn, pending)), reached)
+        return X[choose_by_fantasies(situation.model, utility, known, X, q, situation.seed)]
     builder = import_function(name, "acquisition") if ":" in name else BUILDERS[name]
-    points = situation.X_baseline[:0]
+    options: dict[str, Any] = {**_search_options(none.dtype), "factr": None}
+    points = none
     with warnings.catch_warnings():
         # joint samples of points that nearly coincide need a jitter: no news for a user
         warnings.simplefilter("ignore", NumericalWarning)
@@ -96,7 +96,15 @@ def _one_by_one(settings: OptimizationSettings, situation: Situation, q: int) ->
             acqf = builder(now)
             if ":" in name and len(points) > 0 and getattr(acqf, "X_pending", None) is None:
                 acqf.set_X_pending(now.X_pending)  # which the user's builder has ignored
-            point = _best_point(settings, evaluate_known_points_once(acqf), points)
+            point, _ = optimize_acqf(
+                evaluate_known_points_once(acqf),
+                bounds=none.new_tensor([[0.0] * settings.dim, [1.0] * settings.dim]),
+                q=1,
+                num_restarts=settings.num_restarts,
+                raw_samples=settings.raw_samples,
+                options=options,
+                retry_on_optimization_warning=False,
+            )
             points = torch.cat((points, point))
     return points
 
@@ -118,7 +126,7 @@ class Situation:
 
     Attributes:
         model: Model over the unit cube, of outcomes in units of about their spread; else see unit.
-        X_baseline: CentredRows points, ``n x d``, those of the largest posterior means first.
+        X_baseline: Observed points, ``n x d``, those of the largest posterior means first.
         best_mean: Largest of those means.
         X_pending: Points without an outcome (pending, and lately failed), ``n x d``.
         beta: Weight of the standard deviation in confidence bounds.
@@ -158,7 +166,7 @@ def _monte_carlo(s: Situation) -> dict[str, Any]:
 
 BUILDERS: dict[str, Builder] = {
     "qUCB": lambda s: qUpperConfidenceBound(beta=s.beta, **_monte_carlo(s)),
-    # over the largest posterior mean of a told point, as outcomes are noisy
+    # over the largest posterior mean of an observed point, as outcomes are noisy
     "qLogEI": lambda s: qLogExpectedImprovement(best_f=s.best_mean, **_monte_carlo(s)),
     "qLogNEI": lambda s: qLogNoisyExpectedImprovement(
         X_baseline=s.X_baseline[:BASELINE], prune_baseline=False, **_monte_carlo(s)
@@ -167,38 +175,13 @@ BUILDERS: dict[str, Builder] = {
 }
 
 
-def _best_point(settings: OptimizationSettings, acqf: AcquisitionFunction, like: Tensor) -> Tensor:
-    options: dict[str, Any] = {**_search_options(like.dtype), "factr": None}
-    point, _ = optimize_acqf(
-        acqf,
-        bounds=like.new_tensor([[0.0] * settings.dim, [1.0] * settings.dim]),
-        q=1,
-        num_restarts=settings.num_restarts,
-        raw_samples=settings.raw_samples,
-        options=options,
-        retry_on_optimization_warning=False,
-    )
-    return point
-
-
 def _search_options(dtype: torch.dtype, maxiter: int = _MAXITER) -> dict[str, Any]:
     """Return options of scipy's L-BFGS-B, which ends where the next digits would be rounding."""
     return {"maxiter": maxiter, "ftol": max(_FTOL, _ROUNDINGS * torch.finfo(dtype).eps)}
 
 
-def _by_fantasies(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
-    name, none = settings.acquisition, situation.X_baseline[:0]
-    pending = none if situation.X_pending is None else situation.X_pending
-    drawn = situation.X_baseline[:BASELINE] if name == "qLogNEI" else none
-    reached = situation.X_baseline[:1] if name == "qLogEI" else none
-    utility = UpperBound(situation.beta) if name == "qUCB" else Value()
-    X = _candidates(settings, situation, q)
-    known = Known(torch.cat((drawn, pending)), reached)
-    return X[choose_by_fantasies(situation.model, utility, known, X, q, situation.seed)]
-
-
 def _candidates(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
-    """Return Sobol points, points near the best told ones, and maxima of drawn functions."""
+    """Return Sobol points, points near the best observed ones, and maxima of drawn functions."""
     count = max(settings.raw_samples, _CANDIDATES, _CANDIDATES_A_POINT * q)
     points = (
         _sobol_points(settings, situation, count),
@@ -213,14 +196,21 @@ def _thompson(settings: OptimizationSettings, situation: Situation, q: int, many
     try:
         paths = sample_paths(situation.model, q, situation.seed)
     except UnsupportedError:  # a model, or a kernel, without functions in closed form
-        return _thompson_among_points(settings, situation, q)
+        points = _sobol_points(settings, situation, _JOINT_SAMPLES)
+        X = torch.cat((points, _near_best(situation, _NEAR)))
+        return MaxPosteriorSampling(situation.model, replacement=False)(X, num_samples=q)
     # four times as many points to start from on a grid, where all is cheap
     on_grid = lives_in_features(situation.model)
     count = _THOMPSON_SAMPLES if on_grid else _JOINT_SAMPLES
     points = _sobol_points(settings, situation, max(settings.raw_samples, count))
     X = torch.cat((points, situation.X_baseline))
     if many:
-        X = X if on_grid else _likely_maxima(settings, situation)
+        if not on_grid:  # functions in random frequencies cost a thousand cosines a point: start
+            # from the few points where joint draws have their maxima
+            sobol = _sobol_points(settings, situation, _SOBOL_BEFORE_DRAWS)
+            X = torch.cat((sobol, situation.X_baseline[:_BEST_BEFORE_DRAWS]))
+            draws = MaxPosteriorSampling(situation.model, replacement=True)
+            X = draws(X, num_samples=_DRAWS).unique(dim=0)
         return _maxima(situation, paths, _best_starts(paths, X, _FEW_STARTS), _FEW_ITERATIONS)
     starts = _best_starts(paths, X, settings.num_restarts)
     slices = [slice(i, i + _PATHS_AT_A_TIME) for i in range(0, q, _PATHS_AT_A_TIME)]
@@ -235,26 +225,8 @@ def _best_starts(paths: SamplePaths, X: Tensor, count: int) -> Tensor:
     return X[paths(X).squeeze(-1).topk(min(count, len(X)), dim=-1).indices]
 
 
-def _likely_maxima(settings: OptimizationSettings, situation: Situation) -> Tensor:
-    """Return points at which joint draws have their maxima.
-
-    They are few: functions in random frequencies cost a thousand cosines a point.
-    """
-    sobol = _sobol_points(settings, situation, _SOBOL_BEFORE_DRAWS)
-    X = torch.cat((sobol, situation.X_baseline[:_BEST_BEFORE_DRAWS]))
-    found = MaxPosteriorSampling(situation.model, replacement=True)(X, num_samples=_DRAWS)
-    return found.unique(dim=0)
-
-
-def _thompson_among_points(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
-    """Sample jointly at Sobol points and near the told points of the largest means."""
-    points = _sobol_points(settings, situation, _JOINT_SAMPLES)
-    rule = MaxPosteriorSampling(situation.model, replacement=False)
-    return rule(torch.cat((points, _near_best(situation, _NEAR))), num_samples=q)
-
-
 def _near_best(situation: Situation, distance: float) -> Tensor:
-    """Draw normal points about the told points of the largest means."""
+    """Draw normal points about the observed points of the largest means."""
     best = situation.X_baseline[:BASELINE]
     jitter = distance * torch.randn(BASELINE, best.shape[-1]).to(best)
     return (best.repeat(BASELINE // len(best) + 1, 1)[:BASELINE] + jitter).clamp(0.0, 1.0)
@@ -286,9 +258,9 @@ def _maxima(situation: Situation, paths: SamplePaths, starts: Tensor, iterations
 
 
 # --- batches of many points for an acquisition function ------------------------------------------
-# Beside pending points BoTorch's Monte Carlo acquisition functions value a point x by ``E[(u(x) −
-# max(b, max u(pending)))⁺]`` over the joint posterior of the utilities u, where b is what is
-# reached already. Here the values at the pending points and at those chosen so far are drawn S
+# Given pending points, BoTorch's Monte Carlo acquisition functions value a point x by ``E[(u(x) −
+# max(b, max u(pending)))⁺]`` over the joint posterior of the utilities u, where b is the largest
+# utility so far. Here the values at the pending points and at those chosen so far are drawn S
 # times (Snoek, Larochelle and Adams, 2012, section 3.2). Given such a fantasy f(x) is normal, and
 # the expectation has a closed form; the mean over the fantasies values a candidate.
 #
@@ -379,7 +351,7 @@ def _log_expected_excess(mean: Tensor, sd: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Known:
-    """Points beside which a batch is chosen, in the unit cube.
+    """Points in the unit cube, given which a batch is chosen.
 
     Attributes:
         X: Points whose values are drawn and then count as reached, ``k x d``: those without an
@@ -400,7 +372,7 @@ def choose_by_fantasies(
     Args:
         model: Model of one output.
         utility: What is to be large.
-        known: Points to be chosen beside.
+        known: Points given which they are chosen.
         X: Candidates, ``N x d``.
         q: Number of points, at most N.
         seed: Seed of the fantasies.
@@ -413,9 +385,9 @@ def choose_by_fantasies(
     reached = candidates.lowest.expand(FANTASIES, 1)
     for points, drawn in ((known.X, True), (known.means, False)):
         if len(points) > 0:
-            told = model.transform_inputs(points).double()
-            mean = process.mean(told)[0]
-            values = candidates.condition_on(told) if drawn else mean.unsqueeze(0)
+            at = model.transform_inputs(points).double()
+            mean = process.mean(at)[0]
+            values = candidates.condition_on(at) if drawn else mean.unsqueeze(0)
             reached = reached.maximum(utility.of(values, mean).amax(-1, keepdim=True))
     free = torch.zeros_like(candidates.mean)
     chosen = []

@@ -1,7 +1,7 @@
 """Asynchronous optimization: points are chosen while hundreds of evaluations are under way.
 
-No evaluation waits for another one, nor for a choice: some points are chosen ahead. A thread beside
-the one that gives out points and takes outcomes owns the model: it chooses, learns, and writes the
+No evaluation waits for another one, nor for a choice: some points are chosen ahead. One thread
+gives out points and takes outcomes; another one owns the model: it chooses, learns, and writes the
 checkpoints. Outcomes enter the ledger at once, trial by trial, and the model at the next choice.
 """
 
@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,11 @@ from bo_stream.loops.optimization.trials import Trial, all_failed
 from bo_stream.loops.run import OPTIMIZATION, StopRequest, hold_folder
 
 AHEAD = 0.25
-"""Points chosen ahead for each evaluation under way, unless told."""
+"""Points chosen ahead for each evaluation under way, unless given."""
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
-SHARE_OF_CHECKPOINTS = 0.02
+_SHARE_OF_CHECKPOINTS = 0.02
 """Largest share of the time that is spent on checkpoints."""
 
 _PATIENCE = 0.02
@@ -63,7 +63,7 @@ class AsynchronousPlan:
                 check_whole(name, value, least)
 
     def most_ahead(self, at_once: int) -> int:
-        """Return the number of points to be chosen ahead of so many evaluations under way."""
+        """Return the number of points to be chosen ahead of ``at_once`` evaluations under way."""
         return math.ceil(AHEAD * at_once) if self.ahead is None else self.ahead
 
 
@@ -104,37 +104,27 @@ def run_asynchronously(
         ...     run_asynchronously(optimizer, workers, 400, folder=Path("run"))
     """
     plan = AsynchronousPlan(total, at_once, ahead, retries)
-    if folder is None:
-        _each(AsynchronousRun(optimizer, evaluator, plan).trials(), on_trial)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with hold_folder(folder, "Wait until that run ends, stop it, or give another folder."):
-        _check_same(folder, optimizer)
-        _each(AsynchronousRun(optimizer, evaluator, plan, folder).trials(), on_trial)
-
-
-def _each(trials: Generator[Trial], on_trial: Callable[[Trial], None] | None) -> None:
-    with closing(trials):
-        for trial in trials:
+    with ExitStack() as stack:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            advice = "Wait until that run ends, stop it, or give another folder."
+            stack.enter_context(hold_folder(folder, advice))
+            if (folder / OPTIMIZATION.name).is_file():
+                with OPTIMIZATION.opened(folder) as content:
+                    saved = [tuple(trial["X"]) for trial in content["trials"]]
+                if saved != [trial.X for trial in optimizer.ledger][: len(saved)]:
+                    raise UsageError(
+                        f"{folder} holds another optimization, of {len(saved):,} trials. To go on "
+                        "with it, load it by load_optimizer; else give another folder."
+                    )
+        run = AsynchronousRun(optimizer, evaluator, plan, folder)
+        for trial in stack.enter_context(closing(run.trials())):
             if on_trial is not None:
                 on_trial(trial)
 
 
-def _check_same(folder: Path, optimizer: Optimizer) -> None:
-    """Raise a ``UsageError`` if a folder has trials that the optimizer does not have."""
-    if not (folder / OPTIMIZATION.name).is_file():
-        return
-    with OPTIMIZATION.opened(folder) as content:
-        former = [tuple(trial["X"]) for trial in content["trials"]]
-    if former != [trial.X for trial in optimizer.ledger][: len(former)]:
-        raise UsageError(
-            f"{folder} holds another optimization, of {len(former):,} trials. To go on with it, "
-            "load it by load_optimizer; else give another folder."
-        )
-
-
 def places_of(evaluator: PointEvaluator, at_once: int | None) -> Callable[[], int]:
-    """Return a function that tells how many evaluations to keep under way now.
+    """Return a function of the number of evaluations to keep under way now.
 
     Args:
         evaluator: Asked each time if no number is given.
@@ -172,7 +162,7 @@ class AsynchronousRun:
             evaluator: It is left open.
             plan: Numbers of evaluations.
             folder: Existing folder of checkpoints, or None.
-            record: Function that returns plain values to be kept in a checkpoint, or None; it is
+            record: Function that returns plain values to be stored in a checkpoint, or None; it is
                 called in the thread of the model, too.
             after_choice: Called in the thread of the model when points were chosen.
 
@@ -195,7 +185,7 @@ class AsynchronousRun:
 
     @property
     def seconds_of_choices(self) -> float:
-        """Time in which points were chosen or checkpoints written, beside the evaluations."""
+        """Time in which points were chosen or checkpoints written, during the evaluations."""
         since = 0.0 if self._choice is None else time.monotonic() - self._choice_began
         return self._seconds_of_choices + since
 
@@ -211,8 +201,18 @@ class AsynchronousRun:
                 while True:
                     stopped = stop is not None and stop.made
                     if not stopped:
-                        self._submit_ready()
-                        self._begin_choice(chooser)
+                        left = self._plan.total - self._counts["told"] - self._counts["failed"]
+                        places = min(self._places(), left)
+                        while self._ready and len(self._under_way) < places:
+                            trial = self._optimizer.ledger[self._ready.popleft().key]
+                            if trial.status == "pending":  # it may have been withdrawn meanwhile
+                                self._under_way.add(trial.key)
+                                self._evaluator.submit(Task(trial.key, trial.X, trial.attempts))
+                    if not stopped and self._choice is None:
+                        count = self._wanted()
+                        if count > 0 or time.monotonic() > self._next_checkpoint:
+                            self._choice_began = time.monotonic()
+                            self._choice = chooser.submit(self._choose, count)
                     if self._under_way:
                         yield from self._next_trials()
                     elif self._choice is None:
@@ -224,15 +224,6 @@ class AsynchronousRun:
                 self._journal.close()
 
     # --- evaluations --------------------------------------------------------------------------
-
-    def _submit_ready(self) -> None:
-        left = self._plan.total - self._counts["told"] - self._counts["failed"]
-        places = min(self._places(), left)
-        while self._ready and len(self._under_way) < places:
-            trial = self._optimizer.ledger[self._ready.popleft().key]
-            if trial.status == "pending":  # it may have been withdrawn meanwhile
-                self._under_way.add(trial.key)
-                self._evaluator.submit(Task(trial.key, trial.X, trial.attempts))
 
     def _next_trials(self) -> Iterator[Trial]:
         """Wait for an outcome, or until there may be something to do; yield its trial, if any."""
@@ -246,37 +237,23 @@ class AsynchronousRun:
         if outcome is None or outcome.key not in self._under_way:
             return
         self._under_way.remove(outcome.key)
-        trial = self._recorded(outcome)
+        ledger, key, retries = self._optimizer.ledger, outcome.key, self._plan.retries
+        trial = ledger[key]
+        if trial.status == "pending":  # else it was amended or withdrawn meanwhile
+            trial = ledger.record(key, outcome.value, outcome.error, outcome.seconds, retries)
         self._write_changes()
-        if trial.status == "pending":
+        if trial.status == "pending":  # it is tried again
             self._ready.appendleft(trial)
         elif trial.status != "withdrawn":
-            self._check_hope(trial)
+            self._counts[trial.status] += 1
+            failed = self._counts["failed"]
+            enough = max(self._optimizer.settings.initial, self._places())
+            if self._counts["told"] == 0 and failed >= min(enough, self._plan.total):
+                raise all_failed(failed, trial)
             yield trial
             self._write_changes()
 
-    def _recorded(self, outcome: Outcome[float]) -> Trial:
-        """Record an outcome; a trial to be tried again is pending."""
-        ledger, key, retries = self._optimizer.ledger, outcome.key, self._plan.retries
-        if ledger[key].status != "pending":  # amended or withdrawn meanwhile
-            return ledger[key]
-        return ledger.record(key, outcome.value, outcome.error, outcome.seconds, retries)
-
-    def _check_hope(self, trial: Trial) -> None:
-        self._counts[trial.status] += 1
-        failed = self._counts["failed"]
-        enough = max(self._optimizer.settings.initial, self._places())
-        if self._counts["told"] == 0 and failed >= min(enough, self._plan.total):
-            raise all_failed(failed, trial)
-
     # --- choices ------------------------------------------------------------------------------
-
-    def _begin_choice(self, chooser: ThreadPoolExecutor) -> None:
-        if self._choice is None:
-            count = self._wanted()
-            if count > 0 or time.monotonic() > self._next_checkpoint:
-                self._choice_began = time.monotonic()
-                self._choice = chooser.submit(self._choose, count)
 
     def _wanted(self) -> int:
         """Return the number of points to choose: none while half of those ahead are left.
@@ -315,13 +292,13 @@ class AsynchronousRun:
     # --- files --------------------------------------------------------------------------------
 
     def _write_changes(self) -> None:
-        """Write to the journal each trial that is another one than when it was written last."""
+        """Write each trial to the journal that has changed since it was written there."""
         if self._journal is None:
             return
         trials = list(self._optimizer.ledger)
-        known = len(self._written)
-        changed = [t for t, former in zip(trials, self._written, strict=False) if t is not former]
-        self._journal.add(changed + trials[known:])
+        written = self._written
+        changed = [t for t, old in zip(trials, written, strict=False) if t is not old]
+        self._journal.add(changed + trials[len(written) :])
         self._written = trials
 
     def _write_checkpoint(self) -> None:
@@ -333,5 +310,5 @@ class AsynchronousRun:
         save_optimizer(self._folder, self._optimizer, self._record(), self._journal.name)
         self._journal.begin(mark)
         now = time.monotonic()
-        pause = max(SECONDS_BETWEEN_CHECKPOINTS, (now - started) / SHARE_OF_CHECKPOINTS)
+        pause = max(SECONDS_BETWEEN_CHECKPOINTS, (now - started) / _SHARE_OF_CHECKPOINTS)
         self._next_checkpoint = now + pause

@@ -12,7 +12,6 @@ from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bo_stream.diagnostics.pictures import mark_hand_overs
@@ -46,10 +45,9 @@ from bo_stream.loops.run import (
     from_record,
     run_with_checkpoints,
 )
-from bo_stream.models.auto.inference import HandOver
 
-SLOW_SECONDS = 1.0
-"""Duration of an evaluation beyond which its outcome is saved at once."""
+_SLOW_SECONDS = 1.0
+"""Seconds of an evaluation beyond which its outcome is saved at once."""
 
 
 class OptimizationCampaign:
@@ -111,14 +109,14 @@ class OptimizationCampaign:
             objective.prepare()
             steps = [from_record(OptimizationStep, step) for step in run["steps"]]
             opened = None if run["open"] is None else from_record(OptimizationStep, run["open"])
-            former = from_record(Plan, run["plan"])
-        if former.names_address and "executor" not in changes:
+            plan = from_record(Plan, run["plan"])
+        if plan.names_address and "executor" not in changes:
             raise UsageError(
-                f"The run in {folder} was evaluated on {former.executor}. If you trust it, name it "
+                f"The run in {folder} was evaluated on {plan.executor}. If you trust it, name it "
                 "again: --executor, or executor=; or name another one."
             )
-        campaign = cls(objective, optimizer, replace(former, **changes), steps, opened)
-        if former.asynchronous:
+        campaign = cls(objective, optimizer, replace(plan, **changes), steps, opened)
+        if plan.asynchronous:
             campaign._take_up_outcomes()
         return campaign
 
@@ -157,7 +155,7 @@ class OptimizationCampaign:
         return sum(step.seconds for step in self.steps)
 
     def evaluator(self, executor: Executor | None = None) -> AbstractContextManager[PointEvaluator]:
-        """Return what evaluates within a ``with`` block: as planned, or an executor of one's own.
+        """Return a context of an evaluator: as planned, or on an executor of one's own.
 
         Raises:
             UsageError: Workers cannot be had, or have another version of bo_stream or torch.
@@ -197,7 +195,7 @@ class OptimizationCampaign:
             on_event,
             ends_step=lambda event: isinstance(event, OptimizationStep),
             is_costly=lambda event: (
-                isinstance(event, Trial) and (event.seconds or 0.0) > SLOW_SECONDS
+                isinstance(event, Trial) and (event.seconds or 0.0) > _SLOW_SECONDS
             ),
             seconds_between_checkpoints=seconds_between_checkpoints,
         )
@@ -209,18 +207,34 @@ class OptimizationCampaign:
             UsageError: Every trial failed.
         """
         if self.plan.asynchronous:
-            return self._run_asynchronously(evaluator)
-        return self._run_step_by_step(evaluator)
-
-    # --- one step after the other -------------------------------------------------------------
-
-    def _run_step_by_step(self, evaluator: PointEvaluator) -> Iterator[Event]:
+            yield from self._run_asynchronously(evaluator)
+            return
+        ledger = self.optimizer.ledger
         while not self.finished:
             step = self._filled_step()
-            yield from self._evaluate(step, evaluator)
-            yield self._end_step(self._open or step)
-            failed = self.optimizer.ledger.with_status("failed")
-            if len(failed) == len(self.optimizer.ledger):
+            pending = {t.key for t in self.optimizer.pending} & set(step.keys)
+            for key in sorted(pending):
+                self._submit(key, evaluator)
+            started = time.monotonic()
+            while pending:
+                end = evaluator.next_outcome()
+                trial = ledger.record(end.key, end.value, end.error, end.seconds, self.plan.retries)
+                if trial.status == "pending":  # it is tried again
+                    self._submit(trial.key, evaluator)
+                else:
+                    pending.remove(trial.key)
+                waited = step.evaluation_seconds + time.monotonic() - started
+                self._open = replace(step, evaluation_seconds=waited)
+                yield trial
+            started = time.monotonic()
+            self._find_best()
+            step = self._with_best(self._open or step)
+            step = replace(step, model_seconds=step.model_seconds + time.monotonic() - started)
+            self.steps.append(step)
+            self._open = None
+            yield step
+            failed = ledger.with_status("failed")
+            if len(failed) == len(ledger):
                 raise all_failed(len(failed), failed[-1])
 
     def _filled_step(self) -> OptimizationStep:
@@ -246,38 +260,9 @@ class OptimizationCampaign:
         """Return the number of trials of a step."""
         return self.settings.q if step.number else self.settings.initial
 
-    def _evaluate(self, step: OptimizationStep, evaluator: PointEvaluator) -> Iterator[Trial]:
-        pending = {t.key for t in self.optimizer.pending} & set(step.keys)
-        for key in sorted(pending):
-            self._submit(key, evaluator)
-        started = time.monotonic()
-        while pending:
-            trial = self._next(evaluator)
-            if trial.status == "pending":
-                self._submit(trial.key, evaluator)
-            else:
-                pending.remove(trial.key)
-            waited = step.evaluation_seconds + time.monotonic() - started
-            self._open = replace(step, evaluation_seconds=waited)
-            yield trial
-
     def _submit(self, key: int, evaluator: PointEvaluator) -> None:
         trial = self.optimizer.ledger[key]
         evaluator.submit(Task(key, trial.X, trial.attempts))
-
-    def _next(self, evaluator: PointEvaluator) -> Trial:
-        """Record the next outcome; a trial to be tried again is pending."""
-        end, ledger = evaluator.next_outcome(), self.optimizer.ledger
-        return ledger.record(end.key, end.value, end.error, end.seconds, self.plan.retries)
-
-    def _end_step(self, step: OptimizationStep) -> OptimizationStep:
-        started = time.monotonic()
-        self._find_best()
-        step = self._with_best(step)
-        step = replace(step, model_seconds=step.model_seconds + time.monotonic() - started)
-        self.steps.append(step)
-        self._open = None
-        return step
 
     def _find_best(self) -> None:
         if self.optimizer.ledger.with_status("told"):
@@ -300,7 +285,7 @@ class OptimizationCampaign:
         folder: Path | None = None,
         stop: StopRequest | None = None,
     ) -> Generator[Event]:
-        """Evaluate what is left; the model, and so the best point, is left to another thread."""
+        """Evaluate the trials that are left; another thread has the model and finds the best."""
         total = self.settings.initial + self.plan.total * self.settings.q
         plan = AsynchronousPlan(total, self.plan.at_once, self.plan.ahead, self.plan.retries)
         run = AsynchronousRun(
@@ -310,9 +295,9 @@ class OptimizationCampaign:
         ended, chosen = time.monotonic(), 0.0
         with closing(run.trials(stop)) as trials:
             for trial in trials:
-                former, ended = ended, time.monotonic()
+                previous, ended = ended, time.monotonic()
                 choosing, chosen = run.seconds_of_choices - chosen, run.seconds_of_choices
-                yield from self._add(trial, choosing, ended - former)
+                yield from self._add(trial, choosing, ended - previous)
         self._find_best()
         if self.steps:
             self.steps[-1] = self._with_best(self.steps[-1])
@@ -392,9 +377,6 @@ class Plan:
                 "A timeout needs a process that can be stopped: expected workers of at least 1, "
                 "got 0."
             )
-        self._check_asynchronous()
-
-    def _check_asynchronous(self) -> None:
         for name, value, least in (("at_once", self.at_once, 1), ("ahead", self.ahead, 0)):
             if value is None:
                 continue
@@ -420,14 +402,14 @@ class Plan:
 class OptimizationStep:
     """Record of one step; step 0 is the initial points.
 
-    In an asynchronous run it is from the end of the step before to that of its own last trial, and
-    the best point is that of the last choice.
+    In an asynchronous run it lasts from the end of the step before to the end of its own last
+    trial, and the best point is the one found at the last choice.
 
     Attributes:
         number: Number of the step.
         keys: Keys of its trials.
         model_seconds: Time of choosing, updating and learning; asynchronously of checkpoints, too,
-            beside the evaluations.
+            during the evaluations.
         evaluation_seconds: Time of waiting for outcomes, over all parts of the run; asynchronously
             the duration of the longest evaluation.
         best: Key of the best trial so far (see :class:`Best`), None before any outcome.
@@ -523,8 +505,18 @@ def counts(campaign: OptimizationCampaign) -> dict[Status, int]:
 
 
 def _record(campaign: OptimizationCampaign) -> dict[str, Any]:
-    surrogate = campaign.optimizer.surrogate
+    surrogate, ledger = campaign.optimizer.surrogate, campaign.optimizer.ledger
     name, model = campaign.settings.model, surrogate.model
+    best, last = None, campaign.steps[-1] if campaign.steps else None
+    if last is not None and last.best is not None:
+        trial = ledger[last.best]
+        best = {
+            "key": trial.key,
+            "X": trial.X,
+            "Y": trial.Y,
+            "posterior_mean": last.mean,
+            "noiseless": last.noiseless,
+        }
     return {
         "finished": campaign.finished,
         "steps_done": campaign.steps_done,
@@ -532,7 +524,7 @@ def _record(campaign: OptimizationCampaign) -> dict[str, Any]:
         "optimum": campaign.objective.optimum,
         "settings": asdict(campaign.settings),
         "plan": asdict(campaign.plan),
-        "best": _best_record(campaign),
+        "best": best,
         "counts": counts(campaign),
         "steps": [asdict(step) for step in campaign.steps],
         "refits_at": surrogate.refits,
@@ -541,72 +533,46 @@ def _record(campaign: OptimizationCampaign) -> dict[str, Any]:
     }
 
 
-def _best_record(campaign: OptimizationCampaign) -> dict[str, Any] | None:
-    last = campaign.steps[-1] if campaign.steps else None
-    if last is None or last.best is None:
-        return None
-    trial = campaign.optimizer.ledger[last.best]
-    return {
-        "key": trial.key,
-        "X": trial.X,
-        "Y": trial.Y,
-        "posterior_mean": last.mean,
-        "noiseless": last.noiseless,
-    }
-
-
 def draw_trace(campaign: OptimizationCampaign) -> Figure:
     """Draw the best value above and the seconds per step below, over the steps."""
     figure = Figure(figsize=(7.0, 6.0), layout="constrained")
     values, seconds = figure.subplots(2, 1, sharex=True)
-    verb = "maximising" if campaign.settings.maximize else "minimising"
-    figure.suptitle(
-        f"{campaign.objective.function}, {verb}: {len(campaign.optimizer.ledger):,} trials"
-    )
+    ledger, maximize = campaign.optimizer.ledger, campaign.settings.maximize
+    verb = "maximising" if maximize else "minimising"
+    figure.suptitle(f"{campaign.objective.function}, {verb}: {len(ledger):,} trials")
     names = [field.name for field in fields(OptimizationStep)]
     steps = pd.DataFrame(map(asdict, campaign.steps), columns=names)
     steps = steps.astype({"mean": float, "noiseless": float})  # None becomes NaN
     size = 3.0 if len(steps) <= MARKED else 0.0
-    _draw_values(values, campaign, steps, size)
-    _draw_seconds(seconds, steps, size)
-    mark_hand_overs(seconds, steps_of_hand_overs(campaign))
-    for axes in (values, seconds):
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=9)
-    return figure
 
-
-def _draw_values(
-    axes: Axes, campaign: OptimizationCampaign, steps: pd.DataFrame, size: float
-) -> None:
-    better, ledger = np.fmax if campaign.settings.maximize else np.fmin, campaign.optimizer.ledger
-    best = [  # of each step, NaN where no outcome was told
+    better = np.fmax if maximize else np.fmin
+    best = [  # of each step, NaN where no outcome was observed
         better.reduce(np.array([np.nan, *(ledger[key].Y for key in keys)], float))
         for keys in steps["keys"]
     ]
     so_far = better.accumulate(np.array(best, float))
-    axes.plot(steps.number, so_far, "-", color="0.6", label="best outcome")
-    axes.plot(steps.number, steps["mean"], "o-", ms=size, label="best posterior mean")
+    values.plot(steps.number, so_far, "-", color="0.6", label="best outcome")
+    values.plot(steps.number, steps["mean"], "o-", ms=size, label="best posterior mean")
     if steps.noiseless.notna().any():
-        axes.plot(steps.number, steps.noiseless, "s--", ms=size, label="noiseless value there")
+        values.plot(steps.number, steps.noiseless, "s--", ms=size, label="noiseless value there")
     optimum = campaign.objective.optimum
-    if optimum is not None and not campaign.settings.maximize:
-        axes.axhline(optimum, color="black", lw=0.8, ls=":", label=f"optimum {optimum:.4g}")
-    axes.set_ylabel("best value")
+    if optimum is not None and not maximize:
+        values.axhline(optimum, color="black", lw=0.8, ls=":", label=f"optimum {optimum:.4g}")
+    values.set_ylabel("best value")
 
-
-def steps_of_hand_overs(campaign: OptimizationCampaign) -> Iterator[tuple[float, HandOver]]:
-    """Yield the step of each hand-over: that whose outcomes made the observations so many."""
-    ledger = campaign.optimizer.ledger
-    told = np.cumsum([sum(ledger[k].Y is not None for k in step.keys) for step in campaign.steps])
-    for move in getattr(campaign.optimizer.surrogate.model, "history", ()):
-        place = min(int(np.searchsorted(told, move.observations)), len(campaign.steps) - 1)
-        yield campaign.steps[place].number, move
-
-
-def _draw_seconds(axes: Axes, steps: pd.DataFrame, size: float) -> None:
-    axes.plot(steps.number, steps.model_seconds, "o-", ms=size, lw=1, label="model and choice")
-    axes.plot(steps.number, steps.evaluation_seconds, "o-", ms=size, lw=1, label="evaluation")
-    axes.set(xlabel="step", ylabel="seconds per step")
+    seconds.plot(steps.number, steps.model_seconds, "o-", ms=size, lw=1, label="model and choice")
+    seconds.plot(steps.number, steps.evaluation_seconds, "o-", ms=size, lw=1, label="evaluation")
+    seconds.set(xlabel="step", ylabel="seconds per step")
     if (steps.model_seconds > 0.0).any():
-        axes.set_yscale("log", nonpositive="mask")
+        seconds.set_yscale("log", nonpositive="mask")
+    observed = np.cumsum([sum(ledger[key].Y is not None for key in keys) for keys in steps["keys"]])
+    moves = getattr(campaign.optimizer.surrogate.model, "history", ())
+    # each in the step in which its number of observations was reached
+    at = [min(int(np.searchsorted(observed, m.observations)), len(steps) - 1) for m in moves]
+    mark_hand_overs(
+        seconds, [(campaign.steps[i].number, m) for i, m in zip(at, moves, strict=True)]
+    )
+    for axes in (values, seconds):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=9)
+    return figure

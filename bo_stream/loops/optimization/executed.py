@@ -100,8 +100,8 @@ class Journal:
     def begin(self, mark: int) -> None:
         """Leave out the trials before a mark: a checkpoint that holds them is on the disk.
 
-        Whenever the process ends, a complete file is left, the old or the new one; the old one says
-        nothing else than the checkpoint does, and what came since.
+        Whenever the process ends, a complete file is left, the old or the new one; the old one has
+        the trials of the checkpoint and those since.
 
         Raises:
             OSError: The disk is full or the file cannot be written; the old one stays.
@@ -154,27 +154,27 @@ def _line(trial: Trial) -> bytes:
     return json.dumps(values, allow_nan=False).encode() + b"\n"
 
 
-# --- evaluation on any executor: processes, threads, Dask, Ray, or what a user brings ------------
+# --- evaluation on any executor: processes, threads, Dask, Ray, or one of the user's -------------
 
 
 RESUBMISSIONS = 3
 """How often a task that was lost with its worker is submitted again."""
 
 SECONDS_OF_SILENCE = 60.0
-"""Time without an outcome after which it is looked whether any evaluation has begun."""
+"""Time without an outcome after which a check is made that some evaluation has begun."""
 
 PointEvaluator: TypeAlias = Evaluator[tuple[float, ...], float]
 """Evaluator of points of d inputs with one outcome."""
 
 
 class Executed(Generic[P, V]):
-    """An evaluator over an executor; see ``Evaluator`` in ``evaluation.py``.
+    """An evaluator over an executor; see ``Evaluator``.
 
     A task that is lost with its worker is submitted again, at most ``RESUBMISSIONS`` times; this is
     no attempt of the function's. A task beyond the timeout is stopped where the executor can do
-    so (those of ``executor_of``, except threads); else it is abandoned: it keeps its place until it
-    ends, and its late outcome is ignored. While an executor of this package has nobody who begins a
-    task, for ``SECONDS_OF_SILENCE``, there is a ``WaitingWarning``.
+    so (those of ``executor_of``, except threads); else it is abandoned: it occupies a worker until
+    it ends, and its late outcome is ignored. While an executor of this package has nobody who
+    begins a task, for ``SECONDS_OF_SILENCE``, there is a ``WaitingWarning``.
 
     Attributes:
         losses: How often a task was lost.
@@ -217,7 +217,9 @@ class Executed(Generic[P, V]):
         self.losses = 0
         self._work, self._executor, self._at_once = work, executor, at_once
         self._capacity = Capacity(executor)
-        self._is_limited = at_once is not None or _would_run_what_waits(executor)
+        # a task that waits for one of an engine's known workers would count as running
+        has_workers = isinstance(executor, EngineExecutor) and executor.workers is not None
+        self._is_limited = at_once is not None or has_workers
         self._timeout, self._resubmissions = timeout, resubmissions
         self._open: dict[int, _Submission[P, V]] = {}
         self._waiting: deque[_Submission[P, V]] = deque()
@@ -295,12 +297,25 @@ class Executed(Generic[P, V]):
         if not self._open:
             return None
         self._hand_out()
-        outcome = self._heard(self._patience(seconds)) or self._overdue()
+        # wait until a task may be overdue, or none has begun for long
+        limits = [self._seconds_to_look()]
+        if seconds is not None:
+            limits.append(seconds)
+        if self._timeout is not None:
+            looks = [each.next_look for each in self._open.values() if each.future is not None]
+            if self._is_full_of_abandoned():
+                looks.append(self._last_abandoned + self._timeout)
+            limits += [max(0.0, look - time.monotonic()) for look in looks]
+        shortest = min(limits)
+        outcome = self._ended_within(None if shortest == math.inf else shortest) or self._overdue()
         self._hand_out()
         return outcome
 
-    def _heard(self, seconds: float | None) -> Outcome[V] | None:
-        """Wait for a future that ends; None if it is none of a task under way, or lost it."""
+    def _ended_within(self, seconds: float | None) -> Outcome[V] | None:
+        """Wait for the next future that ends, and return the outcome of its task.
+
+        None: none ended, it was abandoned, or its task was lost and is submitted again.
+        """
         try:
             key, future = self._ended.get(timeout=seconds)
         except Empty:
@@ -313,12 +328,29 @@ class Executed(Generic[P, V]):
             return None
         error = CancelledError("cancelled") if future.cancelled() else future.exception()
         if error is not None and is_lost(error) and submission.losses < self._resubmissions:
-            self._submit_again(submission, error)
+            self.losses += 1
+            submission.losses += 1
+            submission.future = None
+            self._waiting.append(submission)
+            last = error if isinstance(error, LostTaskError) else in_one_line(error)
+            warnings.warn(
+                f"Lost with their workers, and done again: {self.losses} evaluations "
+                f"(last: {last}).",
+                LostTaskWarning,
+                stacklevel=2,
+            )
             return None
         del self._open[key]
+        if error is None:
+            return future.result()
         if isinstance(error, UsageError):
             raise error
-        return future.result() if error is None else self._failed(submission, error)
+        text = in_one_line(error)  # the function is not the reason
+        if is_lost(error):
+            self.losses += 1
+            times = f", {submission.losses + 1} times" if submission.losses else ""
+            text = f"{error}{times}"
+        return Outcome(key, None, text, time.monotonic() - submission.handed_out)
 
     def _look_for_workers(self) -> None:
         """Warn, once in a time of silence, if no evaluation has begun, as far as is known."""
@@ -326,7 +358,11 @@ class Executed(Generic[P, V]):
             return
         self._silent_since = time.monotonic()
         futures = [each.future for each in self._open.values() if each.future is not None]
-        if futures and all(map(_waits, futures)):
+        have_begun = [
+            not isinstance(future, EngineFuture) or future.seconds_running() is not None
+            for future in futures
+        ]
+        if futures and not any(have_begun):
             self._silent_since = None
             warnings.warn(
                 f"{datetime.now():%H:%M:%S}: none of {len(futures)} evaluations has begun, and "
@@ -338,42 +374,10 @@ class Executed(Generic[P, V]):
             )
 
     def _seconds_to_look(self) -> float:
-        """Return the time until it should be looked whether any evaluation has begun."""
+        """Return the time until the check whether any evaluation has begun."""
         if self._silent_since is None:
             return math.inf
         return max(0.0, self._silent_since + SECONDS_OF_SILENCE - time.monotonic())
-
-    def _submit_again(self, submission: _Submission[P, V], error: BaseException) -> None:
-        self.losses += 1
-        submission.losses += 1
-        submission.future = None
-        self._waiting.append(submission)
-        text = f"Lost with their workers, and done again: {self.losses} evaluations"
-        last = error if isinstance(error, LostTaskError) else in_one_line(error)
-        warnings.warn(f"{text} (last: {last}).", LostTaskWarning, stacklevel=2)
-
-    def _failed(self, submission: _Submission[P, V], error: BaseException) -> Outcome[V]:
-        """Return the outcome of a task that has none, for a reason other than its function."""
-        text = in_one_line(error)
-        if is_lost(error):
-            self.losses += 1
-            times = f", {submission.losses + 1} times" if submission.losses else ""
-            text = f"{error}{times}"
-        seconds = time.monotonic() - submission.handed_out
-        return Outcome(submission.task.key, None, text, seconds)
-
-    def _patience(self, seconds: float | None) -> float | None:
-        """Limit a wait to the time at which a task may be overdue, or none has begun for long."""
-        limits = [self._seconds_to_look()]
-        if seconds is not None:
-            limits.append(seconds)
-        if self._timeout is not None:
-            looks = [each.next_look for each in self._open.values() if each.future is not None]
-            if self._is_full_of_abandoned():
-                looks.append(self._last_abandoned + self._timeout)
-            limits += [max(0.0, look - time.monotonic()) for look in looks]
-        shortest = min(limits)
-        return None if shortest == math.inf else shortest
 
     def _overdue(self) -> Outcome[V] | None:
         """Give up the first task that has run for longer than the timeout."""
@@ -385,7 +389,9 @@ class Executed(Generic[P, V]):
                 continue
             seconds = submission.seconds_running() or 0.0
             if seconds >= self._timeout:
-                return self._give_up(submission, seconds)
+                done = "stopped" if self._dropped(submission) else "abandoned"
+                error = f"no outcome within {self._timeout:g} s: {done}"
+                return Outcome(submission.task.key, None, error, seconds)
             submission.next_look = now + self._timeout - seconds
         if self._is_full_of_abandoned() and now >= self._last_abandoned + self._timeout:
             raise UsageError(
@@ -394,11 +400,6 @@ class Executed(Generic[P, V]):
                 "Processes can be stopped: processes:N."
             )
         return None
-
-    def _give_up(self, submission: _Submission[P, V], seconds: float) -> Outcome[V]:
-        key = submission.task.key
-        done = "stopped" if self._dropped(submission) else "abandoned"
-        return Outcome(key, None, f"no outcome within {self._timeout:g} s: {done}", seconds)
 
     def cancel(self, key: int) -> None:
         """Drop a task, and stop it if it has begun, where the executor can do so."""
@@ -449,16 +450,6 @@ class _Submission(Generic[P, V]):
         if isinstance(self.future, EngineFuture):
             return self.future.seconds_running()
         return time.monotonic() - self.handed_out
-
-
-def _would_run_what_waits(executor: Executor) -> bool:
-    """Return whether a task that waits for a worker of an executor would count as running."""
-    return isinstance(executor, EngineExecutor) and executor.workers is not None
-
-
-def _waits(future: Future[Any]) -> bool:
-    """Return whether a task is known not to have begun."""
-    return isinstance(future, EngineFuture) and future.seconds_running() is None
 
 
 def _attempt(work: Work[P, V], task: Task[P], expected: Mapping[str, str]) -> Outcome[V]:

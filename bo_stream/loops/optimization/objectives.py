@@ -27,11 +27,11 @@ V = TypeVar("V")  # an outcome
 
 
 class NoOutcomeError(ValueError):
-    """An error for a returned value that is no outcome; the message says what was expected."""
+    """An error for a returned value that is no outcome; the message names the expected one."""
 
 
 class Work(ABC, Generic[P, V]):
-    """A function and how to read what it returns; it can be pickled."""
+    """A function and how to read its result; it can be pickled."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -51,7 +51,7 @@ class Objective(Work[tuple[float, ...], float]):
             d floats and returns one number.
         bounds: Low and high of each input.
         dim: Number of inputs, for classes that leave it open.
-        noise: Standard deviation of the noise, drawn anew for each trial and attempt.
+        noise: Standard deviation of the noise, drawn for each trial and attempt.
         seed: Seed of the noise.
     """
 
@@ -115,7 +115,17 @@ def find_objective(
         UsageError: No such function, or an option that does not fit it.
     """
     if ":" in function:
-        return _own_function(function, dim, noise, bounds, seed)
+        if noise or dim is not None:
+            raise UsageError(
+                f"--dim and --noise are for test functions; {function!r} is your own: say --bounds."
+            )
+        if bounds is None:
+            raise UsageError(
+                f"Say the bounds of each input of {function!r}, as in --bounds '0,1 -5,5'."
+            )
+        objective = Objective(function, checked_bounds(bounds), len(bounds), seed=seed)
+        objective.prepare()
+        return objective
     if bounds is not None:
         raise UsageError(f"--bounds are for functions of your own; {function!r} has its own.")
     if not 0.0 <= noise < float("inf"):
@@ -136,22 +146,6 @@ def find_objective(
             f"{name} cannot have --dim {dim}: {error or type(error).__name__}"
         ) from error
     return Objective(name, checked_bounds(box.T.tolist()), dim, noise, seed)
-
-
-def _own_function(
-    function: str, dim: int | None, noise: float, bounds: Bounds | None, seed: int
-) -> Objective:
-    if noise or dim is not None:
-        raise UsageError(
-            f"--dim and --noise are for test functions; {function!r} is your own: say --bounds."
-        )
-    if bounds is None:
-        raise UsageError(
-            f"Say the bounds of each input of {function!r}, as in --bounds '0,1 -5,5'."
-        )
-    objective = Objective(function, checked_bounds(bounds), len(bounds), seed=seed)
-    objective.prepare()
-    return objective
 
 
 @cache
@@ -246,7 +240,7 @@ def as_number(result: Any) -> float:
     raise NoOutcomeError(f"the value is {value}{excess}")
 
 
-# --- tasks, their outcomes, and what evaluates them ----------------------------------------------
+# --- tasks, their outcomes, and evaluators -------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -282,9 +276,9 @@ class Outcome(Generic[V]):
 
 
 class Evaluator(Protocol[P, V]):
-    """What does tasks: here, in worker processes, or on a cluster.
+    """An object that does tasks: here, in worker processes, or on a cluster.
 
-    A task that is submitted has one outcome, whatever its function does, unless it is cancelled.
+    A task that is submitted has one outcome, even if its function fails, unless it is cancelled.
     It may be evaluated more than once, where workers are lost; one outcome is given of it.
     An evaluator is a context manager that closes itself.
     """
@@ -294,7 +288,7 @@ class Evaluator(Protocol[P, V]):
     def __exit__(self, *_: Any) -> None: ...
 
     def submit(self, task: Task[P]) -> None:
-        """Add a task; its key is that of no other task under way."""
+        """Add a task, whose key no other task under way has."""
 
     def poll(self, seconds: float | None) -> Outcome[V] | None:
         """Wait for an outcome for some seconds (None: any time); None may be returned sooner.
@@ -310,7 +304,7 @@ class Evaluator(Protocol[P, V]):
         """Drop a task: it has no outcome. A key that is not under way changes nothing."""
 
     def close(self) -> None:
-        """Drop all tasks and end what was started for them."""
+        """Drop all tasks and end the processes started for them."""
 
 
 class InProcess(Generic[P, V]):
@@ -354,7 +348,7 @@ class InProcess(Generic[P, V]):
 
 
 def attempt(work: Work[P, V], task: Task[P]) -> Outcome[V]:
-    """Evaluate once; there is an outcome whatever the function raises or returns."""
+    """Evaluate once; an error, or a result of the wrong type, is an outcome, too."""
     started = time.monotonic()
     value, error = None, None
     try:

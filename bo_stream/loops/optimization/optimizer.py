@@ -41,12 +41,12 @@ OFF = 1024.0
 
 
 class Surrogate:
-    """A model over the unit cube that is kept equal to a ledger by differences.
+    """A model over the unit cube that follows a ledger by differences.
 
     New outcomes enter by ``update``, withdrawn ones leave by ``retract``, an amended one does both,
-    so that a step costs the same whatever was told before. A model that cannot retract exactly is
-    built anew from all outcomes that are left; so is any model when the spread of the outcomes
-    turns out to be of another order. Outcomes enter in the order of keys, not of arrival.
+    so that a step costs the same however many outcomes came before. A model that cannot retract
+    exactly is built again from all outcomes that are left; so is any model when the spread of the
+    outcomes turns out to be of another order. Outcomes enter in the order of keys, not of arrival.
 
     Attributes:
         model: None until there are enough outcomes.
@@ -54,7 +54,7 @@ class Surrogate:
         refits: Numbers of outcomes at which the hyperparameters were learned.
         unit: Unit of the outcomes in the model: acquisition functions have absolute tolerances.
         is_whole: False while the model is being brought to the ledger.
-        validation: Record of how well the model predicted each outcome, in its units; begun anew
+        validation: Record of how well the model predicted each outcome, in its units; begun again
             with a model in other units.
     """
 
@@ -70,7 +70,7 @@ class Surrogate:
         """Begin empty, or with the content of a checkpoint.
 
         Raises:
-            UsageError: A model cannot be built with these settings: said before any evaluation.
+            UsageError: A model cannot be built with these settings: raised before any evaluation.
         """
         self.settings, self.model, self.unit = settings, model, unit
         self.held, self.refits = dict(held or {}), list(refits)
@@ -89,47 +89,38 @@ class Surrogate:
             return self.model
         self.is_whole = False
         few = len(self.held) - len(stale) < FEWEST
-        if self.model is None or few or is_off(self.unit, list(wanted.values())):
-            self._begin(ledger, wanted)
-        elif stale and not retracts_exactly(self.model):
+        previous = self.model
+        if previous is None or few or is_off(self.unit, list(wanted.values())):
+            self.model, self.held, self.refits = None, {}, []
+            self.validation = ProgressiveValidation()
+            if len(wanted) >= FEWEST:
+                self.unit = unit_of(list(wanted.values()))
+                self.model = self._built(*self._data(ledger, wanted))
+                self.held = wanted
+        elif stale and not retracts_exactly(previous):
             if fresh:
-                self.validation.add(self.model, *self._data(ledger, fresh))
-            self._rebuild(ledger, wanted, self.model)
+                self.validation.add(previous, *self._data(ledger, fresh))
+            # a model of the other outcomes, with hyperparameters and log of the previous one
+            kernel = deepcopy(previous.covar_module)
+            self.model = self._built(*self._data(ledger, wanted), kernel)
+            self.model._first_values = previous._first_values
+            set_hyperparameters(self.model, hyperparameters(previous))
+            for event in previous.numerical_log:
+                self.model.log_event(event.what, event.size, event.jitter)
+            self.held = wanted
         else:
-            self._replace(ledger, stale, fresh, self.model)
+            if stale:
+                previous.retract(*self._data(ledger, stale))
+            self.held = {key: Y for key, Y in self.held.items() if key not in stale}
+            if fresh:
+                self.validation.observe(previous, *self._data(ledger, fresh))
+            self.held |= fresh
         count = len(self.held)
         if self.model is not None and self.settings.refit_is_due(count, self.refits):
             learn(self.model)
             self.refits.append(count)
         self.is_whole = True
         return self.model
-
-    def _begin(self, ledger: Ledger, outcomes: dict[int, float]) -> None:
-        self.model, self.held, self.refits = None, {}, []
-        self.validation = ProgressiveValidation()
-        if len(outcomes) >= FEWEST:
-            self.unit = unit_of(list(outcomes.values()))
-            self.model = self._built(*self._data(ledger, outcomes))
-            self.held = outcomes
-
-    def _rebuild(self, ledger: Ledger, outcomes: dict[int, float], former: StreamingGP) -> None:
-        """Build a model of other outcomes, with hyperparameters and log of the former one."""
-        self.model = self._built(*self._data(ledger, outcomes), deepcopy(former.covar_module))
-        self.model._first_values = former._first_values
-        set_hyperparameters(self.model, hyperparameters(former))
-        for event in former.numerical_log:
-            self.model.log_event(event.what, event.size, event.jitter)
-        self.held = outcomes
-
-    def _replace(
-        self, ledger: Ledger, stale: dict[int, float], fresh: dict[int, float], model: StreamingGP
-    ) -> None:
-        if stale:
-            model.retract(*self._data(ledger, stale))
-        self.held = {key: Y for key, Y in self.held.items() if key not in stale}
-        if fresh:
-            self.validation.observe(model, *self._data(ledger, fresh))
-        self.held |= fresh
 
     def _built(self, X: Tensor, Y: Tensor, kernel: Kernel | None = None) -> StreamingGP:
         settings = self.settings
@@ -174,11 +165,11 @@ def is_off(unit: float, Y: Sequence[float]) -> bool:
     return not 1.0 / OFF < unit_of(Y) / unit < OFF
 
 
-# --- an optimizer that asks for points and is told outcomes: in any order, late, amended ---------
+# --- an optimizer that is asked for points and told outcomes: in any order, late, amended --------
 
 
 SHORTLIST = 1024
-"""Number of told points, those of the best outcomes, among which the best is looked for."""
+"""Number of observed points, those of the best outcomes, among which the best is searched."""
 
 AVOIDED_FAILURES = 32
 """Number of last failed points that count as pending, so that they are not tried for ever."""
@@ -195,9 +186,9 @@ class Optimizer:
     far and the model, not on torch's global random state, so a run that was saved and loaded goes
     on to the same points. What cannot be is a ``UsageError``, and changes nothing.
 
-    A point without an outcome is pending: others are chosen to be of use beside it. So are the last
-    ``AVOIDED_FAILURES`` failed ones, which the model never sees. A step costs the same whatever
-    came before, but for a pass over the trials, some microseconds each.
+    A point without an outcome is pending: others are chosen given that it will have one. So are the
+    last ``AVOIDED_FAILURES`` failed ones, which the model never sees. A step costs the same however
+    many came before, but for a pass over the trials, some microseconds each.
 
     Example:
         >>> optimizer = Optimizer(OptimizationSettings(bounds=((-5.0, 10.0), (0.0, 15.0))))
@@ -233,22 +224,29 @@ class Optimizer:
         first = min(count, max(0, self.settings.initial - told - len(self.pending)))
         if self.settings.acquisition == "random" or told < FEWEST:
             first = count
-        trials = self._ask_sobol(first) if first else []
-        return trials + (self._ask_model(count - first) if count > first else [])
-
-    def _ask_sobol(self, count: int) -> list[Trial]:
-        drawn = sum(trial.origin == "sobol" for trial in self.ledger)
-        engine = SobolEngine(self.settings.dim, scramble=True, seed=self.settings.seed)
-        points = engine.fast_forward(drawn).draw(count, dtype=torch.float64)
-        return [self.ledger.add(X, "sobol") for X in self.settings.from_unit_cube(points)]
-
-    def _ask_model(self, count: int) -> list[Trial]:
-        model = self.surrogate.follow(self.ledger)
-        if model is None:
-            raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
-        with self._own_randomness() as seed:
-            points = best_points(self.settings, self._situation(model, seed), count)
-        return [self.ledger.add(X, "model") for X in self.settings.from_unit_cube(points)]
+        trials = []
+        if first:
+            drawn = sum(trial.origin == "sobol" for trial in self.ledger)
+            engine = SobolEngine(self.settings.dim, scramble=True, seed=self.settings.seed)
+            points = engine.fast_forward(drawn).draw(first, dtype=torch.float64)
+            chosen = self.settings.from_unit_cube(points)
+            trials += [self.ledger.add(x, "sobol") for x in chosen]
+        if count > first:
+            model = self.surrogate.follow(self.ledger)
+            if model is None:
+                raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
+            failed = self.ledger.with_status("failed")[-AVOIDED_FAILURES:]
+            open_points = [trial.X for trial in self.pending + failed]
+            pending = self.settings.to_unit_cube(open_points) if open_points else None
+            X = self.settings.to_unit_cube([trial.X for trial in self._shortlist()])
+            with self._own_randomness() as seed:
+                means, order = predict_mean(model, X).sort(descending=True, stable=True)
+                best, beta = means[0].item(), self.settings.beta
+                situation = Situation(model, X[order], best, pending, beta, seed)
+                points = best_points(self.settings, situation, count - first)
+            chosen = self.settings.from_unit_cube(points)
+            trials += [self.ledger.add(x, "model") for x in chosen]
+        return trials
 
     @contextmanager
     def _own_randomness(self) -> Iterator[int]:
@@ -260,14 +258,6 @@ class Optimizer:
         with torch.random.fork_rng([] if on_cpu else [device], device_type=accelerator):
             torch.manual_seed(seed)
             yield seed
-
-    def _situation(self, model: StreamingGP, seed: int) -> Situation:
-        X = self.settings.to_unit_cube([trial.X for trial in self._shortlist()])
-        means, order = predict_mean(model, X).sort(descending=True, stable=True)
-        failed = self.ledger.with_status("failed")[-AVOIDED_FAILURES:]
-        open_points = [trial.X for trial in self.pending + failed]
-        pending = self.settings.to_unit_cube(open_points) if open_points else None
-        return Situation(model, X[order], means[0].item(), pending, self.settings.beta, seed)
 
     def _shortlist(self) -> list[Trial]:
         """Return the told trials of the best outcomes, by key."""
@@ -317,7 +307,7 @@ class Optimizer:
         return self.ledger.with_status("pending")
 
     def best(self) -> Best:
-        """Find the told point of the best posterior mean; of the best outcome without a model."""
+        """Find the observed point of the best posterior mean, or outcome if there is no model."""
         shortlist = self._shortlist()
         if not shortlist:
             raise UsageError("There is no best point yet: no outcome was told.")
@@ -349,14 +339,14 @@ def save_optimizer(
     run: Mapping[str, Any] | None = None,
     journal: str | None = None,
 ) -> None:
-    """Write an optimizer; whatever happens, a complete one, the old or the new, is left.
+    """Write an optimizer; a complete one, the old or the new, is left even after an error.
 
-    A model that is being changed is left out, and built anew from the trials.
+    A model that is being changed is left out, and built again from the trials.
 
     Args:
         folder: Created if necessary.
         optimizer: The optimizer.
-        run: Plain values to be kept with it.
+        run: Plain values to be stored with it.
         journal: Name of the journal of later trials, see :class:`Journal`, if there is one.
 
     Raises:
@@ -384,7 +374,7 @@ def save_optimizer(
 def load_optimizer(
     folder: Path, trusted: Collection[str] = ()
 ) -> tuple[Optimizer, dict[str, Any] | None]:
-    """Read an optimizer and the values that were kept with it.
+    """Read an optimizer and the values that were stored with it.
 
     Nothing in the folder is executed: models are read as :meth:`StreamingGP.load` does, and
     functions are imported only if they are trusted.

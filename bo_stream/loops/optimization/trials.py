@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from bo_stream.errors import UsageError, check_whole
-from bo_stream.loops.settings import RunSettings
+from bo_stream.loops.models import RunSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,7 +98,7 @@ def checked_bounds(bounds: Sequence[Sequence[float]]) -> Bounds:
     return tuple((float(low), float(high)) for low, high in bounds)
 
 
-# --- the ledger of an optimization: every point that was asked for, with its outcome -------------
+# --- the ledger of an optimization: every trial, with its outcome --------------------------------
 
 
 Status = Literal["pending", "told", "failed", "withdrawn"]
@@ -121,7 +121,7 @@ class Trial:
         status: ``pending`` until told, failed or withdrawn.
         Y: Outcome of a told trial.
         attempts: Number of evaluations that ended, well or not.
-        error: Reason of the last failed attempt; kept when a later one succeeds.
+        error: Reason of the last failed attempt, even if a later one succeeds.
         seconds: Duration of the last attempt, where it is known.
     """
 
@@ -167,7 +167,7 @@ class Ledger:
         return trial
 
     def put(self, trial: Trial) -> Trial:
-        """Take over a trial as it is, in the place of one of its key or after the last one."""
+        """Store a trial as it is: replace the one of its key, or append it."""
         if trial.key == len(self._trials):
             self._trials.append(trial)
         self._trials[trial.key] = trial

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,16 +22,16 @@ from bo_stream.models.base import StreamingGP
 
 
 class SamplingReplay:
-    """Replay of a known map: an :class:`ActiveSampling` asks, and is told what it asked for.
+    """Replay of a known map: an :class:`ActiveSampling` is told the outcomes that it asks for.
 
-    It never sees another outcome. The strategy ``random`` does not ask it, but tells it the next
+    It never sees another outcome. With strategy ``random`` it is not asked, but told the next
     points of the pool, whose order is random. Both begin with the first points of the pool. The
     points where the values are to be known are the test inputs.
 
     Attributes:
         split: The map.
         settings: Resolved settings.
-        sampling: What was asked and told, and the model.
+        sampling: Observations and model.
         curve: Scores so far.
 
     Example:
@@ -88,24 +87,20 @@ class SamplingReplay:
 
     def advance(self) -> Step:
         """Do the start, if that is still to be done, or else one step."""
-        chosen, refits = self._chosen(), len(self.state.refits)
+        settings, told, refits = self.settings, self.observations, len(self.state.refits)
+        if not self.curve:
+            chosen = list(range(settings.initial))
+        elif settings.strategy == "random":
+            chosen = list(range(told, told + settings.q))
+        else:
+            chosen = self.sampling.ask(settings.q)
         self.sampling.tell(chosen, self.split.pool_Y[chosen])
         done, refitted = self.steps_done, len(self.state.refits) > refits
-        score_due = done % (self.settings.score_every or 1) == 0 or done == self.settings.steps
-        scored = self._score() if score_due else None
+        scored = None
+        if done % (settings.score_every or 1) == 0 or done == settings.steps:
+            scored = self.score_now()
+            self.curve.append(scored)
         return Step(done, self.observations, tuple(chosen), refitted, scored)
-
-    def _chosen(self) -> list[int]:
-        settings, told = self.settings, self.observations
-        if not self.curve:
-            return list(range(settings.initial))
-        if settings.strategy == "random":
-            return list(range(told, told + settings.q))
-        return self.sampling.ask(settings.q)
-
-    def _score(self) -> Score:
-        self.curve.append(self.score_now())
-        return self.curve[-1]
 
     def score_now(self) -> Score:
         """Score the model as it is, without adding to the curve."""
@@ -118,7 +113,7 @@ class SamplingReplay:
         return self.split.pool_rows[self.state.picks].tolist()
 
     def outlying_rows(self) -> list[int]:
-        """Return those of :meth:`picked_rows` that the model is without, in order."""
+        """Return the outliers among :meth:`picked_rows`, which the model is without, in order."""
         return self.split.pool_rows[self.sampling.outliers].tolist()
 
 
@@ -171,7 +166,7 @@ class Step:
     score: Score | None
 
 
-# --- a sampling campaign: strategies side by side over the same data, kept in one folder ---------
+# --- a sampling campaign: strategies side by side over the same data, in one folder --------------
 
 
 _STEPS_ON_SIMULATED = 50
@@ -210,7 +205,7 @@ class Campaign:
         data: Dataset,
         origin: DataOrigin,
         settings: Settings,
-        former: Mapping[Strategy, tuple[SamplingState, list[Score]] | None],
+        parts: Mapping[Strategy, tuple[SamplingState, list[Score]] | None],
         seconds: float = 0.0,
     ) -> None:
         """Begin loops, or go on with state and scores; use :meth:`begin` or :meth:`resume`."""
@@ -218,8 +213,8 @@ class Campaign:
         split = PoolSplit.of(data, resolved)
         self.data, self.origin, self.seconds = data, origin, seconds
         self.loops = {
-            name: SamplingReplay(split, replace(resolved, strategy=name), *(parts or ()))
-            for name, parts in former.items()
+            name: SamplingReplay(split, replace(resolved, strategy=name), *(part or ()))
+            for name, part in parts.items()
         }
         self._within_step = False
 
@@ -263,7 +258,10 @@ class Campaign:
             if not present:
                 raise ValueError("no strategy")
             runs = {name: content["runs"][name] for name in present}
-            curves = {name: _curve(run) for name, run in runs.items()}
+            curves = {
+                name: [from_record(Score, entry) for entry in run["curve"]]
+                for name, run in runs.items()
+            }
             states = {name: SamplingState.of_record(run) for name, run in runs.items()}
             files = {name: from_record(ModelFile, file) for name, file in content["models"].items()}
         data = _read(path or (origin.path and Path(origin.path)) or None, origin.x, origin.y)
@@ -276,9 +274,9 @@ class Campaign:
         pool = settings.resolved(*data.X.shape).pool or 0
         for name, state in states.items():
             state.load_model(files.get(name), folder / SAMPLING.name, settings, pool)
-        former = {name: (state, curves[name]) for name, state in states.items()}
+        parts = {name: (state, curves[name]) for name, state in states.items()}
         longer = settings if steps is None else replace(settings, steps=steps)
-        campaign = cls(data, origin, longer, former, seconds)
+        campaign = cls(data, origin, longer, parts, seconds)
         check_not_shorter(campaign.steps_done, campaign.main.settings.steps or 0)
         return campaign
 
@@ -293,7 +291,10 @@ class Campaign:
             "data": asdict(self.origin),
             "settings": asdict(self.main.settings),
             "seconds": self.seconds,
-            "runs": {name: _record(loop) for name, loop in self.loops.items()},
+            "runs": {
+                name: {**loop.state.record(), "curve": [asdict(score) for score in loop.curve]}
+                for name, loop in self.loops.items()
+            },
         }
         SAMPLING.save(folder, content, {name: loop.model for name, loop in self.begun.items()})
 
@@ -333,11 +334,3 @@ class Campaign:
 
 def _read(path: Path | None, x: Sequence[str] | None, y: str | None) -> Dataset:
     return simulated_prevalence() if path is None else read_dataset(path, x, y)
-
-
-def _record(loop: SamplingReplay) -> dict[str, Any]:
-    return {**loop.state.record(), "curve": [asdict(entry) for entry in loop.curve]}
-
-
-def _curve(record: Mapping[str, Any]) -> list[Score]:
-    return [from_record(Score, entry) for entry in record["curve"]]

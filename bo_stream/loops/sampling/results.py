@@ -31,7 +31,7 @@ from bo_stream.loops.results import (
     write_picture,
     write_trust,
 )
-from bo_stream.loops.sampling.campaign import Campaign, SamplingReplay
+from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.settings import Strategy, strategy_name
 from bo_stream.models.auto.inference import HandOver
 
@@ -157,11 +157,30 @@ def _maps(view: MapView) -> Figure:
     for panel, (title, shown, colours) in zip(axes.flat, panels, strict=True):
         panel.set_title(title, fontsize=10)
         panel.set_aspect(_aspect(data))
-        painted = _painted(panel, data, raster, shown, colours)
+        painted: ScalarMappable
+        if raster is None:
+            size = float(np.clip(2e4 / len(shown), 1.0, 30.0))
+            x, y = data.X[:, :2].T
+            painted = panel.scatter(x, y, s=size, c=shown, linewidths=0, **colours)
+        else:
+            columns, rows, pixels = raster
+            picture = np.full((rows.size, columns.size), np.nan)
+            picture[pixels] = shown
+            painted = panel.pcolormesh(columns, rows, picture, **colours)
         bar = figure.colorbar(painted, ax=panel, shrink=0.9, pad=0.02)
         bar.set_label(_wrapped(data.target), fontsize=8)
         bar.ax.tick_params(labelsize=8)
-    _draw_picks(axes[1, 1], view)
+    line: dict[str, Any] = {"linestyle": "none", "markeredgecolor": "black", "markeredgewidth": 0.4}
+    for name, picks, marker, size, colour in (
+        ("chosen", view.picks[view.initial :], "o", 2.6, "white"),
+        ("initial", view.picks[: view.initial], "s", 4.5, "tab:red"),
+        ("outliers", view.outliers, "X", 7.0, "tab:orange"),
+    ):
+        if picks:
+            x, y = data.X[list(picks), :2].T
+            label = f"{name} ({len(picks):,})"
+            axes[1, 1].plot(x, y, marker=marker, ms=size, color=colour, label=label, **line)
+    axes[1, 1].legend(loc="best", fontsize=8, framealpha=0.85)
     unit = " (degrees)" if _is_lon_lat(data) else ""
     for bottom, left in zip(axes[-1, :], axes[:, 0], strict=True):
         bottom.set_xlabel(data.columns[0] + unit, fontsize=9)
@@ -218,34 +237,6 @@ def _ticks(values: Array, most: int) -> Array | None:
     return ticks
 
 
-def _painted(
-    axes: Axes, data: Dataset, raster: _Raster | None, values: Array, colours: Mapping[str, Any]
-) -> ScalarMappable:
-    """Paint values at all sites, as pixels of the raster or else as dots."""
-    if raster is None:
-        size = float(np.clip(2e4 / len(values), 1.0, 30.0))
-        x, y = data.X[:, :2].T
-        return axes.scatter(x, y, s=size, c=values, linewidths=0, **colours)
-    columns, rows, pixels = raster
-    picture = np.full((rows.size, columns.size), np.nan)
-    picture[pixels] = values
-    return axes.pcolormesh(columns, rows, picture, **colours)
-
-
-def _draw_picks(axes: Axes, view: MapView) -> None:
-    line: dict[str, Any] = {"linestyle": "none", "markeredgecolor": "black", "markeredgewidth": 0.4}
-    for name, rows, marker, size, colour in (
-        ("chosen", view.picks[view.initial :], "o", 2.6, "white"),
-        ("initial", view.picks[: view.initial], "s", 4.5, "tab:red"),
-        ("outliers", view.outliers, "X", 7.0, "tab:orange"),
-    ):
-        if rows:
-            x, y = view.data.X[list(rows), :2].T
-            label = f"{name} ({len(rows):,})"
-            axes.plot(x, y, marker=marker, ms=size, color=colour, label=label, **line)
-    axes.legend(loc="best", fontsize=8, framealpha=0.85)
-
-
 def _lines(view: MapView) -> Figure:
     data = view.data
     order = np.argsort(data.X[:, 0])
@@ -283,11 +274,23 @@ def write_results(
     ``notes``, texts of warnings, are put into run.json. Returns the score of each strategy's model
     as it is, its mean over the run, and whether the model of the main one can be trusted.
     """
-    curves = {name: _curve_to_here(loop) for name, loop in campaign.begun.items()}
+    data, main = campaign.data, campaign.main
+    curves = {name: list(loop.curve) for name, loop in campaign.begun.items()}
+    for name, loop in campaign.begun.items():
+        if not curves[name] or curves[name][-1].observations < loop.observations:
+            curves[name].append(loop.score_now())
     finals = {name: curve[-1] for name, curve in curves.items()}
     means = {name: mean_over_run(curve) for name, curve in curves.items()}
+    header = ("strategy", "step", "row", *data.columns, data.target, "outlier")
+    picks = [  # the initial points have step 0, outliers have 1 at the end
+        (name, step, row, *data.X[row], data.y[row], int(row in outliers))
+        for name, loop in campaign.begun.items()
+        for outliers in [set(loop.outlying_rows())]
+        for position, row in enumerate(loop.picked_rows())
+        for step in [max(0, (position - loop.settings.initial) // loop.settings.q + 1)]
+    ]
     files = {
-        "picks.csv": _picks_table(campaign),
+        "picks.csv": _as_csv(pd.DataFrame(picks, columns=list(header))),
         "curve.csv": _as_csv(
             pd.DataFrame(
                 {"strategy": name, **asdict(score)}
@@ -298,36 +301,28 @@ def write_results(
         "run.json": record_file(_record(campaign, finals, means), campaign.seconds, notes),
     }
     write_files(folder, files)
-    main, target = campaign.main, campaign.data.target
     moves = getattr(main.model, "history", ())
     names = {name: strategy_name(name, main.settings.goal) for name in curves}
     write_picture(
         folder / "curve.png",
-        lambda: draw_curve(curves, names, target, moves, main.state.onto_grid_at),
+        lambda: draw_curve(curves, names, data.target, moves, main.state.onto_grid_at),
     )
-    write_picture(folder / "map.png", lambda: draw_map(_map_view(campaign)))
+
+    def draw() -> Figure:
+        X = torch.from_numpy(data.unit_X).to(main.split.pool_X)
+        mean, variance = predict(main.model, X)
+        view = MapView(
+            data,
+            mean.double().cpu().numpy(),
+            variance.double().sqrt().cpu().numpy(),
+            main.picked_rows(),
+            main.settings.initial,
+            main.outlying_rows(),
+        )
+        return draw_map(view)
+
+    write_picture(folder / "map.png", draw)
     return finals, means, write_trust(folder, main.model, main.state.validation)
-
-
-def _curve_to_here(loop: SamplingReplay) -> list[Score]:
-    curve = list(loop.curve)
-    if not curve or curve[-1].observations < loop.observations:
-        curve.append(loop.score_now())
-    return curve
-
-
-def _picks_table(campaign: Campaign) -> bytes:
-    """Return a table of the choices: the initial points have step 0, outliers have 1 at the end."""
-    data = campaign.data
-    header = ("strategy", "step", "row", *data.columns, data.target, "outlier")
-    lines = [
-        (name, step, row, *data.X[row], data.y[row], int(row in outliers))
-        for name, loop in campaign.begun.items()
-        for outliers in [set(loop.outlying_rows())]
-        for place, row in enumerate(loop.picked_rows())
-        for step in [max(0, (place - loop.settings.initial) // loop.settings.q + 1)]
-    ]
-    return _as_csv(pd.DataFrame(lines, columns=list(header)))
 
 
 def _as_csv(table: pd.DataFrame) -> bytes:
@@ -363,17 +358,3 @@ def _record(
             for name, loop in campaign.begun.items()
         },
     }
-
-
-def _map_view(campaign: Campaign) -> MapView:
-    data, loop = campaign.data, campaign.main
-    X = torch.from_numpy(data.unit_X).to(loop.split.pool_X)
-    mean, variance = predict(loop.model, X)
-    return MapView(
-        data,
-        mean.double().cpu().numpy(),
-        variance.double().sqrt().cpu().numpy(),
-        loop.picked_rows(),
-        loop.settings.initial,
-        loop.outlying_rows(),
-    )

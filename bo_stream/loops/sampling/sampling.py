@@ -55,7 +55,7 @@ LEAST_FOR_SMOOTHNESS = 40
 """Least number of values from which the smoothness is learned: fewer hardly tell it."""
 
 LIKELIER = 5.0
-"""By how much the log marginal likelihood of another kernel is to be larger: chance favours a
+"""Nats by which the log marginal likelihood of another kernel must be larger: chance favours a
 smooth one by less, and where it is a tie the rough one predicts no worse."""
 
 _COMPARED = (EXACT, "WISKI")
@@ -63,7 +63,7 @@ _COMPARED = (EXACT, "WISKI")
 
 
 class ActiveSampling:
-    """Candidates to choose from, what was asked and told so far, and a streaming model of it.
+    """Candidates to choose from, the observations so far, and a streaming model of them.
 
     ``ask`` chooses candidates, ``tell`` takes their measured values: late, in part, in any order,
     unasked, or again if they were wrong. Candidates that were asked for and not told are pending:
@@ -82,15 +82,15 @@ class ActiveSampling:
     hyperparameters are learned again. Off the grid ``SOME_POINTS`` of the points, spread evenly
     over them, stand for all.
 
-    The choices are a function of candidates, settings and what was told, in its order, so that a
+    The choices are a function of candidates, settings and observations, in their order, so that a
     state which was saved and loaded goes on to the same ones. On a grid the cost of a choice and of
-    an update does not grow with what was told. Refits come at geometrically growing numbers of
-    observations, and leave outliers out of the model (:func:`leave_outliers_out`). With kernel
+    an update does not grow with the number of observations. Refits come at geometrically growing
+    numbers of them, and leave outliers out of the model (:func:`leave_outliers_out`). With kernel
     ``learned`` they choose the smoothness, too.
 
     Attributes:
         settings: As given.
-        state: What was asked and told, and the model.
+        state: Pending candidates, observations, and the model.
 
     Example:
         >>> sampling = ActiveSampling(wells, SamplingSettings(q=5, initial=20))
@@ -113,8 +113,8 @@ class ActiveSampling:
             candidates: ``N x d``, in any units.
             settings: Of the sampling.
             points: Where the values are to be known, ``M x d``; default: at the candidates.
-            bounds: Box of all inputs, ``2 x d``; default: that of candidates and points.
-            state: What was asked and told; default: nothing.
+            bounds: Box of all inputs, ``2 x d``; default: the least that has candidates and points.
+            state: Pending candidates, observations and model; default: none.
 
         Raises:
             UsageError: Shapes do not fit together, an input is not finite or outside the bounds,
@@ -126,25 +126,28 @@ class ActiveSampling:
         _check_inputs("points", points, candidates.shape[-1:])
         both = torch.cat((candidates, points))
         box = torch.stack((both.amin(0), both.amax(0))) if bounds is None else bounds
-        _check_bounds(box, both)
+        if box.shape != (2, both.shape[-1]) or not bool((box[0] < box[1]).all()):
+            raise UsageError(
+                f"Expected bounds `2 x d` of which the first are less than the second, got "
+                f"{box.tolist()}. An input that is the same everywhere is to be left out."
+            )
+        outside = ((both < box[0]) | (both > box[1])).any(-1)
+        if bool(outside.any()):
+            raise UsageError(f"Expected inputs within the bounds, got {both[outside][0].tolist()}.")
         settings.check_inputs(candidates.shape[-1])
         self.settings, self._bounds = settings, box
         self._outlier_threshold = settings.outlier_threshold(candidates.shape[-1])
         self._X, self._points = (self._scaled(inputs).to(like) for inputs in (candidates, points))
         self.state = SamplingState() if state is None else state
-        self._places = {pick: place for place, pick in enumerate(self.state.picks)}
-        if state is None:
-            self._check()
-
-    def _check(self) -> None:
-        """Check that there are candidates for the start, and that the model can be built."""
-        least = self.settings.initial
-        if len(self._X) < least:
+        self._positions = {pick: i for i, pick in enumerate(self.state.picks)}
+        if state is not None:
+            return
+        if len(candidates) < settings.initial:
             raise UsageError(
-                f"Expected at least {least:,} candidates, the settings' initial, got "
-                f"{len(self._X):,}."
+                f"Expected at least {settings.initial:,} candidates, the settings' initial, got "
+                f"{len(candidates):,}."
             )
-        with warnings.catch_warnings():
+        with warnings.catch_warnings():  # a model is built to see that it can be
             warnings.simplefilter("ignore")
             for family in self._families:
                 self._built(self._X[:2], self._X[:2, :1], self._first_kernel, family)
@@ -172,16 +175,34 @@ class ActiveSampling:
                 f"Expected q of at most the {left:,} candidates that are neither told nor pending, "
                 f"got {count:,}."
             )
-        chosen = self._drawn(count) if self.state.model is None else self._selected(count)
+        told, pending = torch.tensor(self.state.picks), torch.tensor(self.state.pending)
+        if self.state.model is None:
+            # the next of a random order that are neither told nor pending
+            generator = torch.Generator().manual_seed(self.settings.seed)
+            known = {*self.state.picks, *self.state.pending}
+            order = torch.randperm(len(self._X), generator=generator).tolist()
+            chosen = [pick for pick in order if pick not in known][:count]
+        elif self.settings.goal == "map":
+            chosen = self._selector.select(count, exclude=told, pending=pending).tolist()
+        else:
+            criterion = Misclassification(float(self.settings.threshold or 0.0), "latent")
+            free = torch.ones(len(self._X), dtype=torch.bool)
+            free[told] = False
+            free[pending.long()] = False
+            some = torch.cat((self._uncertain(criterion, free, count), pending.long()))
+            waiting = torch.arange(len(some) - len(pending), len(some))
+            choice = select_sites(
+                self.model, self._X[some], count, criterion, self._targets, pending=waiting
+            )
+            chosen = some[choice.indices.cpu()].tolist()
         self.state.pending.extend(chosen)
         return chosen
 
     def tell(self, picks: Sequence[int], outcomes: Sequence[float] | Tensor) -> None:
-        """Take in measured values: new ones, or others in place of former ones.
+        """Take in measured values: new ones, or corrected ones in place of previous ones.
 
-        A value that was told before changes nothing. One that takes the place of another is put
-        into the model, and the other taken out, exactly; the hyperparameters stay until the next
-        refit.
+        A value that was told before changes nothing. A corrected one is put into the model, and the
+        previous one taken out, exactly; the hyperparameters stay until the next refit.
 
         Args:
             picks: Candidates, each once, asked for or not.
@@ -191,10 +212,28 @@ class ActiveSampling:
             UsageError: A candidate is not in the list or named twice, a value is not finite, the
                 numbers of both differ, or a value is another one and the model cannot retract.
         """
-        values = self._checked(picks, outcomes)
-        again = [pick for pick in values if pick in self._places]
-        self._correct({pick: values[pick] for pick in again if values[pick] != self._outcome(pick)})
-        new = [pick for pick in values if pick not in self._places]
+        values, state = self._checked(picks, outcomes), self.state
+        new = [pick for pick in values if pick not in self._positions]
+        corrected = [
+            pick
+            for pick, value in values.items()
+            if pick in self._positions and value != state.outcomes[self._positions[pick]]
+        ]
+        name, dim = self.settings.model, self._X.shape[-1]
+        if corrected and state.model is not None and not retracts(name, dim):
+            raise UsageError(
+                f"Model {name} of {dim} inputs cannot take a value out, but candidate "
+                f"{corrected[0]} was told to have another one before. Models "
+                f"{names_that_retract()} of at most four inputs can; or begin anew and tell all "
+                "values."
+            )
+        positions = [self._positions[pick] for pick in corrected]
+        in_model = [i for i in positions if i not in set(state.outliers)]
+        if state.model is not None and in_model:
+            state.model.retract(*self._rows(in_model))
+        for i, pick in zip(positions, corrected, strict=True):
+            state.outcomes[i] = values[pick]
+        self._update(in_model)
         if new:
             self._add(new, [values[pick] for pick in new])
 
@@ -213,7 +252,7 @@ class ActiveSampling:
 
     @property
     def model(self) -> StreamingGP:
-        """Model of what was told, outliers left out, for inputs in the unit cube.
+        """Model of the observations, outliers left out, for inputs in the unit cube.
 
         Raises:
             UsageError: Fewer than ``initial`` values were told.
@@ -233,7 +272,7 @@ class ActiveSampling:
     @property
     def outliers(self) -> list[int]:
         """Candidates whose values the model is without, in the order of telling."""
-        return [self.state.picks[place] for place in self.state.outliers]
+        return [self.state.picks[i] for i in self.state.outliers]
 
     def predict(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Compute posterior means and variances, without noise.
@@ -250,34 +289,20 @@ class ActiveSampling:
 
     @cached_property
     def _selector(self) -> PoolSelector:
-        """Selector of the present model; what it keeps between choices only saves time."""
+        """Selector of the present model; its caches between choices only save time."""
         in_features = lives_in_features(self.model)
         points = self._points if in_features else self._some_points
         return PoolSelector(self.model, self._X, points)
 
     @cached_property
     def _some_points(self) -> Tensor:
-        """Points at which the variance is integrated, for all of them."""
+        """Points that stand for all, at which the variance is integrated."""
         return self._points[thinned(self._points, SOME_POINTS)]
 
     @cached_property
     def _targets(self) -> Tensor:
-        """Points at which calls are expected to be wrong or right, for all of them."""
+        """Points that stand for all, at which expected wrong calls are counted."""
         return self._points[thinned(self._points, SOME_CANDIDATES)]
-
-    def _selected(self, count: int) -> list[int]:
-        told, pending = torch.tensor(self.state.picks), torch.tensor(self.state.pending)
-        if self.settings.goal == "map":
-            return self._selector.select(count, exclude=told, pending=pending).tolist()
-        criterion = Misclassification(float(self.settings.threshold or 0.0), "latent")
-        free = torch.ones(len(self._X), dtype=torch.bool)
-        free[told] = False
-        free[pending.long()] = False
-        some = torch.cat((self._uncertain(criterion, free, count), pending.long()))
-        waiting = torch.arange(len(some) - len(pending), len(some))
-        X = self._X[some]
-        choice = select_sites(self.model, X, count, criterion, self._targets, pending=waiting)
-        return some[choice.indices.cpu()].tolist()
 
     @torch.no_grad()
     def _uncertain(self, criterion: Misclassification, free: Tensor, count: int) -> Tensor:
@@ -292,13 +317,6 @@ class ActiveSampling:
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randperm(len(index) - most // 2, generator=generator)
         return index[torch.cat((order[: most // 2], order[most // 2 :][drawn[: most // 2]]))]
-
-    def _drawn(self, count: int) -> list[int]:
-        """Return the next candidates of a random order that are neither told nor pending."""
-        generator = torch.Generator().manual_seed(self.settings.seed)
-        known = {*self.state.picks, *self.state.pending}
-        order = torch.randperm(len(self._X), generator=generator).tolist()
-        return [pick for pick in order if pick not in known][:count]
 
     # --- learning ---------------------------------------------------------------------------------
 
@@ -328,37 +346,24 @@ class ActiveSampling:
             )
         return dict(zip(chosen, values.tolist(), strict=True))
 
-    def _outcome(self, pick: int) -> float:
-        return self.state.outcomes[self._places[pick]]
-
-    def _correct(self, values: dict[int, float]) -> None:
-        """Put other values in the place of former ones."""
-        state = self.state
-        name, dim = self.settings.model, self._X.shape[-1]
-        if values and state.model is not None and not retracts(name, dim):
-            raise UsageError(
-                f"Model {name} of {dim} inputs cannot take a value out, but candidate "
-                f"{next(iter(values))} was told to have another one before. Models "
-                f"{names_that_retract()} of at most four inputs can; or begin anew and tell all "
-                "values."
-            )
-        places = [self._places[pick] for pick in values]
-        held = [place for place in places if place not in set(state.outliers)]
-        if state.model is not None and held:
-            state.model.retract(*self._rows(held))
-        for place, value in zip(places, values.values(), strict=True):
-            state.outcomes[place] = value
-        self._update(held)
-
     def _add(self, picks: list[int], outcomes: list[float]) -> None:
         """Take in values of candidates that had none, and learn if that is due."""
         state, first = self.state, self.observations
         X, Y = self._X[picks], self._column(outcomes)
-        waiting = self._improbable(X, Y)
+        # outcomes far from the prediction wait for the next refit, which learns from them before it
+        # decides on outliers
+        waiting: list[int] = []
+        room = first // ONE_IN - len(state.outliers)
+        if state.model is not None and self._outlier_threshold and room > 0:
+            far = deviations_from_prediction(state.model, X, Y) > self._outlier_threshold
+            waiting = [i for i, is_far in enumerate(far.tolist()) if is_far][:room]
         began = time.perf_counter()
         if state.model is not None:
             state.validation.add(state.model, X, Y)
-        self._append(picks, outcomes)
+        self._positions.update({pick: first + i for i, pick in enumerate(picks)})
+        state.picks.extend(picks)
+        state.outcomes.extend(outcomes)
+        self._no_longer_pending(picks)
         self._update([first + i for i in range(len(picks)) if i not in waiting])
         if state.model is not None:
             state.validation.add_time(len(picks), time.perf_counter() - began)
@@ -369,12 +374,6 @@ class ActiveSampling:
             state.model = self._built(*rows, state.kernel, self._families[0])
         if state.model is not None:
             self._learn_if_due()
-
-    def _append(self, picks: list[int], outcomes: list[float]) -> None:
-        self._places.update({pick: self.observations + i for i, pick in enumerate(picks)})
-        self.state.picks.extend(picks)
-        self.state.outcomes.extend(outcomes)
-        self._no_longer_pending(picks)
 
     def _no_longer_pending(self, picks: Sequence[int]) -> None:
         gone = set(picks)
@@ -406,7 +405,7 @@ class ActiveSampling:
         Those that the other kernel does not have, or in another shape, are left out.
         """
         out = set(self.state.outliers)
-        rows = self._rows([place for place in range(self.observations) if place not in out])
+        rows = self._rows([i for i in range(self.observations) if i not in out])
         model = self._built(*rows, kernel, family)
         own, present = hyperparameters(model), hyperparameters(self.model)
         shared = {n: v for n, v in present.items() if n in own and own[n].shape == v.shape}
@@ -414,39 +413,36 @@ class ActiveSampling:
         set_hyperparameters(model, shared)
         return model.eval()
 
-    def _rows(self, places: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return inputs and outcomes of what was told, ``n x d`` and ``n x 1``."""
-        X = self._X[[self.state.picks[place] for place in places]]
-        return X, self._column([self.state.outcomes[place] for place in places])
+    def _rows(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return n observations as inputs ``n x d`` and outcomes ``n x 1``."""
+        X = self._X[[self.state.picks[i] for i in positions]]
+        return X, self._column([self.state.outcomes[i] for i in positions])
 
     def _column(self, outcomes: list[float]) -> Tensor:
         return torch.tensor(outcomes, dtype=torch.float64).to(self._X).unsqueeze(-1)
 
-    def _update(self, places: Sequence[int]) -> None:
-        if places and self.state.model is not None:
-            self.state.model.update(*self._rows(places))
-
-    def _improbable(self, X: Tensor, Y: Tensor) -> list[int]:
-        """Find the rows of new outcomes far from the prediction.
-
-        They wait for the next refit, which learns from them before it decides on outliers.
-        """
-        model, threshold = self.state.model, self._outlier_threshold
-        room = self.observations // ONE_IN - len(self.state.outliers)
-        if model is None or not threshold or room <= 0:
-            return []
-        far = deviations_from_prediction(model, X, Y) > threshold
-        return [i for i, is_far in enumerate(far.tolist()) if is_far][:room]
+    def _update(self, positions: Sequence[int]) -> None:
+        if positions and self.state.model is not None:
+            self.state.model.update(*self._rows(positions))
 
     def _learn_if_due(self) -> None:
-        """Take in what waits since the last refit, learn from it, and leave outliers out."""
+        """Take in outcomes that wait for a refit, learn from them, and leave outliers out."""
         state, threshold = self.state, self._outlier_threshold
-        outgrown = self._is_outgrown()
+        outgrown = (  # still exact, and would be cheaper on a grid
+            len(self._families) > 1
+            and self._family == EXACT
+            and self.observations
+            > most_exact(
+                self.settings.model_options,
+                self._X,
+                KERNELS[state.kernel](self._X.shape[-1]).to(self._X),
+            )
+        )
         if not outgrown and not self.settings.refit_is_due(self.observations, state.refits):
             return
         last = state.refits[-1] if state.refits else 0
-        self._update([place for place in state.outliers if place >= last])
-        state.outliers = [place for place in state.outliers if place < last]
+        self._update([i for i in state.outliers if i >= last])
+        state.outliers = [i for i in state.outliers if i < last]
         if outgrown:  # with hyperparameters that were learned once, if there are no refits
             self._take(state.kernel, self._rebuilt(state.kernel, "WISKI"))
             state.onto_grid_at = self.observations
@@ -460,13 +456,6 @@ class ActiveSampling:
             self._learn_smoothness()
         state.refits.append(self.observations)
         state.kernels.append(state.kernel)
-
-    def _is_outgrown(self) -> bool:
-        """Say whether the model is still exact and would be cheaper on a grid."""
-        if len(self._families) == 1 or self._family != EXACT:
-            return False
-        kernel = KERNELS[self.state.kernel](self._X.shape[-1]).to(self._X)
-        return self.observations > most_exact(self.settings.model_options, self._X, kernel)
 
     @property
     def _family(self) -> str:
@@ -489,8 +478,8 @@ class ActiveSampling:
             return
         best, tried = _evidence(self.model), {self.state.kernel}
         while True:
-            place = SMOOTHNESS.index(self.state.kernel)
-            nearest = SMOOTHNESS[max(0, place - 1) : place + 2]
+            position = SMOOTHNESS.index(self.state.kernel)
+            nearest = SMOOTHNESS[max(0, position - 1) : position + 2]
             kernel = next((name for name in nearest if name not in tried), None)
             if kernel is None:
                 return
@@ -504,10 +493,10 @@ class ActiveSampling:
     # --- files ------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Write all but the inputs to a folder, in place of what was saved there before.
+        """Write all but the inputs to a folder, in place of an earlier state.
 
         Raises:
-            OSError: The folder cannot be written; what was saved before stands.
+            OSError: The folder cannot be written; the earlier state stands.
         """
         content = {
             "settings": asdict(self.settings),
@@ -525,7 +514,7 @@ class ActiveSampling:
         points: Tensor | None = None,
         bounds: Tensor | None = None,
     ) -> ActiveSampling:
-        """Go on with what was saved; nothing in the folder is executed.
+        """Go on with a saved state; nothing in the folder is executed.
 
         Args:
             folder: Of :meth:`save`.
@@ -575,15 +564,3 @@ def _check_inputs(name: str, inputs: Tensor, dim: Sequence[int]) -> None:
         raise UsageError(
             f"Expected finite {name}, got {inputs[bad][0].tolist()} in row {int(bad.nonzero()[0])}."
         )
-
-
-def _check_bounds(bounds: Tensor, inputs: Tensor) -> None:
-    shape = (2, inputs.shape[-1])
-    if bounds.shape != shape or not bool((bounds[0] < bounds[1]).all()):
-        raise UsageError(
-            f"Expected bounds `2 x d` of which the first are less than the second, got "
-            f"{bounds.tolist()}. An input that is the same everywhere is to be left out."
-        )
-    outside = ((inputs < bounds[0]) | (inputs > bounds[1])).any(-1)
-    if bool(outside.any()):
-        raise UsageError(f"Expected inputs within the bounds, got {inputs[outside][0].tolist()}.")

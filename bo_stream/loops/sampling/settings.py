@@ -13,10 +13,10 @@ from bo_stream.loops.models import (
     LEARNED,
     MODELS,
     MOST_ON_GRID,
+    RunSettings,
     names_that_retract,
     retracts,
 )
-from bo_stream.loops.settings import RunSettings
 
 Strategy = Literal["chosen", "random"]
 Goal = Literal["map", "exceedance"]
@@ -32,7 +32,7 @@ USUAL_OUTLIERS = 8.0
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings(RunSettings):
-    """Settings that, with what is told, determine every choice; see also ``RunSettings``.
+    """Settings that, with the observations, determine every choice; see also ``RunSettings``.
 
     Attributes:
         kernel: A name in ``bo_stream.loops.models.KERNELS``, or ``learned``: of the four, from
@@ -111,7 +111,7 @@ class Settings(SamplingSettings):
 
     Attributes:
         steps: Choices; None: 500, or as many as the pool allows.
-        pool: Points to choose from; None: 12,000, or what the data have beside the test points.
+        pool: Points to choose from; None: 12,000, or all but the test points.
         test: Held-out points, on which the error is measured and over which the variance is
             integrated; None: 10,000, or a quarter of the data.
         score_every: Steps between scores; None: a twenty-fifth of all.

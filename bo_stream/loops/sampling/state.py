@@ -37,8 +37,8 @@ class SamplingState:
         kernels: Name of the kernel after each refit.
         onto_grid_at: Number of observations at which an exact model went onto a grid; None: it has
             not.
-        outliers: Places in ``picks``, in order, of those that the model is without: outliers at the
-            last refit, and later ones that wait for the next.
+        outliers: Positions in ``picks``, in order, of those that the model is without: outliers at
+            the last refit, and later ones that wait for the next.
         validation: Record of how well each outcome was predicted, outliers included.
     """
 
@@ -54,7 +54,7 @@ class SamplingState:
     validation: ProgressiveValidation = field(default_factory=ProgressiveValidation)
 
     def record(self) -> dict[str, Any]:
-        """Return all but the model, as JSON keeps it."""
+        """Return all but the model, as values for JSON."""
         positions = {name: getattr(self, name) for name in _POSITIONS}
         return {
             **positions,
@@ -88,7 +88,7 @@ class SamplingState:
         """Check a state that was read, and load its model.
 
         Args:
-            file: Of the model, beside the index; None: there is no model.
+            file: Of the model, next to the index; None: there is no model.
             path: Index that the state is from.
             settings: Of the sampling.
             candidates: Number of candidates.
@@ -97,12 +97,7 @@ class SamplingState:
             UsageError: The state does not agree with itself, its model or the number of candidates,
                 or the model cannot be read.
         """
-        self._check(None if file is None else file.observations, candidates, path)
-        if file is not None:
-            self.model = file.read(path.parent, MODELS[settings.model].model, settings.device)
-
-    def _check(self, observations: int | None, candidates: int, path: Path) -> None:
-        """Check that a state agrees with a model of so many observations and with itself."""
+        observations = None if file is None else file.observations
         told, picks, outliers = len(self.picks), set(self.picks), set(self.outliers)
         known = [*self.picks, *self.pending]
         agrees = (
@@ -122,6 +117,8 @@ class SamplingState:
                 f"{len(self.pending):,} pending of {candidates:,} candidates, and a model of "
                 f"{observations or 0:,} observations."
             )
+        if file is not None:
+            self.model = file.read(path.parent, MODELS[settings.model].model, settings.device)
 
 
 _POSITIONS = ("picks", "pending", "refits", "outliers")
@@ -133,7 +130,7 @@ _POSITIONS = ("picks", "pending", "refits", "outliers")
 ONE_IN = 100
 """Least number of observations per outlier: if there are more, the noise is heavy-tailed."""
 
-MOST_PASSES = 3
+_MOST_PASSES = 3
 """Most changes of the set of outliers in a refit."""
 
 
@@ -144,38 +141,39 @@ def leave_outliers_out(
 
     An outlier is an observation more than ``threshold`` standard deviations of the posterior
     predictive distribution, noise included, from its mean given all other observations in the
-    model. It returns to the model once it is no outlier any more, because observations beside it
+    model. It returns to the model once it is no outlier any more, because observations near it
     agree or because the hyperparameters are others. The refit before is to all new observations, so
     that hyperparameters which were learned from few do not rule out what contradicts them. Without
     outliers the model stays as it is, at the cost of a leave-one-out prediction of all
     observations, O(n r²) on a grid.
 
     Args:
-        model: Model of the observations without the former outliers, changed in place. It retracts
-            exactly, as WISKI does.
+        model: Model of the observations without the previous outliers, changed in place. It
+            retracts exactly, as WISKI does.
         X: Inputs of all observations, outliers included, ``n x d``.
         Y: Their outcomes, ``n x 1``.
-        outliers: Former outliers, as rows of X, in increasing order.
+        outliers: Previous outliers, as rows of X, in increasing order.
         threshold: Number of standard deviations.
 
     Returns:
         The outliers, which the model is without, as rows of X, in increasing order.
     """
-    former = list(outliers)
-    for _ in range(MOST_PASSES):
-        deviations = _deviations(model, X, Y, former)
+    previous = list(outliers)
+    for _ in range(_MOST_PASSES):
+        deviations = _deviations(model, X, Y, previous)
         largest = deviations.argsort(descending=True, stable=True)[: len(X) // ONE_IN]
-        found = sorted(largest[deviations[largest] > threshold].tolist())
-        if found == former:
+        result = sorted(largest[deviations[largest] > threshold].tolist())
+        if result == previous:
             break
-        new, back = ([i for i in a if i not in b] for a, b in ((found, former), (former, found)))
+        new = [i for i in result if i not in previous]
+        back = [i for i in previous if i not in result]
         if new:
             model.retract(X[new], Y[new])
         if back:
             model.update(X[back], Y[back])
         relearn(model)
-        former = found
-    return former
+        previous = result
+    return previous
 
 
 @torch.no_grad()

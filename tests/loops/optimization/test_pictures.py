@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from matplotlib.axes import Axes
 
-from bo_stream.cli.optimizing import best_so_far, summary
+from bo_stream.cli.optimize import best_so_far, summary
 from bo_stream.loops.optimization import Optimizer
 from bo_stream.loops.optimization.campaign import OptimizationCampaign, Plan, draw_trace
 from bo_stream.loops.optimization.objectives import InProcess, find_objective

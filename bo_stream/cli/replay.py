@@ -1,37 +1,30 @@
-"""Work of ``bo-stream survey replay``: begin or resume replays, run them, compare the scores."""
+"""The command ``bo-stream survey replay``: begin or resume replays, run them, compare the scores.
+
+Whatever loads torch or pandas is imported in the functions: the help pages do without.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pandas as pd
 import typer
 from rich.table import Table
 
-from bo_stream.cli import running
+from bo_stream.cli import options, running
 from bo_stream.cli.app import OUT, escape
-from bo_stream.cli.surveying import parse_settings, say_columns
+from bo_stream.cli.options import Group, SurveyCommand, option, with_survey_settings
+from bo_stream.cli.survey import commands, parse_settings, say_columns
 from bo_stream.errors import UsageError
-from bo_stream.loops.run import run_with_checkpoints
-from bo_stream.loops.survey.calls import per_cent
-from bo_stream.loops.survey.choice import grouped_by_position
-from bo_stream.loops.survey.findings import goal_in_words
-from bo_stream.loops.survey.folder import holds_survey
-from bo_stream.loops.survey.replay import (
-    MEASURES,
-    FinishedSurvey,
-    ReplayRun,
-    mean_curves,
-    sites_needed,
-    standard_errors,
-)
 from bo_stream.loops.survey.settings import DESIGNS, SEEDS, ReplayPlan, SurveySettings
-from bo_stream.loops.survey.tables import read_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bo_stream.loops.survey.replay import ReplayRun
 
 _HEADINGS = {
     "accuracy": "called right, %",
@@ -42,19 +35,73 @@ _HEADINGS = {
 _SHARES = ("accuracy", "sensitivity")
 
 
-def run(
+@commands.command(cls=SurveyCommand)
+@with_survey_settings
+def replay(
     ctx: typer.Context,
-    sites: Path,
+    sites: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SITES",
+            show_default=False,
+            help="Table of the sites of a finished survey, .csv, .xlsx or .parquet, with their "
+            "results in columns examined and positive.",
+        ),
+    ],
+    start: Annotated[
+        int, option("Replay", "Sites drawn at random to begin with.", "--start")
+    ] = ReplayPlan.start,
+    q: Annotated[int, option("Replay", "Sites of a round.", "--batch", "-q")] = ReplayPlan.q,
+    rounds: Annotated[int, option("Replay", "Rounds after the first sites.")] = ReplayPlan.rounds,
+    compare: Annotated[
+        str | None,
+        option(
+            "Replay", "Draw sites at random beside it, whatever the constraints.", metavar="random"
+        ),
+    ] = None,
+    group: Group = False,
+    seeds: Annotated[
+        int | None,
+        option("Replay", f"Replays of each design, with other first sites ({SEEDS})."),
+    ] = None,
+    truth: Annotated[
+        str | None,
+        option(
+            "Replay",
+            "True prevalence, if it is known (the share of positives stands for it).",
+            metavar="NAME",
+        ),
+    ] = None,
+    out: options.Out = None,
+    resume: Annotated[
+        bool,
+        option(
+            "Files",
+            "Go on with the replays in --out: finished ones are kept; --seeds may ask for more.",
+            "--resume",
+        ),
+    ] = False,
+    *,
     settings: dict[str, Any],
-    sizes: Mapping[str, int],
-    compare: str | None,
-    seeds: int | None,
-    truth: str | None,
-    out: Path | None,
-    resume: bool,
-    group: bool = False,
 ) -> None:
-    """Carry out the command with its options; ``ctx`` tells which of them were given."""
+    """Replay a finished survey: would it have needed fewer villages?
+
+    Begins with some villages at random, chooses the others round by round as `bo-stream survey
+    next` does, looks their results up, and scores what it says of all villages that it has not
+    surveyed by then.
+
+    Writes replay.csv (scores), picks.csv (villages of each round), replay.png and replay.json.
+    Ctrl-C stops after the round at hand; `--resume` does the unfinished replays anew.
+
+    - `bo-stream survey replay last.csv --threshold 0.1 --compare random --out old`
+    - `bo-stream survey replay last.csv --out old --resume --seeds 9`
+    """
+    from bo_stream.loops.survey.choice import grouped_by_position
+    from bo_stream.loops.survey.folder import holds_survey
+    from bo_stream.loops.survey.replay import FinishedSurvey, ReplayRun
+    from bo_stream.loops.survey.tables import read_table
+
+    sizes = {"start": start, "q": q, "rounds": rounds}
 
     def table(chosen: SurveySettings) -> pd.DataFrame:
         read = read_table(sites)
@@ -76,10 +123,17 @@ def run(
         return ReplayRun(finished, plan, designs, SEEDS if seeds is None else seeds, truth)
 
     def go_on(folder: Path) -> ReplayRun:
-        former = ReplayRun.resume(folder, table, str(sites), seeds)
+        replays = ReplayRun.resume(folder, table, str(sites), seeds)
+        began = asdict(replays.finished_survey.settings)
+        other = "random" if "random" in replays.designs else None
+        others = {"truth": replays.truth, "compare": other, "quota": began["quotas"]}
         given = {**settings, **sizes, "truth": truth, "compare": compare}
-        running.check_unchanged(ctx, _options(former), {**given, "quota": settings["quotas"]})
-        return former
+        running.check_unchanged(
+            ctx,
+            {**began, **asdict(replays.plan), **others},
+            {**given, "quota": settings["quotas"]},
+        )
+        return replays
 
     with running.reported_problems() as caught:
         parse_settings(settings)
@@ -87,16 +141,22 @@ def run(
             _run_and_report(replays, folder, sites, caught)
 
 
-def _options(former: ReplayRun) -> dict[str, Any]:
-    """Return the values of the options that a run began with."""
-    settings = asdict(former.finished_survey.settings)
-    other = "random" if "random" in former.designs else None
-    others = {"truth": former.truth, "compare": other, "quota": settings["quotas"]}
-    return {**settings, **asdict(former.plan), **others}
-
-
 def _run_and_report(replays: ReplayRun, folder: Path, sites: Path, caught: running.Caught) -> None:
-    _announce(replays, folder)
+    from bo_stream.loops.run import run_with_checkpoints
+    from bo_stream.loops.survey.findings import goal_in_words
+
+    finished, plan = replays.finished_survey, replays.plan
+    say_columns(finished.begin(), replays.truth)
+    OUT.print(
+        f"{escape(finished.source)}: {len(finished):,} sites with results, to find "
+        f"{goal_in_words(finished.settings)}. {plan.start:,} first sites, then {plan.rounds:,} "
+        f"rounds of {plan.q:,}; {' and '.join(replays.designs)}, {replays.seeds:,} times each; "
+        f"results in {escape(str(folder))}.",
+        soft_wrap=True,
+    )
+    if replays.steps_done:
+        done = len({(score.design, score.seed) for score in replays.scores})
+        OUT.print(f"Going on after {done:,} finished replays.")
     steps = partial(run_with_checkpoints, replays.run(), partial(replays.save, folder))
     stopped = running.run_with_bar(
         replays, replays.steps, partial(_last_score, replays), steps, "Stopping after this round"
@@ -112,23 +172,10 @@ def _run_and_report(replays: ReplayRun, folder: Path, sites: Path, caught: runni
     running.show_end(folder, files, caught, [], stopped, ["survey", "replay", str(sites)])
 
 
-def _announce(replays: ReplayRun, folder: Path) -> None:
-    finished, plan = replays.finished_survey, replays.plan
-    say_columns(finished.begin(), replays.truth)
-    OUT.print(
-        f"{escape(finished.source)}: {len(finished):,} sites with results, to find "
-        f"{goal_in_words(finished.settings)}. {plan.start:,} first sites, then {plan.rounds:,} "
-        f"rounds of {plan.q:,}; {' and '.join(replays.designs)}, {replays.seeds:,} times each; "
-        f"results in {escape(str(folder))}.",
-        soft_wrap=True,
-    )
-    if replays.steps_done:
-        kept = len({(score.design, score.seed) for score in replays.scores})
-        OUT.print(f"Going on after {kept:,} finished replays.")
-
-
 def _last_score(replays: ReplayRun) -> str:
     """Return the last score as text."""
+    from bo_stream.loops.survey.calls import per_cent
+
     if not replays.scores:
         return "learning from the first sites"
     last = replays.scores[-1]
@@ -140,6 +187,8 @@ def _last_score(replays: ReplayRun) -> str:
 
 def _final_table(scores: pd.DataFrame) -> Table:
     """Show mean scores after the first sites and at the end of each design, with their errors."""
+    from bo_stream.loops.survey.replay import MEASURES, mean_curves, standard_errors
+
     means, errors = mean_curves(scores), standard_errors(scores)
     measures = [measure for measure in MEASURES if measure in means]
     table = Table(title="Scores at the sites that are not surveyed", title_justify="left")
@@ -164,11 +213,13 @@ def _cell(measure: str, mean: float, error: float) -> str:
 
 def _compare(scores: pd.DataFrame) -> None:
     """Say how many sites the adaptive design needs to be as good as the random one at its end."""
+    from bo_stream.loops.survey.replay import mean_curves, sites_needed
+
     means = mean_curves(scores)
-    found = sites_needed(means)
-    if found is None:
+    result = sites_needed(means)
+    if result is None:
         return
-    measure, value, taken, needed = found
+    measure, value, taken, needed = result
     last = _cell(measure, value, math.nan)
     text = f"an RMSE of {last}" if measure == "rmse" else f"{last} % called right"
     reached = f"the adaptive design had that after {needed:,.0f}: {taken - needed:,.0f} fewer."
