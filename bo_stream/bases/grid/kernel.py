@@ -134,7 +134,7 @@ class KernelFactors:
         return KernelFactors(tuple(map(rule, self.scales)), tuple(mapped))
 
     def in_own_dims(self) -> KernelFactors:
-        """Return the kernel as one of those inputs only that it acts on."""
+        """Return the kernel with its dimensions numbered by their order, others left out."""
         moved = (replace(f, dimension=self.dims.index(f.dimension)) for f in self.factors)
         return replace(self, factors=tuple(moved))
 
@@ -166,14 +166,12 @@ class Factor:
         """
         if not self.formula.frequencies:
             return self
-        parts = [[self._shifted(shift / width)] for shift in (-SPREAD, 0.0, SPREAD)]
+        frequencies, parts = self.formula.frequencies, []
+        for shift in (-SPREAD / width, 0.0 / width, SPREAD / width):
+            moved = [p + shift if i in frequencies else p for i, p in enumerate(self.parameters)]
+            parts.append([replace(self, parameters=tuple(moved))])
         third = torch.full_like(self.parameters[0], 1.0 / len(parts))
         return weighted_sum(self.dimension, [third] * len(parts), parts)
-
-    def _shifted(self, shift: float) -> Factor:
-        frequencies = self.formula.frequencies
-        moved = [p + shift if i in frequencies else p for i, p in enumerate(self.parameters)]
-        return replace(self, parameters=tuple(moved))
 
 
 @dataclass(frozen=True)
@@ -383,13 +381,23 @@ def _(kernel: AdditiveKernel, active: tuple[int, ...]) -> Terms:
         raise UnsupportedError(
             "Expected an AdditiveKernel in covar_module to have parts, got none."
         )
-    return _joined(t for part in kernel.kernels for t in _terms(part, _active(part, active)))
+    terms = [t for part in kernel.kernels for t in _terms(part, _active(part, active))]
+    same: dict[object, list[KernelFactors]] = {}  # one entry for all that share a single dimension
+    for i, term in enumerate(terms):
+        key = term.dims if len(term.dims) == 1 else i
+        same.setdefault(key, []).append(term)
+    return tuple(
+        own[0]
+        if len(own) == 1
+        else _sum(own[0].dims[0], [t.scale() for t in own], [t.factors for t in own])
+        for own in same.values()
+    )
 
 
 def _of_columns(
     kernel: Kernel, active: tuple[int, ...], formula: Formula, *parameters: Tensor
 ) -> KernelFactors:
-    """Make a product over dimensions; each parameter is ``batch x 1 x d``, or ``batch x 1 x 1``."""
+    """Build a product over dimensions; each parameter is ``batch x 1 x d`` or ``batch x 1 x 1``."""
     if kernel.ard_num_dims not in (None, len(active)):
         raise UnsupportedError(
             f"covar_module has a {type(kernel).__name__} with ard_num_dims={kernel.ard_num_dims} "
@@ -405,21 +413,8 @@ def _of_columns(
     return KernelFactors((), tuple(factors))
 
 
-def _joined(terms: Iterable[KernelFactors]) -> Terms:
-    """Join terms that act on one and the same single dimension."""
-    same: dict[object, list[KernelFactors]] = {}
-    for i, term in enumerate(terms):
-        key = term.dims if len(term.dims) == 1 else i
-        same.setdefault(key, []).append(term)
-    return tuple(
-        own[0]
-        if len(own) == 1
-        else _sum(own[0].dims[0], [t.scale() for t in own], [t.factors for t in own])
-        for own in same.values()
-    )
-
-
 def _product(parts: Iterable[KernelFactors]) -> KernelFactors:
+    """Multiply terms: scales and factors of all."""
     known = list(parts)
     scales, factors = ([part.scales for part in known], [part.factors for part in known])
     return KernelFactors(tuple(chain(*scales)), tuple(chain(*factors)))
@@ -462,7 +457,7 @@ def default_grid_size(kernel: GridKernel, dim: int) -> Sizes:
 
 
 def interpolation_error(kernel: GridKernel, mesh: Mesh) -> float:
-    """Bound ``|k − k̃|`` in parts of the prior variance, from probes inside the cells.
+    """Bound ``|k − k̃|`` relative to the prior variance, from probes inside the cells.
 
     A part of the kernel is a product of factors of at most one, hence its error is at most the sum
     of the errors of its dimensions, which are probed at points between the nodes. Cost O(Σ g²).
@@ -477,8 +472,8 @@ def interpolation_error(kernel: GridKernel, mesh: Mesh) -> float:
 def dimension_error(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
     """Return the largest error of one dimension's interpolated correlation, ``...``.
 
-    Kernel and nodes are the same everywhere, so that it depends on the distance of two cells and
-    the places in them: the first cell is probed with others at all distances.
+    Kernel and nodes are the same everywhere, so that the error depends on the distance of two cells
+    and the positions in them: the first cell is probed with others at all distances.
     """
     with torch.no_grad():
         offsets = torch.tensor(_PROBES, dtype=torch.float64)
@@ -499,24 +494,18 @@ def sufficient_grid_size(kernel: GridKernel, mesh: Mesh, tolerance: float) -> Si
     Returns:
         Nodes per dimension of each, or None where more than ``2048`` a side would be needed.
     """
-    found: list[tuple[int, ...]] = []
+    result: list[tuple[int, ...]] = []
     for factors, grid in zip(kernel.parts, mesh.parts, strict=True):
-        dim = grid.dim
-        sizes = [_sufficient_line(factors, grid, i, tolerance / dim) for i in range(dim)]
-        found.append(tuple(size for size in sizes if size is not None))
-        if len(found[-1]) < dim:
-            return None
-    return tuple(found)
-
-
-def _sufficient_line(
-    factors: KernelFactors, grid: Grid, dimension: int, tolerance: float
-) -> int | None:
-    size = grid.size[dimension]
-    while size <= _LARGEST_SUGGESTION:
-        sizes = tuple(size if i == dimension else n for i, n in enumerate(grid.size))
-        finer = Grid.over(grid.bounds, sizes)
-        if float(dimension_error(factors, finer, dimension).max()) <= tolerance:
-            return size
-        size = math.ceil(1.25 * size)
-    return None
+        sufficient = []
+        for i, size in enumerate(grid.size):
+            while size <= _LARGEST_SUGGESTION:
+                sizes = tuple(size if j == i else n for j, n in enumerate(grid.size))
+                finer = Grid.over(grid.bounds, sizes)
+                if float(dimension_error(factors, finer, i).max()) <= tolerance / grid.dim:
+                    break
+                size = math.ceil(1.25 * size)
+            else:
+                return None
+            sufficient.append(size)
+        result.append(tuple(sufficient))
+    return tuple(result)
