@@ -38,7 +38,7 @@ _SECOND = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 class SampledBasis(ABC):
     """Functions φ of a process ``f = φ w``, ``w ~ N(0, S⁻¹)``, any few of them at their own cost.
 
-    ``k(x, x') ≈ φ(x) S⁻¹ φ(x')ᵀ``; S is diagonal, but that of :class:`PointBasis`. [Evans2020,
+    ``k(x, x') ≈ φ(x) S⁻¹ φ(x')ᵀ``; S is diagonal, except in :class:`PointBasis`. [Evans2020,
     section 2]
 
     Attributes:
@@ -80,10 +80,10 @@ class FourierBasis(SampledBasis):
     [Rahimi2007; Evans2020, section 4]
 
     Attributes:
-        kernel: One that :func:`check_spectral` passes, of batch shape ``m`` or none. Live where it
-            is learned.
+        kernel: A kernel that :func:`check_spectral` passes, of batch shape ``m`` or none; the
+            module itself, not a copy, where it is learned.
         count: Number p of functions, even.
-        seed: Of the frequencies.
+        seed: Seed of the frequencies.
     """
 
     kernel: Kernel
@@ -139,11 +139,11 @@ def check_spectral(kernel: Kernel) -> None:
 
 @dataclass(frozen=True)
 class KernelFunctions(SampledBasis):
-    """Kernel functions ``φ_r(x) = k(x, z_r)``, whatever their prior.
+    """Kernel functions ``φ_r(x) = k(x, z_r)`` with any prior.
 
     Attributes:
-        kernel: Any, of batch shape ``m`` for m > 1 outputs, or none.
-        Z: ``p x d``.
+        kernel: Any kernel, of batch shape ``m`` for m > 1 outputs, or none.
+        Z: The points z_r, ``p x d``.
         outputs: m.
     """
 
@@ -202,7 +202,8 @@ class RelevanceBasis(KernelFunctions):
 def student_frequencies(drawn: Tensor, dim: int) -> Tensor:
     """Compute frequencies of an RBF or Matérn kernel of lengthscale 1 from normal numbers.
 
-    Of ``dim + degrees_of_freedom(kernel)`` columns: as they are for RBF, Student-t for Matérn.
+    ``drawn`` has ``dim + degrees_of_freedom(kernel)`` columns. Its first ``dim`` are the
+    frequencies of an RBF kernel; a Matérn kernel's have a Student-t distribution.
     """
     directions, chi = drawn[..., :dim], drawn[..., dim:]
     degrees = chi.shape[-1]
@@ -219,8 +220,8 @@ def degrees_of_freedom(kernel: Kernel) -> int:
 def normals(seed: int, rows: Tensor, width: int) -> Tensor:
     """Compute rows of an endless table of standard normal numbers, ``k -> k x width``, float64.
 
-    The same for a seed, a row and a column on every device, whatever else is asked for; another
-    width is another table. Hashes by SplitMix64 (Steele, Lea and Flood, 2014). Cost O(k width).
+    A number depends on the seed, its row and its column alone, on every device; another width is
+    another table. Hashes by SplitMix64 (Steele, Lea and Flood, 2014). Cost O(k width).
     """
     columns = torch.arange(width, device=rows.device)
     counters = rows.unsqueeze(-1) * width + columns
@@ -241,15 +242,15 @@ FEATURES = 1024
 """Number of cosines in a function drawn from the prior; n times as many for a sum of n kernels."""
 
 NUMBERS = 1 << 21
-"""Number of cosines' values that are held at a time."""
+"""Number of values of cosines that are in memory at a time."""
 
 
 def draw_prior(kernel: Kernel, dim: int, outputs: int, draws: RandomDraws) -> FourierFunctions:
     """Draw functions of d = ``dim`` inputs from the prior of a kernel, of mean zero.
 
-    Of RBF, Matérn (of the distance, or a product), rational quadratic, periodic or constant
-    kernels, their sums, products and multiples, and any of these at inputs that a learned transform
-    changes. The kernel has batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
+    The kernel may be RBF, Matérn (of the distance, or a product), rational quadratic, periodic or
+    constant, a sum, product or multiple of these, and any of these at inputs that a learned
+    transform changes. It has batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
     Cost O(p d) a function.
 
     Raises:
@@ -270,9 +271,9 @@ def draw_prior(kernel: Kernel, dim: int, outputs: int, draws: RandomDraws) -> Fo
 class FourierFunctions:
     """Drawn functions ``f(x) = Σ_j a_j cos(ω_jᵀ x + φ_j)``, one a draw, batch element and output.
 
-    With frequencies ω drawn from the kernel's spectral measure anew for every function, uniform
-    phases φ and Rayleigh amplitudes a, the covariance of f over all draws is the kernel, and f(x)
-    is normal. [Rahimi2007]
+    With frequencies ω drawn from the kernel's spectral measure for every function, uniform phases φ
+    and Rayleigh amplitudes a, the covariance of f over all draws is the kernel, and f(x) is normal.
+    [Rahimi2007]
 
     Attributes:
         frequencies: ω, ``shape x p x d``.
@@ -324,7 +325,7 @@ class FourierFunctions:
         parts = list(zip(*splits, self.amplitudes.split(size, -1), strict=True))
         rule: Callable[..., Tensor] = part
         if len(parts) > 1 and torch.is_grad_enabled() and points.requires_grad:
-            # intermediate values are computed again in the backward pass, not held
+            # intermediate values are computed again in the backward pass, not stored
             rule = partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
         total: Any = sum(rule(points, *own) for own in parts)
         return total
@@ -336,8 +337,8 @@ class RandomDraws:
 
     Attributes:
         shape: ``sample_shape x batch_shape x m``.
-        device: Of the numbers.
-        generator: On that device, or None for torch's global one.
+        device: Device of the numbers.
+        generator: Generator on that device, or None for torch's global one.
     """
 
     shape: Size
@@ -377,9 +378,9 @@ class _Space:
     """Inputs that a kernel sees, and random numbers.
 
     Attributes:
-        active: Which of the d inputs.
-        dim: d.
-        outputs: m.
+        active: Positions of these inputs among all d.
+        dim: Number d of inputs.
+        outputs: Number m of outputs.
         draws: Random numbers.
     """
 
@@ -389,7 +390,7 @@ class _Space:
     draws: RandomDraws
 
     def parameter(self, value: Tensor, after: int) -> Tensor:
-        """Return a hyperparameter in float64 with m in its place; see :func:`_per_output`."""
+        """Return a hyperparameter in float64 with a dimension m; see :func:`_per_output`."""
         return _per_output(value.detach().double(), self.outputs, after)
 
     def spectrum(self, frequencies: Tensor) -> _Spectrum:
@@ -411,6 +412,7 @@ def _per_output(value: Tensor, outputs: int, after: int) -> Tensor:
 
 
 def _spectrum(kernel: Kernel, space: _Space) -> _Spectrum:
+    """Draw from the spectral measure of a kernel at its active inputs."""
     dims = kernel.active_dims
     if dims is not None:
         space = replace(space, active=tuple(space.active[i] for i in dims.tolist()))
@@ -428,6 +430,7 @@ def _rule_for(kernel: Kernel) -> Callable[[Any, _Space], _Spectrum]:
 
 
 def _stationary(kernel: Kernel, space: _Space) -> _Spectrum:
+    """Draw normal or Student-t frequencies: squared-exponential or Matérn of the distance."""
     dim = len(space.active)
     drawn = space.draws.normal(FEATURES, dim + degrees_of_freedom(kernel))
     directions = student_frequencies(drawn, dim)
@@ -461,11 +464,13 @@ def _periodic(kernel: Kernel, space: _Space) -> _Spectrum:
 
 
 def _constant(kernel: Kernel, space: _Space) -> _Spectrum:
+    """Return frequencies of zero, after as many draws as for other kernels."""
     still = space.draws.normal(FEATURES, len(space.active)) * 0.0
     return space.spectrum(still)[0], space.parameter(kernel.constant, 1)
 
 
 def _multiple(kernel: Kernel, space: _Space) -> _Spectrum:
+    """Multiply the power of the base kernel by the output scale."""
     inner = kernel.base_kernel
     # a ScaleKernel's active_dims are its base's already
     frequencies, power = _rule_for(inner)(inner, space)

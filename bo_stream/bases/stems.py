@@ -14,7 +14,7 @@ MAX_STEM_DIM = 3
 """Most dimensions that a stem projects to."""
 
 LEAST_POINTS = 2
-"""Fewest points from which a stem learns where its projections lie."""
+"""Fewest points on which a stem can be calibrated."""
 
 _LEAST_SPREAD = 1e-6
 
@@ -23,10 +23,10 @@ class Stem(torch.nn.Module, ABC):
     """A projection ``h(x)`` of d inputs to k coordinates in the unit cube.
 
     ``h(x) = (1 + tanh(gain ∘ (project(x) − centre) / spread + offset)) / 2``: the batch norm and
-    tanh of the WISKI paper (section 5.1). Centre and spread are those of the points that the stem
-    was calibrated on and stay until it is calibrated anew, in training and evaluation mode alike.
+    tanh of the WISKI paper (section 5.1). Centre and spread describe the points that the stem was
+    calibrated on and stay until it is calibrated again, in training and evaluation mode alike.
 
-    Cost of one point: O(d k), or that of the network.
+    Cost of one point: O(d k), or one evaluation of the network.
 
     Args:
         d: Number of inputs.
@@ -118,10 +118,13 @@ class MLPStem(Stem):
         if not widths or min(widths) < 1:
             raise ValueError(f"Expected hidden widths of at least 1, got {hidden}.")
         generator = torch.Generator().manual_seed(seed)
-        self.layers = torch.nn.ModuleList(
-            _linear(rows, columns, generator)
-            for rows, columns in zip([d, *widths], [*widths, k], strict=True)
-        )
+        self.layers = torch.nn.ModuleList()
+        for inputs, outputs in zip([d, *widths], [*widths, k], strict=True):
+            layer = torch.nn.Linear(inputs, outputs, dtype=torch.float64)
+            with torch.no_grad():
+                layer.weight.normal_(0.0, (2.0 / inputs) ** 0.5, generator=generator)
+                layer.bias.zero_()
+            self.layers.append(layer)
 
     def project(self, X: Tensor) -> Tensor:
         """Apply the network."""
@@ -150,11 +153,3 @@ def orthonormal_rows(d: int, k: int, seed: int) -> Tensor:
     """Draw random orthonormal rows, ``k x d``, float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.linalg.qr(torch.randn(d, k, generator=generator, dtype=torch.float64)).Q.mT
-
-
-def _linear(inputs: int, outputs: int, generator: torch.Generator) -> torch.nn.Linear:
-    layer = torch.nn.Linear(inputs, outputs, dtype=torch.float64)
-    with torch.no_grad():
-        layer.weight.normal_(0.0, (2.0 / inputs) ** 0.5, generator=generator)
-        layer.bias.zero_()
-    return layer
