@@ -144,7 +144,7 @@ def warn_of_neighbours(residual: float) -> None:
     )
 
 
-FAR_OUT = 1e4
+_FAR_OUT = 1e4
 """Norm of whitened weights beyond which outcomes are not draws from the prior."""
 
 MOST_ERROR = 0.1
@@ -165,7 +165,7 @@ def error_of_rounding(weights: Tensor, precision: Tensor) -> float:
         precision: Mean precision ``1 / σ²`` of an observation, ``... x m``.
     """
     norm = weights.square().sum((-2, -1)).sqrt()
-    if norm.numel() == 0 or float(norm.max()) <= FAR_OUT:
+    if norm.numel() == 0 or float(norm.max()) <= _FAR_OUT:
         return 0.0
     return NOVEL * float((norm * precision).max())
 

@@ -22,7 +22,7 @@ from bo_stream.tensors import zip_tensors
 MOST_ROWS = 64
 """A larger batch is solved for anew."""
 
-MOST_OBSERVED = 192
+_MOST_OBSERVED = 192
 """Observations after which the weights are solved for anew, so that neither costs nor rounding
 errors add up."""
 
@@ -82,7 +82,7 @@ class WeightPosterior:
 
     def has_room_for(self, n: int) -> bool:
         """Say whether it pays to :meth:`observe` n observations, rather than to solve anew."""
-        young = self.observed + n <= min(MOST_OBSERVED, self.base_root.shape[-1])
+        young = self.observed + n <= min(_MOST_OBSERVED, self.base_root.shape[-1])
         return n <= MOST_ROWS and young
 
     def observe(self, features: Tensor, residual: Tensor, noise: Tensor) -> WeightPosterior:

@@ -55,7 +55,7 @@ def stacked_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
     return kernel(X.expand(*X.shape[:-3], outputs, *X.shape[-2:]), diag=True)
 
 
-UNIT_WIDTH = 1e-5
+_UNIT_WIDTH = 1e-5
 """Difference from 1 up to which the sides of a box are those of the unit cube: rounding."""
 
 
@@ -73,7 +73,7 @@ def default_kernel(dim: int, batch_shape: Size, box: Tensor | None = None) -> RB
     """
     kernel = get_covar_module_with_dim_scaled_prior(dim, batch_shape=batch_shape)
     widths = torch.ones(1, dim) if box is None else (box[1:] - box[:1]).double()
-    if bool(((widths - 1.0).abs() <= UNIT_WIDTH).all()):
+    if bool(((widths - 1.0).abs() <= _UNIT_WIDTH).all()):
         return kernel
     prior, constraint = kernel.lengthscale_prior, kernel.raw_lengthscale_constraint
     scale = torch.full_like(widths, float(prior.scale))
@@ -143,11 +143,11 @@ FAR = 100.0
 """Distance beyond which points are evaluated apart from the others, in units of the median of the
 points' distances from their median."""
 
-Matrix = Callable[[Tensor, Tensor], Tensor]
+_Matrix = Callable[[Tensor, Tensor], Tensor]
 """``k(A, B)``, ``n x d`` and ``n' x d`` to ``... x n x n'``."""
 
 
-def matrix_between(matrix: Matrix, A: Tensor, B: Tensor) -> Tensor:
+def matrix_between(matrix: _Matrix, A: Tensor, B: Tensor) -> Tensor:
     """Compute ``k(A, B)``, ``... x n x n'``, by blocks of points about as far from the median of B.
 
     gpytorch squares distances from the mean of the points: one that is far from the others spoils

@@ -101,8 +101,8 @@ class FourierBasis(SampledBasis):
         inputs = X if active is None else X.index_select(-1, active)
         base = kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
         pairs, dim = index // 2, inputs.shape[-1]
-        drawn = normals(self.seed, pairs, dim + degrees_of_freedom(base))
-        frequencies = student_frequencies(drawn, dim) / base.lengthscale.double()
+        drawn = normals(self.seed, pairs, dim + _degrees_of_freedom(base))
+        frequencies = _student_frequencies(drawn, dim) / base.lengthscale.double()
         frequencies = frequencies.reshape(-1, len(pairs), dim)
         phase = ((index % 2) * (-0.5 * math.pi)).to(frequencies).reshape(1, -1, 1)
         turned = torch.cat((frequencies, phase.expand(len(frequencies), -1, 1)), -1).to(X)
@@ -199,10 +199,10 @@ class RelevanceBasis(KernelFunctions):
         return self.precisions[:, index]
 
 
-def student_frequencies(drawn: Tensor, dim: int) -> Tensor:
+def _student_frequencies(drawn: Tensor, dim: int) -> Tensor:
     """Compute frequencies of an RBF or Matérn kernel of lengthscale 1 from normal numbers.
 
-    ``drawn`` has ``dim + degrees_of_freedom(kernel)`` columns. Its first ``dim`` are the
+    ``drawn`` has ``dim + _degrees_of_freedom(kernel)`` columns. Its first ``dim`` are the
     frequencies of an RBF kernel; a Matérn kernel's have a Student-t distribution.
     """
     directions, chi = drawn[..., :dim], drawn[..., dim:]
@@ -212,7 +212,7 @@ def student_frequencies(drawn: Tensor, dim: int) -> Tensor:
     return directions * (degrees / chi.square().sum(-1, keepdim=True)).sqrt()
 
 
-def degrees_of_freedom(kernel: Kernel) -> int:
+def _degrees_of_freedom(kernel: Kernel) -> int:
     """Return 2ν of a Matérn kernel's spectral density, a Student-t; 0 for a normal one."""
     return round(2.0 * kernel.nu) if isinstance(kernel, MaternKernel) else 0
 
@@ -432,15 +432,15 @@ def _rule_for(kernel: Kernel) -> Callable[[Any, _Space], _Spectrum]:
 def _stationary(kernel: Kernel, space: _Space) -> _Spectrum:
     """Draw normal or Student-t frequencies: squared-exponential or Matérn of the distance."""
     dim = len(space.active)
-    drawn = space.draws.normal(FEATURES, dim + degrees_of_freedom(kernel))
-    directions = student_frequencies(drawn, dim)
+    drawn = space.draws.normal(FEATURES, dim + _degrees_of_freedom(kernel))
+    directions = _student_frequencies(drawn, dim)
     return space.spectrum(directions / space.parameter(kernel.lengthscale, 2))
 
 
 def _product_matern(kernel: Kernel, space: _Space) -> _Spectrum:
     """Draw the frequencies of each input from a Student-t distribution of its own."""
     drawn = space.draws.normal(FEATURES, len(space.active), 1 + round(2.0 * kernel.nu))
-    directions = student_frequencies(drawn, 1).squeeze(-1)
+    directions = _student_frequencies(drawn, 1).squeeze(-1)
     return space.spectrum(directions / space.parameter(kernel.lengthscale, 2))
 
 

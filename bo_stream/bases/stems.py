@@ -10,7 +10,7 @@ import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from torch import Tensor
 
-MAX_STEM_DIM = 3
+_MAX_STEM_DIM = 3
 """Most dimensions that a stem projects to."""
 
 LEAST_POINTS = 2
@@ -41,9 +41,9 @@ class Stem(torch.nn.Module, ABC):
 
     def __init__(self, d: int, k: int) -> None:
         super().__init__()
-        if not isinstance(k, int) or not 1 <= k <= min(MAX_STEM_DIM, d):
+        if not isinstance(k, int) or not 1 <= k <= min(_MAX_STEM_DIM, d):
             raise UnsupportedError(
-                f"Expected a stem to project to k from 1 to {min(MAX_STEM_DIM, d)} of {d} inputs, "
+                f"Expected a stem to project to k from 1 to {min(_MAX_STEM_DIM, d)} of {d} inputs, "
                 f"a whole number, got {k}."
             )
         self.d, self.k = d, k
@@ -99,7 +99,7 @@ class LinearStem(Stem):
 
     def __init__(self, d: int, k: int, seed: int = 0) -> None:
         super().__init__(d, k)
-        self.weight = torch.nn.Parameter(orthonormal_rows(d, k, seed))
+        self.weight = torch.nn.Parameter(_orthonormal_rows(d, k, seed))
 
     def project(self, X: Tensor) -> Tensor:
         """Compute ``W x``."""
@@ -141,7 +141,7 @@ class RandomProjection(Stem):
 
     def __init__(self, d: int, k: int, seed: int) -> None:
         super().__init__(d, k)
-        self.register_buffer("weight", orthonormal_rows(d, k, seed))
+        self.register_buffer("weight", _orthonormal_rows(d, k, seed))
         self.requires_grad_(False)
 
     def project(self, X: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class RandomProjection(Stem):
         return X @ self.weight.mT
 
 
-def orthonormal_rows(d: int, k: int, seed: int) -> Tensor:
+def _orthonormal_rows(d: int, k: int, seed: int) -> Tensor:
     """Draw random orthonormal rows, ``k x d``, float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.linalg.qr(torch.randn(d, k, generator=generator, dtype=torch.float64)).Q.mT

@@ -32,16 +32,16 @@ NODES = 32
 _HERMITE: tuple[NDArray[np.float64], NDArray[np.float64]] = hermegauss(NODES)
 """Nodes and weights of Gauss-Hermite quadrature."""
 
-FIRST_CONCENTRATION = 50.0
+_FIRST_CONCENTRATION = 50.0
 """Concentration of the beta-binomial before any data: trials of a row correlate by 0.02."""
 
-LEAST_INFORMATION = 1e-10
+_LEAST_INFORMATION = 1e-10
 """Least information of a survey about a logit."""
 
-NODES_OF_SUPPORT = 64
+_NODES_OF_SUPPORT = 64
 """Nodes of the trapezoidal rule over the support of an integrand."""
 
-NEGLIGIBLE = 1e-14
+_NEGLIGIBLE = 1e-14
 """Value of an integrand relative to its largest, below which it is left out."""
 
 _WIDEST = 12.0
@@ -102,7 +102,7 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
         self.outliers, self.outlier_beta = float(outliers), outlier_beta
         _ = self.others  # checks them
         if overdispersion:
-            start = torch.full((*(batch_shape or ()), 1), FIRST_CONCENTRATION)
+            start = torch.full((*(batch_shape or ()), 1), _FIRST_CONCENTRATION)
             constraint = Positive(torch.exp, torch.log)  # a step of a learner is relative
             raw = torch.nn.Parameter(constraint.inverse_transform(start))
             self.register_parameter("raw_concentration", raw)
@@ -228,7 +228,7 @@ def log_prob(
         concentration: Concentration of the beta-binomial; None: binomial.
     """
     log_chance, log_rest = logsigmoid(logit), logsigmoid(-logit)
-    negatives, choices = trials - positives, log_choices(positives, trials)
+    negatives, choices = trials - positives, _log_choices(positives, trials)
     if concentration is None:
         return choices + positives * log_chance + negatives * log_rest
     log_s = concentration.log()
@@ -247,7 +247,7 @@ def _log_rise(count: Tensor, log_start: Tensor) -> Tensor:
     return torch.where(count > 0.0, torch.where(huge, expanded, rise), 0.0)
 
 
-def log_choices(positives: Tensor, trials: Tensor) -> Tensor:
+def _log_choices(positives: Tensor, trials: Tensor) -> Tensor:
     """Compute the log of the binomial coefficient of trials over positives."""
     return (trials + 1).lgamma() - (positives + 1).lgamma() - (trials - positives + 1).lgamma()
 
@@ -268,7 +268,7 @@ def expected_log_prob(
     logits = mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes
     if concentration is None:
         softplus = -(logsigmoid(-logits) * weights).sum(-1)
-        return log_choices(positives, trials) + positives * mean - trials * softplus
+        return _log_choices(positives, trials) + positives * mean - trials * softplus
     counts = positives.unsqueeze(-1), trials.unsqueeze(-1)
     return (log_prob(*counts, logits, concentration.unsqueeze(-1)) * weights).sum(-1)
 
@@ -290,9 +290,9 @@ def log_marginal(
     if concentration is not None:
         concentration = concentration.expand_as(mean)
     low, high = _support(positives, trials, mean, variance, concentration)
-    steps = torch.linspace(0.0, 1.0, NODES_OF_SUPPORT, dtype=mean.dtype, device=mean.device)
+    steps = torch.linspace(0.0, 1.0, _NODES_OF_SUPPORT, dtype=mean.dtype, device=mean.device)
     logits = low.unsqueeze(-1) + (high - low).unsqueeze(-1) * steps
-    weight = (high - low) / (NODES_OF_SUPPORT - 1)
+    weight = (high - low) / (_NODES_OF_SUPPORT - 1)
     y, n, m, v = (t.unsqueeze(-1) for t in (positives, trials, mean, variance))
     s = None if concentration is None else concentration.unsqueeze(-1)
     total = _log_joint(logits, y, n, m, v, s).logsumexp(-1)
@@ -306,8 +306,8 @@ def logit_noise(
 
     The inverse of the expected information ``E n p (1 − p)`` in n trials about a logit
     ``f ~ N(mean, variance)``, of a beta-binomial count divided by its overdispersion
-    ``1 + (n − 1) / (1 + s)``. By quadrature; all tensors broadcast. Finite, at most
-    ``1 / LEAST_INFORMATION``, where a prevalence is 0 or 1 in floating point.
+    ``1 + (n − 1) / (1 + s)``. By quadrature; all tensors broadcast. Finite, at most 1e10, where a
+    prevalence is 0 or 1 in floating point.
 
     Args:
         trials: n, from 1.
@@ -322,7 +322,7 @@ def logit_noise(
         s = concentration.detach()
         share = (1.0 + s) / (trials + s)
     information = trials * share * (chance * (1.0 - chance) * weights).sum(-1)
-    return information.clamp_min(LEAST_INFORMATION).reciprocal()
+    return information.clamp_min(_LEAST_INFORMATION).reciprocal()
 
 
 def _log_joint(
@@ -346,7 +346,7 @@ def _support(
     variance: Tensor,
     concentration: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Find the logits between which likelihood times normal is more than ``NEGLIGIBLE``.
+    """Find the logits between which likelihood times normal is more than ``_NEGLIGIBLE``.
 
     Relative to its largest value, which lies between the normal's mean plus its variance times the
     number of positives, and minus its variance times the number of negatives.
@@ -355,7 +355,7 @@ def _support(
     low, high = mean - variance * (trials - positives), mean + variance * positives
     slope = partial(_slope, positives=positives, trials=trials, concentration=concentration)
     mode = _bisected(lambda f: slope(f) > (f - mean) / variance, low, high)
-    least = _log_joint(mode, *given) + math.log(NEGLIGIBLE)
+    least = _log_joint(mode, *given) + math.log(_NEGLIGIBLE)
     reach = _WIDEST * variance.sqrt()
     return (
         _bisected(lambda f: _log_joint(f, *given) < least, mode - reach, mode),
@@ -455,13 +455,13 @@ Array = NDArray[np.float64]
 REACH = 9.0
 """Standard deviations on both sides that are integrated over."""
 
-TAIL = 37.0
+_TAIL = 37.0
 """Distance in units of an exponential tail's decay beyond which a density is left out."""
 
 LARGE_COUNTS_NODES = 192
 """Nodes of the trapezoidal rule over the logit."""
 
-NODES_OF_LATENT, INNER_NODES = 64, 96
+NODES_OF_LATENT, _INNER_NODES = 64, 96
 """Nodes over the latent logit, and of the integral at each, of beta-binomial counts."""
 
 NARROW, FAR = 400.0, 400.0
@@ -503,7 +503,7 @@ def chance_up_to(
         a, b, c, d = (each[narrow] for each in given)
         below[narrow] = _below_narrow(a, b, c, d)
         a, b, c, d = (each[~narrow] for each in given)
-        below[~narrow] = _beta_below(a, b, c, d, INNER_NODES)
+        below[~narrow] = _beta_below(a, b, c, d, _INNER_NODES)
         total, weights = total + weight * below, weights + weight
     result[some] = total / weights
     return result
@@ -573,7 +573,7 @@ def _spread(a: Array, b: Array) -> Array:
 def _bell(a: Array, b: Array, nodes: int = LARGE_COUNTS_NODES) -> tuple[Array, Array]:
     """Return nodes over the logit of Beta variables and their probabilities, ``n x nodes``."""
     mode, reach = np.log(a) - np.log(b), REACH * _spread(a, b)
-    low, high = mode - reach - TAIL / a, mode + reach + TAIL / b
+    low, high = mode - reach - _TAIL / a, mode + reach + _TAIL / b
     steps = np.linspace(0.0, 1.0, nodes)
     logits: Array = low[:, None] + (high - low)[:, None] * steps
     x, y = a[:, None], b[:, None]

@@ -143,7 +143,7 @@ def prevalence(model: Model, X: Tensor) -> PrevalencePosterior:
 REACH = 8.5
 """Standard deviations of the logit on both sides of its mean that are integrated over."""
 
-SPACING = 0.9
+_SPACING = 0.9
 """Distance of the nodes in units of the least deviation of a likelihood times the normal."""
 
 LISTED = 1000
@@ -380,7 +380,7 @@ def _tables(
     columns = [t.reshape(-1, 1, 1) for t in (trials, mean, variance.sqrt())]
     s = None if concentration is None else concentration.reshape(-1, 1, 1)
     most, widest = float(trials.max()), float(variance.max())
-    number = math.ceil(2.0 * REACH / SPACING * math.sqrt(1.0 + 0.25 * most * widest))
+    number = math.ceil(2.0 * REACH / _SPACING * math.sqrt(1.0 + 0.25 * most * widest))
     nodes = torch.linspace(-REACH, REACH, max(number, 32), dtype=mean.dtype, device=mean.device)
     nodes = nodes.unsqueeze(-1)
     weights = torch.softmax(-0.5 * nodes.square().squeeze(-1), -1)

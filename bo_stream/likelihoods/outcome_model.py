@@ -295,7 +295,7 @@ def independent(mean: Tensor, variance: Tensor) -> MultivariateNormal:
 # --- outliers: counts that do not depend on the logit of prevalence ------------------------------
 
 
-LEAST_SUM, LARGEST_SUM = 0.3, 400.0
+_LEAST_SUM, _LARGEST_SUM = 0.3, 400.0
 """Bounds of the sum of the parameters of a Beta distribution that is learned from counts."""
 
 
@@ -331,7 +331,7 @@ class Outliers:
         """Make outliers whose prevalences are distributed as in all counts together.
 
         The mean is the pooled prevalence; the sum ``a + b`` maximises the likelihood of the counts,
-        within ``LEAST_SUM`` and ``LARGEST_SUM``. Uniform without any count.
+        between 0.3 and 400. Uniform without any count.
 
         Args:
             positives: Whole numbers from 0 to the trials, ``n``.
@@ -347,7 +347,7 @@ class Outliers:
 
         result = minimize_scalar(
             lambda log_sum: -float(of(log_sum).log_prob(positives, trials).sum()),
-            bounds=(math.log(LEAST_SUM), math.log(LARGEST_SUM)),
+            bounds=(math.log(_LEAST_SUM), math.log(_LARGEST_SUM)),
             method="bounded",
         )
         return of(float(result.x))
@@ -355,9 +355,9 @@ class Outliers:
     def log_prob(self, positives: Tensor, trials: Tensor) -> Tensor:
         """Compute the log probability of counts of outliers, elementwise."""
         negatives = trials - positives
-        choices = -log_beta(positives + 1.0, negatives + 1.0) - (trials + 1.0).log()
+        choices = -_log_beta(positives + 1.0, negatives + 1.0) - (trials + 1.0).log()
         a, b = torch.as_tensor(self.a).to(trials), torch.as_tensor(self.b).to(trials)
-        return choices + log_beta(positives + a, negatives + b) - log_beta(a, b)
+        return choices + _log_beta(positives + a, negatives + b) - _log_beta(a, b)
 
     def mixed(self, log_ordinary: Tensor, positives: Tensor, trials: Tensor) -> Tensor:
         """Return ``log((1 − share) p + share p_outlier)`` from ``log_ordinary = log p``."""
@@ -435,6 +435,6 @@ class WithOutliers(Distribution):
         return torch.where(torch.rand_like(counts) < self.outliers.share, others, counts)
 
 
-def log_beta(a: Tensor, b: Tensor) -> Tensor:
+def _log_beta(a: Tensor, b: Tensor) -> Tensor:
     """Compute the logarithm of the Beta function."""
     return a.lgamma() + b.lgamma() - (a + b).lgamma()

@@ -18,7 +18,7 @@ from bo_stream.tensors import zip_tensors
 ExpectedLogProb = Callable[[Tensor, Tensor], Tensor]
 """``E log p(y | f)`` of each outcome from means and variances of f, ``... x n`` all three."""
 
-MIN_PRECISION = 1e-10
+_MIN_PRECISION = 1e-10
 """Least precision of a site; smaller ones occur where a likelihood is not log-concave."""
 
 _SLACK = 1e-9
@@ -270,7 +270,7 @@ def local_sites(
         at = [t if t.requires_grad else t.detach().requires_grad_() for t in (mean, variance)]
         value = expected(*at)
         slope, bend = torch.autograd.grad(value.sum(), at, create_graph=differentiable)
-    precision = (-2.0 * power * bend).clamp_min(MIN_PRECISION)
+    precision = (-2.0 * power * bend).clamp_min(_MIN_PRECISION)
     sites = Sites(precision, power * slope + precision * mean)
     return sites, value if differentiable else value.detach()
 

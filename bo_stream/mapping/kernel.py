@@ -54,7 +54,7 @@ class Kilometres(InputTransform):
         Raises:
             InputDataError: Positions are not in degrees, or over 5,000 km from the centre.
         """
-        check_degrees(X, self.position)
+        _check_degrees(X, self.position)
         longitude, latitude = (torch.deg2rad(X[..., column]) for column in self.position)
         east, north = torch.deg2rad(self.centre.to(X)).unbind()
         turn = longitude - east
@@ -113,7 +113,7 @@ def projection(sites: Tensor, position: tuple[int, int] = (0, 1)) -> Kilometres:
         InputDataError: Positions are not in degrees, or reach farther than 5,000 km from their
             middle.
     """
-    check_degrees(sites, position)
+    _check_degrees(sites, position)
     x, y, z = _on_sphere(sites, position).flatten(0, -2).mean(0).tolist()
     centre = math.degrees(math.atan2(y, x)), math.degrees(math.atan2(z, math.hypot(x, y)))
     transform = Kilometres(centre, position)
@@ -139,14 +139,14 @@ def _on_sphere(X: Tensor, position: tuple[int, int]) -> Tensor:
 
 
 def check_positions(X: Tensor, position: tuple[int, int], units: Units) -> None:
-    """Check two columns of positions: degrees by :func:`check_degrees`, others for finite values.
+    """Check two columns of positions: their range in degrees, else that they are finite.
 
     Raises:
         InputDataError: They are not.
         ValueError: The units are unknown.
     """
     if units == "degrees":
-        check_degrees(X, position)
+        _check_degrees(X, position)
         return
     if units not in _LENGTHS:
         raise ValueError(
@@ -155,7 +155,7 @@ def check_positions(X: Tensor, position: tuple[int, int], units: Units) -> None:
     _check_columns(X, position, "east and north")
 
 
-def check_degrees(X: Tensor, position: tuple[int, int]) -> None:
+def _check_degrees(X: Tensor, position: tuple[int, int]) -> None:
     """Check that two columns are longitudes, -180 to 360, and latitudes, -90 to 90.
 
     Swapped columns are noticed where a longitude is no latitude; near the Greenwich meridian and
@@ -208,19 +208,19 @@ def _check_columns(X: Tensor, position: tuple[int, int], names: str) -> tuple[Te
 # --- kernels of maps: sums of one part over position and one over each covariate -----------------
 
 
-POSITION_SHARE = 0.3
+_POSITION_SHARE = 0.3
 """Prior median of the length scale of position, relative to the sites' root mean square radius."""
 
-COVARIATE_LENGTH = 4.0
+_COVARIATE_LENGTH = 4.0
 """Prior median of the length scale of a covariate, in its standard deviations."""
 
-ONE_PLACE = 1e-6
+_ONE_PLACE = 1e-6
 """Largest difference of two coordinates of one place, in kilometres."""
 
-SITE_VARIANCE = 0.05
+_SITE_VARIANCE = 0.05
 """Prior median of the variance of each site's own effect."""
 
-SHORTEST = 1e-3
+_SHORTEST = 1e-3
 """Least length scale and least output scale, relative to their prior medians."""
 
 
@@ -266,8 +266,8 @@ def map_kernel(
     radius = float((positions - positions.mean(0)).square().sum(-1).mean().sqrt())
     smooth = [column for column in covariates if column not in linear]
     half = 0.5 * variance
-    parts: list[Kernel] = [_part(nu, position, POSITION_SHARE * (radius or 1.0), half)]
-    parts += [_part(2.5, (column,), COVARIATE_LENGTH, half / len(smooth)) for column in smooth]
+    parts: list[Kernel] = [_part(nu, position, _POSITION_SHARE * (radius or 1.0), half)]
+    parts += [_part(2.5, (column,), _COVARIATE_LENGTH, half / len(smooth)) for column in smooth]
     for column in linear:
         line = LinearKernel(active_dims=(column,))
         line.variance = 1.0
@@ -297,7 +297,7 @@ def survey_kernel(
         ValueError: The units are none of these.
     """
     shared = map_kernel(sites, position, nu=0.5, variance=2.0, units=units).kernels
-    own = _scaled(SiteKernel(active_dims=position), SITE_VARIANCE)
+    own = _scaled(SiteKernel(active_dims=position), _SITE_VARIANCE)
     return AdditiveKernel(*shared, own).to(sites)
 
 
@@ -322,7 +322,7 @@ class SiteKernel(Kernel):
         if not diag:
             x1, x2 = x1.unsqueeze(-2), x2.unsqueeze(-3)
         same = [
-            (a - b).abs() <= ONE_PLACE for a, b in zip(x1.unbind(-1), x2.unbind(-1), strict=True)
+            (a - b).abs() <= _ONE_PLACE for a, b in zip(x1.unbind(-1), x2.unbind(-1), strict=True)
         ]
         return torch.stack(same).all(0).to(x1)
 
@@ -333,7 +333,7 @@ def _part(nu: float, columns: tuple[int, ...], length: float, variance: float) -
         nu,
         active_dims=columns,
         lengthscale_prior=LogNormalPrior(math.log(length), 1.0),
-        lengthscale_constraint=_above(SHORTEST * length, length),
+        lengthscale_constraint=_above(_SHORTEST * length, length),
     )
     return _scaled(matern, variance)
 
@@ -344,7 +344,7 @@ def _scaled(kernel: Kernel, variance: float) -> ScaleKernel:
     return ScaleKernel(
         kernel,
         outputscale_prior=prior,
-        outputscale_constraint=_above(SHORTEST * variance, variance),
+        outputscale_constraint=_above(_SHORTEST * variance, variance),
     )
 
 

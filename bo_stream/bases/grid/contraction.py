@@ -134,7 +134,10 @@ def contract(moments: Tensor, roots: list[Tensor], index: Tensor) -> Tensor:
         index: The products, ``r x d``.
     """
     if len(roots) == 1:
-        line = line_congruence(moments, roots[0])
+        local = roots[0].unfold(0, STENCIL, 1).mT
+        coefficients = pair_coefficients().to(local)
+        blocks = torch.einsum("cl,ljk->cjk", moments.unflatten(0, (-1, PAIR_DEGREES)), coefficients)
+        line = local.flatten(0, 1).mT @ (blocks @ local).flatten(0, 1)
         return line[index, index.mT]
     level = _Level(
         moments.reshape(1, -1),
@@ -142,11 +145,11 @@ def contract(moments: Tensor, roots: list[Tensor], index: Tensor) -> Tensor:
         torch.zeros_like(index[:, 0]),
     )
     for i in reversed(range(1, len(roots))):
-        level = _sum_out(level, pair_polynomials(roots[i]), index[:, i:])
-    own, polynomials = index[:, 0], pair_polynomials(roots[0])
+        level = _sum_out(level, _pair_polynomials(roots[i]), index[:, i:])
+    own, polynomials = index[:, 0], _pair_polynomials(roots[0])
     sums = _multiply(level.sums, polynomials, _extents(level, level.tail, own)).squeeze(-2)
     rows = level.position[level.tail.unsqueeze(-1), level.tail]  # of every pair of products
-    return sums.reshape(-1)[rows * sums.shape[-1] + pair_position(own.unsqueeze(-1), own)]
+    return sums.reshape(-1)[rows * sums.shape[-1] + _pair_position(own.unsqueeze(-1), own)]
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ def _sum_out(level: _Level, polynomials: Tensor, tails: Tensor) -> _Level:
     distinct, tail = tails.unique(dim=0, return_inverse=True)
     own = distinct[:, 0]
     parent = torch.empty_like(own).scatter(0, tail, level.tail)
-    pair = pair_position(own.unsqueeze(-1), own)
+    pair = _pair_position(own.unsqueeze(-1), own)
     size = polynomials.shape[-1]
     code = level.position[parent.unsqueeze(-1), parent] * size + pair
     needed, position = code.unique(return_inverse=True)
@@ -204,17 +207,17 @@ def _multiply(sums: Tensor, polynomials: Tensor, extents: Tensor) -> Tensor:
     return result
 
 
-def pair_position(first: Tensor, second: Tensor) -> Tensor:
+def _pair_position(first: Tensor, second: Tensor) -> Tensor:
     """Return positions of unordered pairs of functions among all, ordered by the larger index."""
     high = torch.maximum(first, second)
     return high * (high + 1) // 2 + torch.minimum(first, second)
 
 
-def pair_polynomials(values: Tensor) -> Tensor:
+def _pair_polynomials(values: Tensor) -> Tensor:
     """Compute Legendre coefficients of products of interpolated functions, cell by cell.
 
     Node values of r one-dimensional functions, ``g x r``, to ``(cells · 7) x r (r + 1) / 2``:
-    unordered pairs in the order of :func:`pair_position`.
+    unordered pairs in the order of :func:`_pair_position`.
     """
     functions = values.shape[-1]
     cells = values.shape[0] - STENCIL + 1
@@ -226,14 +229,6 @@ def pair_polynomials(values: Tensor) -> Tensor:
     for k in range(1, STENCIL):
         result.addcmul_(half[k][..., first], local[:, None, second, k])
     return result.flatten(0, 1)
-
-
-def line_congruence(moments: Tensor, values: Tensor) -> Tensor:
-    """Compute ``Vᵀ gram V`` of node values V in one dimension, ``g x r -> r x r``."""
-    local = values.unfold(0, STENCIL, 1).mT
-    coefficients = pair_coefficients().to(values)
-    blocks = torch.einsum("cl,ljk->cjk", moments.unflatten(0, (-1, PAIR_DEGREES)), coefficients)
-    return local.flatten(0, 1).mT @ (blocks @ local).flatten(0, 1)
 
 
 # --- prior moments of a basis's weights as functions of the kernel's hyperparameters -------------

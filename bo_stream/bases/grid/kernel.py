@@ -171,7 +171,7 @@ class Factor:
             moved = [p + shift if i in frequencies else p for i, p in enumerate(self.parameters)]
             parts.append([replace(self, parameters=tuple(moved))])
         third = torch.full_like(self.parameters[0], 1.0 / len(parts))
-        return weighted_sum(self.dimension, [third] * len(parts), parts)
+        return _weighted_sum(self.dimension, [third] * len(parts), parts)
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Formula:
     frequencies: tuple[int, ...] = ()
 
 
-def weighted_sum(
+def _weighted_sum(
     dimension: int, weights: Sequence[Tensor], parts: Sequence[Sequence[Factor]]
 ) -> Factor:
     """Make one factor of a weighted sum of products of factors, all of one dimension.
@@ -257,14 +257,14 @@ def _spectral_component(distance: Tensor, frequency: Tensor, scale: Tensor) -> T
     return decay * torch.cos(2.0 * math.pi * frequency * distance)
 
 
-SQUARED_EXPONENTIAL = Formula(_squared_exponential, math.inf)
-MATERN: dict[float, Formula] = {
+_SQUARED_EXPONENTIAL = Formula(_squared_exponential, math.inf)
+_MATERN: dict[float, Formula] = {
     0.5: Formula(_matern12, 0.5),
     1.5: Formula(_matern32, 1.5),
     2.5: Formula(_matern52, 2.5),
 }
-PERIODIC = Formula(_periodic, math.inf, frequencies=(0,))
-SPECTRAL_COMPONENT = Formula(_spectral_component, math.inf, frequencies=(0,))
+_PERIODIC = Formula(_periodic, math.inf, frequencies=(0,))
+_SPECTRAL_COMPONENT = Formula(_spectral_component, math.inf, frequencies=(0,))
 
 Terms = tuple[KernelFactors, ...]  # of a sum of products, in the inputs' own dimensions
 
@@ -322,7 +322,7 @@ def _terms_of(kernel: Kernel, active: tuple[int, ...]) -> Terms:
 
 @_terms_of.register
 def _(kernel: RBFKernel, active: tuple[int, ...]) -> Terms:
-    return (_of_columns(kernel, active, SQUARED_EXPONENTIAL, kernel.lengthscale),)
+    return (_of_columns(kernel, active, _SQUARED_EXPONENTIAL, kernel.lengthscale),)
 
 
 @_terms_of.register
@@ -333,18 +333,18 @@ def _(kernel: MaternKernel, active: tuple[int, ...]) -> Terms:
             f"{active}, a function of the distance, is none. Give bo_stream.ProductMatern in its "
             "place, of the same arguments, or take a model without a grid, such as OSGPR."
         )
-    return (_of_columns(kernel, active, MATERN[kernel.nu], kernel.lengthscale),)
+    return (_of_columns(kernel, active, _MATERN[kernel.nu], kernel.lengthscale),)
 
 
 @_terms_of.register
 def _(kernel: ProductMatern, active: tuple[int, ...]) -> Terms:
-    return (_of_columns(kernel, active, MATERN[kernel.nu], kernel.lengthscale),)
+    return (_of_columns(kernel, active, _MATERN[kernel.nu], kernel.lengthscale),)
 
 
 @_terms_of.register
 def _(kernel: PeriodicKernel, active: tuple[int, ...]) -> Terms:
     frequency = kernel.period_length.to(torch.float64).reciprocal()
-    return (_of_columns(kernel, active, PERIODIC, frequency, kernel.lengthscale),)
+    return (_of_columns(kernel, active, _PERIODIC, frequency, kernel.lengthscale),)
 
 
 @_terms_of.register
@@ -352,7 +352,7 @@ def _(kernel: SpectralMixtureKernel, active: tuple[int, ...]) -> Terms:
     weights = kernel.mixture_weights.unbind(-1)
     means, scales = kernel.mixture_means.unbind(-3), kernel.mixture_scales.unbind(-3)
     components = [
-        _of_columns(kernel, active, SPECTRAL_COMPONENT, *parameters).factors
+        _of_columns(kernel, active, _SPECTRAL_COMPONENT, *parameters).factors
         for parameters in zip(means, scales, strict=True)
     ]
     lines = (
@@ -426,7 +426,7 @@ def _sum(
     """Compute ``Σ scale_j Π part_j`` in one dimension: the sum of scales times one correlation."""
     total = torch.stack(torch.broadcast_tensors(*scales)).to(torch.float64).sum(0)
     weights = [scale.to(torch.float64) / total for scale in scales]
-    return KernelFactors((total,), (weighted_sum(dimension, weights, parts),))
+    return KernelFactors((total,), (_weighted_sum(dimension, weights, parts),))
 
 
 # --- interpolation error of a kernel on a grid, and the grid size that an error needs ------------
@@ -464,12 +464,12 @@ def interpolation_error(kernel: GridKernel, mesh: Mesh) -> float:
     """
     total, bound = kernel.scale().detach(), 0.0
     for factors, grid in zip(kernel.parts, mesh.parts, strict=True):
-        error = sum(float(dimension_error(factors, grid, i).max()) for i in range(grid.dim))
+        error = sum(float(_dimension_error(factors, grid, i).max()) for i in range(grid.dim))
         bound += float((factors.scale().detach().to(total) / total).max()) * error
     return bound
 
 
-def dimension_error(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
+def _dimension_error(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
     """Return the largest error of one dimension's interpolated correlation, ``...``.
 
     Kernel and nodes are the same everywhere, so that the error depends on the distance of two cells
@@ -501,7 +501,7 @@ def sufficient_grid_size(kernel: GridKernel, mesh: Mesh, tolerance: float) -> Si
             while size <= _LARGEST_SUGGESTION:
                 sizes = tuple(size if j == i else n for j, n in enumerate(grid.size))
                 finer = Grid.over(grid.bounds, sizes)
-                if float(dimension_error(factors, finer, i).max()) <= tolerance / grid.dim:
+                if float(_dimension_error(factors, finer, i).max()) <= tolerance / grid.dim:
                     break
                 size = math.ceil(1.25 * size)
             else:

@@ -23,7 +23,7 @@ PAIR_DEGREES = 7
 EDGE = 1e-6
 """Points outside the box by less than this fraction of a cell count as inside."""
 
-ROUNDINGS = 16.0
+_ROUNDINGS = 16.0
 """Rounding errors by which a corner may differ from its node: for a box that was rounded at both
 ends, grew to four times its width, and did both once more.
 """
@@ -273,12 +273,12 @@ class Grid:
         return Grid(tuple(low - b * h for low, b, h in lines), self.spacing, cells)
 
     def aligned_to(self, other: Grid, rounding: float) -> Grid:
-        """Take the other's nodes if both corners are among them but for ``ROUNDINGS`` roundings."""
+        """Take the other's nodes if both corners are among them up to ``_ROUNDINGS`` roundings."""
         corners = self.bounds
         lower, spacing, _ = _constants(other, corners.dtype, corners.device)
         steps = (corners - lower) / spacing
         whole = steps.round()
-        slack = ROUNDINGS * rounding * corners.abs().amax(0) / spacing
+        slack = _ROUNDINGS * rounding * corners.abs().amax(0) / spacing
         if whole.diff(dim=0)[0].tolist() != list(self.cells) or bool(
             ((steps - whole).abs() > slack).any()
         ):
