@@ -2,7 +2,7 @@
 
 :class:`StreamAcquisition` ranks the observed points by posterior mean, O(n). The best of them are
 the baseline of noisy criteria, the first few of these start points of the search. The integrated
-variance is that of one metric, over points that the user's parameters name.
+variance is of one metric, over points in the user's parameters.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class KernelBasis(Basis):
         return kernel_matrix(self.kernel, X, X2, self.outputs) - features @ features2.mT
 
     def residual_variance(self, X: Tensor, features: Tensor | None = None) -> Tensor:
-        """Compute ``k − |z|²``, ``... x m x n``, at least 0. Cost O(n M), and that of features."""
+        """Compute ``k − |z|²``, ``... x m x n``, at least 0. Cost O(n M), and the features."""
         own = self.features(X) if features is None else features
         variance = kernel_variance(self.kernel, X, self.outputs)
         return (variance - own.square().sum(-1)).clamp_min(0.0)

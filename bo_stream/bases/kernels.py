@@ -56,7 +56,7 @@ def stacked_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
 
 
 _UNIT_WIDTH = 1e-5
-"""Difference from 1 up to which the sides of a box are those of the unit cube: rounding."""
+"""Difference from 1 up to which the sides of a box count as 1: rounding."""
 
 
 def default_kernel(dim: int, batch_shape: Size, box: Tensor | None = None) -> RBFKernel:

@@ -219,7 +219,7 @@ class CountPosterior(Posterior):
         """Variance of the number of positives, ``... x q x 1``.
 
         ``n E[p (1 − p)] (1 + (n − 1) / (1 + s)) + n² Var p`` for n trials; without the fraction of
-        a binomial. With outliers that of the mixture with their counts.
+        a binomial. With outliers it is the variance of the mixture.
         """
         n, mean, spread = self.trials, self.rate.mean, self.rate.variance
         within = n * (mean * (1.0 - mean) - spread)

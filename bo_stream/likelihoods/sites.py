@@ -122,7 +122,7 @@ class Prior(ABC):
 
     Attributes:
         mean: ``... x n``.
-        collective: Processes of which each has some of the values.
+        collective: Processes that each have some of the values.
     """
 
     mean: Tensor
@@ -141,7 +141,7 @@ class RootPrior(Prior):
         mean: ``... x n``.
         root: Factor of u ~ N(0, I), ``... x n x k``.
         rest: Variances of a part independent of u and between values, ``... x n``.
-        collective: Processes of which each has some of the values, of one u.
+        collective: Processes that each have some of the values, of one u.
     """
 
     mean: Tensor

@@ -138,7 +138,7 @@ class DowndatedRootOperator(LinearOperator):
     def _low_rank_root(self) -> Tensor:
         """Compute ``Q V √Λ`` with ``V Λ Vᵀ = R Rᵀ − Qᵀ B Bᵀ Q`` and ``Z = Q R``. Cost O(n r² + r³).
 
-        Exact because B lies in the range of Z, which Q spans whatever the rank of Z.
+        Exact because B lies in the range of Z, which Q spans for any rank of Z.
         """
         if self.downdate.shape[-1] == 0:
             return self.root

@@ -519,7 +519,7 @@ class CachedBaseline:
 def arrangements(first: Tensor | None, last: Tensor | None) -> list[tuple[Tensor, int]]:
     """List the points that may be cached, with how many of them come before the others.
 
-    All together, then those of each side alone, for a caller who changes the other side:
+    All together, then the points of each side alone, for a caller who changes the other side:
     ``first`` before the others, ``... x k x d``, and ``last`` after them, ``... x k' x d``.
     """
     sides = [] if first is None else [(first, first.shape[-2])]

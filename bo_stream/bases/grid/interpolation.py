@@ -44,7 +44,7 @@ class GridBasis(Basis):
 
     @cached_property
     def order(self) -> Tensor:
-        """Position of each feature among those of the parts side by side, ``r``."""
+        """Position of each feature among the features of all parts side by side, ``r``."""
         return self.member.argsort(stable=True).argsort()
 
     def features(self, X: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ def grid_basis(
         kernel: Differentiable or not; its hyperparameters are used as they are now.
         batch: ``batch_shape x m``, to which the hyperparameters broadcast.
         tolerance: Largest part of the trace of K that may be truncated.
-        max_rank: Cap on r, whatever the tolerance.
+        max_rank: Cap on r, for any tolerance.
     """
     parts = []
     for factors, grid in zip(kernel.parts, mesh.parts, strict=True):
@@ -299,9 +299,9 @@ def interpolation_lines(mesh: Mesh, X: Tensor) -> Tensor:
 class Pairs:
     """All pairs of n points in one dimension of a grid.
 
-    A point's weights w are those of ``STENCIL`` consecutive nodes, and the nodes are evenly spaced
+    A point has weights w of ``STENCIL`` consecutive nodes only, and the nodes are evenly spaced
     with distance h. So the interpolated correlation of a pair is ``w(x)ᵀ K w(x') = Σ_s c_s κ(s h)``
-    over seven numbers of steps s, whatever the number of nodes.
+    over seven numbers of steps s, for any number of nodes; κ is the correlation at a distance.
 
     Attributes:
         steps: The numbers s, ``... x 1 x 7 n²``.
