@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, singledispatch
 from typing import Any
 
 import torch
@@ -416,20 +416,27 @@ def _spectrum(kernel: Kernel, space: _Space) -> _Spectrum:
     dims = kernel.active_dims
     if dims is not None:
         space = replace(space, active=tuple(space.active[i] for i in dims.tolist()))
-    return _rule_for(kernel)(kernel, space)
+    return _drawn(kernel, space)
 
 
-def _rule_for(kernel: Kernel) -> Callable[[Any, _Space], _Spectrum]:
-    if type(kernel) in _RULES:
-        return _RULES[type(kernel)]
-    names = ", ".join(known.__name__ for known in _RULES)
+def _drawn(kernel: Kernel, space: _Space) -> _Spectrum:
+    """Draw by the rule for a kernel's own class: a derived class may compute another kernel."""
+    if type(kernel) in _drawn_by_class.registry:
+        return _drawn_by_class(kernel, space)
+    names = ", ".join(k.__name__ for k in _drawn_by_class.registry if issubclass(k, Kernel))
     raise UnsupportedError(
         f"Functions can be drawn from the prior of {names}, got {type(kernel).__name__}: its "
         "spectral measure is not known. Draw values at points by model.posterior(X).rsample()."
     )
 
 
-def _stationary(kernel: Kernel, space: _Space) -> _Spectrum:
+@singledispatch
+def _drawn_by_class(kernel: Kernel, space: _Space) -> _Spectrum:
+    raise NotImplementedError
+
+
+@_drawn_by_class.register
+def _(kernel: RBFKernel | MaternKernel, space: _Space) -> _Spectrum:
     """Draw normal or Student-t frequencies: squared-exponential or Matérn of the distance."""
     dim = len(space.active)
     drawn = space.draws.normal(FEATURES, dim + _degrees_of_freedom(kernel))
@@ -437,14 +444,16 @@ def _stationary(kernel: Kernel, space: _Space) -> _Spectrum:
     return space.spectrum(directions / space.parameter(kernel.lengthscale, 2))
 
 
-def _product_matern(kernel: Kernel, space: _Space) -> _Spectrum:
+@_drawn_by_class.register
+def _(kernel: ProductMatern, space: _Space) -> _Spectrum:
     """Draw the frequencies of each input from a Student-t distribution of its own."""
     drawn = space.draws.normal(FEATURES, len(space.active), 1 + round(2.0 * kernel.nu))
     directions = _student_frequencies(drawn, 1).squeeze(-1)
     return space.spectrum(directions / space.parameter(kernel.lengthscale, 2))
 
 
-def _rational_quadratic(kernel: Kernel, space: _Space) -> _Spectrum:
+@_drawn_by_class.register
+def _(kernel: RQKernel, space: _Space) -> _Spectrum:
     """Mix squared-exponential kernels over a gamma distributed inverse square lengthscale."""
     alpha = space.parameter(kernel.alpha, 1)
     precision = space.draws.gamma(alpha, FEATURES) / alpha
@@ -452,7 +461,8 @@ def _rational_quadratic(kernel: Kernel, space: _Space) -> _Spectrum:
     return space.spectrum(directions / space.parameter(kernel.lengthscale, 2))
 
 
-def _periodic(kernel: Kernel, space: _Space) -> _Spectrum:
+@_drawn_by_class.register
+def _(kernel: PeriodicKernel, space: _Space) -> _Spectrum:
     """Draw multiples of the base frequency: differences of two Poisson counts.
 
     ``exp((cos θ − 1) / l)`` is their characteristic function for rates ``1 / (2 l)``.
@@ -463,21 +473,24 @@ def _periodic(kernel: Kernel, space: _Space) -> _Spectrum:
     return space.spectrum(2.0 * math.pi * multiples / space.parameter(kernel.period_length, 2))
 
 
-def _constant(kernel: Kernel, space: _Space) -> _Spectrum:
+@_drawn_by_class.register
+def _(kernel: ConstantKernel, space: _Space) -> _Spectrum:
     """Return frequencies of zero, after as many draws as for other kernels."""
     still = space.draws.normal(FEATURES, len(space.active)) * 0.0
     return space.spectrum(still)[0], space.parameter(kernel.constant, 1)
 
 
-def _multiple(kernel: Kernel, space: _Space) -> _Spectrum:
+@_drawn_by_class.register
+def _(kernel: ScaleKernel, space: _Space) -> _Spectrum:
     """Multiply the power of the base kernel by the output scale."""
     inner = kernel.base_kernel
     # a ScaleKernel's active_dims are its base's already
-    frequencies, power = _rule_for(inner)(inner, space)
+    frequencies, power = _drawn(inner, space)
     return frequencies, power * space.parameter(kernel.outputscale.unsqueeze(-1), 1)
 
 
-def _sum(kernel: Kernel, space: _Space) -> _Spectrum:
+@_drawn_by_class.register
+def _(kernel: AdditiveKernel, space: _Space) -> _Spectrum:
     """Put the parts' frequencies side by side."""
     parts = [_spectrum(part, space) for part in kernel.kernels]
     total = sum(frequencies.shape[-2] for frequencies, _ in parts)
@@ -485,7 +498,8 @@ def _sum(kernel: Kernel, space: _Space) -> _Spectrum:
     return torch.cat([frequencies for frequencies, _ in parts], -2), torch.cat(powers, -1)
 
 
-def _product(kernel: Kernel, space: _Space) -> _Spectrum:
+@_drawn_by_class.register
+def _(kernel: ProductKernel, space: _Space) -> _Spectrum:
     """Add independent frequencies of the factors."""
     drawn, powers = [], []
     for frequencies, power in [_spectrum(factor, space) for factor in kernel.kernels]:
@@ -493,16 +507,3 @@ def _product(kernel: Kernel, space: _Space) -> _Spectrum:
         drawn.append(torch.take_along_dim(frequencies, index.unsqueeze(-1), -2))
         powers.append(torch.take_along_dim(power.expand(frequencies.shape[:-1]), index, -1))
     return torch.stack(drawn).sum(0), torch.stack(powers).prod(0)
-
-
-_RULES: dict[type[Kernel], Callable[[Any, _Space], _Spectrum]] = {
-    RBFKernel: _stationary,
-    MaternKernel: _stationary,
-    ProductMatern: _product_matern,
-    RQKernel: _rational_quadratic,
-    PeriodicKernel: _periodic,
-    ConstantKernel: _constant,
-    ScaleKernel: _multiple,
-    AdditiveKernel: _sum,
-    ProductKernel: _product,
-}
