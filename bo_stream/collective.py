@@ -12,15 +12,15 @@ from torch import Tensor
 class Collective(ABC):
     """Processes that move copies of one model together (data-parallel training).
 
-    Law: all processes call the same methods in the same order, and what a method returns is the
-    same in all of them. So a sum over rows is the sum over processes of each one's own, and what is
-    not of rows is computed by each, and counts ``share`` in each.
+    Law: all processes call the same methods in the same order, and a method returns the same value
+    in all of them. So a sum over rows is the sum over processes of each one's own rows, and a term
+    that is no sum over rows is computed by each, and counts ``share`` in each.
 
     Attributes:
         rank: Number of this process, from 0.
         size: Number of processes.
-        is_alone: Whether there is one only.
-        share: Part that each process takes of a term which is not of rows.
+        is_alone: Whether there is only one process.
+        share: Fraction that each process takes of a term that is no sum over rows.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -40,7 +40,7 @@ class Collective(ABC):
         return [part.view(value.shape).to(value.dtype) for part, value in pairs]
 
     def agreed(self, value: Tensor) -> Tensor:
-        """Return the value that the first process has."""
+        """Return the value of the first process."""
         return self.sum(value if self.rank == 0 else torch.zeros_like(value))
 
     def total(self, count: int, device: torch.device) -> int:
@@ -51,9 +51,10 @@ class Collective(ABC):
         """Put rows of all processes together, ``... x k x d`` to ``... x count x d``.
 
         Args:
-            rows: Of this process.
-            places: Where they belong, ``k`` whole numbers below the count; each has one process.
-            count: Of all rows.
+            rows: Rows of this process.
+            places: Positions of these rows among all, ``k`` whole numbers below the count; each
+                position belongs to one process.
+            count: Number of all rows.
         """
         whole = rows.new_zeros(*rows.shape[:-2], count, rows.shape[-1])
         whole[..., places.to(rows.device), :] = rows
@@ -63,8 +64,8 @@ class Collective(ABC):
         """Return the first rows of all processes, ``... x n x d``, in the order of ranks.
 
         Args:
-            rows: Of this process.
-            most: How many to return; None: all.
+            rows: Rows of this process.
+            most: Largest number of rows to return; None: all.
         """
         if self.is_alone:
             return rows
@@ -83,7 +84,7 @@ class Collective(ABC):
         return float(self.sum(own).max())
 
     def counts(self, count: int, device: torch.device) -> list[int]:
-        """Return the number that each process gives."""
+        """Return the numbers of all processes."""
         own = torch.zeros(self.size, dtype=torch.int64, device=device)
         own[self.rank] = count
         numbers: list[int] = self.sum(own).tolist()

@@ -1,4 +1,4 @@
-"""The error for what a user of the loops can correct, and checks that raise it."""
+"""The error for mistakes that a user of the loops can correct, and checks that raise it."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from torch import Tensor
 JITTERS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)
 """Relative jitters tried in turn by :func:`safe_cholesky`."""
 
-INDEPENDENT = 1e-8
+_INDEPENDENT = 1e-8
 """Least pivot, relative to the diagonal, of :func:`independent_rows`."""
 
-SMALLER_GRID = "Take a smaller grid_size (or narrower bounds)."
+_SMALLER_GRID = "Take a smaller grid_size (or narrower bounds)."
 
 _SMALL = 192
 
@@ -32,7 +32,7 @@ def cholesky_with_nugget(matrix: Tensor, share: float) -> Tensor:
 
 
 def cholesky_with_jitter(matrix: Tensor) -> tuple[Tensor, float]:
-    """Compute the lower Cholesky factor L of a symmetric matrix, and the jitter that it took.
+    """Compute the lower Cholesky factor L of a symmetric matrix, and the jitter needed.
 
     ``L Lᵀ = matrix + jitter · mean(diagonal) · I``, ``... x n x n``. A factorisation that fails is
     tried again with the next of ``JITTERS``, the same for all matrices of a batch. Cost O(n³).
@@ -59,16 +59,16 @@ def cholesky_with_jitter(matrix: Tensor) -> tuple[Tensor, float]:
 def independent_rows(matrix: Tensor) -> Tensor:
     """Select rows of symmetric matrices that are positive definite together, in pivot order.
 
-    Pivoted Cholesky of the correlations as they stand, indefinite or not, until no pivot is more
-    than ``INDEPENDENT``; of a batch one matrix after the other, each among the rows that remain.
-    Cost O(n³). The matrices are ``... x n x n`` and finite, the indices ``k``.
+    Pivoted Cholesky of the correlations, indefinite or not, until no pivot is more than 1e-8; in a
+    batch one matrix after the other, each among the rows that remain. Cost O(n³). The matrices are
+    ``... x n x n`` and finite, the indices ``k``.
     """
     rows = torch.arange(matrix.shape[-1], device=matrix.device)
     for one in matrix.detach().reshape(-1, *matrix.shape[-2:]):
         part = one[rows][:, rows]
         scale = part.diagonal().clamp_min(0.0).sqrt()
         scale = torch.where(scale > 0.0, scale, torch.inf)
-        rows = rows[pivot_rows(part / scale / scale.unsqueeze(-1), INDEPENDENT)]
+        rows = rows[pivot_rows(part / scale / scale.unsqueeze(-1), _INDEPENDENT)]
     return rows
 
 
@@ -108,14 +108,23 @@ def inverse_lower(factor: Tensor) -> Tensor:
 def solve_one_plus_product(A: Tensor, P: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Compute ``(I + A P)⁻¹ right`` and ``log |I + A P|`` for positive semi-definite A and P.
 
-    A P has no negative eigenvalue, so that I + A P is invertible whatever their ranks. Cost O(n³).
+    A P has no negative eigenvalue, so that I + A P is invertible for any ranks. Cost O(n³).
 
     Raises:
         NotPSDError: An entry is NaN or infinite.
     """
     matrix = A @ P
     matrix.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    factor, pivots = lu_factors(matrix)
+    if matrix.is_cpu and matrix.shape[:-2].numel() > 1:
+        # One after the other: torch gives each thread some matrices of a batch, and MKL's
+        # factorisation of one, from some 150 rows on, is wrong while another thread is in it
+        # (PyTorch's issue 142815).
+        n = matrix.shape[-1]
+        single = [torch.linalg.lu_factor_ex(each)[:2] for each in matrix.reshape(-1, n, n)]
+        factors, orders = (torch.stack(parts) for parts in zip(*single, strict=True))
+        factor, pivots = factors.reshape(matrix.shape), orders.reshape(matrix.shape[:-1])
+    else:
+        factor, pivots, _ = torch.linalg.lu_factor_ex(matrix)
     log_determinant = factor.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
     if not bool(log_determinant.isfinite().all()):
         raise NotPSDError(
@@ -123,22 +132,6 @@ def solve_one_plus_product(A: Tensor, P: Tensor, right: Tensor) -> tuple[Tensor,
             "with NaN or infinite entries. Check the hyperparameters for extreme values."
         )
     return torch.linalg.lu_solve(factor, pivots, right), log_determinant
-
-
-def lu_factors(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Factorise square matrices ``... x n x n`` into L U, as ``torch.linalg.lu_factor`` does.
-
-    On a CPU one after the other: torch gives each thread some matrices of a batch, and MKL's
-    factorisation of one, from some 150 rows on, is wrong while another thread is in it (PyTorch's
-    issue 142815). Cost O(n³) a matrix.
-    """
-    if matrices.device.type != "cpu" or matrices.shape[:-2].numel() <= 1:
-        factor, pivots, _ = torch.linalg.lu_factor_ex(matrices)
-        return factor, pivots
-    batch, n = matrices.shape[:-2], matrices.shape[-1]
-    single = [torch.linalg.lu_factor_ex(matrix)[:2] for matrix in matrices.reshape(-1, n, n)]
-    factors, pivots = (torch.stack(parts) for parts in zip(*single, strict=True))
-    return factors.reshape(matrices.shape), pivots.reshape(*batch, n)
 
 
 def product_of_triangular_root(root: Tensor) -> Tensor:
@@ -178,8 +171,8 @@ def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
 def solve_rows(factor: Tensor, rows: Tensor) -> Tensor:
     """Compute ``rows @ factor⁻ᵀ`` for a lower triangular factor, ``b x n x n``.
 
-    Rows are ``... x b x q x n``. Those of all batches before b are solved for together, since
-    ``solve_triangular`` would copy the factor for each batch. Cost O(n²) a row, half of that of a
+    Rows are ``... x b x q x n``. The rows of all batches before b are solved for together, since
+    ``solve_triangular`` would copy the factor for each batch. Cost O(n²) a row, half as much as a
     product with the inverse.
     """
     batch, q = factor.shape[:-2], rows.shape[-2]
@@ -218,10 +211,10 @@ def check_memory(
     name: str,
     numbers: int,
     limit_gib: float,
-    remedy: str = SMALLER_GRID,
+    remedy: str = _SMALLER_GRID,
     dtype: torch.dtype = torch.float64,
 ) -> None:
-    """Refuse to allocate so many numbers of a dtype, before it is done.
+    """Refuse to allocate too many numbers of a dtype, before the allocation.
 
     Raises:
         ValueError: More than ``limit_gib`` GiB would be needed; ``name`` is the subject of the

@@ -14,10 +14,10 @@ from bo_stream.sufficient_statistics import SufficientStatistics, Whitened
 from bo_stream.weights import InformationForm, at_noise, log_marginal_likelihood
 
 SHARE = 4
-"""A root pays where it has at most one column for so many features."""
+"""Least number of features for each column of a root; with fewer it would not pay."""
 
 _LEFT = 1e-15
-"""Part of the trace that counts as nothing."""
+"""Fraction of the trace that counts as zero."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class LowRankRoot:
     def at_noise(self, level: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the root of an information form's gram and its moment's coordinates.
 
-        Args as for :func:`bo_stream.weights.at_noise`.
+        The arguments are the same as for :func:`bo_stream.weights.at_noise`.
         """
         scale = level.sqrt()[..., None, None]
         return self.G / scale, self.b @ residual / scale
@@ -55,7 +55,7 @@ def low_rank_root_of(statistics: Whitened) -> LowRankRoot | None:
 
 
 def _pivoted(matrix: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Return columns ``... x r x k`` and pivots ``... x k``, one more than ``most`` if unfinished.
+    """Return columns ``... x r x k`` and k pivots; k is more than ``most`` if unfinished.
 
     Batch elements of lower rank than others get columns of zeros.
     """
@@ -115,9 +115,9 @@ class NoiseGroup:
     """Whitened statistics of the observations that share one noise level.
 
     Attributes:
-        statistics: In whitened weights.
+        statistics: Statistics in whitened weights.
         level: Factor from relative to actual noise, ``... x m``, differentiable.
-        root: Of the statistics, where they are of few observations.
+        root: Root of the statistics, where there are few observations; else None.
     """
 
     statistics: SufficientStatistics[Tensor]
@@ -138,7 +138,7 @@ def dense_log_marginal_likelihood(covariance: Tensor, residual: Tensor, noise: T
     Williams, 2006, eq. 5.9): the factorisation is not differentiated. Cost O(n³).
 
     Args:
-        covariance: Of the function at n observations, ``... x m x n x n``; may require gradients.
+        covariance: Prior covariance at n observations, ``... x m x n x n``; may require gradients.
         residual: Outcomes less the prior mean, ``... x m x n``; may require gradients.
         noise: Variances, ``... x m x n``; may require gradients.
 
@@ -165,9 +165,9 @@ def subspace_log_marginal_likelihood(
 
     Cost O(r³), or O(r² k) where every group has a root of k columns.
 
-    Exact with its gradient, as :func:`differentiable_log_marginal_likelihood`, and smooth in the
-    hyperparameters because the basis stays the same: ``∂/∂P = −½ (K − u uᵀ)``, see
-    :class:`SubspacePosterior`, whose factor's determinant is that of the likelihood.
+    Exact with its gradient, and smooth in the hyperparameters because the basis stays the same:
+    ``∂/∂P = −½ (K − u uᵀ)``, see :class:`SubspacePosterior`, whose ``log_determinant`` enters the
+    likelihood.
 
     Args:
         groups: Noise groups in one basis; their levels may require gradients.
@@ -183,7 +183,15 @@ def subspace_log_marginal_likelihood(
         K, u = posterior.K, posterior.u
         mean = prior @ u
         value = log_marginal_likelihood(evidence, mean, posterior.log_determinant)
-        spreads = _spreads(groups, prior, K, mean)
+        # `tr(gram E[w wᵀ])` of each group, with `Cov[w] = P − P K P`; cheap for one group
+        grams = [group.statistics.gram for group in groups]
+        if len(groups) == 1:
+            traces = [groups[0].level * (prior * K).sum((-2, -1))]
+        else:
+            covariance = prior - prior @ K @ prior
+            traces = [(gram * covariance).sum((-2, -1)) for gram in grams]
+        explained = [(mean.mT @ gram @ mean)[..., 0, 0] for gram in grams]
+        spreads = [trace + part for trace, part in zip(traces, explained, strict=True)]
         sensitivity = 0.5 * (K - u @ u.mT)
     expected = (sensitivity * prior).sum((-2, -1))
     for group, spread in zip(groups, spreads, strict=True):
@@ -208,18 +216,6 @@ def _subspace_posterior(
     rows = solve_lower(factor, G.mT)
     log_determinant = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return SubspacePosterior(rows.mT @ rows, rows.mT @ solve_lower(factor, b), log_determinant)
-
-
-def _spreads(groups: Sequence[NoiseGroup], prior: Tensor, K: Tensor, mean: Tensor) -> list[Tensor]:
-    """Compute ``tr(gram E[w wᵀ])`` of each group, ``Cov[w] = P − P K P``; cheap for one group."""
-    grams = [group.statistics.gram for group in groups]
-    if len(groups) == 1:
-        traces = [groups[0].level * (prior * K).sum((-2, -1))]
-    else:
-        covariance = prior - prior @ K @ prior
-        traces = [(gram * covariance).sum((-2, -1)) for gram in grams]
-    explained = [(mean.mT @ gram @ mean)[..., 0, 0] for gram in grams]
-    return [trace + part for trace, part in zip(traces, explained, strict=True)]
 
 
 def expected_misfit(group: NoiseGroup, residual: Tensor, mean: Tensor, spread: Tensor) -> Tensor:

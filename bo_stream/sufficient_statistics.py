@@ -1,4 +1,4 @@
-"""Sufficient statistics of a Gaussian linear model: all that a stream leaves in memory."""
+"""Sufficient statistics of a Gaussian linear model, stored instead of the observations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SufficientStatistics(Generic[G]):
 
     Law: ``statistics(A ∪ B) = statistics(A) + statistics(B)``. Each of m outputs has two target
     columns [Y, 1], so that every affine change of Y (a constant mean, a new standardisation) is
-    exact after the data are gone. D is relative noise: 1 where the noise variance is inferred.
+    exact without the data. D is relative noise: 1 where the noise variance is inferred.
 
     Attributes:
         gram: ``Φᵀ D⁻¹ Φ``, dense ``... x p x p`` or a value made of tensors that are linear in D⁻¹;
@@ -129,7 +129,7 @@ class MatrixMap:
 
 @dataclass(frozen=True)
 class Regrouping:
-    """Map ``v_old = T v_new`` in which each old value is one of the new; a diagonal gram stays so.
+    """Map ``v_old = T v_new`` in which each old value is a new one; diagonal grams stay diagonal.
 
     Attributes:
         index: Position of each old value among the new ones, ``p``.
@@ -140,7 +140,7 @@ class Regrouping:
     size: int
 
     def congruence(self, gram: Tensor) -> Tensor:
-        """Compute ``Tᵀ gram T`` of diagonals kept as columns, ``... x p x 1``. Cost O(p)."""
+        """Compute ``Tᵀ gram T`` of diagonals stored as columns, ``... x p x 1``. Cost O(p)."""
         return self.transpose(gram)
 
     def transpose(self, moment: Tensor) -> Tensor:
@@ -182,16 +182,16 @@ def continued(
 ) -> SufficientStatistics[Tensor]:
     """Extend dense statistics by g features that are zero at all but n observations.
 
-    ``features`` are all of those observations', ``... x m x n x p``, the last g new; targets, noise
-    and weight as in :func:`weighted_statistics`. Cost O(n p g + p²).
+    ``features`` are all features of these observations, ``... x m x n x p``, the last g new;
+    targets, noise and weight as in :func:`weighted_statistics`. Cost O(n p g + p²).
     """
-    former = statistics.gram.shape[-1]
-    total = padded(statistics, features.shape[-1] - former)
-    weighted = features[..., former:] * (weight / noise).unsqueeze(-1)
+    known = statistics.gram.shape[-1]
+    total = padded(statistics, features.shape[-1] - known)
+    weighted = features[..., known:] * (weight / noise).unsqueeze(-1)
     cross = features.mT @ weighted
-    total.gram[..., former:] += cross
-    total.gram[..., former:, :former] += cross[..., :former, :].mT
-    total.moment[..., former:, :] += weighted.mT @ target_columns(targets)
+    total.gram[..., known:] += cross
+    total.gram[..., known:, :known] += cross[..., :known, :].mT
+    total.moment[..., known:, :] += weighted.mT @ target_columns(targets)
     return total
 
 
@@ -201,7 +201,7 @@ def grouped_statistics(
     """Compute the statistics of observations whose features are indicators of ``size`` groups.
 
     ``groups`` are from 0 to ``size − 1``, ``... x n``; the rest as in :func:`weighted_statistics`.
-    The gram is diagonal and kept as a column, ``... x m x size x 1``. Cost O(n + size).
+    The gram is diagonal and stored as a column, ``... x m x size x 1``. Cost O(n + size).
     """
 
     def by_group(weighted: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ def _with_sums(
     noise: Tensor,
     weight: Tensor,
 ) -> SufficientStatistics[Tensor]:
-    """Add all statistics but the gram; ``to_weights`` is the product with Φᵀ."""
+    """Compute the statistics besides the gram; ``to_weights`` is the product with Φᵀ."""
     columns = target_columns(targets)
     weighted = columns * (weight / noise).unsqueeze(-1)
     return SufficientStatistics(

@@ -1,18 +1,16 @@
-"""Values made of tensors: mapped, compared with an earlier state, kept out of inference mode."""
+"""Values made of tensors: mapping, comparison with an earlier state, and inference mode."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
-P = ParamSpec("P")
-R = TypeVar("R")
 
 State = tuple[Tensor, ...]
 """Parameters and buffers of a module at some time."""
@@ -37,7 +35,7 @@ def map_tensors(value: T, rule: Callable[[Tensor], Tensor]) -> T:
 def zip_tensors(rule: Callable[[Tensor, Tensor], Tensor], first: T, second: T) -> T:
     """Apply a rule to the tensors of two values of equal structure, as :func:`map_tensors`.
 
-    Values of other types are those of ``first``.
+    Values of other types are taken from ``first``.
     """
     one, other = cast(Any, first), cast(Any, second)
     if isinstance(one, Tensor):
@@ -58,7 +56,7 @@ def state_of(module: torch.nn.Module) -> State:
 
 
 def is_in(module: torch.nn.Module, state: State) -> bool:
-    """Say whether a module's parameters and buffers equal a state."""
+    """Return whether a module's parameters and buffers equal a state."""
     return is_same(_tensors(module), state)
 
 
@@ -67,9 +65,9 @@ def _tensors(module: torch.nn.Module) -> State:
 
 
 def is_same(first: State, second: State) -> bool:
-    """Say whether two states are equal in shape, device and value.
+    """Return whether two states are equal in shape, device and value.
 
-    On a device the host waits for each comparison, so that there one serves all tensors of a dtype.
+    On a device, where the host waits for each comparison, one serves all tensors of a dtype.
     """
     elsewhere: list[tuple[Tensor, Tensor]] = []
     if len(first) != len(second):
@@ -81,24 +79,21 @@ def is_same(first: State, second: State) -> bool:
             elsewhere.append((a, b))
         elif not torch.equal(a, b):
             return False
-    return not elsewhere or _are_equal(elsewhere)
-
-
-@torch.no_grad()
-def _are_equal(pairs: list[tuple[Tensor, Tensor]]) -> bool:
-    """Say whether tensors of equal shapes are equal, by one comparison of each dtype."""
-    if any(a.dtype != b.dtype for a, b in pairs):
+    if any(a.dtype != b.dtype for a, b in elsewhere):
         return False
-    dtypes = {a.dtype for a, _ in pairs}
-    together = [[(a.flatten(), b.flatten()) for a, b in pairs if a.dtype == t] for t in dtypes]
-    return all(torch.equal(*map(torch.cat, zip(*some, strict=True))) for some in together)
+    with torch.no_grad():
+        for dtype in {a.dtype for a, _ in elsewhere}:
+            pairs = [(a.flatten(), b.flatten()) for a, b in elsewhere if a.dtype == dtype]
+            if not torch.equal(*map(torch.cat, zip(*pairs, strict=True))):
+                return False
+    return True
 
 
 @contextmanager
 def outside_inference_mode() -> Iterator[None]:
-    """Compute tensors that may be kept: autograd refuses those of ``torch.inference_mode`` later.
+    """Compute tensors that may be stored: autograd refuses tensors of ``torch.inference_mode``.
 
-    Whether gradients are recorded stays as it is.
+    Whether gradients are recorded does not change.
     """
     differentiated = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(differentiated):

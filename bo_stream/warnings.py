@@ -1,4 +1,4 @@
-"""What a model tells its user: warnings, and a record of jitters and fallbacks."""
+"""Warnings of models, and a log of jitters and fallbacks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ _LIBRARIES = ("bo_stream", "torch", "gpytorch", "botorch")
 
 
 def users_stack_level() -> int:
-    """``stacklevel`` for a ``warnings.warn`` beside this call, of the first frame not a library's.
+    """Return the ``stacklevel`` of the user's code, for the caller's ``warnings.warn``.
 
-    A model is put into evaluation mode by gpytorch's modules and by BoTorch's fits as often as by a
-    user.
+    It is the first frame outside the libraries: gpytorch's modules and BoTorch's fits put a model
+    into evaluation mode as often as a user does.
     """
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and _is_librarys(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None:
+        module: str = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in _LIBRARIES:
+            break
         level, frame = level + 1, frame.f_back
     return level
-
-
-def _is_librarys(module: str) -> bool:
-    return module.partition(".")[0] in _LIBRARIES
 
 
 class ProductKernelWarning(BotorchWarning):
@@ -38,10 +37,10 @@ class ProductKernelWarning(BotorchWarning):
 
 
 def warn_of_product(parts: Sequence[RadialPart]) -> None:
-    """Warn that Matérn kernels of several inputs were replaced by products, and what that changes.
+    """Warn that Matérn kernels of several inputs were replaced by products, and of the change.
 
     Args:
-        parts: Those that were replaced, one or more.
+        parts: The replaced kernels, one or more.
     """
     changes = dict.fromkeys(
         f"of inputs {part.inputs}, nu {part.kernel.nu:g}: {{:.3f}} becomes {{:.3f}}".format(
@@ -65,17 +64,17 @@ class CoarsePointsWarning(BotorchWarning):
 
 
 class ShortTrainingWarning(BotorchWarning):
-    """A training was cut short, or its model has not come far: see what ``fit`` returned."""
+    """A training was cut short, or its model has not come far: see the result of ``fit``."""
 
 
 def warn_of_coarse_points(ratio: float, points: int, max_points: int) -> None:
-    """Warn with what there is to do.
+    """Warn that inducing points are coarser than the noise, with remedies.
 
     Args:
         ratio: Prior variance that the points leave unknown at the observations, in mean, in units
             of their noise variances.
-        points: Their number.
-        max_points: The largest.
+        points: Number of points.
+        max_points: Largest number of points.
     """
     warnings.warn(
         f"{points:,} inducing points leave, in mean over the observations, {ratio:.2g} times the "
@@ -88,10 +87,10 @@ def warn_of_coarse_points(ratio: float, points: int, max_points: int) -> None:
 
 
 def warn_of_coarse_centres(ratio: float, resolution: float, max_centres: int | None) -> None:
-    """Warn with what there is to do.
+    """Warn that clusters' centres are coarser than the noise, with remedies.
 
     Args:
-        ratio: Prior variance of the process between an input and the centre where it acts, in mean
+        ratio: Prior variance of the process between an input and its cluster's centre, in mean
             over the observations, in units of their noise variances.
         resolution: Largest distance of an input from its centre.
         max_centres: Largest number of centres; None: the resolution was given.
@@ -111,12 +110,12 @@ def warn_of_coarse_centres(ratio: float, resolution: float, max_centres: int | N
 
 
 def warn_of_few_features(residual: float, features: int) -> None:
-    """Warn with what there is to do.
+    """Warn that features explain outcomes less precisely than their noise, with remedies.
 
     Args:
         residual: Root mean square of outcomes less the posterior mean, in standard deviations of
             their noise.
-        features: Their number.
+        features: Number of features.
     """
     warnings.warn(
         f"{features:,} features leave outcomes {residual:.2g} standard deviations of their known "
@@ -129,7 +128,7 @@ def warn_of_few_features(residual: float, features: int) -> None:
 
 
 def warn_of_neighbours(residual: float) -> None:
-    """Warn with what there is to do.
+    """Warn that neighbouring local models are coarser than the noise, with remedies.
 
     Args:
         residual: Root mean square of outcomes less the posterior mean of local models, in standard
@@ -145,7 +144,7 @@ def warn_of_neighbours(residual: float) -> None:
     )
 
 
-FAR_OUT = 1e4
+_FAR_OUT = 1e4
 """Norm of whitened weights beyond which outcomes are not draws from the prior."""
 
 MOST_ERROR = 0.1
@@ -153,26 +152,26 @@ MOST_ERROR = 0.1
 
 
 def error_of_rounding(weights: Tensor, precision: Tensor) -> float:
-    """Error of a posterior mean by rounding, in posterior standard deviations.
+    """Estimate the error of a posterior mean by rounding, in posterior standard deviations.
 
     ``NOVEL · |w| / σ²``: a kernel in float64 at inducing points is known up to ``NOVEL`` of the
-    prior variance, and the whitened weights w multiply what is missed. Against a process in 60
-    digits (a squared exponential kernel, lengthscale 0.4, 40 inputs on a line, one outcome of 1e5
-    or 1e8, noise 1e-2 to 1e-6) the largest errors were 0.1 to 2 times this; in two and three
+    prior variance, and the whitened weights w multiply this error. Against a process in 60 digits
+    (a squared exponential kernel, lengthscale 0.4, 40 inputs on a line, one outcome of 1e5 or 1e8,
+    noise 1e-2 to 1e-6) the largest errors were 0.1 to 2 times the estimate; in two and three
     dimensions, where kernel matrices are better conditioned, less than a hundredth of it.
 
     Args:
-        weights: Whitened, in posterior mean, ``... x m x M x 1``.
-        precision: Of an observation, ``1 / σ²``, in mean, ``... x m``.
+        weights: Posterior mean of the whitened weights, ``... x m x M x 1``.
+        precision: Mean precision ``1 / σ²`` of an observation, ``... x m``.
     """
     norm = weights.square().sum((-2, -1)).sqrt()
-    if norm.numel() == 0 or float(norm.max()) <= FAR_OUT:
+    if norm.numel() == 0 or float(norm.max()) <= _FAR_OUT:
         return 0.0
     return NOVEL * float((norm * precision).max())
 
 
 def warn_of_rounding(error: float) -> None:
-    """Warn with what there is to do.
+    """Warn that rounding makes posterior means inexact, with remedies.
 
     Args:
         error: See :func:`error_of_rounding`.
@@ -195,11 +194,11 @@ class NumericalEvent:
     """A jitter or fallback that a model used, once or several times.
 
     Attributes:
-        what: Was done, in words.
-        size: Of the matrix, or the number of points, that asked for it; the largest so far.
-        jitter: Relative to the mean of the diagonal; 0 where none was the remedy.
-        observations: In memory when it was first used.
-        times: How often so far.
+        what: The remedy, in words.
+        size: Largest size so far of a matrix, or number of points, that needed it.
+        jitter: Jitter relative to the mean of the diagonal; 0 for a remedy without jitter.
+        observations: Number of observations in memory when it was first used.
+        times: Number of uses so far.
     """
 
     what: str
@@ -216,15 +215,13 @@ class NumericalEvent:
 
 
 NumericalLog = tuple[NumericalEvent, ...]
-"""Events in the order of their first use; as many as there are remedies, however long a stream."""
+"""Events in the order of their first use, one for each remedy."""
 
 
 def with_event(log: NumericalLog, event: NumericalEvent) -> NumericalLog:
-    """Append an event to a log; one that differs in size and time only is counted."""
-    for i, former in enumerate(log):
-        if (former.what, former.jitter) == (event.what, event.jitter):
-            again = replace(
-                former, size=max(former.size, event.size), times=former.times + event.times
-            )
-            return (*log[:i], again, *log[i + 1 :])
+    """Append an event to a log, or count it where the log has the same remedy and jitter."""
+    for i, known in enumerate(log):
+        if (known.what, known.jitter) == (event.what, event.jitter):
+            size, times = max(known.size, event.size), known.times + event.times
+            return (*log[:i], replace(known, size=size, times=times), *log[i + 1 :])
     return (*log, event)

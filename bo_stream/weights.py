@@ -20,18 +20,18 @@ from bo_stream.sufficient_statistics import SufficientStatistics
 from bo_stream.tensors import zip_tensors
 
 MOST_ROWS = 64
-"""A larger batch is solved for anew."""
+"""Largest number of observations that are conditioned on; for more the weights are solved again."""
 
-MOST_OBSERVED = 192
-"""Observations after which the weights are solved for anew, so that neither costs nor rounding
-errors add up."""
+_MOST_OBSERVED = 192
+"""Number of observations after which the weights are solved for again, so that neither costs nor
+rounding errors add up."""
 
 
 @dataclass(frozen=True)
 class WeightPosterior:
     """Normal distribution q(w) = N(m, S Sᵀ) of whitened weights, whose prior is N(0, I).
 
-    Kept as ``m = m₀ + S₀ a`` and ``S Sᵀ = S₀ (I − C Cᵀ) S₀ᵀ``, so that an observation reads the
+    Stored as ``m = m₀ + S₀ a`` and ``S Sᵀ = S₀ (I − C Cᵀ) S₀ᵀ``, so that an observation reads the
     large S₀ once and appends a column to C.
 
     Attributes:
@@ -81,14 +81,14 @@ class WeightPosterior:
         return -2.0 * self.base_root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def has_room_for(self, n: int) -> bool:
-        """Say whether it pays to :meth:`observe` n observations, rather than to solve anew."""
-        young = self.observed + n <= min(MOST_OBSERVED, self.base_root.shape[-1])
+        """Return whether to :meth:`observe` n observations costs less than to solve again."""
+        young = self.observed + n <= min(_MOST_OBSERVED, self.base_root.shape[-1])
         return n <= MOST_ROWS and young
 
     def observe(self, features: Tensor, residual: Tensor, noise: Tensor) -> WeightPosterior:
         """Condition on n more observations. Cost O(n r (r + k)), for n small against r.
 
-        Equal to solving anew with the observations' statistics added.
+        Equal to solving again with the observations' statistics added.
 
         Args:
             features: Whitened, ``... x m x n x r``.
@@ -112,7 +112,7 @@ class WeightPosterior:
     def observe_many(self, features: Tensor, residual: Tensor, noise: Tensor) -> WeightPosterior:
         """Condition as :meth:`observe`, on n observations that are not few against r.
 
-        Cost O(n r² + r³); what is asked of the posterior then costs as after :func:`solve`.
+        Cost O(n r² + r³); methods of the result then cost as much as after :func:`solve`.
         """
         root = self.root
         rows = features @ root
@@ -129,7 +129,7 @@ class WeightPosterior:
         ``D = (N − Φ S Sᵀ Φᵀ)^(-1/2) Φ S`` the covariance is ``S (I + Dᵀ D) Sᵀ``.
 
         Raises:
-            NotPSDError: They were not conditioned on, so that they explain more than is known.
+            NotPSDError: They explain more than is known, hence were not conditioned on.
         """
         rows = features @ self.root
         factor = safe_cholesky(torch.diag_embed(noise) - rows @ rows.mT)
@@ -181,9 +181,9 @@ def at_noise(
     """Turn statistics at relative noise D into information form at the noise ``level · D``.
 
     Args:
-        statistics: Pulled back to whitened weights.
+        statistics: Statistics in whitened weights.
         level: Noise variance where D is 1, ``... x m``.
-        residual: Combination of the columns [Y, 1] that is explained, ``... x m x 2 x 1``:
+        residual: Coefficients of the columns [Y, 1] in the targets, ``... x m x 2 x 1``:
             ``[1, −μ]`` for a constant mean μ.
     """
     precision = level.reciprocal()[..., None, None]
@@ -197,9 +197,9 @@ def at_noise(
 
 
 def evidence_of(features: Tensor, residual: Tensor, noise: Tensor) -> InformationForm:
-    """Compute the information form of n observations, given as to :meth:`WeightPosterior.observe`.
+    """Compute the information form of n observations. Cost O(n r²).
 
-    Cost O(n r²).
+    The arguments are the same as for :meth:`WeightPosterior.observe`.
     """
     weighted = features / noise.unsqueeze(-1)
     return InformationForm(

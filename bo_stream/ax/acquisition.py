@@ -2,7 +2,7 @@
 
 :class:`StreamAcquisition` ranks the observed points by posterior mean, O(n). The best of them are
 the baseline of noisy criteria, the first few of these start points of the search. The integrated
-variance is that of one metric, over points that the user's parameters name.
+variance is of one metric, over points in the user's parameters.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from bo_stream.loops.results import predict_mean
 from bo_stream.models.base import StreamingGP
 
 BASELINE = 100
-"""Observed points that an acquisition function compares with."""
+"""Largest number of observed points that an acquisition function compares with."""
 
 INCUMBENTS = 5
 """Number of the best observed points near which a search starts."""
@@ -49,7 +49,7 @@ INCUMBENTS = 5
 CHUNK = {"init_batch_limit": 128}
 """Starting points evaluated at once; Ax's 32 take twice the time."""
 
-ONCE = {"retry_on_optimization_warning": False}
+_ONCE = {"retry_on_optimization_warning": False}
 """A search of many starts is not repeated because the line search of one ended by rounding. BoTorch
 does repeat it and warns: 18 and 40 times in a noisy campaign of 65 trials, ours and Ax's default.
 """
@@ -66,7 +66,7 @@ NUM_MC_POINTS = 256
 OTHERS = (OneShotAcquisitionFunction, MultiOutputAcquisitionFunction, *INTEGRATED)
 """Searched from points of their own, by another search, or not for the best outcome."""
 
-ROWS_AT_ONCE = 4096
+_ROWS_AT_ONCE = 4096
 """Number of points that a model which does not stream predicts at once."""
 
 
@@ -91,7 +91,7 @@ class StreamAcquisition(Acquisition):
     def _update_objective_thresholds(self, torch_opt_config: TorchOptConfig) -> None:
         """Thin the baseline before anything is done with it.
 
-        Overrides ``Acquisition._update_objective_thresholds``, the first step after Ax has found
+        Overrides ``Acquisition._update_objective_thresholds``, the first step after Ax has selected
         the observed points.
         """
         self.config = torch_opt_config
@@ -158,22 +158,22 @@ class StreamAcquisition(Acquisition):
             (given,) = objectives
         if given not in metrics:
             raise ValueError(f"Expected metric to be one of {', '.join(metrics)}, got {given!r}.")
-        place = metrics.index(given)
+        index = metrics.index(given)
         if isinstance(model, ModelList | ModelListGP):
-            return cast(Model, model.models[place])
-        return model if model.num_outputs == 1 else model.subset_output([place])
+            return cast(Model, model.models[index])
+        return model if model.num_outputs == 1 else model.subset_output([index])
 
 
 def with_starts(options: dict[str, Any], bounds: Tensor, incumbents: Tensor) -> dict[str, Any]:
     """Return a user's options of ``optimize_acqf``, with half of its starts near incumbents.
 
     Where the observed points leave little to gain, the maximum of an acquisition function is a
-    narrow peak beside the best of them. Random points miss it: of eight searches among 27 points of
-    Hartmann-6 by 1,024 of them, four to five end at a corner instead, and none with these. See
-    :func:`near_and_far`.
+    narrow peak near the best of them. Random points miss it: of eight searches among 27 points of
+    Hartmann-6 by 1,024 of them, four to five end at a corner instead, and none with these starts.
+    See :func:`near_and_far`.
     """
     inner = {**CHUNK, **options.get("options", {})}
-    return {**ONCE, **options, "options": inner, "generator": near_and_far(bounds, incumbents)}
+    return {**_ONCE, **options, "options": inner, "generator": near_and_far(bounds, incumbents)}
 
 
 def near_and_far(bounds: Tensor, incumbents: Tensor) -> Callable[[int, int, int | None], Tensor]:
@@ -223,6 +223,7 @@ def integrated_variance(
 
 
 def _integrates_boxes(model: StreamingGP) -> bool:
+    """Return whether a model's features can be integrated over a box in closed form."""
     if not (model.maps_boxes and lives_in_features(model)):
         return False
     return isinstance(getattr(model.feature_process(), "basis", None), GridBasis)
@@ -232,7 +233,8 @@ def check_options(kind: type[AcquisitionFunction], options: dict[str, Any]) -> N
     """Check the names of options of an integrated variance.
 
     Raises:
-        ValueError: One is unknown, both points and their number are given, or there are none.
+        ValueError: One is unknown, both points and their number are given, or the number is below
+            1.
     """
     known = (MC_POINTS, "num_mc_points", "metric")
     unknown = sorted(set(options) - set(known))
@@ -270,10 +272,10 @@ def ranked(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the ``BASELINE`` most promising of observed points, and the best if it is feasible.
 
-    ``X`` is ``n x d``, and ``weights``, those of m outcomes in k objectives, ``k x m``. The best
-    comes on the CPU.
+    ``X`` is ``n x d``, and ``weights``, of m outcomes in k objectives, ``k x m``. The best point is
+    on the CPU.
     """
-    means = predicted_means(model, X)
+    means = _predicted_means(model, X)
     violation = violation_of(means, constraints)
     chosen = most_promising(means @ weights.to(means).mT, violation)[:BASELINE]
     first = chosen[0]
@@ -283,7 +285,7 @@ def ranked(
 def most_promising(values: Tensor, violation: Tensor) -> Tensor:
     """Return the order of points, the best first, by objectives to be maximised, ``n x k``.
 
-    See :class:`StreamAcquisition`; ``violation`` is that of constraints, ``n``, 0 for none.
+    See :class:`StreamAcquisition`; for ``violation``, ``n``, see :func:`violation_of`.
     """
     feasible = violation == 0.0
     best = torch.zeros_like(feasible)
@@ -303,29 +305,29 @@ def violation_of(means: Tensor, constraints: tuple[Tensor, Tensor] | None) -> Te
 
 
 @torch.no_grad()
-def predicted_means(model: Model, X: Tensor) -> Tensor:
+def _predicted_means(model: Model, X: Tensor) -> Tensor:
     """Return posterior means, ``n x d -> n x m``; cost O(r) a point for streaming models."""
     if isinstance(model, ModelList | ModelListGP):
-        return torch.cat([predicted_means(cast(Model, part), X) for part in model.models], -1)
+        return torch.cat([_predicted_means(cast(Model, part), X) for part in model.models], -1)
     if isinstance(model, StreamingGP) and model.num_outputs == 1:
         return predict_mean(model, X).unsqueeze(-1)
-    posteriors = (model.posterior(chunk.unsqueeze(-2)) for chunk in X.split(ROWS_AT_ONCE))
+    posteriors = (model.posterior(chunk.unsqueeze(-2)) for chunk in X.split(_ROWS_AT_ONCE))
     return torch.cat([cast(GPyTorchPosterior, each).mean.squeeze(-2) for each in posteriors])
 
 
-# --- ax's acquisition for pools: the best untried candidates, chosen one after the other ---------
+# --- pools: the best untried candidates, chosen one after the other ------------------------------
 
 
 CHOICES = "choices"
 """Option of an acquisition, set by the adapter at each trial: :class:`Choices`."""
 
-SAMPLED = (SampleReducingMCAcquisitionFunction, MultiObjectiveMCAcquisitionFunction)
+_SAMPLED = (SampleReducingMCAcquisitionFunction, MultiObjectiveMCAcquisitionFunction)
 """Acquisition functions whose input constructors take a sampler."""
 
-SCREENING_SAMPLES = 32
+_SCREENING_SAMPLES = 32
 """Posterior samples with which most of a large pool's candidates are ruled out."""
 
-POOL_CHUNK = 4096
+_POOL_CHUNK = 4096
 """Candidates that are evaluated at once."""
 
 FINALISTS = 16_384
@@ -335,10 +337,10 @@ FINALISTS = 16_384
 class PoolAcquisition(StreamAcquisition):
     """An acquisition of Ax that proposes the best untried candidates of a pool.
 
-    Several at once are chosen one after the other, each given those before. Integrated variance is
-    minimised in closed form, by :class:`PoolSelector`; any other function is evaluated at all
-    candidates, in chunks and without gradients. Where there are many, one that samples is first
-    evaluated with few samples, and with all of them at some thousand; see :func:`best_of`.
+    Several at once are chosen one after the other, each given the earlier ones. Integrated variance
+    is minimised in closed form, by :class:`PoolSelector`; any other function is evaluated at all
+    candidates, in chunks and without gradients. Where there are many, a function that samples is
+    first evaluated with few samples, and with all of them at some thousand; see :func:`best_of`.
 
     Attributes:
         picks: Rows of the last proposals.
@@ -355,8 +357,8 @@ class PoolAcquisition(StreamAcquisition):
 
         Raises:
             SearchSpaceExhausted: Fewer than n are left.
-            UnsupportedError: Another set of candidates, a way of sampling them, or an acquisition
-                function that is for a search only.
+            UnsupportedError: Another set of candidates or a way of sampling them is given, or the
+                acquisition function is for a search only.
         """
         if any(given.get(name) is not None for name in ("candidate_set", "sampling_strategy")):
             raise AxUnsupportedError(
@@ -371,7 +373,18 @@ class PoolAcquisition(StreamAcquisition):
         choices, fixed = self._choices, given.get("fixed_features") or {}
         untried = choices.untried & agrees(choices.X, fixed)
         check_enough(n, int(untried.sum()), choices.pool, bool(fixed))
-        self.picks = self._pick(n, untried)
+        if isinstance(self.acqf, INTEGRATED) and isinstance(self.acqf.model, StreamingGP):
+            model, points, pending = self.acqf.model, self.options[MC_POINTS], self.X_pending
+            if pending is None:
+                selector = choices.selector(model, choices.X, points)
+            else:
+                nothing = pending.new_zeros(len(pending), 1)
+                conditioned = model.condition_on_observations(pending, nothing)
+                selector = PoolSelector(conditioned, choices.X, points)
+            self.picks = selector.select(n, exclude=~untried).tolist()
+        else:
+            rows = untried.nonzero().squeeze(-1)
+            self.picks = rows[best_of(self.acqf, choices.X[rows], n, self._screening)].tolist()
         X = choices.X[self.picks]
         return X, self.evaluate(X.unsqueeze(-2)).detach(), X.new_ones(n)
 
@@ -386,28 +399,12 @@ class PoolAcquisition(StreamAcquisition):
         choices: Choices = self.options[CHOICES]
         return choices
 
-    def _pick(self, n: int, allowed: Tensor) -> list[int]:
-        """Return rows of the n best candidates among some, ``N`` bools."""
-        choices, pending = self._choices, self.X_pending
-        if not (isinstance(self.acqf, INTEGRATED) and isinstance(self.acqf.model, StreamingGP)):
-            rows = allowed.nonzero().squeeze(-1)
-            return rows[best_of(self.acqf, choices.X[rows], n, self._screening)].tolist()
-        model, points = self.acqf.model, self.options[MC_POINTS]
-        if pending is None:
-            selector = choices.selector(model, choices.X, points)
-        else:
-            conditioned = model.condition_on_observations(
-                pending, pending.new_zeros(len(pending), 1)
-            )
-            selector = PoolSelector(conditioned, choices.X, points)
-        return selector.select(n, exclude=~allowed).tolist()
-
     def _screening(self) -> AcquisitionFunction | None:
         """Make the function with few samples and nothing pending; None: it does not sample."""
-        if not isinstance(self.acqf, SAMPLED):
+        if not isinstance(self.acqf, _SAMPLED):
             return None
         ((kind, options),) = self.botorch_acqf_classes_with_options
-        sampler = SobolQMCNormalSampler(torch.Size([SCREENING_SAMPLES]), seed=0)
+        sampler = SobolQMCNormalSampler(torch.Size([_SCREENING_SAMPLES]), seed=0)
         cheap = {**options, "sampler": sampler, "X_pending": None}
         return self._construct_botorch_acquisition(kind, cheap, self._model)
 
@@ -419,9 +416,9 @@ class Choices:
     Attributes:
         pool: The pool.
         X: Its candidates as the model's inputs, ``N x d``.
-        untried: Which of them no trial has had, ``N`` bools.
+        untried: Whether no trial has had each of them, ``N`` bools.
         selector: Makes the selector of a model, ``N x d`` candidates and ``M x d`` points, or
-            returns the last one if it is of these.
+            returns the last one for the same arguments.
     """
 
     pool: Pool
@@ -437,16 +434,16 @@ def best_of(
     n: int,
     screening: Callable[[], AcquisitionFunction | None],
 ) -> Tensor:
-    """Choose n candidates one after the other, each the best given those before.
+    """Choose n candidates one after the other, each the best given the earlier ones.
 
     Of more than ``FINALISTS`` candidates only as many are evaluated where there is a cheaper
-    function: half of them the best by that one, the others drawn at random. So the choice is the
-    best of all as far as the two functions agree, and in any case the best of thousands.
+    function: half of them the best by the cheaper one, the others drawn at random. So the choice is
+    the best of all as far as the two functions agree, and in any case the best of thousands.
 
     Args:
-        acqf: Acquisition function; takes pending points if n > 1, and its own are put back.
+        acqf: Acquisition function; takes pending points if n > 1, and its own are restored.
         X: Candidates, ``N x d``.
-        n: Number of places in X to return, at most N and ``FINALISTS``.
+        n: Number of rows of X to return, at most N and ``FINALISTS``.
         screening: Makes the cheaper function; None: there is none.
     """
     cheap = screening() if len(X) > FINALISTS else None
@@ -456,11 +453,12 @@ def best_of(
     best, rest = order[: FINALISTS // 2], order[FINALISTS // 2 :]
     drawn = torch.randperm(len(rest), generator=torch.Generator().manual_seed(0))
     others = rest[drawn[: FINALISTS - len(best)].to(rest.device)]
-    places = torch.cat((best, others)).sort().values
-    return places[_greedy(acqf, X[places], n)]
+    rows = torch.cat((best, others)).sort().values
+    return rows[_greedy(acqf, X[rows], n)]
 
 
 def _greedy(acqf: AcquisitionFunction, X: Tensor, n: int) -> Tensor:
+    """Choose n rows of X one after the other, with the chosen ones pending."""
     if n == 1:  # also of a function that takes no pending points
         return values(acqf, X).argmax(keepdim=True)
     picks = X.new_empty(0, dtype=torch.long)
@@ -477,7 +475,7 @@ def _greedy(acqf: AcquisitionFunction, X: Tensor, n: int) -> Tensor:
 @torch.no_grad()
 def values(acqf: AcquisitionFunction, X: Tensor) -> Tensor:
     """Evaluate an acquisition function at single candidates, ``N x d -> N``."""
-    return torch.cat([acqf(chunk.unsqueeze(-2)) for chunk in X.split(POOL_CHUNK)])
+    return torch.cat([acqf(chunk.unsqueeze(-2)) for chunk in X.split(_POOL_CHUNK)])
 
 
 def agrees(X: Tensor, fixed: dict[int, float]) -> Tensor:
@@ -489,7 +487,7 @@ def agrees(X: Tensor, fixed: dict[int, float]) -> Tensor:
 
 
 def check_enough(wanted: int, left: int, pool: Pool, fixed: bool) -> None:
-    """Check that a pool has as many candidates left as are wanted; some parameters may be fixed.
+    """Check that a pool has enough candidates left; some parameters may be fixed.
 
     Raises:
         SearchSpaceExhausted: It has not.

@@ -63,16 +63,16 @@ from bo_stream.models.base import StreamingGP
 
 Pending = dict[str, list[ObservationFeatures]]
 
-REMEMBERED = 64
+_REMEMBERED = 64
 """Failed points that are taken as pending, the latest ones; a joint sample has one value each."""
 
 
 class AvoidsFailures(Adapter):
     """An adapter that takes failed points as pending ones.
 
-    Ax forgets them. Where nothing else has come, a deterministic model then proposes a failed point
-    again for ever. As pending points they are what a criterion expects an outcome of, so that
-    neither they nor their neighbourhood are worth much.
+    Ax forgets them. Without other outcomes, a deterministic model then proposes a failed point
+    again for ever. A criterion expects outcomes at pending points, so that neither they nor their
+    neighbourhood are worth much.
     """
 
     def gen(  # Ax leaves out the arguments that the signature does not name
@@ -87,7 +87,7 @@ class AvoidsFailures(Adapter):
         """Generate candidates; overrides ``Adapter.gen`` to add failed points to pending ones."""
         pending, space = pending_observations or {}, self._search_space
         failed = [arm for arm in self.failed if space.check_membership(arm.parameters)]
-        latest = [ObservationFeatures.from_arm(arm) for arm in failed[-REMEMBERED:]]
+        latest = [ObservationFeatures.from_arm(arm) for arm in failed[-_REMEMBERED:]]
         if latest:
             metrics = {*self._experiment.metrics, *pending}
             pending = {metric: [*pending.get(metric, []), *latest] for metric in metrics}
@@ -97,10 +97,10 @@ class AvoidsFailures(Adapter):
 
     @property
     def failed(self) -> list[Arm]:
-        """Return distinct arms of which no outcome is to be expected.
+        """Return distinct arms without an outcome to be expected.
 
-        They are those of failed trials that no other trial has evaluated, in order of the trials,
-        then those with an infinite outcome of a metric that is optimised. Ax names equal points
+        First the arms of failed trials that no other trial has evaluated, in order of the trials,
+        then arms with an infinite outcome of a metric that is optimised. Ax names equal points
         alike.
         """
         experiment, config = self._experiment, self._optimization_config
@@ -127,10 +127,9 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
     A search has random numbers that belong to the experiment's state, so that an experiment loaded
     from storage goes on as it would have: Ax does not store the seed of a client.
 
-    Acquisition functions get the pool and the integration points that are asked for by name. Of the
-    pool's candidates those are left out that any trial has had, whatever became of it: one that
-    failed or was abandoned would be proposed again at once. To try one again, attach a trial with
-    its parameters.
+    Acquisition functions get the pool and the integration points that are requested by name. The
+    pool's candidates that any trial has had are left out, failed and abandoned ones too: these
+    would be proposed again at once. To try one again, attach a trial with its parameters.
     """
 
     _drawn: tuple[SearchSpace, Pool] | None = None
@@ -146,9 +145,9 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
     ) -> GeneratorRun:
         """Generate candidates; overrides ``Adapter.gen`` for tables and reproducible searches.
 
-        Quasi-random points take the place of one that failed, or that the experiment has already:
-        Ax's default strategy does not propose a point twice. It searches five times before that,
-        which here would give the same five times.
+        Quasi-random points replace a point that failed, or that the experiment has already: Ax's
+        default strategy does not propose a point twice. It searches five times before, which here
+        would give the same five times.
 
         Raises:
             SearchSpaceExhausted: Each point of a finite search space has been proposed.
@@ -156,7 +155,13 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
         pending: Pending = pending_observations or {}
         options: dict[str, Any] = dict(model_gen_options or {})
         with with_rng_seed(seed_of(self._experiment, pending)):
-            own = {**self._choices(pending), **self._mc_points()}
+            own, pool = dict[str, Any](), self.pool
+            if pool is not None:
+                had = [arm.parameters for arm in self._experiment.arms_by_signature.values()]
+                had += [each.parameters for metric in pending.values() for each in metric]
+                untried = torch.from_numpy(pool.untried(had)).to(self.device)
+                own[CHOICES] = Choices(pool, self._table(pool).X, untried, self._selector)
+            own |= self._mc_points()
             if own:
                 key = Keys.AX_ACQUISITION_KWARGS.value
                 options[key] = {**options.get(key, {}), **own}
@@ -177,7 +182,7 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
     def _are_new(self, arms: Sequence[Arm], pending: Pending) -> bool:
         """Return whether points have neither failed, nor been evaluated, nor are pending."""
         known = self._experiment.arms_by_signature_for_deduplication
-        others = {arm.signature for arm in (*self.failed, *arms_of(pending))}
+        others = {arm.signature for arm in (*self.failed, *_arms_of(pending))}
         return all(arm.signature not in known and arm.signature not in others for arm in arms)
 
     def _check_some_are_left(self, pending: Pending) -> None:
@@ -190,7 +195,7 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
         count = math.prod(each.cardinality() for each in space.tunable_parameters.values())
         if math.isinf(count):
             return
-        arms = (*self._experiment.arms_by_signature.values(), *arms_of(pending))
+        arms = (*self._experiment.arms_by_signature.values(), *_arms_of(pending))
         proposed = {arm.signature for arm in arms if space.check_membership(arm.parameters)}
         if len(proposed) >= count:
             raise SearchSpaceExhausted(
@@ -211,17 +216,17 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
     ) -> list[bool]:
         """Return which observations the model is given.
 
-        Overrides ``Adapter._compute_in_design``, which drops those outside the search space unless
-        Ax widens the model's space, and with it the units of the inputs, so that each such row
-        would build the model anew. Here they stay, outside the unit cube. What the transforms
-        cannot take, such as another value of a choice or no positive one on a logarithmic scale, is
-        left out with a warning.
+        Overrides ``Adapter._compute_in_design``, which drops observations outside the search space
+        unless Ax widens the model's space, and with it the units of the inputs, so that each such
+        row would build a new model. Here they stay, outside the unit cube. Observations that the
+        transforms cannot take, such as another value of a choice or a negative one on a logarithmic
+        scale, are left out with a warning.
         """
         arms = experiment_data.arm_data
-        kept = super()._compute_in_design(covering(search_space, arms), experiment_data)
-        if not all(kept):
+        taken = super()._compute_in_design(covering(search_space, arms), experiment_data)
+        if not all(taken):
             trials = arms.index.get_level_values("trial_index")
-            left_out = {int(trial) for trial, is_in in zip(trials, kept, strict=True) if not is_in}
+            left_out = {int(trial) for trial, is_in in zip(trials, taken, strict=True) if not is_in}
             warnings.warn(
                 f"Trials {', '.join(map(str, sorted(left_out)))} are left out of the model: they "
                 "lie outside the search space, in parameters or values that it cannot be widened "
@@ -229,7 +234,7 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
                 InputDataWarning,
                 stacklevel=2,
             )
-        return kept
+        return taken
 
     @property
     def pool(self) -> Pool | None:
@@ -241,19 +246,9 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
     def _tables(self) -> Tables:
         return Tables(self.device)
 
-    @cached_property
+    @cached_property  # each adapter caches its last selector
     def _selector(self) -> Callable[[StreamingGP, Tensor, Tensor], PoolSelector]:
         return lru_cache(maxsize=1)(PoolSelector)
-
-    def _choices(self, pending: Pending) -> dict[str, Any]:
-        """Return the pool as an option of the acquisition, if there is one."""
-        pool = self.pool
-        if pool is None:
-            return {}
-        had = [arm.parameters for arm in self._experiment.arms_by_signature.values()]
-        had += [each.parameters for metric in pending.values() for each in metric]
-        untried = torch.from_numpy(pool.untried(had)).to(self.device)
-        return {CHOICES: Choices(pool, self._table(pool).X, untried, self._selector)}
 
     def _mc_points(self) -> dict[str, Any]:
         """Return integration points as an option of the acquisition, where they are needed."""
@@ -271,33 +266,28 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
             return {MC_POINTS: self._table(self.pool).some(int(count or NUM_MC_POINTS))}
         if count is None and issubclass(kind, FeatureNIPV) and is_box(self._model_space):
             return {}
-        return {MC_POINTS: self._table(self._points_drawn(int(count or NUM_MC_POINTS))).X}
-
-    def _points_drawn(self, count: int) -> Pool:
-        """Return points of the search space that keep its constraints, drawn by Ax's Sobol."""
-        space, known = self._model_space, self._drawn
-        if known is not None and known[0] == space and len(known[1]) == count:
-            return known[1]
-        sobol = Generators.SOBOL(
-            experiment=self._experiment, search_space=space, seed=0, deduplicate=False
-        )
-        run = sobol.gen(count)
-        counts = zip(run.arms, run.weights, strict=True)
-        rows = [arm.parameters for arm, weight in counts for _ in range(round(weight))]
-        frame = pd.DataFrame(rows)[list(space.tunable_parameters)]
-        pool = Pool(f"{count} points of the search space", frame)
-        self._drawn = space.clone(), pool
-        return pool
+        number, space, drawn = int(count or NUM_MC_POINTS), self._model_space, self._drawn
+        if drawn is None or drawn[0] != space or len(drawn[1]) != number:
+            sobol = Generators.SOBOL(  # keeps the constraints
+                experiment=self._experiment, search_space=space, seed=0, deduplicate=False
+            )
+            run = sobol.gen(number)
+            counts = zip(run.arms, run.weights, strict=True)
+            rows = [arm.parameters for arm, weight in counts for _ in range(round(weight))]
+            frame = pd.DataFrame(rows)[list(space.tunable_parameters)]
+            drawn = space.clone(), Pool(f"{number} points of the search space", frame)
+            self._drawn = drawn
+        return {MC_POINTS: self._table(drawn[1]).X}
 
     def _table(self, pool: Pool) -> Table:
-        """Return a pool by the transforms of parameters; a table's values are cast already."""
+        """Transform a pool by the transforms of parameters; a table's values are cast already."""
         others = (Cast, FillMissingParameters, StandardizeY, Winsorize)
         transforms = [each for each in self.transforms.values() if not isinstance(each, others)]
         return self._tables.get(pool, self._model_space, transforms, self.parameters)
 
 
-def arms_of(pending: Pending) -> list[Arm]:
-    """Return pending points, those of all metrics, as arms."""
+def _arms_of(pending: Pending) -> list[Arm]:
+    """Return the pending points of all metrics as arms."""
     return [Arm(each.parameters) for points in pending.values() for each in points]
 
 
@@ -330,7 +320,7 @@ def is_box(space: SearchSpace) -> bool:
 
 
 def covering(space: SearchSpace, arms: pd.DataFrame) -> SearchSpace:
-    """Return a copy without constraints, whose ranges are widened to hold rows of parameters."""
+    """Return a copy without constraints, with ranges widened to contain rows of parameters."""
     wide = space.clone()
     for name, parameter in wide.parameters.items():
         if isinstance(parameter, RangeParameter) and name in arms:
@@ -346,24 +336,25 @@ def covering(space: SearchSpace, arms: pd.DataFrame) -> SearchSpace:
 
 
 def _is_on_scale(parameter: RangeParameter, value: float) -> bool:
+    """Return whether a value is finite on the scale of a parameter."""
     if parameter.log_scale:
         return value > 0.0
     return 0.0 < value < 1.0 if parameter.logit_scale else True
 
 
 # --- transforms of Ax that stream: a row of the data changes only when its outcome does ----------
-# Ax's own transforms of outcomes are learned anew at every trial and so change every row; these
-# keep what they have learned on the generator, which stores it. Beside them are checks of the
-# data, and the way back of a pool's candidates.
+# Ax's own transforms of outcomes are learned again at every trial and so change every row; these
+# store their parameters in the generator, and Ax stores them with it. Further transforms check the
+# data, and restore the values of a pool's candidates.
 
 
 class FiniteOutcomes(Transform):
-    """A transform that takes outcomes of infinite value or standard error for not reported.
+    """A transform that treats outcomes of infinite value or standard error as not reported.
 
-    A warning names each one's trial and metric. Other metrics of the trial stay.
+    A warning names the trial and the metric of each. Other metrics of the trial stay.
 
     Attributes:
-        set_aside: Trial, arm and metric of each.
+        set_aside: Trial, arm and metric of each such outcome.
     """
 
     set_aside: list[tuple[int, str, str]]
@@ -441,7 +432,7 @@ class ReportedMetrics(Transform):
 
 
 def how_to_report(metrics: list[str]) -> str:
-    """Return what a user can do about metrics that no trial has reported."""
+    """Return the advice of an error about metrics that no trial has reported."""
     values = ", ".join(f"{name!r}: ..." for name in metrics)
     return (
         f"Report by client.complete_trial(index, {{{values}}}), or see that the metrics that "
@@ -463,16 +454,16 @@ class OutcomeUnits(StandardizeY):
         """Find the units, or take those that the adapter's generator remembers."""
         super().__init__(experiment_data=experiment_data, adapter=adapter, **others)
         generator = None if adapter is None else adapter.generator
-        kept: dict[str, float] = getattr(generator, "units", {})
+        units: dict[str, float] = getattr(generator, "units", {})
         for metric in self.Ymean:
             outcomes = experiment_data.observation_data["mean"][metric].dropna().tolist()
-            if metric not in kept or is_off(kept[metric], outcomes):
-                kept[metric] = unit_of(outcomes)
-            self.Ymean[metric], self.Ystd[metric] = 0.0, kept[metric]
+            if metric not in units or is_off(units[metric], outcomes):
+                units[metric] = unit_of(outcomes)
+            self.Ymean[metric], self.Ystd[metric] = 0.0, units[metric]
 
 
 MOVED = 0.5
-"""Cutoffs stay until they are off by this part of the distance from the median."""
+"""Cutoffs stay until they are off by this fraction of the distance from the median."""
 
 
 class SteadyWinsorize(Winsorize):
@@ -480,9 +471,9 @@ class SteadyWinsorize(Winsorize):
 
     The cutoffs of Ax's ``Winsorize`` move with each outcome, and each clipped row of the data with
     them. Here they stay until they are off by far, so that they move a number of times that is
-    logarithmic in the spread. Then the clipped rows, as they were put in, are taken out of the
-    models, and go in anew. Nothing is clipped where the quartiles coincide, nor where the strategy
-    says so, nor where the criterion is an integrated variance: that learns the function everywhere.
+    logarithmic in the spread. Then the clipped rows are taken out of the models, and put in again
+    with their new values. Nothing is clipped where the quartiles coincide, nor where the strategy
+    forbids it, nor for an integrated variance, which learns the function everywhere.
     """
 
     def __init__(
@@ -502,30 +493,30 @@ class SteadyWinsorize(Winsorize):
         if experiment_data is None or not clips:
             self.cutoffs = {}
             return
-        kept: dict[str, list[float | None]] = getattr(generator, "cutoffs", {})
+        stored: dict[str, list[float | None]] = getattr(generator, "cutoffs", {})
         for metric, fresh in self.cutoffs.items():
             means = experiment_data.observation_data["mean"]
             outcomes = means[metric].dropna().to_numpy(dtype=float)
             if len(outcomes) == 0 or np.ptp(np.quantile(outcomes, (0.25, 0.75))) == 0.0:
                 low, high = -math.inf, math.inf
             else:
-                stored, middle = kept.get(metric) or (None, None), float(np.median(outcomes))
-                low, high = (_steady(*pair, middle) for pair in zip(stored, fresh, strict=True))
+                previous, middle = stored.get(metric) or (None, None), float(np.median(outcomes))
+                low, high = (_steady(*pair, middle) for pair in zip(previous, fresh, strict=True))
             self.cutoffs[metric] = low, high
-            kept[metric] = [None if math.isinf(value) else value for value in (low, high)]
+            stored[metric] = [None if math.isinf(value) else value for value in (low, high)]
 
 
-def _steady(kept: float | None, fresh: float, middle: float) -> float:
-    """Return a kept cutoff where it is near a fresh one."""
-    if kept is None or math.isinf(fresh):
+def _steady(previous: float | None, fresh: float, middle: float) -> float:
+    """Return the previous cutoff where it is near a fresh one, else the fresh one."""
+    if previous is None or math.isinf(fresh):
         return float(fresh)
-    return kept if abs(kept - fresh) <= MOVED * abs(fresh - middle) else float(fresh)
+    return previous if abs(previous - fresh) <= MOVED * abs(fresh - middle) else float(fresh)
 
 
 class ExactCandidates(Transform):
     """A transform whose inverse, the last of all, gives a proposal of a pool the pool's own values.
 
-    They would come back from a logarithm with another last digit, and would not be found again.
+    Returned from a logarithm they would have another last digit, and no candidate would equal them.
     """
 
     no_op_for_experiment_data = True
@@ -533,10 +524,10 @@ class ExactCandidates(Transform):
     def untransform_observation_features(
         self, observation_features: list[ObservationFeatures]
     ) -> list[ObservationFeatures]:
-        """Set the parameters of those that say which candidate they are.
+        """Set the parameters of proposals whose metadata name a candidate.
 
-        Overrides ``Transform.untransform_observation_features``, the identity. Former trials come
-        here too, to be predicted, in a process that may not know their pool.
+        Overrides ``Transform.untransform_observation_features``, the identity. Previous trials are
+        untransformed too, to be predicted, in a process that may not know their pool.
         """
         for proposal in observation_features:
             metadata = proposal.metadata or {}

@@ -1,7 +1,7 @@
 """Cross-validation by Ax in closed form: rows are left out of the present models.
 
-:class:`CrossValidatingAdapter` is the adapter that does it. It gives Ax its training data as
-:class:`DividedData`, so that a fold remembers which rows it has instead of copying them.
+:class:`CrossValidatingAdapter` gives Ax its training data as :class:`DividedData`, so that a fold
+remembers its rows instead of copying them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Chosen = NDArray[np.bool_]
 class CrossValidatingAdapter(TorchAdapter):
     """A Torch adapter of Ax whose cross-validation leaves rows out of the present models.
 
-    Ax's own builds each model anew for each fold, from data that it transforms anew. Here a fold of
-    one row is looked up in what :func:`bo_stream.diagnostics.leave_one_out` finds for all of them,
-    O(n r²) once; one of k rows costs O(k r² + k³). Equal to models that are built of the fold at
-    the same hyperparameters, standardisation and number of features. Folds of other data, models
-    that do not allow it and ``refit_on_cv`` are left to Ax. Neither way disturbs the models.
+    Ax's own builds each model again for each fold, from data that it transforms again. Here a fold
+    of one row is looked up in :func:`bo_stream.diagnostics.leave_one_out` of all rows, O(n r²)
+    once; a fold of k rows costs O(k r² + k³). Equal to models that are built of the fold at the
+    same hyperparameters, standardisation and number of features. Folds of other data, models that
+    do not allow it and ``refit_on_cv`` are left to Ax. Neither way disturbs the models.
     """
 
     _transformed: DividedData | None = None
@@ -48,10 +48,10 @@ class CrossValidatingAdapter(TorchAdapter):
     def _transform_inputs_for_cv(
         self, cv_training_data: ExperimentData, cv_test_points: list[ObservationFeatures]
     ) -> tuple[ExperimentData, list[ObservationFeatures], SearchSpace]:
-        """Return a fold, its test points and the search space as the model takes them.
+        """Return a fold, its test points and the search space in the model's transformed form.
 
-        Overrides ``Adapter._transform_inputs_for_cv``, which transforms each fold anew: the rows of
-        the present data have been transformed already.
+        Overrides ``Adapter._transform_inputs_for_cv``, which transforms each fold again: the rows
+        of the present data have been transformed already.
         """
         data = cv_training_data
         fold = self._present_rows(data)
@@ -64,20 +64,20 @@ class CrossValidatingAdapter(TorchAdapter):
             space = transform.transform_search_space(space)
         return fold, points, space
 
-    def _present_rows(self, data: ExperimentData) -> Part | None:
-        """Return a part of the training data as one of the transformed; None: of other data."""
+    def _present_rows(self, data: ExperimentData) -> FoldData | None:
+        """Return the transformed data of a fold of the training data; None for other data."""
         present = self._last_experiment_data
-        if not isinstance(data, Part) or present is None:
+        if not isinstance(data, FoldData) or present is None:
             return None
-        whole, kept = data.whole, self._transformed
+        whole, known = data.whole, self._transformed
         if not (
             whole.arm_data.index.equals(present.arm_data.index)
             and whole.observation_data.index.equals(present.observation_data.index)
         ):
             return None
-        if kept is None or kept.observation_data is not present.observation_data:
-            kept = self._transformed = DividedData(present.arm_data, present.observation_data)
-        return Part(kept, data.level, data.values)
+        if known is None or known.observation_data is not present.observation_data:
+            known = self._transformed = DividedData(present.arm_data, present.observation_data)
+        return FoldData(known, data.level, data.values)
 
     def _cross_validate(
         self,
@@ -88,14 +88,14 @@ class CrossValidatingAdapter(TorchAdapter):
     ) -> list[ObservationData]:
         """Predict test points from a fold.
 
-        Overrides ``TorchAdapter._cross_validate``, which builds models of the fold, and takes it
-        for the data that the adapter was fitted to.
+        Overrides ``TorchAdapter._cross_validate``, which builds models of the fold, and sets the
+        adapter's data to the fold.
         """
         present, fold = self._last_experiment_data, cv_training_data
-        if isinstance(fold, Part):
-            found = self._left_out(fold, cv_test_points, use_posterior_predictive)
-            if found is not None:
-                return found
+        if isinstance(fold, FoldData):
+            predictions = self._left_out(fold, cv_test_points, use_posterior_predictive)
+            if predictions is not None:
+                return predictions
         try:
             return super()._cross_validate(
                 search_space, fold, cv_test_points, use_posterior_predictive
@@ -104,7 +104,7 @@ class CrossValidatingAdapter(TorchAdapter):
             self._last_experiment_data = present
 
     def _left_out(
-        self, fold: Part, points: Sequence[ObservationFeatures], observation_noise: bool
+        self, fold: FoldData, points: Sequence[ObservationFeatures], observation_noise: bool
     ) -> list[ObservationData] | None:
         """Predict points in closed form; None: some model does not allow it."""
         generator = cast(BoTorchGenerator, self.generator)
@@ -117,29 +117,29 @@ class CrossValidatingAdapter(TorchAdapter):
         metrics, gone = [], ~fold.chosen("rows")
         for outcome in self.outcomes:
             rows = torch.from_numpy(gone[fold.whole.observed[outcome]])
-            found = surrogate.predict_without(outcome, rows, X, observation_noise)
-            if found is None:
+            moments = surrogate.predict_without(outcome, rows, X, observation_noise)
+            if moments is None:
                 return None
-            metrics.append(found)
+            metrics.append(moments)
         mean, variance = (torch.stack(part, -1).cpu() for part in zip(*metrics, strict=True))
         covariance = torch.diag_embed(variance)  # t x m x m: metrics are independent
         return array_to_observation_data(mean.numpy(), covariance.numpy(), self.outcomes)
 
 
 class DividedData(ExperimentData):
-    """Ax's experiment data, whose parts are evaluated when they are looked at.
+    """Ax's experiment data, whose parts are evaluated when they are used.
 
     Cross-validation takes two parts of the data for each fold and turns one into observations. In
     Ax each part copies the frames, and an observation takes milliseconds of pandas.
     """
 
-    def filter_by_arm_names(self, arm_names: Iterable[str]) -> Part:
-        """Return the part of some arms, which ``ExperimentData.filter_by_arm_names`` copies."""
-        return Part(self, "arm_name", set(arm_names))
+    def filter_by_arm_names(self, arm_names: Iterable[str]) -> FoldData:
+        """Return the data of some arms, which ``ExperimentData.filter_by_arm_names`` copies."""
+        return FoldData(self, "arm_name", set(arm_names))
 
-    def filter_by_trial_index(self, trial_indices: Iterable[int]) -> Part:
-        """Return the part of some trials, which ``ExperimentData.filter_by_trial_index`` copies."""
-        return Part(self, "trial_index", set(trial_indices))
+    def filter_by_trial_index(self, trial_indices: Iterable[int]) -> FoldData:
+        """Return the data of some trials, which ``ExperimentData.filter_by_trial_index`` copies."""
+        return FoldData(self, "trial_index", set(trial_indices))
 
     @cached_property
     def keys(self) -> dict[tuple[str, str], list[Any]]:
@@ -173,31 +173,31 @@ class DividedData(ExperimentData):
         one_row_each = rows.index.nlevels == 2 and rows.index.is_unique and arms.index.is_unique
         if not one_row_each or len(arms) != len(rows):
             return None
-        places: NDArray[np.int_] = rows.index.get_indexer(arms.index)
-        if bool((places < 0).any()):
+        positions: NDArray[np.int_] = rows.index.get_indexer(arms.index)
+        if bool((positions < 0).any()):
             return None
         names, metrics = [str(name) for name in arms], np.array(self.metric_signatures)
         values, known = arms.to_numpy(dtype=object), arms.notna().to_numpy()
-        means, sems = (rows[kind][metrics].to_numpy(float)[places] for kind in ("mean", "sem"))
-        found: list[Observation | None] = []
+        means, sems = (rows[kind][metrics].to_numpy(float)[positions] for kind in ("mean", "sem"))
+        observations: list[Observation | None] = []
         for (trial, arm), row, is_known, mean, sem in zip(
             arms.index, values, known, means, sems, strict=True
         ):
-            kept = dict(compress(zip(names, row, strict=True), is_known))
-            features = ObservationFeatures(kept, trial_index=trial, metadata=kept.pop("metadata"))
+            own = dict(compress(zip(names, row, strict=True), is_known))
+            features = ObservationFeatures(own, trial_index=trial, metadata=own.pop("metadata"))
             there = ~np.isnan(mean)
             data = ObservationData(metrics[there].tolist(), mean[there], np.diag(sem[there] ** 2))
-            found.append(Observation(features, data, arm) if there.any() else None)
-        return found
+            observations.append(Observation(features, data, arm) if there.any() else None)
+        return observations
 
 
-class Part(ExperimentData):
+class FoldData(ExperimentData):
     """Some arms or trials of experiment data, with frames that are made when they are needed.
 
     Attributes:
         whole: The data.
         level: ``"arm_name"`` or ``"trial_index"``.
-        values: Names or indices of those in the part.
+        values: Names of the arms, or indices of the trials.
     """
 
     def __init__(self, whole: DividedData, level: str, values: set[Any]) -> None:
@@ -207,7 +207,7 @@ class Part(ExperimentData):
         self.values = values
 
     def chosen(self, kind: str) -> Chosen:
-        """Return which of the data's ``"arms"``, or ``"rows"`` of observations, are in the part."""
+        """Return which ``"arms"``, or ``"rows"`` of observations, of the data are in this part."""
         keys = self.whole.keys[kind, self.level]
         return np.fromiter(map(self.values.__contains__, keys), np.bool_, len(keys))
 

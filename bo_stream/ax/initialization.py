@@ -1,4 +1,4 @@
-"""The first trials of an experiment: how many there are, and which candidates of a pool they take.
+"""The first trials of an experiment: their number, and their candidates if there is a pool.
 
 :class:`EnoughTrials` ends them on any search space, :class:`PoolStart` proposes them from a pool.
 """
@@ -28,7 +28,6 @@ from ax.generation_strategy.transition_criterion import TransitionCriterion
 from ax.generators.torch.botorch_modular.utils import ModelConfig
 from botorch.exceptions.errors import UnsupportedError
 from botorch.exceptions.warnings import InputDataWarning
-from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from bo_stream.ax.acquisition import check_enough
@@ -37,11 +36,11 @@ from bo_stream.ax.pool import Tables, input_transforms, pool_named
 from bo_stream.ax.surrogate import suited
 from bo_stream.models.base import StreamingGP
 
-WITHOUT_OUTCOME = (TrialStatus.FAILED, TrialStatus.ABANDONED)
+_WITHOUT_OUTCOME = (TrialStatus.FAILED, TrialStatus.ABANDONED)
 
 
 class EnoughTrials(TransitionCriterion):
-    """A criterion met by enough trials, of which some has reported each metric that is optimised.
+    """A criterion met by enough trials, and a report of each metric that is optimised.
 
     Failed and abandoned trials do not count, as in Ax's default strategy. Candidates that the node
     has proposed and that are no trials yet do count: so a batch ends exactly at the threshold. As
@@ -57,7 +56,7 @@ class EnoughTrials(TransitionCriterion):
         """Return whether the next node takes over.
 
         Overrides ``TransitionCriterion.is_met``, which is abstract. Before the first trial it
-        chooses the next node's model as it will be chosen when there are data.
+        checks the next node's models.
 
         Raises:
             UnsupportedError: Before the first trial: the model cannot take the parameters.
@@ -69,7 +68,7 @@ class EnoughTrials(TransitionCriterion):
             configs = [config for each in surrogates if each for config in each.model_configs]
             check_parameters(experiment.search_space, configs)
         statuses = experiment.trial_indices_by_status
-        counted = len(experiment.trials) - sum(len(statuses[each]) for each in WITHOUT_OUTCOME)
+        counted = len(experiment.trials) - sum(len(statuses[each]) for each in _WITHOUT_OUTCOME)
         known = experiment.arms_by_signature
         proposed = sum(
             run._generation_node_name == curr_node.name
@@ -153,7 +152,7 @@ class PoolStart(ExternalGenerationNode):
         self._inputs = torch.empty(0, 0)
 
     def update_generator_state(self, experiment: Experiment, data: Data) -> None:
-        """Note which candidates the experiment has had.
+        """Note the parameterizations of the experiment.
 
         Overrides ``ExternalGenerationNode.update_generator_state``, which is abstract.
         """
@@ -180,7 +179,13 @@ class PoolStart(ExternalGenerationNode):
         check_enough(1, int(untried.sum()), pool, bool(self._fixed))
         rows = torch.from_numpy(np.flatnonzero(untried))
         count = len({Arm(parameters=each).signature for each in had})
-        return completed(pool.parameters_at(int(rows[self._nearest(rows, count)])), self._space)
+        X = self._inputs
+        low, high = X.amin(0), X.amax(0)
+        sobol = SobolEngine(X.shape[-1], scramble=True, seed=self.seed).fast_forward(count)
+        target = low + (high - low) * sobol.draw(1, dtype=X.dtype)
+        scale = (high - low).clamp_min(torch.finfo(X.dtype).tiny)
+        nearest = int(((X[rows] - target) / scale).square().sum(-1).argmin())
+        return completed(pool.parameters_at(int(rows[nearest])), self._space)
 
     def _gen(  # type: ignore[override]
         self,
@@ -199,18 +204,9 @@ class PoolStart(ExternalGenerationNode):
         self._fixed = {} if fixed is None else fixed.parameters
         return super()._gen(experiment, data, n, pending_observations, **generator_gen_kwargs)
 
-    def _nearest(self, rows: Tensor, count: int) -> int:
-        """Return the place among rows of the nearest to a Sobol point in the pool's box."""
-        X = self._inputs
-        low, high = X.amin(0), X.amax(0)
-        sobol = SobolEngine(X.shape[-1], scramble=True, seed=self.seed).fast_forward(count)
-        target = low + (high - low) * sobol.draw(1, dtype=X.dtype)
-        scale = (high - low).clamp_min(torch.finfo(X.dtype).tiny)
-        return int(((X[rows] - target) / scale).square().sum(-1).argmin())
-
 
 def completed(parameters: TParameterization, space: SearchSpace | None) -> TParameterization:
-    """Return parameters with those that a search space fixes or derives, each of its type."""
+    """Add the parameters that a search space fixes or derives, and cast each to its type."""
     features = [ObservationFeatures(parameters=dict(parameters))]
     for transform in (RemoveFixed(search_space=space), Cast(search_space=space)):
         features = transform.untransform_observation_features(features)

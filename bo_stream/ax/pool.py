@@ -1,7 +1,8 @@
 """Tables of points in the user's parameters, which Ax stores by name only.
 
-A :class:`Pool` holds candidates to choose from, or points to integrate over. A process knows pools
-by the names under which they were registered. A :class:`Table` is one as a model's inputs.
+A :class:`Pool` contains candidates to choose from, or points to integrate over. A process knows
+pools by the names under which they were registered. A :class:`Table` contains the points of a pool
+as a model's inputs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ CANDIDATE = "candidate"
 """Key in the metadata of a proposal: the candidate's name."""
 
 MC_POINTS = "mc_points"
-"""Option of an acquisition: a table's name as stored, or points as the model takes its inputs."""
+"""Option of an acquisition: a table's name, as stored, or points, as the model's inputs."""
 
 SHOWN = 3
 """How many names an error lists."""
@@ -46,8 +47,8 @@ class Pool:
     """A table of points in the user's parameter space, each with a name.
 
     Attributes:
-        name: Name of the table: what Ax stores instead of it.
-        frame: A column for each parameter; its index holds the candidates' names.
+        name: Name of the table, which Ax stores instead of it.
+        frame: A column for each parameter; its index contains the candidates' names.
     """
 
     name: str
@@ -72,7 +73,13 @@ class Pool:
         Example:
             >>> pool = Pool.of(pd.read_csv("sites.csv").set_index("village"), name="sites")
         """
-        frame = _as_frame(candidates)
+        if isinstance(candidates, pd.DataFrame):
+            frame = candidates.copy()
+        elif isinstance(candidates, Mapping):
+            index = pd.Index(list(candidates), tupleize_cols=False)
+            frame = pd.DataFrame(list(candidates.values()), index=index)
+        else:
+            frame = pd.DataFrame(list(candidates))
         _check(frame)
         if not name:
             digest = hashlib.sha256(repr(list(frame.columns)).encode())
@@ -87,7 +94,7 @@ class Pool:
     def name_of(self, parameters: Parameterization) -> Name:
         """Return the name of the candidate that has the parameters of a trial.
 
-        Parameters that are not the table's are not looked at.
+        Parameters without a column in the table are ignored.
 
         Raises:
             ValueError: None has them, or two of the table's candidates are equal.
@@ -143,9 +150,9 @@ class Pool:
             ValueError: Two candidates are equal.
         """
         columns = self.frame.columns
-        asked = {name: [each.get(name) for each in parameterizations] for name in columns}
-        wanted = _comparable(pd.DataFrame(asked), self.frame)
-        rows: npt.NDArray[np.int64] = self._index.get_indexer(pd.MultiIndex.from_frame(wanted))
+        values = {name: [each.get(name) for each in parameterizations] for name in columns}
+        keys = _comparable(pd.DataFrame(values), self.frame)
+        rows: npt.NDArray[np.int64] = self._index.get_indexer(pd.MultiIndex.from_frame(keys))
         return rows
 
     def untried(self, parameterizations: Sequence[Parameterization]) -> npt.NDArray[np.bool_]:
@@ -175,6 +182,7 @@ class Pool:
         return index
 
     def _rows_named(self, names: Sequence[Name]) -> npt.NDArray[np.int64]:
+        """Return the rows of candidates' names, or raise a ``ValueError``."""
         rows: Any = self.frame.index.get_indexer(pd.Index(names))
         unknown = [name for name, row in zip(names, rows, strict=True) if row < 0]
         if unknown:
@@ -189,11 +197,11 @@ _KNOWN: dict[str, Pool] = {}
 
 
 def register_pool(pool: Pool, replace: bool = False) -> Pool:
-    """Make a table known by its name, which is all that Ax stores of it, and return it.
+    """Make a table known by its name, which alone Ax stores, and return it.
 
-    ``generation_strategy`` does it for the tables that it is given. A process that loads an
-    experiment must do it itself before it asks for trials. With ``replace`` it takes the place of
-    another of the same name.
+    ``generation_strategy`` does so for the tables that it is given. A process that loads an
+    experiment must do so itself before it asks for trials. With ``replace`` another table of the
+    same name is replaced.
 
     Raises:
         ValueError: Another table has the name.
@@ -231,7 +239,7 @@ def pool_named(name: str) -> Pool:
 
 
 def handle(table: str | Pool | Candidates) -> str:
-    """Return the name of a table, which is registered where it is not a name already."""
+    """Return the name of a table, after it is registered; a name is returned itself."""
     if isinstance(table, str):
         return table
     return register_pool(table if isinstance(table, Pool) else Pool.of(table)).name
@@ -243,16 +251,8 @@ def listed(names: Sequence[object]) -> str:
     return ", ".join(repr(name) for name in names[:SHOWN]) + more
 
 
-def _as_frame(candidates: Candidates) -> pd.DataFrame:
-    if isinstance(candidates, pd.DataFrame):
-        return candidates.copy()
-    if isinstance(candidates, Mapping):
-        names = pd.Index(list(candidates), tupleize_cols=False)
-        return pd.DataFrame(list(candidates.values()), index=names)
-    return pd.DataFrame(list(candidates))
-
-
 def _check(frame: pd.DataFrame) -> None:
+    """Check the table of a pool; see :meth:`Pool.of`."""
     names = frame.index
     if names.nlevels > 1 or names.inferred_type not in ("string", "integer"):
         raise ValueError(
@@ -289,10 +289,10 @@ def _comparable(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
 
 
 class Tables:
-    """Pools as a model's inputs, each transformed once for a search space that holds all of it."""
+    """Pools as a model's inputs, each transformed once for a search space that contains it."""
 
     def __init__(self, device: torch.device | None = None) -> None:
-        """Begin without tables; their inputs will be on a device."""
+        """Start without tables; their inputs will be on a device."""
         self._device = device
         self._known: dict[str, Table] = {}
 
@@ -306,14 +306,25 @@ class Tables:
         """Return a table, transformed if it is not yet, with all columns or the expected ones.
 
         Raises:
-            UnsupportedError: An input cannot be had from parameters.
-            ValueError: A parameter is missing, a column is none, or a candidate is outside.
+            UnsupportedError: An input is no function of the parameters.
+            ValueError: A parameter is missing, a column is no parameter, or a candidate is outside
+                the search space.
         """
         known = self._known.get(pool.name)
         same = known is not None and columns in (None, known.columns)
         if known is not None and same and known.pool is pool and known.space == space:
             return known
-        frame = encoded(pool, space, transforms)
+        check_inside(pool, space)
+        given = pool.frame.reset_index(drop=True)
+        values = {}
+        for name, parameter in space.parameters.items():  # parameters not tuned are dropped later
+            tuned = name in space.tunable_parameters
+            values[name] = given[name].astype(parameter.python_type) if tuned else np.nan
+        frame = pd.DataFrame(values, index=given.index)
+        for transform in transforms:  # vectorised: about a second for a million rows
+            observations = pd.DataFrame(index=frame.index)
+            data = transform.transform_experiment_data(ExperimentData(frame, observations))
+            frame = data.arm_data
         names = list(frame.columns if columns is None else columns)
         extra = [name for name in names if name not in frame]
         if extra:
@@ -344,7 +355,7 @@ class Table:
     _samples: dict[int, Tensor] = field(default_factory=dict)
 
     def some(self, count: int) -> Tensor:
-        """Return some of its rows, the same at each call, ``count x d``; all if it has no more."""
+        """Return a sample of its rows, ``count x d`` or all, the same at each call."""
         if count >= len(self.X):
             return self.X
         if count not in self._samples:
@@ -355,7 +366,7 @@ class Table:
 
 
 def input_transforms(space: SearchSpace) -> tuple[list[Transform], SearchSpace]:
-    """Return the streaming generator's transforms of parameters, and the space that they make.
+    """Return the streaming generator's transforms of parameters, and the transformed space.
 
     The parameters of the latter are a model's inputs, one-hot columns among them. A hierarchical
     space is flattened first, as Ax's adapters do.
@@ -367,21 +378,6 @@ def input_transforms(space: SearchSpace) -> tuple[list[Transform], SearchSpace]:
         space = transform.transform_search_space(space.clone())
         transforms.append(transform)
     return transforms, space
-
-
-def encoded(pool: Pool, space: SearchSpace, transforms: Iterable[Transform]) -> pd.DataFrame:
-    """Return a pool as transforms make it. Vectorised: about a second for a million rows."""
-    check_inside(pool, space)
-    frame = pool.frame.reset_index(drop=True)
-    columns = {}
-    for name, parameter in space.parameters.items():  # those that are not tuned are dropped later
-        tuned = name in space.tunable_parameters
-        columns[name] = frame[name].astype(parameter.python_type) if tuned else np.nan
-    data = pd.DataFrame(columns, index=frame.index)
-    for transform in transforms:
-        observations = pd.DataFrame(index=data.index)
-        data = transform.transform_experiment_data(ExperimentData(data, observations)).arm_data
-    return data
 
 
 def check_inside(pool: Pool, space: SearchSpace) -> None:
@@ -414,7 +410,7 @@ def check_inside(pool: Pool, space: SearchSpace) -> None:
 
 
 def _inside(parameter: Parameter, values: pd.Series) -> npt.NDArray[np.bool_]:
-    """Return whether Ax would take values as they are: neither cast, rounded nor clamped."""
+    """Return whether Ax would neither cast, round nor clamp values."""
     if not isinstance(parameter, RangeParameter):
         return parameter.validate_array(values.to_numpy(dtype=object)).astype(bool)
     numbers = pd.to_numeric(values, errors="coerce").to_numpy(dtype=float)

@@ -1,7 +1,7 @@
 """Closed loops of Ax whose trials are evaluated in worker processes, or on a cluster.
 
 :func:`run_trials` puts together a :class:`ProcessRunner`, which starts and polls trials,
-:class:`ProcessMetric`, which reads what they returned, and an orchestrator that does not sleep.
+:class:`ProcessMetric`, which reads their outcomes, and an orchestrator that does not sleep.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ RECORD = "bo_stream.ax.ProcessRunner"
 """Key in a trial's metadata: outcomes by arm and metric, and an error if there is one."""
 
 PATIENCE = 1.0
-"""Seconds for which a poll waits until something comes."""
+"""Seconds for which a poll waits for an outcome."""
 
-ArmKey: TypeAlias = tuple[int, str]
+_ArmKey: TypeAlias = tuple[int, str]
 """Index of a trial and name of one of its arms."""
 
 
@@ -83,7 +83,7 @@ def run_trials(
 
     Raises:
         UsageError: An argument is out of range, other processes would not find the function, or
-            the executor cannot be had.
+            the executor is not available.
         FailureRateExceededError: Of Ax: more than half of the trials, five at least, have failed.
         UnsupportedError: Of Ax: a trial is running that something else must complete.
 
@@ -112,8 +112,8 @@ def run_trials(
 def orchestrator_options(workers: int, **options: Any) -> OrchestratorOptions:
     """Return settings with which Ax's orchestrator starts a trial whenever a worker is free.
 
-    By default it sleeps for a second after each trial. The runner's poll should wait instead, as
-    that of :class:`ProcessRunner` does; with another runner give ``init_seconds_between_polls``.
+    By default it sleeps for a second after each trial. The runner's poll should wait instead, as in
+    :class:`ProcessRunner`; with another runner give ``init_seconds_between_polls``.
 
     Args:
         workers: Largest number of trials that run at once.
@@ -129,10 +129,10 @@ def orchestrator_options(workers: int, **options: Any) -> OrchestratorOptions:
 
 
 class ProcessMetric(Metric):
-    """A metric of Ax whose values are what a :class:`ProcessRunner` left in a trial's metadata."""
+    """A metric of Ax whose values a :class:`ProcessRunner` has put into a trial's metadata."""
 
     def __init__(self, name: str, lower_is_better: bool | None = None) -> None:
-        """Name a metric as the function that is evaluated does, with its direction if known."""
+        """Make a metric by its name in the function's results, with its direction if known."""
         super().__init__(name, lower_is_better)
 
     def fetch_trial_data(self, trial: BaseTrial, **kwargs: Any) -> MetricFetchResult:
@@ -168,9 +168,10 @@ class ProcessRunner(Runner):
 
     A trial whose function raises, hangs beyond the timeout, dies, or returns no finite number for
     some metric is marked failed, with the reason; nothing of it reaches the model. So is a trial of
-    several arms of which one fails. Values and reasons are kept in the trial's metadata, hence in
-    storage. A trial that a former process had begun is evaluated again. Storage has the function by
-    its name, which is imported when a trial runs: go on only with experiments that you trust.
+    several arms of which one fails. Values and reasons are written to the trial's metadata, hence
+    to storage. A trial that a previous process had started is evaluated again. Storage has the
+    function by its name, which is imported when a trial runs: go on only with experiments that you
+    trust.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class ProcessRunner(Runner):
         timeout: float | None = None,
         retries: int = 0,
     ) -> None:
-        """Check the settings, those of :func:`run_trials`; processes start when there are trials.
+        """Check the settings, see :func:`run_trials`; processes start when there are trials.
 
         Raises:
             UsageError: One is out of range, or other processes would not find the function.
@@ -188,27 +189,37 @@ class ProcessRunner(Runner):
         check_whole("workers", workers, 1)
         check_whole("retries", retries, 0)
         check_timeout(timeout)
-        self.function = function if isinstance(function, str) else _name_of(function)
+        if not isinstance(function, str):
+            module = getattr(function, "__module__", None)
+            name = getattr(function, "__qualname__", "")
+            if getattr(sys.modules.get(module or ""), name, None) is not function:
+                raise UsageError(
+                    f"Expected function at the top level of a module, where other processes find "
+                    f"it, got {function!r}."
+                )
+            function = f"{module}:{name}"
+        self.function = function
         self.workers, self.timeout, self.retries = workers, timeout, retries
         self._executor: str | Executor | None = None
         self._opened = ExitStack()
         self._evaluator: Evaluator[Mapping[str, Any], Report] | None = None
-        self._jobs: dict[int, tuple[ArmKey, Task[Mapping[str, Any]]]] = {}
-        self._outcomes: dict[ArmKey, Outcome[Report]] = {}
-        self._begun = 0
+        self._jobs: dict[int, tuple[_ArmKey, Task[Mapping[str, Any]]]] = {}
+        self._outcomes: dict[_ArmKey, Outcome[Report]] = {}
+        self._started = 0
 
     def use(self, executor: str | Executor) -> None:
-        """Evaluate on an executor instead of in processes; it is no part of what Ax stores.
+        """Evaluate on an executor instead of in processes; Ax does not store it.
 
         Raises:
-            UsageError: It cannot be had, or has workers of another version of bo_stream or torch.
+            UsageError: It is not available, or has workers of another version of bo_stream or
+                torch.
         """
         self.close()
         self._executor = executor
         self._open()
 
     def _open(self) -> Evaluator[Mapping[str, Any], Report]:
-        """Return what evaluates, which is started if need be."""
+        """Return the evaluator, which is started if need be."""
         if self._evaluator is None:
             work, enter = FunctionOfParameters(self.function), self._opened.enter_context
             if self._executor is None:
@@ -219,7 +230,7 @@ class ProcessRunner(Runner):
         return self._evaluator
 
     def run(self, trial: BaseTrial) -> dict[str, Any]:
-        """Begin a trial and return its metadata; overrides ``Runner.run``, which is abstract.
+        """Start a trial and return its metadata; overrides ``Runner.run``, which is abstract.
 
         Raises:
             UnsupportedError: The experiment has a metric that would never report.
@@ -231,16 +242,17 @@ class ProcessRunner(Runner):
                 f"Nothing reports the metrics {', '.join(silent)}: call client.configure_metrics("
                 f"[{metrics}]), or run the trials by bo_stream.ax.run_trials, which does so."
             )
-        self._begin(trial)
+        self._start(trial)
         return {RECORD: {"outcomes": {}}}
 
-    def _begin(self, trial: BaseTrial) -> None:
+    def _start(self, trial: BaseTrial) -> None:
         """Evaluate the arms of a trial when a process is free."""
         for arm in trial.arms:
-            self._submit((trial.index, arm.name), Task(self._begun, arm.parameters, 0))
-            self._begun += 1
+            self._submit((trial.index, arm.name), Task(self._started, arm.parameters, 0))
+            self._started += 1
 
-    def _submit(self, arm: ArmKey, task: Task[Mapping[str, Any]]) -> None:
+    def _submit(self, arm: _ArmKey, task: Task[Mapping[str, Any]]) -> None:
+        """Submit the evaluation of an arm."""
         self._jobs[task.key] = arm, task
         self._open().submit(task)
 
@@ -249,23 +261,35 @@ class ProcessRunner(Runner):
         return {trial for (trial, _), _ in self._jobs.values()}
 
     def poll_available_capacity(self) -> int:
-        """Return the number of trials that would begin at once.
+        """Return the number of trials that would start at once.
 
         Overrides ``Runner.poll_available_capacity``, by which Ax sizes a batch of new trials.
         """
         return max(0, self.workers - len(self._at_work()))
 
     def poll_trial_status(self, trials: Iterable[BaseTrial]) -> dict[TrialStatus, set[int]]:
-        """Wait until something comes, or ``PATIENCE``, and return the trials by their status.
+        """Wait for an outcome, at most ``PATIENCE``, and return the trials by their status.
 
         Overrides ``Runner.poll_trial_status``, which Ax's orchestrator calls between its sleeps:
         a poll that waits makes these needless.
 
         Raises:
-            UnsupportedError: A trial was not begun by a runner of this kind, or no process starts.
+            UnsupportedError: A trial was not started by a runner of this kind, or no process
+                starts.
         """
         trials = list(trials)
-        self._resume([trial for trial in trials if trial.status == TrialStatus.RUNNING])
+        running = [trial for trial in trials if trial.status == TrialStatus.RUNNING]
+        others = [str(trial.index) for trial in running if RECORD not in trial.run_metadata]
+        if others:
+            raise UnsupportedError(
+                f"Trials {', '.join(others)} are running, but no ProcessRunner began them: "
+                "complete them, or call client.mark_trial_failed or client.mark_trial_abandoned, "
+                "first."
+            )
+        at_work = self._at_work()
+        for trial in running:  # some were started by a previous process
+            if trial.index not in at_work and _status_of(trial) == TrialStatus.RUNNING:
+                self._start(trial)
         try:
             self._wait()
         except UsageError as error:
@@ -281,24 +305,10 @@ class ProcessRunner(Runner):
             statuses[_status_of(trial)].add(trial.index)
         return dict(statuses)
 
-    def _resume(self, running: list[BaseTrial]) -> None:
-        """Begin trials again that a former process had begun."""
-        others = [str(trial.index) for trial in running if RECORD not in trial.run_metadata]
-        if others:
-            raise UnsupportedError(
-                f"Trials {', '.join(others)} are running, but no ProcessRunner began them: "
-                "complete them, or call client.mark_trial_failed or client.mark_trial_abandoned, "
-                "first."
-            )
-        at_work = self._at_work()
-        for trial in running:
-            if trial.index not in at_work and _status_of(trial) == TrialStatus.RUNNING:
-                self._begin(trial)
-
     def _wait(self) -> None:
-        """Wait for an outcome, at most ``PATIENCE``, then take in all that there are.
+        """Wait for an outcome, at most ``PATIENCE``, then collect all that there are.
 
-        A failed attempt is made again as often as it is asked for, and is no outcome before.
+        A failed attempt is repeated up to ``retries`` times, and is no outcome before.
         """
         end, came = time.monotonic() + PATIENCE, False
         while self._jobs:
@@ -321,7 +331,7 @@ class ProcessRunner(Runner):
             if arm[0] == trial:
                 self._open().cancel(key)
                 del self._jobs[key]
-        self._outcomes = {arm: found for arm, found in self._outcomes.items() if arm[0] != trial}
+        self._outcomes = {arm: own for arm, own in self._outcomes.items() if arm[0] != trial}
 
     def poll_exception(self, trial: BaseTrial) -> str:
         """Return why a trial has failed; overrides ``Runner.poll_exception``, which raises."""
@@ -333,7 +343,7 @@ class ProcessRunner(Runner):
         return {}
 
     def close(self) -> None:
-        """End the processes. Trials that they were at are evaluated again when they are polled."""
+        """End the processes. Their unfinished trials are evaluated again when they are polled."""
         self._opened.close()
         self._evaluator = None
         self._jobs.clear()
@@ -352,6 +362,7 @@ def _record(trial: BaseTrial, arm: str, outcome: Outcome[Report]) -> None:
 
 
 def _status_of(trial: BaseTrial) -> TrialStatus:
+    """Return the status of a trial by its metadata."""
     record: Mapping[str, Any] = trial.run_metadata.get(RECORD, {})
     if "error" in record:
         return TrialStatus.FAILED
@@ -363,14 +374,3 @@ def _status_of(trial: BaseTrial) -> TrialStatus:
 def _silent(experiment: Experiment) -> list[Metric]:
     """Return the metrics that do not report anything by themselves."""
     return [m for m in experiment.metrics.values() if type(m) in (Metric, MapMetric)]
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    module = getattr(function, "__module__", None)
-    name = getattr(function, "__qualname__", "")
-    if getattr(sys.modules.get(module or ""), name, None) is not function:
-        raise UsageError(
-            f"Expected function at the top level of a module, where other processes find it, got "
-            f"{function!r}."
-        )
-    return f"{module}:{name}"

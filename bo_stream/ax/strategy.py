@@ -69,19 +69,19 @@ from bo_stream.ax.adapters import (
 )
 from bo_stream.ax.initialization import EnoughTrials, PoolStart
 from bo_stream.ax.pool import MC_POINTS, POOL, Candidates, Pool, handle, pool_named
-from bo_stream.ax.surrogate import Record, StreamSurrogate, name_of
+from bo_stream.ax.surrogate import RefitRecord, StreamSurrogate, name_of
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.auto.families import OPTIONS
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.wiski.wiski import WISKI
 
-RELATIVE_TO_MEASURED = {
+_RELATIVE_TO_MEASURED = {
     "Derelativize": {"use_raw_status_quo": True},
     "SteadyWinsorize": {"derelativize_with_raw_status_quo": True},
 }
-"""Options of transforms: as in Ax's default, a bound relative to the status quo is one relative to
-its measured outcome, not to the predicted one."""
+"""Options of transforms: as in Ax's default, a bound relative to the status quo is relative to its
+measured outcome, not to the predicted one."""
 
 
 def surrogate_spec(
@@ -94,8 +94,8 @@ def surrogate_spec(
     Args:
         model: A streaming model of BoTorch.
         model_options: Further arguments of its constructor.
-        default: Model where none is asked for: :class:`AutoGP`, or :class:`WISKI`, whose place
-            :class:`OSGPR` takes for more inputs than a grid takes.
+        default: Model where none is given: :class:`AutoGP`, or :class:`WISKI`, which
+            :class:`OSGPR` replaces for more inputs than a grid takes.
     """
     config = ModelConfig(
         botorch_model_class=model or default,
@@ -119,7 +119,7 @@ class StreamGenerator(BoTorchGenerator):
         refit_on_cv: bool = False,
         warm_start_refit: bool = True,
         refit: float | None = None,
-        learned: dict[str, Record] | None = None,
+        learned: dict[str, RefitRecord] | None = None,
         units: dict[str, float] | None = None,
         cutoffs: dict[str, list[float | None]] | None = None,
         winsorize: bool = True,
@@ -127,8 +127,8 @@ class StreamGenerator(BoTorchGenerator):
         """Make a generator without a model; the first seven arguments are ``BoTorchGenerator``'s.
 
         For ``refit`` and ``learned`` see :class:`StreamSurrogate`. ``units`` and ``cutoffs`` (lower
-        and upper; None: there is none) are those of the metrics, by name, written by the transforms
-        when one is first seen or changes; ``winsorize``: outliers on the bad side are clipped.
+        and upper, or None) of the metrics, by name, are written by the transforms when a metric is
+        first seen or they change; ``winsorize``: outliers on the bad side are clipped.
         """
         super().__init__(
             surrogate_spec=surrogate_spec or _default_spec(),
@@ -140,7 +140,7 @@ class StreamGenerator(BoTorchGenerator):
             warm_start_refit=warm_start_refit,
         )
         self.refit, self.winsorize = refit, winsorize
-        self.learned: dict[str, Record] = {} if learned is None else learned
+        self.learned: dict[str, RefitRecord] = {} if learned is None else learned
         self.units: dict[str, float] = {} if units is None else units
         self.cutoffs: dict[str, list[float | None]] = {} if cutoffs is None else cutoffs
         self._surrogate = StreamSurrogate(
@@ -155,17 +155,17 @@ class StreamGenerator(BoTorchGenerator):
     def gen(
         self, n: int, search_space_digest: SearchSpaceDigest, torch_opt_config: TorchOptConfig
     ) -> TorchGenResults:
-        """Generate candidates; overrides ``BoTorchGenerator.gen`` to name those of a pool."""
+        """Generate candidates; overrides ``BoTorchGenerator.gen`` to name candidates of a pool."""
         results = super().gen(n, search_space_digest, torch_opt_config)
         if isinstance(self._acquisition, PoolAcquisition):
             return replace(results, candidate_metadata=list(self._acquisition.metadata))
         return results
 
     def _get_state(self) -> dict[str, Any]:
-        """Return what Ax stores with each generator run, and gives to the next generator.
+        """Return the state that Ax stores with each generator run, and gives to the next generator.
 
         Overrides ``Generator._get_state``, which returns nothing. The values are the same objects
-        as long as the generator lives, for Ax builds another when it is given others.
+        as long as the generator lives: Ax builds another generator for other values.
         """
         return {"learned": self.learned, "units": self.units, "cutoffs": self.cutoffs}
 
@@ -175,8 +175,8 @@ class StreamGenerator(BoTorchGenerator):
         """Return the feasible observed point of the best posterior mean; None: many objectives.
 
         Overrides ``BoTorchGenerator.best_point``, which Ax calls with every candidate and which
-        takes the joint posterior at all data. Marginal means cost O(n r), and the acquisition has
-        them already.
+        computes the joint posterior at all data. Marginal means cost O(n r), and the acquisition
+        has them already.
         """
         if torch_opt_config.is_moo:
             return None
@@ -200,9 +200,9 @@ class StreamGenerators(GeneratorRegistryBase):
         """Return the generators, their adapters and their transforms.
 
         Overrides ``GeneratorRegistryBase.GENERATOR_KEY_TO_GENERATOR_SETUP``, Ax's own generators.
-        None of the transforms is one of Ax's that learns from all outcomes anew: it would change
-        rows of the data at every trial. What was learned is in the state that Ax stores after each
-        candidate, and not in the arguments beside it again.
+        Transforms of Ax that learn from all outcomes at every trial are not among them: they would
+        change rows of the data. Learned values are in the state that Ax stores after each
+        candidate, and not a second time in the arguments.
         """
         return {
             "BoStream": GeneratorSetup(
@@ -219,7 +219,7 @@ class StreamGenerators(GeneratorRegistryBase):
                 ],
                 standard_adapter_kwargs={
                     "expand_model_space": False,
-                    "transform_configs": RELATIVE_TO_MEASURED,
+                    "transform_configs": _RELATIVE_TO_MEASURED,
                 },
                 not_saved_generator_kwargs=["learned", "units", "cutoffs"],
             ),
@@ -247,9 +247,8 @@ ACQUISITIONS: dict[str, type[AcquisitionFunction]] = {
 STREAM = "Stream"
 """Name of the node whose models stream."""
 
-INITIALIZATION = 5
 
-SEARCHES: tuple[Callable[..., Any], ...] = (
+_SEARCHES: tuple[Callable[..., Any], ...] = (
     optimize_acqf,
     optimize_acqf_mixed,
     optimize_acqf_mixed_alternating,
@@ -258,14 +257,14 @@ SEARCHES: tuple[Callable[..., Any], ...] = (
 )
 """BoTorch's functions, of which Ax takes one that fits the search space."""
 
-AXS_OWN = {
+_AXS_OWN = {
     *("acq_function", "acq_function_sequence", "bounds", "q", "choices", "discrete_choices"),
     *("discrete_dims", "cat_dims", "fixed_features", "fixed_features_list", "X_avoid"),
     *("inequality_constraints", "equality_constraints", "batch_initial_conditions"),
     *("post_processing_func", "return_best_only", "return_full_tree", "return_acq_values"),
     "ic_gen_kwargs",
 }
-"""Arguments of them that Ax gives, or that it could not use the result of."""
+"""Arguments of these functions that Ax gives, or whose result it could not use."""
 
 DATA = {"self", "train_X", "train_Y", "train_Yvar", "outcome_transform", "input_transform"}
 """Arguments of a model that Ax gives."""
@@ -276,18 +275,18 @@ def generation_strategy(
     model_options: Mapping[str, Any] | None = None,
     acquisition: str | type[AcquisitionFunction] | None = None,
     acquisition_options: Mapping[str, Any] | None = None,
-    initialization: int = INITIALIZATION,
+    initialization: int = 5,
     refit: float | None = None,
     search: Mapping[str, Any] | None = None,
     seed: int | None = None,
     pool: str | Pool | Candidates | None = None,
     winsorize: bool = True,
 ) -> GenerationStrategy:
-    """Return a strategy of Sobol points, then candidates from models that take only what is new.
+    """Return a strategy of Sobol points, then candidates from models that take only new rows.
 
     For ``client.set_generation_strategy``. The cost of a trial does not grow with the number of
-    those before, but for Ax's own reading of its data: about 0.4 ms of each. A snapshot takes 2 ms
-    a trial, nearly all of it in Ax's own code too.
+    earlier trials, except for Ax's own reading of its data: about 0.4 ms of each. A snapshot takes
+    2 ms a trial, nearly all of it in Ax's own code too.
 
     Args:
         model: A streaming model, such as :class:`WISKI` or :class:`OSGPR`. One for each metric.
@@ -298,25 +297,24 @@ def generation_strategy(
         model_options: Further arguments of its constructor, such as ``max_exact``.
         acquisition: A class of BoTorch, or one of ``ACQUISITIONS`` by name. Default: Ax's choice,
             qLogNEI for one objective and qLogNEHVI for several.
-        acquisition_options: Its further arguments, such as ``beta``. Those of qNIPV and
-            FeatureNIPV: ``mc_points``, a table of points in the experiment's own parameters as
-            ``pool`` is one, over which the variance is averaged; or ``num_mc_points``, how many to
-            draw from the search space or the pool; and ``metric``, whose variance it is if not the
-            only objective's.
-        initialization: Number of Sobol trials, existing ones counted, those that failed or were
-            abandoned not. They go on until each metric of the objectives and constraints has an
-            outcome.
+        acquisition_options: Its further arguments, such as ``beta``. Arguments of qNIPV and
+            FeatureNIPV are ``mc_points``, a table of points in the experiment's own parameters like
+            ``pool``, over which the variance is averaged; or ``num_mc_points``, the number of
+            points to draw from the search space or the pool; and ``metric``, the metric whose
+            variance it is, by default the only objective's.
+        initialization: Number of Sobol trials, counting existing ones, but not failed or abandoned
+            ones. They go on until each metric of the objectives and constraints has an outcome.
         refit: Growth of the number of observations since the last refit at which hyperparameters
-            are learned anew; 0: once. Default: at every trial up to 100 observations, then whenever
-            those beyond have become 1.3 times as many.
+            are learned again; 0: once. Default: at every trial up to 100 observations, then
+            whenever the number beyond 100 has become 1.3 times as large.
         search: Options of BoTorch's ``optimize_acqf``, or of the search for choices that Ax takes
-            instead; beside or instead of Ax's own ``{"num_restarts": 20, "raw_samples": 1024}``.
+            instead; besides or instead of Ax's own ``{"num_restarts": 20, "raw_samples": 1024}``.
         seed: Seed of the Sobol points.
-        pool: All candidates, as a :class:`Pool`, what :meth:`Pool.of` takes, or the name of a
-            registered one; those of former trials are not proposed again. Ax stores its name only:
-            a process that loads the experiment calls :func:`register_pool` itself.
+        pool: All candidates, as a :class:`Pool`, an argument of :meth:`Pool.of`, or the name of a
+            registered one; candidates of previous trials are not proposed again. Ax stores its name
+            only: a process that loads the experiment calls :func:`register_pool` itself.
         winsorize: Whether outcomes far on the bad side, such as penalties, are clipped as in Ax's
-            default. Those of a strategy for qNIPV or FeatureNIPV are not.
+            default; never in a strategy for qNIPV or FeatureNIPV.
 
     Raises:
         ValueError: No such model, acquisition or option; a number out of range; a table that is
@@ -329,7 +327,7 @@ def generation_strategy(
         raise ValueError(f"Expected initialization of at least 1 trial, got {initialization}.")
     if refit is not None and refit != 0.0 and not refit > 1.0:
         raise ValueError(f"Expected refit above 1 (a growth factor), or 0 for once, got {refit}.")
-    _check_names("search", search or {}, SEARCHES, AXS_OWN)
+    _check_names("search", search or {}, _SEARCHES, _AXS_OWN)
     if isinstance(acquisition, str) and acquisition not in ACQUISITIONS:
         raise ValueError(
             f"Expected acquisition to be a class or one of {', '.join(ACQUISITIONS)}, got "
@@ -404,22 +402,18 @@ def check_acquisition(kind: type[AcquisitionFunction] | None, options: Mapping[s
         ValueError: It has no such argument, or BoTorch no input constructor for it.
     """
     default = (qLogNoisyExpectedImprovement, qLogNoisyExpectedHypervolumeImprovement)
+    kinds = default if kind is None else (kind,)
     try:
-        makers = [_input_constructor(each) for each in (default if kind is None else (kind,))]
+        wrapped = [get_acqf_input_constructor(each) for each in kinds]
     except RuntimeError as error:
         raise ValueError(f"Expected an acquisition that Ax can construct: {error}") from error
+    # BoTorch wraps an input constructor in a function of any arguments
+    makers = [inspect.getclosurevars(each).nonlocals.get("f", each) for each in wrapped]
     _check_names("acquisition_options", options, makers, {"model"})
 
 
-def _input_constructor(kind: type[AcquisitionFunction]) -> Callable[..., Any]:
-    """Return an input constructor, which BoTorch wraps in a function of any arguments."""
-    wrapped = get_acqf_input_constructor(kind)
-    maker: Callable[..., Any] = inspect.getclosurevars(wrapped).nonlocals.get("f", wrapped)
-    return maker
-
-
 def check_storable(strategy: GenerationStrategy) -> None:
-    """Check that Ax can store a strategy, which it would do at the first trial.
+    """Check that Ax can store a strategy, before it fails to at the first trial.
 
     Raises:
         ValueError: It cannot.
@@ -442,7 +436,7 @@ def _check_names(
     others: set[str],
     further: Iterable[str] = (),
 ) -> None:
-    """Check that names are further ones, or of arguments of some functions, without others."""
+    """Check that names are arguments of some functions except ``others``, or are ``further``."""
     arguments = [p for each in functions for p in inspect.signature(each).parameters.values()]
     known = {p.name for p in arguments if p.kind is not inspect.Parameter.VAR_KEYWORD} - others
     known |= set(further)
@@ -462,8 +456,8 @@ def analyses(*metrics: str) -> list[Analysis]:
 
     For ``client.compute_analyses``, whose default also draws contours and the effect of each trial.
     Ax predicts contours at a point for each pair of trials and looks each point up among all
-    trials, O(n³): from some hundred trials on that takes longer than all the rest. The effects are
-    a trace for each trial: 15 s at 500 trials, where all analyses here took 4.5 s, and 17 s at
+    trials, O(n³): from some hundred trials on this takes longer than everything else. The effects
+    are a trace for each trial: 15 s at 500 trials, where all analyses here took 4.5 s, and 17 s at
     2,000 trials (processor time, three inputs).
 
     Args:

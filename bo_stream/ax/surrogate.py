@@ -41,42 +41,43 @@ from bo_stream.tensors import is_in, state_of
 
 logger = logging.getLogger("bo_stream.ax")
 
-ASKED_FOR = " (asked for)"
-"""End of the name of a configuration whose model was asked for."""
+_ASKED_FOR = " (asked for)"
+"""End of the name of a configuration whose model was given by the user; stored by Ax."""
 
-OTHER_WAYS = ("stem", "covar_module")
+_OTHER_WAYS = ("stem", "covar_module")
 """Options with which a model on a grid takes any number of inputs."""
 
 REACH = 0.5
-"""How far a grid is widened on each side, in parts of the search space's width."""
+"""How far a grid is widened on each side, relative to the search space's width."""
 
 
 class StreamSurrogate(Surrogate):
-    """A surrogate of Ax that keeps each metric's model, and gives it only new observations.
+    """A surrogate of Ax that stores each metric's model, and gives it only new observations.
 
-    A row that is in the data and not in the model is put in, one that is in the model and no
-    longer in the data is taken out; so the order of arrival does not matter. A model that cannot
-    follow, a changed search space and other options build it anew from all data, with the former
-    hyperparameters, and the log ``bo_stream.ax`` says why. Models that are no :class:`StreamingGP`,
-    and those that cross-validation builds where rows cannot be left out, are left to Ax.
+    A row that is in the data and not in the model is put in, a row that is in the model and no
+    longer in the data is taken out; so the order of arrival does not matter. Where a model cannot
+    follow, the search space has changed or options are other ones, it is built again from all data,
+    with the previous hyperparameters, and the log ``bo_stream.ax`` has the reason. Models that are
+    no :class:`StreamingGP`, and models that cross-validation builds where rows cannot be left out,
+    are left to Ax.
     """
 
     def __init__(
         self,
         *args: Any,
         refit: float | None = None,
-        learned: dict[str, Record] | None = None,
+        learned: dict[str, RefitRecord] | None = None,
         units: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Begin without a model.
+        """Start without a model.
 
         Args:
             *args: Arguments of Ax's ``Surrogate``.
-            refit: Growth at which hyperparameters are learned anew: see ``is_due``.
-            learned: Records of the metrics' former models, by name; written at each refit.
-            units: Units in which the outcomes come, by metric.
-            **kwargs: Arguments of Ax's ``Surrogate``, of which ``surrogate_spec`` has one model.
+            refit: Growth at which hyperparameters are learned again: see ``is_due``.
+            learned: Records of the metrics' previous models, by name; written at each refit.
+            units: Units of the outcomes, by metric.
+            **kwargs: Arguments of Ax's ``Surrogate``; its ``surrogate_spec`` has one model.
         """
         super().__init__(*args, **kwargs)
         self.refit = refit
@@ -108,29 +109,10 @@ class StreamSurrogate(Surrogate):
         kind = config.botorch_model_class
         if state_dict is not None or kind is None or not issubclass(kind, StreamingGP):
             return super()._construct_model(dataset, search_space_digest, config, state_dict, refit)
-        stream = self._followed(dataset, search_space_digest, config, kind)
-        if stream.refit_if_due(self.refit):
-            self.learned[_name(dataset)] = Record(
-                count=len(stream.rows),
-                bounds=_bounds(search_space_digest),
-                unit=self._unit(dataset),
-                floor=self._floor(dataset),
-                bounded=stream.bounded,
-                values={name: v.tolist() for name, v in learned_state(stream.model).items()},
-            )
-        return stream.model
-
-    def _followed(
-        self,
-        dataset: SupervisedDataset,
-        digest: SearchSpaceDigest,
-        config: ModelConfig,
-        kind: type[StreamingGP],
-    ) -> Stream:
-        """Return the stream of a metric with the data in its model."""
-        if covers_a_box(config, kind):
-            dataset = within_reach(dataset, digest, kind)
-        names, rows = tuple(dataset.outcome_names), Rows.of(dataset, self._floor(dataset))
+        digest, taken = search_space_digest, dataset
+        if _covers_a_box(config, kind):
+            taken = within_reach(dataset, digest, kind)
+        names, rows = tuple(taken.outcome_names), DataRows.of(taken, self._floor(taken))
         stream, reason = self._streams.pop(names, None), None
         if stream is not None:
             if names not in self._submodels:
@@ -140,34 +122,45 @@ class StreamSurrogate(Surrogate):
             else:
                 reason = stream.follow(rows)
         if reason is not None:
-            logger.info("%s: the model is built anew: %s.", _name(dataset), reason)
+            logger.info("%s: the model is built anew: %s.", _name(taken), reason)
         if stream is None or reason is not None:
-            stream = self._begun(rows, dataset, digest, config, kind)
+            stream = self._built(rows, taken, digest, config, kind)
         self._streams[names] = stream
-        return stream
+        if stream.refit_if_due(self.refit):
+            self.learned[_name(dataset)] = RefitRecord(
+                count=len(stream.rows),
+                bounds=_bounds(digest),
+                unit=self._unit(dataset),
+                floor=self._floor(dataset),
+                bounded=stream.bounded,
+                values={name: v.tolist() for name, v in learned_state(stream.model).items()},
+            )
+        return stream.model
 
     def _floor(self, dataset: SupervisedDataset) -> float:
+        """Return the least noise variance of a metric, see :func:`noise_floor`."""
         record = self.learned.get(_name(dataset))
         if record is None or record["unit"] != self._unit(dataset):
             return noise_floor(dataset)
         return record["floor"]
 
     def _unit(self, dataset: SupervisedDataset) -> float:
+        """Return the unit of a metric's outcomes."""
         return self.units.get(_name(dataset), 1.0)
 
-    def _begun(
+    def _built(
         self,
-        rows: Rows,
+        rows: DataRows,
         like: SupervisedDataset,
         digest: SearchSpaceDigest,
         config: ModelConfig,
         kind: type[StreamingGP],
     ) -> Stream:
-        """Build a model of all data, with what was learned before if it fits.
+        """Build a model of all data, with the hyperparameters of a previous one if they fit.
 
         The search space is the first box of a grid, which observations outside widen. Where some
-        are far outside, a model that is not on a grid yet gets no box and never will be, unless it
-        had the box before they came.
+        are far outside, a model that is not on a grid yet gets no box and never moves to a grid,
+        unless it had the box before they came.
         """
         given = submodel_input_constructor(
             kind,
@@ -186,7 +179,7 @@ class StreamSurrogate(Surrogate):
         near = bool(reached(rows.X, digest).all())
         if record is not None and record["bounds"] == _bounds(digest):
             near = near or record.get("bounded", False)
-        bounded = covers_a_box(config, kind) or (kind is AutoGP and near)
+        bounded = _covers_a_box(config, kind) or (kind is AutoGP and near)
         if bounded and "bounds" not in config.model_options:
             given["bounds"] = rows.X.new_tensor(digest.bounds).mT
         with validate_input_scaling(False):  # rows may lie outside the search space
@@ -201,7 +194,7 @@ class StreamSurrogate(Surrogate):
     def predict_without(
         self, name: str, gone: Tensor, X: Tensor, observation_noise: bool
     ) -> Moments | None:
-        """Predict a metric given all its rows but some; see ``LeaveOutModel.predict``."""
+        """Predict a metric given all its rows except some; see ``LeaveOutModel.predict``."""
         stream = self._streams.get((name,))
         if stream is None or len(stream.rows) != len(gone):
             return None
@@ -209,37 +202,39 @@ class StreamSurrogate(Surrogate):
 
 
 def _name(dataset: SupervisedDataset) -> str:
+    """Return the name of a data set's metrics."""
     return ", ".join(dataset.outcome_names)
 
 
 def _bounds(digest: SearchSpaceDigest) -> list[list[float]]:
+    """Return the bounds of the search space as JSON stores them."""
     return [list(pair) for pair in digest.bounds]
 
 
 def name_of(model: type | None, default: type) -> str:
-    """Return a configuration's name, which Ax stores and which tells a model that was asked for."""
-    return default.__name__ if model is None else f"{model.__name__}{ASKED_FOR}"
+    """Return a configuration's name, which Ax stores and which marks a model given by the user."""
+    return default.__name__ if model is None else f"{model.__name__}{_ASKED_FOR}"
 
 
 def suited(config: ModelConfig, dim: int) -> ModelConfig:
     """Return a configuration, with :class:`OSGPR` where a default of WISKI cannot take the inputs.
 
     Args:
-        config: Configuration of the model that was asked for, or of a default: :class:`AutoGP`,
-            which takes any number, or WISKI (see ``generation_strategy``).
+        config: Configuration of the model given by the user, or of a default: :class:`AutoGP`,
+            which takes any number of inputs, or WISKI (see ``generation_strategy``).
         dim: Number of inputs, one-hot columns counted.
 
     Raises:
-        UnsupportedError: The model that was asked for, or the default with its options, cannot.
+        UnsupportedError: The model given by the user, or the default with its options, cannot.
     """
     if config.botorch_model_class is not WISKI or config.covar_module_class is not None:
         return config
-    if any(name in config.model_options for name in OTHER_WAYS):
+    if any(name in config.model_options for name in _OTHER_WAYS):
         return config
     kind: type[StreamingGP] = WISKI
     most = cast(int, MODELS["wiski"].most_inputs)
     if dim > most:
-        if config.name is not None and config.name.endswith(ASKED_FOR):
+        if config.name is not None and config.name.endswith(_ASKED_FOR):
             raise UnsupportedError(
                 f"The parameters are {dim} inputs and a grid takes {most}: pass model=OSGPR, or a "
                 "model of WISKI's kind with a projection to few inputs (stem)."
@@ -256,7 +251,7 @@ def suited(config: ModelConfig, dim: int) -> ModelConfig:
     return replace(config, botorch_model_class=kind)
 
 
-def covers_a_box(config: ModelConfig, kind: type) -> bool:
+def _covers_a_box(config: ModelConfig, kind: type) -> bool:
     """Return whether a configuration's model has a grid over a box of the inputs themselves."""
     return issubclass(kind, GridModel) and "stem" not in config.model_options
 
@@ -271,7 +266,7 @@ def reached(X: Tensor, digest: SearchSpaceDigest) -> Tensor:
 def within_reach(
     dataset: SupervisedDataset, digest: SearchSpaceDigest, kind: type
 ) -> SupervisedDataset:
-    """Return the observations of a metric that a grid takes, with a warning if there are others."""
+    """Return the observations of a metric within reach of a grid, and warn of the others."""
     inside = reached(dataset.X, digest)
     if bool(inside.all()):
         return dataset
@@ -285,24 +280,25 @@ def within_reach(
     return dataset.clone(mask=inside)
 
 
-# --- a metric's model that goes on from one trial to the next, and the rows in its memory --------
-# :class:`Stream` is both; :class:`Record` is what a model has learned, for its successors, in this
-# process or another; :class:`LeaveOutModel` predicts rows without them, for cross-validation.
+# --- a metric's model that goes on from one trial to the next ------------------------------------
+# A :class:`Stream` is the model with the rows in its memory, a :class:`RefitRecord` its
+# hyperparameters for the next model, in this process or another. A :class:`LeaveOutModel` predicts
+# rows without them, for cross-validation.
 
 
 Moments = tuple[Tensor, Tensor]
 """Means and variances."""
 
 REFIT = 1.3
-"""Growth of the data beyond ``OFTEN`` at which hyperparameters are learned anew."""
+"""Growth of the data beyond ``OFTEN`` at which hyperparameters are learned again."""
 
 OFTEN = 100
 """Number of observations up to which they are learned at every trial, as in Ax."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Observations of an experiment; rows of equal values are equal, whichever trials they are of.
+class DataRows:
+    """Observations of an experiment; rows of equal values are equal, from any trials.
 
     Attributes:
         X: Inputs, ``n x d``.
@@ -315,7 +311,7 @@ class Rows:
     Yvar: Tensor
 
     @classmethod
-    def of(cls, data: SupervisedDataset, floor: float) -> Rows:
+    def of(cls, data: SupervisedDataset, floor: float) -> DataRows:
         """Take the observations of a data set, with known noise variances raised to a floor."""
         unknown = torch.full_like(data.Y, torch.nan)
         return cls(data.X, data.Y, unknown if data.Yvar is None else data.Yvar.clamp_min(floor))
@@ -324,41 +320,41 @@ class Rows:
         """Return the number n of observations."""
         return len(self.X)
 
-    def __getitem__(self, index: list[int] | Tensor) -> Rows:
+    def __getitem__(self, index: list[int] | Tensor) -> DataRows:
         """Return some observations, by indices or a mask."""
-        return Rows(self.X[index], self.Y[index], self.Yvar[index])
+        return DataRows(self.X[index], self.Y[index], self.Yvar[index])
 
     @property
     def known_noise(self) -> Tensor | None:
-        """Return the noise variances as models take them: None where none is known."""
+        """Return the noise variances, or None where none is known."""
         return None if bool(self.Yvar.isnan().all()) else self.Yvar
 
     @cached_property
     def keys(self) -> list[bytes]:
         """Return each row's values as bytes; the sign of a NaN or of a zero does not count.
 
-        They are kept: the rows wanted at one trial are those held at the next.
+        They are cached: the rows of the data at one trial are the rows of the model at the next.
         """
         values = torch.cat((self.X, self.Y, self.Yvar), -1).detach().cpu().double() + 0.0
         array = np.ascontiguousarray(torch.where(values.isnan(), torch.nan, values).numpy())
         return [row.tobytes() for row in array]
 
-    def without(self, others: Rows) -> Rows:
-        """Return the rows left when each other one has struck out one equal to it. Cost O(n)."""
-        struck, left = Counter(others.keys), []
-        for place, key in enumerate(self.keys):
-            if struck[key] > 0:
-                struck[key] -= 1
+    def without(self, others: DataRows) -> DataRows:
+        """Remove for each other row one equal to it, if there is one. Cost O(n)."""
+        removed, left = Counter(others.keys), []
+        for i, key in enumerate(self.keys):
+            if removed[key] > 0:
+                removed[key] -= 1
             else:
-                left.append(place)
+                left.append(i)
         return self[left]
 
 
 def noise_floor(data: SupervisedDataset) -> float:
-    """Return what known noise variances of zero are raised to, given a stream's first observations.
+    """Return the value to raise known noise variances of zero to, by a stream's first observations.
 
-    It is ten times what a model raises them to. So a model that is built of more data does not
-    raise them further, and equals one that has followed the stream.
+    It is ten times a model's own least value. So a model that is built of more data does not raise
+    them further, and equals one that has followed the stream.
     """
     variance = float(data.Y.var(correction=0))
     return 10.0 * NOISE_FLOOR * (variance if variance > 0.0 else 1.0)
@@ -376,15 +372,15 @@ class Stream:
     """
 
     model: StreamingGP
-    rows: Rows
+    rows: DataRows
     bounded: bool
     fitted_at: int = 0
     _left_out: LeaveOutModel | None = None
 
-    def follow(self, wanted: Rows) -> str | None:
-        """Bring the model to the rows that it should have, or return why that cannot be done.
+    def follow(self, wanted: DataRows) -> str | None:
+        """Bring the model to the rows that it should have, or return why this is not possible.
 
-        A model that refuses an observation is left with some of them: it must be built anew then.
+        A model that refuses an observation is left with some of them: it must be built again then.
         """
         fresh, gone = wanted.without(self.rows), self.rows.without(wanted)
         if len(gone) > 0 and len(gone) >= len(self.rows):
@@ -403,7 +399,7 @@ class Stream:
         return None
 
     def refit_if_due(self, growth: float | None) -> bool:
-        """Learn hyperparameters if that :func:`is_due`; return whether it was."""
+        """Learn hyperparameters if it :func:`is_due`; return whether it was."""
         count = len(self.rows)
         if not is_due(count, self.fitted_at, growth):
             return False
@@ -412,7 +408,7 @@ class Stream:
         return True
 
     def predict_without(self, gone: Tensor, X: Tensor, observation_noise: bool) -> Moments | None:
-        """Predict points given all rows but some; see :meth:`LeaveOutModel.predict`."""
+        """Predict points given all rows except some; see :meth:`LeaveOutModel.predict`."""
         known = self._left_out
         if known is None or known.rows is not self.rows or not is_in(self.model, known.state):
             known = self._left_out = LeaveOutModel(self.model, self.rows)
@@ -420,13 +416,13 @@ class Stream:
 
 
 def is_due(count: int, fitted_at: int, growth: float | None) -> bool:
-    """Return whether hyperparameters are to be learned anew from a number of observations.
+    """Return whether hyperparameters are to be learned again from a number of observations.
 
     Args:
-        count: That number.
-        fitted_at: That at the last refit; 0: none yet.
-        growth: Factor by which it must have grown; 0: learn once; None: whenever there is another
-            one up to ``OFTEN``, then whenever those beyond have grown by ``REFIT``.
+        count: The number of observations.
+        fitted_at: Their number at the last refit; 0: none yet.
+        growth: Factor by which it must have grown; 0: learn once; None: with each new one up to
+            ``OFTEN``, then whenever the number beyond ``OFTEN`` has grown by ``REFIT``.
     """
     if fitted_at == 0:
         return True
@@ -435,7 +431,7 @@ def is_due(count: int, fitted_at: int, growth: float | None) -> bool:
     return count > fitted_at and (count <= OFTEN or count - OFTEN >= REFIT * (fitted_at - OFTEN))
 
 
-class Record(TypedDict):
+class RefitRecord(TypedDict):
     """Hyperparameters and standardisation after a refit, as Ax stores them with a generator run.
 
     Attributes:
@@ -444,7 +440,7 @@ class Record(TypedDict):
         unit: Unit in which the model had the outcomes.
         floor: Value that known noise variances are raised to.
         bounded: Whether the model was given the bounds; not in records of older versions.
-        values: What was learned, as nested lists by name in ``state_dict``.
+        values: Learned values, as nested lists by name in ``state_dict``.
     """
 
     count: int
@@ -455,12 +451,12 @@ class Record(TypedDict):
     values: dict[str, Any]
 
 
-def restore(model: StreamingGP, record: Record) -> bool:
-    """Give a new model what one of the same shape had learned; return whether it has that shape."""
-    state, former = learned_state(model), record["values"]
-    if former.keys() != state.keys():
+def restore(model: StreamingGP, record: RefitRecord) -> bool:
+    """Load a record into a new model; return False if its state has other names or shapes."""
+    state, stored = learned_state(model), record["values"]
+    if stored.keys() != state.keys():
         return False
-    values = {name: value.new_tensor(former[name]) for name, value in state.items()}
+    values = {name: value.new_tensor(stored[name]) for name, value in state.items()}
     if any(values[name].shape != value.shape for name, value in state.items()):
         return False
     model.load_state_dict({**model.state_dict(), **values})
@@ -468,7 +464,7 @@ def restore(model: StreamingGP, record: Record) -> bool:
 
 
 def learned_state(model: StreamingGP) -> dict[str, Tensor]:
-    """Return a model's state without what the search space, bounds and priors give."""
+    """Return a model's state without values given by the search space, bounds and priors."""
     modules = model.named_modules()
     constants = [f"{name}." for name, part in modules if isinstance(part, Interval | Prior)]
     given = ("input_transform.", *constants)
@@ -479,17 +475,17 @@ class LeaveOutModel:
     """A model and the rows in its memory, any of which can be left out in closed form.
 
     Attributes:
-        model: The model; stays as it is.
+        model: The model, which is not changed.
         rows: All rows in its memory.
         state: State of the model for which the closed form holds.
     """
 
-    def __init__(self, model: StreamingGP, rows: Rows) -> None:
-        """Take a model as it is now."""
+    def __init__(self, model: StreamingGP, rows: DataRows) -> None:
+        """Take a model in its present state."""
         self.model, self.rows, self.state = model, rows, state_of(model)
 
     def predict(self, gone: Tensor, X: Tensor, observation_noise: bool) -> Moments | None:
-        """Predict points given all rows but some.
+        """Predict points given all rows except some.
 
         Args:
             gone: Whether a row is left out, ``n``.
@@ -506,7 +502,11 @@ class LeaveOutModel:
             if is_one and not observation_noise:
                 mean, variance = self._each
                 return mean[gone], variance[gone]
-            return self._without(gone, X, observation_noise)
+            rows = self.rows[gone]
+            with torch.no_grad():
+                model = without(self._complete, rows.X, rows.Y, rows.known_noise)
+                posterior = model.posterior(X.unsqueeze(-2), observation_noise=observation_noise)
+                return _moments(posterior)
         except BotorchError:
             return None
 
@@ -524,16 +524,11 @@ class LeaveOutModel:
     def _each(self) -> Moments:
         """Predict each row given all others. Cost O(n r²)."""
         rows = self.rows
-        found = leave_one_out(self._complete, rows.X, rows.Y, rows.known_noise, False)
-        return _moments(found.posterior)
-
-    @torch.no_grad()
-    def _without(self, gone: Tensor, X: Tensor, observation_noise: bool) -> Moments:
-        rows = self.rows[gone]
-        model = without(self._complete, rows.X, rows.Y, rows.known_noise)
-        return _moments(model.posterior(X.unsqueeze(-2), observation_noise=observation_noise))
+        result = leave_one_out(self._complete, rows.X, rows.Y, rows.known_noise, False)
+        return _moments(result.posterior)
 
 
 def _moments(posterior: object) -> Moments:
+    """Return a posterior's means and variances, flattened."""
     known = cast(GPyTorchPosterior, posterior)
     return known.mean.flatten(), known.variance.flatten()

@@ -1,4 +1,4 @@
-"""Bases of features: the interface, and features of a kernel at inducing points and of functions.
+"""Bases of features: the interface, and features of inducing points and inducing functions.
 
 A kernel has batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
 """
@@ -65,7 +65,8 @@ class Basis(ABC):
 T = TypeVar("T", bound=torch.nn.Module)
 
 FAR = 1e4
-"""Median distances from the median at which a point spoils the other kernel values."""
+"""Distance from which a point spoils the other kernel values, in units of the median of the points'
+distances from their median."""
 
 
 class KernelBasis(Basis):
@@ -83,7 +84,7 @@ class KernelBasis(Basis):
         return kernel_matrix(self.kernel, X, X2, self.outputs) - features @ features2.mT
 
     def residual_variance(self, X: Tensor, features: Tensor | None = None) -> Tensor:
-        """Compute ``k − |z|²``, ``... x m x n``, at least 0. Cost O(n M), and that of features."""
+        """Compute ``k − |z|²``, ``... x m x n``, at least 0. Cost O(n M), and the features."""
         own = self.features(X) if features is None else features
         variance = kernel_variance(self.kernel, X, self.outputs)
         return (variance - own.square().sum(-1)).clamp_min(0.0)
@@ -99,7 +100,7 @@ class InducingBasis(KernelBasis):
         outputs: Number m of outputs.
         root: L, ``... x m x M x M``.
         jitter: Jitter in the factorisation of K_ZZ, relative to its diagonal; 0 is none.
-        left_out: Number of points that were asked for and are not among Z.
+        left_out: Number of points that were requested and are not among Z.
     """
 
     kernel: Kernel
@@ -111,12 +112,12 @@ class InducingBasis(KernelBasis):
 
     @classmethod
     def of(cls, kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
-        """Make the basis of a kernel as it is now, in O(M³); NotPSDError: no jitter was enough."""
+        """Make the basis of a copy of a kernel, in O(M³); NotPSDError: no jitter was enough."""
         return cls.live(frozen(kernel), Z, outputs)
 
     @classmethod
     def live(cls, kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
-        """Make the basis of the kernel itself, as :meth:`of`: differentiable in it and in Z."""
+        """Make the basis of the kernel itself, not a copy: differentiable in it and in Z."""
         root, jitter = cholesky_with_jitter(kernel_matrix(kernel, Z, Z, outputs))
         return cls(kernel, Z, outputs, root, jitter)
 
@@ -144,7 +145,7 @@ class InducingBasis(KernelBasis):
         return replace(moved, kernel=deepcopy(self.kernel).to(device))
 
     def grown(self, X: Tensor, features: Tensor | None = None) -> InducingBasis:
-        """Append points ``n x d``, whose features may be known; those of the others stay.
+        """Append points ``n x d``, whose features may be known; the features of the others stay.
 
         Cost O(n M² + n³). NotPSDError: The others determine a point.
         """
@@ -201,8 +202,8 @@ class KnownValues:
     def prior(self, kernel: Kernel, outputs: int) -> Tensor:
         """Compute the covariance of v under a kernel, ``L⁻¹ k(Z, Z) L⁻ᵀ``, ``... x m x M x M``.
 
-        In float64 whatever the kernel's dtype, differentiable in its parameters; the identity for
-        the kernel that L is the whole root of. Cost O(M³).
+        In float64 for any dtype of the kernel, differentiable in its parameters; the identity for
+        the kernel whose whole root is L. Cost O(M³).
         """
         K = differentiable_matrix(kernel, self.Z, self.Z, outputs)
         return self._weights(self._weights(K).mT)
@@ -237,8 +238,8 @@ def frozen(kernel: Kernel, dtype: torch.dtype = torch.float64) -> Kernel:
     return copy.requires_grad_(False)
 
 
-class _Asked(torch.nn.Module, Generic[T]):
-    """A module as one that is called with what to ask it."""
+class _Applied(torch.nn.Module, Generic[T]):
+    """A module that applies a rule to another: the form that ``functional_call`` takes."""
 
     def __init__(self, module: T) -> None:
         super().__init__()
@@ -251,13 +252,14 @@ class _Asked(torch.nn.Module, Generic[T]):
 def in_dtype(module: T, dtype: torch.dtype, rule: Callable[[T], Tensor]) -> Tensor:
     """Apply a rule to a module in a dtype, differentiable in the module's parameters.
 
-    To a copy where it is in another one: a copy costs more than the kernel of few points.
+    The module is copied only if it has another dtype: a copy costs more than the kernel of few
+    points.
     """
     if all(p.dtype == dtype for p in module.parameters()):
         return rule(module)
-    still = _Asked(deepcopy(module).to(dtype).eval())
+    copy = _Applied(deepcopy(module).to(dtype).eval())
     parameters = {f"module.{name}": p.to(dtype) for name, p in module.named_parameters()}
-    value: Tensor = torch.func.functional_call(still, parameters, (rule,))
+    value: Tensor = torch.func.functional_call(copy, parameters, (rule,))
     return value
 
 
@@ -267,35 +269,35 @@ def differentiable_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) ->
 
 
 def central(Z: Tensor) -> Tensor:
-    """Say which of some points, ``M x d``, are at most ``FAR`` from their median, ``M``.
+    """Return which points, ``M x d``, are at most ``FAR`` median distances from the median, ``M``.
 
-    All of two, for neither is in the middle.
+    All where there are two, for neither is in the middle.
     """
     distances = torch.linalg.vector_norm(Z - Z.median(0).values, dim=-1)
     return (distances <= FAR * distances.median()) | (len(Z) < 3)
 
 
 def members(points: Tensor, others: Tensor) -> Tensor:
-    """Say which rows of ``n x d`` are among ``n' x d`` others, ``n``. Memory O(n n')."""
+    """Return which rows of ``n x d`` are among ``n' x d`` others, ``n``. Memory O(n n')."""
     same = torch.ones(len(points), len(others), dtype=torch.bool, device=points.device)
     for own, column in zip(points.unbind(-1), others.unbind(-1), strict=True):
         same &= own.unsqueeze(-1) == column
     return same.any(-1)
 
 
-# --- linear functions of a process at points, as many as there are data --------------------------
+# --- features of linear functions of the process -------------------------------------------------
 
 
 @dataclass(frozen=True)
 class FunctionBasis(KernelBasis):
     """Whitened features ``z(x) = F⁻¹ Lᵀ k(β, x)`` of inducing functions β.
 
-    Either of their values, ``F Fᵀ = K_β`` and L = I; or of combinations of them, the columns of L,
-    ``F Fᵀ = Lᵀ K_β L``; or of noisy ones, ``F Fᵀ = I + Lᵀ K_β L``: observed with precision
-    ``B = L Lᵀ``.
+    The features represent either the functions' values, ``F Fᵀ = K_β`` and L = I; or combinations
+    of them, the columns of L, ``F Fᵀ = Lᵀ K_β L``; or noisy values, ``F Fᵀ = I + Lᵀ K_β L``:
+    observed with precision ``B = L Lᵀ``. K_β is the covariance of the functions.
 
     Attributes:
-        kernel: Any.
+        kernel: Any kernel.
         functions: β, different for every batch element and output.
         outputs: Number m of outputs.
         factor: F, ``... x m x M x M``, lower triangular.
@@ -329,11 +331,12 @@ class InducingFunctions:
     """M linear functions of the process for each batch element and output.
 
     Values at points; or, with factors, averages around them, whose covariance is that of a
-    squared-exponential kernel of another lengthscale and the same variance: with ``l = c s``
+    squared-exponential kernel of another lengthscale and the same variance: with ``l = c s``, s the
+    kernel's lengthscale and ρ² its variance,
 
         ``k(i, j) = ρ² Π_d √(2 l_i l_j / (l_i² + l_j²)) exp(−(z_i − z_j)² / (l_i² + l_j²))``,
 
-    the covariance with a value that of ``c = 1``. [Cheng2017, eq. 19]
+    and a value has ``c = 1``. [Cheng2017, eq. 19]
 
     Attributes:
         points: Z, ``... x m x M x d``.
@@ -364,7 +367,15 @@ class InducingFunctions:
     def with_functions(self, kernel: Kernel, others: InducingFunctions, outputs: int) -> Tensor:
         """Compute the covariance with other functions, ``... x m x M x M'``. Cost O(M M' d)."""
         if self.log_factors is None:
-            return _values(kernel, self.points, others.points, outputs)
+            Z, X = self.points, others.points
+            known = SquaredExponential.of(kernel, outputs)
+            if known is not None:
+                return known.matrix(Z, X)
+            if Z.shape[-2] > 0 and X.shape[-2] > 0:
+                return stacked_kernel(kernel, Z, X, outputs)
+            # gpytorch's kernels fail where there are no points
+            batch = torch.broadcast_shapes(Z.shape[:-2], X.shape[:-2])
+            return Z.new_zeros(*batch, Z.shape[-2], X.shape[-2])
         scale, lengthscale = _squared_exponential(kernel, outputs)
         mine = lengthscale * self.log_factors.exp()
         if others.log_factors is None:
@@ -404,7 +415,7 @@ class InducingFunctions:
         return (weights.unsqueeze(-2) @ covariance).squeeze(-2), covariance.detach()
 
     def variance(self, kernel: Kernel, outputs: int) -> Tensor:
-        """Compute the prior variance, ``... x m x M``: that of values, whatever the factors."""
+        """Compute the prior variance, ``... x m x M``: the same for all factors."""
         return stacked_variance(kernel, self.points, outputs)
 
 
@@ -417,17 +428,6 @@ def check_factors(kernel: Kernel) -> None:
             f"{type(base).__name__}: only its inducing functions have lengthscale factors. Leave "
             "out lengthscale_factors."
         )
-
-
-def _values(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
-    """Compute the kernel matrix of points; gpytorch's kernels fail where there are none."""
-    known = SquaredExponential.of(kernel, outputs)
-    if known is not None:
-        return known.matrix(A, B)
-    if A.shape[-2] > 0 and B.shape[-2] > 0:
-        return stacked_kernel(kernel, A, B, outputs)
-    batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
-    return A.new_zeros(*batch, A.shape[-2], B.shape[-2])
 
 
 def _squared_exponential(kernel: Kernel, outputs: int) -> tuple[Tensor, Tensor]:

@@ -55,16 +55,16 @@ def stacked_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
     return kernel(X.expand(*X.shape[:-3], outputs, *X.shape[-2:]), diag=True)
 
 
-UNIT_WIDTH = 1e-5
-"""Difference from 1 up to which the sides of a box are those of the unit cube: rounding."""
+_UNIT_WIDTH = 1e-5
+"""Difference from 1 up to which the sides of a box count as 1: rounding."""
 
 
 def default_kernel(dim: int, batch_shape: Size, box: Tensor | None = None) -> RBFKernel:
-    """Build BoTorch's default kernel for inputs in a box, whatever the units of its sides.
+    """Build BoTorch's default kernel for inputs in a box, in any units of its sides.
 
-    Lengthscales, their prior and their lower bound are those of BoTorch's
+    Lengthscales, their prior and their lower bound are taken from BoTorch's
     ``get_covar_module_with_dim_scaled_prior``, relative to the widths of the box: a model of inputs
-    ``low + width * u`` is that of u, and in the unit cube the kernel is BoTorch's.
+    ``low + width * u`` equals the model of u, and in the unit cube the kernel is BoTorch's.
 
     Args:
         dim: Number of inputs d.
@@ -73,7 +73,7 @@ def default_kernel(dim: int, batch_shape: Size, box: Tensor | None = None) -> RB
     """
     kernel = get_covar_module_with_dim_scaled_prior(dim, batch_shape=batch_shape)
     widths = torch.ones(1, dim) if box is None else (box[1:] - box[:1]).double()
-    if bool(((widths - 1.0).abs() <= UNIT_WIDTH).all()):
+    if bool(((widths - 1.0).abs() <= _UNIT_WIDTH).all()):
         return kernel
     prior, constraint = kernel.lengthscale_prior, kernel.raw_lengthscale_constraint
     scale = torch.full_like(widths, float(prior.scale))
@@ -88,9 +88,9 @@ def default_kernel(dim: int, batch_shape: Size, box: Tensor | None = None) -> RB
 
 
 class RelativeGreaterThan(GreaterThan):
-    """Constraint ``value >= lower * unit`` on ``value = raw * unit``, for an optimiser to keep.
+    """Constraint ``value >= lower * unit`` on ``value = raw * unit``, enforced by the optimiser.
 
-    What is optimised, ``raw``, is of order 1 whatever the unit of the value.
+    The optimised parameter ``raw`` is of order 1 for any unit of the value.
     """
 
     def __init__(self, lower: Tensor, initial: Tensor, unit: Tensor) -> None:
@@ -99,7 +99,7 @@ class RelativeGreaterThan(GreaterThan):
         Args:
             lower: Least value, relative to ``unit``.
             initial: First value, relative to ``unit``.
-            unit: Of the values, positive.
+            unit: Unit of the values, positive.
         """
         super().__init__(lower, transform=None)
         self.lower_bound = lower * unit
@@ -140,13 +140,14 @@ class TransformedKernel(Kernel):
 
 
 FAR = 100.0
-"""Median distances from the median beyond which points are evaluated apart from the others."""
+"""Distance beyond which points are evaluated apart from the others, in units of the median of the
+points' distances from their median."""
 
-Matrix = Callable[[Tensor, Tensor], Tensor]
+_Matrix = Callable[[Tensor, Tensor], Tensor]
 """``k(A, B)``, ``n x d`` and ``n' x d`` to ``... x n x n'``."""
 
 
-def matrix_between(matrix: Matrix, A: Tensor, B: Tensor) -> Tensor:
+def matrix_between(matrix: _Matrix, A: Tensor, B: Tensor) -> Tensor:
     """Compute ``k(A, B)``, ``... x n x n'``, by blocks of points about as far from the median of B.
 
     gpytorch squares distances from the mean of the points: one that is far from the others spoils
@@ -155,39 +156,26 @@ def matrix_between(matrix: Matrix, A: Tensor, B: Tensor) -> Tensor:
     """
     if B.ndim > 2:
         return matrix(A, B) if A.ndim > 2 else matrix_between(matrix, B, A).mT
-    groups = _groups(B)
-    if A is B:
-        return matrix(B, B) if len(groups) < 2 else _in_blocks(matrix, B, groups)
-    if len(groups) < 2:
-        return matrix(B, A).mT
-    columns = torch.cat([matrix(B[group], A).mT for group in groups], -1)
-    return columns[..., torch.cat(groups).argsort()]
-
-
-def _in_blocks(matrix: Matrix, Z: Tensor, groups: list[Tensor]) -> Tensor:
-    """Compute ``k(Z, Z)`` between groups of Z, symmetric."""
-    blocks: dict[tuple[int, int], Tensor] = {}
-    for i, one in enumerate(groups):
-        for j, other in enumerate(groups[i:], i):
-            blocks[i, j] = matrix(Z[one], Z[other])
-            blocks[j, i] = blocks[i, j].mT
-    rows = [torch.cat([blocks[i, j] for j in range(len(groups))], -1) for i in range(len(groups))]
-    places = torch.cat(groups).argsort()
-    return torch.cat(rows, -2)[..., places, :][..., places]
-
-
-def _groups(Z: Tensor) -> list[Tensor]:
-    """List the points near the median, then of the others those near their median, and so on.
-
-    Points that are not finite are near, so that each round takes some.
-    """
-    groups, left = [], torch.arange(len(Z), device=Z.device)
+    # Groups: the points near the median, then among the others the points near their median, and so
+    # on. Points that are not finite are near, so that each round takes some.
+    groups, left = [], torch.arange(len(B), device=B.device)
     while len(left) > 0:
-        away = torch.linalg.vector_norm(Z[left] - Z[left].median(0).values, dim=-1)
+        away = torch.linalg.vector_norm(B[left] - B[left].median(0).values, dim=-1)
         near = ~(away > FAR * away.median())
         groups.append(left[near])
         left = left[~near]
-    return groups
+    if len(groups) < 2:
+        return matrix(B, B) if A is B else matrix(B, A).mT
+    order = torch.cat(groups).argsort()
+    if A is not B:
+        return torch.cat([matrix(B[group], A).mT for group in groups], -1)[..., order]
+    blocks: dict[tuple[int, int], Tensor] = {}
+    for i, one in enumerate(groups):
+        for j, other in enumerate(groups[i:], i):
+            blocks[i, j] = matrix(B[one], B[other])
+            blocks[j, i] = blocks[i, j].mT
+    rows = [torch.cat([blocks[i, j] for j in range(len(groups))], -1) for i in range(len(groups))]
+    return torch.cat(rows, -2)[..., order, :][..., order]
 
 
 @dataclass(frozen=True)
@@ -204,7 +192,7 @@ class SquaredExponential:
 
     @classmethod
     def of(cls, kernel: Kernel, outputs: int) -> SquaredExponential | None:
-        """Take over a kernel's hyperparameters, differentiable; None if it is of another kind."""
+        """Take over a kernel's hyperparameters, differentiable; None for another kind."""
         base = kernel.base_kernel if type(kernel) is ScaleKernel else kernel
         chosen = kernel.active_dims is not None or base.active_dims is not None
         if type(base) is not RBFKernel or chosen:
@@ -231,7 +219,7 @@ class SquaredExponential:
         left, right = self._columns(A, B)
         batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2], weights.shape[:-1])
         wide = (left.expand(*batch, *left.shape[-2:]), right.expand(*batch, *right.shape[-2:]))
-        total, matrix = _WeightedSum.apply(  # type: ignore[no-untyped-call]
+        total, matrix = _WeightedExponential.apply(  # type: ignore[no-untyped-call]
             *wide, weights.expand(*batch, -1), self.log_scale.detach()
         )
         return total, matrix
@@ -245,7 +233,7 @@ class SquaredExponential:
         return left, right
 
 
-class _WeightedSum(torch.autograd.Function):
+class _WeightedExponential(torch.autograd.Function):
     """Function ``wᵀ exp(L Rᵀ)`` and the exponential; first derivatives of the sum alone."""
 
     @staticmethod
@@ -277,10 +265,10 @@ def _exponential(left: Tensor, right: Tensor, most: Tensor, same: bool) -> Tenso
     Exact on the diagonal where rows and columns are the ``same`` points.
     """
     exponent = left @ right.mT
-    found = exponent.detach()
-    torch.minimum(found, most, out=found)
+    values = exponent.detach()
+    torch.minimum(values, most, out=values)
     if same:
-        found.diagonal(dim1=-2, dim2=-1).copy_(most.squeeze(-1))
+        values.diagonal(dim1=-2, dim2=-1).copy_(most.squeeze(-1))
     return exponent.exp_()
 
 
@@ -288,9 +276,9 @@ def _half_square(points: Tensor) -> Tensor:
     return -0.5 * points.square().sum(-1, keepdim=True)
 
 
-# --- matérn kernels that are products over inputs, as grids have them ----------------------------
-# ``MaternKernel`` of gpytorch is a function of the distance, ``k(|x − x'|)``. In several inputs
-# it is no product of one-dimensional kernels, as the squared-exponential kernel is.
+# --- Matérn kernels that are products over inputs ------------------------------------------------
+# gpytorch's ``MaternKernel`` is a function of the distance, ``k(|x − x'|)``: in several inputs no
+# product of one-dimensional kernels, as a grid needs it and the squared-exponential kernel is one.
 
 
 class ProductMatern(Kernel):
@@ -298,8 +286,8 @@ class ProductMatern(Kernel):
 
     With ``s = √(2 ν) r``: ``c(r) = exp(−s)`` for ν = 1/2, ``(1 + s) exp(−s)`` for 3/2 and
     ``(1 + s + s² / 3) exp(−s)`` for 5/2 (Rasmussen and Williams, 2006, section 4.2.1). In one input
-    it is gpytorch's ``MaternKernel``; in several, that one is ``c(√(Σ_i r_i²))`` instead. Both
-    have the same hyperparameters under the same names: the state dict of one fits the other.
+    it is gpytorch's ``MaternKernel``, which is ``c(√(Σ_i r_i²))`` in several. Both have the same
+    hyperparameters under the same names: the state dict of one fits the other.
 
     Where to take which: a grid (:class:`~bo_stream.WISKI`) represents products only. For ν = 5/2,
     two inputs and one lengthscale in each the correlation is 0.275, and 0.317 of the radial kernel.
@@ -368,25 +356,26 @@ class RadialPart:
     inputs: tuple[int, ...]
 
     def correlations(self) -> tuple[float, float]:
-        """Compute the correlation one lengthscale away in every input: as it is, and a product's.
+        """Compute the correlation one lengthscale away in every input, of the part and a product.
 
-        As they are for lengthscales of 1: ``c(√d)`` and ``c(1)^d``.
+        The part, a function of the distance, has ``c(√d)`` there, a :class:`ProductMatern`
+        ``c(1)^d``.
         """
         d = len(self.inputs)
         points = torch.tensor([[0.0] * d, [1.0] * d], dtype=torch.float64)
-        found = []
+        values = []
         for kind in (MaternKernel, ProductMatern):
             kernel = kind(nu=self.kernel.nu).double().requires_grad_(False)
             kernel.lengthscale = 1.0
-            found.append(float(kernel(points).to_dense()[0, 1]))
-        return found[0], found[1]
+            values.append(float(kernel(points).to_dense()[0, 1]))
+        return values[0], values[1]
 
 
 def radial_parts(kernel: object, dim: int) -> list[RadialPart]:
     """Find the Matérn kernels of several inputs in sums, products and multiples of kernels.
 
     Args:
-        kernel: Of ``dim`` inputs; what is no kernel has none.
+        kernel: A kernel of ``dim`` inputs; any other object has none.
         dim: Number of inputs.
     """
     return list(_radial(kernel, tuple(range(dim))))

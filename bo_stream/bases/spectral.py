@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, singledispatch
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ _SECOND = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 class SampledBasis(ABC):
     """Functions φ of a process ``f = φ w``, ``w ~ N(0, S⁻¹)``, any few of them at their own cost.
 
-    ``k(x, x') ≈ φ(x) S⁻¹ φ(x')ᵀ``; S is diagonal, but that of :class:`PointBasis`. [Evans2020,
+    ``k(x, x') ≈ φ(x) S⁻¹ φ(x')ᵀ``; S is diagonal, except in :class:`PointBasis`. [Evans2020,
     section 2]
 
     Attributes:
@@ -80,10 +80,10 @@ class FourierBasis(SampledBasis):
     [Rahimi2007; Evans2020, section 4]
 
     Attributes:
-        kernel: One that :func:`check_spectral` passes, of batch shape ``m`` or none. Live where it
-            is learned.
+        kernel: A kernel that :func:`check_spectral` passes, of batch shape ``m`` or none; the
+            module itself, not a copy, where it is learned.
         count: Number p of functions, even.
-        seed: Of the frequencies.
+        seed: Seed of the frequencies.
     """
 
     kernel: Kernel
@@ -101,8 +101,8 @@ class FourierBasis(SampledBasis):
         inputs = X if active is None else X.index_select(-1, active)
         base = kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
         pairs, dim = index // 2, inputs.shape[-1]
-        drawn = normals(self.seed, pairs, dim + degrees_of_freedom(base))
-        frequencies = student_frequencies(drawn, dim) / base.lengthscale.double()
+        drawn = normals(self.seed, pairs, dim + _degrees_of_freedom(base))
+        frequencies = _student_frequencies(drawn, dim) / base.lengthscale.double()
         frequencies = frequencies.reshape(-1, len(pairs), dim)
         phase = ((index % 2) * (-0.5 * math.pi)).to(frequencies).reshape(1, -1, 1)
         turned = torch.cat((frequencies, phase.expand(len(frequencies), -1, 1)), -1).to(X)
@@ -139,11 +139,11 @@ def check_spectral(kernel: Kernel) -> None:
 
 @dataclass(frozen=True)
 class KernelFunctions(SampledBasis):
-    """Kernel functions ``φ_r(x) = k(x, z_r)``, whatever their prior.
+    """Kernel functions ``φ_r(x) = k(x, z_r)`` with any prior.
 
     Attributes:
-        kernel: Any, of batch shape ``m`` for m > 1 outputs, or none.
-        Z: ``p x d``.
+        kernel: Any kernel, of batch shape ``m`` for m > 1 outputs, or none.
+        Z: The points z_r, ``p x d``.
         outputs: m.
     """
 
@@ -199,10 +199,11 @@ class RelevanceBasis(KernelFunctions):
         return self.precisions[:, index]
 
 
-def student_frequencies(drawn: Tensor, dim: int) -> Tensor:
+def _student_frequencies(drawn: Tensor, dim: int) -> Tensor:
     """Compute frequencies of an RBF or Matérn kernel of lengthscale 1 from normal numbers.
 
-    Of ``dim + degrees_of_freedom(kernel)`` columns: as they are for RBF, Student-t for Matérn.
+    ``drawn`` has ``dim + _degrees_of_freedom(kernel)`` columns. Its first ``dim`` are the
+    frequencies of an RBF kernel; a Matérn kernel's have a Student-t distribution.
     """
     directions, chi = drawn[..., :dim], drawn[..., dim:]
     degrees = chi.shape[-1]
@@ -211,7 +212,7 @@ def student_frequencies(drawn: Tensor, dim: int) -> Tensor:
     return directions * (degrees / chi.square().sum(-1, keepdim=True)).sqrt()
 
 
-def degrees_of_freedom(kernel: Kernel) -> int:
+def _degrees_of_freedom(kernel: Kernel) -> int:
     """Return 2ν of a Matérn kernel's spectral density, a Student-t; 0 for a normal one."""
     return round(2.0 * kernel.nu) if isinstance(kernel, MaternKernel) else 0
 
@@ -219,8 +220,8 @@ def degrees_of_freedom(kernel: Kernel) -> int:
 def normals(seed: int, rows: Tensor, width: int) -> Tensor:
     """Compute rows of an endless table of standard normal numbers, ``k -> k x width``, float64.
 
-    The same for a seed, a row and a column on every device, whatever else is asked for; another
-    width is another table. Hashes by SplitMix64 (Steele, Lea and Flood, 2014). Cost O(k width).
+    A number depends on the seed, its row and its column alone, on every device; another width is
+    another table. Hashes by SplitMix64 (Steele, Lea and Flood, 2014). Cost O(k width).
     """
     columns = torch.arange(width, device=rows.device)
     counters = rows.unsqueeze(-1) * width + columns
@@ -241,15 +242,15 @@ FEATURES = 1024
 """Number of cosines in a function drawn from the prior; n times as many for a sum of n kernels."""
 
 NUMBERS = 1 << 21
-"""Number of cosines' values that are held at a time."""
+"""Number of values of cosines that are in memory at a time."""
 
 
 def draw_prior(kernel: Kernel, dim: int, outputs: int, draws: RandomDraws) -> FourierFunctions:
     """Draw functions of d = ``dim`` inputs from the prior of a kernel, of mean zero.
 
-    Of RBF, Matérn (of the distance, or a product), rational quadratic, periodic or constant
-    kernels, their sums, products and multiples, and any of these at inputs that a learned transform
-    changes. The kernel has batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
+    The kernel may be RBF, Matérn (of the distance, or a product), rational quadratic, periodic or
+    constant, a sum, product or multiple of these, and any of these at inputs that a learned
+    transform changes. It has batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
     Cost O(p d) a function.
 
     Raises:
@@ -270,9 +271,9 @@ def draw_prior(kernel: Kernel, dim: int, outputs: int, draws: RandomDraws) -> Fo
 class FourierFunctions:
     """Drawn functions ``f(x) = Σ_j a_j cos(ω_jᵀ x + φ_j)``, one a draw, batch element and output.
 
-    With frequencies ω drawn from the kernel's spectral measure anew for every function, uniform
-    phases φ and Rayleigh amplitudes a, the covariance of f over all draws is the kernel, and f(x)
-    is normal. [Rahimi2007]
+    With frequencies ω drawn from the kernel's spectral measure for every function, uniform phases φ
+    and Rayleigh amplitudes a, the covariance of f over all draws is the kernel, and f(x) is normal.
+    [Rahimi2007]
 
     Attributes:
         frequencies: ω, ``shape x p x d``.
@@ -324,7 +325,7 @@ class FourierFunctions:
         parts = list(zip(*splits, self.amplitudes.split(size, -1), strict=True))
         rule: Callable[..., Tensor] = part
         if len(parts) > 1 and torch.is_grad_enabled() and points.requires_grad:
-            # intermediate values are computed again in the backward pass, not held
+            # intermediate values are computed again in the backward pass, not stored
             rule = partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
         total: Any = sum(rule(points, *own) for own in parts)
         return total
@@ -336,8 +337,8 @@ class RandomDraws:
 
     Attributes:
         shape: ``sample_shape x batch_shape x m``.
-        device: Of the numbers.
-        generator: On that device, or None for torch's global one.
+        device: Device of the numbers.
+        generator: Generator on that device, or None for torch's global one.
     """
 
     shape: Size
@@ -377,9 +378,9 @@ class _Space:
     """Inputs that a kernel sees, and random numbers.
 
     Attributes:
-        active: Which of the d inputs.
-        dim: d.
-        outputs: m.
+        active: Positions of these inputs among all d.
+        dim: Number d of inputs.
+        outputs: Number m of outputs.
         draws: Random numbers.
     """
 
@@ -389,7 +390,7 @@ class _Space:
     draws: RandomDraws
 
     def parameter(self, value: Tensor, after: int) -> Tensor:
-        """Return a hyperparameter in float64 with m in its place; see :func:`_per_output`."""
+        """Return a hyperparameter in float64 with a dimension m; see :func:`_per_output`."""
         return _per_output(value.detach().double(), self.outputs, after)
 
     def spectrum(self, frequencies: Tensor) -> _Spectrum:
@@ -411,37 +412,48 @@ def _per_output(value: Tensor, outputs: int, after: int) -> Tensor:
 
 
 def _spectrum(kernel: Kernel, space: _Space) -> _Spectrum:
+    """Draw from the spectral measure of a kernel at its active inputs."""
     dims = kernel.active_dims
     if dims is not None:
         space = replace(space, active=tuple(space.active[i] for i in dims.tolist()))
-    return _rule_for(kernel)(kernel, space)
+    return _drawn(kernel, space)
 
 
-def _rule_for(kernel: Kernel) -> Callable[[Any, _Space], _Spectrum]:
-    if type(kernel) in _RULES:
-        return _RULES[type(kernel)]
-    names = ", ".join(known.__name__ for known in _RULES)
+def _drawn(kernel: Kernel, space: _Space) -> _Spectrum:
+    """Draw by the rule for a kernel's own class: a derived class may compute another kernel."""
+    if type(kernel) in _drawn_by_class.registry:
+        return _drawn_by_class(kernel, space)
+    names = ", ".join(k.__name__ for k in _drawn_by_class.registry if issubclass(k, Kernel))
     raise UnsupportedError(
         f"Functions can be drawn from the prior of {names}, got {type(kernel).__name__}: its "
         "spectral measure is not known. Draw values at points by model.posterior(X).rsample()."
     )
 
 
-def _stationary(kernel: Kernel, space: _Space) -> _Spectrum:
+@singledispatch
+def _drawn_by_class(kernel: Kernel, space: _Space) -> _Spectrum:
+    raise NotImplementedError
+
+
+@_drawn_by_class.register
+def _(kernel: RBFKernel | MaternKernel, space: _Space) -> _Spectrum:
+    """Draw normal or Student-t frequencies: squared-exponential or Matérn of the distance."""
     dim = len(space.active)
-    drawn = space.draws.normal(FEATURES, dim + degrees_of_freedom(kernel))
-    directions = student_frequencies(drawn, dim)
+    drawn = space.draws.normal(FEATURES, dim + _degrees_of_freedom(kernel))
+    directions = _student_frequencies(drawn, dim)
     return space.spectrum(directions / space.parameter(kernel.lengthscale, 2))
 
 
-def _product_matern(kernel: Kernel, space: _Space) -> _Spectrum:
+@_drawn_by_class.register
+def _(kernel: ProductMatern, space: _Space) -> _Spectrum:
     """Draw the frequencies of each input from a Student-t distribution of its own."""
     drawn = space.draws.normal(FEATURES, len(space.active), 1 + round(2.0 * kernel.nu))
-    directions = student_frequencies(drawn, 1).squeeze(-1)
+    directions = _student_frequencies(drawn, 1).squeeze(-1)
     return space.spectrum(directions / space.parameter(kernel.lengthscale, 2))
 
 
-def _rational_quadratic(kernel: Kernel, space: _Space) -> _Spectrum:
+@_drawn_by_class.register
+def _(kernel: RQKernel, space: _Space) -> _Spectrum:
     """Mix squared-exponential kernels over a gamma distributed inverse square lengthscale."""
     alpha = space.parameter(kernel.alpha, 1)
     precision = space.draws.gamma(alpha, FEATURES) / alpha
@@ -449,7 +461,8 @@ def _rational_quadratic(kernel: Kernel, space: _Space) -> _Spectrum:
     return space.spectrum(directions / space.parameter(kernel.lengthscale, 2))
 
 
-def _periodic(kernel: Kernel, space: _Space) -> _Spectrum:
+@_drawn_by_class.register
+def _(kernel: PeriodicKernel, space: _Space) -> _Spectrum:
     """Draw multiples of the base frequency: differences of two Poisson counts.
 
     ``exp((cos θ − 1) / l)`` is their characteristic function for rates ``1 / (2 l)``.
@@ -460,19 +473,24 @@ def _periodic(kernel: Kernel, space: _Space) -> _Spectrum:
     return space.spectrum(2.0 * math.pi * multiples / space.parameter(kernel.period_length, 2))
 
 
-def _constant(kernel: Kernel, space: _Space) -> _Spectrum:
+@_drawn_by_class.register
+def _(kernel: ConstantKernel, space: _Space) -> _Spectrum:
+    """Return frequencies of zero, after as many draws as for other kernels."""
     still = space.draws.normal(FEATURES, len(space.active)) * 0.0
     return space.spectrum(still)[0], space.parameter(kernel.constant, 1)
 
 
-def _multiple(kernel: Kernel, space: _Space) -> _Spectrum:
+@_drawn_by_class.register
+def _(kernel: ScaleKernel, space: _Space) -> _Spectrum:
+    """Multiply the power of the base kernel by the output scale."""
     inner = kernel.base_kernel
     # a ScaleKernel's active_dims are its base's already
-    frequencies, power = _rule_for(inner)(inner, space)
+    frequencies, power = _drawn(inner, space)
     return frequencies, power * space.parameter(kernel.outputscale.unsqueeze(-1), 1)
 
 
-def _sum(kernel: Kernel, space: _Space) -> _Spectrum:
+@_drawn_by_class.register
+def _(kernel: AdditiveKernel, space: _Space) -> _Spectrum:
     """Put the parts' frequencies side by side."""
     parts = [_spectrum(part, space) for part in kernel.kernels]
     total = sum(frequencies.shape[-2] for frequencies, _ in parts)
@@ -480,7 +498,8 @@ def _sum(kernel: Kernel, space: _Space) -> _Spectrum:
     return torch.cat([frequencies for frequencies, _ in parts], -2), torch.cat(powers, -1)
 
 
-def _product(kernel: Kernel, space: _Space) -> _Spectrum:
+@_drawn_by_class.register
+def _(kernel: ProductKernel, space: _Space) -> _Spectrum:
     """Add independent frequencies of the factors."""
     drawn, powers = [], []
     for frequencies, power in [_spectrum(factor, space) for factor in kernel.kernels]:
@@ -488,16 +507,3 @@ def _product(kernel: Kernel, space: _Space) -> _Spectrum:
         drawn.append(torch.take_along_dim(frequencies, index.unsqueeze(-1), -2))
         powers.append(torch.take_along_dim(power.expand(frequencies.shape[:-1]), index, -1))
     return torch.stack(drawn).sum(0), torch.stack(powers).prod(0)
-
-
-_RULES: dict[type[Kernel], Callable[[Any, _Space], _Spectrum]] = {
-    RBFKernel: _stationary,
-    MaternKernel: _stationary,
-    ProductMatern: _product_matern,
-    RQKernel: _rational_quadratic,
-    PeriodicKernel: _periodic,
-    ConstantKernel: _constant,
-    ScaleKernel: _multiple,
-    AdditiveKernel: _sum,
-    ProductKernel: _product,
-}

@@ -10,11 +10,11 @@ import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from torch import Tensor
 
-MAX_STEM_DIM = 3
+_MAX_STEM_DIM = 3
 """Most dimensions that a stem projects to."""
 
 LEAST_POINTS = 2
-"""Fewest points from which a stem learns where its projections lie."""
+"""Fewest points on which a stem can be calibrated."""
 
 _LEAST_SPREAD = 1e-6
 
@@ -23,10 +23,10 @@ class Stem(torch.nn.Module, ABC):
     """A projection ``h(x)`` of d inputs to k coordinates in the unit cube.
 
     ``h(x) = (1 + tanh(gain ∘ (project(x) − centre) / spread + offset)) / 2``: the batch norm and
-    tanh of the WISKI paper (section 5.1). Centre and spread are those of the points that the stem
-    was calibrated on and stay until it is calibrated anew, in training and evaluation mode alike.
+    tanh of the WISKI paper (section 5.1). Centre and spread describe the points that the stem was
+    calibrated on and stay until it is calibrated again, in training and evaluation mode alike.
 
-    Cost of one point: O(d k), or that of the network.
+    Cost of one point: O(d k), or one evaluation of the network.
 
     Args:
         d: Number of inputs.
@@ -41,9 +41,9 @@ class Stem(torch.nn.Module, ABC):
 
     def __init__(self, d: int, k: int) -> None:
         super().__init__()
-        if not isinstance(k, int) or not 1 <= k <= min(MAX_STEM_DIM, d):
+        if not isinstance(k, int) or not 1 <= k <= min(_MAX_STEM_DIM, d):
             raise UnsupportedError(
-                f"Expected a stem to project to k from 1 to {min(MAX_STEM_DIM, d)} of {d} inputs, "
+                f"Expected a stem to project to k from 1 to {min(_MAX_STEM_DIM, d)} of {d} inputs, "
                 f"a whole number, got {k}."
             )
         self.d, self.k = d, k
@@ -99,7 +99,7 @@ class LinearStem(Stem):
 
     def __init__(self, d: int, k: int, seed: int = 0) -> None:
         super().__init__(d, k)
-        self.weight = torch.nn.Parameter(orthonormal_rows(d, k, seed))
+        self.weight = torch.nn.Parameter(_orthonormal_rows(d, k, seed))
 
     def project(self, X: Tensor) -> Tensor:
         """Compute ``W x``."""
@@ -118,10 +118,13 @@ class MLPStem(Stem):
         if not widths or min(widths) < 1:
             raise ValueError(f"Expected hidden widths of at least 1, got {hidden}.")
         generator = torch.Generator().manual_seed(seed)
-        self.layers = torch.nn.ModuleList(
-            _linear(rows, columns, generator)
-            for rows, columns in zip([d, *widths], [*widths, k], strict=True)
-        )
+        self.layers = torch.nn.ModuleList()
+        for inputs, outputs in zip([d, *widths], [*widths, k], strict=True):
+            layer = torch.nn.Linear(inputs, outputs, dtype=torch.float64)
+            with torch.no_grad():
+                layer.weight.normal_(0.0, (2.0 / inputs) ** 0.5, generator=generator)
+                layer.bias.zero_()
+            self.layers.append(layer)
 
     def project(self, X: Tensor) -> Tensor:
         """Apply the network."""
@@ -138,7 +141,7 @@ class RandomProjection(Stem):
 
     def __init__(self, d: int, k: int, seed: int) -> None:
         super().__init__(d, k)
-        self.register_buffer("weight", orthonormal_rows(d, k, seed))
+        self.register_buffer("weight", _orthonormal_rows(d, k, seed))
         self.requires_grad_(False)
 
     def project(self, X: Tensor) -> Tensor:
@@ -146,15 +149,7 @@ class RandomProjection(Stem):
         return X @ self.weight.mT
 
 
-def orthonormal_rows(d: int, k: int, seed: int) -> Tensor:
+def _orthonormal_rows(d: int, k: int, seed: int) -> Tensor:
     """Draw random orthonormal rows, ``k x d``, float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.linalg.qr(torch.randn(d, k, generator=generator, dtype=torch.float64)).Q.mT
-
-
-def _linear(inputs: int, outputs: int, generator: torch.Generator) -> torch.nn.Linear:
-    layer = torch.nn.Linear(inputs, outputs, dtype=torch.float64)
-    with torch.no_grad():
-        layer.weight.normal_(0.0, (2.0 / inputs) ** 0.5, generator=generator)
-        layer.bias.zero_()
-    return layer

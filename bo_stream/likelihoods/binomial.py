@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,23 +23,26 @@ from torch.nn.functional import logsigmoid
 from bo_stream.likelihoods.outcome_model import Outliers, WithOutliers
 
 MOST_EXAMINED = 10_000_000
-"""Number of people examined at one site above which it is no survey's: up to it rounding of log
+"""Largest number of people examined at one site, more than in any survey: up to it rounding of log
 probabilities is below 1e-7, and counts are whole numbers in single precision, too."""
 
 NODES = 32
-"""Nodes of Gauss-Hermite quadrature."""
+"""Number of nodes of Gauss-Hermite quadrature."""
 
-FIRST_CONCENTRATION = 50.0
+_HERMITE: tuple[NDArray[np.float64], NDArray[np.float64]] = hermegauss(NODES)
+"""Nodes and weights of Gauss-Hermite quadrature."""
+
+_FIRST_CONCENTRATION = 50.0
 """Concentration of the beta-binomial before any data: trials of a row correlate by 0.02."""
 
-LEAST_INFORMATION = 1e-10
-"""A survey tells at least so much about a logit."""
+_LEAST_INFORMATION = 1e-10
+"""Least information of a survey about a logit."""
 
-NODES_OF_SUPPORT = 64
+_NODES_OF_SUPPORT = 64
 """Nodes of the trapezoidal rule over the support of an integrand."""
 
-NEGLIGIBLE = 1e-14
-"""Value of an integrand, in parts of its largest one, beyond which it is left out."""
+_NEGLIGIBLE = 1e-14
+"""Value of an integrand relative to its largest, below which it is left out."""
 
 _WIDEST = 12.0
 """Distance of the ends of a support from the mode, at most, in standard deviations."""
@@ -57,18 +60,18 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
     distribution of mean ``p = 1 / (1 + exp(−f))`` and concentration s, so that two trials of a row
     have the correlation ``1 / (1 + s)``. Source: Williams (1975).
 
-    With ``outliers`` that share of the rows has a prevalence of its own, independent of f: a row
-    far from what its neighbours say then moves them little. It is uniform on (0, 1), unless
-    ``outlier_beta`` says better what prevalences there are: where all are low, an outlier is hardly
-    one of 0.9. f is the logit of prevalence of all other rows.
+    With ``outliers``, this share of the rows has a prevalence of its own, independent of f: a row
+    far from its neighbours then moves them little. It is uniform on (0, 1), or has the Beta
+    distribution ``outlier_beta``: where all prevalences are low, an outlier is hardly one of 0.9. f
+    is the logit of prevalence of all other rows.
 
     Log-concave in f without overdispersion and outliers.
 
     Args:
-        trials: Examined by a hypothetical survey. Default: the rounded mean of those observed.
+        trials: Number examined by a hypothetical survey. Default: the rounded mean number observed.
         overdispersion: Whether counts are beta-binomial, with a concentration that models learn;
             of counts that vary no more than binomial ones it grows without bound.
-        batch_shape: Of the concentration.
+        batch_shape: Batch shape of the concentration.
         outliers: Share of rows whose count has nothing to do with f, in [0, 1).
         outlier_beta: Parameters a and b of the Beta distribution of an outlier's prevalence.
 
@@ -99,7 +102,7 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
         self.outliers, self.outlier_beta = float(outliers), outlier_beta
         _ = self.others  # checks them
         if overdispersion:
-            start = torch.full((*(batch_shape or ()), 1), FIRST_CONCENTRATION)
+            start = torch.full((*(batch_shape or ()), 1), _FIRST_CONCENTRATION)
             constraint = Positive(torch.exp, torch.log)  # a step of a learner is relative
             raw = torch.nn.Parameter(constraint.inverse_transform(start))
             self.register_parameter("raw_concentration", raw)
@@ -142,10 +145,11 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
     ) -> Tensor:
         """Compute ``E log p(y | f)`` of rows ``... x n x 2``, ``... x n``; see the function.
 
-        With outliers a lower bound of it, ``log((1 − ε) exp E log p₀(y | f) + ε p₁(y))`` with p₁ of
-        outliers and p₀ of all other rows: the largest that leaves whether a row is one independent
-        of f. Its curvature in f is that of p₀ times the probability of being none, so that it is a
-        Gaussian site of positive precision.
+        With outliers a lower bound of it, ``log((1 − ε) exp E log p₀(y | f) + ε p₁(y))`` with ε
+        their share, p₁ the probability for outliers and p₀ for all other rows. It is the largest
+        bound in which being an outlier is independent of f. Its curvature in f is the curvature of
+        p₀ times the probability of being no outlier, hence it gives a Gaussian site of positive
+        precision.
         """
         positives, trials = observations.unbind(-1)
         given = function_dist.mean, function_dist.variance, self.concentration
@@ -166,7 +170,7 @@ class BetaBinomial(Distribution):
     """Counts whose probability is drawn from a Beta distribution.
 
     Args:
-        trials: Of each count.
+        trials: Number of trials of each count.
         chance: Mean of the probability, of the same shape.
         concentration: Sum of the parameters of the Beta distribution; broadcasts.
     """
@@ -201,15 +205,15 @@ def empirical_logits(positives: Tensor, examined: Tensor) -> tuple[Tensor, Tenso
 
     The variances are ``1 / (y + 1/2) + 1 / (n - y + 1/2)``.
 
-    At low prevalence the variances depend on the outcomes so much that a model which is told them
-    is biased upwards: leave them out there, or use a model with a binomial likelihood.
+    At low prevalence the variances depend so strongly on the outcomes that a model which is given
+    them is biased upwards: leave them out there, or use a model with a binomial likelihood.
 
     Args:
         positives: y, any shape.
         examined: n, of the same shape.
     """
-    found, others = positives + 0.5, examined - positives + 0.5
-    return torch.log(found / others), 1.0 / found + 1.0 / others
+    own, others = positives + 0.5, examined - positives + 0.5
+    return torch.log(own / others), 1.0 / own + 1.0 / others
 
 
 def log_prob(
@@ -220,11 +224,11 @@ def log_prob(
     Args:
         positives: Whole numbers from 0 to the trials, ``...``.
         trials: Whole numbers from 1, ``...``.
-        logit: Of the probability of one positive, ``...``.
-        concentration: Of the beta-binomial; None: binomial.
+        logit: Logit of the probability of one positive, ``...``.
+        concentration: Concentration of the beta-binomial; None: binomial.
     """
     log_chance, log_rest = logsigmoid(logit), logsigmoid(-logit)
-    negatives, choices = trials - positives, log_choices(positives, trials)
+    negatives, choices = trials - positives, _log_choices(positives, trials)
     if concentration is None:
         return choices + positives * log_chance + negatives * log_rest
     log_s = concentration.log()
@@ -243,7 +247,7 @@ def _log_rise(count: Tensor, log_start: Tensor) -> Tensor:
     return torch.where(count > 0.0, torch.where(huge, expanded, rise), 0.0)
 
 
-def log_choices(positives: Tensor, trials: Tensor) -> Tensor:
+def _log_choices(positives: Tensor, trials: Tensor) -> Tensor:
     """Compute the log of the binomial coefficient of trials over positives."""
     return (trials + 1).lgamma() - (positives + 1).lgamma() - (trials - positives + 1).lgamma()
 
@@ -257,14 +261,14 @@ def expected_log_prob(
 ) -> Tensor:
     """Compute ``E log p(positives | f)`` for a logit ``f ~ N(mean, variance)``.
 
-    By quadrature; of the binomial only ``E log(1 + exp(f))``, for the rest is linear in f.
+    By quadrature; for the binomial only of ``log(1 + exp(f))``, since the rest is linear in f.
     Differentiable in both moments and in the concentration; all tensors broadcast.
     """
     nodes, weights = normal_nodes(mean)
     logits = mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes
     if concentration is None:
         softplus = -(logsigmoid(-logits) * weights).sum(-1)
-        return log_choices(positives, trials) + positives * mean - trials * softplus
+        return _log_choices(positives, trials) + positives * mean - trials * softplus
     counts = positives.unsqueeze(-1), trials.unsqueeze(-1)
     return (log_prob(*counts, logits, concentration.unsqueeze(-1)) * weights).sum(-1)
 
@@ -279,16 +283,16 @@ def log_marginal(
     """Compute ``log E p(positives | f)`` for a logit ``f ~ N(mean, variance)``.
 
     By the trapezoidal rule over the logits where likelihood times normal is not negligible, which
-    for such smooth integrands is exact but for rounding. The nodes are held fixed under
-    differentiation, for the integral does not depend on them. All tensors broadcast.
+    for such smooth integrands is exact but for rounding. The nodes are constants under
+    differentiation, since the integral does not depend on them. All tensors broadcast.
     """
     positives, trials, mean, variance = torch.broadcast_tensors(positives, trials, mean, variance)
     if concentration is not None:
         concentration = concentration.expand_as(mean)
     low, high = _support(positives, trials, mean, variance, concentration)
-    steps = torch.linspace(0.0, 1.0, NODES_OF_SUPPORT, dtype=mean.dtype, device=mean.device)
+    steps = torch.linspace(0.0, 1.0, _NODES_OF_SUPPORT, dtype=mean.dtype, device=mean.device)
     logits = low.unsqueeze(-1) + (high - low).unsqueeze(-1) * steps
-    weight = (high - low) / (NODES_OF_SUPPORT - 1)
+    weight = (high - low) / (_NODES_OF_SUPPORT - 1)
     y, n, m, v = (t.unsqueeze(-1) for t in (positives, trials, mean, variance))
     s = None if concentration is None else concentration.unsqueeze(-1)
     total = _log_joint(logits, y, n, m, v, s).logsumexp(-1)
@@ -302,26 +306,23 @@ def logit_noise(
 
     The inverse of the expected information ``E n p (1 − p)`` in n trials about a logit
     ``f ~ N(mean, variance)``, of a beta-binomial count divided by its overdispersion
-    ``1 + (n − 1) / (1 + s)``. By quadrature; all tensors broadcast. Finite, at most
-    ``1 / LEAST_INFORMATION``, where a prevalence is 0 or 1 in floating point.
+    ``1 + (n − 1) / (1 + s)``. By quadrature; all tensors broadcast. Finite, at most 1e10, where a
+    prevalence is 0 or 1 in floating point.
 
     Args:
         trials: n, from 1.
-        mean: Of the logit.
-        variance: Of the logit.
-        concentration: s, of the beta-binomial; None: binomial.
+        mean: Mean of the logit.
+        variance: Variance of the logit.
+        concentration: Concentration s of the beta-binomial; None: binomial.
     """
     nodes, weights = normal_nodes(mean)
     chance = (mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes).sigmoid()
-    share = 1.0 if concentration is None else _share(trials, concentration)
+    share: Tensor | float = 1.0
+    if concentration is not None:  # a beta-binomial count is worth a share of its trials
+        s = concentration.detach()
+        share = (1.0 + s) / (trials + s)
     information = trials * share * (chance * (1.0 - chance) * weights).sum(-1)
-    return information.clamp_min(LEAST_INFORMATION).reciprocal()
-
-
-def _share(trials: Tensor, concentration: Tensor) -> Tensor:
-    """Return the part of its trials that a beta-binomial count is worth as a binomial one."""
-    s = concentration.detach()
-    return (1.0 + s) / (trials + s)
+    return information.clamp_min(_LEAST_INFORMATION).reciprocal()
 
 
 def _log_joint(
@@ -345,16 +346,16 @@ def _support(
     variance: Tensor,
     concentration: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Find the logits between which likelihood times normal is more than ``NEGLIGIBLE``.
+    """Find the logits between which likelihood times normal is more than ``_NEGLIGIBLE``.
 
-    That is in parts of its largest value, which is between the normal's mean and the logit that a
-    slope of the likelihood by the positives, or by the others, would move it to.
+    Relative to its largest value, which lies between the normal's mean plus its variance times the
+    number of positives, and minus its variance times the number of negatives.
     """
     given = positives, trials, mean, variance, concentration
     low, high = mean - variance * (trials - positives), mean + variance * positives
     slope = partial(_slope, positives=positives, trials=trials, concentration=concentration)
     mode = _bisected(lambda f: slope(f) > (f - mean) / variance, low, high)
-    least = _log_joint(mode, *given) + math.log(NEGLIGIBLE)
+    least = _log_joint(mode, *given) + math.log(_NEGLIGIBLE)
     reach = _WIDEST * variance.sqrt()
     return (
         _bisected(lambda f: _log_joint(f, *given) < least, mode - reach, mode),
@@ -365,7 +366,7 @@ def _support(
 def _bisected(is_low: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
     """Halve intervals at whose lower ends a condition holds, and at whose upper ends it does not.
 
-    Until they are no wider than ``2⁻³⁰`` of what they were; or, of a wide one, than rounding.
+    Until their width is ``2⁻³⁰`` of the first, or rounding.
     """
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
@@ -394,15 +395,8 @@ def _slope_of_rise(count: Tensor, start: Tensor) -> Tensor:
 
 def normal_nodes(like: Tensor) -> tuple[Tensor, Tensor]:
     """Return nodes and weights of a standard normal expectation."""
-    nodes, weights = _hermite()
+    nodes, weights = _HERMITE
     return like.new_tensor(nodes), like.new_tensor(weights / math.sqrt(2.0 * math.pi))
-
-
-@cache
-def _hermite() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Compute nodes and weights of Gauss-Hermite quadrature once."""
-    nodes, weights = hermegauss(NODES)
-    return nodes, weights
 
 
 _FAULTS: tuple[tuple[int, Callable[[Tensor, Tensor], Tensor], str], ...] = (
@@ -426,7 +420,7 @@ _FAULTS: tuple[tuple[int, Callable[[Tensor, Tensor], Tensor], str], ...] = (
         "prevalence in per cent is prevalence / 100 * examined positives)",
     ),
 )
-"""Column, where it is at fault, and what was expected there."""
+"""Columns, conditions under which a value is wrong, and descriptions of the expected value."""
 
 
 def check_counts(Y: Tensor) -> None:
@@ -434,27 +428,26 @@ def check_counts(Y: Tensor) -> None:
 
     Raises:
         InputDataError: One has more positives than examined, none examined, more examined than
-            ``MOST_EXAMINED``, or no whole numbers;
-            names the first such row and column, from 0.
+            ``MOST_EXAMINED``, or no whole numbers; names the first such row and column, from 0.
     """
     for column, fault, expected in _FAULTS:
         bad = fault(Y[..., 0], Y[..., 1])
         if bool(bad.any()):
             *batch, row = (int(i) for i in bad.nonzero()[0])
             got = [f"{value:g}" for value in Y[(*batch, row)].tolist()]
-            place = ", ".join(str(i) for i in (*batch, row, column))
+            index = ", ".join(str(i) for i in (*batch, row, column))
             raise InputDataError(
-                f"Expected {expected}; got Y[{place}] = {got[column]}, row {row}, column {column}: "
+                f"Expected {expected}; got Y[{index}] = {got[column]}, row {row}, column {column}: "
                 f"{got[0]} positives of {got[1]} examined."
             )
 
 
 # --- distribution functions of counts of many trials ---------------------------------------------
 # Of n trials of one probability p at most y are positive where p is below the (y + 1)-th smallest
-# of n uniform numbers, U. That is distributed as Beta(y + 1, n − y) [David and Nagaraja, Order
-# Statistics, 2003, section 2.1]. So ``P(Y ≤ y) = P(p < U)`` is one integral over U, whatever
-# distribution p has: of its distribution function, if U is the narrower of the two, else the
-# other way round.
+# of n uniform numbers, U, which is distributed as Beta(y + 1, n − y) [David and Nagaraja, Order
+# Statistics, 2003, section 2.1]. So ``P(Y ≤ y) = P(p < U)`` is one integral, for any distribution
+# of p: of p's distribution function over U, if U is the narrower of the two, else the other way
+# round.
 
 
 Array = NDArray[np.float64]
@@ -462,13 +455,13 @@ Array = NDArray[np.float64]
 REACH = 9.0
 """Standard deviations on both sides that are integrated over."""
 
-TAIL = 37.0
-"""Logarithm of what is left of a density where it falls exponentially."""
+_TAIL = 37.0
+"""Distance in units of an exponential tail's decay beyond which a density is left out."""
 
 LARGE_COUNTS_NODES = 192
 """Nodes of the trapezoidal rule over the logit."""
 
-NODES_OF_LATENT, INNER_NODES = 64, 96
+NODES_OF_LATENT, _INNER_NODES = 64, 96
 """Nodes over the latent logit, and of the integral at each, of beta-binomial counts."""
 
 NARROW, FAR = 400.0, 400.0
@@ -479,14 +472,14 @@ that integral are enough: U is so narrow that they miss less than ``(1 / 400)² 
 def chance_up_to(
     positives: Array, trials: Array, mean: Array, variance: Array, concentration: Array | None
 ) -> Array:
-    """Compute the probability of so many positives or fewer, by quadrature, ``n``.
+    """Compute the probability of at most y positives, by quadrature, ``n``.
 
     Args:
-        positives: Whole numbers from 0 to the trials, ``n``.
+        positives: Whole numbers y from 0 to the trials, ``n``.
         trials: ``n``.
-        mean: Of the logit of prevalence, which is normal, ``n``.
-        variance: Of that logit, ``n``.
-        concentration: Of a beta-binomial, ``n``; None: binomial.
+        mean: Mean of the logit of prevalence, which is normal, ``n``.
+        variance: Variance of the logit, ``n``.
+        concentration: Concentration of a beta-binomial, ``n``; None: binomial.
     """
     result: Array = np.ones(len(positives))
     some = positives < trials
@@ -494,8 +487,8 @@ def chance_up_to(
     if concentration is None:
         result[some] = _normal_below(y + 1.0, n - y, m, deviation)
         return result
-    # Nodes are close where the distribution function given the logit f goes from 1 to 0: they are
-    # even in t, of which f is sinh, in units of that width.
+    # Nodes are dense where the distribution function given the logit f goes from 1 to 0: they are
+    # evenly spaced in t with f = middle + width sinh(t).
     s, share = concentration[some], (y + 0.5) / (n + 1.0)
     middle = np.log(share) - np.log1p(-share)
     width = np.sqrt((1.0 / s + 1.0 / n) / (share * (1.0 - share)))
@@ -510,14 +503,14 @@ def chance_up_to(
         a, b, c, d = (each[narrow] for each in given)
         below[narrow] = _below_narrow(a, b, c, d)
         a, b, c, d = (each[~narrow] for each in given)
-        below[~narrow] = _beta_below(a, b, c, d, INNER_NODES)
+        below[~narrow] = _beta_below(a, b, c, d, _INNER_NODES)
         total, weights = total + weight * below, weights + weight
     result[some] = total / weights
     return result
 
 
 def outliers_up_to(positives: Array, trials: Array, a: float, b: float) -> Array:
-    """Compute that probability for a prevalence distributed as Beta(a, b), ``n``."""
+    """Compute the probability of at most y positives for a prevalence from Beta(a, b), ``n``."""
     result: Array = np.ones(len(positives))
     some = positives < trials
     y, n = positives[some], trials[some]
@@ -533,7 +526,9 @@ def _normal_below(a: Array, b: Array, mean: Array, deviation: Array) -> Array:
     below = ndtr((logits - mean[wide, None]) / deviation[wide, None])
     result[wide] = (density * below).sum(-1)
     rest = ~wide
-    z, weights = _normal_weights(LARGE_COUNTS_NODES)
+    z = np.linspace(-REACH, REACH, LARGE_COUNTS_NODES)
+    weights = np.exp(-0.5 * z**2)
+    weights = weights / weights.sum()
     rates = expit(mean[rest, None] + deviation[rest, None] * z)
     result[rest] = betaincc(a[rest, None], b[rest, None], rates) @ weights
     return result
@@ -554,10 +549,10 @@ def _beta_below(a: Array, b: Array, c: Array, d: Array, nodes: int = LARGE_COUNT
 
 
 def _below_narrow(a: Array, b: Array, c: Array, d: Array) -> Array:
-    """Compute that probability for an U much narrower than p, by the Gauss rule of two nodes.
+    """Compute ``P(p < U)`` for U ~ Beta(a, b) much narrower than p ~ Beta(c, d), by two nodes.
 
-    It has the mean m, standard deviation v and skewness g of U: nodes ``m + v (g/2 ± r/2)`` with
-    ``r = √(4 + g²)`` and weights ``(1 ∓ g/r) / 2``.
+    The Gauss rule of two nodes has the mean m, standard deviation v and skewness g of U: nodes
+    ``m + v (g/2 ± r/2)`` with ``r = √(4 + g²)`` and weights ``(1 ∓ g/r) / 2``.
     """
     size = a + b
     mean, deviation = a / size, np.sqrt(a * b / (size + 1.0)) / size
@@ -570,7 +565,7 @@ def _below_narrow(a: Array, b: Array, c: Array, d: Array) -> Array:
 
 
 def _spread(a: Array, b: Array) -> Array:
-    """Return about the standard deviation of the logit of a Beta variable."""
+    """Approximate the standard deviation of the logit of a Beta variable."""
     spread: Array = np.sqrt(1.0 / a + 1.0 / b)
     return spread
 
@@ -578,17 +573,10 @@ def _spread(a: Array, b: Array) -> Array:
 def _bell(a: Array, b: Array, nodes: int = LARGE_COUNTS_NODES) -> tuple[Array, Array]:
     """Return nodes over the logit of Beta variables and their probabilities, ``n x nodes``."""
     mode, reach = np.log(a) - np.log(b), REACH * _spread(a, b)
-    low, high = mode - reach - TAIL / a, mode + reach + TAIL / b
+    low, high = mode - reach - _TAIL / a, mode + reach + _TAIL / b
     steps = np.linspace(0.0, 1.0, nodes)
     logits: Array = low[:, None] + (high - low)[:, None] * steps
     x, y = a[:, None], b[:, None]
     log = x * log_expit(logits) + y * log_expit(-logits)
     density = np.exp(log - log.max(-1, keepdims=True))
     return logits, density / density.sum(-1, keepdims=True)
-
-
-def _normal_weights(number: int) -> tuple[Array, Array]:
-    """Return nodes of the standard normal distribution and their probabilities."""
-    nodes = np.linspace(-REACH, REACH, number)
-    weights = np.exp(-0.5 * nodes**2)
-    return nodes, weights / weights.sum()

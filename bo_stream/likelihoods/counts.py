@@ -53,12 +53,12 @@ class PrevalencePosterior(Posterior):
 
     @property
     def base_sample_shape(self) -> torch.Size:
-        """Shape of base samples, that of the logit's."""
+        """Shape of base samples, the same as for the logit."""
         return self.latent.base_sample_shape
 
     @property
     def batch_range(self) -> tuple[int, int]:
-        """Dimensions of base samples that are batches, those of the logit's."""
+        """Dimensions of base samples that are batches, the same as for the logit."""
         return self.latent.batch_range
 
     def _extended_shape(self, sample_shape: torch.Size = torch.Size()) -> torch.Size:  # noqa: B008
@@ -75,7 +75,7 @@ class PrevalencePosterior(Posterior):
         return self._moment(2) - self._moment(1).square()
 
     def quantile(self, value: Tensor) -> Tensor:
-        """Compute the prevalence that a point is below with some probability, in closed form.
+        """Compute quantiles of the prevalence, in closed form.
 
         Args:
             value: Probabilities in (0, 1), of shape ``k`` or a scalar.
@@ -110,6 +110,7 @@ class PrevalencePosterior(Posterior):
         return self.latent.rsample_from_base_samples(sample_shape, base_samples).sigmoid()
 
     def _moment(self, power: int) -> Tensor:
+        """Compute ``E p^power`` of the prevalence p, ``... x q x 1``."""
         nodes, weights = normal_nodes(self.latent.mean)
         spread = self.latent.variance.sqrt().unsqueeze(-1) * nodes
         chance = (self.latent.mean.unsqueeze(-1) + spread).sigmoid()
@@ -119,10 +120,10 @@ class PrevalencePosterior(Posterior):
 def prevalence(model: Model, X: Tensor) -> PrevalencePosterior:
     """Return the posterior of prevalence of a model of its logit.
 
-    Such as one with a :class:`~bo_stream.BinomialLikelihood`, or one of empirical logits.
+    Such as a model with a :class:`~bo_stream.BinomialLikelihood`, or of empirical logits.
 
     Args:
-        model: Of one output.
+        model: A model of one output.
         X: ``... x q x d``.
 
     Raises:
@@ -136,21 +137,21 @@ def prevalence(model: Model, X: Tensor) -> PrevalencePosterior:
     return PrevalencePosterior(cast(GPyTorchPosterior, model.posterior(X)))
 
 
-# --- posterior of the positives that a survey of so many examined would find ---------------------
+# --- posterior of the positives in a survey of a given number of trials --------------------------
 
 
 REACH = 8.5
 """Standard deviations of the logit on both sides of its mean that are integrated over."""
 
-SPACING = 0.9
-"""Distance of the nodes, in the least deviation that a likelihood times the normal can have."""
+_SPACING = 0.9
+"""Distance of the nodes in units of the least deviation of a likelihood times the normal."""
 
 LISTED = 1000
 """Number of trials up to which the probabilities of all counts are listed; the distribution
 functions of more trials are integrals of their own, at the same cost for any number."""
 
 AT_ONCE = 4_000_000
-"""Probabilities, of counts at nodes, that are held at a time."""
+"""Probabilities, of counts at nodes, that are in memory at a time."""
 
 
 class CountPosterior(Posterior):
@@ -164,10 +165,10 @@ class CountPosterior(Posterior):
 
     Args:
         rate: Posterior of prevalence, ``... x q x 1``.
-        trials: Examined at each point, ``... x q x 1``: whole numbers from 1; broadcasts.
-        concentration: Of a beta-binomial, ``... x 1 x 1``; None: binomial.
-        outliers: Share and distribution of counts that have nothing to do with the posterior, as
-            :class:`~bo_stream.BinomialLikelihood` has them; None: there are none.
+        trials: Number examined at each point, ``... x q x 1``: whole numbers from 1; broadcasts.
+        concentration: Concentration of a beta-binomial, ``... x 1 x 1``; None: binomial.
+        outliers: Share and distribution of counts that do not depend on the posterior, as in
+            :class:`~bo_stream.BinomialLikelihood`; None: there are none.
 
     Raises:
         BotorchTensorDimensionError: The trials do not broadcast to the points.
@@ -182,7 +183,16 @@ class CountPosterior(Posterior):
         outliers: Outliers | None = None,
     ) -> None:
         self.rate = rate
-        self.trials = _checked_trials(trials, rate.latent.mean)
+        latent = rate.latent.mean
+        try:
+            wide = torch.broadcast_to(trials, latent.shape)
+        except RuntimeError as error:
+            raise BotorchTensorDimensionError(
+                f"Expected trials of a number, or of shape {tuple(latent.shape)}, one for each "
+                f"point, got {tuple(trials.shape)}. Of counts Y they are Y[:, 1:]."
+            ) from error
+        check_counts(torch.cat((torch.zeros_like(wide), wide), -1))
+        self.trials = wide.to(latent.device, torch.float64)
         self.concentration = None if concentration is None else concentration.to(self.trials)
         self.outliers = outliers or Outliers()
 
@@ -209,7 +219,7 @@ class CountPosterior(Posterior):
         """Variance of the number of positives, ``... x q x 1``.
 
         ``n E[p (1 − p)] (1 + (n − 1) / (1 + s)) + n² Var p`` for n trials; without the fraction of
-        a binomial. With outliers that of the mixture with their counts.
+        a binomial. With outliers it is the variance of the mixture.
         """
         n, mean, spread = self.trials, self.rate.mean, self.rate.variance
         within = n * (mean * (1.0 - mean) - spread)
@@ -232,10 +242,10 @@ class CountPosterior(Posterior):
 
     @torch.no_grad()
     def cdf(self, positives: Tensor) -> Tensor:
-        """Compute the probability of so many positives or fewer, ``... x q x 1``.
+        """Compute the probability of at most a number of positives, ``... x q x 1``.
 
-        A randomised probability integral transform of a count is uniform between that of one
-        positive fewer, which is 0 for none, and this.
+        A randomised probability integral transform of a count is uniform between the probability
+        for one positive fewer, 0 where there is none, and the probability for the count.
 
         Args:
             positives: ``... x q x 1``; broadcasts.
@@ -268,26 +278,33 @@ class CountPosterior(Posterior):
             raise ValueError(f"Expected probabilities in (0, 1), got {value.tolist()}.")
         mean, *points = (p.reshape(-1) for p in self._points(self.rate.latent.mean))
         levels = value.to(mean).reshape(-1)
-        found, few = mean.new_empty(len(mean), len(levels)), points[0] <= LISTED
+        result, few = mean.new_empty(len(mean), len(levels)), points[0] <= LISTED
         listed = [
             torch.searchsorted(table, levels.expand(len(table), -1).contiguous())
             for _, table in self._tables(points, few)
         ]
-        found[few] = torch.cat([found.new_zeros(0, len(levels)).long(), *listed]).to(found)
+        result[few] = torch.cat([result.new_zeros(0, len(levels)).long(), *listed]).to(result)
         many = [point[~few] for point in points]
-        for column, level in enumerate(levels):
-            found[~few, column] = self._quantile_of_many(level, many)
-        found = found.minimum(points[0].unsqueeze(-1))
-        return found.mT.reshape(*value.shape, *self._shape(self.rate.latent.mean)).to(self.dtype)
+        for column, level in enumerate(levels):  # by bisection
+            low, high = torch.full_like(many[0], -1.0), many[0].clone()
+            while bool((high - low > 1.0).any()):
+                middle = ((low + high) / 2.0).floor()
+                is_enough = self._cdf_of_many(middle.clamp_min(0.0), many) >= level
+                is_open = high - low > 1.0
+                high = torch.where(is_open & is_enough, middle, high)
+                low = torch.where(is_open & ~is_enough, middle, low)
+            result[~few, column] = high
+        result = result.minimum(points[0].unsqueeze(-1))
+        return result.mT.reshape(*value.shape, *self._shape(self.rate.latent.mean)).to(self.dtype)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Find the central interval that holds a count with at least some probability.
+        """Find the central interval that contains a count with at least some probability.
 
         Args:
-            level: That probability, in (0, 1).
+            level: The probability, in (0, 1).
 
         Returns:
-            Its least and its largest count, ``... x q x 1`` each.
+            The least and the largest count of the interval, ``... x q x 1`` each.
 
         Raises:
             ValueError: The level is outside (0, 1).
@@ -318,13 +335,10 @@ class CountPosterior(Posterior):
             yield part, self.outliers.mixed_functions(table, trials)
 
     def _cdf_of_many(self, positives: Tensor, points: list[Tensor]) -> Tensor:
-        """Compute the probability of so many positives or fewer, ``n``, of any number of trials."""
+        """Compute ``cdf`` at n points of any number of trials, ``n``."""
         y, *given = (tensor.cpu().numpy() for tensor in (positives, *points))
-        step, share, parts = (
-            max(1, AT_ONCE // LARGE_COUNTS_NODES),
-            self.outliers.share,
-            [positives.new_empty(0)],
-        )
+        step, share = max(1, AT_ONCE // LARGE_COUNTS_NODES), self.outliers.share
+        parts = [positives.new_empty(0)]
         for first in range(0, len(y), step):
             part = slice(first, first + step)
             trials, mean, variance, *rest = (value[part] for value in given)
@@ -334,17 +348,6 @@ class CountPosterior(Posterior):
                 chance = (1.0 - share) * chance + share * others
             parts.append(torch.from_numpy(chance).to(positives))
         return torch.cat(parts)
-
-    def _quantile_of_many(self, level: Tensor, points: list[Tensor]) -> Tensor:
-        """Find the least count whose distribution function is at least a level, by bisection."""
-        low, high = torch.full_like(points[0], -1.0), points[0].clone()
-        while bool((high - low > 1.0).any()):
-            middle = ((low + high) / 2.0).floor()
-            enough = self._cdf_of_many(middle.clamp_min(0.0), points) >= level
-            open_ = high - low > 1.0
-            high = torch.where(open_ & enough, middle, high)
-            low = torch.where(open_ & ~enough, middle, low)
-        return high
 
     def _shape(self, values: Tensor) -> torch.Size:
         """Return the shape of values broadcast with the points."""
@@ -361,6 +364,7 @@ class CountPosterior(Posterior):
         return [part.double() for part in torch.broadcast_tensors(*parts)]
 
     def _checked(self, positives: Tensor) -> Tensor:
+        """Return counts broadcast with the trials, after :func:`check_counts`."""
         both = torch.broadcast_tensors(positives.to(self.trials), self.trials)
         check_counts(torch.cat(both, -1))
         return both[0]
@@ -376,7 +380,7 @@ def _tables(
     columns = [t.reshape(-1, 1, 1) for t in (trials, mean, variance.sqrt())]
     s = None if concentration is None else concentration.reshape(-1, 1, 1)
     most, widest = float(trials.max()), float(variance.max())
-    number = math.ceil(2.0 * REACH / SPACING * math.sqrt(1.0 + 0.25 * most * widest))
+    number = math.ceil(2.0 * REACH / _SPACING * math.sqrt(1.0 + 0.25 * most * widest))
     nodes = torch.linspace(-REACH, REACH, max(number, 32), dtype=mean.dtype, device=mean.device)
     nodes = nodes.unsqueeze(-1)
     weights = torch.softmax(-0.5 * nodes.square().squeeze(-1), -1)
@@ -391,34 +395,16 @@ def _tables(
         yield part, chance.cumsum(-1)
 
 
-def _checked_trials(trials: Tensor, latent: Tensor) -> Tensor:
-    """Check numbers of trials at points, ``... x q x 1``, and return them in float64.
-
-    Raises:
-        BotorchTensorDimensionError: They do not broadcast to the points.
-        InputDataError: One is no whole number from 1.
-    """
-    try:
-        wide = torch.broadcast_to(trials, latent.shape)
-    except RuntimeError as error:
-        raise BotorchTensorDimensionError(
-            f"Expected trials of a number, or of shape {tuple(latent.shape)}, one for each point, "
-            f"got {tuple(trials.shape)}. Of counts Y they are Y[:, 1:]."
-        ) from error
-    check_counts(torch.cat((torch.zeros_like(wide), wide), -1))
-    return wide.to(latent.device, torch.float64)
-
-
 def counts(model: Model, X: Tensor, trials: int | Tensor) -> CountPosterior:
-    """Return the distribution of positives in surveys of so many examined.
+    """Return the distribution of positives in surveys with a given number of trials.
 
-    Of the likelihood of a model with a :class:`~bo_stream.BinomialLikelihood`; binomial given the
-    logit of any other model, such as one of empirical logits.
+    By the likelihood of a model with a :class:`~bo_stream.BinomialLikelihood`; binomial given the
+    logit for any other model, such as a model of empirical logits.
 
     Args:
-        model: Of one output, the logit of prevalence.
+        model: A model of one output, the logit of prevalence.
         X: ``... x q x d``.
-        trials: Examined at each point: one number, or ``... x q x 1``.
+        trials: Number examined at each point: one number, or ``... x q x 1``.
 
     Raises:
         BotorchTensorDimensionError: The trials do not broadcast to the points.

@@ -1,4 +1,4 @@
-"""How outcomes depend on the process: likelihoods as a streaming model takes them, and outliers."""
+"""How outcomes depend on the process: likelihoods in the form of streaming models, and outliers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class OutcomeModel:
     """Likelihood of m outputs as a model uses it; tensors are ``... x m x n`` throughout.
 
     Attributes:
-        likelihood: In float64, of the model's batch shape, with m last where that is not 1.
-        outputs: m. Outcomes of counts are ``... x 2 x n``, positives and trials of one output.
+        likelihood: In float64, of the model's batch shape, with m last where m is not 1.
+        outputs: Number m of outputs. Outcomes of counts are ``... x 2 x n``, positives and trials
+            of one output.
     """
 
     likelihood: Likelihood
@@ -45,7 +46,7 @@ class OutcomeModel:
 
     @classmethod
     def of(cls, likelihood: Likelihood, outputs: int) -> OutcomeModel:
-        """Copy a likelihood as it is now."""
+        """Make the outcome model of a copy of a likelihood."""
         return cls(deepcopy(likelihood).double().eval().requires_grad_(False), outputs)
 
     def expected_log_prob(self, Y: Tensor) -> ExpectedLogProb:
@@ -83,8 +84,7 @@ class OutcomeModel:
         """Compute the probability of an outcome of at most Y under a normal f, by quadrature.
 
         Raises:
-            UnsupportedError: The likelihood's distribution has no distribution function here, as
-                that of labels or counts.
+            UnsupportedError: No distribution function is known, as for labels or counts.
         """
         y, m, v = self._at(mean, variance, Y)
         normal = Normal(m, v.sqrt())
@@ -106,7 +106,7 @@ class OutcomeModel:
 
         Args:
             values: ``samples x t x batch_shape x m x n``, for t batches of inputs.
-            seed: Of torch's generator, whose state is put back afterwards.
+            seed: Seed of torch's generator, whose state is restored afterwards.
         """
         devices = [values.device] if values.is_cuda else []
         drawn = []
@@ -142,24 +142,25 @@ class OutcomeModel:
             )
 
     def _at(self, mean: Tensor, variance: Tensor, *Y: Tensor) -> list[Tensor]:
-        """Return outcomes and moments as the likelihood has them, of counts ``... x n x 2``."""
+        """Return outcomes and moments in the likelihood's shapes; counts are ``... x n x 2``."""
         columns = [column for y in Y for column in y.split(self.outputs, -2)]
         *values, m, v = self._inward(*columns, mean, variance.clamp_min(_SMALLEST_VARIANCE))
         return [torch.stack(values, -1) if len(values) > 1 else y for y in values[:1]] + [m, v]
 
     def _inward(self, *tensors: Tensor) -> list[Tensor]:
-        """Broadcast tensors, and drop m where it is 1, as the likelihood has them."""
+        """Broadcast tensors to the likelihood's shapes, without m where it is 1."""
         wide = torch.broadcast_tensors(*tensors)
         return [t.squeeze(-2) if self.outputs == 1 else t for t in wide]
 
     def _outward(self, value: Tensor) -> Tensor:
+        """Return a value of the likelihood as ``... x m x n``."""
         return value.unsqueeze(-2) if self.outputs == 1 else value
 
 
 def check_likelihood(likelihood: Likelihood, parameter_shape: torch.Size) -> None:
     """Check that a likelihood is of one function value an outcome, and fits the model's shape.
 
-    That is ``batch_shape``, with m last where that is not 1.
+    The shape is ``batch_shape``, with m last where m is not 1.
 
     Raises:
         UnsupportedError: It is not, or does not.
@@ -173,14 +174,15 @@ def check_likelihood(likelihood: Likelihood, parameter_shape: torch.Size) -> Non
             "train_Yvar; for more than two classes DirichletWISKI."
         )
     shapes = [parameter.shape[:-1] for parameter in likelihood.parameters()]
-    if not all(_expands(shape, parameter_shape) for shape in shapes):
+    if not all(_is_expandable(shape, parameter_shape) for shape in shapes):
         raise UnsupportedError(
             f"Expected {name} of batch shape {tuple(parameter_shape)} (batch_shape x m, without m "
             f"if that is 1) or none, got {[tuple(shape) for shape in shapes]}."
         )
 
 
-def _expands(shape: torch.Size, to: torch.Size) -> bool:
+def _is_expandable(shape: torch.Size, to: torch.Size) -> bool:
+    """Return whether tensors of a shape can be expanded to another."""
     pairs = zip(reversed(shape), reversed(to), strict=False)
     return len(shape) <= len(to) and all(a in (1, b) for a, b in pairs)
 
@@ -248,8 +250,8 @@ def distribution_function(conditional: Distribution, Y: Tensor) -> Tensor:
     if isinstance(conditional, StudentT):
         ratio = (Y - conditional.loc) / conditional.scale
         degrees, ratio = torch.broadcast_tensors(conditional.df, ratio)
-        found = stdtr(degrees.cpu().numpy(), ratio.cpu().numpy())
-        return torch.as_tensor(found, dtype=Y.dtype, device=Y.device)
+        probability = stdtr(degrees.cpu().numpy(), ratio.cpu().numpy())
+        return torch.as_tensor(probability, dtype=Y.dtype, device=Y.device)
     name = type(conditional).__name__
     raise UnsupportedError(
         f"Expected outcomes of a Laplace or Student-t distribution, got {name}: no probability "
@@ -286,26 +288,26 @@ def _laplace_marginal(
 
 
 def independent(mean: Tensor, variance: Tensor) -> MultivariateNormal:
-    """Make uncorrelated normals, as gpytorch's likelihoods take them."""
+    """Make the distribution of uncorrelated normals that gpytorch's likelihoods take."""
     return MultivariateNormal(mean, DiagLinearOperator(variance))
 
 
-# --- counts that have nothing to do with the logit of prevalence of others like them -------------
+# --- outliers: counts that do not depend on the logit of prevalence ------------------------------
 
 
-LEAST_SUM, LARGEST_SUM = 0.3, 400.0
-"""Of the parameters of a Beta distribution that is learned from counts."""
+_LEAST_SUM, _LARGEST_SUM = 0.3, 400.0
+"""Bounds of the sum of the parameters of a Beta distribution that is learned from counts."""
 
 
 @dataclass(frozen=True)
 class Outliers:
     """A share of rows whose prevalence is drawn from a Beta distribution, independent of the map.
 
-    A count of theirs is beta-binomial: with ``a = b = 1``, a uniform prevalence, each of the
+    A count of an outlier is beta-binomial: with ``a = b = 1``, a uniform prevalence, each of the
     numbers from 0 to the trials is as likely.
 
     Attributes:
-        share: Of these rows, in [0, 1).
+        share: Share of the outliers, in [0, 1).
         a: First parameter of the Beta distribution, positive.
         b: Second parameter, positive; the mean prevalence is ``a / (a + b)``.
     """
@@ -326,15 +328,15 @@ class Outliers:
 
     @classmethod
     def like(cls, positives: Tensor, trials: Tensor, share: float) -> Outliers:
-        """Make outliers whose prevalences are distributed as those of all counts.
+        """Make outliers whose prevalences are distributed as in all counts together.
 
         The mean is the pooled prevalence; the sum ``a + b`` maximises the likelihood of the counts,
-        within ``LEAST_SUM`` and ``LARGEST_SUM``. Uniform without any count.
+        between 0.3 and 400. Uniform without any count.
 
         Args:
             positives: Whole numbers from 0 to the trials, ``n``.
             trials: Whole numbers from 1, ``n``.
-            share: Of the outliers.
+            share: Share of the outliers.
         """
         if len(positives) == 0:
             return cls(share)
@@ -343,32 +345,33 @@ class Outliers:
         def of(log_sum: float) -> Outliers:
             return cls(share, math.exp(log_sum) * mean, math.exp(log_sum) * (1.0 - mean))
 
-        found = minimize_scalar(
+        result = minimize_scalar(
             lambda log_sum: -float(of(log_sum).log_prob(positives, trials).sum()),
-            bounds=(math.log(LEAST_SUM), math.log(LARGEST_SUM)),
+            bounds=(math.log(_LEAST_SUM), math.log(_LARGEST_SUM)),
             method="bounded",
         )
-        return of(float(found.x))
+        return of(float(result.x))
 
     def log_prob(self, positives: Tensor, trials: Tensor) -> Tensor:
         """Compute the log probability of counts of outliers, elementwise."""
         negatives = trials - positives
-        choices = -log_beta(positives + 1.0, negatives + 1.0) - (trials + 1.0).log()
+        choices = -_log_beta(positives + 1.0, negatives + 1.0) - (trials + 1.0).log()
         a, b = torch.as_tensor(self.a).to(trials), torch.as_tensor(self.b).to(trials)
-        return choices + log_beta(positives + a, negatives + b) - log_beta(a, b)
+        return choices + _log_beta(positives + a, negatives + b) - _log_beta(a, b)
 
     def mixed(self, log_ordinary: Tensor, positives: Tensor, trials: Tensor) -> Tensor:
-        """Return ``log((1 − share) p + share p_outlier)`` of the log probability p of counts."""
+        """Return ``log((1 − share) p + share p_outlier)`` from ``log_ordinary = log p``."""
         if self.share == 0.0:
             return log_ordinary
         alike = math.log(self.share) + self.log_prob(positives, trials)
         return torch.logaddexp(math.log1p(-self.share) + log_ordinary, alike)
 
     def mixed_functions(self, ordinary: Tensor, trials: Tensor) -> Tensor:
-        """Return distribution functions of counts, of which the others have ordinary ones.
+        """Return distribution functions of counts from the functions without outliers.
 
         Args:
-            ordinary: At counts from 0 to the largest number of trials K, ``n x (1 + K)``.
+            ordinary: Values without outliers at counts from 0 to the largest number of trials K,
+                ``n x (1 + K)``.
             trials: ``n x 1``.
         """
         if self.share == 0.0:
@@ -379,13 +382,14 @@ class Outliers:
         return torch.lerp(ordinary, own, self.share)
 
     def mean(self, ordinary: Tensor, trials: Tensor) -> Tensor:
-        """Return the mean of counts, of which the others have an ordinary one."""
+        """Return the mean of counts from the mean of the others, ``ordinary``."""
         return torch.lerp(ordinary, trials * (self.a / (self.a + self.b)), self.share)
 
     def variance(self, mean: Tensor, variance: Tensor, trials: Tensor) -> Tensor:
         """Return the variance of counts, from the mean and the variance of the others.
 
-        That of outliers is ``n q (1 − q) (a + b + n) / (a + b + 1)`` with ``q = a / (a + b)``.
+        Outliers of n trials have the variance ``n q (1 − q) (a + b + n) / (a + b + 1)`` with
+        ``q = a / (a + b)``.
         """
         total = self.a + self.b
         q = self.a / total
@@ -401,12 +405,12 @@ class Outliers:
 
 
 class WithOutliers(Distribution):
-    """Counts of which some are of outliers.
+    """Counts, some of which are of outliers.
 
     Args:
         ordinary: Distribution of the others.
-        trials: Of each count.
-        outliers: Their share and their distribution.
+        trials: Number of trials of each count.
+        outliers: Share and distribution of the outliers.
     """
 
     def __init__(self, ordinary: Distribution, trials: Tensor, outliers: Outliers) -> None:
@@ -431,6 +435,6 @@ class WithOutliers(Distribution):
         return torch.where(torch.rand_like(counts) < self.outliers.share, others, counts)
 
 
-def log_beta(a: Tensor, b: Tensor) -> Tensor:
+def _log_beta(a: Tensor, b: Tensor) -> Tensor:
     """Compute the logarithm of the Beta function."""
     return a.lgamma() + b.lgamma() - (a + b).lgamma()

@@ -18,14 +18,14 @@ from bo_stream.tensors import zip_tensors
 ExpectedLogProb = Callable[[Tensor, Tensor], Tensor]
 """``E log p(y | f)`` of each outcome from means and variances of f, ``... x n`` all three."""
 
-MIN_PRECISION = 1e-10
+_MIN_PRECISION = 1e-10
 """Least precision of a site; smaller ones occur where a likelihood is not log-concave."""
 
 _SLACK = 1e-9
 """Relative loss of the bound that counts as rounding."""
 
 _TOLERANCE = 1e-8
-"""A fit ends when no marginal would move by this part of its standard deviation."""
+"""A fit ends when no marginal would move by this fraction of its standard deviation."""
 
 _EPS = torch.finfo(torch.float64).eps
 
@@ -41,21 +41,22 @@ def fit_sites(
 ) -> Fit:
     """Maximise ``power Σ E log p(y | f) − KL(q ‖ prior)`` over normal q by natural gradients.
 
-    A step that loses is taken back and tried at half the rate. Exact after one step at rate 1 for
-    a Gaussian likelihood. The optimum is unique where the likelihood is log-concave; where it is
-    not (Student-t), sites of negative precision are held at zero, and no step has lowered the bound
-    of what is found. It ends where the next step would move nothing, as the last two let expect.
-    Cost of a step as of :meth:`Prior.given`.
+    A step that lowers the bound is taken back and tried at half the rate. Exact after one step at
+    rate 1 for a Gaussian likelihood. The optimum is unique where the likelihood is log-concave;
+    where it is not (Student-t), sites of negative precision are set to zero, and no step lowers the
+    bound of the result. It ends where the next step would move nothing, by the rate at which the
+    last two steps became smaller. A step costs one :meth:`Prior.given`.
 
     Args:
-        prior: Of the values.
+        prior: Distribution of the values.
         expected: Expected log probability of their outcomes.
-        power: Of the likelihood.
-        steps: Largest number.
-        rate: Of a step, in (0, 1].
+        power: Power of the likelihood.
+        steps: Largest number of steps.
+        rate: Rate of a step, in (0, 1].
         start: Initial sites; none if omitted.
-        begin: Another likelihood, whose optimum is the start where none is given: a log-concave
-            one that is near to one with outliers, at whose prior every outcome may look like one.
+        begin: Another likelihood, whose optimum is the start where none is given: for one with
+            outliers a log-concave one near it, since at the prior every outcome may look like an
+            outlier.
     """
     if start is None and begin is not None:
         start = fit_sites(prior, begin, power, steps, rate).sites
@@ -64,7 +65,13 @@ def fit_sites(
     for _ in range(steps):
         tried = fit_at(prior, expected, fit.sites.towards(fit.target, rates), power)
         better = tried.bound >= fit.bound - _SLACK * (1.0 + fit.bound.abs())
-        moved = prior.collective.largest(_movement(fit, tried), prior.mean.device)
+        own = 0.0  # the largest change of a mean, in deviations, or of a variance, relative to it
+        if fit.mean.numel() > 0:
+            with torch.no_grad():
+                means = (tried.mean - fit.mean).abs() / tried.variance.sqrt()
+                variances = (tried.variance - fit.variance).abs() / tried.variance
+                own = float(torch.maximum(means, variances).max())
+        moved = prior.collective.largest(own, prior.mean.device)
         fit = zip_tensors(partial(_where, better), tried, fit)
         rates = torch.where(better.unsqueeze(-1), (2.0 * rates).clamp_max(rate), 0.5 * rates)
         shrunk = moved / before if before > moved else 1.0
@@ -75,17 +82,8 @@ def fit_sites(
 
 
 def _where(better: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Take the new values, ``... x n`` or ``...``, of the batch elements that are better."""
     return torch.where(better if better.ndim == new.ndim else better.unsqueeze(-1), new, old)
-
-
-@torch.no_grad()
-def _movement(before: Fit, after: Fit) -> float:
-    """Return the largest change of a mean, in deviations, or of a variance in parts of it."""
-    if before.mean.numel() == 0:
-        return 0.0
-    means = (after.mean - before.mean).abs() / after.variance.sqrt()
-    variances = (after.variance - before.variance).abs() / after.variance
-    return float(torch.maximum(means, variances).max())
 
 
 def fit_at(prior: Prior, expected: ExpectedLogProb, sites: Sites, power: float = 1.0) -> Fit:
@@ -103,10 +101,11 @@ class Fit:
 
     Attributes:
         sites: ``... x n``.
-        mean: Of the values given them, ``... x n``.
-        variance: ``... x n``.
+        mean: Mean of the values given the sites, ``... x n``.
+        variance: Variance of the values given the sites, ``... x n``.
         bound: ``power Σ E log p − KL``, a lower bound of ``log E p(y | f)^power``, ``...``.
-        log_scale: ``power E log p − E log site``, ``... x n``: times this the sites are a bound.
+        log_scale: ``power E log p − E log site``, ``... x n``: the sites times its exponential are
+            a lower bound of the likelihood.
         target: Sites that the natural gradient points to.
     """
 
@@ -123,7 +122,7 @@ class Prior(ABC):
 
     Attributes:
         mean: ``... x n``.
-        collective: Processes of which each has some of the values.
+        collective: Processes that each have some of the values.
     """
 
     mean: Tensor
@@ -131,7 +130,7 @@ class Prior(ABC):
 
     @abstractmethod
     def given(self, sites: Sites) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute mean and variance given sites, ``... x n``, and the KL from this, ``...``."""
+        """Compute mean and variance given sites, ``... x n``, and the KL divergence, ``...``."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ class RootPrior(Prior):
         mean: ``... x n``.
         root: Factor of u ~ N(0, I), ``... x n x k``.
         rest: Variances of a part independent of u and between values, ``... x n``.
-        collective: Processes of which each has some of the values, of one u.
+        collective: Processes that each have some of the values, of one u.
     """
 
     mean: Tensor
@@ -174,7 +173,7 @@ class JointPrior(Prior):
 
     Attributes:
         mean: ``... x n``.
-        covariance: Of the values but for the rest, ``... x n x n``.
+        covariance: Covariance of the values without the rest, ``... x n x n``.
         rest: Variances of a part that is independent between values, ``... x n``.
         collective: Always one process.
     """
@@ -212,8 +211,8 @@ class JointPrior(Prior):
     def _variance(self, factor: Tensor, scale: Tensor, precision: Tensor) -> Tensor:
         """Compute the diagonal of ``K − K S B⁻¹ S K``, from the Cholesky factor of B and S.
 
-        It is that of ``(1 − B⁻¹) / S²``, too: either cancels where a value is observed so well, or
-        so little, that the other does not.
+        It equals the diagonal of ``(1 − B⁻¹) / S²``. The first form loses digits where a value is
+        observed precisely, the second where it is hardly observed.
         """
         before = self.covariance.diagonal(dim1=-2, dim2=-1)
         well = precision * before > 1.0
@@ -263,30 +262,31 @@ def local_sites(
     """Return the sites that natural gradients at normal marginals point to, and ``E log p`` there.
 
     ``precision = −2 ∂E/∂variance`` and ``shift = ∂E/∂mean + precision · mean``: for a Gaussian
-    likelihood the observation itself, wherever the marginals are. Differentiable where the
-    marginals are. Source: Khan and Lin (2017), conjugate-computation variational inference.
+    likelihood the observation itself, at any marginals. Differentiable where the marginals are.
+    Source: Khan and Lin (2017), conjugate-computation variational inference.
     """
     differentiable = mean.requires_grad or variance.requires_grad
     with torch.enable_grad():
         at = [t if t.requires_grad else t.detach().requires_grad_() for t in (mean, variance)]
         value = expected(*at)
         slope, bend = torch.autograd.grad(value.sum(), at, create_graph=differentiable)
-    precision = (-2.0 * power * bend).clamp_min(MIN_PRECISION)
+    precision = (-2.0 * power * bend).clamp_min(_MIN_PRECISION)
     sites = Sites(precision, power * slope + precision * mean)
     return sites, value if differentiable else value.detach()
 
 
 # --- expectations of a softmax of independent Gaussian scores ------------------------------------
-# A softmax is the law of the largest score after Gumbel noise: ``softmax_k(f)`` is the
-# probability of ``k = argmax_j (f_j + g_j)``. With independent scores, ``F_j(t) = E exp(-exp(f_j
-# - t))`` the distribution function of ``f_j + g_j`` and ``F_j'`` its density, all are integrals
-# over a line:
+# A softmax is the distribution of the largest score after Gumbel noise: ``softmax_k(f)`` is the
+# probability of ``k = argmax_j (f_j + g_j)``. With independent scores,
+# ``F_j(t) = E exp(-exp(f_j - t))`` the distribution function of ``f_j + g_j`` and ``F_j'`` its
+# density, all are integrals over a line:
 #
-# E softmax_k = ∫ F_k'(t) Π_{j≠k} F_j(t) dt E [f_k softmax_k] = ∫ E[f_k exp(f_k - t - exp(f_k -
-# t))] Π_{j≠k} F_j(t) dt E log Σ_j exp f_j + 0.577… = ∫ t (Π_j F_j)'(t) dt
+#     E softmax_k                = ∫ F_k'(t) Π_{j≠k} F_j(t) dt
+#     E [f_k softmax_k]          = ∫ E[f_k exp(f_k - t - exp(f_k - t))] Π_{j≠k} F_j(t) dt
+#     E log Σ_j exp f_j + 0.577… = ∫ t (Π_j F_j)'(t) dt
 #
-# That integral and the expectations inside are trapezoidal sums, which converge exponentially for
-# such functions (Trefethen and Weideman, 2014): deterministic, and differentiable.
+# These integrals and the expectations inside are trapezoidal sums, which converge exponentially
+# for such functions (Trefethen and Weideman, 2014): deterministic, and differentiable.
 
 
 STEP = 0.42
@@ -331,28 +331,30 @@ def softmax_moments(mean: Tensor, variance: Tensor, step: float = STEP) -> Softm
     Args:
         mean: ``... x m``, float64.
         variance: ``... x m``.
-        step: Of the sums: twice as much is four times as fast, at the root of the accuracy.
+        step: Step of the sums: twice the step is four times as fast, at the root of the accuracy.
     """
     shape = mean.shape
     rows = (moment.reshape(-1, shape[-1]).split(ROWS) for moment in (mean, variance))
-    parts = [_moments(means, variances, step) for means, variances in zip(*rows, strict=True)]
+    probabilities, entropies = [], []
+    for m, v in zip(*rows, strict=True):
+        m = m - m.detach().amax(-1, keepdim=True)  # changes nothing but rounding errors
+        deviation = v.clamp_min(0.0).add(1e-18).sqrt()
+        nodes = _outer_nodes(m, deviation, step)
+        distribution, density, weighted = _perturbed(m, deviation, nodes, step)
+        # for each k the product of F_j over all j ≠ k, `... x m x T`, without a division
+        ones = torch.ones_like(distribution[..., :1, :])
+        before = torch.cat((ones, distribution[..., :-1, :]), -2).cumprod(-2)
+        after = torch.cat((ones, distribution[..., 1:, :].flip(-2)), -2).cumprod(-2).flip(-2)
+        others = before * after
+        parts = step * torch.stack((density * others, weighted * others)).sum(-1)
+        log_sum = step * (nodes.squeeze(-2) * (density * others).sum(-2)).sum(-1) - _EULER
+        total = parts[0].sum(-1)
+        expected_entropy = log_sum / total - parts[1].sum(-1) / total
+        probabilities.append(parts[0] / total.unsqueeze(-1))
+        entropies.append(expected_entropy.clamp_min(0.0))
     return SoftmaxMoments(
-        torch.cat([part.probabilities for part in parts]).view(shape),
-        torch.cat([part.expected_entropy for part in parts]).view(shape[:-1]),
+        torch.cat(probabilities).view(shape), torch.cat(entropies).view(shape[:-1])
     )
-
-
-def _moments(mean: Tensor, variance: Tensor, step: float) -> SoftmaxMoments:
-    mean = mean - mean.detach().amax(-1, keepdim=True)  # changes nothing but rounding errors
-    deviation = variance.clamp_min(0.0).add(1e-18).sqrt()
-    nodes = _outer_nodes(mean, deviation, step)
-    distribution, density, weighted = _perturbed(mean, deviation, nodes, step)
-    others = _product_of_others(distribution)
-    parts = step * torch.stack((density * others, weighted * others)).sum(-1)
-    log_sum = step * (nodes.squeeze(-2) * (density * others).sum(-2)).sum(-1) - _EULER
-    total = parts[0].sum(-1)
-    expected_entropy = log_sum / total - parts[1].sum(-1) / total
-    return SoftmaxMoments(parts[0] / total.unsqueeze(-1), expected_entropy.clamp_min(0.0))
 
 
 def entropy(probabilities: Tensor) -> Tensor:
@@ -378,7 +380,13 @@ def _perturbed(
 
     Relative to each score's mean, ``exp(f - t)`` is an outer product, hence one exponential a pair.
     """
-    normal, weights = _normal_nodes(deviation, step)
+    with torch.no_grad():  # nodes and weights of a normal expectation, fine against unit noise
+        largest = float(deviation.amax()) if deviation.numel() else 0.0
+        spacing = step * min(2.0, 1.0 / max(largest, 1e-9))
+        count = math.ceil(_NORMAL_WIDTH / spacing)
+        normal = spacing * torch.arange(-count, count + 1).to(deviation)
+        weights = (-0.5 * normal.square()).exp()
+        weights = weights / weights.sum()
     spread = deviation.unsqueeze(-1) * normal
     rise, fall = spread.exp(), (mean.unsqueeze(-1) - nodes).exp()
     below = (-fall.unsqueeze(-1) * rise.unsqueeze(-2)).exp()
@@ -386,25 +394,6 @@ def _perturbed(
     columns = torch.stack((weights.expand_as(at), at, at * spread), -1)
     distribution, density, moved = (below @ columns).unbind(-1)
     return distribution, fall * density, fall * (moved + mean.unsqueeze(-1) * density)
-
-
-@torch.no_grad()
-def _normal_nodes(deviation: Tensor, step: float) -> tuple[Tensor, Tensor]:
-    """Return nodes and weights of a standard normal expectation, fine against unit noise."""
-    largest = float(deviation.amax()) if deviation.numel() else 0.0
-    spacing = step * min(2.0, 1.0 / max(largest, 1e-9))
-    count = math.ceil(_NORMAL_WIDTH / spacing)
-    nodes = spacing * torch.arange(-count, count + 1).to(deviation)
-    weights = (-0.5 * nodes.square()).exp()
-    return nodes, weights / weights.sum()
-
-
-def _product_of_others(factors: Tensor) -> Tensor:
-    """Compute for each k the product over all j ≠ k, ``... x m x T``, without a division."""
-    ones = torch.ones_like(factors[..., :1, :])
-    before = torch.cat((ones, factors[..., :-1, :]), -2).cumprod(-2)
-    after = torch.cat((ones, factors[..., 1:, :].flip(-2)), -2).cumprod(-2).flip(-2)
-    return before * after
 
 
 def sampled_softmax(mean: Tensor, variance: Tensor, num_samples: int, seed: int | None) -> Tensor:

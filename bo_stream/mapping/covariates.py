@@ -31,17 +31,18 @@ def fill_missing(
     codes: Sequence[float] = (-9999.0,),
     units: Units = "degrees",
 ) -> Tensor:
-    """Fill missing covariates with those of the nearest site that has them.
+    """Fill each missing covariate with its value at the nearest site that has one.
 
-    Most are missing where a cell of a raster is sea or cloud: the nearest site is in a cell beside
-    it. Costs O(log n) for each missing value.
+    Most are missing where a cell of a raster is sea or cloud: the nearest site is in a neighbouring
+    cell. Cost O(log n) for each missing value.
 
     Args:
         X: ``n x d``, positions and covariates; NaN where missing.
         sites: ``n' x d``, where to look for values; default X itself.
         position: Columns of longitude and latitude, or of east and north.
         codes: Numbers that stand for missing values.
-        units: Of positions: ``"degrees"``, or ``"kilometres"`` or ``"metres"`` on a map projection.
+        units: Units of positions: ``"degrees"``, or on a map projection ``"kilometres"`` or
+            ``"metres"``.
 
     Returns:
         A copy of X without missing values.
@@ -72,6 +73,7 @@ def fill_missing(
 
 
 def _missing(values: Tensor, codes: Sequence[float]) -> Tensor:
+    """Return which values are missing: not finite, or one of the codes."""
     coded = torch.isin(values, torch.as_tensor(codes).to(values))
     return coded | ~values.isfinite()
 
@@ -84,7 +86,8 @@ def map_inputs(
     Args:
         sites: ``n x d``, all that are to be mapped, without missing values.
         position: Columns of longitude and latitude, or of east and north.
-        units: Of positions: ``"degrees"``, or ``"kilometres"`` or ``"metres"`` on a map projection.
+        units: Units of positions: ``"degrees"``, or on a map projection ``"kilometres"`` or
+            ``"metres"``.
 
     Raises:
         InputDataError: Positions are not in these units, or a covariate is missing.
@@ -106,11 +109,11 @@ def map_inputs(
     return ChainedInputTransform(**steps, covariates=scale)
 
 
-# --- which covariates earn their place: differences of log marginal likelihoods ------------------
+# --- which covariates explain outcomes: differences of log marginal likelihoods ------------------
 
 
 STEPS = 50
-"""Most iterations of a fit of hyperparameters."""
+"""Largest number of iterations of a fit of hyperparameters."""
 
 TOLERANCE = 1e-7
 """Relative change of the objective at which a fit ends."""
@@ -124,27 +127,28 @@ def screen_covariates(
     position: tuple[int, int] = (0, 1),
     units: Units = "degrees",
 ) -> pd.DataFrame:
-    """Rank covariates by what each adds to the log marginal likelihood of an exact model.
+    """Rank covariates by their gains of log marginal likelihood in an exact model.
 
     Every model is an exact Gaussian process with ``map_kernel`` over the position and some
-    covariates, its hyperparameters at their posterior mode. Of q covariates 2 q + 2 models are
+    covariates, its hyperparameters at their posterior mode. For q covariates 2 q + 2 models are
     fitted, each at O(n³) a step; above some 2,000 rows pass a random part of them. The fit of a
-    model with one covariate starts from that without any, the fit of one that leaves a covariate
-    out from that with all.
+    model with one covariate starts from the model without any, the fit of a model that leaves a
+    covariate out from the model with all.
 
     Args:
         X: ``n x d``, positions, and covariates without missing values.
         Y: ``n x 1`` outcomes, such as :func:`empirical_logits`.
         Yvar: Variances of their noise, ``n x 1``; by default one variance is learned.
-        names: Of the d columns; by default their numbers.
+        names: Names of the d columns; by default their numbers.
         position: Columns of longitude and latitude, or of east and north.
-        units: Of positions: ``"degrees"``, or ``"kilometres"`` or ``"metres"`` on a map projection.
+        units: Units of positions: ``"degrees"``, or on a map projection ``"kilometres"`` or
+            ``"metres"``.
 
     Returns:
-        A row a covariate, best first, named so: ``gain_alone`` is the difference of log marginal
-        likelihoods of the models with it and without any covariate, ``gain_last`` that of the
-        models with all covariates and with all others. Above 0 in both it should stay; large alone
-        and near 0 last it is one of several that say the same.
+        One row for each covariate, best first: ``gain_alone`` is the difference of log marginal
+        likelihoods of the models with it and without any covariate, ``gain_last`` the difference of
+        the models with all covariates and with all others. A covariate above 0 in both should stay;
+        one with a large first gain and a last gain near 0 is redundant.
 
     Raises:
         BotorchTensorDimensionError: X, Y, Yvar or names do not belong together.
@@ -184,8 +188,9 @@ class _Fitted:
     """A model at the mode of the hyperparameters' posterior.
 
     Attributes:
-        model: Exact, with ``map_kernel``.
-        columns: Of its covariates, in the order of the kernel's parts after that over position.
+        model: An exact model with ``map_kernel``.
+        columns: Columns of its covariates, in the order of the kernel's parts after the first,
+            which is over position.
         evidence: Log marginal likelihood.
     """
 
@@ -221,7 +226,19 @@ def _fit(
             outcome_transform=Standardize(1),
         )
         if start is not None:
-            _start_from(model, columns, start)
+            position, *parts = model.covar_module.kernels
+            pairs: list[tuple[Module, Module | None]] = [
+                (position, start.model.covar_module.kernels[0]),
+                (model.mean_module, start.model.mean_module),
+                (model.likelihood, start.model.likelihood),
+            ]
+            pairs += [(part, start.part(c)) for c, part in zip(columns, parts, strict=True)]
+            with torch.no_grad():
+                for own, other in pairs:
+                    if other is not None:
+                        values = zip(own.parameters(), other.parameters(), strict=True)
+                        for parameter, value in values:
+                            parameter.copy_(value)
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
         fit_gpytorch_mll(
             mll,
@@ -233,19 +250,3 @@ def _fit(
             prior = model(*model.train_inputs)
             evidence = float(model.likelihood(prior).log_prob(model.train_targets))
     return _Fitted(model, columns, evidence)
-
-
-@torch.no_grad()
-def _start_from(model: SingleTaskGP, columns: list[int], start: _Fitted) -> None:
-    """Copy the hyperparameters that two models share."""
-    position, *parts = model.covar_module.kernels
-    pairs: list[tuple[Module, Module | None]] = [
-        (position, start.model.covar_module.kernels[0]),
-        (model.mean_module, start.model.mean_module),
-        (model.likelihood, start.model.likelihood),
-    ]
-    pairs += [(part, start.part(column)) for column, part in zip(columns, parts, strict=True)]
-    for own, other in pairs:
-        if other is not None:
-            for parameter, value in zip(own.parameters(), other.parameters(), strict=True):
-                parameter.copy_(value)

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 Units = Literal["degrees", "kilometres", "metres"]
-"""Of positions: longitude and latitude, or east and north on a map projection, such as UTM."""
+"""Units of positions: longitude and latitude, or east and north on a map projection like UTM."""
 
 _LENGTHS = {"kilometres": 1.0, "metres": 1000.0}
 
@@ -61,7 +61,7 @@ class Kilometres(InputTransform):
         Raises:
             InputDataError: Positions are not in degrees, or over 5,000 km from the centre.
         """
-        check_degrees(X, self.position)
+        _check_degrees(X, self.position)
         longitude, latitude = (torch.deg2rad(X[..., column]) for column in self.position)
         east, north = torch.deg2rad(self.centre.to(X)).unbind()
         turn = longitude - east
@@ -120,7 +120,7 @@ def projection(sites: Tensor, position: tuple[int, int] = (0, 1)) -> Kilometres:
         InputDataError: Positions are not in degrees, or reach farther than 5,000 km from their
             middle.
     """
-    check_degrees(sites, position)
+    _check_degrees(sites, position)
     x, y, z = _on_sphere(sites, position).flatten(0, -2).mean(0).tolist()
     centre = math.degrees(math.atan2(y, x)), math.degrees(math.atan2(z, math.hypot(x, y)))
     transform = Kilometres(centre, position)
@@ -139,20 +139,21 @@ def places(X: Tensor, position: tuple[int, int], units: Units) -> Tensor:
 
 
 def _on_sphere(X: Tensor, position: tuple[int, int]) -> Tensor:
+    """Compute points on the unit sphere, ``... x n x 3``."""
     longitude, latitude = (torch.deg2rad(X[..., column].double()) for column in position)
     across = latitude.cos()
     return torch.stack((across * longitude.cos(), across * longitude.sin(), latitude.sin()), -1)
 
 
 def check_positions(X: Tensor, position: tuple[int, int], units: Units) -> None:
-    """Check two columns: degrees by :func:`check_degrees`, others that they are finite.
+    """Check two columns of positions: their range in degrees, else that they are finite.
 
     Raises:
         InputDataError: They are not.
         ValueError: The units are unknown.
     """
     if units == "degrees":
-        check_degrees(X, position)
+        _check_degrees(X, position)
         return
     if units not in _LENGTHS:
         raise ValueError(
@@ -161,11 +162,11 @@ def check_positions(X: Tensor, position: tuple[int, int], units: Units) -> None:
     _check_columns(X, position, "east and north")
 
 
-def check_degrees(X: Tensor, position: tuple[int, int]) -> None:
+def _check_degrees(X: Tensor, position: tuple[int, int]) -> None:
     """Check that two columns are longitudes, -180 to 360, and latitudes, -90 to 90.
 
-    Columns that are swapped are noticed where a longitude is no latitude; of sites near the
-    Greenwich meridian and the equator the values do not tell.
+    Swapped columns are noticed where a longitude is no latitude; near the Greenwich meridian and
+    the equator the values do not show it.
 
     Raises:
         InputDataError: They are not.
@@ -173,7 +174,7 @@ def check_degrees(X: Tensor, position: tuple[int, int]) -> None:
     longitude, latitude = _check_columns(X, position, "longitude and latitude")
     if _fits(longitude, latitude):
         return
-    found = (
+    ranges = (
         f"{float(longitude.min()):.6g} to {float(longitude.max()):.6g} and "
         f"{float(latitude.min()):.6g} to {float(latitude.max()):.6g}"
     )
@@ -185,11 +186,12 @@ def check_degrees(X: Tensor, position: tuple[int, int]) -> None:
         advice = "Correct those rows."
     raise InputDataError(
         "Expected longitudes from -180 to 360 and latitudes from -90 to 90 degrees in columns "
-        f"{position}, got {found}. {advice}"
+        f"{position}, got {ranges}. {advice}"
     )
 
 
 def _fits(longitude: Tensor, latitude: Tensor) -> bool:
+    """Return whether values can be longitudes and latitudes."""
     inside = (longitude >= -180.0) & (longitude <= 360.0) & (latitude.abs() <= 90.0)
     return bool(inside.all())
 
@@ -213,20 +215,20 @@ def _check_columns(X: Tensor, position: tuple[int, int], names: str) -> tuple[Te
 # --- kernels of maps: sums of one part over position and one over each covariate -----------------
 
 
-POSITION_SHARE = 0.3
-"""Prior median of the length scale of position, of the sites' root mean square radius."""
+_POSITION_SHARE = 0.3
+"""Prior median of the length scale of position, relative to the sites' root mean square radius."""
 
-COVARIATE_LENGTH = 4.0
+_COVARIATE_LENGTH = 4.0
 """Prior median of the length scale of a covariate, in its standard deviations."""
 
-ONE_PLACE = 1e-6
+_ONE_PLACE = 1e-6
 """Largest difference of two coordinates of one place, in kilometres."""
 
-SITE_VARIANCE = 0.05
-"""Prior median of the variance of what a site has for itself."""
+_SITE_VARIANCE = 0.05
+"""Prior median of the variance of each site's own effect."""
 
-SHORTEST = 1e-3
-"""Least length scale and least output scale, of their prior medians."""
+_SHORTEST = 1e-3
+"""Least length scale and least output scale, relative to their prior medians."""
 
 
 def map_kernel(
@@ -246,7 +248,7 @@ def map_kernel(
     and the sum of the s_j each half the ``variance``. They are wide, of log standard deviation 1.
 
     Its parts have at most two inputs. WISKI's grids represent it, but for linear parts, with the
-    product of two one-dimensional kernels over position, and say so. On three surveys it called
+    product of two one-dimensional kernels over position, and a warning. On three surveys it called
     sites above a threshold about as well as one kernel over everything: better on one, slightly
     worse on another (``benchmarks/maps/map_kernels.py``).
 
@@ -256,7 +258,8 @@ def map_kernel(
         linear: Columns that enter linearly, such as predictions of ``out_of_fold``.
         nu: Smoothness of the part over position: 0.5, 1.5 or 2.5.
         variance: Sum of the prior medians of the output scales; 1 for standardised outcomes.
-        units: Of positions: ``"degrees"``, or ``"kilometres"`` or ``"metres"`` on a map projection.
+        units: Units of positions: ``"degrees"``, or on a map projection ``"kilometres"`` or
+            ``"metres"``.
 
     Raises:
         InputDataError: Positions are not in these units.
@@ -265,13 +268,18 @@ def map_kernel(
     covariates = [column for column in range(sites.shape[-1]) if column not in position]
     if not set(linear) <= set(covariates):
         raise ValueError(f"Expected linear among the covariates {covariates}, got {list(linear)}.")
-    places = kilometres(sites, position, units).transform(sites)[..., list(position)].flatten(0, -2)
-    radius = float((places - places.mean(0)).square().sum(-1).mean().sqrt())
+    transformed = kilometres(sites, position, units).transform(sites)
+    positions = transformed[..., list(position)].flatten(0, -2)
+    radius = float((positions - positions.mean(0)).square().sum(-1).mean().sqrt())
     smooth = [column for column in covariates if column not in linear]
     half = 0.5 * variance
-    parts: list[Kernel] = [_part(nu, position, POSITION_SHARE * (radius or 1.0), half)]
-    parts += [_part(2.5, (column,), COVARIATE_LENGTH, half / len(smooth)) for column in smooth]
-    parts += [_line(column) for column in linear]
+    parts: list[Kernel] = [_part(nu, position, _POSITION_SHARE * (radius or 1.0), half)]
+    parts += [_part(2.5, (column,), _COVARIATE_LENGTH, half / len(smooth)) for column in smooth]
+    for column in linear:
+        line = LinearKernel(active_dims=(column,))
+        line.variance = 1.0
+        line.raw_variance.requires_grad_(False)  # the output scale is v_j
+        parts.append(_scaled(line, 1.0))
     return AdditiveKernel(*parts).to(sites)
 
 
@@ -280,31 +288,31 @@ def survey_kernel(
 ) -> AdditiveKernel:
     """Make the kernel of logits of prevalence, for inputs transformed by ``map_inputs``.
 
-    That of :func:`map_kernel` with an exponential part over position (``nu`` of one half) and a
-    variance of 2, the square of about the standard deviation of logits between villages; and
-    ``+ s [p = p']``, what a site has for itself, with s of prior median 0.05 and log standard
-    deviation 1: a nugget, which all surveys of a site share. Without it a survey of counts makes
-    the other parts too rough.
+    It is the sum of :func:`map_kernel` with an exponential part over position (``nu`` of one half)
+    and a variance of 2, about the variance of logits between villages; and of ``s [p = p']``, a
+    site's own effect, with s of prior median 0.05 and log standard deviation 1: a nugget, which all
+    surveys of a site share. Without it a survey of counts makes the other parts too rough.
 
     Args:
         sites: ``n x d``, all that are to be mapped, as for ``map_inputs``.
         position: Columns of longitude and latitude, or of east and north.
-        units: Of positions: ``"degrees"``, or ``"kilometres"`` or ``"metres"`` on a map projection.
+        units: Units of positions: ``"degrees"``, or on a map projection ``"kilometres"`` or
+            ``"metres"``.
 
     Raises:
         InputDataError: Positions are not in these units.
         ValueError: The units are none of these.
     """
     shared = map_kernel(sites, position, nu=0.5, variance=2.0, units=units).kernels
-    own = _scaled(SiteKernel(active_dims=position), SITE_VARIANCE)
+    own = _scaled(SiteKernel(active_dims=position), _SITE_VARIANCE)
     return AdditiveKernel(*shared, own).to(sites)
 
 
 class SiteKernel(Kernel):
     """Kernel that is 1 between inputs at one place, within a millimetre, and 0 between others.
 
-    Coordinates are compared one by one: a distance from the difference of squares, as a short
-    length scale would need it, has errors of metres across a country.
+    Coordinates are compared one by one: a kernel with a short length scale would compute distances
+    from differences of squares, with errors of metres across a country.
     """
 
     is_stationary = True
@@ -321,39 +329,34 @@ class SiteKernel(Kernel):
         if not diag:
             x1, x2 = x1.unsqueeze(-2), x2.unsqueeze(-3)
         same = [
-            (a - b).abs() <= ONE_PLACE for a, b in zip(x1.unbind(-1), x2.unbind(-1), strict=True)
+            (a - b).abs() <= _ONE_PLACE for a, b in zip(x1.unbind(-1), x2.unbind(-1), strict=True)
         ]
         return torch.stack(same).all(0).to(x1)
 
 
 def _part(nu: float, columns: tuple[int, ...], length: float, variance: float) -> ScaleKernel:
+    """Make a Matérn part with prior medians of its length scale and its output scale."""
     matern = MaternKernel(
         nu,
         active_dims=columns,
         lengthscale_prior=LogNormalPrior(math.log(length), 1.0),
-        lengthscale_constraint=_above(SHORTEST * length, length),
+        lengthscale_constraint=_above(_SHORTEST * length, length),
     )
     return _scaled(matern, variance)
 
 
-def _line(column: int) -> ScaleKernel:
-    linear = LinearKernel(active_dims=(column,))
-    linear.variance = 1.0
-    linear.raw_variance.requires_grad_(False)  # the output scale is v_j
-    return _scaled(linear, 1.0)
-
-
 def _scaled(kernel: Kernel, variance: float) -> ScaleKernel:
+    """Multiply a kernel by an output scale with a prior median."""
     prior = LogNormalPrior(math.log(variance), 1.0)
     return ScaleKernel(
         kernel,
         outputscale_prior=prior,
-        outputscale_constraint=_above(SHORTEST * variance, variance),
+        outputscale_constraint=_above(_SHORTEST * variance, variance),
     )
 
 
 def _above(least: float, start: float) -> GreaterThan:
-    """Constrain a parameter, which an optimiser sees as a logarithm: kilometres or shares alike."""
+    """Constrain a parameter from below; its logarithm is optimised, so that its unit is free."""
     return GreaterThan(least, transform=torch.exp, inv_transform=torch.log, initial_value=start)
 
 
@@ -364,7 +367,7 @@ class Regressor(Protocol):
     """An object with scikit-learn's two methods."""
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Learn from ``n x d`` inputs and n outcomes, anew at each call."""
+        """Learn from ``n x d`` inputs and n outcomes, from the start at each call."""
 
     def predict(self, X: Any) -> Any:
         """Predict n outcomes."""
@@ -378,12 +381,12 @@ def out_of_fold(
 ) -> tuple[NDArray[np.float64], R]:
     """Predict each row by a regressor that has not seen its fold.
 
-    These predictions are one more input of the rows that a model learns from: those of a regressor
-    that has seen a row would promise more than it holds elsewhere. At sites without outcomes the
-    input is the prediction of the second value.
+    These predictions are one more input of the rows that a model learns from: predictions by a
+    regressor that has seen a row would be better there than elsewhere. At sites without outcomes
+    the input is the prediction of the regressor that is returned.
 
     Args:
-        regressor: Not changed; each fold fits a copy.
+        regressor: The regressor, not changed; each fold fits a copy.
         X: ``n x d`` inputs.
         y: n outcomes, such as logits of prevalence.
         folds: Number of folds, to which row i belongs by i modulo that number, or the fold of each
@@ -407,7 +410,7 @@ def out_of_fold(
         raise ValueError(f"Expected folds to be two at least, got {folds!r}.")
     predictions = np.empty(len(inputs))
     for fold in np.unique(labels):
-        held = labels == fold
-        fitted = deepcopy(regressor).fit(inputs[~held], outcomes[~held])
-        predictions[held] = np.asarray(fitted.predict(inputs[held])).ravel()
+        left_out = labels == fold
+        fitted = deepcopy(regressor).fit(inputs[~left_out], outcomes[~left_out])
+        predictions[left_out] = np.asarray(fitted.predict(inputs[left_out])).ravel()
     return predictions, deepcopy(regressor).fit(inputs, outcomes)

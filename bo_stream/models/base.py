@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, ParamSpec, Self, TypeGuard, TypeVar
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
@@ -122,12 +122,14 @@ def keeps_tensors(method: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-def _is_inference(value: object) -> bool:
+def _is_inference(value: object) -> TypeGuard[Tensor]:
+    """Return whether a value is a tensor made under ``torch.inference_mode``."""
     return isinstance(value, Tensor) and value.is_inference()
 
 
 def _normal(value: object) -> object:
-    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+    """Copy a tensor made under ``torch.inference_mode``, and return any other value."""
+    return value.clone() if _is_inference(value) else value
 
 
 # --- inputs --------------------------------------------------------------------------------

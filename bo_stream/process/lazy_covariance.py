@@ -14,13 +14,13 @@ from bo_stream.linalg import safe_cholesky
 
 
 class LazyCovariance(LinearOperator):
-    """Symmetric matrix whose diagonal is had without the rest.
+    """Symmetric matrix whose diagonal is evaluated without the other entries.
 
     Means, variances and marginals of thousands of points take no n x n numbers; samples and
     products do.
 
     Args:
-        like: Of the operator's batch shape, size, dtype and device, ``... x n``.
+        like: A tensor with the operator's batch shape, size, dtype and device, ``... x n``.
         dense: Evaluates the matrix, ``... x n x n``; leading dimensions broadcast.
         variance: Evaluates the diagonal, ``... x n``; leading dimensions broadcast.
     """
@@ -75,7 +75,7 @@ class DowndatedRootOperator(LinearOperator):
     Args:
         root: Z, ``... x n x r``.
         downdate: B, ``... x n x q``; q may be 0.
-        batch: Leading shape of the operator; what the factors broadcast to if omitted.
+        batch: Leading shape of the operator. Default: the shape to which the factors broadcast.
     """
 
     def __init__(self, root: Tensor, downdate: Tensor, batch: torch.Size | None = None) -> None:
@@ -129,7 +129,7 @@ class DowndatedRootOperator(LinearOperator):
         return to_linear_operator(root @ root2.mT - downdate @ downdate2.mT)
 
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
-        """Compute a root: of n columns while n is small, else of low rank."""
+        """Compute a root, of low rank where n is more than the number of columns of Z and B."""
         n, rank = self.root.shape[-2:]
         if n <= rank + self.downdate.shape[-1]:
             return RootLinearOperator(TriangularLinearOperator(safe_cholesky(self.to_dense())))
@@ -138,7 +138,7 @@ class DowndatedRootOperator(LinearOperator):
     def _low_rank_root(self) -> Tensor:
         """Compute ``Q V √Λ`` with ``V Λ Vᵀ = R Rᵀ − Qᵀ B Bᵀ Q`` and ``Z = Q R``. Cost O(n r² + r³).
 
-        Exact because B lies in the range of Z, which Q spans whatever the rank of Z.
+        Exact because B lies in the range of Z, which Q spans for any rank of Z.
         """
         if self.downdate.shape[-1] == 0:
             return self.root

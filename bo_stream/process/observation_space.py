@@ -28,8 +28,8 @@ from bo_stream.weights import evidence_of, solve
 class ObservationSpacePrior(ABC):
     """A Gaussian process prior at fixed hyperparameters, whose features are not needed.
 
-    Points are given by their ``coordinates``, and once more by the ``images`` of these, in which
-    observations are kept: what a covariance takes of them need not be computed anew.
+    A covariance takes the ``coordinates`` of one point and the ``images`` of the other's: images
+    of observations are stored and not computed again.
 
     Attributes:
         has_residual: Whether the features of :meth:`basis_for` leave a part of the kernel out.
@@ -42,11 +42,11 @@ class ObservationSpacePrior(ABC):
 
     @abstractmethod
     def coordinates(self, X: Tensor) -> Tensor:
-        """Express inputs ``... x n x d`` as the kernel takes them, ``... x 1 x n x c``."""
+        """Compute the kernel's coordinates of inputs ``... x n x d``, ``... x 1 x n x c``."""
 
     @abstractmethod
     def images(self, coordinates: Tensor) -> Tensor:
-        """Precompute what covariances with points take, ``... x m x n x c'``."""
+        """Compute the images of coordinates, ``... x m x n x c'``."""
 
     @abstractmethod
     def covariance(self, coordinates: Tensor, images: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class ObservationSpaceProcess(PosteriorProcess):
     Attributes:
         prior: The process before.
         told: The n observations.
-        images: Of their inputs, see :class:`ObservationSpacePrior`, ``... x m x n x c'``.
+        images: Images of their inputs, see :class:`ObservationSpacePrior`, ``... x m x n x c'``.
         factor: L, ``... x m x n x n``.
         whitened: ``L⁻¹ residual``, ``... x m x n x 1``.
     """
@@ -109,7 +109,7 @@ class ObservationSpaceProcess(PosteriorProcess):
     def of(
         cls, prior: ObservationSpacePrior, told: CentredRows
     ) -> tuple[ObservationSpaceProcess, float]:
-        """Return the process, and the relative jitter that its solution took. Cost O(n³).
+        """Return the process given observations, and the relative jitter needed. Cost O(n³).
 
         Raises:
             NotPSDError: Hyperparameters are NaN or infinite.
@@ -146,13 +146,13 @@ class ObservationSpaceProcess(PosteriorProcess):
         return self.prior.mean
 
     def at(self, X: Tensor) -> Points:
-        """Coordinates and whitened covariances with the observations. Cost O(q n²)."""
+        """Compute coordinates and whitened covariances with the observations. Cost O(q n²)."""
         coordinates = self.prior.coordinates(X)
         cross = self.prior.covariance(coordinates, self.images)
         return Points(X, coordinates, solve_rows(self.factor, cross))
 
     def mean_at(self, points: Points) -> Tensor:
-        """Prior mean plus the regression on the observations."""
+        """Add the regression on the observations to the prior mean."""
         return self.prior.mean + row_product(points.posterior, self.whitened).squeeze(-1)
 
     def regression(self, X: Tensor) -> Tensor:
@@ -169,16 +169,19 @@ class ObservationSpaceProcess(PosteriorProcess):
         return torch.linalg.solve_triangular(self.factor.mT, self.whitened, upper=True)
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
-        """Prior covariance less what the observations explain."""
+        """Subtract the covariance that the observations explain from the prior covariance."""
         explained = row_product(points.posterior, others.posterior.mT)
         return self._prior_covariance(points, others) - explained
 
     def variance_at(self, points: Points) -> Tensor:
-        """Prior variance less what the observations explain."""
+        """Subtract the variance that the observations explain from the prior variance."""
         return self._prior_variance(points) - points.posterior.square().sum(-1)
 
     def joint_at(self, points: Points) -> Joint:
-        """Return the prior as residual, with the observations as downdate."""
+        """Return mean and covariance: the prior covariance is the joint's residual, without root.
+
+        The downdate is the whitened covariance with the observations.
+        """
         return Joint(
             self.mean_at(points),
             points.posterior[..., :0],
@@ -196,12 +199,9 @@ class ObservationSpaceProcess(PosteriorProcess):
         return self.prior.variance(points.prior, self.prior.images(points.prior))
 
     @cached_property
+    @outside_inference_mode()
     def in_weights(self) -> WeightSpaceProcess:
         """The process in the weights of the kernel's features. Cost O(n r² + r³), once."""
-        return self._solved_in_weights()
-
-    @outside_inference_mode()
-    def _solved_in_weights(self) -> WeightSpaceProcess:
         prior, told = self.prior, self.told
         basis = prior.basis_for(told.X, told.residual.shape[:-1])
         evidence = evidence_of(basis.features(told.X), told.residual, told.noise)

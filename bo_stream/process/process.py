@@ -23,7 +23,7 @@ DENSE_LIMIT = 512
 """Up to this many points a joint posterior has a dense covariance, beyond it a lazy one."""
 
 ROWS = 2048
-"""Points whose features :meth:`PosteriorProcess.marginals` holds at a time."""
+"""Points whose features :meth:`PosteriorProcess.marginals` has in memory at a time."""
 
 
 class PosteriorProcess(ABC):
@@ -69,7 +69,7 @@ class PosteriorProcess(ABC):
     def marginals(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the mean and the marginal variances, ``... x m x n`` each. Cost O(n r²).
 
-        One evaluation of the basis, of which the features of ``ROWS`` points are held at a time.
+        One evaluation of the basis; the features of ``ROWS`` points are in memory at a time.
         """
         parts = (self.at(rows) for rows in X.split(ROWS, -2))
         means, variances = zip(
@@ -90,7 +90,7 @@ class PosteriorProcess(ABC):
 
         Args:
             X: ``... x q x d``.
-            Y: ``... x m x q``, leading dimensions broadcast against those of X.
+            Y: ``... x m x q``, leading dimensions broadcast against X.
             noise: Variances, broadcastable to ``... x m x q``.
         """
         points = self.at(X)
@@ -187,15 +187,15 @@ class ConditionedProcess(PosteriorProcess):
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Leading dimensions of the mean at unbatched inputs, those before m."""
+        """Leading dimensions of the mean at unbatched inputs, before m."""
         return self.whitened_innovation.shape[:-3]
 
     def _joined(self, new: ConditionedProcess) -> ConditionedProcess:
-        """Join this process's observations and new ones given them, as observations of its base.
+        """Join the observations of this process and new ones given them: all condition the base.
 
-        So a chain of fantasies costs as one, not as a product of all. The factor of all is
-        ``[[factor, 0], [cross, new factor]]`` with the cross-covariance of the new points as this
-        process explains it.
+        So a chain of fantasies costs as much as one. The factor of all is
+        ``[[factor, 0], [cross, new factor]]``, where ``cross`` is :meth:`_downdate` of the new
+        points.
         """
         cross = self._downdate(new.points)
         above = cross.new_zeros(*cross.shape[:-2], cross.shape[-1], cross.shape[-2])
@@ -245,7 +245,7 @@ class SelectedProcess(PosteriorProcess):
 
     Attributes:
         base: The process of all outputs.
-        outputs: Those to keep.
+        outputs: Positions of the selected outputs.
     """
 
     base: PosteriorProcess
@@ -319,7 +319,7 @@ class Joint:
             offset: ``... x m x 1``.
             scale: Shaped as offset.
             noise: Variances, broadcastable to ``... x m x n``, or None.
-            dtype: Of the normal.
+            dtype: Type of the normal's tensors.
         """
         joint, several = self, self.mean.shape[-2] > 1
         if not several:
@@ -327,11 +327,21 @@ class Joint:
             offset, scale = offset.squeeze(-2), scale.squeeze(-2)
             noise = None if noise is None else noise.squeeze(-2)
         mean = (offset + scale * joint.mean).to(dtype)
-        normal = MultivariateNormal(mean, _covariance(joint, scale, noise, mean.shape, dtype))
+        shape = mean.shape
+        if shape[-1] > DENSE_LIMIT:
+            covariance = _lazy_covariance(joint, scale, noise, shape, dtype)
+        else:
+            dense = joint.covariance()
+            if noise is not None:
+                wide = noise.expand(torch.broadcast_shapes(noise.shape, shape))
+                dense = dense + torch.diag_embed(wide)
+            scaled = (dense * scale.square().unsqueeze(-1)).to(dtype)
+            covariance = to_linear_operator(scaled.expand(*shape, shape[-1]))
+        normal = MultivariateNormal(mean, covariance)
         return IndependentOutputs.of(normal) if several else normal
 
     def _map(self, rule: Callable[[Tensor, int], Tensor]) -> Joint:
-        """Apply a rule for a tensor and its number of dimensions after m."""
+        """Apply a rule to each tensor; it takes the tensor and its number of dimensions after m."""
         mean, root, downdate = rule(self.mean, 1), rule(self.root, 2), rule(self.downdate, 2)
         if (rest := self.residual) is None:
             return Joint(mean, root, downdate, None)
@@ -356,7 +366,7 @@ class Joint:
 
 @dataclass(frozen=True)
 class Residual:
-    """Covariance outside the factors of a :class:`Joint`, evaluated when it is asked for.
+    """Covariance outside the factors of a :class:`Joint`, evaluated when it is needed.
 
     Attributes:
         covariance: Evaluates ``... x m x n x n``.
@@ -367,21 +377,10 @@ class Residual:
     variance: Callable[[], Tensor]
 
 
-def _covariance(
-    joint: Joint, scale: Tensor, noise: Tensor | None, shape: torch.Size, dtype: torch.dtype
-) -> LinearOperator:
-    if shape[-1] > DENSE_LIMIT:
-        return _lazy_covariance(joint, scale, noise, shape, dtype)
-    dense = joint.covariance()
-    if noise is not None:
-        dense = dense + torch.diag_embed(noise.expand(torch.broadcast_shapes(noise.shape, shape)))
-    scaled = (dense * scale.square().unsqueeze(-1)).to(dtype)
-    return to_linear_operator(scaled.expand(*shape, shape[-1]))
-
-
 def _lazy_covariance(
     joint: Joint, scale: Tensor, noise: Tensor | None, shape: torch.Size, dtype: torch.dtype
 ) -> LinearOperator:
+    """Return ``scale² · (covariance + noise)``, ``shape x n``, without n x n numbers."""
     factor, square = scale.unsqueeze(-1), scale.square()
     rootless = joint.without_root()
     residual = joint.residual if rootless is None else rootless
@@ -425,25 +424,23 @@ class IndependentOutputs(MultitaskMultivariateNormal):
 def leave_one_out(
     outcomes: Tensor, mean: Tensor, variance: Tensor, noise: Tensor, least_share: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance at each observation, had it not been observed.
+    """Compute mean and variance at each observation given all other observations.
 
-    Of the posterior variance v and the noise variance s, the share ``(s − v) / s`` is what the
-    others leave to the observation itself: ``v / share`` is the variance without it, and
-    ``y − (y − mean) / share`` the mean.
+    With posterior variance v, noise variance s and ``share = (s − v) / s``, the variance without
+    the observation y is ``v / share``, and the mean ``y − (y − mean) / share``.
 
     Args:
-        outcomes: What was observed, ``...``.
+        outcomes: Observed outcomes y, ``...``.
         mean: Posterior mean there, given all.
-        variance: Posterior variance there, given all.
-        noise: Of the observations.
-        least_share: What smaller shares are raised to.
+        variance: Posterior variance v there, given all.
+        noise: Noise variances s of the observations.
+        least_share: Least share; smaller ones are raised to it.
     """
     share = (1.0 - variance / noise).clamp_min(least_share)
     return outcomes - (outcomes - mean) / share, variance / share
 
 
-# --- baseline points whose joint distribution is evaluated once ----------------------------------
-# As BoTorch caches the root of ``X_baseline``.
+# --- baseline points that are evaluated once, as BoTorch caches the root of ``X_baseline`` -------
 
 
 @dataclass(frozen=True)
@@ -451,7 +448,7 @@ class CachedBaseline:
     """Evaluated points of a process, some before all other points and the rest after them.
 
     Attributes:
-        X: As the user gave them, ``... x k x d``.
+        X: The points as given by the user, ``... x k x d``.
         leading: Number of points that come first.
         process: The process that was evaluated.
         points: The evaluated inputs.
@@ -477,7 +474,7 @@ class CachedBaseline:
         return cls(X.detach(), leading, process, points, process.mean_at(points), covariance)
 
     def surround(self, X: Tensor) -> bool:
-        """Say whether ``... x n x d`` points begin and end with these, and others are between."""
+        """Return whether ``... x n x d`` points begin and end with these, with others between."""
         if X.shape[-2] <= self.X.shape[-2] or X.dim() < self.X.dim():
             return False
         trailing = self.X.shape[-2] - self.leading
@@ -488,7 +485,7 @@ class CachedBaseline:
     def joint(self, inputs: Tensor) -> Joint:
         """Compute the joint distribution of ``... x n x d`` inputs that begin and end with these.
 
-        Cost O(q r² + k q r) for each batch of q others, beside O((k + q)²) to write it down.
+        Cost O(q r² + k q r) for each batch of q others, and O((k + q)²) to write it down.
         Differentiable in the others only.
         """
         each = self.mean.shape[-1] // max(self.X.shape[-2], 1)  # a model may make several of one X
@@ -522,7 +519,7 @@ class CachedBaseline:
 def arrangements(first: Tensor | None, last: Tensor | None) -> list[tuple[Tensor, int]]:
     """List the points that may be cached, with how many of them come before the others.
 
-    All together, then those of each side alone, for a caller who changes the other side:
+    All together, then the points of each side alone, for a caller who changes the other side:
     ``first`` before the others, ``... x k x d``, and ``last`` after them, ``... x k' x d``.
     """
     sides = [] if first is None else [(first, first.shape[-2])]

@@ -15,7 +15,7 @@ from botorch.settings import validate_input_scaling
 from bo_stream import WISKI, AutoGP
 from bo_stream.ax import StreamSurrogate, generation_strategy
 from bo_stream.ax.adapters import StreamAdapter
-from bo_stream.ax.surrogate import Rows
+from bo_stream.ax.surrogate import DataRows
 from bo_stream.models.base import StreamingGP
 
 QUICK = {"num_restarts": 1, "raw_samples": 8}
@@ -134,9 +134,9 @@ class Traffic:
 def watch(monkeypatch: pytest.MonkeyPatch, kind: type[StreamingGP] = AutoGP) -> Traffic:
     """Count the rows of a class's models."""
     traffic = Traffic()
-    build, update, retract = StreamSurrogate._begun, kind.update, kind.retract
+    build, update, retract = StreamSurrogate._built, kind.update, kind.retract
 
-    def counted_build(self: Any, rows: Rows, *args: Any) -> Any:
+    def counted_build(self: Any, rows: DataRows, *args: Any) -> Any:
         traffic.built.append(len(rows))
         return build(self, rows, *args)
 
@@ -148,7 +148,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, kind: type[StreamingGP] = AutoGP) -> 
         traffic.left.append(len(X))
         return retract(self, X, *args)
 
-    monkeypatch.setattr(StreamSurrogate, "_begun", counted_build)
+    monkeypatch.setattr(StreamSurrogate, "_built", counted_build)
     monkeypatch.setattr(kind, "update", counted_update)
     monkeypatch.setattr(kind, "retract", counted_retract)
     return traffic
@@ -161,7 +161,7 @@ def assert_is_a_batch_of_the_data(client: Client) -> None:
         own = surrogate._submodels[tuple(data.outcome_names)]
         assert isinstance(own, WISKI | AutoGP)
         grid = {"bounds": own.input_transform.bounds} if isinstance(own, WISKI) else {}
-        rows = Rows.of(data, surrogate.learned[", ".join(data.outcome_names)]["floor"])
+        rows = DataRows.of(data, surrogate.learned[", ".join(data.outcome_names)]["floor"])
         with validate_input_scaling(False):
             batch = type(own)(
                 rows.X, rows.Y, rows.known_noise, input_transform=own.input_transform, **grid

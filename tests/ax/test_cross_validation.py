@@ -25,7 +25,7 @@ from bo_stream import OSGPR, WISKI, ClusteredGP, HeteroscedasticWISKI, LocalGP
 from bo_stream.ax import StreamSurrogate
 from bo_stream.ax.adapters import StreamAdapter
 from bo_stream.ax.cross_validation import CrossValidatingAdapter, DividedData
-from bo_stream.ax.surrogate import LeaveOutModel, Rows
+from bo_stream.ax.surrogate import DataRows, LeaveOutModel
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     adapter_of,
@@ -176,7 +176,7 @@ def test_points_and_choices() -> None:
 def test_rows_that_a_model_of_points_holds_no_longer() -> None:
     """The rows enter anew at its points, for a model that would have held them all."""
     data = observations(12, 2)
-    rows = Rows(data.X, data.Y, torch.full_like(data.Y, torch.nan))
+    rows = DataRows(data.X, data.Y, torch.full_like(data.Y, torch.nan))
     model = OSGPR(data.X, data.Y, window=4, max_points=5).eval()
     model.covar_module.lengthscale = 0.4
     left_out = LeaveOutModel(model, rows)

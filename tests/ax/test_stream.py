@@ -6,12 +6,12 @@ import pytest
 import torch
 from botorch.utils.datasets import SupervisedDataset
 
-from bo_stream.ax.surrogate import Rows, noise_floor
+from bo_stream.ax.surrogate import DataRows, noise_floor
 
 
-def rows(values: list[tuple[float, float, float]]) -> Rows:
+def rows(values: list[tuple[float, float, float]]) -> DataRows:
     table = torch.tensor(values, dtype=torch.float64).reshape(-1, 3)
-    return Rows(table[:, :1], table[:, 1:2], table[:, 2:])
+    return DataRows(table[:, :1], table[:, 1:2], table[:, 2:])
 
 
 NAN = float("nan")
@@ -50,7 +50,9 @@ def test_known_noise_is_raised_to_the_floor_and_unknown_noise_stays() -> None:
     names = {"feature_names": ["x"], "outcome_names": ["y"]}
     Yvar = torch.tensor([[0.0], [0.5], [NAN]])
     data = SupervisedDataset(torch.zeros(3, 1), Y, Yvar=Yvar, **names)
-    assert Rows.of(data, noise_floor(data)).Yvar[:2, 0].tolist() == pytest.approx([8e-5 / 3, 0.5])
-    assert bool(Rows.of(data, 0.1).Yvar[2].isnan())
+    assert DataRows.of(data, noise_floor(data)).Yvar[:2, 0].tolist() == pytest.approx(
+        [8e-5 / 3, 0.5]
+    )
+    assert bool(DataRows.of(data, 0.1).Yvar[2].isnan())
     alone = SupervisedDataset(torch.zeros(1, 1), Y[:1], **names)
     assert noise_floor(alone) == pytest.approx(1e-5)

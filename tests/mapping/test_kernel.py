@@ -144,7 +144,8 @@ def test_fits_to_screen_start_from_another_and_end_as_if_they_did_not(
     table = screen_covariates(X, Y)
     none, every = ends[:2]  # then each covariate alone, and without it
     assert starts[1:] == [none, none, every, none, every]
-    monkeypatch.setattr(covariates, "_start_from", lambda *_: None)
+    fit_model = covariates._fit
+    monkeypatch.setattr(covariates, "_fit", lambda *given: fit_model(*given[:-1], None))
     pd.testing.assert_frame_equal(screen_covariates(X, Y), table, atol=0.05, rtol=1e-3)
 
 

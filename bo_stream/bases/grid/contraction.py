@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,10 +43,26 @@ class MeshPullBack:
         Cost O((7 g)^d g²) a grid, and O(p p' Σ r_i) for two of p and p' nodes.
         """
         roots = self._roots()
-        own = [root.congruence(block) for root, block in zip(roots, gram.blocks, strict=True)]
-        if len(own) == 1:
-            return own[0]
-        return self.basis.in_order(_assembled(own, _between(roots, gram)))
+        diagonal = [root.congruence(block) for root, block in zip(roots, gram.blocks, strict=True)]
+        if len(diagonal) == 1:
+            return diagonal[0]
+        nodes = [block.num_nodes for block in gram.blocks]
+        halves = [
+            root.transpose(strip).split(nodes[a + 1 :], -1)
+            for a, (root, strip) in enumerate(zip(roots[:-1], gram.strips, strict=True))
+        ]
+        rank, start = sum(block.shape[-1] for block in diagonal), 0
+        result = diagonal[0].new_empty(*diagonal[0].shape[:-2], rank, rank)
+        for b, (root, block) in enumerate(zip(roots, diagonal, strict=True)):
+            end = start + block.shape[-1]
+            result[..., start:end, start:end] = block
+            if b > 0:  # with all earlier grids, `... x m x r x Σ r'`
+                earlier = torch.cat([halves[a][b - a - 1] for a in range(b)], -2)
+                left = root.transpose(earlier.mT)
+                result[..., start:end, :start] = left
+                result[..., :start, start:end] = left.mT
+            start = end
+        return self.basis.in_order(result)
 
     def transpose(self, moment: Tensor) -> Tensor:
         """Compute ``Rᵀ moment``, ``... x m x p x 2 -> ... x m x r x 2``. Cost O(p Σ r_i)."""
@@ -56,41 +71,13 @@ class MeshPullBack:
         return self.basis.joined(images, -2)
 
 
-def _between(roots: Sequence[KroneckerPullBack], gram: NodeGram) -> list[Tensor]:
-    """Compute each grid's block with all earlier ones, ``... x m x r x Σ r'``."""
-    nodes = [block.num_nodes for block in gram.blocks]
-    halves = [
-        root.transpose(strip).split(nodes[a + 1 :], -1)
-        for a, (root, strip) in enumerate(zip(roots[:-1], gram.strips, strict=True))
-    ]
-    earlier = [
-        torch.cat([halves[a][b - a - 1] for a in range(b)], -2) for b in range(1, len(nodes))
-    ]
-    return [root.transpose(half.mT) for root, half in zip(roots[1:], earlier, strict=True)]
-
-
-def _assembled(diagonal: Sequence[Tensor], lower: Sequence[Tensor]) -> Tensor:
-    """Assemble a symmetric matrix from its diagonal blocks and those left of each but the first."""
-    width = sum(block.shape[-1] for block in diagonal)
-    result = diagonal[0].new_empty(*diagonal[0].shape[:-2], width, width)
-    start = diagonal[0].shape[-1]
-    result[..., :start, :start] = diagonal[0]
-    for block, left in zip(diagonal[1:], lower, strict=True):
-        end = start + block.shape[-1]
-        result[..., start:end, start:end] = block
-        result[..., start:end, :start] = left
-        result[..., :start, start:end] = left.mT
-        start = end
-    return result
-
-
 @dataclass(frozen=True)
 class KroneckerPullBack:
     """Map ``v = R w`` from whitened weights to node values of a grid, R the Kronecker root.
 
     Attributes:
-        basis: The basis whose weights w are.
-        grid: The grid whose node values v are: the basis's own or another inside its box.
+        basis: The basis of the weights w.
+        grid: The grid of the node values v: the basis's own or another inside its box.
     """
 
     basis: InterpolationBasis
@@ -130,15 +117,15 @@ class KroneckerPullBack:
         for root in roots:
             flat = (flat.unflatten(-1, (root.shape[-2], -1)).mT @ root).flatten(-2)
         products = flat.unflatten(-1, (moment.shape[-1], math.prod(sizes)))
-        kept = products[..., ravel(self.basis.index, sizes)].mT
-        return kept * self.basis.scale.sqrt()[..., None, None]
+        chosen = products[..., ravel(self.basis.index, sizes)].mT
+        return chosen * self.basis.scale.sqrt()[..., None, None]
 
 
 def contract(moments: Tensor, roots: list[Tensor], index: Tensor) -> Tensor:
     """Compute ``C[α, α'] = Σ moments Π_i (f_{α_i} f_{α'_i})`` for r products α of functions.
 
-    Dimensions are summed out from the last to the first. After each, only those pairs of functions
-    are kept that some pair of products needs: with products chosen by size (a hyperbolic cross)
+    Dimensions are summed out from the last to the first. After each, only the pairs of functions
+    remain that some pair of products needs: with products chosen by size (a hyperbolic cross)
     these are few. Cost about O((7 g)^d g²), without any power of r.
 
     Args:
@@ -147,7 +134,10 @@ def contract(moments: Tensor, roots: list[Tensor], index: Tensor) -> Tensor:
         index: The products, ``r x d``.
     """
     if len(roots) == 1:
-        line = line_congruence(moments, roots[0])
+        local = roots[0].unfold(0, STENCIL, 1).mT
+        coefficients = pair_coefficients().to(local)
+        blocks = torch.einsum("cl,ljk->cjk", moments.unflatten(0, (-1, PAIR_DEGREES)), coefficients)
+        line = local.flatten(0, 1).mT @ (blocks @ local).flatten(0, 1)
         return line[index, index.mT]
     level = _Level(
         moments.reshape(1, -1),
@@ -155,8 +145,11 @@ def contract(moments: Tensor, roots: list[Tensor], index: Tensor) -> Tensor:
         torch.zeros_like(index[:, 0]),
     )
     for i in reversed(range(1, len(roots))):
-        level = _sum_out(level, pair_polynomials(roots[i]), index[:, i:])
-    return _last(level, pair_polynomials(roots[0]), index[:, 0])
+        level = _sum_out(level, _pair_polynomials(roots[i]), index[:, i:])
+    own, polynomials = index[:, 0], _pair_polynomials(roots[0])
+    sums = _multiply(level.sums, polynomials, _extents(level, level.tail, own)).squeeze(-2)
+    rows = level.position[level.tail.unsqueeze(-1), level.tail]  # of every pair of products
+    return sums.reshape(-1)[rows * sums.shape[-1] + _pair_position(own.unsqueeze(-1), own)]
 
 
 @dataclass(frozen=True)
@@ -179,19 +172,12 @@ def _sum_out(level: _Level, polynomials: Tensor, tails: Tensor) -> _Level:
     distinct, tail = tails.unique(dim=0, return_inverse=True)
     own = distinct[:, 0]
     parent = torch.empty_like(own).scatter(0, tail, level.tail)
-    pair = pair_position(own.unsqueeze(-1), own)
+    pair = _pair_position(own.unsqueeze(-1), own)
     size = polynomials.shape[-1]
     code = level.position[parent.unsqueeze(-1), parent] * size + pair
     needed, position = code.unique(return_inverse=True)
     sums = _multiply(level.sums, polynomials, _extents(level, parent, own))
     return _Level(sums.mT.reshape(-1, sums.shape[-2])[needed], position, tail)
-
-
-def _last(level: _Level, polynomials: Tensor, own: Tensor) -> Tensor:
-    """Sum out the first dimension and gather every pair of products, ``r x r``."""
-    sums = _multiply(level.sums, polynomials, _extents(level, level.tail, own)).squeeze(-2)
-    rows = level.position[level.tail.unsqueeze(-1), level.tail]
-    return sums.reshape(-1)[rows * sums.shape[-1] + pair_position(own.unsqueeze(-1), own)]
 
 
 def _extents(level: _Level, parent: Tensor, own: Tensor) -> Tensor:
@@ -204,7 +190,10 @@ def _extents(level: _Level, parent: Tensor, own: Tensor) -> Tensor:
 
 
 def _multiply(sums: Tensor, polynomials: Tensor, extents: Tensor) -> Tensor:
-    """Compute ``sums[k, rest, D] @ polynomials[D, pairs]``, as many pairs as row k needs."""
+    """Compute ``sums[k, rest, D] @ polynomials[D, pairs]``, only the pairs that row k needs.
+
+    ``extents`` are the numbers of functions that row k is multiplied with, from :func:`_extents`.
+    """
     rows, pairs = sums.shape[0], polynomials.shape[-1]
     folded = sums.reshape(rows, -1, polynomials.shape[0])
     check_memory(
@@ -218,17 +207,17 @@ def _multiply(sums: Tensor, polynomials: Tensor, extents: Tensor) -> Tensor:
     return result
 
 
-def pair_position(first: Tensor, second: Tensor) -> Tensor:
-    """Return the position of unordered pairs of functions among all, of small index first."""
+def _pair_position(first: Tensor, second: Tensor) -> Tensor:
+    """Return positions of unordered pairs of functions among all, ordered by the larger index."""
     high = torch.maximum(first, second)
     return high * (high + 1) // 2 + torch.minimum(first, second)
 
 
-def pair_polynomials(values: Tensor) -> Tensor:
+def _pair_polynomials(values: Tensor) -> Tensor:
     """Compute Legendre coefficients of products of interpolated functions, cell by cell.
 
     Node values of r one-dimensional functions, ``g x r``, to ``(cells · 7) x r (r + 1) / 2``:
-    unordered pairs with those of small index first.
+    unordered pairs in the order of :func:`_pair_position`.
     """
     functions = values.shape[-1]
     cells = values.shape[0] - STENCIL + 1
@@ -242,16 +231,8 @@ def pair_polynomials(values: Tensor) -> Tensor:
     return result.flatten(0, 1)
 
 
-def line_congruence(moments: Tensor, values: Tensor) -> Tensor:
-    """Compute ``Vᵀ gram V`` of node values V in one dimension, ``g x r -> r x r``."""
-    local = values.unfold(0, STENCIL, 1).mT
-    coefficients = pair_coefficients().to(values)
-    blocks = torch.einsum("cl,ljk->cjk", moments.unflatten(0, (-1, PAIR_DEGREES)), coefficients)
-    return local.flatten(0, 1).mT @ (blocks @ local).flatten(0, 1)
-
-
 # --- prior moments of a basis's weights as functions of the kernel's hyperparameters -------------
-# Differentiable without differentiating an eigendecomposition.
+# They are differentiable without differentiating an eigendecomposition.
 
 
 def expected_log_prior(basis: GridBasis, kernel: GridKernel, second_moment: Tensor) -> Tensor:
@@ -259,9 +240,9 @@ def expected_log_prior(basis: GridBasis, kernel: GridKernel, second_moment: Tens
 
     The weights' prior is N(0, I + H(θ)) with ``H = Λ^{-½} Eᵀ (K(θ) − K) E Λ^{-½}`` and H = 0 at the
     hyperparameters that ``basis`` was built from, so the gradient is ``½ tr((I − E[w wᵀ]) dH)``: by
-    Fisher's identity that of the negative log marginal likelihood. K is a Kronecker product, or
-    several side by side, hence dH couples kept products of one part that differ in one dimension
-    only. Cost O(r² d + Σ g³).
+    Fisher's identity the gradient of the negative log marginal likelihood. K is a Kronecker
+    product, or several side by side, hence dH couples only products of one part that differ in one
+    dimension. Cost O(r² d + Σ g³).
 
     Args:
         basis: Built from ``kernel`` at its present values.
@@ -316,51 +297,52 @@ def prior_variance(basis: GridBasis, kernel: GridKernel) -> Tensor:
 
 def node_variances(basis: GridBasis) -> Tensor:
     """Compute the mean prior variance of each feature over the nodes, ``... x m x r``."""
-    found = []
+    variances = []
     for part in basis.parts:
         result = part.scale.unsqueeze(-1).expand(*part.scale.shape, part.rank)
         for i, values in enumerate(part.eigenvalues):
             result = result * values[..., part.index[:, i]] / part.grid.size[i]
-        found.append(result)
-    return basis.joined(found)
+        variances.append(result)
+    return basis.joined(variances)
 
 
 def variance_outside(basis: GridBasis, kernel: GridKernel) -> Tensor:
     """Compute the mean over the nodes of the prior variance outside the span, ``... x m``.
 
-    ``scale · (1 − tr(Eᵀ K E) / p)`` of each part, E its kept eigenvectors. Cost O(r d + Σ g³).
+    ``scale · (1 − tr(Eᵀ K E) / p)`` of each part with p nodes, K the correlation of the nodes and E
+    the eigenvectors of the basis. Cost O(r d + Σ g³).
     """
-    found = []
+    variances = []
     for part, factors in zip(basis.parts, kernel.parts, strict=True):
         inside = torch.ones(*part.scale.shape, 1).to(part.scale)
         for i, vectors in enumerate(part.eigenvectors):
             moved = node_correlation(factors, part.grid, i) @ vectors
             line = (vectors * moved).sum(-2) / part.grid.size[i]
             inside = inside * line.index_select(-1, part.index[:, i])
-        found.append(factors.scale() * (1.0 - inside.sum(-1)).clamp_min(0.0))
-    return torch.stack(found).sum(0)
+        variances.append(factors.scale() * (1.0 - inside.sum(-1)).clamp_min(0.0))
+    return torch.stack(variances).sum(0)
 
 
 def _whitened_correlation(
     basis: InterpolationBasis, factors: KernelFactors, dimension: int
 ) -> Tensor:
-    """Compute one dimension's ``Λ^{-½} Eᵀ K(θ) E Λ^{-½}`` of kept eigenvectors, ``... x k x k``."""
+    """Compute one dimension's ``Λ^{-½} Eᵀ K(θ) E Λ^{-½}`` for k eigenvectors, ``... x k x k``."""
     whitening = basis.whitenings[dimension]
     return whitening.mT @ node_correlation(factors, basis.grid, dimension) @ whitening
 
 
-def _gathered(basis: InterpolationBasis, sensitivity: Tensor, dimension: int, kept: int) -> Tensor:
+def _gathered(basis: InterpolationBasis, sensitivity: Tensor, dimension: int, k: int) -> Tensor:
     """Sum sensitivities of products that agree in all other dimensions, ``... x k x k``."""
     others = [i for i in range(basis.grid.dim) if i != dimension]
     own, key = basis.index[:, dimension], torch.zeros_like(basis.index[:, 0])
     if others:
         key = ravel(basis.index[:, others], [basis.grid.size[i] for i in others])
     rows, columns = pairs_within_groups(key)
-    flat = own[rows] * kept + own[columns]
+    flat = own[rows] * k + own[columns]
     batch = sensitivity.shape[:-2]
-    result = sensitivity.new_zeros(*batch, kept * kept)
+    result = sensitivity.new_zeros(*batch, k * k)
     result.index_add_(-1, flat, sensitivity[..., rows, columns])
-    return result.unflatten(-1, (kept, kept))
+    return result.unflatten(-1, (k, k))
 
 
 def pairs_within_groups(key: Tensor) -> tuple[Tensor, Tensor]:

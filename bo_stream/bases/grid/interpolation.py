@@ -20,8 +20,8 @@ from bo_stream.linalg import row_product, stack_columns
 class GridBasis(Basis):
     """Features of ``Σ_g k̃_g(x_g, x'_g)`` on one grid or on several, without residual covariance.
 
-    Those of every part are independent a priori. Kept are the r largest eigenvalues of all parts
-    together, in order of their size.
+    The features of the parts are independent a priori. They belong to the r largest eigenvalues of
+    all parts together, in order of their size.
 
     Attributes:
         parts: The features on each grid.
@@ -44,12 +44,12 @@ class GridBasis(Basis):
 
     @cached_property
     def order(self) -> Tensor:
-        """Position of each feature among those of the parts side by side, ``r``."""
+        """Position of each feature among the features of all parts side by side, ``r``."""
         return self.member.argsort(stable=True).argsort()
 
     def features(self, X: Tensor) -> Tensor:
         """Compute the features, ``... x n x d -> ... x m x n x r``. Cost O(n (Σ g_i² + r d))."""
-        found = []
+        values_of_parts = []
         for part, group in zip(self.parts, self.grid.groups, strict=True):
             own = X if len(self.parts) == 1 else columns(X, group)
             lines = part.grid.interpolation_matrices(own.unsqueeze(-3))
@@ -58,11 +58,11 @@ class GridBasis(Basis):
                 values = line @ root
                 chosen = index.expand(*values.shape[:-1], index.shape[0])
                 product = product * values.gather(-1, chosen)
-            found.append(product)
-        return found[0] if len(found) == 1 else self.joined(found)
+            values_of_parts.append(product)
+        return self.joined(values_of_parts)
 
     def shares(self) -> Tensor:
-        """Return all eigenvalues, kept or not, in parts of the prior variance, ``... x m x p``."""
+        """Return the eigenvalues of all p nodes relative to the prior variance, ``... x m x p``."""
         shares = [relative_products(part.eigenvalues) for part in self.parts]
         if len(shares) == 1:
             return shares[0]
@@ -111,16 +111,17 @@ class GridBasis(Basis):
 class InterpolationBasis:
     """Features of ``k̃(x, x') = w(x)ᵀ K w(x')`` on a grid, K the kernel on its nodes.
 
-    K is a Kronecker product, ``K = E Λ Eᵀ`` one dimension at a time. Kept are some products of
-    eigenvalues: ``z_α(x) = √λ_α Π_i w_iᵀ e_{α_i}``, so the prior root is ``E Λ^½`` and is never
-    formed. Source: WISKI, section 4; the truncation is ours.
+    K is a Kronecker product, ``K = E Λ Eᵀ`` one dimension at a time. A feature α belongs to one
+    product λ_α of eigenvalues: ``z_α(x) = √λ_α Π_i w_iᵀ e_{α_i}`` with the interpolation weights
+    w_i at x, so the prior root is ``E Λ^½`` and is never formed. Source: WISKI, section 4; the
+    truncation is ours.
 
     Attributes:
         grid: Nodes.
         eigenvalues: Per dimension, ``... x m x g_i``, largest first.
         eigenvectors: Per dimension, ``... x m x g_i x g_i``.
         scale: Prior variance, ``... x m``.
-        index: The kept products, ``r x d``.
+        index: The products: positions α_i of their eigenvalues, ``r x d``.
     """
 
     grid: Grid
@@ -165,15 +166,22 @@ def grid_basis(
         kernel: Differentiable or not; its hyperparameters are used as they are now.
         batch: ``batch_shape x m``, to which the hyperparameters broadcast.
         tolerance: Largest part of the trace of K that may be truncated.
-        max_rank: Cap on r, whatever the tolerance.
+        max_rank: Cap on r, for any tolerance.
     """
-    pairs = zip(kernel.parts, mesh.parts, strict=True)
-    parts = tuple(_eigenbasis(factors, grid, batch) for factors, grid in pairs)
-    scale = parts[0].scale
+    parts = []
+    for factors, grid in zip(kernel.parts, mesh.parts, strict=True):
+        lines = [node_correlation(factors, grid, i).detach() for i in range(grid.dim)]
+        pairs = [torch.linalg.eigh(line.expand(*batch, *line.shape[-2:])) for line in lines]
+        values = tuple(own.flip(-1).clamp_min(0.0) for own, _ in pairs)
+        vectors = tuple(own.flip(-1) for _, own in pairs)
+        scale = factors.scale().detach().to(values[0].device).expand(batch)
+        nothing = torch.zeros(0, grid.dim, dtype=torch.long, device=scale.device)
+        parts.append(InterpolationBasis(grid, values, vectors, scale, nothing))
+    total = parts[0].scale
     if len(parts) > 1:
-        scale = torch.stack([part.scale for part in parts]).sum(0)
-    nothing = torch.zeros(0, dtype=torch.long, device=scale.device)
-    whole = GridBasis(parts, mesh, scale, nothing, 1.0)
+        total = torch.stack([part.scale for part in parts]).sum(0)
+    nothing = torch.zeros(0, dtype=torch.long, device=total.device)
+    whole = GridBasis(tuple(parts), mesh, total, nothing, 1.0)
     chosen, dropped = select_largest(whole.shares(), tolerance, max_rank)
     ends = torch.tensor([grid.num_nodes for grid in mesh.parts], device=chosen.device).cumsum(0)
     member = torch.bucketize(chosen, ends, right=True)
@@ -183,17 +191,6 @@ def grid_basis(
         sizes = [values.shape[-1] for values in part.eigenvalues]
         terms.append(replace(part, index=torch.stack(torch.unravel_index(own, sizes), dim=-1)))
     return replace(whole, parts=tuple(terms), member=member, dropped=dropped)
-
-
-def _eigenbasis(factors: KernelFactors, grid: Grid, batch: torch.Size) -> InterpolationBasis:
-    """Compute the eigenvectors of a kernel's factors, with no feature chosen. Cost O(Σ g_i³)."""
-    matrices = [node_correlation(factors, grid, i).detach() for i in range(grid.dim)]
-    pairs = [torch.linalg.eigh(matrix.expand(*batch, *matrix.shape[-2:])) for matrix in matrices]
-    values = tuple(own.flip(-1).clamp_min(0.0) for own, _ in pairs)
-    vectors = tuple(own.flip(-1) for _, own in pairs)
-    scale = factors.scale().detach().to(values[0].device).expand(batch)
-    nothing = torch.zeros(0, grid.dim, dtype=torch.long, device=scale.device)
-    return InterpolationBasis(grid, values, vectors, scale, nothing)
 
 
 def select_largest(shares: Tensor, tolerance: float, max_rank: int) -> tuple[Tensor, float]:
@@ -212,7 +209,7 @@ def select_largest(shares: Tensor, tolerance: float, max_rank: int) -> tuple[Ten
 
 
 def relative_products(eigenvalues: tuple[Tensor, ...]) -> Tensor:
-    """Compute all products of eigenvalues in parts of their sum, ``... x p``."""
+    """Compute all p products of eigenvalues relative to their sum, ``... x p``."""
     shares = torch.ones((), dtype=torch.float64, device=eigenvalues[0].device)
     for values in eigenvalues:
         share = values / values.sum(-1, keepdim=True)
@@ -302,9 +299,9 @@ def interpolation_lines(mesh: Mesh, X: Tensor) -> Tensor:
 class Pairs:
     """All pairs of n points in one dimension of a grid.
 
-    A point's weights w are those of ``STENCIL`` consecutive nodes, and the nodes are evenly spaced
+    A point has weights w of ``STENCIL`` consecutive nodes only, and the nodes are evenly spaced
     with distance h. So the interpolated correlation of a pair is ``w(x)ᵀ K w(x') = Σ_s c_s κ(s h)``
-    over seven numbers of steps s, whatever the number of nodes.
+    over seven numbers of steps s, for any number of nodes; κ is the correlation at a distance.
 
     Attributes:
         steps: The numbers s, ``... x 1 x 7 n²``.
@@ -388,41 +385,39 @@ def integrated_gram(basis: GridBasis, bounds: Tensor) -> Tensor:
     features cover it, means of one where only one does. They are polynomials of degree at most 6 in
     each cell, integrated exactly by four Gauss points; the box is cut at all cell borders.
     """
-    own = list(zip(basis.parts, basis.grid.groups, strict=True))
-    rows = [torch.cat([_block(a, b, bounds) for b in own], -1) for a in own]
+    own, rows = list(zip(basis.parts, basis.grid.groups, strict=True)), []
+    for first in own:
+        blocks = []
+        for second in own:
+            block = (first[0].scale * second[0].scale).sqrt()[..., None, None]
+            for dimension in sorted({*first[1], *second[1]}):
+                block = block * _mean_products(first, second, dimension, bounds[:, dimension])
+            blocks.append(block)
+        rows.append(torch.cat(blocks, -1))
     return basis.in_order(torch.cat(rows, -2))
 
 
 _Part = tuple[InterpolationBasis, tuple[int, ...]]
 
 
-def _block(first: _Part, second: _Part, bounds: Tensor) -> Tensor:
-    """Compute mean products of the features of two parts, ``... x m x r x r'``."""
-    result = (first[0].scale * second[0].scale).sqrt()[..., None, None]
-    for dimension in sorted({*first[1], *second[1]}):
-        result = result * _one_dimension(first, second, dimension, bounds[:, dimension])
-    return result
-
-
-def _one_dimension(first: _Part, second: _Part, dimension: int, interval: Tensor) -> Tensor:
+def _mean_products(first: _Part, second: _Part, dimension: int, interval: Tensor) -> Tensor:
+    """Compute mean products of two parts' functions of one dimension, ``... x m x r x r'``."""
     sides = [
         (basis, group.index(dimension) if dimension in group else None)
         for basis, group in (first, second)
     ]
     cuts = [basis.grid.nodes(i) for basis, i in sides if i is not None]
     x, quadrature = _cellwise_quadrature(torch.cat(cuts), interval.to(first[0].scale))
-    rows, columns = (_values(basis, i, x) for basis, i in sides)
+    rows, columns = (
+        torch.ones_like(x).unsqueeze(-1)  # a part without the dimension: the constant function 1
+        if i is None
+        else basis.grid.interpolation_matrix(i, x) @ basis.roots[i]
+        for basis, i in sides
+    )
     line = rows.mT @ (columns * quadrature.unsqueeze(-1))
     for dim, (basis, i) in zip((-2, -1), sides, strict=True):
         line = line if i is None else line.index_select(dim, basis.index[:, i])
     return line
-
-
-def _values(basis: InterpolationBasis, i: int | None, x: Tensor) -> Tensor:
-    """Evaluate one dimension's functions, ``... x n x k``; the constant one where there is none."""
-    if i is None:
-        return torch.ones_like(x).unsqueeze(-1)
-    return basis.grid.interpolation_matrix(i, x) @ basis.roots[i]
 
 
 def _cellwise_quadrature(nodes: Tensor, interval: Tensor) -> tuple[Tensor, Tensor]:

@@ -134,7 +134,7 @@ class KernelFactors:
         return KernelFactors(tuple(map(rule, self.scales)), tuple(mapped))
 
     def in_own_dims(self) -> KernelFactors:
-        """Return the kernel as one of those inputs only that it acts on."""
+        """Return the kernel with its dimensions numbered by their order, others left out."""
         moved = (replace(f, dimension=self.dims.index(f.dimension)) for f in self.factors)
         return replace(self, factors=tuple(moved))
 
@@ -166,14 +166,12 @@ class Factor:
         """
         if not self.formula.frequencies:
             return self
-        parts = [[self._shifted(shift / width)] for shift in (-SPREAD, 0.0, SPREAD)]
+        frequencies, parts = self.formula.frequencies, []
+        for shift in (-SPREAD / width, 0.0 / width, SPREAD / width):
+            moved = [p + shift if i in frequencies else p for i, p in enumerate(self.parameters)]
+            parts.append([replace(self, parameters=tuple(moved))])
         third = torch.full_like(self.parameters[0], 1.0 / len(parts))
-        return weighted_sum(self.dimension, [third] * len(parts), parts)
-
-    def _shifted(self, shift: float) -> Factor:
-        frequencies = self.formula.frequencies
-        moved = [p + shift if i in frequencies else p for i, p in enumerate(self.parameters)]
-        return replace(self, parameters=tuple(moved))
+        return _weighted_sum(self.dimension, [third] * len(parts), parts)
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ class Formula:
     frequencies: tuple[int, ...] = ()
 
 
-def weighted_sum(
+def _weighted_sum(
     dimension: int, weights: Sequence[Tensor], parts: Sequence[Sequence[Factor]]
 ) -> Factor:
     """Make one factor of a weighted sum of products of factors, all of one dimension.
@@ -259,14 +257,14 @@ def _spectral_component(distance: Tensor, frequency: Tensor, scale: Tensor) -> T
     return decay * torch.cos(2.0 * math.pi * frequency * distance)
 
 
-SQUARED_EXPONENTIAL = Formula(_squared_exponential, math.inf)
-MATERN: dict[float, Formula] = {
+_SQUARED_EXPONENTIAL = Formula(_squared_exponential, math.inf)
+_MATERN: dict[float, Formula] = {
     0.5: Formula(_matern12, 0.5),
     1.5: Formula(_matern32, 1.5),
     2.5: Formula(_matern52, 2.5),
 }
-PERIODIC = Formula(_periodic, math.inf, frequencies=(0,))
-SPECTRAL_COMPONENT = Formula(_spectral_component, math.inf, frequencies=(0,))
+_PERIODIC = Formula(_periodic, math.inf, frequencies=(0,))
+_SPECTRAL_COMPONENT = Formula(_spectral_component, math.inf, frequencies=(0,))
 
 Terms = tuple[KernelFactors, ...]  # of a sum of products, in the inputs' own dimensions
 
@@ -324,7 +322,7 @@ def _terms_of(kernel: Kernel, active: tuple[int, ...]) -> Terms:
 
 @_terms_of.register
 def _(kernel: RBFKernel, active: tuple[int, ...]) -> Terms:
-    return (_of_columns(kernel, active, SQUARED_EXPONENTIAL, kernel.lengthscale),)
+    return (_of_columns(kernel, active, _SQUARED_EXPONENTIAL, kernel.lengthscale),)
 
 
 @_terms_of.register
@@ -335,18 +333,18 @@ def _(kernel: MaternKernel, active: tuple[int, ...]) -> Terms:
             f"{active}, a function of the distance, is none. Give bo_stream.ProductMatern in its "
             "place, of the same arguments, or take a model without a grid, such as OSGPR."
         )
-    return (_of_columns(kernel, active, MATERN[kernel.nu], kernel.lengthscale),)
+    return (_of_columns(kernel, active, _MATERN[kernel.nu], kernel.lengthscale),)
 
 
 @_terms_of.register
 def _(kernel: ProductMatern, active: tuple[int, ...]) -> Terms:
-    return (_of_columns(kernel, active, MATERN[kernel.nu], kernel.lengthscale),)
+    return (_of_columns(kernel, active, _MATERN[kernel.nu], kernel.lengthscale),)
 
 
 @_terms_of.register
 def _(kernel: PeriodicKernel, active: tuple[int, ...]) -> Terms:
     frequency = kernel.period_length.to(torch.float64).reciprocal()
-    return (_of_columns(kernel, active, PERIODIC, frequency, kernel.lengthscale),)
+    return (_of_columns(kernel, active, _PERIODIC, frequency, kernel.lengthscale),)
 
 
 @_terms_of.register
@@ -354,7 +352,7 @@ def _(kernel: SpectralMixtureKernel, active: tuple[int, ...]) -> Terms:
     weights = kernel.mixture_weights.unbind(-1)
     means, scales = kernel.mixture_means.unbind(-3), kernel.mixture_scales.unbind(-3)
     components = [
-        _of_columns(kernel, active, SPECTRAL_COMPONENT, *parameters).factors
+        _of_columns(kernel, active, _SPECTRAL_COMPONENT, *parameters).factors
         for parameters in zip(means, scales, strict=True)
     ]
     lines = (
@@ -383,13 +381,23 @@ def _(kernel: AdditiveKernel, active: tuple[int, ...]) -> Terms:
         raise UnsupportedError(
             "Expected an AdditiveKernel in covar_module to have parts, got none."
         )
-    return _joined(t for part in kernel.kernels for t in _terms(part, _active(part, active)))
+    terms = [t for part in kernel.kernels for t in _terms(part, _active(part, active))]
+    same: dict[object, list[KernelFactors]] = {}  # one entry for all that share a single dimension
+    for i, term in enumerate(terms):
+        key = term.dims if len(term.dims) == 1 else i
+        same.setdefault(key, []).append(term)
+    return tuple(
+        own[0]
+        if len(own) == 1
+        else _sum(own[0].dims[0], [t.scale() for t in own], [t.factors for t in own])
+        for own in same.values()
+    )
 
 
 def _of_columns(
     kernel: Kernel, active: tuple[int, ...], formula: Formula, *parameters: Tensor
 ) -> KernelFactors:
-    """Make a product over dimensions; each parameter is ``batch x 1 x d``, or ``batch x 1 x 1``."""
+    """Build a product over dimensions; each parameter is ``batch x 1 x d`` or ``batch x 1 x 1``."""
     if kernel.ard_num_dims not in (None, len(active)):
         raise UnsupportedError(
             f"covar_module has a {type(kernel).__name__} with ard_num_dims={kernel.ard_num_dims} "
@@ -405,21 +413,8 @@ def _of_columns(
     return KernelFactors((), tuple(factors))
 
 
-def _joined(terms: Iterable[KernelFactors]) -> Terms:
-    """Join terms that act on one and the same single dimension."""
-    same: dict[object, list[KernelFactors]] = {}
-    for i, term in enumerate(terms):
-        key = term.dims if len(term.dims) == 1 else i
-        same.setdefault(key, []).append(term)
-    return tuple(
-        own[0]
-        if len(own) == 1
-        else _sum(own[0].dims[0], [t.scale() for t in own], [t.factors for t in own])
-        for own in same.values()
-    )
-
-
 def _product(parts: Iterable[KernelFactors]) -> KernelFactors:
+    """Multiply terms: scales and factors of all."""
     known = list(parts)
     scales, factors = ([part.scales for part in known], [part.factors for part in known])
     return KernelFactors(tuple(chain(*scales)), tuple(chain(*factors)))
@@ -431,7 +426,7 @@ def _sum(
     """Compute ``Σ scale_j Π part_j`` in one dimension: the sum of scales times one correlation."""
     total = torch.stack(torch.broadcast_tensors(*scales)).to(torch.float64).sum(0)
     weights = [scale.to(torch.float64) / total for scale in scales]
-    return KernelFactors((total,), (weighted_sum(dimension, weights, parts),))
+    return KernelFactors((total,), (_weighted_sum(dimension, weights, parts),))
 
 
 # --- interpolation error of a kernel on a grid, and the grid size that an error needs ------------
@@ -462,23 +457,23 @@ def default_grid_size(kernel: GridKernel, dim: int) -> Sizes:
 
 
 def interpolation_error(kernel: GridKernel, mesh: Mesh) -> float:
-    """Bound ``|k − k̃|`` in parts of the prior variance, from probes inside the cells.
+    """Bound ``|k − k̃|`` relative to the prior variance, from probes inside the cells.
 
     A part of the kernel is a product of factors of at most one, hence its error is at most the sum
     of the errors of its dimensions, which are probed at points between the nodes. Cost O(Σ g²).
     """
     total, bound = kernel.scale().detach(), 0.0
     for factors, grid in zip(kernel.parts, mesh.parts, strict=True):
-        error = sum(float(dimension_error(factors, grid, i).max()) for i in range(grid.dim))
+        error = sum(float(_dimension_error(factors, grid, i).max()) for i in range(grid.dim))
         bound += float((factors.scale().detach().to(total) / total).max()) * error
     return bound
 
 
-def dimension_error(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
+def _dimension_error(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
     """Return the largest error of one dimension's interpolated correlation, ``...``.
 
-    Kernel and nodes are the same everywhere, so that it depends on the distance of two cells and
-    the places in them: the first cell is probed with others at all distances.
+    Kernel and nodes are the same everywhere, so that the error depends on the distance of two cells
+    and the positions in them: the first cell is probed with others at all distances.
     """
     with torch.no_grad():
         offsets = torch.tensor(_PROBES, dtype=torch.float64)
@@ -499,24 +494,18 @@ def sufficient_grid_size(kernel: GridKernel, mesh: Mesh, tolerance: float) -> Si
     Returns:
         Nodes per dimension of each, or None where more than ``2048`` a side would be needed.
     """
-    found: list[tuple[int, ...]] = []
+    result: list[tuple[int, ...]] = []
     for factors, grid in zip(kernel.parts, mesh.parts, strict=True):
-        dim = grid.dim
-        sizes = [_sufficient_line(factors, grid, i, tolerance / dim) for i in range(dim)]
-        found.append(tuple(size for size in sizes if size is not None))
-        if len(found[-1]) < dim:
-            return None
-    return tuple(found)
-
-
-def _sufficient_line(
-    factors: KernelFactors, grid: Grid, dimension: int, tolerance: float
-) -> int | None:
-    size = grid.size[dimension]
-    while size <= _LARGEST_SUGGESTION:
-        sizes = tuple(size if i == dimension else n for i, n in enumerate(grid.size))
-        finer = Grid.over(grid.bounds, sizes)
-        if float(dimension_error(factors, finer, dimension).max()) <= tolerance:
-            return size
-        size = math.ceil(1.25 * size)
-    return None
+        sufficient = []
+        for i, size in enumerate(grid.size):
+            while size <= _LARGEST_SUGGESTION:
+                sizes = tuple(size if j == i else n for j, n in enumerate(grid.size))
+                finer = Grid.over(grid.bounds, sizes)
+                if float(_dimension_error(factors, finer, i).max()) <= tolerance / grid.dim:
+                    break
+                size = math.ceil(1.25 * size)
+            else:
+                return None
+            sufficient.append(size)
+        result.append(tuple(sufficient))
+    return tuple(result)

@@ -21,9 +21,9 @@ PAIR_DEGREES = 7
 """Number of Legendre polynomials (degrees 0 to 6) that span products of two weights."""
 
 EDGE = 1e-6
-"""Points outside the box by less than this part of a cell count as inside."""
+"""Points outside the box by less than this fraction of a cell count as inside."""
 
-ROUNDINGS = 16.0
+_ROUNDINGS = 16.0
 """Rounding errors by which a corner may differ from its node: for a box that was rounded at both
 ends, grew to four times its width, and did both once more.
 """
@@ -63,7 +63,7 @@ class Stencil:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Nodes that cover a box of d inputs: those of one grid, or of one for each part of a sum.
+    """Nodes that cover a box of d inputs: of one grid, or of one grid for each part of a sum.
 
     Attributes:
         parts: The grids.
@@ -102,13 +102,13 @@ class Mesh:
 
     def stencils(self, X: Tensor) -> list[Stencil]:
         """Return each grid's stencils of points in the box, ``... x n x d``."""
-        found = []
+        stencils = []
         for grid, group in zip(self.parts, self.groups, strict=True):
             cell, t = grid.locate(columns(X, group))
             interpolation, polynomials = outer_product(weights(t)), outer_product(legendre(t))
             cells, nodes = ravel(cell, grid.cells), grid.nodes_around(cell)
-            found.append(Stencil(nodes, interpolation, cells, polynomials))
-        return found
+            stencils.append(Stencil(nodes, interpolation, cells, polynomials))
+        return stencils
 
     def contains(self, X: Tensor) -> bool:
         """Say whether all points lie in the box."""
@@ -123,14 +123,18 @@ class Mesh:
         )
 
     def grown_past(self, X: Tensor) -> Mesh:
-        """Grow as :meth:`grown_to` does, by a power of two of cells on each side.
+        """Grow as :meth:`grown_to`, by a power of two of cells or none on each side.
 
         So few meshes serve the inputs of many queries.
         """
 
+        def power_of_two(cells: int) -> int:
+            """Return the smallest power of two that is not less, or 0 for none."""
+            return 1 << (cells - 1).bit_length() if cells > 0 else 0
+
         def grown(grid: Grid, group: tuple[int, ...]) -> Grid:
             below, above = grid.missing_cells(columns(X, group))
-            return grid.grown_by(list(map(_power_of_two, below)), list(map(_power_of_two, above)))
+            return grid.grown_by(list(map(power_of_two, below)), list(map(power_of_two, above)))
 
         return self._each(grown, self.groups)
 
@@ -182,7 +186,7 @@ class Grid:
 
     @classmethod
     def over(cls, bounds: Tensor, grid_size: tuple[int, ...]) -> Grid:
-        """Make the grid of so many nodes per dimension whose cells tile ``bounds``, ``2 x d``."""
+        """Make a grid of ``grid_size`` nodes per dimension whose cells tile the box, ``2 x d``."""
         lower, upper = bounds.tolist()
         cells = tuple(size - STENCIL + 1 for size in grid_size)
         spacing = tuple((u - low) / c for low, u, c in zip(lower, upper, cells, strict=True))
@@ -229,17 +233,17 @@ class Grid:
 
     def nodes_around(self, cell: Tensor) -> Tensor:
         """Return the flat index of the nodes around cells, ``... x d -> ... x 4^d``."""
-        places = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
-        nodes = places[..., 0, :]
+        steps = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
+        nodes = steps[..., 0, :]
         for i, size in enumerate(self.size[1:], 1):
-            nodes = (nodes.unsqueeze(-1) * size + places[..., i, :].unsqueeze(-2)).flatten(-2)
+            nodes = (nodes.unsqueeze(-1) * size + steps[..., i, :].unsqueeze(-2)).flatten(-2)
         return nodes
 
     def interpolation_matrices(self, X: Tensor) -> list[Tensor]:
         """Compute dense weights of each dimension, ``... x d -> ... x g`` each, differentiable."""
         cell, t = self.locate(X)
-        places = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
-        dense = t.new_zeros(*t.shape, max(self.size)).scatter(-1, places, weights(t))
+        nodes = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
+        dense = t.new_zeros(*t.shape, max(self.size)).scatter(-1, nodes, weights(t))
         return [line[..., :size] for line, size in zip(dense.unbind(-2), self.size, strict=True)]
 
     def interpolation_matrix(self, dimension: int, x: Tensor) -> Tensor:
@@ -269,12 +273,12 @@ class Grid:
         return Grid(tuple(low - b * h for low, b, h in lines), self.spacing, cells)
 
     def aligned_to(self, other: Grid, rounding: float) -> Grid:
-        """Take the other's nodes if both corners are among them but for ``ROUNDINGS`` roundings."""
+        """Take the other's nodes if both corners are among them up to ``_ROUNDINGS`` roundings."""
         corners = self.bounds
         lower, spacing, _ = _constants(other, corners.dtype, corners.device)
         steps = (corners - lower) / spacing
         whole = steps.round()
-        slack = ROUNDINGS * rounding * corners.abs().amax(0) / spacing
+        slack = _ROUNDINGS * rounding * corners.abs().amax(0) / spacing
         if whole.diff(dim=0)[0].tolist() != list(self.cells) or bool(
             ((steps - whole).abs() > slack).any()
         ):
@@ -299,18 +303,13 @@ class Grid:
 def _constants(
     grid: Grid, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return lower corner, spacing and last cell, ``d`` each: uploaded to a device once."""
+    """Return lower corner, spacing and last cell of a grid, ``d`` each, uploaded only once."""
     with torch.inference_mode(False):  # they serve later gradients too
         lower, spacing = (
             torch.tensor(values, dtype=torch.float64).to(device, dtype)
             for values in (grid.lower, grid.spacing)
         )
         return lower, spacing, (torch.tensor(grid.cells) - 1).to(device)
-
-
-def _power_of_two(cells: int) -> int:
-    """Return the smallest power of two that is not less, or 0 for none."""
-    return 1 << (cells - 1).bit_length() if cells > 0 else 0
 
 
 def outer_product(factors: Tensor) -> Tensor:
@@ -348,6 +347,7 @@ def weights(t: Tensor) -> Tensor:
 
 @cache
 def _keys(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the coefficients ``_KEYS``, uploaded to a device once."""
     return torch.tensor(_KEYS, dtype=dtype, device=device).mT
 
 

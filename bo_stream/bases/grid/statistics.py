@@ -29,111 +29,20 @@ from bo_stream.bases.grid.mesh import (
 from bo_stream.linalg import check_memory
 from bo_stream.sufficient_statistics import SufficientStatistics
 
-ROWS_A_CELL = 2
-"""From so many rows a cell on, on average, it is faster than row by row."""
-
-_SHORTEST, _LONGEST = 4, 16
-"""Rows of a block."""
-
-_CHUNK_NUMBERS = 400_000
-"""Numbers that are computed at a time: about as many as a processor's own cache holds."""
-
-
-@dataclass(frozen=True)
-class CellSums:
-    """Sums over the rows of each of b blocks, on a grid of d dimensions.
-
-    Attributes:
-        cells: Flat index of each block's cell, ``b``.
-        moments: ``Σ D⁻¹ Π_i P_{l_i}(t_i)`` for degrees l_i from 0 to 6, with P the Legendre
-            polynomials, t a row's position in the cell and D its noise in each of g groups,
-            ``g x b x 7^d``.
-        nodes: Flat index of the nodes around each cell, ``b x 4^d``.
-        targets: Interpolation weights times ``D⁻¹ [Y, 1]`` of each of m outputs, summed,
-            ``m x b x 4^d x 2``.
-    """
-
-    cells: Tensor
-    moments: Tensor
-    nodes: Tensor
-    targets: Tensor
-
-
-def cell_sums(grid: Grid, X: Tensor, precision: Tensor, weighted: Tensor) -> Iterator[CellSums]:
-    """Yield sums over all rows, some blocks at a time.
-
-    Cost O(n (7^⌈d/2⌉ + 4^⌈d/2⌉) + n 7^d / L) numbers touched, for blocks of up to L rows.
-
-    Args:
-        grid: Whose box holds all rows.
-        X: ``n x d``.
-        precision: D⁻¹ times 1 to add a row, −1 to retract or 0 to skip it, ``g x n``.
-        weighted: Columns [Y, 1] of targets times the precision, ``m x n x 2``.
-    """
-    cell, t = grid.locate(X)
-    cells, half = ravel(cell, grid.cells), (grid.dim + 1) // 2
-    length = min(max(_SHORTEST, len(cells) // math.prod(grid.cells)), _LONGEST)
-    rows, held = blocks(cells, length)
-    widths = PAIR_DEGREES**half, PAIR_DEGREES ** (grid.dim - half)
-    numbers = PAIR_DEGREES**grid.dim + length * sum(widths)
-    step = max(1, _CHUNK_NUMBERS // numbers)
-    for some, here in zip(rows.split(step), held.split(step), strict=True):
-        first, places = some[:, 0], t[some].to(weighted.dtype)
-        moments = _sums(
-            legendre(places), half, torch.where(here, precision[:, some], 0.0)[..., None]
-        )
-        own = torch.where(here[..., None], weighted[:, some], 0.0)
-        sums = _sums(weights(places), half, own)
-        yield CellSums(cells[first], moments.squeeze(-1), grid.nodes_around(cell[first]), sums)
-
-
-def _sums(values: Tensor, half: int, columns: Tensor) -> Tensor:
-    """Sum products over dimensions times columns over the rows of each block.
-
-    Args:
-        values: l functions of each of d dimensions, at the L rows of b blocks, ``b x L x d x l``.
-        half: Number of dimensions of the left factor of the matrix products.
-        columns: c numbers of each row, for each of g groups, ``g x b x L x c``.
-
-    Returns:
-        ``g x b x l^d x c``.
-    """
-    left = outer_product(values[..., :half, :])
-    if half < values.shape[-2]:
-        right = outer_product(values[..., half:, :])
-        columns = (right.unsqueeze(-1) * columns.unsqueeze(-2)).flatten(-2)
-    width = values.shape[-1] ** values.shape[-2]
-    return (left.mT @ columns).unflatten(-1, (width // left.shape[-1], -1)).flatten(-3, -2)
-
-
-def blocks(cells: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Put rows of the same cell into blocks.
-
-    Args:
-        cells: Cell of each row, ``n``.
-        length: Most rows of a block, L.
-
-    Returns:
-        The rows of each block, ``b x L``, the first always one of its own, and whether each is of
-        the block, ``b x L``: b is at most ``n / L`` and one more for each cell that has rows.
-    """
-    order = cells.argsort()
-    counts = torch.unique_consecutive(cells[order], return_counts=True)[1]
-    ends, parts = counts.cumsum(0), (counts + length - 1) // length
-    group = torch.repeat_interleave(torch.arange(len(counts), device=cells.device), parts)
-    within = torch.arange(len(group), device=cells.device) - (parts.cumsum(0) - parts)[group]
-    first = (ends - counts)[group] + length * within
-    positions = first.unsqueeze(-1) + torch.arange(length, device=cells.device)
-    return order[positions.clamp_max(len(cells) - 1)], positions < ends[group].unsqueeze(-1)
-
-
-# --- statistics of node values on a mesh ---------------------------------------------------------
-
-
 MEMORY_LIMIT_GIB = 4.0
 """Largest gram that is allocated."""
 
-_CHUNK_OF_PRODUCTS = 4_000_000
+ROWS_A_CELL = 2
+"""Mean number of rows a cell from which on sums by cell are faster than row by row."""
+
+_SHORTEST, _LONGEST = 4, 16
+"""Rows of a block of one cell."""
+
+_NUMBERS_BY_CELL = 400_000
+"""Numbers of sums by cell that are computed at a time: about a processor's own cache."""
+
+_NUMBERS_BY_ROW = 4_000_000
+"""Numbers that are computed at a time row by row."""
 
 # Up to here torch's index_put_ is several times faster on a CPU than index_add_.
 _NARROW = 8
@@ -229,7 +138,7 @@ def zero_statistics(
 
 
 def _strip_shapes(nodes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return rows and columns of the strips for grids of so many nodes."""
+    """Return rows and columns of the strips for grids with the given numbers of nodes."""
     return [(own, sum(nodes[a + 1 :])) for a, own in enumerate(nodes[:-1])]
 
 
@@ -241,7 +150,7 @@ def gram_numbers(mesh: Mesh) -> int:
 
 
 def check_room(mesh: Mesh, copies: int) -> None:
-    """Refuse so many copies of a mesh's pairs of nodes as memory does not hold.
+    """Check that memory suffices for some copies of a mesh's pairs of nodes.
 
     Raises:
         ValueError: More than ``MEMORY_LIMIT_GIB`` would be needed.
@@ -261,66 +170,51 @@ def accumulate(
     noise: Tensor,
     weight: Tensor,
 ) -> None:
-    """Add observations to statistics in place, at a cost independent of those before.
+    """Add observations to statistics in place, at a cost independent of earlier observations.
 
     Cost O(n 7^d) a grid, less for many rows a cell, and O(n S²) for several grids whose stencils
     have S = Σ 4^d nodes together.
 
     Args:
         statistics: Memory with leading batch shape ``batch``.
-        mesh: Of the statistics.
+        mesh: The nodes of the statistics.
         X: ``batch x n x d``, inside the mesh's box.
         targets: ``batch x m x n``.
         noise: Relative noise, ``batch x (1 or m) x n``.
         weight: 1 to add, −1 to retract, 0 to skip, ``batch x (1 or m) x n``.
     """
-    if X.shape[-2] == 0:
+    n = X.shape[-2]
+    if n == 0:
         return
     precision = weight / noise
     columns = torch.stack((targets, torch.ones_like(targets)), -1)
     weighted = columns * precision.unsqueeze(-1)
-    if _is_dense(mesh, X):
-        _add_by_cell(statistics, mesh.parts[0], X, precision, weighted)
+    grid = mesh.parts[0]
+    is_one = X.dim() == 2 and X.is_cpu and len(mesh.parts) == 1
+    if is_one and n >= ROWS_A_CELL * math.prod(grid.cells):
+        moments = statistics.gram.blocks[0].moments
+        for sums in cell_sums(grid, X, precision, weighted):
+            _add_rows(moments, sums.cells, sums.moments)
+            _add_rows(statistics.moment, sums.nodes.flatten(), sums.targets.flatten(-3, -2))
     else:
-        for part in _chunks(mesh, *precision.shape[-2:]):
-            stencils = mesh.stencils(X[..., part, :])
-            _add_by_row(statistics, stencils, precision[..., part], weighted[..., part, :])
+        dims = [len(part.cells) for part in mesh.parts]
+        pairs = map(math.prod, _strip_shapes([STENCIL**dim for dim in dims]))
+        widest = max([*pairs, *(PAIR_DEGREES**dim for dim in dims)])
+        size = max(1, _NUMBERS_BY_ROW // (widest * precision.shape[-2]))
+        for first in range(0, n, size):
+            rows = slice(first, first + size)
+            stencils = mesh.stencils(X[..., rows, :])
+            _add_by_row(statistics, stencils, precision[..., rows], weighted[..., rows, :])
     statistics.energy.add_(columns.mT @ weighted)
     statistics.totals.add_(columns.mT @ (columns * weight.unsqueeze(-1)))
     statistics.log_noise.add_((weight * noise.log()).sum(-1))
     statistics.noise_sum.add_((weight * noise).sum(-1))
 
 
-def _is_dense(mesh: Mesh, X: Tensor) -> bool:
-    """Say whether there are so many rows a cell, of one grid, that sums by cell are faster."""
-    one = X.dim() == 2 and X.is_cpu and len(mesh.parts) == 1
-    return one and len(X) >= ROWS_A_CELL * math.prod(mesh.parts[0].cells)
-
-
-def _add_by_cell(
-    statistics: NodeStatistics, grid: Grid, X: Tensor, precision: Tensor, weighted: Tensor
-) -> None:
-    """Add to gram and moment what rows of the same cell sum up to."""
-    moments, node_sums = statistics.gram.blocks[0].moments, statistics.moment
-    for some in cell_sums(grid, X, precision, weighted):
-        _add_rows(moments, some.cells, some.moments)
-        _add_rows(node_sums, some.nodes.flatten(), some.targets.flatten(-3, -2))
-
-
-def _chunks(mesh: Mesh, noise_groups: int, n: int) -> Iterator[slice]:
-    """Yield parts of n rows of which about ``_CHUNK_OF_PRODUCTS`` numbers are computed."""
-    dims = [len(grid.cells) for grid in mesh.parts]
-    pairs = map(math.prod, _strip_shapes([STENCIL**dim for dim in dims]))
-    widest = max([*pairs, *(PAIR_DEGREES**dim for dim in dims)])
-    size = max(1, _CHUNK_OF_PRODUCTS // (widest * noise_groups))
-    for first in range(0, n, size):
-        yield slice(first, first + size)
-
-
 def _add_by_row(
     statistics: NodeStatistics, stencils: Sequence[Stencil], precision: Tensor, weighted: Tensor
 ) -> None:
-    """Add to gram and moment rows of given stencils."""
+    """Add rows with given stencils to gram and moment."""
     gram = statistics.gram
     for block, stencil in zip(gram.blocks, stencils, strict=True):
         moments = stencil.polynomials.unsqueeze(-3) * precision.unsqueeze(-1)
@@ -390,3 +284,94 @@ def _window(sizes: Sequence[int], larger: Sequence[int], offset: Sequence[int]) 
     for i, (start, size) in enumerate(zip(offset, sizes, strict=True)):
         positions = positions.narrow(i, start, size)
     return positions.flatten()
+
+
+# --- sums over the rows of each cell --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CellSums:
+    """Sums over the rows of each of b blocks, on a grid of d dimensions.
+
+    Attributes:
+        cells: Flat index of each block's cell, ``b``.
+        moments: ``Σ D⁻¹ Π_i P_{l_i}(t_i)`` for degrees l_i from 0 to 6, with P the Legendre
+            polynomials, t a row's position in the cell and D its noise in each of g groups,
+            ``g x b x 7^d``.
+        nodes: Flat index of the nodes around each cell, ``b x 4^d``.
+        targets: Interpolation weights times ``D⁻¹ [Y, 1]`` of each of m outputs, summed,
+            ``m x b x 4^d x 2``.
+    """
+
+    cells: Tensor
+    moments: Tensor
+    nodes: Tensor
+    targets: Tensor
+
+
+def cell_sums(grid: Grid, X: Tensor, precision: Tensor, weighted: Tensor) -> Iterator[CellSums]:
+    """Yield sums over all rows, some blocks at a time.
+
+    Cost O(n (7^⌈d/2⌉ + 4^⌈d/2⌉) + n 7^d / L) numbers touched, for blocks of up to L rows.
+
+    Args:
+        grid: The grid, whose box holds all rows.
+        X: ``n x d``.
+        precision: D⁻¹ times 1 to add a row, −1 to retract or 0 to skip it, ``g x n``.
+        weighted: Columns [Y, 1] of targets times the precision, ``m x n x 2``.
+    """
+    cell, t = grid.locate(X)
+    cells, half = ravel(cell, grid.cells), (grid.dim + 1) // 2
+    length = min(max(_SHORTEST, len(cells) // math.prod(grid.cells)), _LONGEST)
+    rows, is_own = blocks(cells, length)
+    widths = PAIR_DEGREES**half, PAIR_DEGREES ** (grid.dim - half)
+    numbers = PAIR_DEGREES**grid.dim + length * sum(widths)
+    step = max(1, _NUMBERS_BY_CELL // numbers)
+    for some, here in zip(rows.split(step), is_own.split(step), strict=True):
+        first, positions = some[:, 0], t[some].to(weighted.dtype)
+        moments = _sums(
+            legendre(positions), half, torch.where(here, precision[:, some], 0.0)[..., None]
+        )
+        own = torch.where(here[..., None], weighted[:, some], 0.0)
+        sums = _sums(weights(positions), half, own)
+        yield CellSums(cells[first], moments.squeeze(-1), grid.nodes_around(cell[first]), sums)
+
+
+def _sums(values: Tensor, half: int, columns: Tensor) -> Tensor:
+    """Sum products over dimensions times columns over the rows of each block.
+
+    Args:
+        values: l functions of each of d dimensions, at the L rows of b blocks, ``b x L x d x l``.
+        half: Number of dimensions of the left factor of the matrix products.
+        columns: c numbers of each row, for each of g groups, ``g x b x L x c``.
+
+    Returns:
+        ``g x b x l^d x c``.
+    """
+    left = outer_product(values[..., :half, :])
+    if half < values.shape[-2]:
+        right = outer_product(values[..., half:, :])
+        columns = (right.unsqueeze(-1) * columns.unsqueeze(-2)).flatten(-2)
+    width = values.shape[-1] ** values.shape[-2]
+    return (left.mT @ columns).unflatten(-1, (width // left.shape[-1], -1)).flatten(-3, -2)
+
+
+def blocks(cells: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Put rows of the same cell into blocks.
+
+    Args:
+        cells: Cell of each row, ``n``.
+        length: Most rows of a block, L.
+
+    Returns:
+        The rows of each block, ``b x L``, of which the first is always its own, and whether each
+        belongs to the block, ``b x L``: b is at most ``n / L`` plus one for each cell with rows.
+    """
+    order = cells.argsort()
+    counts = torch.unique_consecutive(cells[order], return_counts=True)[1]
+    ends, parts = counts.cumsum(0), (counts + length - 1) // length
+    group = torch.repeat_interleave(torch.arange(len(counts), device=cells.device), parts)
+    within = torch.arange(len(group), device=cells.device) - (parts.cumsum(0) - parts)[group]
+    first = (ends - counts)[group] + length * within
+    positions = first.unsqueeze(-1) + torch.arange(length, device=cells.device)
+    return order[positions.clamp_max(len(cells) - 1)], positions < ends[group].unsqueeze(-1)

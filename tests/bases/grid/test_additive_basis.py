@@ -127,7 +127,7 @@ def test_accumulated_statistics_are_the_dense_ones() -> None:
 
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream()
-    monkeypatch.setattr("bo_stream.bases.grid.statistics._CHUNK_NUMBERS", 3000)
+    monkeypatch.setattr("bo_stream.bases.grid.statistics._NUMBERS_BY_ROW", 3000)
     assert_same(stream.statistics(), mesh(), stream.dense(mesh()))
 
 

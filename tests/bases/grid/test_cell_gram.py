@@ -84,7 +84,7 @@ def test_accumulated_statistics_are_the_dense_ones(dim: int) -> None:
 
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(2)
-    monkeypatch.setattr("bo_stream.bases.grid.statistics._CHUNK_NUMBERS", 7**2 * GROUPS * 5)
+    monkeypatch.setattr("bo_stream.bases.grid.statistics._NUMBERS_BY_ROW", 7**2 * GROUPS * 5)
     assert_same(stream.statistics(), stream.dense())
 
 

@@ -84,7 +84,7 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     whole = made()
-    monkeypatch.setattr("bo_stream.bases.grid.statistics._CHUNK_NUMBERS", 1)
+    monkeypatch.setattr("bo_stream.bases.grid.statistics._NUMBERS_BY_CELL", 1)
     by_block = made()
     assert_close(by_block.gram.blocks[0].moments, whole.gram.blocks[0].moments)
     assert_close(by_block.moment, whole.moment)
