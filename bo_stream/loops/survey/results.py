@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,24 +97,20 @@ def odd_covariates(read: Array, sites: SurveySites) -> list[str]:
     for column, name in enumerate(sites.covariates, start=2):
         values, known = read[:, column], sites.X[:, column].numpy()
         values = values[~np.isnan(values)]
-        if values.size and _in_another_unit(values, known):
+        if not values.size:
+            continue
+        low, high = known.min(), known.max()
+        margin = 0.5 * (high - low)
+        typical, usual = np.median(values), np.median(known)
+        is_inside = low <= typical <= high
+        is_far = not low - margin <= typical <= high + margin
+        is_scaled = usual != 0.0 and not 1.0 / FACTOR < typical / usual < FACTOR
+        if not is_inside and (is_far or is_scaled):
             remarks.append(
                 f"{name}: the new sites have {_span(values)}, the list has {_span(known)}. Is it "
                 "in the same unit? Per cent and shares are easily mixed."
             )
     return remarks
-
-
-def _in_another_unit(values: Array, known: Array) -> bool:
-    """Tell whether values are outside a sample, and far off by difference or by factor."""
-    low, high = known.min(), known.max()
-    typical, usual = np.median(values), np.median(known)
-    if low <= typical <= high:
-        return False
-    margin = 0.5 * (high - low)
-    if not low - margin <= typical <= high + margin:
-        return True
-    return usual != 0.0 and not 1.0 / FACTOR < typical / usual < FACTOR
 
 
 def _span(values: Sequence[float] | Array) -> str:
@@ -210,28 +206,46 @@ class ResultsTable:
         positions = np.full((len(cells), 2), np.nan)
         if columns is not None:
             positions = np.column_stack([cells.numbers(column) for column in columns])
-        ids, remarks = _restored(cells, cells.texts(id_column), positions, sites, known)
-        _check_ids(cells, id_column, ids)
+        ids, remarks = _read_ids(cells, id_column, positions, sites, known)
         places, warnings = _read_places(cells, ids, columns, positions, settings, sites, known)
         dated = find_dates(cells, settings)
         dates = [""] * len(cells) if dated is None else read_dates(cells, dated)
-        used = {id_column, *(columns or ()), *([] if dated is None else [dated])}
+        # Columns of the list and of the form to fill in come along; others deserve a remark.
+        expected = {id_column, *(columns or ()), *([] if dated is None else [dated])}
+        expected |= {*FORM, *sites.names, *map(listed_as, sites.names), *settings.covariates}
+        free = settings.unclaimed(names)
+        for role, name in (("examined", settings.examined), ("positive", settings.positive)):
+            counted = find_column(free, role, name if name in names else None, source)
+            expected |= set() if counted is None else {counted}
+        unused = [name for name in names if name not in expected]
+        if unused:
+            remarks.append(f"Columns not used: {', '.join(map(repr, unused))}.")
         return cls(
             dict(zip(ids.tolist(), counts.values(), strict=True)),
             places,
             len(whole) - len(cells),
             tuple(warnings),
-            (*remarks, *_not_used(names, used, settings, sites, source)),
+            tuple(remarks),
             {site: day for site, day in zip(ids.tolist(), dates, strict=True) if day},
         )
 
     def records(self, sites: SurveySites, known: Mapping[str, SiteResult]) -> list[dict[str, Any]]:
-        """Return the results that are new or changed, as a ledger keeps them."""
-        return [
-            _record(site, counts, self.places.get(site), self.dates.get(site), sites)
-            for site, counts in self.counts.items()
-            if not self._is_known(site, known)
-        ]
+        """Return the results that are new or changed, as a ledger stores them."""
+        records = []
+        for site, counts in self.counts.items():
+            if self._is_known(site, known):
+                continue
+            record: dict[str, Any] = {
+                "id": site, "positive": counts.positive, "examined": counts.examined
+            }  # fmt: skip
+            if site in self.dates:
+                record["date"] = self.dates[site]
+            if site in self.places:
+                values = [None if np.isnan(v) else float(v) for v in self.places[site]]
+                record |= dict(zip(sites.coordinates.names, values[:2], strict=True))
+                record["covariates"] = dict(zip(sites.covariates, values[2:], strict=True))
+            records.append(record)
+        return records
 
     def compared(
         self, sites: SurveySites, known: Mapping[str, SiteResult], pending: Mapping[str, object]
@@ -261,30 +275,14 @@ class ResultsTable:
         return place is None or np.array_equal(place, np.array(former.place), equal_nan=True)
 
 
-def _check_ids(cells: Cells, column: str, ids: Texts) -> None:
-    """Check that each row with a result has an id, and no two rows the same one."""
-    empty = first(ids == "")
-    if empty is not None:
-        raise cells.fault(empty, column, "the id is missing. Which site is it?")
-    again = first(pd.Series(ids).duplicated().to_numpy())
-    if again is None:
-        return
-    earlier = first(ids == ids[again]) or 0
-    rows = [cells.table.index[row] for row in (earlier, again)]
-    raise UsageError(
-        f"{cells.source}: rows {rows[0]} and {rows[1]} both have the id {ids[again]!r}. Keep one "
-        "row for each site: add the numbers up if both surveys count."
-    )
-
-
-def _restored(
+def _read_ids(
     cells: Cells,
-    ids: Texts,
+    column: str,
     positions: Array,
     sites: SurveySites,
     known: Mapping[str, SiteResult],
 ) -> tuple[Texts, list[str]]:
-    """Give ids that went through a spreadsheet the leading zeros back that they have in the list.
+    """Read ids, with the leading zeros that they have in the list and lost in a spreadsheet.
 
     An id that could be two sites' is that of the one at the row's position.
 
@@ -292,8 +290,10 @@ def _restored(
         The ids, ``n``, and a remark if some were changed.
 
     Raises:
-        UsageError: An id could be two sites', and its row has no position that decides.
+        UsageError: An id is missing or there twice, or could be two sites' and its row has no
+            position that decides.
     """
+    ids = cells.texts(column)
     listed = [*sites.ids, *(site for site in known if sites.positions([site])[0] < 0)]
     like = as_listed(ids, listed)
     keeps_zeros = any(re.match("0[0-9]", site) for site in ids)
@@ -316,6 +316,17 @@ def _restored(
         restored[row] = others[0]
         if others[0] != site:
             changed.append(f"{site!r} is {others[0]!r}")
+    empty = first(restored == "")
+    if empty is not None:
+        raise cells.fault(empty, column, "the id is missing. Which site is it?")
+    again = first(pd.Series(restored).duplicated().to_numpy())
+    if again is not None:
+        earlier = first(restored == restored[again]) or 0
+        rows = [cells.table.index[row] for row in (earlier, again)]
+        raise UsageError(
+            f"{cells.source}: rows {rows[0]} and {rows[1]} both have the id {restored[again]!r}. "
+            "Keep one row for each site: add the numbers up if both surveys count."
+        )
     if not changed:
         return restored, []
     more = f", and {len(changed) - 5:,} more" if len(changed) > 5 else ""
@@ -338,27 +349,6 @@ def _at(position: Array, others: Sequence[str], sites: SurveySites) -> list[str]
     ]
 
 
-def _not_used(
-    names: Sequence[str],
-    used: Collection[str],
-    settings: SurveySettings,
-    sites: SurveySites,
-    source: str,
-) -> list[str]:
-    """Say which columns of a table of results were not used, but for those of the list and form."""
-    free = settings.unclaimed(names)
-    counted = {
-        column
-        for role in ("examined", "positive")
-        for given in [getattr(settings, role)]
-        for column in [find_column(free, role, given if given in names else None, source)]
-    }
-    expected = {*used, *counted, *FORM, *sites.names, *settings.covariates}
-    expected |= {listed_as(name) for name in sites.names}
-    strange = [name for name in names if name not in expected]
-    return [f"Columns not used: {', '.join(map(repr, strange))}."] if strange else []
-
-
 def _read_places(
     cells: Cells,
     ids: Texts,
@@ -377,7 +367,14 @@ def _read_places(
     gaps: Mask = np.asarray(np.isnan(places).any(axis=1))
     strange = first(np.array([site not in known for site in ids], dtype=bool) & (listed < 0) & gaps)
     if strange is not None:
-        raise _unknown_site(cells, sites, str(ids[strange]), strange)
+        like = meant(str(ids[strange]), sites.ids.tolist())
+        hint = "" if like is None else f" Is it {like!r}?"
+        raise cells.fault(
+            strange,
+            cells.id_column,
+            f"there is no site {str(ids[strange])!r} in the list.{hint} A site outside the list "
+            f"needs its {', '.join(sites.coordinates.names)} and covariates in this table.",
+        )
     warnings = moved_sites(cells, places, sites, listed)
     rows = np.flatnonzero((listed < 0) & ~gaps).tolist()
     if columns is None or not rows:
@@ -395,18 +392,6 @@ def _read_places(
     read = read_inputs(others, columns, settings)
     warnings += far_sites(others, read, sites) + odd_covariates(read, sites)
     return dict(zip(ids[rows].tolist(), read, strict=True)), warnings
-
-
-def _unknown_site(cells: Cells, sites: SurveySites, site: str, row: int) -> UsageError:
-    """Say that a site is not in the list, and which id may be meant."""
-    like = meant(site, sites.ids.tolist())
-    hint = "" if like is None else f" Is it {like!r}?"
-    return cells.fault(
-        row,
-        cells.id_column,
-        f"there is no site {site!r} in the list.{hint} A site outside the list needs its "
-        f"{', '.join(sites.coordinates.names)} and covariates in this table.",
-    )
 
 
 def _check_not_listed(
@@ -429,20 +414,3 @@ def _check_not_listed(
             f"this site is not in the list, but is where {site!r} of the list is. If it is that "
             "site, give its id; else correct the position.",
         )
-
-
-def _record(
-    site: str, counts: Counts, place: Array | None, day: str | None, sites: SurveySites
-) -> dict[str, Any]:
-    """Return a result as a ledger keeps it."""
-    record: dict[str, Any] = {
-        "id": site, "positive": counts.positive, "examined": counts.examined
-    }  # fmt: skip
-    if day is not None:
-        record["date"] = day
-    if place is None:
-        return record
-    values = [None if np.isnan(value) else float(value) for value in place]
-    named = dict(zip(sites.covariates, values[2:], strict=True))
-    position = dict(zip(sites.coordinates.names, values[:2], strict=True))
-    return {**record, **position, "covariates": named}
