@@ -123,7 +123,15 @@ class Ledger:
         content = "".join(event.line() for event in self.events).encode()
         with atomic_write(folder / RESULTS) as file:
             file.write(content)
-        _sync_folder(folder)
+        try:  # to make the new file's name durable
+            descriptor = os.open(folder, os.O_RDONLY)
+        except OSError:  # Windows opens no folders
+            pass
+        else:
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
         self.folder, self._end = folder, len(content)
 
     @contextmanager
@@ -148,27 +156,22 @@ class Ledger:
         time = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         event = Event(len(self.events) + 1, time, verb, values)
         if self.folder is not None:
-            self._put(self.folder / RESULTS, event.line().encode())
+            line = event.line().encode()
+            with (self.folder / RESULTS).open("r+b", buffering=0) as file:
+                file.seek(self._end)
+                # A line that was cut short is overwritten: it was never confirmed, but somebody
+                # may miss it.
+                if torn := file.readall():
+                    with (self.folder / TORN).open("ab") as aside:
+                        aside.write(torn + b"\n")
+                        aside.flush()
+                        os.fsync(aside.fileno())
+                self.torn = ""
+                file.truncate(self._end)
+                write_whole(file, line, self._end)
+            self._end += len(line)
         self.events.append(event)
         return event
-
-    def _put(self, path: Path, line: bytes) -> None:
-        """Write a line behind the whole ones; of one that cannot be written whole nothing stays."""
-        with path.open("r+b", buffering=0) as file:
-            file.seek(self._end)
-            self._set_torn_aside(file.readall())
-            file.truncate(self._end)
-            write_whole(file, line, self._end)
-        self._end += len(line)
-
-    def _set_torn_aside(self, tail: bytes) -> None:
-        """Keep what will be overwritten: it was never confirmed, but somebody may miss it."""
-        if tail and self.folder is not None:
-            with (self.folder / TORN).open("ab") as file:
-                file.write(tail + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-        self.torn = ""
 
     def _read_new(self) -> list[Event]:
         """Read the events behind those that are known."""
@@ -190,40 +193,25 @@ class Ledger:
         *lines, rest = tail.split(b"\n")
         new: list[Event] = []
         for line in lines:
-            new.append(self._parsed(path, line, len(self.events) + len(new) + 1))
+            number = len(self.events) + len(new) + 1
+            try:
+                event = Event.parse(line)
+                if event.sequence != number:
+                    raise ValueError(f"it has the number {event.sequence}")
+            except (ValueError, TypeError) as error:
+                raise UsageError(
+                    f"{path}, line {number}, is damaged ({error}). Restore the file from a copy: "
+                    "the lines before are whole."
+                ) from error
+            new.append(event)
             self._end += len(line) + 1
         self.torn = rest.decode(errors="replace")
         self.events += new
         return new
 
-    @staticmethod
-    def _parsed(path: Path, line: bytes, number: int) -> Event:
-        try:
-            event = Event.parse(line)
-            if event.sequence != number:
-                raise ValueError(f"it has the number {event.sequence}")
-        except (ValueError, TypeError) as error:
-            raise UsageError(
-                f"{path}, line {number}, is damaged ({error}). Restore the file from a copy: the "
-                "lines before are whole."
-            ) from error
-        return event
-
 
 def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a new file's name durable, where the system can."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # Windows
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # --- what is known of a survey: results, sites that are asked for --------------------------------
@@ -300,15 +288,23 @@ class SurveyFacts:
     def apply(self, events: Iterable[Event]) -> None:
         """Take events in, in their order."""
         for event in events:
-            {"ask": self._ask, "tell": self._tell, "withdraw": self._withdraw}[event.verb](event)
-
-    def _ask(self, event: Event) -> None:
-        self.rounds += 1
-        total = event.values.get("total")
-        for site in event.values["sites"]:
-            gain = site["gain"] / total if total and site["gain"] is not None else None
-            request = Request(self.rounds, event.time, site["reason"], gain, site["cost"])
-            self.pending[site["id"]] = request
+            if event.verb == "ask":
+                self.rounds += 1
+                total = event.values.get("total")
+                for site in event.values["sites"]:
+                    gain = site["gain"] / total if total and site["gain"] is not None else None
+                    request = Request(self.rounds, event.time, site["reason"], gain, site["cost"])
+                    self.pending[site["id"]] = request
+            elif event.verb == "tell":
+                self._tell(event)
+            else:
+                self._settle_doubts(frozenset(event.values["ids"]))
+                for site in event.values["ids"]:
+                    self.pending.pop(site, None)
+                    self.results.pop(site, None)
+                    listed = bool(self._sites.positions([site])[0] >= 0)
+                    if listed and not event.values["ask_again"]:
+                        self.given_up.add(site)
 
     def _tell(self, event: Event) -> None:
         sites = frozenset(told["id"] for told in event.values["results"])
@@ -317,31 +313,22 @@ class SurveyFacts:
             self.doubts.append((sites, tuple(event.values["warnings"])))
         for told in event.values["results"]:
             site, counts = told["id"], Counts(told["positive"], told["examined"])
-            former = self.results.get(site)
+            previous = self.results.get(site)
             asked = self.pending.pop(site, None) is not None
             self.given_up.discard(site)
             place, day = placed(told, self._sites), told.get("date", "")
-            if former is None:
+            if previous is None:
                 self.results[site] = SiteResult(counts, event.time, asked, 0, place, day)
                 continue
-            changed = counts != former.counts or bool(place and place != former.place)
+            changed = counts != previous.counts or bool(place and place != previous.place)
             self.results[site] = replace(
-                former,
+                previous,
                 counts=counts,
                 time=event.time,
-                corrected=former.corrected + changed,
-                place=place or former.place,
-                date=day or former.date,
+                corrected=previous.corrected + changed,
+                place=place or previous.place,
+                date=day or previous.date,
             )
-
-    def _withdraw(self, event: Event) -> None:
-        self._settle_doubts(frozenset(event.values["ids"]))
-        for site in event.values["ids"]:
-            self.pending.pop(site, None)
-            self.results.pop(site, None)
-            listed = bool(self._sites.positions([site])[0] >= 0)
-            if listed and not event.values["ask_again"]:
-                self.given_up.add(site)
 
     def _settle_doubts(self, sites: frozenset[str]) -> None:
         """Take away doubts about results that are corrected or withdrawn."""

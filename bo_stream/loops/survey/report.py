@@ -40,7 +40,7 @@ from bo_stream.storage.archive import package_version
 
 Array = NDArray[np.float64]
 
-MOST = 20_000
+MOST_ZOOMED = 20_000
 """Sites of a zoomable map; of more there is the picture alone, which keeps the page small."""
 
 _STEPS = 24
@@ -53,22 +53,12 @@ _TALLEST, _WIDEST = 2.0, 0.5
 def zoomable_map(findings: SurveyFindings, still: Element) -> list[Element]:
     """Make a map of all sites with their data, to be drawn by :func:`script`.
 
-    Costs some hundred bytes a site.
+    The data are lists of numbers and texts, an entry a site; they take some hundred bytes a site.
 
     Args:
-        findings: At most ``MOST`` sites.
+        findings: At most ``MOST_ZOOMED`` sites.
         still: Picture with a caption, for paper and for browsers without a script.
     """
-    return [element("div", still, id="map", class_="zoomable"), data("map-data", _values(findings))]
-
-
-def script() -> str:
-    """Return the JavaScript that draws the map."""
-    return Path(__file__).with_name("map.js").read_text(encoding="utf-8")
-
-
-def _values(findings: SurveyFindings) -> dict[str, Any]:
-    """Return what the script draws: lists of numbers and texts, an entry a site."""
     table, coordinates = findings.predictions, findings.coordinates
     ground = Ground.of(table, coordinates)
     (left, right), (bottom, top) = ground.extent(_TALLEST, _WIDEST)
@@ -91,7 +81,11 @@ def _values(findings: SurveyFindings) -> dict[str, Any]:
         "high": _in_per_cent(table["upper"]),
         "chance": None,
         "places": None,
-        "results": _results(findings),
+        "results": {  # in words, by the index of the site
+            str(index): result_in_words(row)
+            for index, row in enumerate(table.to_dict("records"))
+            if not pd.isna(row["examined"])
+        },
         "next": chosen[chosen >= 0].tolist(),
         "layers": [],
         "marks": [[f"surveyed ({len(findings.surveyed):,})", "ring"]],
@@ -112,7 +106,12 @@ def _values(findings: SurveyFindings) -> dict[str, Any]:
         _numbers("Prevalence", mean, "YlOrBr", findings.threshold or 0.0),
         _numbers("Uncertainty", spread, "BuPu", 0.0),
     ]
-    return values
+    return [element("div", still, id="map", class_="zoomable"), data("map-data", values)]
+
+
+def script() -> str:
+    """Return the JavaScript that draws the map."""
+    return Path(__file__).with_name("map.js").read_text(encoding="utf-8")
 
 
 def _described(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]]]:
@@ -129,15 +128,6 @@ def _described(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]
 
 def _in_per_cent(shares: pd.Series[float]) -> list[float]:
     return (100.0 * shares).round(1).tolist()
-
-
-def _results(findings: SurveyFindings) -> dict[str, str]:
-    """Say the result of each surveyed site, by its place among all."""
-    return {
-        str(place): result_in_words(row)
-        for place, row in enumerate(findings.predictions.to_dict("records"))
-        if not pd.isna(row["examined"])
-    }
 
 
 def _classes(findings: SurveyFindings, line: str) -> dict[str, Any]:
@@ -202,7 +192,11 @@ def survey_page(findings: SurveyFindings, written: date) -> bytes:
     title = f"Survey report: {findings.name}"
     parts: list[Content] = [element("h1", title), *_headline(findings), *_maps(findings)]
     parts += [*_next_sites(findings), *_called(findings), *_trust(findings)]
-    parts += [*_odd(findings), *_settings(findings)]
+    if findings.notes:
+        parts += [element("h2", "What looks odd in the tables")]
+        parts += [element("ul", *_items(findings.notes))]
+    parts += [element("h2", "Settings")]
+    parts += [table(["Setting", "Value"], findings.settings.items(), numbers=[])]
     parts += [element("h2", "What to keep in mind"), element("ul", *_items(CAVEATS))]
     version = f"Written on {written.isoformat()} by bo_stream {package_version('bo-stream')}."
     zoomed = script() if _is_zoomable(findings) else ""
@@ -295,16 +289,13 @@ def _headline(findings: SurveyFindings) -> Iterator[Content]:
     boxes = [element("div", element("strong", value), name) for name, value in numbers.items()]
     yield element("div", *boxes, class_="numbers")
     if findings.threshold is not None:
-        yield _shares(findings.class_counts(), total)
-
-
-def _shares(counts: dict[str, int], total: int) -> Content:
-    bars = [
-        element("span", style=f"background:{COLOURS[name]};width:{100 * count / total:.3f}%")
-        for name, count in counts.items()
-    ]
-    text = ", ".join(f"{name}: {per_cent(count / total)}" for name, count in counts.items())
-    return element("div", *bars, class_="shares", role="img", **{"aria-label": f"Sites {text}"})
+        counts = findings.class_counts()
+        bars = [
+            element("span", style=f"background:{COLOURS[name]};width:{100 * count / total:.3f}%")
+            for name, count in counts.items()
+        ]
+        text = ", ".join(f"{name}: {per_cent(count / total)}" for name, count in counts.items())
+        yield element("div", *bars, class_="shares", role="img", **{"aria-label": f"Sites {text}"})
 
 
 # --- maps ---------------------------------------------------------------------------------------
@@ -312,23 +303,25 @@ def _shares(counts: dict[str, int], total: int) -> Content:
 
 def _maps(findings: SurveyFindings) -> Iterator[Content]:
     yield element("h2", "Maps")
-    pictures = _still_maps(findings)
-    if _is_zoomable(findings):
-        first, *pictures = pictures
-        yield from zoomable_map(findings, first)
-    yield element("div", *pictures, class_="pictures")
-
-
-def _is_zoomable(findings: SurveyFindings) -> bool:
-    return len(findings.predictions) <= MOST
-
-
-def _still_maps(findings: SurveyFindings) -> list[Element]:
     shown, chosen, ground = findings.predictions, findings.chosen, findings.coordinates
-    pictures = [] if findings.threshold is None else [_class_map(findings, findings.threshold)]
+    pictures, line = [], ""
+    if findings.threshold is not None:
+        line = " The black line in the scale is the threshold."
+        cut, (rest, sure) = per_cent(findings.threshold), map(per_cent, findings.calls)
+        labels = {ABOVE: f"above {cut}", UNCERTAIN: "uncertain", BELOW: f"below {cut}"}
+        counts = findings.class_counts()
+        labels = {name: f"{text} ({counts[name]:,})" for name, text in labels.items()}
+        pictures.append(
+            picture(
+                draw_classes(shown, labels, chosen, ground),
+                f"Map of all sites by class: {', '.join(labels.values())}.",
+                f"Where prevalence is above {cut}. Above: with a probability of {sure} or more. "
+                f"Below: of {rest} or less. Uncertain: between. Circles: surveyed sites. Numbers: "
+                "the sites to survey next.",
+            )
+        )
     mean = shown["prevalence"].to_numpy()
     spread = f"from {per_cent(mean.min())} to {per_cent(mean.max())}"
-    line = "" if findings.threshold is None else " The black line in the scale is the threshold."
     pictures.append(
         picture(
             draw_values(
@@ -348,21 +341,14 @@ def _still_maps(findings: SurveyFindings) -> list[Element]:
             f"{some}. Numbers: the sites to survey next.",
         )
     )
-    return pictures
+    if _is_zoomable(findings):
+        first, *pictures = pictures
+        yield from zoomable_map(findings, first)
+    yield element("div", *pictures, class_="pictures")
 
 
-def _class_map(findings: SurveyFindings, threshold: float) -> Element:
-    counts = findings.class_counts()
-    line, (rest, sure) = per_cent(threshold), (per_cent(chance) for chance in findings.calls)
-    labels = {ABOVE: f"above {line}", UNCERTAIN: "uncertain", BELOW: f"below {line}"}
-    labels = {name: f"{text} ({counts[name]:,})" for name, text in labels.items()}
-    return picture(
-        draw_classes(findings.predictions, labels, findings.chosen, findings.coordinates),
-        f"Map of all sites by class: {', '.join(labels.values())}.",
-        f"Where prevalence is above {line}. Above: with a probability of {sure} or more. Below: of "
-        f"{rest} or less. Uncertain: between. Circles: surveyed sites. Numbers: the sites to "
-        "survey next.",
-    )
+def _is_zoomable(findings: SurveyFindings) -> bool:
+    return len(findings.predictions) <= MOST_ZOOMED
 
 
 # --- next sites ---------------------------------------------------------------------------------
@@ -464,17 +450,18 @@ def _called(findings: SurveyFindings) -> Iterator[Content]:
     texts = {ABOVE: f"Above {line}", UNCERTAIN: "Uncertain", BELOW: f"Below {line}"}
     for name, text in texts.items():
         sites = findings.calls_made[findings.calls_made["call"] == name]
-        rows = [
-            (
+        rows = []
+        for site in sites.head(MOST_LISTED).to_dict("records"):
+            result = result_in_words(site)
+            row = (
                 *who.cells(site["id"]),
                 per_cent(site["prevalence"]),
                 f"{per_cent(site['lower'])} to {per_cent(site['upper'])}",
                 chance_in_words(site["probability"]),
-                _result(site),
+                element("span", result, class_="whole") if result else "",
                 _place(findings, site),
             )
-            for site in sites.head(MOST_LISTED).to_dict("records")
-        ]
+            rows.append(row)
         few = {"open": "open"} if 0 < len(sites) <= MOST_OPEN else {}
         swatch = element("span", class_="swatch", style=f"background:{COLOURS[name]}")
         parts: list[Content] = [element("summary", swatch, f"{text}: {_number(len(sites))}")]
@@ -485,11 +472,6 @@ def _called(findings: SurveyFindings) -> Iterator[Content]:
             more = f"And {len(sites) - MOST_LISTED:,} more, in {findings.called_file}."
             parts.append(element("p", more, class_="small"))
         yield element("details", *parts, **few)
-
-
-def _result(site: Mapping[Hashable, Any]) -> Content:
-    said = result_in_words(site)
-    return element("span", said, class_="whole") if said else ""
 
 
 def _number(count: int) -> str:
@@ -567,14 +549,3 @@ def outlook(forecast: pd.DataFrame) -> str:
         return f"{said}."
     more = per_cent(1.0 - last["remaining"])
     return f"{said}; {int(last['sites']):,} sites in {len(forecast)} rounds, {more}."
-
-
-def _odd(findings: SurveyFindings) -> Iterator[Content]:
-    if findings.notes:
-        yield element("h2", "What looks odd in the tables")
-        yield element("ul", *_items(findings.notes))
-
-
-def _settings(findings: SurveyFindings) -> Iterator[Content]:
-    yield element("h2", "Settings")
-    yield table(["Setting", "Value"], findings.settings.items(), numbers=[])
