@@ -38,7 +38,7 @@ class Chosen:
     """A site that is chosen for a round.
 
     Attributes:
-        place: Its place in the list.
+        place: Its position in the list.
         gain: Expected fall of the criterion's total, None in a first round.
         cost: Of the survey and of the travel that it adds.
     """
@@ -80,8 +80,18 @@ class Choice:
             UsageError: There is none, or the loss cannot be imported or is no loss.
         """
         self._begin(self._pending)
-        if self._trusted is None:
-            _check_criterion(self._criterion, self._settings)
+        if self._trusted is not None:
+            return
+        criterion, mean = self._criterion, torch.linspace(-3.0, 3.0, 7, dtype=torch.float64)
+        try:  # it out, for a loss may be any function
+            criterion.current(mean, torch.ones_like(mean))
+        except Exception as error:
+            if self._settings.loss is None:
+                raise
+            raise UsageError(
+                f"The loss {self._settings.loss} does not map probabilities to losses, elementwise "
+                f"by torch: {error}"
+            ) from error
 
     @cached_property
     def _criterion(self) -> Criterion:
@@ -172,7 +182,22 @@ class Choice:
         available[pending] = False
         start = Round.begin(self._constraints, available, pending, self._sites.X)
         if not bool(start.allowed.any()):
-            raise UsageError(self._nothing_left())
+            counts = {
+                "surveyed": len(self._surveyed),
+                "pending": len(self._pending),
+                "given up": len(self._facts.given_up),
+                "not reachable": int((~self._sites.reachable).sum()),
+            }
+            known = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+            others = ""
+            if self._settings.minimum_distance or self._settings.quotas:
+                others = (
+                    ". Any others are nearer to surveyed or pending ones than the minimum "
+                    "distance, or in strata with a quota of 0"
+                )
+            raise UsageError(
+                f"No site is left to ask for: of {len(self._sites):,} sites, {known}{others}."
+            )
         costs = start.costs()
         if costs is not None and not bool(start.feasible(costs).any()):
             least = int(costs.masked_fill(~start.allowed, torch.inf).argmin())
@@ -182,22 +207,6 @@ class Choice:
                 "Raise the budget."
             )
         return start
-
-    def _nothing_left(self) -> str:
-        counts = {
-            "surveyed": len(self._surveyed),
-            "pending": len(self._pending),
-            "given up": len(self._facts.given_up),
-            "not reachable": int((~self._sites.reachable).sum()),
-        }
-        known = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-        others = ""
-        if self._settings.minimum_distance or self._settings.quotas:
-            others = (
-                ". Any others are nearer to surveyed or pending ones than the minimum distance, or "
-                "in strata with a quota of 0"
-            )
-        return f"No site is left to ask for: of {len(self._sites):,} sites, {known}{others}."
 
 
 def criterion_of(settings: SurveySettings) -> Criterion:
@@ -215,20 +224,6 @@ def criterion_of(settings: SurveySettings) -> Criterion:
         return Misclassification(threshold, "prevalence", settings.miss_cost)
     kind = {"entropy": ExceedanceEntropy, "targeted": TargetedVariance}[name]
     return kind(threshold=threshold, scale="prevalence")
-
-
-def _check_criterion(criterion: Criterion, settings: SurveySettings) -> None:
-    """Try a criterion out, for a loss may be any function."""
-    mean = torch.linspace(-3.0, 3.0, 7, dtype=torch.float64)
-    try:
-        criterion.current(mean, torch.ones_like(mean))
-    except Exception as error:
-        if settings.loss is None:
-            raise
-        raise UsageError(
-            f"The loss {settings.loss} does not map probabilities to losses, elementwise by torch: "
-            f"{error}"
-        ) from error
 
 
 def constraints_of(
@@ -261,7 +256,7 @@ def constraints_of(
 
 
 def _places(sites: SurveySites, ids: Sequence[str]) -> Tensor:
-    """Return the places of those of some sites that are in the list."""
+    """Return the positions in the list of sites, of those that are in it."""
     places = sites.positions(ids)
     return torch.from_numpy(places[places >= 0])
 
@@ -288,17 +283,13 @@ def spread_coordinates(X: Tensor, sites: Tensor, coordinates: Coordinates = DEGR
     columns = [(transform.transform(X)[:, :2] - middle) / radius]
     covariates = sites.shape[-1] - 2
     for column in range(2, sites.shape[-1]):
-        ranks = _ranks(X[:, column].contiguous(), sites[:, column])
+        values, ordered = X[:, column].contiguous(), sites[:, column].sort().values
+        low = torch.searchsorted(ordered, values, right=False)
+        high = torch.searchsorted(ordered, values, right=True)
+        # From -1/2 to 1/2; all ranks among equal values are 0.
+        ranks = 0.5 * (low + high).to(values) / len(sites) - 0.5
         columns.append((12.0 / covariates) ** 0.5 * ranks.unsqueeze(-1))
     return torch.cat(columns, -1)
-
-
-def _ranks(values: Tensor, sample: Tensor) -> Tensor:
-    """Return ranks among a sample, from -1/2 to 1/2; a constant sample has rank 0."""
-    ordered = sample.sort().values
-    low = torch.searchsorted(ordered, values, right=False)
-    high = torch.searchsorted(ordered, values, right=True)
-    return 0.5 * (low + high).to(values) / len(sample) - 0.5
 
 
 def spread_out(points: Tensor, q: int, taken: Tensor, start: Round) -> list[tuple[int, float]]:
@@ -463,9 +454,19 @@ def _counts(cells: Cells, settings: SurveySettings) -> tuple[dict[str, Array], s
         for row, count in counts.items():
             read[e][row], read[str(p)][row] = count.examined, count.positive
         return read, None
-    column = p if p is not None else _of_a_person(names, given["positive"], cells.source)
-    if column is None:
-        return {}, None
+    column = p
+    if column is None and given["positive"] is not None:
+        column = given_column(names, given["positive"], cells.source, "--positive")
+    elif column is None:
+        usual = [name for name in names if squeezed(name) in _OF_A_PERSON]
+        if len(usual) > 1:
+            raise UsageError(
+                f"{cells.source}: columns {', '.join(map(repr, usual))} could each be that of "
+                "results. Say which by --positive."
+            )
+        if not usual:
+            return {}, None
+        column = usual[0]
     results = _results(cells, column)
     taken = "examined" in cells.names or given["examined"] not in (None, "examined")
     if taken and given["examined"] is None:
@@ -477,18 +478,6 @@ def _counts(cells: Cells, settings: SurveySettings) -> tuple[dict[str, Array], s
     names_of_counts = given["examined"] or "examined", given["positive"] or "positive"
     summed = dict(zip(names_of_counts, (examined, results), strict=True))
     return summed, column if column not in summed else None
-
-
-def _of_a_person(names: list[str], given: str | None, source: str) -> str | None:
-    if given is not None:
-        return given_column(names, given, source, "--positive")
-    found = [name for name in names if squeezed(name) in _OF_A_PERSON]
-    if len(found) > 1:
-        listed = ", ".join(map(repr, found))
-        raise UsageError(
-            f"{source}: columns {listed} could each be that of results. Say which by --positive."
-        )
-    return found[0] if found else None
 
 
 def _results(cells: Cells, column: str) -> Array:

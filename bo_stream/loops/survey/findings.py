@@ -124,7 +124,12 @@ def find(
     on_step("Learning from the results")
     predictions = survey.predictions()
     on_step("Looking ahead")
-    forecast = _forecast(survey, rounds, q)
+    ahead = survey.forecast(rounds, q)
+    forecast = pd.DataFrame({"sites": [], "remaining": []})
+    now = float(ahead["total"].iloc[0])
+    if now > 0.0:  # else nothing is uncertain; NaN: no site may be asked for
+        later = ahead[1:]
+        forecast = pd.DataFrame({"sites": later["sites"], "remaining": later["total"] / now})
     held_out = pd.DataFrame()
     if len(survey.results) >= LEAST_HELD_OUT:
         on_step("Predicting each result from the others")
@@ -150,18 +155,6 @@ def find(
         labels=survey.labels,
         called_file=survey.table_format.name(CALLED),
     )
-
-
-def _forecast(survey: Survey, rounds: int, q: int) -> pd.DataFrame:
-    """Return the shares of today's uncertainty that further rounds are expected to leave.
-
-    Empty where no site may be asked for, or nothing is uncertain.
-    """
-    table = survey.forecast(rounds, q)
-    now, later = float(table["total"].iloc[0]), table[1:]
-    if not now > 0.0:
-        return pd.DataFrame({"sites": [], "remaining": []})
-    return pd.DataFrame({"sites": later["sites"], "remaining": later["total"] / now})
 
 
 def chance_in_words(chance: float) -> str:
@@ -195,6 +188,9 @@ _CRITERIA: dict[CriterionName, str] = {
 def in_words(survey: Survey) -> dict[str, str]:
     """Say the settings of a survey in plain words, each with its name."""
     settings = survey.settings
+    reduced = _CRITERIA[settings.chosen_criterion]
+    if settings.loss is not None:
+        reduced = f"the expected loss of the best actions ({settings.loss})"
     texts = {"Goal": goal_in_words(settings)}
     if settings.threshold is not None:
         rest, sure = (per_cent(chance) for chance in settings.calls)
@@ -202,7 +198,7 @@ def in_words(survey: Survey) -> dict[str, str]:
     if settings.stop_when is not None:
         texts["The survey may end at"] = f"{per_cent(settings.stop_when)} expected wrong calls"
     texts |= {
-        "Sites are chosen to reduce": _reduced(settings),
+        "Sites are chosen to reduce": reduced,
         "Cost of a missed site": f"{settings.miss_cost:g} false alarms",
         "Covariates": ", ".join(settings.covariates) or "none",
         "People expected at a site": f"{survey.trials:,}",
@@ -221,12 +217,6 @@ def in_words(survey: Survey) -> dict[str, str]:
         travel = f"{settings.cost_per_km:g} a km"
         texts["Rounds start from"] = f"{place}; {travel}"
     return texts
-
-
-def _reduced(settings: SurveySettings) -> str:
-    if settings.loss is not None:
-        return f"the expected loss of the best actions ({settings.loss})"
-    return _CRITERIA[settings.chosen_criterion]
 
 
 def goal_in_words(settings: SurveySettings) -> str:

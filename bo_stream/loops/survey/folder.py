@@ -20,7 +20,7 @@ SURVEY = CheckpointFormat("survey.json", "survey", FileFormat("bo_stream survey"
 SITES = "sites.csv"
 MANY_SITES = "sites.parquet"
 MANY = 50_000
-"""Number of sites from which they are kept as parquet."""
+"""Number of sites from which they are stored as parquet."""
 
 
 def save_survey(folder: str | Path, survey: Survey) -> None:
@@ -46,8 +46,23 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with hold_folder(folder, "Give another folder."):
-        _check_free(folder)
-        _write_sites(folder, survey)
+        if holds_survey(folder):
+            raise UsageError(f"{folder} holds a survey already. Give another folder.")
+        ledger = folder / RESULTS
+        if ledger.exists() and ledger.stat().st_size:
+            raise UsageError(
+                f"{folder} holds results of a survey ({RESULTS}) whose {SURVEY.name} is missing. "
+                "Restore that file from a copy, or give another folder."
+            )
+        ledger.unlink(missing_ok=True)  # an empty one of a survey just begun
+        table, many = survey.table_with_ids, len(survey.table) >= MANY
+        for name in (SITES, MANY_SITES):
+            (folder / name).unlink(missing_ok=True)
+        with atomic_write(folder / (MANY_SITES if many else SITES)) as file:
+            if many:
+                table.to_parquet(file, index=False)
+            else:
+                file.write(TableFormat().write(table))
         survey.ledger.move_to(folder)
         content = {"settings": asdict(survey.settings), "sites": survey.sites_fingerprint}
         content["table_format"] = asdict(survey.table_format)
@@ -89,30 +104,3 @@ def load_survey(folder: str | Path, trusted: Collection[str] = ()) -> Survey:
 def holds_survey(folder: Path) -> bool:
     """Return whether a folder is one of a survey."""
     return (folder / SURVEY.name).exists()
-
-
-def _check_free(folder: Path) -> None:
-    """Check that a folder holds no survey, and take away an empty ledger of one just begun."""
-    if holds_survey(folder):
-        raise UsageError(f"{folder} holds a survey already. Give another folder.")
-    ledger = folder / RESULTS
-    if not ledger.exists():
-        return
-    if ledger.stat().st_size:
-        raise UsageError(
-            f"{folder} holds results of a survey ({RESULTS}) whose {SURVEY.name} is missing. "
-            "Restore that file from a copy, or give another folder."
-        )
-    ledger.unlink()
-
-
-def _write_sites(folder: Path, survey: Survey) -> None:
-    """Write the table as it was given, with an id if it had none."""
-    table, many = survey.table_with_ids, len(survey.table) >= MANY
-    for name in (SITES, MANY_SITES):
-        (folder / name).unlink(missing_ok=True)
-    with atomic_write(folder / (MANY_SITES if many else SITES)) as file:
-        if many:
-            table.to_parquet(file, index=False)
-        else:
-            file.write(TableFormat().write(table))

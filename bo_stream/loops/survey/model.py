@@ -266,26 +266,24 @@ def predict_prevalence(model: StreamingGP, X: Tensor, settings: SurveySettings) 
         threshold exceedance (probability of a prevalence above it) and class (above, below or
         uncertain).
     """
-    parts = [_predict(model, part, settings.threshold) for part in X.split(ROWS)]
+    parts = []
+    for part in X.split(ROWS):
+        rates = prevalence(model, part)
+        quantiles = rates.quantile(torch.tensor(list(QUANTILES.values())))
+        values = {
+            "prevalence": rates.mean,
+            "sd": rates.variance.clamp_min(0.0).sqrt(),
+            **dict(zip(QUANTILES, quantiles.unbind(), strict=True)),
+        }
+        if settings.threshold is not None:
+            values["exceedance"] = rates.exceedance(settings.threshold)
+        parts.append(pd.DataFrame({name: v.reshape(-1).numpy() for name, v in values.items()}))
     table = pd.concat(parts, ignore_index=True)
     if settings.threshold is None:
         return table
     chance, (below, above) = table["exceedance"], settings.calls
     classes = np.select([chance >= above, chance <= below], ["above", "below"], "uncertain")
     return table.assign(**{"class": classes})
-
-
-def _predict(model: StreamingGP, X: Tensor, threshold: float | None) -> pd.DataFrame:
-    rates = prevalence(model, X)
-    quantiles = rates.quantile(torch.tensor(list(QUANTILES.values())))
-    values = {
-        "prevalence": rates.mean,
-        "sd": rates.variance.clamp_min(0.0).sqrt(),
-        **dict(zip(QUANTILES, quantiles.unbind(), strict=True)),
-    }
-    if threshold is not None:
-        values["exceedance"] = rates.exceedance(threshold)
-    return pd.DataFrame({name: value.reshape(-1).numpy() for name, value in values.items()})
 
 
 @torch.no_grad()
@@ -353,8 +351,15 @@ def held_out_counts(fit: Fit, X: Tensor, Y: Tensor, folds: int = 10, seed: int =
         held = fold == number
         with torch.enable_grad():  # a fit needs gradients
             model = fit(X[~held], Y[~held])
-        for name, values in _predicted(model, X[held], Y[held, 1]).items():
-            columns.setdefault(name, Y.new_empty(n))[held] = values
+        predicted = counts(model, X[held], Y[held, 1:])
+        parts = {"expected": predicted.mean}
+        for level in LEVELS:
+            low, high = predicted.interval(level / 100.0)
+            below = torch.where(low > 0.0, predicted.cdf((low - 1.0).clamp_min(0.0)), 0.0)
+            parts |= {f"low_{level}": low, f"high_{level}": high}
+            parts[f"chance_{level}"] = predicted.cdf(high) - below
+        for name, values in parts.items():
+            columns.setdefault(name, Y.new_empty(n))[held] = values.squeeze(-1)
     told = {"examined": Y[:, 1].tolist(), "positive": Y[:, 0].tolist()}
     return pd.DataFrame(told | {name: values.tolist() for name, values in columns.items()})
 
@@ -384,15 +389,3 @@ def log_scores(model: StreamingGP, X: Tensor, Y: Tensor) -> Tensor:
         for inputs, rows in zip(X.split(ROWS), Y.split(ROWS), strict=True)
     ]
     return torch.cat(parts).squeeze(-1)
-
-
-def _predicted(model: StreamingGP, X: Tensor, examined: Tensor) -> dict[str, Tensor]:
-    """Compute mean, central intervals and their probabilities of counts, ``n`` each."""
-    found = counts(model, X, examined.unsqueeze(-1))
-    columns = {"expected": found.mean}
-    for level in LEVELS:
-        low, high = found.interval(level / 100.0)
-        below = torch.where(low > 0.0, found.cdf((low - 1.0).clamp_min(0.0)), 0.0)
-        columns |= {f"low_{level}": low, f"high_{level}": high}
-        columns[f"chance_{level}"] = found.cdf(high) - below
-    return {name: values.squeeze(-1) for name, values in columns.items()}

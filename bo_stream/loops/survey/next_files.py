@@ -224,11 +224,8 @@ def next_files(survey: Survey) -> dict[str, bytes]:
     table = pd.concat((table[["round", "id"]], others, table.iloc[:, 2:]), axis=1)
     form = table.assign(**dict.fromkeys((*_TO_FILL, DATE), ""))
     files = {survey.table_format.name(NEXT): survey.table_format.write(form)}
-    return {**files, POINTS: _points(table)} if coordinates.are_degrees else files
-
-
-def _points(table: pd.DataFrame) -> bytes:
-    """Write sites with longitude and latitude as GeoJSON."""
+    if not coordinates.are_degrees:
+        return files
     features = [
         {
             "type": "Feature",
@@ -243,7 +240,8 @@ def _points(table: pd.DataFrame) -> bytes:
         )
     ]
     lines = ",\n".join(json.dumps(feature, ensure_ascii=False) for feature in features)
-    return f'{{"type": "FeatureCollection", "features": [\n{lines}\n]}}\n'.encode()
+    points = f'{{"type": "FeatureCollection", "features": [\n{lines}\n]}}\n'
+    return {**files, POINTS: points.encode()}
 
 
 def _plain(value: Any) -> str | float | None:

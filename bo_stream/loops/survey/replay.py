@@ -114,9 +114,18 @@ class FinishedSurvey:
         share = (results["positive"] / results["examined"]).to_numpy()
         cells = Cells(named, source, listed.id_column)
         results["prevalence"] = share if truth is None else _true(cells, truth, there, settings)
-        emptied = named[there].assign(**dict.fromkeys(_counts(cells, settings), np.nan))
-        begun = Survey(emptied, settings, source)
-        return cls(emptied, results, settings, source, (*_without(there), *begun.notes))
+        names = settings.unclaimed(named.columns.tolist())
+        columns = [
+            find_column(names, role, getattr(settings, role), source)
+            for role in ("examined", "positive")
+        ]
+        counted = [column for column in columns if column is not None]
+        emptied = named[there].assign(**dict.fromkeys(counted, np.nan))
+        notes = Survey(emptied, settings, source).notes
+        if missing := int((~there).sum()):
+            without = f"{missing:,} of {len(there):,} sites have no result"
+            notes = (f"{without}: they are neither chosen nor scored.", *notes)
+        return cls(emptied, results, settings, source, notes)
 
     def __len__(self) -> int:
         return len(self.results)
@@ -184,64 +193,30 @@ def _rounds(
         elif number:
             sites, order = order[: plan.q], order[plan.q :]
         survey.tell(finished.told(sites))
-        yield _score(survey, finished, design, seed, number, sites)
-
-
-def _score(
-    survey: Survey,
-    finished: FinishedSurvey,
-    design: Design,
-    seed: int,
-    number: int,
-    sites: Sequence[str],
-) -> RoundScore:
-    predicted = survey.predictions().set_index("id")
-    left = predicted[predicted["examined"].isna()]
-    results = finished.results.loc[left.index]
-    rate = results["prevalence"].to_numpy()
-    accuracy, sensitivity = _calls(left, rate, finished.settings)
-    Y = torch.tensor(results[["positive", "examined"]].to_numpy().tolist(), dtype=torch.float64)
-    errors = left["prevalence"].to_numpy() - rate
-    return RoundScore(
-        design=design,
-        seed=seed,
-        round=number,
-        surveyed=len(predicted) - len(left),
-        left=len(left),
-        accuracy=accuracy,
-        sensitivity=sensitivity,
-        log_score=float(log_scores(survey.model, survey.inputs(left.index), Y).mean()),
-        rmse=float(np.sqrt(np.square(errors).mean())),
-        sites=tuple(sites),
-    )
-
-
-def _calls(left: pd.DataFrame, rate: Array, settings: SurveySettings) -> tuple[float, float]:
-    """Compute accuracy and sensitivity of calls, NaN without a threshold."""
-    if settings.threshold is None:
-        return np.nan, np.nan
-    above = rate > settings.threshold
-    called = left["exceedance"].to_numpy() >= settings.cheaper_above
-    sensitivity = float(called[above].mean()) if above.any() else np.nan
-    return float((called == above).mean()), sensitivity
-
-
-def _counts(cells: Cells, settings: SurveySettings) -> list[str]:
-    """Return the columns of counts of a table that has them."""
-    names = settings.unclaimed(cells.names)
-    roles = ("examined", "positive")
-    found = (find_column(names, role, getattr(settings, role), cells.source) for role in roles)
-    return [name for name in found if name is not None]
-
-
-def _without(there: Mask) -> list[str]:
-    """Say how many sites have no result, if any."""
-    missing = int((~there).sum())
-    if not missing:
-        return []
-    return [
-        f"{missing:,} of {len(there):,} sites have no result: they are neither chosen nor scored."
-    ]
+        predicted = survey.predictions().set_index("id")
+        left = predicted[predicted["examined"].isna()]
+        results = finished.results.loc[left.index]
+        rate = results["prevalence"].to_numpy()
+        accuracy = sensitivity = np.nan
+        threshold, cut = finished.settings.threshold, finished.settings.cheaper_above
+        if threshold is not None:
+            above, called = rate > threshold, left["exceedance"].to_numpy() >= cut
+            accuracy = float((called == above).mean())
+            sensitivity = float(called[above].mean()) if above.any() else np.nan
+        Y = torch.tensor(results[["positive", "examined"]].to_numpy().tolist(), dtype=torch.float64)
+        errors = left["prevalence"].to_numpy() - rate
+        yield RoundScore(
+            design=design,
+            seed=seed,
+            round=number,
+            surveyed=len(predicted) - len(left),
+            left=len(left),
+            accuracy=accuracy,
+            sensitivity=sensitivity,
+            log_score=float(log_scores(survey.model, survey.inputs(left.index), Y).mean()),
+            rmse=float(np.sqrt(np.square(errors).mean())),
+            sites=tuple(sites),
+        )
 
 
 def _true(cells: Cells, column: str, there: Mask, settings: SurveySettings) -> Array:
@@ -353,7 +328,13 @@ class ReplayRun:
 
     def save(self, folder: Path) -> None:
         """Write the scores and the choices so far as tables, and what :meth:`resume` needs."""
-        write_files(folder, {SCORES: _as_csv(self.table), PICKS: _as_csv(self._picks())})
+        rows = [
+            (score.design, score.seed, score.round, site)
+            for score in self.scores
+            for site in score.sites
+        ]
+        picks = pd.DataFrame(rows, columns=["design", "seed", "round", "id"])
+        write_files(folder, {SCORES: _as_csv(self.table), PICKS: _as_csv(picks)})
         content = {
             "settings": asdict(self.finished_survey.settings),
             "plan": asdict(self.plan),
@@ -428,14 +409,6 @@ class ReplayRun:
         rows = pd.DataFrame([asdict(score) for score in self.scores], columns=_COLUMNS)
         without = self.finished_survey.settings.threshold is None
         return rows.drop(columns=["accuracy", "sensitivity"]) if without else rows
-
-    def _picks(self) -> pd.DataFrame:
-        rows = [
-            (score.design, score.seed, score.round, site)
-            for score in self.scores
-            for site in score.sites
-        ]
-        return pd.DataFrame(rows, columns=["design", "seed", "round", "id"])
 
 
 _COLUMNS = ("design", "seed", "round", "surveyed", "left", *MEASURES)

@@ -75,7 +75,7 @@ def zoomable_map(findings: SurveyFindings, still: Element) -> list[Element]:
         "x": (east - left).round(3).tolist(),
         "y": (top - north).round(3).tolist(),
         "names": names,
-        "labels": [[name, texts] for name, texts in labels.items()],
+        "labels": [[name, cells] for name, cells in labels.items()],
         "mean": _in_per_cent(table["prevalence"]),
         "low": _in_per_cent(table["lower"]),
         "high": _in_per_cent(table["upper"]),
@@ -100,7 +100,16 @@ def zoomable_map(findings: SurveyFindings, still: Element) -> list[Element]:
         values["above"] = f"Above {line}"
         values["called"] = ["called above", "uncertain", "called below"]
         values["chance"] = [chance_in_words(chance) for chance in table["exceedance"]]
-        values["layers"].append(_classes(findings, line))
+        order, counts = [ABOVE, UNCERTAIN, BELOW], findings.class_counts()
+        texts = zip((f"above {line}", "uncertain", f"below {line}"), order, strict=True)
+        values["layers"].append(
+            {
+                "name": "Calls",
+                "colours": [COLOURS[name] for name in order],
+                "index": [order.index(name) for name in table["class"]],
+                "legend": [[f"{text} ({counts[name]:,})", COLOURS[name]] for text, name in texts],
+            }
+        )
     mean, spread = table["prevalence"].to_numpy(), (table["upper"] - table["lower"]).to_numpy()
     values["layers"] += [
         _numbers("Prevalence", mean, "YlOrBr", findings.threshold or 0.0),
@@ -128,19 +137,6 @@ def _described(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]
 
 def _in_per_cent(shares: pd.Series[float]) -> list[float]:
     return (100.0 * shares).round(1).tolist()
-
-
-def _classes(findings: SurveyFindings, line: str) -> dict[str, Any]:
-    """Return the layer of classes."""
-    order, counts = [ABOVE, UNCERTAIN, BELOW], findings.class_counts()
-    texts = (f"above {line}", "uncertain", f"below {line}")
-    named = zip(texts, order, strict=True)
-    return {
-        "name": "Calls",
-        "colours": [COLOURS[name] for name in order],
-        "index": [order.index(name) for name in findings.predictions["class"]],
-        "legend": [[f"{text} ({counts[name]:,})", COLOURS[name]] for text, name in named],
-    }
 
 
 def _numbers(name: str, values: Array, colours: str, mark: float) -> dict[str, Any]:

@@ -381,7 +381,20 @@ def _read_places(
         return {}, warnings
     others = cells.rows(rows)
     if bool((listed >= 0).any()):  # else the table has ids of its own, of other sites
-        _check_not_listed(others, places[rows], [ids[row] in known for row in rows], sites)
+        # An id of the list may have been changed on the way, as by a spreadsheet that made a date
+        # of it: no other row may be at the position of a site of the list.
+        in_space = sites.coordinates.in_space
+        tree = cKDTree(in_space(sites.X[:, :2]).numpy())
+        distances, nearest = tree.query(in_space(torch.from_numpy(places[rows])).numpy())
+        strangers = np.array([ids[row] not in known for row in rows], dtype=bool)
+        same = first((distances <= HERE) & strangers)
+        if same is not None:
+            raise others.fault(
+                same,
+                others.id_column,
+                f"this site is not in the list, but is where {sites.ids[nearest[same]]!r} of the "
+                "list is. If it is that site, give its id; else correct the position.",
+            )
     missing = [name for name in settings.covariates if name not in cells.names]
     if missing:
         raise UsageError(
@@ -392,25 +405,3 @@ def _read_places(
     read = read_inputs(others, columns, settings)
     warnings += far_sites(others, read, sites) + odd_covariates(read, sites)
     return dict(zip(ids[rows].tolist(), read, strict=True)), warnings
-
-
-def _check_not_listed(
-    cells: Cells, places: Array, known: Sequence[bool], sites: SurveySites
-) -> None:
-    """Check that no row of another id than the list's is at the position of a site of the list.
-
-    Among rows with ids of the list its id was changed on the way, as by a spreadsheet that made a
-    date of it.
-    """
-    in_space = sites.coordinates.in_space
-    tree = cKDTree(in_space(sites.X[:, :2]).numpy())
-    distances, nearest = tree.query(in_space(torch.from_numpy(places)).numpy())
-    row = first((distances <= HERE) & ~np.array(known, dtype=bool))
-    if row is not None:
-        site = sites.ids[nearest[row]]
-        raise cells.fault(
-            row,
-            cells.id_column,
-            f"this site is not in the list, but is where {site!r} of the list is. If it is that "
-            "site, give its id; else correct the position.",
-        )

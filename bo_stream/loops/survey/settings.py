@@ -93,15 +93,46 @@ class SurveySettings:
         check_one_of("units", self.units, POSITION_UNITS)
         if self.criterion is not None:
             check_one_of("criterion", self.criterion, CRITERIA)
-        _check_threshold(self.threshold, self.chosen_criterion)
-        self._check_loss()
+        if self.threshold is None and self.chosen_criterion != "variance":
+            raise UsageError(
+                "Expected a threshold, the prevalence that a decision hangs on, such as 0.1. "
+                "Or choose the goal map."
+            )
+        if self.threshold is not None and not 0.0 < self.threshold < 1.0:
+            text = f"Expected threshold to be a prevalence between 0 and 1, got {self.threshold:g}."
+            if 1.0 <= self.threshold < 100.0:
+                text += (
+                    f" Do you mean {self.threshold:g} %? Then say {self.threshold:g}% or "
+                    f"{self.threshold / 100:g}."
+                )
+            raise UsageError(text)
+        if self.loss is not None:
+            if not all(self.loss.partition(":")):
+                raise UsageError(f"Expected loss as package.module:function, got {self.loss!r}.")
+            if self.criterion is not None:
+                raise UsageError("A loss takes the place of a criterion: give one of them.")
+            if self.threshold is None:
+                raise UsageError(
+                    "A loss is a function of the probability of exceeding a threshold: give "
+                    "threshold, too."
+                )
         if not 0.5 <= self.certainty < 1.0:
             raise UsageError(
                 f"Expected certainty to be a probability from 0.5, below 1, got {self.certainty:g}."
             )
         if not 0.0 < self.miss_cost < math.inf:
             raise UsageError(f"Expected miss_cost above 0 and finite, got {self.miss_cost:g}.")
-        _check_stopping(self.stop_when, self.threshold)
+        if self.stop_when is not None:
+            if self.threshold is None:
+                raise UsageError(
+                    "A stopping rule is about calls above and below a threshold: give threshold, "
+                    "too."
+                )
+            if not 0.0 < self.stop_when < 0.5:
+                raise UsageError(
+                    "Expected stop_when to be a share of wrong calls above 0, below 0.5, such as "
+                    f"0.05 (or 5%), got {self.stop_when:g}."
+                )
         if self.trials is not None:
             check_whole("trials", self.trials, 1)
         self._check_columns()
@@ -134,19 +165,6 @@ class SurveySettings:
         """
         claimed = {*self.covariates, self.cost, self.stratum, self.reachable}
         return [name for name in names if name not in claimed]
-
-    def _check_loss(self) -> None:
-        if self.loss is None:
-            return
-        if not all(self.loss.partition(":")):
-            raise UsageError(f"Expected loss as package.module:function, got {self.loss!r}.")
-        if self.criterion is not None:
-            raise UsageError("A loss takes the place of a criterion: give one of them.")
-        if self.threshold is None:
-            raise UsageError(
-                "A loss is a function of the probability of exceeding a threshold: give threshold, "
-                "too."
-            )
 
     def _check_columns(self) -> None:
         object.__setattr__(self, "covariates", tuple(self.covariates))
@@ -181,55 +199,19 @@ class SurveySettings:
         for name, most in self.quotas.items():
             check_whole(f"quota of stratum {name!r}", most, 0)
         object.__setattr__(self, "quotas", {str(k): v for k, v in self.quotas.items()})
-        if self.base is not None:
-            _check_base(self.base, self.coordinates)
-            object.__setattr__(self, "base", tuple(self.base))
-        elif self.cost_per_km:
-            raise UsageError("Cost per km is of travel from a base: give base, too.")
-
-
-def _check_threshold(threshold: float | None, criterion: CriterionName) -> None:
-    if threshold is None:
-        if criterion != "variance":
+        if self.base is None:
+            if self.cost_per_km:
+                raise UsageError("Cost per km is of travel from a base: give base, too.")
+            return
+        x, y = self.base
+        if not (math.isfinite(x) and math.isfinite(y)):
+            raise UsageError(f"Expected base to be two finite numbers, got {x} and {y}.")
+        if self.coordinates.are_degrees and not (-180.0 <= x <= 360.0 and abs(y) <= 90.0):
             raise UsageError(
-                "Expected a threshold, the prevalence that a decision hangs on, such as 0.1. "
-                "Or choose the goal map."
+                "Expected base to be longitude (-180 to 360) and latitude (-90 to 90) in degrees, "
+                f"got {x:g} and {y:g}. Of a map projection: give units km or m."
             )
-        return
-    if not 0.0 < threshold < 1.0:
-        advice = ""
-        if 1.0 <= threshold < 100.0:
-            advice = (
-                f" Do you mean {threshold:g} %? Then say {threshold:g}% or {threshold / 100:g}."
-            )
-        raise UsageError(
-            f"Expected threshold to be a prevalence between 0 and 1, got {threshold:g}.{advice}"
-        )
-
-
-def _check_stopping(stop_when: float | None, threshold: float | None) -> None:
-    if stop_when is None:
-        return
-    if threshold is None:
-        raise UsageError(
-            "A stopping rule is about calls above and below a threshold: give threshold, too."
-        )
-    if not 0.0 < stop_when < 0.5:
-        raise UsageError(
-            "Expected stop_when to be a share of wrong calls above 0, below 0.5, such as 0.05 (or "
-            f"5%), got {stop_when:g}."
-        )
-
-
-def _check_base(base: tuple[float, float], coordinates: Coordinates) -> None:
-    if not all(math.isfinite(value) for value in base):
-        raise UsageError(f"Expected base to be two finite numbers, got {base[0]} and {base[1]}.")
-    longitude, latitude = base
-    if coordinates.are_degrees and not (-180.0 <= longitude <= 360.0 and abs(latitude) <= 90.0):
-        raise UsageError(
-            "Expected base to be longitude (-180 to 360) and latitude (-90 to 90) in degrees, got "
-            f"{longitude:g} and {latitude:g}. Of a map projection: give units km or m."
-        )
+        object.__setattr__(self, "base", (x, y))
 
 
 # --- sizes and designs of the replay of a finished survey ----------------------------------------

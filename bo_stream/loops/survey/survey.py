@@ -123,9 +123,27 @@ class Survey:
         """
         check_whole("q", q, 1)
         with self._writing():
-            chosen, total = self._chosen(q)
-            self._facts.apply([self.ledger.append("ask", {"sites": chosen, "total": total})])
-        asked = self.pending.tail(len(chosen))
+            choice = self._choice()
+            total: float | None = None
+            if self._facts.results:
+                picks, total = choice.next(self.model, q, self.trials)
+                X = self._sites.X[[pick.place for pick in picks]]
+                predictions = predict_prevalence(self.model, X, self.settings)
+                why = reasons(predictions, self.settings.threshold)
+            else:
+                picks = choice.first(q)
+                why = [SPREAD_OUT] * len(picks)
+            sites = [
+                {
+                    "id": str(self._sites.ids[pick.place]),
+                    "reason": reason,
+                    "gain": pick.gain,
+                    "cost": pick.cost,
+                }
+                for pick, reason in zip(picks, why, strict=True)
+            ]
+            self._facts.apply([self.ledger.append("ask", {"sites": sites, "total": total})])
+        asked = self.pending.tail(len(sites))
         return asked.reset_index(drop=True).drop(columns=["round", "asked"])
 
     def tell(self, results: pd.DataFrame, source: str = "The table of results") -> Told:
@@ -198,29 +216,6 @@ class Survey:
         with self.ledger.writing() as new:
             self._facts.apply(new)
             yield
-
-    def _chosen(self, q: int) -> tuple[list[dict[str, str | float | None]], float | None]:
-        """Choose sites, as the ledger keeps them, and the criterion's total before them."""
-        choice = self._choice()
-        total: float | None = None
-        if self._facts.results:
-            picks, total = choice.next(self.model, q, self.trials)
-            X = self._sites.X[[pick.place for pick in picks]]
-            predictions = predict_prevalence(self.model, X, self.settings)
-            why = reasons(predictions, self.settings.threshold)
-        else:
-            picks = choice.first(q)
-            why = [SPREAD_OUT] * len(picks)
-        sites: list[dict[str, str | float | None]] = [
-            {
-                "id": str(self._sites.ids[pick.place]),
-                "reason": reason,
-                "gain": pick.gain,
-                "cost": pick.cost,
-            }
-            for pick, reason in zip(picks, why, strict=True)
-        ]
-        return sites, total
 
     def _choice(self) -> Choice:
         return Choice(self._sites, self._facts, self.settings, self.criterion, self._trusted)
