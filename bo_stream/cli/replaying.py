@@ -18,10 +18,9 @@ from bo_stream.cli.app import OUT, escape
 from bo_stream.cli.surveying import parse_settings, say_columns
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import run_with_checkpoints
-from bo_stream.loops.survey.calls import per_cent
 from bo_stream.loops.survey.choice import grouped_by_position
 from bo_stream.loops.survey.findings import goal_in_words
-from bo_stream.loops.survey.folder import holds_survey
+from bo_stream.loops.survey.model import per_cent
 from bo_stream.loops.survey.replay import (
     MEASURES,
     FinishedSurvey,
@@ -31,6 +30,7 @@ from bo_stream.loops.survey.replay import (
     standard_errors,
 )
 from bo_stream.loops.survey.settings import DESIGNS, SEEDS, ReplayPlan, SurveySettings
+from bo_stream.loops.survey.survey import holds_survey
 from bo_stream.loops.survey.tables import read_table
 
 _HEADINGS = {

@@ -19,11 +19,9 @@ from bo_stream.cli import running
 from bo_stream.cli.app import ERR, OUT, escape
 from bo_stream.errors import UsageError
 from bo_stream.loops.results import write_files
-from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN, per_cent
 from bo_stream.loops.survey.choice import grouped_by_id, grouped_by_position
-from bo_stream.loops.survey.coordinates import Coordinates
 from bo_stream.loops.survey.findings import CALLED, find, goal_in_words
-from bo_stream.loops.survey.folder import holds_survey, load_survey, save_survey
+from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, per_cent
 from bo_stream.loops.survey.next_files import (
     check_form_is_told,
     next_files,
@@ -33,8 +31,8 @@ from bo_stream.loops.survey.next_files import (
 from bo_stream.loops.survey.places import position_columns, quoted
 from bo_stream.loops.survey.report import headline, survey_page
 from bo_stream.loops.survey.results import Told
-from bo_stream.loops.survey.settings import SurveySettings
-from bo_stream.loops.survey.survey import Survey
+from bo_stream.loops.survey.settings import Coordinates, SurveySettings
+from bo_stream.loops.survey.survey import Survey, holds_survey, load_survey, save_survey
 from bo_stream.loops.survey.tables import read_table
 
 MOST_SHOWN = 20

@@ -25,10 +25,9 @@ from bo_stream.errors import UsageError
 from bo_stream.loops.models import import_function
 from bo_stream.loops.survey.cells import Array, Cells, first, read_counts
 from bo_stream.loops.survey.columns import find_column, given_column, required_column, squeezed
-from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.ledger import SurveyFacts
 from bo_stream.loops.survey.places import position_columns
-from bo_stream.loops.survey.settings import SurveySettings
+from bo_stream.loops.survey.settings import DEGREES, Coordinates, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
 from bo_stream.models.base import StreamingGP
 

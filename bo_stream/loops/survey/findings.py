@@ -9,17 +9,16 @@ from typing import Any
 
 import pandas as pd
 
-from bo_stream.loops.survey.calls import (
+from bo_stream.loops.survey.model import (
     ABOVE,
     BELOW,
     UNCERTAIN,
     Stopping,
     chances_of_wrong_calls,
+    held_out_counts,
     per_cent,
 )
-from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
-from bo_stream.loops.survey.model import held_out_counts
-from bo_stream.loops.survey.settings import CriterionName, SurveySettings
+from bo_stream.loops.survey.settings import DEGREES, Coordinates, CriterionName, SurveySettings
 from bo_stream.loops.survey.survey import Survey
 
 CALLED = "called"
@@ -54,7 +53,7 @@ class SurveyFindings:
         coordinates: Units and names of positions.
         notes: What looks odd in the tables of sites and results.
         stopping: How many more sites the stopping rule needs; None: there is no such rule.
-        calls_made: Sites with their calls, of :func:`~bo_stream.loops.survey.calls.calls_table`;
+        calls_made: Sites with their calls, of :func:`~bo_stream.loops.survey.model.calls_table`;
             empty without a threshold.
         labels: Other columns of the list of sites, such as name and district, indexed by id.
         called_file: Name of the file of all calls.

@@ -22,8 +22,8 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
-from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
-from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
+from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN
+from bo_stream.loops.survey.settings import DEGREES, Coordinates
 from bo_stream.mapping import Kilometres
 
 Array = NDArray[np.float64]

@@ -16,7 +16,7 @@ import pandas as pd
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import DATE
 from bo_stream.loops.survey.columns import normalised
-from bo_stream.loops.survey.coordinates import Coordinates
+from bo_stream.loops.survey.settings import Coordinates
 from bo_stream.loops.survey.tables import NoRowsError, read_table
 
 if TYPE_CHECKING:

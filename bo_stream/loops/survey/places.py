@@ -16,8 +16,7 @@ from botorch.exceptions.errors import InputDataError
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import Array, Cells, Mask, first
 from bo_stream.loops.survey.columns import find_column, given_column, required_column
-from bo_stream.loops.survey.coordinates import DEGREES, Coordinates, PositionUnits
-from bo_stream.loops.survey.settings import SurveySettings
+from bo_stream.loops.survey.settings import DEGREES, Coordinates, PositionUnits, SurveySettings
 
 FAR = 5.0
 """Distance from the middle, in nine-tenths quantiles of such distances, from which it is odd."""

@@ -15,7 +15,6 @@ from matplotlib.colors import PowerNorm, to_hex
 from numpy.typing import NDArray
 
 from bo_stream.loops.page import Content, data, element, page, picture, table
-from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN, per_cent
 from bo_stream.loops.survey.cells import span
 from bo_stream.loops.survey.findings import (
     LEAST_HELD_OUT,
@@ -34,7 +33,7 @@ from bo_stream.loops.survey.maps import (
     nearest,
     without_white,
 )
-from bo_stream.loops.survey.model import coverage
+from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, coverage, per_cent
 from bo_stream.loops.survey.next_files import geo_address, shown_labels
 from bo_stream.storage.archive import package_version
 

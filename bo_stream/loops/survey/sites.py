@@ -34,9 +34,8 @@ from bo_stream.loops.survey.columns import (
     has_rate,
     look_like_counts,
 )
-from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.places import check_places, position_columns
-from bo_stream.loops.survey.settings import SurveySettings
+from bo_stream.loops.survey.settings import DEGREES, Coordinates, SurveySettings
 from bo_stream.mapping import fill_missing
 
 _YES = ("yes", "y", "true", "t", "1")
