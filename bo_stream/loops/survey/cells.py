@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 Texts = NDArray[np.object_]
 Mask = NDArray[np.bool_]
 
-MISSING = (
+_MISSING = (
     *("", "na", "n/a", "n.a.", "n.a", "nan", "none", "null", "#n/a", "<na>", "n.d.", "n/d", "s/d"),
     *("-", "--", ".", "..", "\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}", "?"),
 )
@@ -170,7 +170,7 @@ def _texts(column: pd.Series[Any]) -> pd.Series[str]:
     """Return cells as texts without spaces around them, empty where missing."""
     texts = column.astype(str).str.strip()
     texts = texts.str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True)
-    missing = column.isna() | texts.str.lower().isin(MISSING)
+    missing = column.isna() | texts.str.lower().isin(_MISSING)
     return texts.where(~missing, "")
 
 
@@ -183,10 +183,10 @@ def first(mask: Mask | np.bool_) -> int | None:
 # --- ids of sites in tables that went through a spreadsheet, which takes them for numbers --------
 
 
-MOST_COMPARED = 5000
+_MOST_COMPARED = 5000
 """Number of sites up to which an unknown id is compared with all ids, letter by letter."""
 
-CLOSE = 0.75
+_CLOSE = 0.75
 """Least share of letters that an id has in common with one that may be meant."""
 
 _NUMBER = re.compile(r"\+?([0-9]+)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,4}))?")
@@ -234,11 +234,11 @@ def meant(site: str, listed: Sequence[str]) -> str | None:
     """
     bare = _bare(site)
     same = next((other for other in listed if bare and _bare(other) == bare), None)
-    if same is not None or len(listed) > MOST_COMPARED:
+    if same is not None or len(listed) > _MOST_COMPARED:
         return same
     digits = _digits(site)
     alike = [other for other in listed if _digits(other) == digits]
-    return next(iter(get_close_matches(site, alike, n=1, cutoff=CLOSE)), None)
+    return next(iter(get_close_matches(site, alike, n=1, cutoff=_CLOSE)), None)
 
 
 def _digits(site: str) -> str:

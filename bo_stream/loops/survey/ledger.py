@@ -29,7 +29,7 @@ from bo_stream.storage.archive import atomic_write, write_whole
 
 Verb = Literal["ask", "tell", "withdraw"]
 
-VERBS: tuple[Verb, ...] = ("ask", "tell", "withdraw")
+_VERBS: tuple[Verb, ...] = ("ask", "tell", "withdraw")
 
 RESULTS = "results.jsonl"
 """Name of the file."""
@@ -69,12 +69,12 @@ class Event:
         content = json.loads(line)
         if not isinstance(content, dict) or content.pop("sha256", None) != _digest(content):
             raise ValueError("its digest is another")
-        if content.get("verb") not in VERBS:
+        if content.get("verb") not in _VERBS:
             raise ValueError(f"unknown verb {content.get('verb')!r}")
         return cls(**content)
 
 
-class Ledger:
+class SurveyLedger:
     """All events of a survey, in memory and, once it has a folder, in a file.
 
     Attributes:
@@ -316,7 +316,7 @@ class SurveyFacts:
             previous = self.results.get(site)
             asked = self.pending.pop(site, None) is not None
             self.given_up.discard(site)
-            place, day = placed(told, self._sites), told.get("date", "")
+            place, day = self._position(told), told.get("date", "")
             if previous is None:
                 self.results[site] = SiteResult(counts, event.time, asked, 0, place, day)
                 continue
@@ -329,6 +329,15 @@ class SurveyFacts:
                 place=place or previous.place,
                 date=day or previous.date,
             )
+
+    def _position(self, told: Mapping[str, Any]) -> tuple[float, ...]:
+        """Return position and covariates of a result, NaN where missing; empty: it is listed."""
+        names = self._sites.coordinates.names
+        if names[0] not in told:
+            return ()
+        covariates = [told["covariates"].get(name) for name in self._sites.covariates]
+        values = [*(told[name] for name in names), *covariates]
+        return tuple(np.nan if value is None else float(value) for value in values)
 
     def _settle_doubts(self, sites: frozenset[str]) -> None:
         """Take away doubts about results that are corrected or withdrawn."""
@@ -371,13 +380,3 @@ class SurveyFacts:
             for site, one in sorted(self.results.items())
         ]
         return hashlib.sha256(json.dumps([self._sites.fingerprint, rows]).encode()).hexdigest()
-
-
-def placed(told: Mapping[str, Any], sites: SurveySites) -> tuple[float, ...]:
-    """Return the place of a result of a ledger, empty for a site of the list."""
-    names = sites.coordinates.names
-    if names[0] not in told:
-        return ()
-    covariates = [told["covariates"].get(name) for name in sites.covariates]
-    values = [*(told[name] for name in names), *covariates]
-    return tuple(np.nan if value is None else float(value) for value in values)

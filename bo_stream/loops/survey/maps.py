@@ -28,7 +28,7 @@ from bo_stream.mapping import Kilometres
 
 Array = NDArray[np.float64]
 
-SIZE = (5.4, 4.6)
+_SIZE = (5.4, 4.6)
 _INSIDE, _OUTSIDE = "#0072b2", "#d55e00"
 _ROUND = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 _LEAST_GROUP = 10
@@ -44,7 +44,7 @@ def draw_calibration(held_out: pd.DataFrame) -> Figure:
     Args:
         held_out: Table of ``held_out_counts``.
     """
-    figure = Figure(figsize=SIZE, layout="constrained")
+    figure = Figure(figsize=_SIZE, layout="constrained")
     axes = figure.subplots()
     examined = held_out["examined"].to_numpy()
     shares = {name: held_out[name].to_numpy() / examined for name in _SHARES}
@@ -83,7 +83,7 @@ def draw_forecast(forecast: pd.DataFrame) -> Figure:
     Args:
         forecast: A row a round, with columns ``sites`` (in addition to today's) and ``remaining``.
     """
-    figure = Figure(figsize=SIZE, layout="constrained")
+    figure = Figure(figsize=_SIZE, layout="constrained")
     axes = figure.subplots()
     sites = [0, *forecast["sites"].tolist()]
     remaining = [1.0, *forecast["remaining"].tolist()]
@@ -121,7 +121,7 @@ def draw_replay(scores: pd.DataFrame) -> Figure:
     """
     measures = [name for name in _LABELS if name in scores]
     rows = len(measures) // 2
-    figure = Figure(figsize=(2 * SIZE[0], 0.8 * SIZE[1] * rows + 0.6), layout="constrained")
+    figure = Figure(figsize=(2 * _SIZE[0], 0.8 * _SIZE[1] * rows + 0.6), layout="constrained")
     panels = figure.subplots(rows, 2, sharex=True, squeeze=False)
     for axes, measure in zip(panels.flat, measures, strict=True):
         for design, curves in scores.groupby("design"):
@@ -175,7 +175,7 @@ WIDTH = 5.4
 MOST_NUMBERS = 40
 """Chosen sites that are numbered; of more the numbers would cover the map."""
 
-TALLEST, WIDEST = 2.6, 0.5
+_TALLEST, _WIDEST = 2.6, 0.5
 """Height over width of a map at most, at least; the ground beyond the sites fills the rest."""
 
 DISC = 16.0
@@ -322,7 +322,7 @@ def _canvas(table: pd.DataFrame, coordinates: Coordinates) -> tuple[Figure, Axes
     The axes are as wide as the picture, and as tall as the sites need at that scale.
     """
     ground = Ground.of(table, coordinates)
-    (left, right), (bottom, top) = ground.extent(TALLEST, WIDEST)
+    (left, right), (bottom, top) = ground.extent(_TALLEST, _WIDEST)
     bottom -= 0.06 * (top - bottom)  # of the scale bar
     height = 0.9 * WIDTH * (top - bottom) / (right - left)
     figure = Figure(figsize=(WIDTH, height + 1.4), layout="constrained")

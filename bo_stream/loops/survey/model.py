@@ -31,21 +31,21 @@ from bo_stream.models.fitting import hyperparameters, relearn, set_hyperparamete
 from bo_stream.models.inducing.osvgp import OSVGP
 from bo_stream.storage.archive import FileFormat, describe_file, read_index
 
-MEAN_SD = 3.0
+_MEAN_SD = 3.0
 """Standard deviation of the prior of the mean logit, about that of all people examined."""
 
 FIRST_ROUNDS, ROUNDS = 3, 1
 """How often hyperparameters and sites are found in turn, at most, without and with a former model;
 the first time is the one from each start."""
 
-SMOOTH = (5.0, 0.3)
+_SMOOTH = (5.0, 0.3)
 """Factors of length scale and output scale of position that make of the kernel's first values the
 start for a smooth map, most of which is in the covariates."""
 
-SETTLED = 0.05
+_SETTLED = 0.05
 """Gain of the objective by a round, in nats, from which another one is worth its time."""
 
-CONCENTRATION_STEPS, CONCENTRATION_RATE = 10, 0.1
+_CONCENTRATION_STEPS, _CONCENTRATION_RATE = 10, 0.1
 """Steps of Adam, in each such round, in which the concentration of beta-binomial counts moves, and
 their size: few large ones, for the kernel, which they move along, is found anew afterwards."""
 
@@ -131,15 +131,15 @@ def survey_model(
         mean_module=_mean_about(Y),
         input_transform=map_inputs(sites, units=settings.units),
         max_points=settings.max_points,
-        learning_rate=CONCENTRATION_RATE,
+        learning_rate=_CONCENTRATION_RATE,
         window=0,  # all results enter as one batch
     )
     starts = [model]
     if former is None or float(former.num_observations) < len(X):
         starts.append(deepcopy(model))
         position = starts[-1].covar_module.kernels[0]
-        position.base_kernel.lengthscale = SMOOTH[0] * position.base_kernel.lengthscale.detach()
-        position.outputscale = SMOOTH[1] * position.outputscale.detach()
+        position.base_kernel.lengthscale = _SMOOTH[0] * position.base_kernel.lengthscale.detach()
+        position.outputscale = _SMOOTH[1] * position.outputscale.detach()
     if former is not None:
         set_hyperparameters(model, hyperparameters(former))
     if len(X) == 0:
@@ -147,7 +147,7 @@ def survey_model(
     ends = []
     for start in starts:
         start.update(X, Y)
-        start.hyper_steps = CONCENTRATION_STEPS if settings.overdispersion else 0
+        start.hyper_steps = _CONCENTRATION_STEPS if settings.overdispersion else 0
         ends.append(_round(start, X, Y))
     model, loss = min(ends, key=lambda end: end[1])
     for _ in range(1, FIRST_ROUNDS if former is None else ROUNDS):
@@ -155,7 +155,7 @@ def survey_model(
         gain = loss - reached
         if gain > 0.0:
             model, loss = again, reached
-        if gain < SETTLED:
+        if gain < _SETTLED:
             break
     if settings.overdispersion:
         model.hyper_steps = 0
@@ -175,7 +175,7 @@ def _mean_about(Y: Tensor) -> ConstantMean:
     """Make the mean logit, with a prior about the logit of the prevalence of all examined."""
     positives, examined = Y.double().sum(0)
     logit = float(torch.logit((positives + 0.5) / (examined + 1.0)))
-    mean = ConstantMean(constant_prior=NormalPrior(logit, MEAN_SD))
+    mean = ConstantMean(constant_prior=NormalPrior(logit, _MEAN_SD))
     mean.initialize(constant=logit)
     return mean.to(Y)
 
@@ -250,7 +250,7 @@ class ModelCache:
 ROWS = 4096
 """Number of sites that are predicted at a time."""
 
-QUANTILES = {"lower": 0.025, "q25": 0.25, "q75": 0.75, "upper": 0.975}
+_QUANTILES = {"lower": 0.025, "q25": 0.25, "q75": 0.75, "upper": 0.975}
 
 
 @torch.no_grad()
@@ -270,11 +270,11 @@ def predict_prevalence(model: StreamingGP, X: Tensor, settings: SurveySettings) 
     parts = []
     for part in X.split(ROWS):
         rates = prevalence(model, part)
-        quantiles = rates.quantile(torch.tensor(list(QUANTILES.values())))
+        quantiles = rates.quantile(torch.tensor(list(_QUANTILES.values())))
         values = {
             "prevalence": rates.mean,
             "sd": rates.variance.clamp_min(0.0).sqrt(),
-            **dict(zip(QUANTILES, quantiles.unbind(), strict=True)),
+            **dict(zip(_QUANTILES, quantiles.unbind(), strict=True)),
         }
         if settings.threshold is not None:
             values["exceedance"] = rates.exceedance(settings.threshold)
@@ -326,7 +326,7 @@ def per_cent(share: float) -> str:
 # --- counts of a survey predicted by models that have not seen them ------------------------------
 
 
-LEVELS = (50, 95)
+_LEVELS = (50, 95)
 """Per cent of the central intervals."""
 
 Fit = Callable[[Tensor, Tensor], StreamingGP]
@@ -361,7 +361,7 @@ def held_out_counts(fit: Fit, X: Tensor, Y: Tensor, folds: int = 10, seed: int =
             model = fit(X[~held], Y[~held])
         predicted = counts(model, X[held], Y[held, 1:])
         parts = {"expected": predicted.mean}
-        for level in LEVELS:
+        for level in _LEVELS:
             low, high = predicted.interval(level / 100.0)
             below = torch.where(low > 0.0, predicted.cdf((low - 1.0).clamp_min(0.0)), 0.0)
             parts |= {f"low_{level}": low, f"high_{level}": high}
@@ -404,7 +404,7 @@ def log_scores(model: StreamingGP, X: Tensor, Y: Tensor) -> Tensor:
 
 ABOVE, UNCERTAIN, BELOW = "above", "uncertain", "below"
 
-NUMBERS = ("prevalence", "lower", "upper", "probability")
+_NUMBERS = ("prevalence", "lower", "upper", "probability")
 
 
 def calls_table(predictions: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
@@ -433,7 +433,7 @@ def calls_table(predictions: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame
         raise ValueError("Expected predictions with a threshold, got none: there are no calls.")
     renamed = predictions.rename(columns={"class": "call", "exceedance": "probability"})
     place = ["longitude", "latitude"] if "longitude" in predictions else ["east", "north"]
-    numbers = renamed[[*place, "call", *NUMBERS, "examined", "positive", "date"]]
+    numbers = renamed[[*place, "call", *_NUMBERS, "examined", "positive", "date"]]
     taken = {"id", *numbers.columns}
     names = [f"listed_{name}" if name in taken else str(name) for name in labels.columns]
     described = labels.set_axis(names, axis=1).reindex(predictions["id"]).reset_index(drop=True)
@@ -469,7 +469,7 @@ That of 32 replays of ``benchmarks/maps/stopping.py`` (seeds 0 to 2 and 5 to 9),
 of them had rates of 0.49 to 0.75 from the fourth round on.
 """
 
-WITHIN = (
+_WITHIN = (
     "in three of four replays it took two thirds to one and a half times as many, in the others a "
     "quarter to more than three times"
 )
@@ -533,4 +533,4 @@ class Stopping:
         if self.more is None:
             return f"Stopping rule: {rule}. It takes more than the {self.left:,} sites left."
         until = f"Until then roughly {self.more:,} more sites{waiting}"
-        return f"Stopping rule: {rule}. {until}; {WITHIN}."
+        return f"Stopping rule: {rule}. {until}; {_WITHIN}."

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bo_stream.loops.survey.survey import Survey
 
 
-MOST = 3
+_MOST = 3
 """Columns that are shown beside a name."""
 
 _NAME = re.compile(
@@ -45,7 +45,7 @@ def shown_labels(labels: pd.DataFrame) -> tuple[str | None, list[str]]:
         labels: Further columns of a list, such as ``Survey.labels``.
 
     Returns:
-        The column of names, None if there is none by its usual names; and up to ``MOST`` others:
+        The column of names, None if there is none by its usual names; and up to three others:
         districts and the like first, then other columns of texts that differ between sites.
     """
     columns = [str(name) for name in labels.columns]
@@ -53,7 +53,7 @@ def shown_labels(labels: pd.DataFrame) -> tuple[str | None, list[str]]:
     others = [one for one in columns if one != name]
     districts = [one for one in others if _DISTRICT.fullmatch(normalised(one))]
     texts = [one for one in others if one not in districts and _has_texts(labels[one])]
-    return name, [*districts, *texts][:MOST]
+    return name, [*districts, *texts][:_MOST]
 
 
 def _has_texts(column: pd.Series[str]) -> bool:
@@ -190,7 +190,7 @@ def _written(root: Element) -> bytes:
 # --- files of the sites that are pending: a form to fill in, and points for a map ----------------
 
 
-NEXT, POINTS = "next", "next.geojson"
+_NEXT, POINTS = "next", "next.geojson"
 """Name of the form without its suffix, which is that of the list; and of the points."""
 
 _TO_FILL = ["examined", "positive"]
@@ -223,7 +223,7 @@ def next_files(survey: Survey) -> dict[str, bytes]:
     others = survey.others(pending["id"].tolist()).rename(columns=listed_as)
     table = pd.concat((table[["round", "id"]], others, table.iloc[:, 2:]), axis=1)
     form = table.assign(**dict.fromkeys((*_TO_FILL, DATE), ""))
-    files = {survey.table_format.name(NEXT): survey.table_format.write(form)}
+    files = {survey.table_format.name(_NEXT): survey.table_format.write(form)}
     if not coordinates.are_degrees:
         return files
     features = [
@@ -258,7 +258,7 @@ def check_form_is_told(folder: Path, survey: Survey) -> None:
     Raises:
         UsageError: It has, or it may have, for it cannot be read.
     """
-    path = folder / survey.table_format.name(NEXT)
+    path = folder / survey.table_format.name(_NEXT)
     if not path.is_file():
         return
     try:

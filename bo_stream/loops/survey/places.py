@@ -21,13 +21,13 @@ from bo_stream.loops.survey.settings import DEGREES, Coordinates, PositionUnits,
 FAR = 5.0
 """Distance from the middle, in nine-tenths quantiles of such distances, from which it is odd."""
 
-NEAR = 2.0
+_NEAR = 2.0
 """Such a distance up to which a position that was turned round is among the others."""
 
-ENOUGH = 10
+_ENOUGH = 10
 """Number of sites from which they show where the others are."""
 
-NO_DEGREES = 1000.0
+_NO_DEGREES = 1000.0
 """Number of a position from which it is a length on a projection, and no slip in a degree."""
 
 _WORDS: dict[PositionUnits, str] = {"km": "kilometres", "m": "metres"}
@@ -35,10 +35,10 @@ _WORDS: dict[PositionUnits, str] = {"km": "kilometres", "m": "metres"}
 METRES = 100_000.0
 """Number of a position from which it is no kilometre of any projection."""
 
-SMALL = 1000.0
+_SMALL = 1000.0
 """Extent of all sites, in metres, below which they may be kilometres."""
 
-EASTING = (100_000.0, 900_000.0)
+_EASTING = (100_000.0, 900_000.0)
 """Eastings of UTM, in metres, within its zones."""
 
 
@@ -104,9 +104,9 @@ def check_places(
     else:
         remarks = _check_lengths(cells, places, columns, coordinates)
     far: Mask = np.zeros(len(places), dtype=bool)
-    if len(places) >= ENOUGH:
+    if len(places) >= _ENOUGH:
         far = np.asarray((_steps(places, coordinates) > FAR).any(axis=1))
-    turned = first(far & (_steps(places, coordinates, places[:, ::-1]) <= NEAR).all(axis=1))
+    turned = first(far & (_steps(places, coordinates, places[:, ::-1]) <= _NEAR).all(axis=1))
     if turned is not None:
         raise cells.fault(
             turned,
@@ -141,7 +141,7 @@ def _check_degrees(cells: Cells, places: Array, columns: tuple[str, str]) -> Non
         return
     which = int((~_as_degrees(places[row])).argmax())
     longitude, latitude = places[row]
-    lengths: Mask = np.asarray((np.abs(places) > NO_DEGREES).any(axis=1))
+    lengths: Mask = np.asarray((np.abs(places) > _NO_DEGREES).any(axis=1))
     if lengths[row] and lengths.mean() >= 0.5:
         units: PositionUnits = "m" if np.abs(places).max() > METRES else "km"
         advice = (
@@ -207,12 +207,12 @@ def _check_lengths(
         )
         raise cells.fault(row, columns[which], text)
 
-    if len(cells) < ENOUGH:
+    if len(cells) < _ENOUGH:
         return []
     east, north = places.T
     span = float(np.ptp(places, axis=0).max())
     remarks = []
-    if coordinates.units == "m" and span < SMALL:
+    if coordinates.units == "m" and span < _SMALL:
         remarks.append(
             f"All sites lie within {span:.4g} m: are positions kilometres? Then begin anew with "
             "--units km."
@@ -223,8 +223,8 @@ def _check_lengths(
             "without --units."
         )
     metres = places * (1000.0 if coordinates.units == "km" else 1.0)
-    is_easting = (metres >= EASTING[0]) & (metres <= EASTING[1])
-    if bool(is_easting[:, 1].all() & (metres[:, 0] > EASTING[1]).all()):
+    is_easting = (metres >= _EASTING[0]) & (metres <= _EASTING[1])
+    if bool(is_easting[:, 1].all() & (metres[:, 0] > _EASTING[1]).all()):
         remarks.append(
             f"North is from {north.min():.10g} to {north.max():.10g}, as eastings of UTM are, and "
             f"east from {east.min():.10g} to {east.max():.10g}: are the columns swapped?"
@@ -261,17 +261,17 @@ def _said(place: Array) -> str:
 
 _COUNTRIES = Path(__file__).with_name("countries.txt")
 
-CELL = 0.5
+_CELL = 0.5
 """Degrees of a cell of the table of countries."""
 
-MOST_NAMED = 3
+_MOST_NAMED = 3
 """Countries that are named."""
 
-ON_LAND, BETTER = 0.5, 0.1
+_ON_LAND, _BETTER = 0.5, 0.1
 """Share of the sites that are on land from which a place is plausible; share by which there are
 more the other way round from which that is likelier, where not nearly all are on land as given."""
 
-NEARLY_ALL, SCATTERED = 0.9, 0.7
+_NEARLY_ALL, _SCATTERED = 0.9, 0.7
 """Share of the sites in one country, or on land, that is nearly all; below which they are in many:
 where they would nearly all be in one country the other way round, that is likelier."""
 
@@ -328,13 +328,13 @@ class Whereabouts:
         if bool((np.abs(places[:, 0]) <= 90.0).all()):
             other = _looked_up(places[:, ::-1])
         likelier = other is not None and (
-            (given.land < NEARLY_ALL and other.land >= given.land + BETTER)
-            or (given.is_scattered and other.largest >= NEARLY_ALL)
+            (given.land < _NEARLY_ALL and other.land >= given.land + _BETTER)
+            or (given.is_scattered and other.largest >= _NEARLY_ALL)
         )
         doubt = ""
-        if given.land < ON_LAND or likelier:
+        if given.land < _ON_LAND or likelier:
             doubt = f"{100.0 * (1.0 - given.land):.0f} % of the sites are at sea"
-            if given.land >= NEARLY_ALL:
+            if given.land >= _NEARLY_ALL:
                 doubt = f"The sites are in {len(given.countries):,} countries"
         if other is not None and likelier:
             doubt += f"; with longitude and latitude the other way round, {other.in_words()}"
@@ -347,7 +347,7 @@ class Whereabouts:
 
 
 @dataclass(frozen=True)
-class _Tally:
+class _CountryCounts:
     """Number of sites in each country, and in each sea."""
 
     countries: Counter[str]
@@ -368,7 +368,7 @@ class _Tally:
     @property
     def is_scattered(self) -> bool:
         """Whether the sites are in more countries than lists of neighbouring ones mostly are."""
-        return self.largest < SCATTERED and len(self.countries) > MOST_NAMED
+        return self.largest < _SCATTERED and len(self.countries) > _MOST_NAMED
 
     def in_words(self) -> str:
         """Name the countries, or the sea, with most sites."""
@@ -376,17 +376,17 @@ class _Tally:
         both = (self.countries + self.seas).most_common()
         texts = [
             f"{name} ({100.0 * count / total:.0f} %)" if len(both) > 1 else name
-            for name, count in both[:MOST_NAMED]
+            for name, count in both[:_MOST_NAMED]
         ]
-        more = f" and {len(both) - MOST_NAMED} more" if len(both) > MOST_NAMED else ""
+        more = f" and {len(both) - _MOST_NAMED} more" if len(both) > _MOST_NAMED else ""
         return f"roughly in {', '.join(texts)}{more}"
 
 
-def _looked_up(places: Array) -> _Tally:
+def _looked_up(places: Array) -> _CountryCounts:
     """Count the sites in countries; one at sea beside a coast counts as on it."""
     turned = places.copy()
     turned[:, 0] = (turned[:, 0] + 180.0) % 360.0 - 180.0
-    cells = np.floor(turned / CELL).astype(int)
+    cells = np.floor(turned / _CELL).astype(int)
     table = _table()
     countries: Counter[str] = Counter()
     seas: Counter[str] = Counter()
@@ -402,7 +402,7 @@ def _looked_up(places: Array) -> _Tally:
             seas[next(inside, "the Pacific Ocean")] += 1
         else:
             countries[name] += 1
-    return _Tally(countries, seas)
+    return _CountryCounts(countries, seas)
 
 
 _NEIGHBOURS = tuple(

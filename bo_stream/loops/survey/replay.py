@@ -242,7 +242,7 @@ def _true(cells: Cells, column: str, there: Mask, settings: SurveySettings) -> A
 # --- replays of a finished survey by several designs and seeds, kept in one folder ---------------
 
 
-SCORES, PICKS, PICTURE = "replay.csv", "picks.csv", "replay.png"
+_SCORES, _PICKS, _PICTURE = "replay.csv", "picks.csv", "replay.png"
 
 MEASURES = ("accuracy", "sensitivity", "log_score", "rmse")
 
@@ -334,7 +334,7 @@ class ReplayRun:
             for site in score.sites
         ]
         picks = pd.DataFrame(rows, columns=["design", "seed", "round", "id"])
-        write_files(folder, {SCORES: _as_csv(self.table), PICKS: _as_csv(picks)})
+        write_files(folder, {_SCORES: _as_csv(self.table), _PICKS: _as_csv(picks)})
         content = {
             "settings": asdict(self.finished_survey.settings),
             "plan": asdict(self.plan),
@@ -350,7 +350,7 @@ class ReplayRun:
 
     def draw(self, folder: Path) -> None:
         """Write the picture."""
-        write_picture(folder / PICTURE, lambda: draw_replay(self.table))
+        write_picture(folder / _PICTURE, lambda: draw_replay(self.table))
 
     # --- steps ------------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ def zoomable_map(findings: SurveyFindings, still: Element) -> list[Element]:
     apart = min(2.0 * nearest(ground.sites), width, height)
     east, north = ground.sites.T
     chosen = pd.Index(table["id"]).get_indexer(pd.Index(findings.chosen["id"]))
-    names, labels = _described(findings)
+    names, labels = _named(findings)
     values: dict[str, Any] = {
         "width": round(width, 3),
         "height": round(height, 3),
@@ -122,7 +122,7 @@ def script() -> str:
     return Path(__file__).with_name("map.js").read_text(encoding="utf-8")
 
 
-def _described(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]]]:
+def _named(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]]]:
     """Return the name of each site, else its id, and what else says which it is, by heading."""
     ids = findings.predictions["id"].astype(str)
     name, others = shown_labels(findings.labels)
@@ -158,10 +158,10 @@ def _numbers(name: str, values: Array, colours: str, mark: float) -> dict[str, A
 MOST_LISTED = 200
 """Sites of a call that the page lists; a file has all."""
 
-MOST_OPEN = 12
+_MOST_OPEN = 12
 """Sites of a list that is open from the start."""
 
-CAVEATS = (
+_CAVEATS = (
     "Numbers for sites that were not surveyed are predictions, not measurements. They assume that "
     "sites near each other, and sites with like covariates, have like prevalence.",
     "The certainty of a call is the model's own. How far to trust it, the section on calibration "
@@ -192,7 +192,7 @@ def survey_page(findings: SurveyFindings, written: date) -> bytes:
         parts += [element("ul", *_items(findings.notes))]
     parts += [element("h2", "Settings")]
     parts += [table(["Setting", "Value"], findings.settings.items(), numbers=[])]
-    parts += [element("h2", "What to keep in mind"), element("ul", *_items(CAVEATS))]
+    parts += [element("h2", "What to keep in mind"), element("ul", *_items(_CAVEATS))]
     version = f"Written on {written.isoformat()} by bo_stream {package_version('bo-stream')}."
     zoomed = script() if _is_zoomable(findings) else ""
     return page(title, *parts, element("p", version, class_="small"), script=zoomed)
@@ -353,7 +353,7 @@ def _next_sites(findings: SurveyFindings) -> Iterator[Content]:
     if not len(findings.chosen):
         return
     yield element("h2", "Sites to survey next")
-    who = Described.of(findings)
+    who = _Described.of(findings)
     head = ("No.", *who.head, *_place_head(findings), "Expected gain", "Cost", "Why")
     rows = [
         (
@@ -380,7 +380,7 @@ def _next_sites(findings: SurveyFindings) -> Iterator[Content]:
 
 
 @dataclass(frozen=True)
-class Described:
+class _Described:
     """Cells that say which site it is.
 
     Attributes:
@@ -394,7 +394,7 @@ class Described:
     named: bool
 
     @classmethod
-    def of(cls, findings: SurveyFindings) -> Described:
+    def of(cls, findings: SurveyFindings) -> _Described:
         """Choose the columns of the list that are shown."""
         name, others = shown_labels(findings.labels)
         columns = [*([] if name is None else [name]), *others]
@@ -432,7 +432,7 @@ def _called(findings: SurveyFindings) -> Iterator[Content]:
     """List the sites above, uncertain and below."""
     if findings.threshold is None:
         return
-    line, who = per_cent(findings.threshold), Described.of(findings)
+    line, who = per_cent(findings.threshold), _Described.of(findings)
     yield element("h2", f"Sites above, uncertain and below {line}")
     said = f"The surest first. All, with all columns of the list, are in {findings.called_file}."
     if findings.coordinates.are_degrees:
@@ -457,7 +457,7 @@ def _called(findings: SurveyFindings) -> Iterator[Content]:
                 _place(findings, site),
             )
             rows.append(row)
-        few = {"open": "open"} if 0 < len(sites) <= MOST_OPEN else {}
+        few = {"open": "open"} if 0 < len(sites) <= _MOST_OPEN else {}
         swatch = element("span", class_="swatch", style=f"background:{COLOURS[name]}")
         parts: list[Content] = [element("summary", swatch, f"{text}: {_number(len(sites))}")]
         if rows:

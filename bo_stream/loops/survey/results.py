@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
 from bo_stream.errors import UsageError
@@ -34,94 +33,12 @@ from bo_stream.loops.survey.places import check_places, position_columns_if_any
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.sites import SurveySites, read_inputs
 
-MOVED = 10.0
-"""Distance from a site's place in the list, in kilometres, from which a result is remarked on."""
+_MOVED = 10.0
+"""Distance from a site's position in the list, in kilometres, from which a remark is made."""
 
-FACTOR = 20.0
+_FACTOR = 20.0
 """Factor between typical values of a covariate that may be one between units."""
-
-
-def moved_sites(
-    cells: Cells, places: Array, sites: SurveySites, listed: NDArray[np.intp]
-) -> list[str]:
-    """Remark on sites of the list whose position in a table is far from that in the list.
-
-    Args:
-        cells: The table, n rows.
-        places: Positions in it, NaN where missing, ``n x 2``.
-        sites: The list.
-        listed: Places of the rows' sites in it, ``n``; -1: not in it.
-    """
-    rows = np.flatnonzero((listed >= 0) & ~np.isnan(places).any(axis=1))
-    told, known = torch.from_numpy(places[rows]), sites.X[listed[rows], :2]
-    in_space = sites.coordinates.in_space
-    apart = (in_space(told) - in_space(known)).norm(dim=-1).tolist()
-    return [
-        f"{cells.row(int(row))} lies {distance:,.0f} km from where the list has this site: is the "
-        "id right? The list's position is used."
-        for row, distance in zip(rows, apart, strict=True)
-        if distance > MOVED
-    ]
-
-
-def far_sites(cells: Cells, read: Array, sites: SurveySites) -> list[str]:
-    """Remark on a new site that is much farther from the list's middle than its own sites.
-
-    Args:
-        cells: The table of new sites.
-        read: Positions and covariates, ``n x d``.
-        sites: The list.
-    """
-    in_space, (first_name, second_name) = sites.coordinates.in_space, sites.coordinates.names
-    known = in_space(sites.X[:, :2])
-    middle = known.mean(0)
-    reach = (known - middle).norm(dim=-1).max()
-    apart = (in_space(torch.from_numpy(read[:, :2])) - middle).norm(dim=-1)
-    far = first((apart > 1.5 * reach + 10.0).numpy())
-    if far is None:
-        return []
-    return [
-        f"{cells.row(far)} lies {float(apart[far]):,.0f} km from the middle of the list: is its "
-        f"position right, and {first_name} not taken for {second_name}?"
-    ]
-
-
-def odd_covariates(read: Array, sites: SurveySites) -> list[str]:
-    """Remark on covariates of new sites that look to be in another unit than the list's.
-
-    Args:
-        read: Positions and covariates of the new sites, ``n x d``.
-        sites: The list.
-    """
-    remarks = []
-    for column, name in enumerate(sites.covariates, start=2):
-        values, known = read[:, column], sites.X[:, column].numpy()
-        values = values[~np.isnan(values)]
-        if not values.size:
-            continue
-        low, high = known.min(), known.max()
-        margin = 0.5 * (high - low)
-        typical, usual = np.median(values), np.median(known)
-        is_inside = low <= typical <= high
-        is_far = not low - margin <= typical <= high + margin
-        is_scaled = usual != 0.0 and not 1.0 / FACTOR < typical / usual < FACTOR
-        if not is_inside and (is_far or is_scaled):
-            remarks.append(
-                f"{name}: the new sites have {_span(values)}, the list has {_span(known)}. Is it "
-                "in the same unit? Per cent and shares are easily mixed."
-            )
-    return remarks
-
-
-def _span(values: Sequence[float] | Array) -> str:
-    low, high = np.min(values), np.max(values)
-    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
-
-
-# --- results as they come back from the field: checked, and compared with what is known ----------
-
-
-HERE = 0.05
+_HERE = 0.05
 """Distance, in kilometres, up to which a position is that of a site of the list."""
 
 
@@ -345,7 +262,7 @@ def _at(position: Array, others: Sequence[str], sites: SurveySites) -> list[str]
     return [
         site
         for site, place in zip(others, sites.positions(others), strict=True)
-        if place >= 0 and float((in_space(sites.X[place : place + 1, :2]) - there).norm()) <= HERE
+        if place >= 0 and float((in_space(sites.X[place : place + 1, :2]) - there).norm()) <= _HERE
     ]
 
 
@@ -375,7 +292,15 @@ def _read_places(
             f"there is no site {str(ids[strange])!r} in the list.{hint} A site outside the list "
             f"needs its {', '.join(sites.coordinates.names)} and covariates in this table.",
         )
-    warnings = moved_sites(cells, places, sites, listed)
+    in_space = sites.coordinates.in_space
+    at = np.flatnonzero((listed >= 0) & ~gaps)
+    apart = in_space(torch.from_numpy(places[at])) - in_space(sites.X[listed[at], :2])
+    warnings = [
+        f"{cells.row(row)} lies {distance:,.0f} km from where the list has this site: is the id "
+        "right? The list's position is used."
+        for row, distance in zip(at.tolist(), apart.norm(dim=-1).tolist(), strict=True)
+        if distance > _MOVED
+    ]
     rows = np.flatnonzero((listed < 0) & ~gaps).tolist()
     if columns is None or not rows:
         return {}, warnings
@@ -383,11 +308,10 @@ def _read_places(
     if bool((listed >= 0).any()):  # else the table has ids of its own, of other sites
         # An id of the list may have been changed on the way, as by a spreadsheet that made a date
         # of it: no other row may be at the position of a site of the list.
-        in_space = sites.coordinates.in_space
         tree = cKDTree(in_space(sites.X[:, :2]).numpy())
         distances, nearest = tree.query(in_space(torch.from_numpy(places[rows])).numpy())
         strangers = np.array([ids[row] not in known for row in rows], dtype=bool)
-        same = first((distances <= HERE) & strangers)
+        same = first((distances <= _HERE) & strangers)
         if same is not None:
             raise others.fault(
                 same,
@@ -403,5 +327,49 @@ def _read_places(
         )
     warnings += check_places(others, places[rows], columns, settings.coordinates)
     read = read_inputs(others, columns, settings)
-    warnings += far_sites(others, read, sites) + odd_covariates(read, sites)
+    warnings += _odd_new_sites(others, read, sites)
     return dict(zip(ids[rows].tolist(), read, strict=True)), warnings
+
+
+def _odd_new_sites(cells: Cells, read: Array, sites: SurveySites) -> list[str]:
+    """Remark on new sites far from the list's, and on covariates that may be in another unit.
+
+    Args:
+        cells: The table of new sites.
+        read: Positions and covariates, NaN where missing, ``n x d``.
+        sites: The list.
+    """
+    remarks = []
+    in_space, (first_name, second_name) = sites.coordinates.in_space, sites.coordinates.names
+    listed = in_space(sites.X[:, :2])
+    middle = listed.mean(0)
+    reach = (listed - middle).norm(dim=-1).max()
+    apart = (in_space(torch.from_numpy(read[:, :2])) - middle).norm(dim=-1)
+    far = first((apart > 1.5 * reach + 10.0).numpy())
+    if far is not None:
+        remarks.append(
+            f"{cells.row(far)} lies {float(apart[far]):,.0f} km from the middle of the list: is "
+            f"its position right, and {first_name} not taken for {second_name}?"
+        )
+    for column, name in enumerate(sites.covariates, start=2):
+        values, known = read[:, column], sites.X[:, column].numpy()
+        values = values[~np.isnan(values)]
+        if not values.size:
+            continue
+        low, high = known.min(), known.max()
+        margin = 0.5 * (high - low)
+        typical, usual = np.median(values), np.median(known)
+        is_inside = low <= typical <= high
+        is_far = not low - margin <= typical <= high + margin
+        is_scaled = usual != 0.0 and not 1.0 / _FACTOR < typical / usual < _FACTOR
+        if not is_inside and (is_far or is_scaled):
+            remarks.append(
+                f"{name}: the new sites have {_span(values)}, the list has {_span(known)}. Is it "
+                "in the same unit? Per cent and shares are easily mixed."
+            )
+    return remarks
+
+
+def _span(values: Array) -> str:
+    low, high = np.min(values), np.max(values)
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"

@@ -18,14 +18,14 @@ if TYPE_CHECKING:  # settings are read without torch, for the command's help
 
 PositionUnits = Literal["degrees", "km", "m"]
 
-POSITION_UNITS: tuple[PositionUnits, ...] = ("degrees", "km", "m")
+_POSITION_UNITS: tuple[PositionUnits, ...] = ("degrees", "km", "m")
 
 Goal = Literal["exceedance", "map"]
 CriterionName = Literal["entropy", "misclassification", "targeted", "variance"]
 
-GOALS: tuple[Goal, ...] = ("exceedance", "map")
+_GOALS: tuple[Goal, ...] = ("exceedance", "map")
 CRITERIA: tuple[CriterionName, ...] = ("entropy", "misclassification", "targeted", "variance")
-USUAL: dict[Goal, CriterionName] = {"exceedance": "misclassification", "map": "variance"}
+_USUAL: dict[Goal, CriterionName] = {"exceedance": "misclassification", "map": "variance"}
 """Criterion of each goal, unless another is chosen."""
 
 USUAL_TRIALS = 100
@@ -99,8 +99,8 @@ class SurveySettings:
     cost_per_km: float = 0.0
 
     def __post_init__(self) -> None:
-        check_one_of("goal", self.goal, GOALS)
-        check_one_of("units", self.units, POSITION_UNITS)
+        check_one_of("goal", self.goal, _GOALS)
+        check_one_of("units", self.units, _POSITION_UNITS)
         if self.criterion is not None:
             check_one_of("criterion", self.criterion, CRITERIA)
         if self.threshold is None and self.chosen_criterion != "variance":
@@ -151,7 +151,7 @@ class SurveySettings:
     @property
     def chosen_criterion(self) -> CriterionName:
         """Criterion that is used."""
-        return self.criterion or USUAL[self.goal]
+        return self.criterion or _USUAL[self.goal]
 
     @property
     def coordinates(self) -> Coordinates:

@@ -41,7 +41,7 @@ from bo_stream.mapping import fill_missing
 _YES = ("yes", "y", "true", "t", "1")
 _NO = ("no", "n", "false", "f", "0")
 
-MISSING_CODE = -9999.0
+_MISSING_CODE = -9999.0
 """Number that stands for a missing covariate, as in rasters."""
 
 
@@ -234,7 +234,7 @@ def read_inputs(cells: Cells, place: Sequence[str], settings: SurveySettings) ->
             values = cells.numbers(name)
         except UsageError as error:
             raise UsageError(f"{error} Covariates are numbers: code groups as 0 and 1.") from error
-        read.append(np.where(values == MISSING_CODE, np.nan, values))
+        read.append(np.where(values == _MISSING_CODE, np.nan, values))
     return np.column_stack(read)
 
 

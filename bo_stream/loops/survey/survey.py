@@ -20,7 +20,7 @@ from bo_stream.likelihoods.binomial import MOST_EXAMINED
 from bo_stream.loops.run import CheckpointFormat, hold_folder
 from bo_stream.loops.survey.cells import Counts
 from bo_stream.loops.survey.choice import Choice
-from bo_stream.loops.survey.ledger import RESULTS, Ledger, SurveyFacts
+from bo_stream.loops.survey.ledger import RESULTS, SurveyFacts, SurveyLedger
 from bo_stream.loops.survey.model import (
     ModelCache,
     Stopping,
@@ -40,7 +40,7 @@ from bo_stream.loops.survey.tables import TableFormat, read_table
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import FileFormat, atomic_write
 
-SPREAD_OUT = "first round: spread out over the map and the covariates"
+_SPREAD_OUT = "first round: spread out over the map and the covariates"
 
 
 class Survey:
@@ -73,7 +73,7 @@ class Survey:
         settings: SurveySettings,
         source: str = "The table of sites",
         criterion: Criterion | None = None,
-        ledger: Ledger | None = None,
+        ledger: SurveyLedger | None = None,
         cache: ModelCache | None = None,
         trusted: Collection[str] | None = None,
     ) -> None:
@@ -101,7 +101,7 @@ class Survey:
                 f"Expected trials of at most {MOST_EXAMINED:,} people, got {settings.trials:,}."
             )
         self.table, self.settings = sites, settings
-        self.ledger = Ledger() if ledger is None else ledger
+        self.ledger = SurveyLedger() if ledger is None else ledger
         self.cache = ModelCache() if cache is None else cache
         self.criterion, self._trusted = criterion, trusted
         self._sites = SurveySites.of(sites, settings, source)
@@ -139,7 +139,7 @@ class Survey:
                 why = reasons(predictions, self.settings.threshold)
             else:
                 picks = choice.first(q)
-                why = [SPREAD_OUT] * len(picks)
+                why = [_SPREAD_OUT] * len(picks)
             sites = [
                 {
                     "id": str(self._sites.ids[pick.place]),
@@ -538,7 +538,7 @@ class SurveyStatus:
 SURVEY = CheckpointFormat("survey.json", "survey", FileFormat("bo_stream survey", 1))
 
 SITES = "sites.csv"
-MANY_SITES = "sites.parquet"
+_MANY_SITES = "sites.parquet"
 MANY = 50_000
 """Number of sites from which they are stored as parquet."""
 
@@ -576,9 +576,9 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
             )
         ledger.unlink(missing_ok=True)  # an empty one of a survey just begun
         table, many = survey.table_with_ids, len(survey.table) >= MANY
-        for name in (SITES, MANY_SITES):
+        for name in (SITES, _MANY_SITES):
             (folder / name).unlink(missing_ok=True)
-        with atomic_write(folder / (MANY_SITES if many else SITES)) as file:
+        with atomic_write(folder / (_MANY_SITES if many else SITES)) as file:
             if many:
                 table.to_parquet(file, index=False)
             else:
@@ -607,10 +607,10 @@ def load_survey(folder: str | Path, trusted: Collection[str] = ()) -> Survey:
         settings = SurveySettings(**content["settings"])
         fingerprint = content["sites"]
         written = TableFormat(**content.get("table_format", {}))
-    path = next((folder / name for name in (SITES, MANY_SITES) if (folder / name).exists()), None)
+    path = next((folder / name for name in (SITES, _MANY_SITES) if (folder / name).exists()), None)
     if path is None:
         raise UsageError(f"{folder} has no {SITES}. Restore it from a copy.")
-    ledger, cache = Ledger.open(folder), ModelCache(folder)
+    ledger, cache = SurveyLedger.open(folder), ModelCache(folder)
     table = written.given_to(read_table(path))
     survey = Survey(table, settings, str(path), None, ledger, cache, trusted)
     if survey.sites_fingerprint != fingerprint:

@@ -19,15 +19,15 @@ import pandas as pd
 
 from bo_stream.errors import UsageError
 
-ROW = "row"
+_ROW = "row"
 """Name of the index of a table that was read: rows numbered as a spreadsheet does, from 2."""
 
 SEPARATORS = (",", ";", "\t", "|")
 
-COMPARED = 20
+_COMPARED = 20
 """Number of rows by which the separator is found."""
 
-MOST_BYTES = 1 << 30
+_MOST_BYTES = 1 << 30
 """Size of an unpacked workbook, in bytes, above which it is not read."""
 
 _ATTRIBUTE = "format"
@@ -217,7 +217,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
             table = pd.read_parquet(path)
         except (OSError, ValueError) as error:
             raise UsageError(f"{path} cannot be read as a table: {_first_line(error)}") from error
-        table = table.set_index(pd.RangeIndex(2, len(table) + 2, name=ROW))
+        table = table.set_index(pd.RangeIndex(2, len(table) + 2, name=_ROW))
         written = TableFormat()
     else:
         whole, written = _read_workbook(path) if suffix == ".xlsx" else _read_text(path)
@@ -256,7 +256,7 @@ def _read_text(path: Path) -> tuple[pd.DataFrame, TableFormat]:
         ).fillna("")
     except ValueError as error:
         raise UsageError(_fault(path, separator, blank, error)) from error
-    whole.index = pd.RangeIndex(1 + blank, 1 + blank + len(whole), name=ROW)
+    whole.index = pd.RangeIndex(1 + blank, 1 + blank + len(whole), name=_ROW)
     # The decimal mark is that of numbers beyond doubt, else what goes with the separator.
     cells = [column.iloc[1:].str.strip() for _, column in whole.items()]
     decimal = "," if separator == ";" else "."
@@ -282,7 +282,7 @@ def _separator(text: str) -> str:
             file = StringIO(text, newline="")
             rows = csv.reader(file, delimiter=mark, skipinitialspace=True, strict=strict)
             try:
-                cells = [len(row) for row in islice(rows, COMPARED) if row]
+                cells = [len(row) for row in islice(rows, _COMPARED) if row]
             except csv.Error:  # a cell without end, or something behind its end
                 continue
             alike = cells[0] > 1 and len(set(cells)) == 1
@@ -299,10 +299,10 @@ def _read_workbook(path: Path) -> tuple[pd.DataFrame, TableFormat]:
     try:
         with zipfile.ZipFile(path) as packed:
             size = sum(part.file_size for part in packed.infolist())
-        if size > MOST_BYTES:
+        if size > _MOST_BYTES:
             raise UsageError(
                 f"{path} is {size / 2**20:,.0f} MiB unpacked, expected at most "
-                f"{MOST_BYTES / 2**20:,.0f} MiB. Save the sheet as CSV."
+                f"{_MOST_BYTES / 2**20:,.0f} MiB. Save the sheet as CSV."
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of parts of a workbook that are no cells
@@ -329,7 +329,7 @@ def _read_workbook(path: Path) -> tuple[pd.DataFrame, TableFormat]:
     start = next(number for number, row in enumerate(rows) if any(row))
     width = max(len(row) for row in rows)
     padded = [row + [""] * (width - len(row)) for row in rows[start:]]
-    index = pd.RangeIndex(1 + start, 1 + start + len(padded), name=ROW)
+    index = pd.RangeIndex(1 + start, 1 + start + len(padded), name=_ROW)
     return pd.DataFrame(padded, index=index, dtype=object).astype(str), TableFormat(".xlsx")
 
 
