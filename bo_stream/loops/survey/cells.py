@@ -35,10 +35,9 @@ _THOUSANDS = r"[+-]?\d{1,3}(?:[ '’.,\u00a0\u202f]\d{3})+(?:[.,]\d+)?"
 
 
 class Cells:
-    """A table whose faults are said as a spreadsheet shows them.
+    """A table whose faults are named as a spreadsheet shows them.
 
-    Rows are named by the index of the table: that of ``read_table`` numbers them as a spreadsheet
-    does.
+    Rows are named by the index of the table; ``read_table`` numbers them as a spreadsheet does.
 
     Attributes:
         table: The table; its columns have texts for names, all different.
@@ -208,7 +207,7 @@ def spreadsheet_number(site: str) -> str | None:
 
 
 def as_listed(ids: Iterable[str], listed: Iterable[str]) -> dict[str, list[str]]:
-    """Find the listed ids that a spreadsheet may have turned into those of a table.
+    """Find the listed ids that a spreadsheet may have turned into the ids of a table.
 
     Args:
         ids: Of the table.
@@ -390,45 +389,43 @@ def read_dates(cells: Cells, column: str) -> list[str]:
     parts = [_PARTS.fullmatch(text) for text in texts]
     day_first = any(part and int(part[1]) > 12 for part in parts)
     read = []
-    for row, (text, part) in enumerate(zip(texts, parts, strict=True)):
+    for row, text in enumerate(texts):
         try:
-            read.append(_day_first(part, day_first) if part else _iso(text))
+            read.append(_in_iso(text, day_first))
         except ValueError as error:
             raise cells.fault(row, column, f"{text!r} {error}") from error
     return read
 
 
-def _iso(text: str) -> str:
-    """Read a year, a month or a day in the order of ISO 8601.
+def _in_iso(text: str, day_first: bool) -> str:
+    """Return a date as ISO 8601 has it: a year, a month or a day; empty where missing.
+
+    Args:
+        text: The date, in the order of ISO 8601, or three numbers that end in the year.
+        day_first: Whether three such numbers begin with the day where they could be either.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is no date, its month is first, or day and month could be either.
     """
     if not text:
         return ""
-    found = _ISO.fullmatch(text)
-    if found is None:
+    part = _PARTS.fullmatch(text)
+    if part is not None:
+        day, month, year = int(part[1]), int(part[3]), int(part[4])
+        if month > 12 and day <= 12:
+            raise ValueError(
+                f"seems to have the month first. Write it as in {year:04}-{day:02}-{month:02}."
+            )
+        if day <= 12 and day != month and not day_first:
+            either = f"{year:04}-{month:02}-{day:02} or {year:04}-{day:02}-{month:02}"
+            raise ValueError(f"could be {either}. Write the one that is meant in that way.")
+        return _checked(year, month, day).isoformat()
+    iso = _ISO.fullmatch(text)
+    if iso is None:
         raise ValueError("is no date that is understood. Write it as in 2026-01-31.")
-    numbers = [int(number) for number in (found[1], found[3], found[4]) if number is not None]
+    numbers = [int(number) for number in (iso[1], iso[3], iso[4]) if number is not None]
     whole = _checked(*numbers, *(1 for _ in range(3 - len(numbers))))
     return whole.isoformat()[: (4, 7, 10)[len(numbers) - 1]]
-
-
-def _day_first(part: re.Match[str], day_first: bool) -> str:
-    """Read a date of three numbers that ends in the year.
-
-    Raises:
-        ValueError: It is none, the month is first, or it could be either.
-    """
-    day, month, year = int(part[1]), int(part[3]), int(part[4])
-    if month > 12 and day <= 12:
-        raise ValueError(
-            f"seems to have the month first. Write it as in {year:04}-{day:02}-{month:02}."
-        )
-    if day <= 12 and day != month and not day_first:
-        either = f"{year:04}-{month:02}-{day:02} or {year:04}-{day:02}-{month:02}"
-        raise ValueError(f"could be {either}. Write the one that is meant in that way.")
-    return _checked(year, month, day).isoformat()
 
 
 def _checked(year: int, month: int, day: int) -> date:

@@ -37,12 +37,12 @@ class Chosen:
     """A site that is chosen for a round.
 
     Attributes:
-        place: Its position in the list.
+        index: Its position in the list.
         gain: Expected fall of the criterion's total, None in a first round.
         cost: Of the survey and of the travel that it adds.
     """
 
-    place: int
+    index: int
     gain: float | None
     cost: float
 
@@ -68,9 +68,31 @@ class Choice:
     ) -> None:
         self._sites, self._facts, self._settings = sites, facts, settings
         self._given, self._trusted = criterion, trusted
-        self._surveyed = _places(sites, list(facts.results))
-        self._pending = _places(sites, list(facts.pending))
-        self._constraints = constraints_of(sites, facts, settings)
+        self._surveyed = _positions(sites, list(facts.results))
+        self._pending = _positions(sites, list(facts.pending))
+        # Constraints of a round: those of the settings, and sites that were given up.
+        strata, quotas, base = None, None, None
+        if sites.strata is not None:
+            labels, strata_numbers = np.unique(sites.strata.astype(str), return_inverse=True)
+            strata = torch.from_numpy(strata_numbers)
+            number = {label: index for index, label in enumerate(labels.tolist())}
+            quotas = {number[label]: most for label, most in settings.quotas.items()}
+        if settings.base is not None:
+            base = sites.on_plane(torch.tensor([settings.base], dtype=sites.X.dtype))[0]
+        unreachable = torch.from_numpy(~sites.reachable)
+        unreachable[_positions(sites, list(facts.given_up))] = True
+        self._constraints = SiteConstraints(
+            costs=sites.costs,
+            budget=settings.budget,
+            positions=sites.kilometres,
+            minimum_distance=settings.minimum_distance,
+            earlier=sites.on_plane(facts.inputs(facts.surveyed)),
+            strata=strata,
+            quotas=quotas,
+            unreachable=unreachable,
+            base=base,
+            cost_per_km=settings.cost_per_km,
+        )
 
     def check(self) -> None:
         """Check that a site may be chosen, and by what.
@@ -113,7 +135,7 @@ class Choice:
         start = self._begin(self._pending)
         points = spread_coordinates(self._sites.X, self._sites.X, self._sites.coordinates)
         picks = spread_out(points, q, points[self._pending], start)
-        return [Chosen(place, None, cost) for place, cost in picks]
+        return [Chosen(index, None, cost) for index, cost in picks]
 
     def next(self, model: StreamingGP, q: int, trials: int) -> tuple[list[Chosen], float]:
         """Choose up to q sites that reduce the criterion most, once all pending ones are surveyed.
@@ -225,39 +247,10 @@ def criterion_of(settings: SurveySettings) -> Criterion:
     return kind(threshold=threshold, scale="prevalence")
 
 
-def constraints_of(
-    sites: SurveySites, facts: SurveyFacts, settings: SurveySettings
-) -> SiteConstraints:
-    """Build the constraints of a round: those of the settings, and sites that were given up."""
-    strata, quotas = None, None
-    if sites.strata is not None:
-        labels, numbers = np.unique(sites.strata.astype(str), return_inverse=True)
-        strata = torch.from_numpy(numbers)
-        place = {label: number for number, label in enumerate(labels.tolist())}
-        quotas = {place[label]: most for label, most in settings.quotas.items()}
-    base = None
-    if settings.base is not None:
-        base = sites.on_plane(torch.tensor([settings.base], dtype=sites.X.dtype))[0]
-    unreachable = torch.from_numpy(~sites.reachable)
-    unreachable[_places(sites, list(facts.given_up))] = True
-    return SiteConstraints(
-        costs=sites.costs,
-        budget=settings.budget,
-        positions=sites.kilometres,
-        minimum_distance=settings.minimum_distance,
-        earlier=sites.on_plane(facts.inputs(facts.surveyed)),
-        strata=strata,
-        quotas=quotas,
-        unreachable=unreachable,
-        base=base,
-        cost_per_km=settings.cost_per_km,
-    )
-
-
-def _places(sites: SurveySites, ids: Sequence[str]) -> Tensor:
+def _positions(sites: SurveySites, ids: Sequence[str]) -> Tensor:
     """Return the positions in the list of sites, of those that are in it."""
-    places = sites.positions(ids)
-    return torch.from_numpy(places[places >= 0])
+    positions = sites.positions(ids)
+    return torch.from_numpy(positions[positions >= 0])
 
 
 # --- first sites of a survey: spread out over the map and over the covariates --------------------
@@ -438,7 +431,7 @@ def _counts(cells: Cells, settings: SurveySettings) -> tuple[dict[str, Array], s
     """Read people examined and positive of each row, NaN where there is no result, by column.
 
     Returns:
-        They, and the column of people's results whose place they take, if there is one.
+        The counts, and the column of people's results that they replace, if there is one.
     """
     names = settings.unclaimed(cells.names)
     given = {role: getattr(settings, role) for role in ("examined", "positive")}

@@ -172,7 +172,7 @@ def squeezed(name: str) -> str:
 
 
 def look_like_counts(names: Sequence[str]) -> list[str]:
-    """Return the columns whose names look like those of numbers of people examined or positive."""
+    """Return the columns whose names may mean numbers of people examined or positive."""
     return [name for name in names if _COUNT_LIKE.search(normalised(name))]
 
 
@@ -182,7 +182,7 @@ def find_column(names: Sequence[str], role: str, given: str | None, source: str)
     Args:
         names: Of the columns.
         role: The meaning: id, longitude, latitude, east, north, examined or positive.
-        given: Name that the user said; None: by the usual names.
+        given: Name that the user gave; None: by the usual names.
         source: Name of the table, for messages.
 
     Raises:
@@ -231,7 +231,7 @@ def has_rate(names: Sequence[str]) -> bool:
 
 
 def given_column(names: Sequence[str], given: str, source: str, option: str) -> str:
-    """Return the name of a column that the user said.
+    """Return the name of a column that the user gave.
 
     Raises:
         UsageError: There is no such column.

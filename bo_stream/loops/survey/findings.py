@@ -115,7 +115,7 @@ def find(
         name: Of the campaign.
         rounds: Number of rounds of the forecast.
         q: Number of sites of each.
-        on_step: Is told what is done next.
+        on_step: Is called with a text about each step before it.
 
     Raises:
         UsageError: There is no result yet, or the survey's loss is not trusted.

@@ -311,12 +311,18 @@ class SurveyFacts:
         self._settle_doubts(sites)
         if event.values.get("warnings"):
             self.doubts.append((sites, tuple(event.values["warnings"])))
+        names = self._sites.coordinates.names
         for told in event.values["results"]:
             site, counts = told["id"], Counts(told["positive"], told["examined"])
             previous = self.results.get(site)
             asked = self.pending.pop(site, None) is not None
             self.given_up.discard(site)
-            place, day = self._position(told), told.get("date", "")
+            place: tuple[float, ...] = ()
+            if names[0] in told:  # a site outside the list
+                covariates = [told["covariates"].get(name) for name in self._sites.covariates]
+                values = [*(told[name] for name in names), *covariates]
+                place = tuple(np.nan if value is None else float(value) for value in values)
+            day = told.get("date", "")
             if previous is None:
                 self.results[site] = SiteResult(counts, event.time, asked, 0, place, day)
                 continue
@@ -330,15 +336,6 @@ class SurveyFacts:
                 date=day or previous.date,
             )
 
-    def _position(self, told: Mapping[str, Any]) -> tuple[float, ...]:
-        """Return position and covariates of a result, NaN where missing; empty: it is listed."""
-        names = self._sites.coordinates.names
-        if names[0] not in told:
-            return ()
-        covariates = [told["covariates"].get(name) for name in self._sites.covariates]
-        values = [*(told[name] for name in names), *covariates]
-        return tuple(np.nan if value is None else float(value) for value in values)
-
     def _settle_doubts(self, sites: frozenset[str]) -> None:
         """Take away doubts about results that are corrected or withdrawn."""
         left = [(about - sites, texts) for about, texts in self.doubts]
@@ -346,10 +343,10 @@ class SurveyFacts:
 
     @property
     def surveyed(self) -> list[str]:
-        """Ids that have results: those of the list in its order, then others by name."""
-        places = self._sites.positions(list(self.results))
+        """Ids of sites with results: listed sites in the order of the list, then others by name."""
+        positions = self._sites.positions(list(self.results))
         order = sorted(
-            zip(places.tolist(), self.results, strict=True),
+            zip(positions.tolist(), self.results, strict=True),
             key=lambda pair: (pair[0] < 0, pair[0], pair[1]),
         )
         return [site for _, site in order]
@@ -364,17 +361,17 @@ class SurveyFacts:
     def inputs(self, ids: Iterable[str]) -> Tensor:
         """Return positions and covariates of sites, without missing ones, ``n x d``."""
         ids = list(ids)
-        places = torch.from_numpy(self._sites.positions(ids))
-        X = self._sites.X[places.clamp_min(0)]
-        outside = [row for row, place in enumerate(places.tolist()) if place < 0]
+        positions = torch.from_numpy(self._sites.positions(ids))
+        X = self._sites.X[positions.clamp_min(0)]
+        outside = [row for row, position in enumerate(positions.tolist()) if position < 0]
         if outside:
-            places_told = [self.results[ids[row]].place for row in outside]
-            X[outside] = self._sites.fill(torch.tensor(places_told, dtype=X.dtype))
+            inputs = [self.results[ids[row]].place for row in outside]
+            X[outside] = self._sites.fill(torch.tensor(inputs, dtype=X.dtype))
         return X
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of all results but their dates, whatever the order in which they came."""
+        """SHA-256 of all results but their dates, regardless of the order in which they came."""
         rows = [
             (site, one.counts.positive, one.counts.examined, [repr(v) for v in one.place])
             for site, one in sorted(self.results.items())

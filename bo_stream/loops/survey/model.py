@@ -35,7 +35,7 @@ _MEAN_SD = 3.0
 """Standard deviation of the prior of the mean logit, about that of all people examined."""
 
 FIRST_ROUNDS, ROUNDS = 3, 1
-"""How often hyperparameters and sites are found in turn, at most, without and with a former model;
+"""How often hyperparameters and sites are learned in turn, at most, without and with ``former``;
 the first time is the one from each start."""
 
 _SMOOTH = (5.0, 0.3)
@@ -47,7 +47,7 @@ _SETTLED = 0.05
 
 _CONCENTRATION_STEPS, _CONCENTRATION_RATE = 10, 0.1
 """Steps of Adam, in each such round, in which the concentration of beta-binomial counts moves, and
-their size: few large ones, for the kernel, which they move along, is found anew afterwards."""
+their size: few large ones, for the kernel, which they move along, is learned again afterwards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,8 @@ class SurveyModelSettings:
         trials: Expected number of people examined at a site; None: the mean of those so far.
         overdispersion: Whether counts at a site vary more than binomial ones, as where whole
             households are examined; what differs between sites is in the kernel.
-        outliers: Share of sites whose prevalence has nothing to do with that of others like them,
-            but is distributed as that of all results, in [0, 1): a few villages that jump, or were
+        outliers: Share of sites whose prevalence has nothing to do with that of sites like
+            them, but is distributed as in all results, in [0, 1): a few villages that jump, or were
             entered wrongly, leave the rest of the map alone, and smooth. Of 0, 0.01 and 0.1 the
             last is the safest (``python -m benchmarks.maps.outliers``).
         max_points: Largest number of inducing points; with fewer sites in the results each is one.
@@ -91,7 +91,7 @@ def survey_model(
 
     An :class:`~bo_stream.OSVGP` with a :class:`~bo_stream.BinomialLikelihood` with outliers and the
     kernel of :func:`~bo_stream.mapping.survey_kernel`. Its hyperparameters maximise the evidence
-    lower bound and their priors: sites of the likelihood and hyperparameters are found in turn,
+    lower bound and their priors: sites of the likelihood and hyperparameters are learned in turn,
     each given the other. The bound has several maxima, of small rough parts and of large smooth
     ones: of two starts, of which one stands for a smooth map, the one that is better after one such
     round goes on; and sites have, with outliers, so that a round that ends lower is taken back.
@@ -165,7 +165,7 @@ def survey_model(
 
 
 def _round(model: OSVGP, X: Tensor, Y: Tensor) -> tuple[OSVGP, float]:
-    """Learn hyperparameters, in place, then find sites; and return what is minimised, in nats."""
+    """Learn hyperparameters, in place, then sites; return the model and its loss in nats."""
     relearn(model)
     model.clear().update(X, Y)
     return model, total_loss(model)
@@ -193,33 +193,33 @@ class ModelCache:
     is a function of the facts.
 
     Attributes:
-        folder: Where the model is kept; None: in memory only.
+        folder: Where the model is stored; None: in memory only.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         """Begin without a model in memory; the folder is read when a model is asked for."""
         self.folder = folder
-        self._kept: tuple[str, StreamingGP] | None = None
+        self._cached: tuple[str, StreamingGP] | None = None
 
     def model(self, facts: str, build: Callable[[], StreamingGP]) -> StreamingGP:
-        """Return the model of the facts of a fingerprint, built if it is not kept."""
-        if self._kept is None or self._kept[0] != facts:
+        """Return the model of the facts of a fingerprint, built unless cached."""
+        if self._cached is None or self._cached[0] != facts:
             stored = self._read(facts)
-            self._kept = facts, build() if stored is None else stored
+            self._cached = facts, build() if stored is None else stored
             if stored is None:
                 self._write()
-        return self._kept[1]
+        return self._cached[1]
 
     def move_to(self, folder: Path) -> None:
-        """Keep the model in a folder from now on."""
+        """Store the model in a folder from now on."""
         self.folder = folder
         self._write()
 
     def _write(self) -> None:
-        """Write the model; if that fails it will be built anew another time."""
-        if self.folder is None or self._kept is None:
+        """Write the model; if that fails it will be built again when it is needed."""
+        if self.folder is None or self._cached is None:
             return
-        facts, model = self._kept
+        facts, model = self._cached
         try:
             MODEL.save(self.folder, {"facts": facts}, {"survey": model})
         except OSError as error:
@@ -291,8 +291,8 @@ def predict_prevalence(model: StreamingGP, X: Tensor, settings: SurveySettings) 
 def exceedances(model: StreamingGP, X: Tensor, threshold: float) -> NDArray[np.float64]:
     """Compute the probability of a prevalence above a threshold at sites, ``n x d``, alone."""
     parts = [prevalence(model, part).exceedance(threshold).reshape(-1) for part in X.split(ROWS)]
-    found: NDArray[np.float64] = torch.cat(parts).numpy()
-    return found
+    chances: NDArray[np.float64] = torch.cat(parts).numpy()
+    return chances
 
 
 def reasons(predictions: pd.DataFrame, threshold: float | None) -> list[str]:
@@ -478,15 +478,15 @@ _WITHIN = (
 
 @dataclass(frozen=True)
 class Stopping:
-    """Expected share of wrong calls today, beside the share to be reached.
+    """Expected share of wrong calls today, and the share to be reached.
 
     Every site of the list is called, surveyed or not: above from the probability ``1 / (1 + w)`` of
     a prevalence above the threshold on, w the cost of a miss in false alarms, else below. The share
     is the mean over all sites of the probability that the call is wrong. It is the model's own: how
     far to trust it, calibration says.
 
-    What it will be is not the model's to say: its look ahead holds the hyperparameters of today,
-    but each fit moves them, and these steps decide. The share s is taken to fall as in replays,
+    The model does not predict later shares: its look ahead fixes today's hyperparameters, but each
+    fit moves them, and these steps decide. The share s is taken to fall as in replays,
     ``s ∝ n^−b`` with the number n of results and b ``RATE``.
 
     Attributes:

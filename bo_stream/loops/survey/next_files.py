@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _MOST = 3
-"""Columns that are shown beside a name."""
+"""Columns that are shown alongside a name."""
 
 _NAME = re.compile(
     r"(site_|village_|school_|cluster_|place_|locality_|community_)?name|village|locality|settlement"
@@ -64,7 +64,7 @@ def _has_texts(column: pd.Series[str]) -> bool:
     return bool(len(texts)) and bool(lettered.mean() > 0.5) and texts.nunique() > 1
 
 
-# --- points that a phone's map reads: KML, GPX, and addresses of a place -------------------------
+# --- points that a phone's map reads: KML, GPX, and addresses ---------------------------------
 
 
 KML, GPX = "next.kml", "next.gpx"
@@ -75,7 +75,7 @@ _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 @dataclass(frozen=True)
 class Waypoint:
-    """A named place.
+    """A named position.
 
     Attributes:
         name: For the map.
@@ -191,7 +191,7 @@ def _written(root: Element) -> bytes:
 
 
 _NEXT, POINTS = "next", "next.geojson"
-"""Name of the form without its suffix, which is that of the list; and of the points."""
+"""Name of the form without its suffix, which is the list's; and of the points."""
 
 _TO_FILL = ["examined", "positive"]
 
@@ -200,7 +200,7 @@ FORM = (
     *_TO_FILL,
     DATE,
 )
-"""Columns of the form, beside those of the list."""
+"""Columns of the form, besides the columns of the list."""
 
 
 def listed_as(name: str) -> str:

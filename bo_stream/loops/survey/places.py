@@ -63,7 +63,7 @@ def position_columns(
 def position_columns_if_any(cells: Cells, settings: SurveySettings) -> tuple[str, str] | None:
     """Find the columns of positions, None unless both are there.
 
-    The settings' names need not be those of every table.
+    Columns that the settings name need not be in every table.
 
     Raises:
         UsageError: Several could be meant.
@@ -268,7 +268,7 @@ _MOST_NAMED = 3
 """Countries that are named."""
 
 _ON_LAND, _BETTER = 0.5, 0.1
-"""Share of the sites that are on land from which a place is plausible; share by which there are
+"""Share of the sites that are on land from which a location is plausible; share by which there are
 more the other way round from which that is likelier, where not nearly all are on land as given."""
 
 _NEARLY_ALL, _SCATTERED = 0.9, 0.7
@@ -383,7 +383,7 @@ class _CountryCounts:
 
 
 def _looked_up(places: Array) -> _CountryCounts:
-    """Count the sites in countries; one at sea beside a coast counts as on it."""
+    """Count the sites in countries; a site at sea next to a coast counts as on land."""
     turned = places.copy()
     turned[:, 0] = (turned[:, 0] + 180.0) % 360.0 - 180.0
     cells = np.floor(turned / _CELL).astype(int)

@@ -57,7 +57,7 @@ class RoundScore:
 
 @dataclass(frozen=True)
 class FinishedSurvey:
-    """Sites whose results are known, kept apart from the results.
+    """Sites whose results are known, separate from the results.
 
     Attributes:
         sites: Their table as given, with empty results.
@@ -131,7 +131,7 @@ class FinishedSurvey:
         return len(self.results)
 
     def begin(self) -> Survey:
-        """Begin the survey anew, without any result."""
+        """Begin the survey again, without any result."""
         return Survey(self.sites, self.settings, self.source)
 
     def shuffled(self, seed: int) -> list[str]:
@@ -154,11 +154,11 @@ class FinishedSurvey:
 def replay_survey(
     finished: FinishedSurvey, plan: ReplayPlan, design: Design, seed: int
 ) -> Iterator[RoundScore]:
-    """Survey the sites anew, round by round, by a design.
+    """Survey the sites again, round by round, by a design.
 
     The first sites are drawn at random, the same ones for both designs. Then the adaptive design
     asks a :class:`Survey` for each round, as a client does, and the random one goes on with the
-    order that the first sites were drawn in, whatever the constraints of the settings. The survey
+    order that the first sites were drawn in, regardless of the settings' constraints. The survey
     is told the results of the sites of each round, and of no others. Costs a fit of the model and
     a choice a round.
 
@@ -239,7 +239,7 @@ def _true(cells: Cells, column: str, there: Mask, settings: SurveySettings) -> A
     raise cells.fault(bad, column, text)
 
 
-# --- replays of a finished survey by several designs and seeds, kept in one folder ---------------
+# --- replays of a finished survey by several designs and seeds, in one folder --------------------
 
 
 _SCORES, _PICKS, _PICTURE = "replay.csv", "picks.csv", "replay.png"
@@ -248,7 +248,7 @@ MEASURES = ("accuracy", "sensitivity", "log_score", "rmse")
 
 
 class ReplayRun:
-    """Replays of a finished survey, of which a pair of design and seed is kept once it is finished.
+    """Replays of a finished survey; a pair of design and seed is stored once it is finished.
 
     Attributes:
         finished_survey: The survey.
@@ -300,7 +300,7 @@ class ReplayRun:
             table: Of the sites with their results, which the run began with; or what reads it by
                 the settings.
             source: Name of the table, for messages.
-            seeds: New number of seeds, not below the former; None: that one.
+            seeds: New number of seeds, not below the previous one; None: the previous one.
 
         Raises:
             UsageError: There is no run, or a damaged one, one of another table or version.
@@ -309,7 +309,7 @@ class ReplayRun:
             settings = SurveySettings(**content["settings"])
             plan = ReplayPlan(**content["plan"])
             truth, fingerprint = content["truth"], content["sites"]
-            designs, former = content["designs"], int(content["seeds"])
+            designs, previous = content["designs"], int(content["seeds"])
             scores = [from_record(RoundScore, each) for each in content["scores"]]
             ended = {(design, int(seed)): text for design, seed, text in content["ended"]}
             seconds = float(content["seconds"])
@@ -320,11 +320,12 @@ class ReplayRun:
                 f"{source} is not the table that the replay in {folder} began with. Give that one, "
                 "or start anew in another folder."
             )
-        if seeds is not None and seeds < former:
+        if seeds is not None and seeds < previous:
             raise UsageError(
-                f"The replay has {former:,} seeds: expected seeds of at least that, got {seeds:,}."
+                f"The replay has {previous:,} seeds: expected seeds of at least that, got "
+                f"{seeds:,}."
             )
-        return cls(finished, plan, designs, seeds or former, truth, scores, ended, seconds)
+        return cls(finished, plan, designs, seeds or previous, truth, scores, ended, seconds)
 
     def save(self, folder: Path) -> None:
         """Write the scores and the choices so far as tables, and what :meth:`resume` needs."""
@@ -436,7 +437,7 @@ def standard_errors(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def sites_needed(means: pd.DataFrame) -> tuple[str, float, float, float] | None:
-    """Compare how many sites the designs need: those of the adaptive one for the random one's end.
+    """Compare how many sites the designs need: the adaptive one for the random one's last score.
 
     Args:
         means: Of :func:`mean_curves`.

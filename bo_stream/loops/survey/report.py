@@ -139,7 +139,7 @@ def _in_per_cent(shares: pd.Series[float]) -> list[float]:
 
 
 def _numbers(name: str, values: Array, colours: str, mark: float) -> dict[str, Any]:
-    """Return a layer of shares, coloured as those of the still maps."""
+    """Return a layer of shares, coloured as in the still maps."""
     top = max(float(np.quantile(values, 0.995)), mark, 1e-9)
     norm, palette = PowerNorm(0.5, 0.0, top, clip=True), without_white(colours)
     steps = np.minimum(np.asarray(norm(values)) * _STEPS, _STEPS - 1).astype(int)

@@ -39,7 +39,7 @@ _MOVED = 10.0
 _FACTOR = 20.0
 """Factor between typical values of a covariate that may be one between units."""
 _HERE = 0.05
-"""Distance, in kilometres, up to which a position is that of a site of the list."""
+"""Distance, in kilometres, up to which a position is taken for a listed site's."""
 
 
 @dataclass(frozen=True)
@@ -183,13 +183,13 @@ class ResultsTable:
         )
 
     def _is_known(self, site: str, known: Mapping[str, SiteResult]) -> bool:
-        former = known.get(site)
-        if former is None or former.counts != self.counts[site]:
+        previous = known.get(site)
+        if previous is None or previous.counts != self.counts[site]:
             return False
-        if self.dates.get(site, former.date) != former.date:
+        if self.dates.get(site, previous.date) != previous.date:
             return False
         place = self.places.get(site)
-        return place is None or np.array_equal(place, np.array(former.place), equal_nan=True)
+        return place is None or np.array_equal(place, np.array(previous.place), equal_nan=True)
 
 
 def _read_ids(
@@ -201,7 +201,7 @@ def _read_ids(
 ) -> tuple[Texts, list[str]]:
     """Read ids, with the leading zeros that they have in the list and lost in a spreadsheet.
 
-    An id that could be two sites' is that of the one at the row's position.
+    Of two sites that an id could be, it is the one at the row's position.
 
     Returns:
         The ids, ``n``, and a remark if some were changed.
@@ -278,7 +278,8 @@ def _read_places(
     """Read positions and covariates of the sites that are not in the list.
 
     Returns:
-        Those by id; and warnings about them, and about listed sites that are told to lie elsewhere.
+        Positions and covariates by id; and warnings about these sites, and about listed sites whose
+        position is another one than in the list.
     """
     listed = sites.positions(ids.tolist())
     gaps: Mask = np.asarray(np.isnan(places).any(axis=1))

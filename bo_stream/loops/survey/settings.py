@@ -350,7 +350,7 @@ class ReplayPlan:
         return self.start + self.q * self.rounds
 
     def check(self, sites: int, source: str) -> None:
-        """Check that so many sites with results are enough, one at least being left at the end.
+        """Check that there are enough sites with results to leave at least one at the end.
 
         Args:
             sites: Number of sites with results.

@@ -194,10 +194,10 @@ def _has_counts(cells: Cells, column: str) -> bool:
 def _alike(cells: Cells, ids: Texts, raw: Tensor) -> list[str]:
     """Remark on sites that share a position, and on ids that a spreadsheet cannot tell apart."""
     remarks, count = [], len(raw)
-    places = pd.DataFrame(raw[:, :2].numpy())
-    shared = int(places.duplicated(keep=False).sum())
+    positions = pd.DataFrame(raw[:, :2].numpy())
+    shared = int(positions.duplicated(keep=False).sum())
     if shared:
-        distinct = count - int(places.duplicated().sum())
+        distinct = count - int(positions.duplicated().sum())
         remarks.append(
             f"{shared:,} of {count:,} rows share their position with another: there are "
             f"{distinct:,} positions. If rows are people or visits of one village, add them up: "
@@ -215,19 +215,19 @@ def _alike(cells: Cells, ids: Texts, raw: Tensor) -> list[str]:
     return remarks
 
 
-def read_inputs(cells: Cells, place: Sequence[str], settings: SurveySettings) -> Array:
+def read_inputs(cells: Cells, columns: Sequence[str], settings: SurveySettings) -> Array:
     """Read positions and covariates, ``n x d``, NaN where missing.
 
     Args:
         cells: The table.
-        place: The two columns of positions.
+        columns: The two columns of positions.
         settings: Units of positions, and columns of covariates, in which -9999 stands for missing,
             too.
 
     Raises:
         UsageError: A column is not there, or a cell is no number.
     """
-    read = [cells.numbers(name, settings.coordinates.cell) for name in place]
+    read = [cells.numbers(name, settings.coordinates.cell) for name in columns]
     for name in settings.covariates:
         given_column(cells.names, name, cells.source, "--covariates")
         try:

@@ -49,7 +49,7 @@ class Survey:
     Sites that were asked for are pending until their result comes or they are withdrawn. Results
     may come late, in part, in any order, again if they were wrong, and from sites that nobody
     asked for. The state depends on the facts and not on their order, and so does the model, which
-    is built anew from all results when it is needed.
+    is built again from all results when it is needed.
 
     A survey that has a folder (:func:`save_survey`) writes each verb to it
     before the verb returns, and first takes in what other processes wrote there.
@@ -89,8 +89,8 @@ class Survey:
                 survey cannot be saved: for a loss name it in the settings.
             ledger: Of a survey of the same sites; default: an empty one.
             cache: Keeper of the model; default: in memory.
-            trusted: Losses ``package.module:function`` that may be imported; default: that of the
-                settings, which you wrote.
+            trusted: Losses ``package.module:function`` that may be imported; default: the one
+                in the settings, which you wrote.
 
         Raises:
             UsageError: A fault of the table, named by row and column, a budget that pays for no
@@ -134,7 +134,7 @@ class Survey:
             total: float | None = None
             if self._facts.results:
                 picks, total = choice.next(self.model, q, self.trials)
-                X = self._sites.X[[pick.place for pick in picks]]
+                X = self._sites.X[[pick.index for pick in picks]]
                 predictions = predict_prevalence(self.model, X, self.settings)
                 why = reasons(predictions, self.settings.threshold)
             else:
@@ -142,7 +142,7 @@ class Survey:
                 why = [_SPREAD_OUT] * len(picks)
             sites = [
                 {
-                    "id": str(self._sites.ids[pick.place]),
+                    "id": str(self._sites.ids[pick.index]),
                     "reason": reason,
                     "gain": pick.gain,
                     "cost": pick.cost,
@@ -251,7 +251,7 @@ class Survey:
 
     @property
     def results(self) -> pd.DataFrame:
-        """Results in the order of the list, then those of other sites by id.
+        """Results in the order of the list, then results of other sites by id.
 
         Columns: id, longitude, latitude, examined, positive, told (time, empty for those that came
         along with the sites), date (of the survey, in ISO 8601, empty if not told), asked (whether
@@ -292,7 +292,7 @@ class Survey:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of sites and results, whatever the order in which results came."""
+        """SHA-256 of sites and results, regardless of the order in which results came."""
         return self._facts.fingerprint
 
     @property
@@ -327,10 +327,10 @@ class Survey:
         taken = set(self._sites.columns.values())
         named = self.table.set_axis([str(name) for name in self.table.columns], axis=1)
         kept = named[[name for name in named if name not in taken]]
-        places = self._sites.positions(list(ids))
-        found = kept.iloc[places.clip(0)].astype(object)
-        found[places < 0] = ""
-        return found.reset_index(drop=True)
+        positions = self._sites.positions(list(ids))
+        rows = kept.iloc[positions.clip(0)].astype(object)
+        rows[positions < 0] = ""
+        return rows.reset_index(drop=True)
 
     @property
     def columns(self) -> dict[str, str]:
@@ -403,7 +403,7 @@ class Survey:
             X: Positions and covariates, without missing values, ``n x d``.
             Y: Positives and examined, ``n x 2``.
             former: Model of this survey from whose hyperparameters the fit starts, such as that of
-                all results; the default starts anew, and takes some three times as long.
+                all results; the default starts afresh, and takes some three times as long.
         """
         chosen = SurveyModelSettings(
             trials=self.settings.trials,
@@ -432,8 +432,8 @@ class Survey:
             UsageError: There is no result yet.
         """
         surveyed = self._facts.surveyed
-        places = self._sites.positions(surveyed)
-        outside = [site for site, place in zip(surveyed, places, strict=True) if place < 0]
+        positions = self._sites.positions(surveyed)
+        outside = [site for site, index in zip(surveyed, positions, strict=True) if index < 0]
         X = torch.cat((self._sites.X, self._facts.inputs(outside)))
         table = pd.DataFrame(X[:, :2].numpy(), columns=list(self.coordinates.names))
         table.insert(0, "id", [*self._sites.ids, *outside])
@@ -456,8 +456,8 @@ class Survey:
         """
         if self.settings.threshold is None:
             return pd.DataFrame()
-        found = self.predictions() if predictions is None else predictions
-        return calls_table(found, self.labels)
+        predicted = self.predictions() if predictions is None else predictions
+        return calls_table(predicted, self.labels)
 
     def stopping(
         self, stop_when: float | None = None, predictions: pd.DataFrame | None = None
@@ -549,12 +549,12 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
     It holds ``sites.csv`` (``sites.parquet`` from 50,000 sites), ``survey.json`` (settings, and the
     format of the list, in which later tables are written),
     ``results.jsonl`` (all that was asked, told and withdrawn; it only grows) and the last model,
-    which is built anew if it is missing. It is a survey's folder once ``survey.json`` is there,
+    which is built again if it is missing. It is a survey's folder once ``survey.json`` is there,
     which is written last.
 
     Raises:
         UsageError: The folder holds a survey, or another process is writing to it; or the survey
-            has a criterion of your own, which a folder cannot keep.
+            has a criterion of your own, which a folder cannot store.
         OSError: It cannot be written.
     """
     if survey.criterion is not None:
