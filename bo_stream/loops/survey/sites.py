@@ -113,8 +113,9 @@ class SurveySites:
         filled, notes = _checked_inputs(cells, raw, columns, settings)
         strata, without_quota = _strata(cells, settings)
         earlier, dates, remarks, counted = _earlier(cells, settings, ids)
+        named = {"id": id_column, "date": counted.pop("date", None)}
         used = dict(zip(coordinates.names, columns, strict=True)) | counted
-        used |= {} if id_column is None else {"id": id_column}
+        used |= {role: column for role, column in named.items() if column is not None}
         # Labels are the columns that mean nothing to the survey, and the stratum.
         known = {*used.values(), *settings.covariates, settings.cost, settings.reachable}
         labels = tuple(name for name in names if name not in known)
