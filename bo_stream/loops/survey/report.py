@@ -48,113 +48,6 @@ _STEPS = 24
 _TALLEST, _WIDEST = 2.0, 0.5
 """Height over width of the map at most, at least, so that a phone shows it whole."""
 
-
-def zoomable_map(findings: SurveyFindings, still: Element) -> list[Element]:
-    """Make a map of all sites with their data, to be drawn by :func:`script`.
-
-    The data are lists of numbers and texts, an entry a site; they take some hundred bytes a site.
-
-    Args:
-        findings: At most ``MOST_ZOOMED`` sites.
-        still: Picture with a caption, for paper and for browsers without a script.
-    """
-    table, coordinates = findings.predictions, findings.coordinates
-    ground = Ground.of(table, coordinates)
-    (left, right), (bottom, top) = ground.extent(_TALLEST, _WIDEST)
-    width, height = right - left, top - bottom
-    apart = min(2.0 * nearest(ground.sites), width, height)
-    east, north = ground.sites.T
-    chosen = pd.Index(table["id"]).get_indexer(pd.Index(findings.chosen["id"]))
-    names, labels = _named(findings)
-    values: dict[str, Any] = {
-        "width": round(width, 3),
-        "height": round(height, 3),
-        "apart": round(apart, 4),
-        "zoom": float(np.clip(max(width, height) / max(apart, 1e-9), 8.0, 1000.0)),
-        "x": (east - left).round(3).tolist(),
-        "y": (top - north).round(3).tolist(),
-        "names": names,
-        "labels": [[name, cells] for name, cells in labels.items()],
-        "mean": _in_per_cent(table["prevalence"]),
-        "low": _in_per_cent(table["lower"]),
-        "high": _in_per_cent(table["upper"]),
-        "chance": None,
-        "places": None,
-        "results": {  # in words, by the index of the site
-            str(index): result_in_words(row)
-            for index, row in enumerate(table.to_dict("records"))
-            if not pd.isna(row["examined"])
-        },
-        "next": chosen[chosen >= 0].tolist(),
-        "layers": [],
-        "marks": [[f"surveyed ({len(findings.surveyed):,})", "ring"]],
-    }
-    if coordinates.are_degrees:
-        longitude = (table["longitude"] + 180.0) % 360.0 - 180.0
-        values["places"] = [table["latitude"].round(5).tolist(), longitude.round(5).tolist()]
-    if len(findings.chosen):
-        values["marks"].append([f"to survey next ({len(findings.chosen):,})", "disc"])
-    if findings.threshold is not None:
-        line = per_cent(findings.threshold)
-        values["above"] = f"Above {line}"
-        values["called"] = ["called above", "uncertain", "called below"]
-        values["chance"] = [chance_in_words(chance) for chance in table["exceedance"]]
-        order, counts = [ABOVE, UNCERTAIN, BELOW], findings.class_counts()
-        texts = zip((f"above {line}", "uncertain", f"below {line}"), order, strict=True)
-        values["layers"].append(
-            {
-                "name": "Calls",
-                "colours": [COLOURS[name] for name in order],
-                "index": [order.index(name) for name in table["class"]],
-                "legend": [[f"{text} ({counts[name]:,})", COLOURS[name]] for text, name in texts],
-            }
-        )
-    mean, spread = table["prevalence"].to_numpy(), (table["upper"] - table["lower"]).to_numpy()
-    values["layers"] += [
-        _numbers("Prevalence", mean, "YlOrBr", findings.threshold or 0.0),
-        _numbers("Uncertainty", spread, "BuPu", 0.0),
-    ]
-    return [element("div", still, id="map", class_="zoomable"), data("map-data", values)]
-
-
-def script() -> str:
-    """Return the JavaScript that draws the map."""
-    return Path(__file__).with_name("map.js").read_text(encoding="utf-8")
-
-
-def _named(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the name of each site, else its id, and what else says which it is, by heading."""
-    ids = findings.predictions["id"].astype(str)
-    name, others = shown_labels(findings.labels)
-    labels = findings.labels.reindex(findings.predictions["id"]).fillna("").astype(str)
-    texts = {other: labels[other].str.strip().tolist() for other in others}
-    if name is None:
-        return ids.tolist(), texts
-    names = labels[name].str.strip().to_numpy()
-    return np.where(names == "", ids, names).tolist(), {**texts, "Id": ids.tolist()}
-
-
-def _in_per_cent(shares: pd.Series[float]) -> list[float]:
-    return (100.0 * shares).round(1).tolist()
-
-
-def _numbers(name: str, values: Array, colours: str, mark: float) -> dict[str, Any]:
-    """Return a layer of shares, coloured as in the still maps."""
-    top = max(float(np.quantile(values, 0.995)), mark, 1e-9)
-    norm, palette = PowerNorm(0.5, 0.0, top, clip=True), without_white(colours)
-    steps = np.minimum(np.asarray(norm(values)) * _STEPS, _STEPS - 1).astype(int)
-    ticks = bar_ticks(top)
-    return {
-        "name": name,
-        "colours": [to_hex(palette((step + 0.5) / _STEPS)) for step in range(_STEPS)],
-        "index": steps.tolist(),
-        "legend": [[f"{100 * tick:.3g} %", to_hex(palette(float(norm(tick))))] for tick in ticks],
-    }
-
-
-# --- the report of a survey: a page for the people who decide where to go next -------------------
-
-
 MOST_LISTED = 200
 """Sites of a call that the page lists; a file has all."""
 
@@ -284,7 +177,6 @@ def _headline(findings: SurveyFindings) -> Iterator[Content]:
     boxes = [element("div", element("strong", value), name) for name, value in numbers.items()]
     yield element("div", *boxes, class_="numbers")
     if findings.threshold is not None:
-        counts = findings.class_counts()
         bars = [
             element("span", style=f"background:{COLOURS[name]};width:{100 * count / total:.3f}%")
             for name, count in counts.items()
@@ -376,7 +268,7 @@ def _next_sites(findings: SurveyFindings) -> Iterator[Content]:
     )
 
 
-# --- who the sites are -------------------------------------------------------------------------
+# --- who the sites are --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -544,3 +436,109 @@ def outlook(forecast: pd.DataFrame) -> str:
         return f"{said}."
     more = per_cent(1.0 - last["remaining"])
     return f"{said}; {int(last['sites']):,} sites in {len(forecast)} rounds, {more}."
+
+
+# --- the map to zoom ------------------------------------------------------------------------------
+
+
+def zoomable_map(findings: SurveyFindings, still: Element) -> list[Element]:
+    """Make a map of all sites with their data, to be drawn by :func:`script`.
+
+    The data are lists of numbers and texts, an entry a site; they take some hundred bytes a site.
+
+    Args:
+        findings: At most ``MOST_ZOOMED`` sites.
+        still: Picture with a caption, for paper and for browsers without a script.
+    """
+    table, coordinates = findings.predictions, findings.coordinates
+    ground = Ground.of(table, coordinates)
+    (left, right), (bottom, top) = ground.extent(_TALLEST, _WIDEST)
+    width, height = right - left, top - bottom
+    apart = min(2.0 * nearest(ground.sites), width, height)
+    east, north = ground.sites.T
+    chosen = pd.Index(table["id"]).get_indexer(pd.Index(findings.chosen["id"]))
+    names, labels = _named(findings)
+    values: dict[str, Any] = {
+        "width": round(width, 3),
+        "height": round(height, 3),
+        "apart": round(apart, 4),
+        "zoom": float(np.clip(max(width, height) / max(apart, 1e-9), 8.0, 1000.0)),
+        "x": (east - left).round(3).tolist(),
+        "y": (top - north).round(3).tolist(),
+        "names": names,
+        "labels": [[name, cells] for name, cells in labels.items()],
+        "mean": _in_per_cent(table["prevalence"]),
+        "low": _in_per_cent(table["lower"]),
+        "high": _in_per_cent(table["upper"]),
+        "chance": None,
+        "places": None,
+        "results": {  # in words, by the index of the site
+            str(index): result_in_words(row)
+            for index, row in enumerate(table.to_dict("records"))
+            if not pd.isna(row["examined"])
+        },
+        "next": chosen[chosen >= 0].tolist(),
+        "layers": [],
+        "marks": [[f"surveyed ({len(findings.surveyed):,})", "ring"]],
+    }
+    if coordinates.are_degrees:
+        longitude = (table["longitude"] + 180.0) % 360.0 - 180.0
+        values["places"] = [table["latitude"].round(5).tolist(), longitude.round(5).tolist()]
+    if len(findings.chosen):
+        values["marks"].append([f"to survey next ({len(findings.chosen):,})", "disc"])
+    if findings.threshold is not None:
+        line = per_cent(findings.threshold)
+        values["above"] = f"Above {line}"
+        values["called"] = ["called above", "uncertain", "called below"]
+        values["chance"] = [chance_in_words(chance) for chance in table["exceedance"]]
+        order, counts = [ABOVE, UNCERTAIN, BELOW], findings.class_counts()
+        texts = zip((f"above {line}", "uncertain", f"below {line}"), order, strict=True)
+        values["layers"].append(
+            {
+                "name": "Calls",
+                "colours": [COLOURS[name] for name in order],
+                "index": [order.index(name) for name in table["class"]],
+                "legend": [[f"{text} ({counts[name]:,})", COLOURS[name]] for text, name in texts],
+            }
+        )
+    mean, spread = table["prevalence"].to_numpy(), (table["upper"] - table["lower"]).to_numpy()
+    values["layers"] += [
+        _numbers("Prevalence", mean, "YlOrBr", findings.threshold or 0.0),
+        _numbers("Uncertainty", spread, "BuPu", 0.0),
+    ]
+    return [element("div", still, id="map", class_="zoomable"), data("map-data", values)]
+
+
+def script() -> str:
+    """Return the JavaScript that draws the map."""
+    return Path(__file__).with_name("map.js").read_text(encoding="utf-8")
+
+
+def _named(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the name of each site, else its id, and what else says which it is, by heading."""
+    ids = findings.predictions["id"].astype(str)
+    name, others = shown_labels(findings.labels)
+    labels = findings.labels.reindex(findings.predictions["id"]).fillna("").astype(str)
+    texts = {other: labels[other].str.strip().tolist() for other in others}
+    if name is None:
+        return ids.tolist(), texts
+    names = labels[name].str.strip().to_numpy()
+    return np.where(names == "", ids, names).tolist(), {**texts, "Id": ids.tolist()}
+
+
+def _in_per_cent(shares: pd.Series[float]) -> list[float]:
+    return (100.0 * shares).round(1).tolist()
+
+
+def _numbers(name: str, values: Array, colours: str, mark: float) -> dict[str, Any]:
+    """Return a layer of shares, coloured as in the still maps."""
+    top = max(float(np.quantile(values, 0.995)), mark, 1e-9)
+    norm, palette = PowerNorm(0.5, 0.0, top, clip=True), without_white(colours)
+    steps = np.minimum(np.asarray(norm(values)) * _STEPS, _STEPS - 1).astype(int)
+    ticks = bar_ticks(top)
+    return {
+        "name": name,
+        "colours": [to_hex(palette((step + 0.5) / _STEPS)) for step in range(_STEPS)],
+        "index": steps.tolist(),
+        "legend": [[f"{100 * tick:.3g} %", to_hex(palette(float(norm(tick))))] for tick in ticks],
+    }
