@@ -97,7 +97,7 @@ def replay(
     - `bo-stream survey replay last.csv --out old --resume --seeds 9`
     """
     from bo_stream.loops.survey.choice import grouped_by_position
-    from bo_stream.loops.survey.folder import holds_survey
+    from bo_stream.loops.survey.survey import holds_survey
     from bo_stream.loops.survey.replay import FinishedSurvey, ReplayRun
     from bo_stream.loops.survey.tables import read_table
 
@@ -174,7 +174,7 @@ def _run_and_report(replays: ReplayRun, folder: Path, sites: Path, caught: runni
 
 def _last_score(replays: ReplayRun) -> str:
     """Return the last score as text."""
-    from bo_stream.loops.survey.calls import per_cent
+    from bo_stream.loops.survey.model import per_cent
 
     if not replays.scores:
         return "learning from the first sites"

@@ -26,7 +26,7 @@ from bo_stream.loops.survey.settings import SurveySettings
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bo_stream.loops.survey.coordinates import Coordinates
+    from bo_stream.loops.survey.settings import Coordinates
     from bo_stream.loops.survey.survey import Survey
 
 _MOST_SHOWN = 20
@@ -80,7 +80,7 @@ def start(
     - `bo-stream survey start utm.csv --threshold 0.1 --x easting northing --units m --out 2026`
     """
     from bo_stream.loops.survey.choice import grouped_by_position
-    from bo_stream.loops.survey.folder import holds_survey, save_survey
+    from bo_stream.loops.survey.survey import holds_survey, save_survey
     from bo_stream.loops.survey.survey import Survey
     from bo_stream.loops.survey.tables import read_table
 
@@ -138,7 +138,7 @@ def choose(
     - `bo-stream survey next 2026 -q 10`
     """
     from bo_stream.loops.results import write_files
-    from bo_stream.loops.survey.folder import load_survey
+    from bo_stream.loops.survey.survey import load_survey
     from bo_stream.loops.survey.next_files import check_form_is_told, next_files, waypoint_files
 
     with _command():
@@ -196,7 +196,7 @@ def tell(
     - `bo-stream survey tell 2026 results.csv`
     """
     from bo_stream.loops.survey.choice import grouped_by_id
-    from bo_stream.loops.survey.folder import load_survey
+    from bo_stream.loops.survey.survey import load_survey
     from bo_stream.loops.survey.tables import read_table
 
     with _command():
@@ -238,7 +238,7 @@ def withdraw(
 
     - `bo-stream survey withdraw 2026 V17 V203`
     """
-    from bo_stream.loops.survey.folder import load_survey
+    from bo_stream.loops.survey.survey import load_survey
 
     with _command():
         survey = load_survey(folder)
@@ -263,7 +263,7 @@ def status(
 
     - `bo-stream survey status 2026 --stop-when 5%`
     """
-    from bo_stream.loops.survey.folder import load_survey
+    from bo_stream.loops.survey.survey import load_survey
 
     with _command():
         share = parse_share("--stop-when", stop_when)
@@ -298,7 +298,7 @@ def report(
 
     from bo_stream.loops.results import write_files
     from bo_stream.loops.survey.findings import find
-    from bo_stream.loops.survey.folder import load_survey
+    from bo_stream.loops.survey.survey import load_survey
     from bo_stream.loops.survey.report import headline, survey_page
 
     with _command():
@@ -460,7 +460,7 @@ def say_columns(survey: Survey, truth: str | None = None) -> None:
 
 
 def _say_status(survey: Survey, folder: Path) -> None:
-    from bo_stream.loops.survey.calls import per_cent
+    from bo_stream.loops.survey.model import per_cent
     from bo_stream.loops.survey.findings import goal_in_words
 
     now = survey.status()
@@ -484,7 +484,7 @@ def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
     """List the first sites of each kind of call, with their names and numbers."""
     import pandas as pd
 
-    from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN, per_cent
+    from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, per_cent
     from bo_stream.loops.survey.findings import CALLED
     from bo_stream.loops.survey.next_files import shown_labels
 
@@ -523,7 +523,7 @@ def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
 def _sites_table(sites: pd.DataFrame, coordinates: Coordinates) -> Table:
     import pandas as pd
 
-    from bo_stream.loops.survey.calls import per_cent
+    from bo_stream.loops.survey.model import per_cent
 
     shown = Table()
     for heading in ("", "site", *coordinates.names, "gain", "cost", "why"):

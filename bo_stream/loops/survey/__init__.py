@@ -1,4 +1,4 @@
-"""Adaptive surveys of prevalence, by ``ask`` and ``tell``, in a folder that keeps all results."""
+"""Adaptive surveys of prevalence, by ``ask`` and ``tell``, stored in a folder."""
 
 import lazy_loader
 

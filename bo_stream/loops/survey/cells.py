@@ -18,27 +18,26 @@ from bo_stream.errors import UsageError
 from bo_stream.likelihoods.binomial import MOST_EXAMINED
 from bo_stream.loops.survey.columns import normalised, required_column
 from bo_stream.loops.survey.settings import SurveySettings
+from bo_stream.loops.survey.tables import CLEAR_COMMA
 
 Array = NDArray[np.float64]
 Texts = NDArray[np.object_]
 Mask = NDArray[np.bool_]
 
-MISSING = (
+_MISSING = (
     *("", "na", "n/a", "n.a.", "n.a", "nan", "none", "null", "#n/a", "<na>", "n.d.", "n/d", "s/d"),
     *("-", "--", ".", "..", "\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}", "?"),
 )
 """Texts of an empty cell, in lower case."""
 
 _DECIMAL_COMMA = r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?"
-_CLEAR_COMMA = r"[+-]?(?:0*,\d+|\d+,(?:\d{1,2}|\d{4,}))"
 _THOUSANDS = r"[+-]?\d{1,3}(?:[ '’.,\u00a0\u202f]\d{3})+(?:[.,]\d+)?"
 
 
 class Cells:
-    """A table whose faults are said as a spreadsheet shows them.
+    """A table whose faults are named as a spreadsheet shows them.
 
-    Rows are named by the index of the table: that of ``read_table`` numbers them as a spreadsheet
-    does.
+    Rows are named by the index of the table; ``read_table`` numbers them as a spreadsheet does.
 
     Attributes:
         table: The table; its columns have texts for names, all different.
@@ -120,6 +119,7 @@ class Cells:
         return read
 
     def _parsed(self, column: str, expected: str) -> Array:
+        """Read a column of texts as numbers, or say what else they are."""
         texts = self.table[column].astype(str).str.replace("\N{MINUS SIGN}", "-")
         plain = pd.to_numeric(texts, errors="coerce")
         read: Array = plain.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
@@ -133,65 +133,59 @@ class Cells:
                     f"{texts.iloc[pointed]!r} has a point, while other numbers of this table have "
                     "decimal commas. Write all in one way, without separators of thousands.",
                 )
-        for row, text in zip(unread, _texts(texts.iloc[unread]), strict=True):
-            if text:
-                read[row] = self._with_comma(int(row), column, text, expected)
+        for row, text in zip(unread.tolist(), _texts(texts.iloc[unread]), strict=True):
+            if not text:
+                continue
+            thousands = re.fullmatch(_THOUSANDS, text)
+            if re.fullmatch(_DECIMAL_COMMA, text) and (not thousands or self._has_decimal_commas):
+                read[row] = float(text.replace(",", "."))
+                continue
+            fault = f"expected {expected}, got {text!r}."
+            if thousands:
+                fault = (
+                    f"{text!r} seems to have a separator of thousands. Write numbers without them, "
+                    "and with a decimal point."
+                )
+            elif text.endswith("%"):
+                fault += " Write no per cent signs: the number alone."
+            raise self.fault(row, column, fault)
         return read
-
-    def _with_comma(self, row: int, column: str, text: str, expected: str) -> float:
-        """Read a number with a decimal comma, or say what else it is."""
-        thousands = re.fullmatch(_THOUSANDS, text)
-        if re.fullmatch(_DECIMAL_COMMA, text) and (not thousands or self._has_decimal_commas):
-            return float(text.replace(",", "."))
-        if thousands:
-            raise self.fault(
-                row,
-                column,
-                f"{text!r} seems to have a separator of thousands. Write numbers without them, and "
-                "with a decimal point.",
-            )
-        if text.endswith("%"):
-            raise self.fault(
-                row,
-                column,
-                f"expected {expected}, got {text!r}. Write no per cent signs: the number alone.",
-            )
-        raise self.fault(row, column, f"expected {expected}, got {text!r}.")
 
     @cached_property
     def _has_decimal_commas(self) -> bool:
         """Whether a cell of the table is a number with a decimal comma beyond doubt."""
-        columns = [self._whole[name] for name in self._whole.columns]
-        return any(_has_clear_comma(c) for c in columns if c.dtype.kind not in "fiubM")
-
-
-def _has_clear_comma(column: pd.Series[Any]) -> bool:
-    texts = column.astype(str)
-    with_comma = texts[texts.str.contains(",", regex=False).to_numpy(bool)]
-    return bool(with_comma.str.strip().str.fullmatch(_CLEAR_COMMA).any())
+        for name in self._whole.columns:
+            column = self._whole[name]
+            if column.dtype.kind in "fiubM":
+                continue
+            texts = column.astype(str)
+            with_comma = texts[texts.str.contains(",", regex=False).to_numpy(bool)]
+            if with_comma.str.strip().str.fullmatch(CLEAR_COMMA).any():
+                return True
+        return False
 
 
 def _texts(column: pd.Series[Any]) -> pd.Series[str]:
     """Return cells as texts without spaces around them, empty where missing."""
     texts = column.astype(str).str.strip()
     texts = texts.str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True)
-    missing = column.isna() | texts.str.lower().isin(MISSING)
+    missing = column.isna() | texts.str.lower().isin(_MISSING)
     return texts.where(~missing, "")
 
 
 def first(mask: Mask | np.bool_) -> int | None:
-    """Return the first place where a mask holds, None if there is none."""
-    places = np.flatnonzero(mask)
-    return int(places[0]) if places.size else None
+    """Return the first position at which a mask is true, None if there is none."""
+    positions = np.flatnonzero(mask)
+    return int(positions[0]) if positions.size else None
 
 
 # --- ids of sites in tables that went through a spreadsheet, which takes them for numbers --------
 
 
-MOST_COMPARED = 5000
+_MOST_COMPARED = 5000
 """Number of sites up to which an unknown id is compared with all ids, letter by letter."""
 
-CLOSE = 0.75
+_CLOSE = 0.75
 """Least share of letters that an id has in common with one that may be meant."""
 
 _NUMBER = re.compile(r"\+?([0-9]+)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,4}))?")
@@ -213,7 +207,7 @@ def spreadsheet_number(site: str) -> str | None:
 
 
 def as_listed(ids: Iterable[str], listed: Iterable[str]) -> dict[str, list[str]]:
-    """Find the listed ids that a spreadsheet may have turned into those of a table.
+    """Find the listed ids that a spreadsheet may have turned into the ids of a table.
 
     Args:
         ids: Of the table.
@@ -239,11 +233,11 @@ def meant(site: str, listed: Sequence[str]) -> str | None:
     """
     bare = _bare(site)
     same = next((other for other in listed if bare and _bare(other) == bare), None)
-    if same is not None or len(listed) > MOST_COMPARED:
+    if same is not None or len(listed) > _MOST_COMPARED:
         return same
     digits = _digits(site)
     alike = [other for other in listed if _digits(other) == digits]
-    return next(iter(get_close_matches(site, alike, n=1, cutoff=CLOSE)), None)
+    return next(iter(get_close_matches(site, alike, n=1, cutoff=_CLOSE)), None)
 
 
 def _digits(site: str) -> str:
@@ -272,14 +266,18 @@ class Counts:
 
 
 def read_counts(cells: Cells, settings: SurveySettings) -> dict[int, Counts]:
-    """Read the counts of all rows that have them, by the place of the row.
+    """Read the counts of all rows that have them, by the position of the row.
 
     Rows in which both cells are empty are left out: these sites were not surveyed.
 
     Raises:
         UsageError: A column is missing, or a cell is no count, named by row and column.
     """
-    e, p = (_column(cells, role, settings) for role in ("examined", "positive"))
+    names = settings.unclaimed(cells.names)
+    e, p = (  # by the settings' names, or if the table has no such columns by usual names
+        required_column(names, role, given if given in names else None, cells.source)
+        for role, given in (("examined", settings.examined), ("positive", settings.positive))
+    )
     examined, positive = (cells.numbers(column, "a number of people") for column in (e, p))
     there = ~np.isnan(examined) & ~np.isnan(positive)
     half = first(np.isnan(examined) != np.isnan(positive))
@@ -289,38 +287,25 @@ def read_counts(cells: Cells, settings: SurveySettings) -> dict[int, Counts]:
             half, empty, f"it is empty, but there is a number in column {other!r}. Fill both, or "
             "neither if the site was not surveyed.",
         )  # fmt: skip
-    _check_examined(cells, e, examined)
-    _check_positive(cells, p, positive, examined)
-    return {
-        int(row): Counts(int(positive[row]), int(examined[row])) for row in np.flatnonzero(there)
-    }
-
-
-def _column(cells: Cells, role: str, settings: SurveySettings) -> str:
-    """Find a column by the settings' name, or if the table has no such column by usual names."""
-    given = getattr(settings, role)
-    names = settings.unclaimed(cells.names)
-    return required_column(names, role, given if given in names else None, cells.source)
-
-
-def _check_examined(cells: Cells, column: str, examined: Array) -> None:
     many = first(examined > MOST_EXAMINED)
     if many is not None:
         raise cells.fault(
             many,
-            column,
+            e,
             f"expected at most {MOST_EXAMINED:,} people, more than any survey examines at one "
             f"site, got {examined[many]:,.15g}. Is the number right, and this column that of "
             "people examined?",
         )
     bad = first((examined < 1.0) | (examined != np.floor(examined)) & ~np.isnan(examined))
-    if bad is None:
-        return
-    value = examined[bad]
-    text = f"expected a whole number of people from 1, got {value:g}."
-    if value == 0.0:
-        text = "nobody was examined. Leave both cells empty if the site was not surveyed."
-    raise cells.fault(bad, column, text)
+    if bad is not None:
+        text = f"expected a whole number of people from 1, got {examined[bad]:g}."
+        if examined[bad] == 0.0:
+            text = "nobody was examined. Leave both cells empty if the site was not surveyed."
+        raise cells.fault(bad, e, text)
+    _check_positive(cells, p, positive, examined)
+    return {
+        int(row): Counts(int(positive[row]), int(examined[row])) for row in np.flatnonzero(there)
+    }
 
 
 def _check_positive(cells: Cells, column: str, positive: Array, examined: Array) -> None:
@@ -404,45 +389,43 @@ def read_dates(cells: Cells, column: str) -> list[str]:
     parts = [_PARTS.fullmatch(text) for text in texts]
     day_first = any(part and int(part[1]) > 12 for part in parts)
     read = []
-    for row, (text, part) in enumerate(zip(texts, parts, strict=True)):
+    for row, text in enumerate(texts):
         try:
-            read.append(_day_first(part, day_first) if part else _iso(text))
+            read.append(_in_iso(text, day_first))
         except ValueError as error:
             raise cells.fault(row, column, f"{text!r} {error}") from error
     return read
 
 
-def _iso(text: str) -> str:
-    """Read a year, a month or a day in the order of ISO 8601.
+def _in_iso(text: str, day_first: bool) -> str:
+    """Return a date as ISO 8601 has it: a year, a month or a day; empty where missing.
+
+    Args:
+        text: The date, in the order of ISO 8601, or three numbers that end in the year.
+        day_first: Whether three such numbers begin with the day where they could be either.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is no date, its month is first, or day and month could be either.
     """
     if not text:
         return ""
-    found = _ISO.fullmatch(text)
-    if found is None:
+    part = _PARTS.fullmatch(text)
+    if part is not None:
+        day, month, year = int(part[1]), int(part[3]), int(part[4])
+        if month > 12 and day <= 12:
+            raise ValueError(
+                f"seems to have the month first. Write it as in {year:04}-{day:02}-{month:02}."
+            )
+        if day <= 12 and day != month and not day_first:
+            either = f"{year:04}-{month:02}-{day:02} or {year:04}-{day:02}-{month:02}"
+            raise ValueError(f"could be {either}. Write the one that is meant in that way.")
+        return _checked(year, month, day).isoformat()
+    iso = _ISO.fullmatch(text)
+    if iso is None:
         raise ValueError("is no date that is understood. Write it as in 2026-01-31.")
-    numbers = [int(number) for number in (found[1], found[3], found[4]) if number is not None]
+    numbers = [int(number) for number in (iso[1], iso[3], iso[4]) if number is not None]
     whole = _checked(*numbers, *(1 for _ in range(3 - len(numbers))))
     return whole.isoformat()[: (4, 7, 10)[len(numbers) - 1]]
-
-
-def _day_first(part: re.Match[str], day_first: bool) -> str:
-    """Read a date of three numbers that ends in the year.
-
-    Raises:
-        ValueError: It is none, the month is first, or it could be either.
-    """
-    day, month, year = int(part[1]), int(part[3]), int(part[4])
-    if month > 12 and day <= 12:
-        raise ValueError(
-            f"seems to have the month first. Write it as in {year:04}-{day:02}-{month:02}."
-        )
-    if day <= 12 and day != month and not day_first:
-        either = f"{year:04}-{month:02}-{day:02} or {year:04}-{day:02}-{month:02}"
-        raise ValueError(f"could be {either}. Write the one that is meant in that way.")
-    return _checked(year, month, day).isoformat()
 
 
 def _checked(year: int, month: int, day: int) -> date:

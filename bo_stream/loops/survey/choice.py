@@ -25,10 +25,9 @@ from bo_stream.errors import UsageError
 from bo_stream.loops.models import import_function
 from bo_stream.loops.survey.cells import Array, Cells, first, read_counts
 from bo_stream.loops.survey.columns import find_column, given_column, required_column, squeezed
-from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.ledger import SurveyFacts
 from bo_stream.loops.survey.places import position_columns
-from bo_stream.loops.survey.settings import SurveySettings
+from bo_stream.loops.survey.settings import DEGREES, Coordinates, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
 from bo_stream.models.base import StreamingGP
 
@@ -38,12 +37,12 @@ class Chosen:
     """A site that is chosen for a round.
 
     Attributes:
-        place: Its place in the list.
+        index: Its position in the list.
         gain: Expected fall of the criterion's total, None in a first round.
         cost: Of the survey and of the travel that it adds.
     """
 
-    place: int
+    index: int
     gain: float | None
     cost: float
 
@@ -69,9 +68,31 @@ class Choice:
     ) -> None:
         self._sites, self._facts, self._settings = sites, facts, settings
         self._given, self._trusted = criterion, trusted
-        self._surveyed = _places(sites, list(facts.results))
-        self._pending = _places(sites, list(facts.pending))
-        self._constraints = constraints_of(sites, facts, settings)
+        self._surveyed = _positions(sites, list(facts.results))
+        self._pending = _positions(sites, list(facts.pending))
+        # Constraints of a round: those of the settings, and sites that were given up.
+        strata, quotas, base = None, None, None
+        if sites.strata is not None:
+            labels, strata_numbers = np.unique(sites.strata.astype(str), return_inverse=True)
+            strata = torch.from_numpy(strata_numbers)
+            number = {label: index for index, label in enumerate(labels.tolist())}
+            quotas = {number[label]: most for label, most in settings.quotas.items()}
+        if settings.base is not None:
+            base = sites.on_plane(torch.tensor([settings.base], dtype=sites.X.dtype))[0]
+        unreachable = torch.from_numpy(~sites.reachable)
+        unreachable[_positions(sites, list(facts.given_up))] = True
+        self._constraints = SiteConstraints(
+            costs=sites.costs,
+            budget=settings.budget,
+            positions=sites.kilometres,
+            minimum_distance=settings.minimum_distance,
+            earlier=sites.on_plane(facts.inputs(facts.surveyed)),
+            strata=strata,
+            quotas=quotas,
+            unreachable=unreachable,
+            base=base,
+            cost_per_km=settings.cost_per_km,
+        )
 
     def check(self) -> None:
         """Check that a site may be chosen, and by what.
@@ -80,8 +101,18 @@ class Choice:
             UsageError: There is none, or the loss cannot be imported or is no loss.
         """
         self._begin(self._pending)
-        if self._trusted is None:
-            _check_criterion(self._criterion, self._settings)
+        if self._trusted is not None:
+            return
+        criterion, mean = self._criterion, torch.linspace(-3.0, 3.0, 7, dtype=torch.float64)
+        try:  # it out, for a loss may be any function
+            criterion.current(mean, torch.ones_like(mean))
+        except Exception as error:
+            if self._settings.loss is None:
+                raise
+            raise UsageError(
+                f"The loss {self._settings.loss} does not map probabilities to losses, elementwise "
+                f"by torch: {error}"
+            ) from error
 
     @cached_property
     def _criterion(self) -> Criterion:
@@ -104,7 +135,7 @@ class Choice:
         start = self._begin(self._pending)
         points = spread_coordinates(self._sites.X, self._sites.X, self._sites.coordinates)
         picks = spread_out(points, q, points[self._pending], start)
-        return [Chosen(place, None, cost) for place, cost in picks]
+        return [Chosen(index, None, cost) for index, cost in picks]
 
     def next(self, model: StreamingGP, q: int, trials: int) -> tuple[list[Chosen], float]:
         """Choose up to q sites that reduce the criterion most, once all pending ones are surveyed.
@@ -172,7 +203,22 @@ class Choice:
         available[pending] = False
         start = Round.begin(self._constraints, available, pending, self._sites.X)
         if not bool(start.allowed.any()):
-            raise UsageError(self._nothing_left())
+            counts = {
+                "surveyed": len(self._surveyed),
+                "pending": len(self._pending),
+                "given up": len(self._facts.given_up),
+                "not reachable": int((~self._sites.reachable).sum()),
+            }
+            known = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+            others = ""
+            if self._settings.minimum_distance or self._settings.quotas:
+                others = (
+                    ". Any others are nearer to surveyed or pending ones than the minimum "
+                    "distance, or in strata with a quota of 0"
+                )
+            raise UsageError(
+                f"No site is left to ask for: of {len(self._sites):,} sites, {known}{others}."
+            )
         costs = start.costs()
         if costs is not None and not bool(start.feasible(costs).any()):
             least = int(costs.masked_fill(~start.allowed, torch.inf).argmin())
@@ -182,22 +228,6 @@ class Choice:
                 "Raise the budget."
             )
         return start
-
-    def _nothing_left(self) -> str:
-        counts = {
-            "surveyed": len(self._surveyed),
-            "pending": len(self._pending),
-            "given up": len(self._facts.given_up),
-            "not reachable": int((~self._sites.reachable).sum()),
-        }
-        known = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-        others = ""
-        if self._settings.minimum_distance or self._settings.quotas:
-            others = (
-                ". Any others are nearer to surveyed or pending ones than the minimum distance, or "
-                "in strata with a quota of 0"
-            )
-        return f"No site is left to ask for: of {len(self._sites):,} sites, {known}{others}."
 
 
 def criterion_of(settings: SurveySettings) -> Criterion:
@@ -217,53 +247,10 @@ def criterion_of(settings: SurveySettings) -> Criterion:
     return kind(threshold=threshold, scale="prevalence")
 
 
-def _check_criterion(criterion: Criterion, settings: SurveySettings) -> None:
-    """Try a criterion out, for a loss may be any function."""
-    mean = torch.linspace(-3.0, 3.0, 7, dtype=torch.float64)
-    try:
-        criterion.current(mean, torch.ones_like(mean))
-    except Exception as error:
-        if settings.loss is None:
-            raise
-        raise UsageError(
-            f"The loss {settings.loss} does not map probabilities to losses, elementwise by torch: "
-            f"{error}"
-        ) from error
-
-
-def constraints_of(
-    sites: SurveySites, facts: SurveyFacts, settings: SurveySettings
-) -> SiteConstraints:
-    """Build the constraints of a round: those of the settings, and sites that were given up."""
-    strata, quotas = None, None
-    if sites.strata is not None:
-        labels, numbers = np.unique(sites.strata.astype(str), return_inverse=True)
-        strata = torch.from_numpy(numbers)
-        place = {label: number for number, label in enumerate(labels.tolist())}
-        quotas = {place[label]: most for label, most in settings.quotas.items()}
-    base = None
-    if settings.base is not None:
-        base = sites.on_plane(torch.tensor([settings.base], dtype=sites.X.dtype))[0]
-    unreachable = torch.from_numpy(~sites.reachable)
-    unreachable[_places(sites, list(facts.given_up))] = True
-    return SiteConstraints(
-        costs=sites.costs,
-        budget=settings.budget,
-        positions=sites.kilometres,
-        minimum_distance=settings.minimum_distance,
-        earlier=sites.on_plane(facts.inputs(facts.surveyed)),
-        strata=strata,
-        quotas=quotas,
-        unreachable=unreachable,
-        base=base,
-        cost_per_km=settings.cost_per_km,
-    )
-
-
-def _places(sites: SurveySites, ids: Sequence[str]) -> Tensor:
-    """Return the places of those of some sites that are in the list."""
-    places = sites.positions(ids)
-    return torch.from_numpy(places[places >= 0])
+def _positions(sites: SurveySites, ids: Sequence[str]) -> Tensor:
+    """Return the positions in the list of sites, of those that are in it."""
+    positions = sites.positions(ids)
+    return torch.from_numpy(positions[positions >= 0])
 
 
 # --- first sites of a survey: spread out over the map and over the covariates --------------------
@@ -288,17 +275,13 @@ def spread_coordinates(X: Tensor, sites: Tensor, coordinates: Coordinates = DEGR
     columns = [(transform.transform(X)[:, :2] - middle) / radius]
     covariates = sites.shape[-1] - 2
     for column in range(2, sites.shape[-1]):
-        ranks = _ranks(X[:, column].contiguous(), sites[:, column])
+        values, ordered = X[:, column].contiguous(), sites[:, column].sort().values
+        low = torch.searchsorted(ordered, values, right=False)
+        high = torch.searchsorted(ordered, values, right=True)
+        # From -1/2 to 1/2; all ranks among equal values are 0.
+        ranks = 0.5 * (low + high).to(values) / len(sites) - 0.5
         columns.append((12.0 / covariates) ** 0.5 * ranks.unsqueeze(-1))
     return torch.cat(columns, -1)
-
-
-def _ranks(values: Tensor, sample: Tensor) -> Tensor:
-    """Return ranks among a sample, from -1/2 to 1/2; a constant sample has rank 0."""
-    ordered = sample.sort().values
-    low = torch.searchsorted(ordered, values, right=False)
-    high = torch.searchsorted(ordered, values, right=True)
-    return 0.5 * (low + high).to(values) / len(sample) - 0.5
 
 
 def spread_out(points: Tensor, q: int, taken: Tensor, start: Round) -> list[tuple[int, float]]:
@@ -448,7 +431,7 @@ def _counts(cells: Cells, settings: SurveySettings) -> tuple[dict[str, Array], s
     """Read people examined and positive of each row, NaN where there is no result, by column.
 
     Returns:
-        They, and the column of people's results whose place they take, if there is one.
+        The counts, and the column of people's results that they replace, if there is one.
     """
     names = settings.unclaimed(cells.names)
     given = {role: getattr(settings, role) for role in ("examined", "positive")}
@@ -463,9 +446,19 @@ def _counts(cells: Cells, settings: SurveySettings) -> tuple[dict[str, Array], s
         for row, count in counts.items():
             read[e][row], read[str(p)][row] = count.examined, count.positive
         return read, None
-    column = p if p is not None else _of_a_person(names, given["positive"], cells.source)
-    if column is None:
-        return {}, None
+    column = p
+    if column is None and given["positive"] is not None:
+        column = given_column(names, given["positive"], cells.source, "--positive")
+    elif column is None:
+        usual = [name for name in names if squeezed(name) in _OF_A_PERSON]
+        if len(usual) > 1:
+            raise UsageError(
+                f"{cells.source}: columns {', '.join(map(repr, usual))} could each be that of "
+                "results. Say which by --positive."
+            )
+        if not usual:
+            return {}, None
+        column = usual[0]
     results = _results(cells, column)
     taken = "examined" in cells.names or given["examined"] not in (None, "examined")
     if taken and given["examined"] is None:
@@ -477,18 +470,6 @@ def _counts(cells: Cells, settings: SurveySettings) -> tuple[dict[str, Array], s
     names_of_counts = given["examined"] or "examined", given["positive"] or "positive"
     summed = dict(zip(names_of_counts, (examined, results), strict=True))
     return summed, column if column not in summed else None
-
-
-def _of_a_person(names: list[str], given: str | None, source: str) -> str | None:
-    if given is not None:
-        return given_column(names, given, source, "--positive")
-    found = [name for name in names if squeezed(name) in _OF_A_PERSON]
-    if len(found) > 1:
-        listed = ", ".join(map(repr, found))
-        raise UsageError(
-            f"{source}: columns {listed} could each be that of results. Say which by --positive."
-        )
-    return found[0] if found else None
 
 
 def _results(cells: Cells, column: str) -> Array:

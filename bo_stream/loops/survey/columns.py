@@ -33,7 +33,7 @@ _SUFFIX = "(?:n|no|total|number)?"
 
 
 @dataclass(frozen=True)
-class Role:
+class _Role:
     """A meaning that a column can have.
 
     Attributes:
@@ -73,10 +73,10 @@ _PLACES = (
 )  # fmt: skip
 _PLACE = "|".join(_PLACES)
 
-ROLES = {
+_ROLES = {
     role.name: role
     for role in (
-        Role(
+        _Role(
             "id",
             "ids",
             ("ea", "uid"),
@@ -86,7 +86,7 @@ ROLES = {
             rf"(?:du|de|da|do|dela|del|des)?(?:{_PLACE})?|(?:{_PLACE})(?:id|no|num|number|code|codigo)"
             rf"|(?:no|num|numero)(?:du|de|da|do|dela|del)?(?:{_PLACE})",
         ),
-        Role(
+        _Role(
             "longitude",
             "longitudes",
             (
@@ -95,7 +95,7 @@ ROLES = {
             ),
             "--x",
         ),
-        Role(
+        _Role(
             "latitude",
             "latitudes",
             (
@@ -104,7 +104,7 @@ ROLES = {
             ),
             "--x",
         ),
-        Role(
+        _Role(
             "east",
             "eastings",
             (
@@ -113,7 +113,7 @@ ROLES = {
             ),
             "--x",
         ),
-        Role(
+        _Role(
             "north",
             "northings",
             (
@@ -122,7 +122,7 @@ ROLES = {
             ),
             "--x",
         ),
-        Role(
+        _Role(
             "examined",
             "people examined",
             (
@@ -134,7 +134,7 @@ ROLES = {
             rf"{_COUNTED}?(?:{_WHO})?(?:{_BY})?(?:{_EXAMINED}){_SUFFIX}"
             rf"|{_COUNTED}(?:{_WHO})?(?:exam|test|examen|teste)s?",
         ),
-        Role(
+        _Role(
             "positive",
             "people who tested positive",
             ("pf", "numerator", "numerateur", "numerador"),
@@ -172,7 +172,7 @@ def squeezed(name: str) -> str:
 
 
 def look_like_counts(names: Sequence[str]) -> list[str]:
-    """Return the columns whose names look like those of numbers of people examined or positive."""
+    """Return the columns whose names may mean numbers of people examined or positive."""
     return [name for name in names if _COUNT_LIKE.search(normalised(name))]
 
 
@@ -181,21 +181,21 @@ def find_column(names: Sequence[str], role: str, given: str | None, source: str)
 
     Args:
         names: Of the columns.
-        role: A name in ``ROLES``.
-        given: Name that the user said; None: by the usual names.
+        role: The meaning: id, longitude, latitude, east, north, examined or positive.
+        given: Name that the user gave; None: by the usual names.
         source: Name of the table, for messages.
 
     Raises:
         UsageError: The given column is not there, or two could be meant.
     """
     if given is not None:
-        return given_column(names, given, source, ROLES[role].option)
-    found = ROLES[role].ranked(names)
+        return given_column(names, given, source, _ROLES[role].option)
+    found = _ROLES[role].ranked(names)
     if len(found) > 1:
         listed = ", ".join(repr(name) for name in found)
         raise UsageError(
-            f"{source}: columns {listed} could each be that of {ROLES[role].meaning}. Say which by "
-            f"{ROLES[role].option}, or rename one {role!r}."
+            f"{source}: columns {listed} could each be that of {_ROLES[role].meaning}. Say which "
+            f"by {_ROLES[role].option}, or rename one {role!r}."
         )
     return found[0] if found else None
 
@@ -209,7 +209,7 @@ def required_column(names: Sequence[str], role: str, given: str | None, source: 
     found = find_column(names, role, given, source)
     if found is not None:
         return found
-    advice = f"Name it {role!r}, or say which it is by {ROLES[role].option}."
+    advice = f"Name it {role!r}, or say which it is by {_ROLES[role].option}."
     if role == "positive" and has_rate(names):
         rate = next(name for name in names if has_rate([name]))
         advice = (
@@ -220,7 +220,7 @@ def required_column(names: Sequence[str], role: str, given: str | None, source: 
     if east is not None:
         advice = f"Column {east!r} looks like that of a map projection: say --units m, or km."
     raise UsageError(
-        f"{source} has no column of {ROLES[role].meaning}. Its columns: {', '.join(names)}. "
+        f"{source} has no column of {_ROLES[role].meaning}. Its columns: {', '.join(names)}. "
         f"{advice}"
     )
 
@@ -231,7 +231,7 @@ def has_rate(names: Sequence[str]) -> bool:
 
 
 def given_column(names: Sequence[str], given: str, source: str, option: str) -> str:
-    """Return the name of a column that the user said.
+    """Return the name of a column that the user gave.
 
     Raises:
         UsageError: There is no such column.

@@ -9,17 +9,16 @@ from typing import Any
 
 import pandas as pd
 
-from bo_stream.loops.survey.calls import (
+from bo_stream.loops.survey.model import (
     ABOVE,
     BELOW,
     UNCERTAIN,
     Stopping,
     chances_of_wrong_calls,
+    held_out_counts,
     per_cent,
 )
-from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
-from bo_stream.loops.survey.model import held_out_counts
-from bo_stream.loops.survey.settings import CriterionName, SurveySettings
+from bo_stream.loops.survey.settings import DEGREES, Coordinates, CriterionName, SurveySettings
 from bo_stream.loops.survey.survey import Survey
 
 CALLED = "called"
@@ -54,7 +53,7 @@ class SurveyFindings:
         coordinates: Units and names of positions.
         notes: What looks odd in the tables of sites and results.
         stopping: How many more sites the stopping rule needs; None: there is no such rule.
-        calls_made: Sites with their calls, of :func:`~bo_stream.loops.survey.calls.calls_table`;
+        calls_made: Sites with their calls, of :func:`~bo_stream.loops.survey.model.calls_table`;
             empty without a threshold.
         labels: Other columns of the list of sites, such as name and district, indexed by id.
         called_file: Name of the file of all calls.
@@ -116,7 +115,7 @@ def find(
         name: Of the campaign.
         rounds: Number of rounds of the forecast.
         q: Number of sites of each.
-        on_step: Is told what is done next.
+        on_step: Is called with a text about each step before it.
 
     Raises:
         UsageError: There is no result yet, or the survey's loss is not trusted.
@@ -124,7 +123,12 @@ def find(
     on_step("Learning from the results")
     predictions = survey.predictions()
     on_step("Looking ahead")
-    forecast = _forecast(survey, rounds, q)
+    ahead = survey.forecast(rounds, q)
+    forecast = pd.DataFrame({"sites": [], "remaining": []})
+    now = float(ahead["total"].iloc[0])
+    if now > 0.0:  # else nothing is uncertain; NaN: no site may be asked for
+        later = ahead[1:]
+        forecast = pd.DataFrame({"sites": later["sites"], "remaining": later["total"] / now})
     held_out = pd.DataFrame()
     if len(survey.results) >= LEAST_HELD_OUT:
         on_step("Predicting each result from the others")
@@ -150,18 +154,6 @@ def find(
         labels=survey.labels,
         called_file=survey.table_format.name(CALLED),
     )
-
-
-def _forecast(survey: Survey, rounds: int, q: int) -> pd.DataFrame:
-    """Return the shares of today's uncertainty that further rounds are expected to leave.
-
-    Empty where no site may be asked for, or nothing is uncertain.
-    """
-    table = survey.forecast(rounds, q)
-    now, later = float(table["total"].iloc[0]), table[1:]
-    if not now > 0.0:
-        return pd.DataFrame({"sites": [], "remaining": []})
-    return pd.DataFrame({"sites": later["sites"], "remaining": later["total"] / now})
 
 
 def chance_in_words(chance: float) -> str:
@@ -195,6 +187,9 @@ _CRITERIA: dict[CriterionName, str] = {
 def in_words(survey: Survey) -> dict[str, str]:
     """Say the settings of a survey in plain words, each with its name."""
     settings = survey.settings
+    reduced = _CRITERIA[settings.chosen_criterion]
+    if settings.loss is not None:
+        reduced = f"the expected loss of the best actions ({settings.loss})"
     texts = {"Goal": goal_in_words(settings)}
     if settings.threshold is not None:
         rest, sure = (per_cent(chance) for chance in settings.calls)
@@ -202,7 +197,7 @@ def in_words(survey: Survey) -> dict[str, str]:
     if settings.stop_when is not None:
         texts["The survey may end at"] = f"{per_cent(settings.stop_when)} expected wrong calls"
     texts |= {
-        "Sites are chosen to reduce": _reduced(settings),
+        "Sites are chosen to reduce": reduced,
         "Cost of a missed site": f"{settings.miss_cost:g} false alarms",
         "Covariates": ", ".join(settings.covariates) or "none",
         "People expected at a site": f"{survey.trials:,}",
@@ -221,12 +216,6 @@ def in_words(survey: Survey) -> dict[str, str]:
         travel = f"{settings.cost_per_km:g} a km"
         texts["Rounds start from"] = f"{place}; {travel}"
     return texts
-
-
-def _reduced(settings: SurveySettings) -> str:
-    if settings.loss is not None:
-        return f"the expected loss of the best actions ({settings.loss})"
-    return _CRITERIA[settings.chosen_criterion]
 
 
 def goal_in_words(settings: SurveySettings) -> str:

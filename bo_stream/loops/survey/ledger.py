@@ -29,7 +29,7 @@ from bo_stream.storage.archive import atomic_write, write_whole
 
 Verb = Literal["ask", "tell", "withdraw"]
 
-VERBS: tuple[Verb, ...] = ("ask", "tell", "withdraw")
+_VERBS: tuple[Verb, ...] = ("ask", "tell", "withdraw")
 
 RESULTS = "results.jsonl"
 """Name of the file."""
@@ -69,12 +69,12 @@ class Event:
         content = json.loads(line)
         if not isinstance(content, dict) or content.pop("sha256", None) != _digest(content):
             raise ValueError("its digest is another")
-        if content.get("verb") not in VERBS:
+        if content.get("verb") not in _VERBS:
             raise ValueError(f"unknown verb {content.get('verb')!r}")
         return cls(**content)
 
 
-class Ledger:
+class SurveyLedger:
     """All events of a survey, in memory and, once it has a folder, in a file.
 
     Attributes:
@@ -123,7 +123,15 @@ class Ledger:
         content = "".join(event.line() for event in self.events).encode()
         with atomic_write(folder / RESULTS) as file:
             file.write(content)
-        _sync_folder(folder)
+        try:  # to make the new file's name durable
+            descriptor = os.open(folder, os.O_RDONLY)
+        except OSError:  # Windows opens no folders
+            pass
+        else:
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
         self.folder, self._end = folder, len(content)
 
     @contextmanager
@@ -148,27 +156,22 @@ class Ledger:
         time = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         event = Event(len(self.events) + 1, time, verb, values)
         if self.folder is not None:
-            self._put(self.folder / RESULTS, event.line().encode())
+            line = event.line().encode()
+            with (self.folder / RESULTS).open("r+b", buffering=0) as file:
+                file.seek(self._end)
+                # A line that was cut short is overwritten: it was never confirmed, but somebody
+                # may miss it.
+                if torn := file.readall():
+                    with (self.folder / TORN).open("ab") as aside:
+                        aside.write(torn + b"\n")
+                        aside.flush()
+                        os.fsync(aside.fileno())
+                self.torn = ""
+                file.truncate(self._end)
+                write_whole(file, line, self._end)
+            self._end += len(line)
         self.events.append(event)
         return event
-
-    def _put(self, path: Path, line: bytes) -> None:
-        """Write a line behind the whole ones; of one that cannot be written whole nothing stays."""
-        with path.open("r+b", buffering=0) as file:
-            file.seek(self._end)
-            self._set_torn_aside(file.readall())
-            file.truncate(self._end)
-            write_whole(file, line, self._end)
-        self._end += len(line)
-
-    def _set_torn_aside(self, tail: bytes) -> None:
-        """Keep what will be overwritten: it was never confirmed, but somebody may miss it."""
-        if tail and self.folder is not None:
-            with (self.folder / TORN).open("ab") as file:
-                file.write(tail + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-        self.torn = ""
 
     def _read_new(self) -> list[Event]:
         """Read the events behind those that are known."""
@@ -190,40 +193,25 @@ class Ledger:
         *lines, rest = tail.split(b"\n")
         new: list[Event] = []
         for line in lines:
-            new.append(self._parsed(path, line, len(self.events) + len(new) + 1))
+            number = len(self.events) + len(new) + 1
+            try:
+                event = Event.parse(line)
+                if event.sequence != number:
+                    raise ValueError(f"it has the number {event.sequence}")
+            except (ValueError, TypeError) as error:
+                raise UsageError(
+                    f"{path}, line {number}, is damaged ({error}). Restore the file from a copy: "
+                    "the lines before are whole."
+                ) from error
+            new.append(event)
             self._end += len(line) + 1
         self.torn = rest.decode(errors="replace")
         self.events += new
         return new
 
-    @staticmethod
-    def _parsed(path: Path, line: bytes, number: int) -> Event:
-        try:
-            event = Event.parse(line)
-            if event.sequence != number:
-                raise ValueError(f"it has the number {event.sequence}")
-        except (ValueError, TypeError) as error:
-            raise UsageError(
-                f"{path}, line {number}, is damaged ({error}). Restore the file from a copy: the "
-                "lines before are whole."
-            ) from error
-        return event
-
 
 def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a new file's name durable, where the system can."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # Windows
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # --- what is known of a survey: results, sites that are asked for --------------------------------
@@ -300,48 +288,53 @@ class SurveyFacts:
     def apply(self, events: Iterable[Event]) -> None:
         """Take events in, in their order."""
         for event in events:
-            {"ask": self._ask, "tell": self._tell, "withdraw": self._withdraw}[event.verb](event)
-
-    def _ask(self, event: Event) -> None:
-        self.rounds += 1
-        total = event.values.get("total")
-        for site in event.values["sites"]:
-            gain = site["gain"] / total if total and site["gain"] is not None else None
-            request = Request(self.rounds, event.time, site["reason"], gain, site["cost"])
-            self.pending[site["id"]] = request
+            if event.verb == "ask":
+                self.rounds += 1
+                total = event.values.get("total")
+                for site in event.values["sites"]:
+                    gain = site["gain"] / total if total and site["gain"] is not None else None
+                    request = Request(self.rounds, event.time, site["reason"], gain, site["cost"])
+                    self.pending[site["id"]] = request
+            elif event.verb == "tell":
+                self._tell(event)
+            else:
+                self._settle_doubts(frozenset(event.values["ids"]))
+                for site in event.values["ids"]:
+                    self.pending.pop(site, None)
+                    self.results.pop(site, None)
+                    listed = bool(self._sites.positions([site])[0] >= 0)
+                    if listed and not event.values["ask_again"]:
+                        self.given_up.add(site)
 
     def _tell(self, event: Event) -> None:
         sites = frozenset(told["id"] for told in event.values["results"])
         self._settle_doubts(sites)
         if event.values.get("warnings"):
             self.doubts.append((sites, tuple(event.values["warnings"])))
+        names = self._sites.coordinates.names
         for told in event.values["results"]:
             site, counts = told["id"], Counts(told["positive"], told["examined"])
-            former = self.results.get(site)
+            previous = self.results.get(site)
             asked = self.pending.pop(site, None) is not None
             self.given_up.discard(site)
-            place, day = placed(told, self._sites), told.get("date", "")
-            if former is None:
+            place: tuple[float, ...] = ()
+            if names[0] in told:  # a site outside the list
+                covariates = [told["covariates"].get(name) for name in self._sites.covariates]
+                values = [*(told[name] for name in names), *covariates]
+                place = tuple(np.nan if value is None else float(value) for value in values)
+            day = told.get("date", "")
+            if previous is None:
                 self.results[site] = SiteResult(counts, event.time, asked, 0, place, day)
                 continue
-            changed = counts != former.counts or bool(place and place != former.place)
+            changed = counts != previous.counts or bool(place and place != previous.place)
             self.results[site] = replace(
-                former,
+                previous,
                 counts=counts,
                 time=event.time,
-                corrected=former.corrected + changed,
-                place=place or former.place,
-                date=day or former.date,
+                corrected=previous.corrected + changed,
+                place=place or previous.place,
+                date=day or previous.date,
             )
-
-    def _withdraw(self, event: Event) -> None:
-        self._settle_doubts(frozenset(event.values["ids"]))
-        for site in event.values["ids"]:
-            self.pending.pop(site, None)
-            self.results.pop(site, None)
-            listed = bool(self._sites.positions([site])[0] >= 0)
-            if listed and not event.values["ask_again"]:
-                self.given_up.add(site)
 
     def _settle_doubts(self, sites: frozenset[str]) -> None:
         """Take away doubts about results that are corrected or withdrawn."""
@@ -350,10 +343,10 @@ class SurveyFacts:
 
     @property
     def surveyed(self) -> list[str]:
-        """Ids that have results: those of the list in its order, then others by name."""
-        places = self._sites.positions(list(self.results))
+        """Ids of sites with results: listed sites in the order of the list, then others by name."""
+        positions = self._sites.positions(list(self.results))
         order = sorted(
-            zip(places.tolist(), self.results, strict=True),
+            zip(positions.tolist(), self.results, strict=True),
             key=lambda pair: (pair[0] < 0, pair[0], pair[1]),
         )
         return [site for _, site in order]
@@ -368,29 +361,19 @@ class SurveyFacts:
     def inputs(self, ids: Iterable[str]) -> Tensor:
         """Return positions and covariates of sites, without missing ones, ``n x d``."""
         ids = list(ids)
-        places = torch.from_numpy(self._sites.positions(ids))
-        X = self._sites.X[places.clamp_min(0)]
-        outside = [row for row, place in enumerate(places.tolist()) if place < 0]
+        positions = torch.from_numpy(self._sites.positions(ids))
+        X = self._sites.X[positions.clamp_min(0)]
+        outside = [row for row, position in enumerate(positions.tolist()) if position < 0]
         if outside:
-            places_told = [self.results[ids[row]].place for row in outside]
-            X[outside] = self._sites.fill(torch.tensor(places_told, dtype=X.dtype))
+            inputs = [self.results[ids[row]].place for row in outside]
+            X[outside] = self._sites.fill(torch.tensor(inputs, dtype=X.dtype))
         return X
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of all results but their dates, whatever the order in which they came."""
+        """SHA-256 of all results but their dates, regardless of the order in which they came."""
         rows = [
             (site, one.counts.positive, one.counts.examined, [repr(v) for v in one.place])
             for site, one in sorted(self.results.items())
         ]
         return hashlib.sha256(json.dumps([self._sites.fingerprint, rows]).encode()).hexdigest()
-
-
-def placed(told: Mapping[str, Any], sites: SurveySites) -> tuple[float, ...]:
-    """Return the place of a result of a ledger, empty for a site of the list."""
-    names = sites.coordinates.names
-    if names[0] not in told:
-        return ()
-    covariates = [told["covariates"].get(name) for name in sites.covariates]
-    values = [*(told[name] for name in names), *covariates]
-    return tuple(np.nan if value is None else float(value) for value in values)

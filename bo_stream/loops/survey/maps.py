@@ -22,13 +22,13 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
-from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN
-from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
+from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN
+from bo_stream.loops.survey.settings import DEGREES, Coordinates
 from bo_stream.mapping import Kilometres
 
 Array = NDArray[np.float64]
 
-SIZE = (5.4, 4.6)
+_SIZE = (5.4, 4.6)
 _INSIDE, _OUTSIDE = "#0072b2", "#d55e00"
 _ROUND = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 _LEAST_GROUP = 10
@@ -44,7 +44,7 @@ def draw_calibration(held_out: pd.DataFrame) -> Figure:
     Args:
         held_out: Table of ``held_out_counts``.
     """
-    figure = Figure(figsize=SIZE, layout="constrained")
+    figure = Figure(figsize=_SIZE, layout="constrained")
     axes = figure.subplots()
     examined = held_out["examined"].to_numpy()
     shares = {name: held_out[name].to_numpy() / examined for name in _SHARES}
@@ -57,8 +57,10 @@ def draw_calibration(held_out: pd.DataFrame) -> Figure:
     ):
         label = f"{text} ({rows.sum():,})"
         axes.plot(expected[rows], found[rows], shape, ms=4, color=colour, alpha=0.8, label=label)
-    means = _group_means(expected, found)
-    if len(means):
+    groups = min(10, len(expected) // _LEAST_GROUP)
+    if groups > 1:
+        order = np.array_split(np.argsort(expected), groups)
+        means = np.array([(expected[rows].mean(), found[rows].mean()) for rows in order])
         axes.plot(*means.T, "D", ms=7, mfc="white", mec="black", label="mean of a group")
     top = float(max(expected.max(), found.max(), high.max())) * 1.05 + 1e-3
     axes.plot([0.0, top], [0.0, top], color="black", lw=1.0, ls=":", label="predicted = observed")
@@ -75,22 +77,13 @@ def draw_calibration(held_out: pd.DataFrame) -> Figure:
 _SHARES = ("expected", "positive", "low_95", "high_95")
 
 
-def _group_means(expected: Array, found: Array) -> Array:
-    """Return mean prediction and mean observation of up to ten groups of like predictions."""
-    groups = min(10, len(expected) // _LEAST_GROUP)
-    if groups < 2:
-        return np.empty((0, 2))
-    order = np.argsort(expected)
-    return np.array([(expected[g].mean(), found[g].mean()) for g in np.array_split(order, groups)])
-
-
 def draw_forecast(forecast: pd.DataFrame) -> Figure:
     """Draw the expected share of today's uncertainty that is left after further rounds.
 
     Args:
         forecast: A row a round, with columns ``sites`` (in addition to today's) and ``remaining``.
     """
-    figure = Figure(figsize=SIZE, layout="constrained")
+    figure = Figure(figsize=_SIZE, layout="constrained")
     axes = figure.subplots()
     sites = [0, *forecast["sites"].tolist()]
     remaining = [1.0, *forecast["remaining"].tolist()]
@@ -128,11 +121,19 @@ def draw_replay(scores: pd.DataFrame) -> Figure:
     """
     measures = [name for name in _LABELS if name in scores]
     rows = len(measures) // 2
-    figure = Figure(figsize=(2 * SIZE[0], 0.8 * SIZE[1] * rows + 0.6), layout="constrained")
+    figure = Figure(figsize=(2 * _SIZE[0], 0.8 * _SIZE[1] * rows + 0.6), layout="constrained")
     panels = figure.subplots(rows, 2, sharex=True, squeeze=False)
     for axes, measure in zip(panels.flat, measures, strict=True):
         for design, curves in scores.groupby("design"):
-            _draw_curves(axes, curves, str(design), measure)
+            colour, seeds = _COLOURS[str(design)], curves["seed"].nunique()
+            for _, one in curves.groupby("seed"):
+                axes.plot(one["surveyed"], one[measure], color=colour, lw=0.7, alpha=0.5)
+            means = curves.groupby("round")[["surveyed", measure]].mean()
+            label = str(design) if seeds == 1 else f"{design}: mean of {seeds} seeds"
+            x, y = means["surveyed"], means[measure]
+            axes.plot(x, y, "o-", color=colour, lw=2.2, ms=4, label=label)
+            if design == "random" and measure == "accuracy":
+                axes.axhline(y.iloc[-1], color=colour, lw=1.0, ls=":", label="random at the end")
         axes.set(ylabel=_LABELS[measure])
         if measure in ("accuracy", "sensitivity"):
             axes.yaxis.set_major_formatter(_per_cent())
@@ -143,19 +144,6 @@ def draw_replay(scores: pd.DataFrame) -> Figure:
     figure.legend(handles, labels, loc="outside lower left", ncols=3, fontsize=9, frameon=False)
     figure.suptitle("Scores at the sites that are not surveyed", fontsize=11)
     return figure
-
-
-def _draw_curves(axes: Axes, curves: pd.DataFrame, design: str, measure: str) -> None:
-    """Draw one design's curves of each seed and their mean."""
-    colour, seeds = _COLOURS[design], curves["seed"].nunique()
-    for _, one in curves.groupby("seed"):
-        axes.plot(one["surveyed"], one[measure], color=colour, lw=0.7, alpha=0.5)
-    means = curves.groupby("round")[["surveyed", measure]].mean()
-    label = design if seeds == 1 else f"{design}: mean of {seeds} seeds"
-    axes.plot(means["surveyed"], means[measure], "o-", color=colour, lw=2.2, ms=4, label=label)
-    if design == "random" and measure == "accuracy":
-        last = means[measure].iloc[-1]
-        axes.axhline(last, color=colour, lw=1.0, ls=":", label="random at the end")
 
 
 def _in_per_cent(axis: Axis, values: list[float]) -> None:
@@ -187,7 +175,7 @@ WIDTH = 5.4
 MOST_NUMBERS = 40
 """Chosen sites that are numbered; of more the numbers would cover the map."""
 
-TALLEST, WIDEST = 2.6, 0.5
+_TALLEST, _WIDEST = 2.6, 0.5
 """Height over width of a map at most, at least; the ground beyond the sites fills the rest."""
 
 DISC = 16.0
@@ -334,7 +322,7 @@ def _canvas(table: pd.DataFrame, coordinates: Coordinates) -> tuple[Figure, Axes
     The axes are as wide as the picture, and as tall as the sites need at that scale.
     """
     ground = Ground.of(table, coordinates)
-    (left, right), (bottom, top) = ground.extent(TALLEST, WIDEST)
+    (left, right), (bottom, top) = ground.extent(_TALLEST, _WIDEST)
     bottom -= 0.06 * (top - bottom)  # of the scale bar
     height = 0.9 * WIDTH * (top - bottom) / (right - left)
     figure = Figure(figsize=(WIDTH, height + 1.4), layout="constrained")
@@ -343,7 +331,13 @@ def _canvas(table: pd.DataFrame, coordinates: Coordinates) -> tuple[Figure, Axes
     axes.set(xlim=(left, right), ylim=(bottom, top))
     axes.spines[:].set_color("0.7")
     _draw_graticule(axes, ground)
-    _draw_scale(axes)
+    # The scale bar has a round number of kilometres, a third of the map at most.
+    length = _round_length((right - left) / 3.0)
+    x, y = left + 0.04 * (right - left), bottom + 0.045 * (top - bottom)
+    step = 0.012 * (top - bottom)
+    ends, heights = [x, x, x + length, x + length], [y + step, y, y, y + step]
+    axes.plot(ends, heights, color="black", lw=1.4, zorder=6)
+    axes.text(x + 0.5 * length, y + step, f"{length:g} km", ha="center", va="bottom", fontsize=11)
     return figure, axes, ground
 
 
@@ -357,7 +351,10 @@ def _draw_graticule(axes: Axes, ground: Ground) -> None:
         course[1] = course[1].clip(-90.0, 90.0)
     ticks: list[list[tuple[float, str]]] = [[], []]
     for column in (0, 1):
-        for value in _round_values(course[column], low[column], high[column]):
+        locator = MaxNLocator(nbins=4, steps=[1, 2, 5, 10])
+        values = locator.tick_values(low[column], high[column])
+        start, end = course[column][[0, -1]]
+        for value in values[(values >= start) & (values <= end)]:
             line = np.empty((60, 2))
             line[:, column], line[:, 1 - column] = value, course[1 - column]
             x, y = ground.place(line).T
@@ -373,23 +370,6 @@ def _draw_graticule(axes: Axes, ground: Ground) -> None:
         inside = [each for each in found if limits[0] <= each[0] <= limits[1]]
         axis.set_ticks([place for place, _ in inside], [text for _, text in inside])
     axes.tick_params(length=0, labelsize=11, labelcolor="0.35")
-
-
-def _round_values(course: Array, low: float, high: float) -> Array:
-    locator = MaxNLocator(nbins=4, steps=[1, 2, 5, 10])
-    values = locator.tick_values(low, high)
-    return values[(values >= course[0]) & (values <= course[-1])]
-
-
-def _draw_scale(axes: Axes) -> None:
-    """Draw a scale bar of a round number of kilometres, a third of the map at most."""
-    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    length = _round_length((right - left) / 3.0)
-    x, y = left + 0.04 * (right - left), bottom + 0.045 * (top - bottom)
-    step = 0.012 * (top - bottom)
-    ends, heights = [x, x, x + length, x + length], [y + step, y, y, y + step]
-    axes.plot(ends, heights, color="black", lw=1.4, zorder=6)
-    axes.text(x + 0.5 * length, y + step, f"{length:g} km", ha="center", va="bottom", fontsize=11)
 
 
 def _round_length(most: float) -> float:

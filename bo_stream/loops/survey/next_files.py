@@ -16,15 +16,15 @@ import pandas as pd
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import DATE
 from bo_stream.loops.survey.columns import normalised
-from bo_stream.loops.survey.coordinates import Coordinates
+from bo_stream.loops.survey.settings import Coordinates
 from bo_stream.loops.survey.tables import NoRowsError, read_table
 
 if TYPE_CHECKING:
     from bo_stream.loops.survey.survey import Survey
 
 
-MOST = 3
-"""Columns that are shown beside a name."""
+_MOST = 3
+"""Columns that are shown alongside a name."""
 
 _NAME = re.compile(
     r"(site_|village_|school_|cluster_|place_|locality_|community_)?name|village|locality|settlement"
@@ -45,7 +45,7 @@ def shown_labels(labels: pd.DataFrame) -> tuple[str | None, list[str]]:
         labels: Further columns of a list, such as ``Survey.labels``.
 
     Returns:
-        The column of names, None if there is none by its usual names; and up to ``MOST`` others:
+        The column of names, None if there is none by its usual names; and up to three others:
         districts and the like first, then other columns of texts that differ between sites.
     """
     columns = [str(name) for name in labels.columns]
@@ -53,7 +53,7 @@ def shown_labels(labels: pd.DataFrame) -> tuple[str | None, list[str]]:
     others = [one for one in columns if one != name]
     districts = [one for one in others if _DISTRICT.fullmatch(normalised(one))]
     texts = [one for one in others if one not in districts and _has_texts(labels[one])]
-    return name, [*districts, *texts][:MOST]
+    return name, [*districts, *texts][:_MOST]
 
 
 def _has_texts(column: pd.Series[str]) -> bool:
@@ -64,7 +64,7 @@ def _has_texts(column: pd.Series[str]) -> bool:
     return bool(len(texts)) and bool(lettered.mean() > 0.5) and texts.nunique() > 1
 
 
-# --- points that a phone's map reads: KML, GPX, and addresses of a place -------------------------
+# --- points that a phone's map reads: KML, GPX, and addresses ---------------------------------
 
 
 KML, GPX = "next.kml", "next.gpx"
@@ -75,7 +75,7 @@ _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 @dataclass(frozen=True)
 class Waypoint:
-    """A named place.
+    """A named position.
 
     Attributes:
         name: For the map.
@@ -190,8 +190,8 @@ def _written(root: Element) -> bytes:
 # --- files of the sites that are pending: a form to fill in, and points for a map ----------------
 
 
-NEXT, POINTS = "next", "next.geojson"
-"""Name of the form without its suffix, which is that of the list; and of the points."""
+_NEXT, POINTS = "next", "next.geojson"
+"""Name of the form without its suffix, which is the list's; and of the points."""
 
 _TO_FILL = ["examined", "positive"]
 
@@ -200,7 +200,7 @@ FORM = (
     *_TO_FILL,
     DATE,
 )
-"""Columns of the form, beside those of the list."""
+"""Columns of the form, besides the columns of the list."""
 
 
 def listed_as(name: str) -> str:
@@ -223,12 +223,9 @@ def next_files(survey: Survey) -> dict[str, bytes]:
     others = survey.others(pending["id"].tolist()).rename(columns=listed_as)
     table = pd.concat((table[["round", "id"]], others, table.iloc[:, 2:]), axis=1)
     form = table.assign(**dict.fromkeys((*_TO_FILL, DATE), ""))
-    files = {survey.table_format.name(NEXT): survey.table_format.write(form)}
-    return {**files, POINTS: _points(table)} if coordinates.are_degrees else files
-
-
-def _points(table: pd.DataFrame) -> bytes:
-    """Write sites with longitude and latitude as GeoJSON."""
+    files = {survey.table_format.name(_NEXT): survey.table_format.write(form)}
+    if not coordinates.are_degrees:
+        return files
     features = [
         {
             "type": "Feature",
@@ -243,7 +240,8 @@ def _points(table: pd.DataFrame) -> bytes:
         )
     ]
     lines = ",\n".join(json.dumps(feature, ensure_ascii=False) for feature in features)
-    return f'{{"type": "FeatureCollection", "features": [\n{lines}\n]}}\n'.encode()
+    points = f'{{"type": "FeatureCollection", "features": [\n{lines}\n]}}\n'
+    return {**files, POINTS: points.encode()}
 
 
 def _plain(value: Any) -> str | float | None:
@@ -260,7 +258,7 @@ def check_form_is_told(folder: Path, survey: Survey) -> None:
     Raises:
         UsageError: It has, or it may have, for it cannot be read.
     """
-    path = folder / survey.table_format.name(NEXT)
+    path = folder / survey.table_format.name(_NEXT)
     if not path.is_file():
         return
     try:

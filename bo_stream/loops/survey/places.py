@@ -16,19 +16,18 @@ from botorch.exceptions.errors import InputDataError
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import Array, Cells, Mask, first
 from bo_stream.loops.survey.columns import find_column, given_column, required_column
-from bo_stream.loops.survey.coordinates import DEGREES, Coordinates, PositionUnits
-from bo_stream.loops.survey.settings import SurveySettings
+from bo_stream.loops.survey.settings import DEGREES, Coordinates, PositionUnits, SurveySettings
 
 FAR = 5.0
 """Distance from the middle, in nine-tenths quantiles of such distances, from which it is odd."""
 
-NEAR = 2.0
+_NEAR = 2.0
 """Such a distance up to which a position that was turned round is among the others."""
 
-ENOUGH = 10
+_ENOUGH = 10
 """Number of sites from which they show where the others are."""
 
-NO_DEGREES = 1000.0
+_NO_DEGREES = 1000.0
 """Number of a position from which it is a length on a projection, and no slip in a degree."""
 
 _WORDS: dict[PositionUnits, str] = {"km": "kilometres", "m": "metres"}
@@ -36,10 +35,10 @@ _WORDS: dict[PositionUnits, str] = {"km": "kilometres", "m": "metres"}
 METRES = 100_000.0
 """Number of a position from which it is no kilometre of any projection."""
 
-SMALL = 1000.0
+_SMALL = 1000.0
 """Extent of all sites, in metres, below which they may be kilometres."""
 
-EASTING = (100_000.0, 900_000.0)
+_EASTING = (100_000.0, 900_000.0)
 """Eastings of UTM, in metres, within its zones."""
 
 
@@ -64,7 +63,7 @@ def position_columns(
 def position_columns_if_any(cells: Cells, settings: SurveySettings) -> tuple[str, str] | None:
     """Find the columns of positions, None unless both are there.
 
-    The settings' names need not be those of every table.
+    Columns that the settings name need not be in every table.
 
     Raises:
         UsageError: Several could be meant.
@@ -99,19 +98,36 @@ def check_places(
     if gap is not None:
         column = columns[int(np.isnan(places[gap]).argmax())]
         raise cells.fault(gap, column, "it is empty. Every site needs a position.")
+    remarks: list[str] = []
     if coordinates.are_degrees:
         _check_degrees(cells, places, columns)
     else:
-        _check_lengths(cells, places, columns, coordinates)
-    far = _far_away(places, coordinates)
-    _check_slips(cells, places, columns, far, coordinates)
+        remarks = _check_lengths(cells, places, columns, coordinates)
+    far: Mask = np.zeros(len(places), dtype=bool)
+    if len(places) >= _ENOUGH:
+        far = np.asarray((_steps(places, coordinates) > FAR).any(axis=1))
+    turned = first(far & (_steps(places, coordinates, places[:, ::-1]) <= _NEAR).all(axis=1))
+    if turned is not None:
+        raise cells.fault(
+            turned,
+            columns[0],
+            f"{_said(places[turned])} are far from all other sites, and among them the other way "
+            f"round. Are {' and '.join(coordinates.names)} swapped?",
+        )
+    nowhere = first(far & (places == 0.0).all(axis=1))
+    if nowhere is not None:
+        raise cells.fault(
+            nowhere,
+            columns[0],
+            "position 0, 0 is far from all other sites: a receiver without a fix? Correct it, or "
+            "drop the row.",
+        )
     try:
         coordinates.plane(torch.from_numpy(places))
     except InputDataError as error:
         row = int(_steps(places, coordinates).max(axis=1).argmax())
         text = f"{_said(places[row])}: {error}"
         raise cells.fault(row, columns[0], text) from error
-    remarks = [] if coordinates.are_degrees else _odd_lengths(cells, places, coordinates)
     return remarks + [
         f"{cells.row(row)} is far from all other sites: is its position right?"
         for row in np.flatnonzero(far).tolist()
@@ -125,7 +141,7 @@ def _check_degrees(cells: Cells, places: Array, columns: tuple[str, str]) -> Non
         return
     which = int((~_as_degrees(places[row])).argmax())
     longitude, latitude = places[row]
-    lengths: Mask = np.asarray((np.abs(places) > NO_DEGREES).any(axis=1))
+    lengths: Mask = np.asarray((np.abs(places) > _NO_DEGREES).any(axis=1))
     if lengths[row] and lengths.mean() >= 0.5:
         units: PositionUnits = "m" if np.abs(places).max() > METRES else "km"
         advice = (
@@ -145,20 +161,14 @@ def _check_degrees(cells: Cells, places: Array, columns: tuple[str, str]) -> Non
 
 def _in_units(cells: Cells, columns: tuple[str, str], units: PositionUnits) -> str:
     """Return the options by which these columns are read in other units, named where need be."""
-    roles = Coordinates(units).names
-    own = tuple(_usual_column(cells.names, role) for role in roles)
+    try:
+        usual = [find_column(cells.names, role, None, "") for role in Coordinates(units).names]
+    except UsageError:  # several could be meant
+        usual = []
     options = [] if units == "degrees" else [f"--units {units}"]
-    if own != columns:
+    if usual != list(columns):
         options.append("--x " + " ".join(quoted(name) for name in columns))
     return " ".join(options)
-
-
-def _usual_column(names: Sequence[str], role: str) -> str | None:
-    """Find the column with a meaning by its usual names, None if there is none or several."""
-    try:
-        return find_column(names, role, None, "")
-    except UsageError:
-        return None
 
 
 def quoted(name: str) -> str:
@@ -174,20 +184,22 @@ def _as_degrees(places: Array) -> Mask:
 
 def _check_lengths(
     cells: Cells, places: Array, columns: tuple[str, str], coordinates: Coordinates
-) -> None:
-    """Check that positions on a projection are neither degrees nor metres given as kilometres."""
-    if coordinates.units == "m":
-        if bool(_as_degrees(places).all()):
-            advice = _in_units(cells, columns, "degrees")
-            raise cells.fault(
-                0,
-                columns[0],
-                f"{_said(places[0])}, and all other positions, look like degrees, not metres of a "
-                f"projection. Leave out --units{f', and say {advice}' if advice else ''}.",
-            )
-        return
+) -> list[str]:
+    """Check that positions on a projection are neither degrees nor metres given as kilometres.
+
+    Returns:
+        Remarks on units and columns that may be wrong, though they may be right.
+    """
+    if coordinates.units == "m" and bool(_as_degrees(places).all()):
+        advice = _in_units(cells, columns, "degrees")
+        raise cells.fault(
+            0,
+            columns[0],
+            f"{_said(places[0])}, and all other positions, look like degrees, not metres of a "
+            f"projection. Leave out --units{f', and say {advice}' if advice else ''}.",
+        )
     row = first((np.abs(places) > METRES).any(axis=1))
-    if row is not None:
+    if coordinates.units == "km" and row is not None:
         which = int((np.abs(places[row]) > METRES).argmax())
         text = (
             f"{places[row, which]:.10g} km: it looks like metres. Say "
@@ -195,15 +207,12 @@ def _check_lengths(
         )
         raise cells.fault(row, columns[which], text)
 
-
-def _odd_lengths(cells: Cells, places: Array, coordinates: Coordinates) -> list[str]:
-    """Remark on units and columns of a projection that may be wrong, though they may be right."""
-    if len(cells) < ENOUGH:
+    if len(cells) < _ENOUGH:
         return []
     east, north = places.T
     span = float(np.ptp(places, axis=0).max())
     remarks = []
-    if coordinates.units == "m" and span < SMALL:
+    if coordinates.units == "m" and span < _SMALL:
         remarks.append(
             f"All sites lie within {span:.4g} m: are positions kilometres? Then begin anew with "
             "--units km."
@@ -214,41 +223,13 @@ def _odd_lengths(cells: Cells, places: Array, coordinates: Coordinates) -> list[
             "without --units."
         )
     metres = places * (1000.0 if coordinates.units == "km" else 1.0)
-    is_easting = (metres >= EASTING[0]) & (metres <= EASTING[1])
-    if bool(is_easting[:, 1].all() & (metres[:, 0] > EASTING[1]).all()):
+    is_easting = (metres >= _EASTING[0]) & (metres <= _EASTING[1])
+    if bool(is_easting[:, 1].all() & (metres[:, 0] > _EASTING[1]).all()):
         remarks.append(
             f"North is from {north.min():.10g} to {north.max():.10g}, as eastings of UTM are, and "
             f"east from {east.min():.10g} to {east.max():.10g}: are the columns swapped?"
         )
     return remarks
-
-
-def _check_slips(
-    cells: Cells, places: Array, columns: tuple[str, str], far: Mask, coordinates: Coordinates
-) -> None:
-    """Check for two usual reasons of a position far from all others."""
-    turned = first(far & (_steps(places, coordinates, places[:, ::-1]) <= NEAR).all(axis=1))
-    if turned is not None:
-        raise cells.fault(
-            turned,
-            columns[0],
-            f"{_said(places[turned])} are far from all other sites, and among them the other way "
-            f"round. Are {' and '.join(coordinates.names)} swapped?",
-        )
-    nowhere = first(far & (places == 0.0).all(axis=1))
-    if nowhere is not None:
-        raise cells.fault(
-            nowhere,
-            columns[0],
-            "position 0, 0 is far from all other sites: a receiver without a fix? Correct it, or "
-            "drop the row.",
-        )
-
-
-def _far_away(places: Array, coordinates: Coordinates) -> Mask:
-    if len(places) < ENOUGH:
-        return np.zeros(len(places), dtype=bool)
-    return np.asarray((_steps(places, coordinates) > FAR).any(axis=1))
 
 
 def _steps(places: Array, coordinates: Coordinates, of: Array | None = None) -> Array:
@@ -280,17 +261,17 @@ def _said(place: Array) -> str:
 
 _COUNTRIES = Path(__file__).with_name("countries.txt")
 
-CELL = 0.5
+_CELL = 0.5
 """Degrees of a cell of the table of countries."""
 
-MOST_NAMED = 3
+_MOST_NAMED = 3
 """Countries that are named."""
 
-ON_LAND, BETTER = 0.5, 0.1
-"""Share of the sites that are on land from which a place is plausible; share by which there are
+_ON_LAND, _BETTER = 0.5, 0.1
+"""Share of the sites that are on land from which a location is plausible; share by which there are
 more the other way round from which that is likelier, where not nearly all are on land as given."""
 
-NEARLY_ALL, SCATTERED = 0.9, 0.7
+_NEARLY_ALL, _SCATTERED = 0.9, 0.7
 """Share of the sites in one country, or on land, that is nearly all; below which they are in many:
 where they would nearly all be in one country the other way round, that is likelier."""
 
@@ -341,8 +322,23 @@ class Whereabouts:
         extent = f"{width:,.3g} km from west to east, {height:,.3g} km from south to north"
         if not coordinates.are_degrees:
             return cls(", ".join(spans), extent, "", "")
-        found = _looked_up(places)
-        return cls(", ".join(spans), extent, found.in_words(), _doubt(places, found))
+        # Where they are, and whether they are likelier to be there the other way round.
+        given = _looked_up(places)
+        other = None
+        if bool((np.abs(places[:, 0]) <= 90.0).all()):
+            other = _looked_up(places[:, ::-1])
+        likelier = other is not None and (
+            (given.land < _NEARLY_ALL and other.land >= given.land + _BETTER)
+            or (given.is_scattered and other.largest >= _NEARLY_ALL)
+        )
+        doubt = ""
+        if given.land < _ON_LAND or likelier:
+            doubt = f"{100.0 * (1.0 - given.land):.0f} % of the sites are at sea"
+            if given.land >= _NEARLY_ALL:
+                doubt = f"The sites are in {len(given.countries):,} countries"
+        if other is not None and likelier:
+            doubt += f"; with longitude and latitude the other way round, {other.in_words()}"
+        return cls(", ".join(spans), extent, given.in_words(), doubt)
 
     def in_words(self) -> str:
         """Say all of it in a sentence."""
@@ -351,7 +347,7 @@ class Whereabouts:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _CountryCounts:
     """Number of sites in each country, and in each sea."""
 
     countries: Counter[str]
@@ -372,7 +368,7 @@ class _Found:
     @property
     def is_scattered(self) -> bool:
         """Whether the sites are in more countries than lists of neighbouring ones mostly are."""
-        return self.largest < SCATTERED and len(self.countries) > MOST_NAMED
+        return self.largest < _SCATTERED and len(self.countries) > _MOST_NAMED
 
     def in_words(self) -> str:
         """Name the countries, or the sea, with most sites."""
@@ -380,17 +376,17 @@ class _Found:
         both = (self.countries + self.seas).most_common()
         texts = [
             f"{name} ({100.0 * count / total:.0f} %)" if len(both) > 1 else name
-            for name, count in both[:MOST_NAMED]
+            for name, count in both[:_MOST_NAMED]
         ]
-        more = f" and {len(both) - MOST_NAMED} more" if len(both) > MOST_NAMED else ""
+        more = f" and {len(both) - _MOST_NAMED} more" if len(both) > _MOST_NAMED else ""
         return f"roughly in {', '.join(texts)}{more}"
 
 
-def _looked_up(places: Array) -> _Found:
-    """Count the sites in countries; one at sea beside a coast counts as on it."""
+def _looked_up(places: Array) -> _CountryCounts:
+    """Count the sites in countries; a site at sea next to a coast counts as on land."""
     turned = places.copy()
     turned[:, 0] = (turned[:, 0] + 180.0) % 360.0 - 180.0
-    cells = np.floor(turned / CELL).astype(int)
+    cells = np.floor(turned / _CELL).astype(int)
     table = _table()
     countries: Counter[str] = Counter()
     seas: Counter[str] = Counter()
@@ -398,41 +394,20 @@ def _looked_up(places: Array) -> _Found:
         around = (table.get((row + up, column + right)) for up, right in ((0, 0), *_NEIGHBOURS))
         name = next((one for one in around if one is not None), None)
         if name is None:
-            seas[_sea(longitude, latitude)] += 1
+            inside = (
+                sea
+                for sea, west, south, east, north in _SEAS
+                if west <= longitude <= east and south <= latitude <= north
+            )
+            seas[next(inside, "the Pacific Ocean")] += 1
         else:
             countries[name] += 1
-    return _Found(countries, seas)
+    return _CountryCounts(countries, seas)
 
 
 _NEIGHBOURS = tuple(
     (up, right) for up in (-1, 0, 1) for right in (-1, 0, 1) if (up, right) != (0, 0)
 )
-
-
-def _sea(longitude: float, latitude: float) -> str:
-    for name, west, south, east, north in _SEAS:
-        if west <= longitude <= east and south <= latitude <= north:
-            return name
-    return "the Pacific Ocean"
-
-
-def _doubt(places: Array, found: _Found) -> str:
-    """Say why the sites are unlikely to be there, and whether they are so the other way round."""
-    other = None
-    if bool((np.abs(places[:, 0]) <= 90.0).all()):
-        other = _looked_up(places[:, ::-1])
-    likelier = other is not None and (
-        (found.land < NEARLY_ALL and other.land >= found.land + BETTER)
-        or (found.is_scattered and other.largest >= NEARLY_ALL)
-    )
-    if found.land >= ON_LAND and not likelier:
-        return ""
-    text = f"{100.0 * (1.0 - found.land):.0f} % of the sites are at sea"
-    if found.land >= NEARLY_ALL:
-        text = f"The sites are in {len(found.countries):,} countries"
-    if other is not None and likelier:
-        text += f"; with longitude and latitude the other way round, {other.in_words()}"
-    return text
 
 
 @lru_cache(maxsize=1)

@@ -57,7 +57,7 @@ class RoundScore:
 
 @dataclass(frozen=True)
 class FinishedSurvey:
-    """Sites whose results are known, kept apart from the results.
+    """Sites whose results are known, separate from the results.
 
     Attributes:
         sites: Their table as given, with empty results.
@@ -114,15 +114,24 @@ class FinishedSurvey:
         share = (results["positive"] / results["examined"]).to_numpy()
         cells = Cells(named, source, listed.id_column)
         results["prevalence"] = share if truth is None else _true(cells, truth, there, settings)
-        emptied = named[there].assign(**dict.fromkeys(_counts(cells, settings), np.nan))
-        begun = Survey(emptied, settings, source)
-        return cls(emptied, results, settings, source, (*_without(there), *begun.notes))
+        names = settings.unclaimed(named.columns.tolist())
+        columns = [
+            find_column(names, role, getattr(settings, role), source)
+            for role in ("examined", "positive")
+        ]
+        counted = [column for column in columns if column is not None]
+        emptied = named[there].assign(**dict.fromkeys(counted, np.nan))
+        notes = Survey(emptied, settings, source).notes
+        if missing := int((~there).sum()):
+            without = f"{missing:,} of {len(there):,} sites have no result"
+            notes = (f"{without}: they are neither chosen nor scored.", *notes)
+        return cls(emptied, results, settings, source, notes)
 
     def __len__(self) -> int:
         return len(self.results)
 
     def begin(self) -> Survey:
-        """Begin the survey anew, without any result."""
+        """Begin the survey again, without any result."""
         return Survey(self.sites, self.settings, self.source)
 
     def shuffled(self, seed: int) -> list[str]:
@@ -145,11 +154,11 @@ class FinishedSurvey:
 def replay_survey(
     finished: FinishedSurvey, plan: ReplayPlan, design: Design, seed: int
 ) -> Iterator[RoundScore]:
-    """Survey the sites anew, round by round, by a design.
+    """Survey the sites again, round by round, by a design.
 
     The first sites are drawn at random, the same ones for both designs. Then the adaptive design
     asks a :class:`Survey` for each round, as a client does, and the random one goes on with the
-    order that the first sites were drawn in, whatever the constraints of the settings. The survey
+    order that the first sites were drawn in, regardless of the settings' constraints. The survey
     is told the results of the sites of each round, and of no others. Costs a fit of the model and
     a choice a round.
 
@@ -184,64 +193,30 @@ def _rounds(
         elif number:
             sites, order = order[: plan.q], order[plan.q :]
         survey.tell(finished.told(sites))
-        yield _score(survey, finished, design, seed, number, sites)
-
-
-def _score(
-    survey: Survey,
-    finished: FinishedSurvey,
-    design: Design,
-    seed: int,
-    number: int,
-    sites: Sequence[str],
-) -> RoundScore:
-    predicted = survey.predictions().set_index("id")
-    left = predicted[predicted["examined"].isna()]
-    results = finished.results.loc[left.index]
-    rate = results["prevalence"].to_numpy()
-    accuracy, sensitivity = _calls(left, rate, finished.settings)
-    Y = torch.tensor(results[["positive", "examined"]].to_numpy().tolist(), dtype=torch.float64)
-    errors = left["prevalence"].to_numpy() - rate
-    return RoundScore(
-        design=design,
-        seed=seed,
-        round=number,
-        surveyed=len(predicted) - len(left),
-        left=len(left),
-        accuracy=accuracy,
-        sensitivity=sensitivity,
-        log_score=float(log_scores(survey.model, survey.inputs(left.index), Y).mean()),
-        rmse=float(np.sqrt(np.square(errors).mean())),
-        sites=tuple(sites),
-    )
-
-
-def _calls(left: pd.DataFrame, rate: Array, settings: SurveySettings) -> tuple[float, float]:
-    """Compute accuracy and sensitivity of calls, NaN without a threshold."""
-    if settings.threshold is None:
-        return np.nan, np.nan
-    above = rate > settings.threshold
-    called = left["exceedance"].to_numpy() >= settings.cheaper_above
-    sensitivity = float(called[above].mean()) if above.any() else np.nan
-    return float((called == above).mean()), sensitivity
-
-
-def _counts(cells: Cells, settings: SurveySettings) -> list[str]:
-    """Return the columns of counts of a table that has them."""
-    names = settings.unclaimed(cells.names)
-    roles = ("examined", "positive")
-    found = (find_column(names, role, getattr(settings, role), cells.source) for role in roles)
-    return [name for name in found if name is not None]
-
-
-def _without(there: Mask) -> list[str]:
-    """Say how many sites have no result, if any."""
-    missing = int((~there).sum())
-    if not missing:
-        return []
-    return [
-        f"{missing:,} of {len(there):,} sites have no result: they are neither chosen nor scored."
-    ]
+        predicted = survey.predictions().set_index("id")
+        left = predicted[predicted["examined"].isna()]
+        results = finished.results.loc[left.index]
+        rate = results["prevalence"].to_numpy()
+        accuracy = sensitivity = np.nan
+        threshold, cut = finished.settings.threshold, finished.settings.cheaper_above
+        if threshold is not None:
+            above, called = rate > threshold, left["exceedance"].to_numpy() >= cut
+            accuracy = float((called == above).mean())
+            sensitivity = float(called[above].mean()) if above.any() else np.nan
+        Y = torch.tensor(results[["positive", "examined"]].to_numpy().tolist(), dtype=torch.float64)
+        errors = left["prevalence"].to_numpy() - rate
+        yield RoundScore(
+            design=design,
+            seed=seed,
+            round=number,
+            surveyed=len(predicted) - len(left),
+            left=len(left),
+            accuracy=accuracy,
+            sensitivity=sensitivity,
+            log_score=float(log_scores(survey.model, survey.inputs(left.index), Y).mean()),
+            rmse=float(np.sqrt(np.square(errors).mean())),
+            sites=tuple(sites),
+        )
 
 
 def _true(cells: Cells, column: str, there: Mask, settings: SurveySettings) -> Array:
@@ -264,16 +239,16 @@ def _true(cells: Cells, column: str, there: Mask, settings: SurveySettings) -> A
     raise cells.fault(bad, column, text)
 
 
-# --- replays of a finished survey by several designs and seeds, kept in one folder ---------------
+# --- replays of a finished survey by several designs and seeds, in one folder --------------------
 
 
-SCORES, PICKS, PICTURE = "replay.csv", "picks.csv", "replay.png"
+_SCORES, _PICKS, _PICTURE = "replay.csv", "picks.csv", "replay.png"
 
 MEASURES = ("accuracy", "sensitivity", "log_score", "rmse")
 
 
 class ReplayRun:
-    """Replays of a finished survey, of which a pair of design and seed is kept once it is finished.
+    """Replays of a finished survey; a pair of design and seed is stored once it is finished.
 
     Attributes:
         finished_survey: The survey.
@@ -325,7 +300,7 @@ class ReplayRun:
             table: Of the sites with their results, which the run began with; or what reads it by
                 the settings.
             source: Name of the table, for messages.
-            seeds: New number of seeds, not below the former; None: that one.
+            seeds: New number of seeds, not below the previous one; None: the previous one.
 
         Raises:
             UsageError: There is no run, or a damaged one, one of another table or version.
@@ -334,7 +309,7 @@ class ReplayRun:
             settings = SurveySettings(**content["settings"])
             plan = ReplayPlan(**content["plan"])
             truth, fingerprint = content["truth"], content["sites"]
-            designs, former = content["designs"], int(content["seeds"])
+            designs, previous = content["designs"], int(content["seeds"])
             scores = [from_record(RoundScore, each) for each in content["scores"]]
             ended = {(design, int(seed)): text for design, seed, text in content["ended"]}
             seconds = float(content["seconds"])
@@ -345,15 +320,22 @@ class ReplayRun:
                 f"{source} is not the table that the replay in {folder} began with. Give that one, "
                 "or start anew in another folder."
             )
-        if seeds is not None and seeds < former:
+        if seeds is not None and seeds < previous:
             raise UsageError(
-                f"The replay has {former:,} seeds: expected seeds of at least that, got {seeds:,}."
+                f"The replay has {previous:,} seeds: expected seeds of at least that, got "
+                f"{seeds:,}."
             )
-        return cls(finished, plan, designs, seeds or former, truth, scores, ended, seconds)
+        return cls(finished, plan, designs, seeds or previous, truth, scores, ended, seconds)
 
     def save(self, folder: Path) -> None:
         """Write the scores and the choices so far as tables, and what :meth:`resume` needs."""
-        write_files(folder, {SCORES: _as_csv(self.table), PICKS: _as_csv(self._picks())})
+        rows = [
+            (score.design, score.seed, score.round, site)
+            for score in self.scores
+            for site in score.sites
+        ]
+        picks = pd.DataFrame(rows, columns=["design", "seed", "round", "id"])
+        write_files(folder, {_SCORES: _as_csv(self.table), _PICKS: _as_csv(picks)})
         content = {
             "settings": asdict(self.finished_survey.settings),
             "plan": asdict(self.plan),
@@ -369,7 +351,7 @@ class ReplayRun:
 
     def draw(self, folder: Path) -> None:
         """Write the picture."""
-        write_picture(folder / PICTURE, lambda: draw_replay(self.table))
+        write_picture(folder / _PICTURE, lambda: draw_replay(self.table))
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -429,14 +411,6 @@ class ReplayRun:
         without = self.finished_survey.settings.threshold is None
         return rows.drop(columns=["accuracy", "sensitivity"]) if without else rows
 
-    def _picks(self) -> pd.DataFrame:
-        rows = [
-            (score.design, score.seed, score.round, site)
-            for score in self.scores
-            for site in score.sites
-        ]
-        return pd.DataFrame(rows, columns=["design", "seed", "round", "id"])
-
 
 _COLUMNS = ("design", "seed", "round", "surveyed", "left", *MEASURES)
 
@@ -463,7 +437,7 @@ def standard_errors(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def sites_needed(means: pd.DataFrame) -> tuple[str, float, float, float] | None:
-    """Compare how many sites the designs need: those of the adaptive one for the random one's end.
+    """Compare how many sites the designs need: the adaptive one for the random one's last score.
 
     Args:
         means: Of :func:`mean_curves`.

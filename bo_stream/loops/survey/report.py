@@ -14,7 +14,6 @@ import pandas as pd
 from matplotlib.colors import PowerNorm, to_hex
 from numpy.typing import NDArray
 
-from bo_stream.loops.survey.calls import ABOVE, BELOW, UNCERTAIN, per_cent
 from bo_stream.loops.survey.cells import span
 from bo_stream.loops.survey.findings import (
     LEAST_HELD_OUT,
@@ -33,14 +32,14 @@ from bo_stream.loops.survey.maps import (
     nearest,
     without_white,
 )
-from bo_stream.loops.survey.model import coverage
+from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, coverage, per_cent
 from bo_stream.loops.survey.next_files import geo_address, shown_labels
 from bo_stream.loops.survey.page import Content, data, element, page, picture, table
 from bo_stream.storage.archive import package_version
 
 Array = NDArray[np.float64]
 
-MOST = 20_000
+MOST_ZOOMED = 20_000
 """Sites of a zoomable map; of more there is the picture alone, which keeps the page small."""
 
 _STEPS = 24
@@ -49,134 +48,13 @@ _STEPS = 24
 _TALLEST, _WIDEST = 2.0, 0.5
 """Height over width of the map at most, at least, so that a phone shows it whole."""
 
-
-def zoomable_map(findings: SurveyFindings, still: Element) -> list[Element]:
-    """Make a map of all sites with their data, to be drawn by :func:`script`.
-
-    Costs some hundred bytes a site.
-
-    Args:
-        findings: At most ``MOST`` sites.
-        still: Picture with a caption, for paper and for browsers without a script.
-    """
-    return [element("div", still, id="map", class_="zoomable"), data("map-data", _values(findings))]
-
-
-def script() -> str:
-    """Return the JavaScript that draws the map."""
-    return Path(__file__).with_name("map.js").read_text(encoding="utf-8")
-
-
-def _values(findings: SurveyFindings) -> dict[str, Any]:
-    """Return what the script draws: lists of numbers and texts, an entry a site."""
-    table, coordinates = findings.predictions, findings.coordinates
-    ground = Ground.of(table, coordinates)
-    (left, right), (bottom, top) = ground.extent(_TALLEST, _WIDEST)
-    width, height = right - left, top - bottom
-    apart = min(2.0 * nearest(ground.sites), width, height)
-    east, north = ground.sites.T
-    chosen = pd.Index(table["id"]).get_indexer(pd.Index(findings.chosen["id"]))
-    names, labels = _described(findings)
-    values: dict[str, Any] = {
-        "width": round(width, 3),
-        "height": round(height, 3),
-        "apart": round(apart, 4),
-        "zoom": float(np.clip(max(width, height) / max(apart, 1e-9), 8.0, 1000.0)),
-        "x": (east - left).round(3).tolist(),
-        "y": (top - north).round(3).tolist(),
-        "names": names,
-        "labels": [[name, texts] for name, texts in labels.items()],
-        "mean": _in_per_cent(table["prevalence"]),
-        "low": _in_per_cent(table["lower"]),
-        "high": _in_per_cent(table["upper"]),
-        "chance": None,
-        "places": None,
-        "results": _results(findings),
-        "next": chosen[chosen >= 0].tolist(),
-        "layers": [],
-        "marks": [[f"surveyed ({len(findings.surveyed):,})", "ring"]],
-    }
-    if coordinates.are_degrees:
-        longitude = (table["longitude"] + 180.0) % 360.0 - 180.0
-        values["places"] = [table["latitude"].round(5).tolist(), longitude.round(5).tolist()]
-    if len(findings.chosen):
-        values["marks"].append([f"to survey next ({len(findings.chosen):,})", "disc"])
-    if findings.threshold is not None:
-        line = per_cent(findings.threshold)
-        values["above"] = f"Above {line}"
-        values["called"] = ["called above", "uncertain", "called below"]
-        values["chance"] = [chance_in_words(chance) for chance in table["exceedance"]]
-        values["layers"].append(_classes(findings, line))
-    mean, spread = table["prevalence"].to_numpy(), (table["upper"] - table["lower"]).to_numpy()
-    values["layers"] += [
-        _numbers("Prevalence", mean, "YlOrBr", findings.threshold or 0.0),
-        _numbers("Uncertainty", spread, "BuPu", 0.0),
-    ]
-    return values
-
-
-def _described(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the name of each site, else its id, and what else says which it is, by heading."""
-    ids = findings.predictions["id"].astype(str)
-    name, others = shown_labels(findings.labels)
-    labels = findings.labels.reindex(findings.predictions["id"]).fillna("").astype(str)
-    texts = {other: labels[other].str.strip().tolist() for other in others}
-    if name is None:
-        return ids.tolist(), texts
-    names = labels[name].str.strip().to_numpy()
-    return np.where(names == "", ids, names).tolist(), {**texts, "Id": ids.tolist()}
-
-
-def _in_per_cent(shares: pd.Series[float]) -> list[float]:
-    return (100.0 * shares).round(1).tolist()
-
-
-def _results(findings: SurveyFindings) -> dict[str, str]:
-    """Say the result of each surveyed site, by its place among all."""
-    return {
-        str(place): result_in_words(row)
-        for place, row in enumerate(findings.predictions.to_dict("records"))
-        if not pd.isna(row["examined"])
-    }
-
-
-def _classes(findings: SurveyFindings, line: str) -> dict[str, Any]:
-    """Return the layer of classes."""
-    order, counts = [ABOVE, UNCERTAIN, BELOW], findings.class_counts()
-    texts = (f"above {line}", "uncertain", f"below {line}")
-    named = zip(texts, order, strict=True)
-    return {
-        "name": "Calls",
-        "colours": [COLOURS[name] for name in order],
-        "index": [order.index(name) for name in findings.predictions["class"]],
-        "legend": [[f"{text} ({counts[name]:,})", COLOURS[name]] for text, name in named],
-    }
-
-
-def _numbers(name: str, values: Array, colours: str, mark: float) -> dict[str, Any]:
-    """Return a layer of shares, coloured as those of the still maps."""
-    top = max(float(np.quantile(values, 0.995)), mark, 1e-9)
-    norm, palette = PowerNorm(0.5, 0.0, top, clip=True), without_white(colours)
-    steps = np.minimum(np.asarray(norm(values)) * _STEPS, _STEPS - 1).astype(int)
-    ticks = bar_ticks(top)
-    return {
-        "name": name,
-        "colours": [to_hex(palette((step + 0.5) / _STEPS)) for step in range(_STEPS)],
-        "index": steps.tolist(),
-        "legend": [[f"{100 * tick:.3g} %", to_hex(palette(float(norm(tick))))] for tick in ticks],
-    }
-
-
-# --- the report of a survey: a page for the people who decide where to go next -------------------
-
-
 MOST_LISTED = 200
 """Sites of a call that the page lists; a file has all."""
 
-MOST_OPEN = 12
+_MOST_OPEN = 12
 """Sites of a list that is open from the start."""
 
-CAVEATS = (
+_CAVEATS = (
     "Numbers for sites that were not surveyed are predictions, not measurements. They assume that "
     "sites near each other, and sites with like covariates, have like prevalence.",
     "The certainty of a call is the model's own. How far to trust it, the section on calibration "
@@ -202,8 +80,12 @@ def survey_page(findings: SurveyFindings, written: date) -> bytes:
     title = f"Survey report: {findings.name}"
     parts: list[Content] = [element("h1", title), *_headline(findings), *_maps(findings)]
     parts += [*_next_sites(findings), *_called(findings), *_trust(findings)]
-    parts += [*_odd(findings), *_settings(findings)]
-    parts += [element("h2", "What to keep in mind"), element("ul", *_items(CAVEATS))]
+    if findings.notes:
+        parts += [element("h2", "What looks odd in the tables")]
+        parts += [element("ul", *_items(findings.notes))]
+    parts += [element("h2", "Settings")]
+    parts += [table(["Setting", "Value"], findings.settings.items(), numbers=[])]
+    parts += [element("h2", "What to keep in mind"), element("ul", *_items(_CAVEATS))]
     version = f"Written on {written.isoformat()} by bo_stream {package_version('bo-stream')}."
     zoomed = script() if _is_zoomable(findings) else ""
     return page(title, *parts, element("p", version, class_="small"), script=zoomed)
@@ -295,16 +177,12 @@ def _headline(findings: SurveyFindings) -> Iterator[Content]:
     boxes = [element("div", element("strong", value), name) for name, value in numbers.items()]
     yield element("div", *boxes, class_="numbers")
     if findings.threshold is not None:
-        yield _shares(findings.class_counts(), total)
-
-
-def _shares(counts: dict[str, int], total: int) -> Content:
-    bars = [
-        element("span", style=f"background:{COLOURS[name]};width:{100 * count / total:.3f}%")
-        for name, count in counts.items()
-    ]
-    text = ", ".join(f"{name}: {per_cent(count / total)}" for name, count in counts.items())
-    return element("div", *bars, class_="shares", role="img", **{"aria-label": f"Sites {text}"})
+        bars = [
+            element("span", style=f"background:{COLOURS[name]};width:{100 * count / total:.3f}%")
+            for name, count in counts.items()
+        ]
+        text = ", ".join(f"{name}: {per_cent(count / total)}" for name, count in counts.items())
+        yield element("div", *bars, class_="shares", role="img", **{"aria-label": f"Sites {text}"})
 
 
 # --- maps ---------------------------------------------------------------------------------------
@@ -312,23 +190,25 @@ def _shares(counts: dict[str, int], total: int) -> Content:
 
 def _maps(findings: SurveyFindings) -> Iterator[Content]:
     yield element("h2", "Maps")
-    pictures = _still_maps(findings)
-    if _is_zoomable(findings):
-        first, *pictures = pictures
-        yield from zoomable_map(findings, first)
-    yield element("div", *pictures, class_="pictures")
-
-
-def _is_zoomable(findings: SurveyFindings) -> bool:
-    return len(findings.predictions) <= MOST
-
-
-def _still_maps(findings: SurveyFindings) -> list[Element]:
     shown, chosen, ground = findings.predictions, findings.chosen, findings.coordinates
-    pictures = [] if findings.threshold is None else [_class_map(findings, findings.threshold)]
+    pictures, line = [], ""
+    if findings.threshold is not None:
+        line = " The black line in the scale is the threshold."
+        cut, (rest, sure) = per_cent(findings.threshold), map(per_cent, findings.calls)
+        labels = {ABOVE: f"above {cut}", UNCERTAIN: "uncertain", BELOW: f"below {cut}"}
+        counts = findings.class_counts()
+        labels = {name: f"{text} ({counts[name]:,})" for name, text in labels.items()}
+        pictures.append(
+            picture(
+                draw_classes(shown, labels, chosen, ground),
+                f"Map of all sites by class: {', '.join(labels.values())}.",
+                f"Where prevalence is above {cut}. Above: with a probability of {sure} or more. "
+                f"Below: of {rest} or less. Uncertain: between. Circles: surveyed sites. Numbers: "
+                "the sites to survey next.",
+            )
+        )
     mean = shown["prevalence"].to_numpy()
     spread = f"from {per_cent(mean.min())} to {per_cent(mean.max())}"
-    line = "" if findings.threshold is None else " The black line in the scale is the threshold."
     pictures.append(
         picture(
             draw_values(
@@ -348,21 +228,14 @@ def _still_maps(findings: SurveyFindings) -> list[Element]:
             f"{some}. Numbers: the sites to survey next.",
         )
     )
-    return pictures
+    if _is_zoomable(findings):
+        first, *pictures = pictures
+        yield from zoomable_map(findings, first)
+    yield element("div", *pictures, class_="pictures")
 
 
-def _class_map(findings: SurveyFindings, threshold: float) -> Element:
-    counts = findings.class_counts()
-    line, (rest, sure) = per_cent(threshold), (per_cent(chance) for chance in findings.calls)
-    labels = {ABOVE: f"above {line}", UNCERTAIN: "uncertain", BELOW: f"below {line}"}
-    labels = {name: f"{text} ({counts[name]:,})" for name, text in labels.items()}
-    return picture(
-        draw_classes(findings.predictions, labels, findings.chosen, findings.coordinates),
-        f"Map of all sites by class: {', '.join(labels.values())}.",
-        f"Where prevalence is above {line}. Above: with a probability of {sure} or more. Below: of "
-        f"{rest} or less. Uncertain: between. Circles: surveyed sites. Numbers: the sites to "
-        "survey next.",
-    )
+def _is_zoomable(findings: SurveyFindings) -> bool:
+    return len(findings.predictions) <= MOST_ZOOMED
 
 
 # --- next sites ---------------------------------------------------------------------------------
@@ -372,7 +245,7 @@ def _next_sites(findings: SurveyFindings) -> Iterator[Content]:
     if not len(findings.chosen):
         return
     yield element("h2", "Sites to survey next")
-    who = Described.of(findings)
+    who = _Described.of(findings)
     head = ("No.", *who.head, *_place_head(findings), "Expected gain", "Cost", "Why")
     rows = [
         (
@@ -395,11 +268,11 @@ def _next_sites(findings: SurveyFindings) -> Iterator[Content]:
     )
 
 
-# --- who the sites are -------------------------------------------------------------------------
+# --- who the sites are --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Described:
+class _Described:
     """Cells that say which site it is.
 
     Attributes:
@@ -413,7 +286,7 @@ class Described:
     named: bool
 
     @classmethod
-    def of(cls, findings: SurveyFindings) -> Described:
+    def of(cls, findings: SurveyFindings) -> _Described:
         """Choose the columns of the list that are shown."""
         name, others = shown_labels(findings.labels)
         columns = [*([] if name is None else [name]), *others]
@@ -451,7 +324,7 @@ def _called(findings: SurveyFindings) -> Iterator[Content]:
     """List the sites above, uncertain and below."""
     if findings.threshold is None:
         return
-    line, who = per_cent(findings.threshold), Described.of(findings)
+    line, who = per_cent(findings.threshold), _Described.of(findings)
     yield element("h2", f"Sites above, uncertain and below {line}")
     said = f"The surest first. All, with all columns of the list, are in {findings.called_file}."
     if findings.coordinates.are_degrees:
@@ -464,18 +337,19 @@ def _called(findings: SurveyFindings) -> Iterator[Content]:
     texts = {ABOVE: f"Above {line}", UNCERTAIN: "Uncertain", BELOW: f"Below {line}"}
     for name, text in texts.items():
         sites = findings.calls_made[findings.calls_made["call"] == name]
-        rows = [
-            (
+        rows = []
+        for site in sites.head(MOST_LISTED).to_dict("records"):
+            result = result_in_words(site)
+            row = (
                 *who.cells(site["id"]),
                 per_cent(site["prevalence"]),
                 f"{per_cent(site['lower'])} to {per_cent(site['upper'])}",
                 chance_in_words(site["probability"]),
-                _result(site),
+                element("span", result, class_="whole") if result else "",
                 _place(findings, site),
             )
-            for site in sites.head(MOST_LISTED).to_dict("records")
-        ]
-        few = {"open": "open"} if 0 < len(sites) <= MOST_OPEN else {}
+            rows.append(row)
+        few = {"open": "open"} if 0 < len(sites) <= _MOST_OPEN else {}
         swatch = element("span", class_="swatch", style=f"background:{COLOURS[name]}")
         parts: list[Content] = [element("summary", swatch, f"{text}: {_number(len(sites))}")]
         if rows:
@@ -485,11 +359,6 @@ def _called(findings: SurveyFindings) -> Iterator[Content]:
             more = f"And {len(sites) - MOST_LISTED:,} more, in {findings.called_file}."
             parts.append(element("p", more, class_="small"))
         yield element("details", *parts, **few)
-
-
-def _result(site: Mapping[Hashable, Any]) -> Content:
-    said = result_in_words(site)
-    return element("span", said, class_="whole") if said else ""
 
 
 def _number(count: int) -> str:
@@ -569,12 +438,107 @@ def outlook(forecast: pd.DataFrame) -> str:
     return f"{said}; {int(last['sites']):,} sites in {len(forecast)} rounds, {more}."
 
 
-def _odd(findings: SurveyFindings) -> Iterator[Content]:
-    if findings.notes:
-        yield element("h2", "What looks odd in the tables")
-        yield element("ul", *_items(findings.notes))
+# --- the map to zoom ------------------------------------------------------------------------------
 
 
-def _settings(findings: SurveyFindings) -> Iterator[Content]:
-    yield element("h2", "Settings")
-    yield table(["Setting", "Value"], findings.settings.items(), numbers=[])
+def zoomable_map(findings: SurveyFindings, still: Element) -> list[Element]:
+    """Make a map of all sites with their data, to be drawn by :func:`script`.
+
+    The data are lists of numbers and texts, an entry a site; they take some hundred bytes a site.
+
+    Args:
+        findings: At most ``MOST_ZOOMED`` sites.
+        still: Picture with a caption, for paper and for browsers without a script.
+    """
+    table, coordinates = findings.predictions, findings.coordinates
+    ground = Ground.of(table, coordinates)
+    (left, right), (bottom, top) = ground.extent(_TALLEST, _WIDEST)
+    width, height = right - left, top - bottom
+    apart = min(2.0 * nearest(ground.sites), width, height)
+    east, north = ground.sites.T
+    chosen = pd.Index(table["id"]).get_indexer(pd.Index(findings.chosen["id"]))
+    names, labels = _named(findings)
+    values: dict[str, Any] = {
+        "width": round(width, 3),
+        "height": round(height, 3),
+        "apart": round(apart, 4),
+        "zoom": float(np.clip(max(width, height) / max(apart, 1e-9), 8.0, 1000.0)),
+        "x": (east - left).round(3).tolist(),
+        "y": (top - north).round(3).tolist(),
+        "names": names,
+        "labels": [[name, cells] for name, cells in labels.items()],
+        "mean": _in_per_cent(table["prevalence"]),
+        "low": _in_per_cent(table["lower"]),
+        "high": _in_per_cent(table["upper"]),
+        "chance": None,
+        "places": None,
+        "results": {  # in words, by the index of the site
+            str(index): result_in_words(row)
+            for index, row in enumerate(table.to_dict("records"))
+            if not pd.isna(row["examined"])
+        },
+        "next": chosen[chosen >= 0].tolist(),
+        "layers": [],
+        "marks": [[f"surveyed ({len(findings.surveyed):,})", "ring"]],
+    }
+    if coordinates.are_degrees:
+        longitude = (table["longitude"] + 180.0) % 360.0 - 180.0
+        values["places"] = [table["latitude"].round(5).tolist(), longitude.round(5).tolist()]
+    if len(findings.chosen):
+        values["marks"].append([f"to survey next ({len(findings.chosen):,})", "disc"])
+    if findings.threshold is not None:
+        line = per_cent(findings.threshold)
+        values["above"] = f"Above {line}"
+        values["called"] = ["called above", "uncertain", "called below"]
+        values["chance"] = [chance_in_words(chance) for chance in table["exceedance"]]
+        order, counts = [ABOVE, UNCERTAIN, BELOW], findings.class_counts()
+        texts = zip((f"above {line}", "uncertain", f"below {line}"), order, strict=True)
+        values["layers"].append(
+            {
+                "name": "Calls",
+                "colours": [COLOURS[name] for name in order],
+                "index": [order.index(name) for name in table["class"]],
+                "legend": [[f"{text} ({counts[name]:,})", COLOURS[name]] for text, name in texts],
+            }
+        )
+    mean, spread = table["prevalence"].to_numpy(), (table["upper"] - table["lower"]).to_numpy()
+    values["layers"] += [
+        _numbers("Prevalence", mean, "YlOrBr", findings.threshold or 0.0),
+        _numbers("Uncertainty", spread, "BuPu", 0.0),
+    ]
+    return [element("div", still, id="map", class_="zoomable"), data("map-data", values)]
+
+
+def script() -> str:
+    """Return the JavaScript that draws the map."""
+    return Path(__file__).with_name("map.js").read_text(encoding="utf-8")
+
+
+def _named(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the name of each site, else its id, and what else says which it is, by heading."""
+    ids = findings.predictions["id"].astype(str)
+    name, others = shown_labels(findings.labels)
+    labels = findings.labels.reindex(findings.predictions["id"]).fillna("").astype(str)
+    texts = {other: labels[other].str.strip().tolist() for other in others}
+    if name is None:
+        return ids.tolist(), texts
+    names = labels[name].str.strip().to_numpy()
+    return np.where(names == "", ids, names).tolist(), {**texts, "Id": ids.tolist()}
+
+
+def _in_per_cent(shares: pd.Series[float]) -> list[float]:
+    return (100.0 * shares).round(1).tolist()
+
+
+def _numbers(name: str, values: Array, colours: str, mark: float) -> dict[str, Any]:
+    """Return a layer of shares, coloured as in the still maps."""
+    top = max(float(np.quantile(values, 0.995)), mark, 1e-9)
+    norm, palette = PowerNorm(0.5, 0.0, top, clip=True), without_white(colours)
+    steps = np.minimum(np.asarray(norm(values)) * _STEPS, _STEPS - 1).astype(int)
+    ticks = bar_ticks(top)
+    return {
+        "name": name,
+        "colours": [to_hex(palette((step + 0.5) / _STEPS)) for step in range(_STEPS)],
+        "index": steps.tolist(),
+        "legend": [[f"{100 * tick:.3g} %", to_hex(palette(float(norm(tick))))] for tick in ticks],
+    }

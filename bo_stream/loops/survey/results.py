@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
 from bo_stream.errors import UsageError
@@ -34,99 +33,13 @@ from bo_stream.loops.survey.places import check_places, position_columns_if_any
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.sites import SurveySites, read_inputs
 
-MOVED = 10.0
-"""Distance from a site's place in the list, in kilometres, from which a result is remarked on."""
+_MOVED = 10.0
+"""Distance from a site's position in the list, in kilometres, from which a remark is made."""
 
-FACTOR = 20.0
+_FACTOR = 20.0
 """Factor between typical values of a covariate that may be one between units."""
-
-
-def moved_sites(
-    cells: Cells, places: Array, sites: SurveySites, listed: NDArray[np.intp]
-) -> list[str]:
-    """Remark on sites of the list whose position in a table is far from that in the list.
-
-    Args:
-        cells: The table, n rows.
-        places: Positions in it, NaN where missing, ``n x 2``.
-        sites: The list.
-        listed: Places of the rows' sites in it, ``n``; -1: not in it.
-    """
-    rows = np.flatnonzero((listed >= 0) & ~np.isnan(places).any(axis=1))
-    told, known = torch.from_numpy(places[rows]), sites.X[listed[rows], :2]
-    in_space = sites.coordinates.in_space
-    apart = (in_space(told) - in_space(known)).norm(dim=-1).tolist()
-    return [
-        f"{cells.row(int(row))} lies {distance:,.0f} km from where the list has this site: is the "
-        "id right? The list's position is used."
-        for row, distance in zip(rows, apart, strict=True)
-        if distance > MOVED
-    ]
-
-
-def far_sites(cells: Cells, read: Array, sites: SurveySites) -> list[str]:
-    """Remark on a new site that is much farther from the list's middle than its own sites.
-
-    Args:
-        cells: The table of new sites.
-        read: Positions and covariates, ``n x d``.
-        sites: The list.
-    """
-    in_space, (first_name, second_name) = sites.coordinates.in_space, sites.coordinates.names
-    known = in_space(sites.X[:, :2])
-    middle = known.mean(0)
-    reach = (known - middle).norm(dim=-1).max()
-    apart = (in_space(torch.from_numpy(read[:, :2])) - middle).norm(dim=-1)
-    far = first((apart > 1.5 * reach + 10.0).numpy())
-    if far is None:
-        return []
-    return [
-        f"{cells.row(far)} lies {float(apart[far]):,.0f} km from the middle of the list: is its "
-        f"position right, and {first_name} not taken for {second_name}?"
-    ]
-
-
-def odd_covariates(read: Array, sites: SurveySites) -> list[str]:
-    """Remark on covariates of new sites that look to be in another unit than the list's.
-
-    Args:
-        read: Positions and covariates of the new sites, ``n x d``.
-        sites: The list.
-    """
-    remarks = []
-    for column, name in enumerate(sites.covariates, start=2):
-        values, known = read[:, column], sites.X[:, column].numpy()
-        values = values[~np.isnan(values)]
-        if values.size and _in_another_unit(values, known):
-            remarks.append(
-                f"{name}: the new sites have {_span(values)}, the list has {_span(known)}. Is it "
-                "in the same unit? Per cent and shares are easily mixed."
-            )
-    return remarks
-
-
-def _in_another_unit(values: Array, known: Array) -> bool:
-    """Tell whether values are outside a sample, and far off by difference or by factor."""
-    low, high = known.min(), known.max()
-    typical, usual = np.median(values), np.median(known)
-    if low <= typical <= high:
-        return False
-    margin = 0.5 * (high - low)
-    if not low - margin <= typical <= high + margin:
-        return True
-    return usual != 0.0 and not 1.0 / FACTOR < typical / usual < FACTOR
-
-
-def _span(values: Sequence[float] | Array) -> str:
-    low, high = np.min(values), np.max(values)
-    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
-
-
-# --- results as they come back from the field: checked, and compared with what is known ----------
-
-
-HERE = 0.05
-"""Distance, in kilometres, up to which a position is that of a site of the list."""
+_HERE = 0.05
+"""Distance, in kilometres, up to which a position is taken for a listed site's."""
 
 
 @dataclass(frozen=True)
@@ -210,28 +123,46 @@ class ResultsTable:
         positions = np.full((len(cells), 2), np.nan)
         if columns is not None:
             positions = np.column_stack([cells.numbers(column) for column in columns])
-        ids, remarks = _restored(cells, cells.texts(id_column), positions, sites, known)
-        _check_ids(cells, id_column, ids)
+        ids, remarks = _read_ids(cells, id_column, positions, sites, known)
         places, warnings = _read_places(cells, ids, columns, positions, settings, sites, known)
         dated = find_dates(cells, settings)
         dates = [""] * len(cells) if dated is None else read_dates(cells, dated)
-        used = {id_column, *(columns or ()), *([] if dated is None else [dated])}
+        # Columns of the list and of the form to fill in come along; others deserve a remark.
+        expected = {id_column, *(columns or ()), *([] if dated is None else [dated])}
+        expected |= {*FORM, *sites.names, *map(listed_as, sites.names), *settings.covariates}
+        free = settings.unclaimed(names)
+        for role, name in (("examined", settings.examined), ("positive", settings.positive)):
+            counted = find_column(free, role, name if name in names else None, source)
+            expected |= set() if counted is None else {counted}
+        unused = [name for name in names if name not in expected]
+        if unused:
+            remarks.append(f"Columns not used: {', '.join(map(repr, unused))}.")
         return cls(
             dict(zip(ids.tolist(), counts.values(), strict=True)),
             places,
             len(whole) - len(cells),
             tuple(warnings),
-            (*remarks, *_not_used(names, used, settings, sites, source)),
+            tuple(remarks),
             {site: day for site, day in zip(ids.tolist(), dates, strict=True) if day},
         )
 
     def records(self, sites: SurveySites, known: Mapping[str, SiteResult]) -> list[dict[str, Any]]:
-        """Return the results that are new or changed, as a ledger keeps them."""
-        return [
-            _record(site, counts, self.places.get(site), self.dates.get(site), sites)
-            for site, counts in self.counts.items()
-            if not self._is_known(site, known)
-        ]
+        """Return the results that are new or changed, as a ledger stores them."""
+        records = []
+        for site, counts in self.counts.items():
+            if self._is_known(site, known):
+                continue
+            record: dict[str, Any] = {
+                "id": site, "positive": counts.positive, "examined": counts.examined
+            }  # fmt: skip
+            if site in self.dates:
+                record["date"] = self.dates[site]
+            if site in self.places:
+                values = [None if np.isnan(v) else float(v) for v in self.places[site]]
+                record |= dict(zip(sites.coordinates.names, values[:2], strict=True))
+                record["covariates"] = dict(zip(sites.covariates, values[2:], strict=True))
+            records.append(record)
+        return records
 
     def compared(
         self, sites: SurveySites, known: Mapping[str, SiteResult], pending: Mapping[str, object]
@@ -252,48 +183,34 @@ class ResultsTable:
         )
 
     def _is_known(self, site: str, known: Mapping[str, SiteResult]) -> bool:
-        former = known.get(site)
-        if former is None or former.counts != self.counts[site]:
+        previous = known.get(site)
+        if previous is None or previous.counts != self.counts[site]:
             return False
-        if self.dates.get(site, former.date) != former.date:
+        if self.dates.get(site, previous.date) != previous.date:
             return False
         place = self.places.get(site)
-        return place is None or np.array_equal(place, np.array(former.place), equal_nan=True)
+        return place is None or np.array_equal(place, np.array(previous.place), equal_nan=True)
 
 
-def _check_ids(cells: Cells, column: str, ids: Texts) -> None:
-    """Check that each row with a result has an id, and no two rows the same one."""
-    empty = first(ids == "")
-    if empty is not None:
-        raise cells.fault(empty, column, "the id is missing. Which site is it?")
-    again = first(pd.Series(ids).duplicated().to_numpy())
-    if again is None:
-        return
-    earlier = first(ids == ids[again]) or 0
-    rows = [cells.table.index[row] for row in (earlier, again)]
-    raise UsageError(
-        f"{cells.source}: rows {rows[0]} and {rows[1]} both have the id {ids[again]!r}. Keep one "
-        "row for each site: add the numbers up if both surveys count."
-    )
-
-
-def _restored(
+def _read_ids(
     cells: Cells,
-    ids: Texts,
+    column: str,
     positions: Array,
     sites: SurveySites,
     known: Mapping[str, SiteResult],
 ) -> tuple[Texts, list[str]]:
-    """Give ids that went through a spreadsheet the leading zeros back that they have in the list.
+    """Read ids, with the leading zeros that they have in the list and lost in a spreadsheet.
 
-    An id that could be two sites' is that of the one at the row's position.
+    Of two sites that an id could be, it is the one at the row's position.
 
     Returns:
         The ids, ``n``, and a remark if some were changed.
 
     Raises:
-        UsageError: An id could be two sites', and its row has no position that decides.
+        UsageError: An id is missing or there twice, or could be two sites' and its row has no
+            position that decides.
     """
+    ids = cells.texts(column)
     listed = [*sites.ids, *(site for site in known if sites.positions([site])[0] < 0)]
     like = as_listed(ids, listed)
     keeps_zeros = any(re.match("0[0-9]", site) for site in ids)
@@ -316,6 +233,17 @@ def _restored(
         restored[row] = others[0]
         if others[0] != site:
             changed.append(f"{site!r} is {others[0]!r}")
+    empty = first(restored == "")
+    if empty is not None:
+        raise cells.fault(empty, column, "the id is missing. Which site is it?")
+    again = first(pd.Series(restored).duplicated().to_numpy())
+    if again is not None:
+        earlier = first(restored == restored[again]) or 0
+        rows = [cells.table.index[row] for row in (earlier, again)]
+        raise UsageError(
+            f"{cells.source}: rows {rows[0]} and {rows[1]} both have the id {restored[again]!r}. "
+            "Keep one row for each site: add the numbers up if both surveys count."
+        )
     if not changed:
         return restored, []
     more = f", and {len(changed) - 5:,} more" if len(changed) > 5 else ""
@@ -334,29 +262,8 @@ def _at(position: Array, others: Sequence[str], sites: SurveySites) -> list[str]
     return [
         site
         for site, place in zip(others, sites.positions(others), strict=True)
-        if place >= 0 and float((in_space(sites.X[place : place + 1, :2]) - there).norm()) <= HERE
+        if place >= 0 and float((in_space(sites.X[place : place + 1, :2]) - there).norm()) <= _HERE
     ]
-
-
-def _not_used(
-    names: Sequence[str],
-    used: Collection[str],
-    settings: SurveySettings,
-    sites: SurveySites,
-    source: str,
-) -> list[str]:
-    """Say which columns of a table of results were not used, but for those of the list and form."""
-    free = settings.unclaimed(names)
-    counted = {
-        column
-        for role in ("examined", "positive")
-        for given in [getattr(settings, role)]
-        for column in [find_column(free, role, given if given in names else None, source)]
-    }
-    expected = {*used, *counted, *FORM, *sites.names, *settings.covariates}
-    expected |= {listed_as(name) for name in sites.names}
-    strange = [name for name in names if name not in expected]
-    return [f"Columns not used: {', '.join(map(repr, strange))}."] if strange else []
 
 
 def _read_places(
@@ -371,20 +278,48 @@ def _read_places(
     """Read positions and covariates of the sites that are not in the list.
 
     Returns:
-        Those by id; and warnings about them, and about listed sites that are told to lie elsewhere.
+        Positions and covariates by id; and warnings about these sites, and about listed sites whose
+        position is another one than in the list.
     """
     listed = sites.positions(ids.tolist())
     gaps: Mask = np.asarray(np.isnan(places).any(axis=1))
     strange = first(np.array([site not in known for site in ids], dtype=bool) & (listed < 0) & gaps)
     if strange is not None:
-        raise _unknown_site(cells, sites, str(ids[strange]), strange)
-    warnings = moved_sites(cells, places, sites, listed)
+        like = meant(str(ids[strange]), sites.ids.tolist())
+        hint = "" if like is None else f" Is it {like!r}?"
+        raise cells.fault(
+            strange,
+            cells.id_column,
+            f"there is no site {str(ids[strange])!r} in the list.{hint} A site outside the list "
+            f"needs its {', '.join(sites.coordinates.names)} and covariates in this table.",
+        )
+    in_space = sites.coordinates.in_space
+    at = np.flatnonzero((listed >= 0) & ~gaps)
+    apart = in_space(torch.from_numpy(places[at])) - in_space(sites.X[listed[at], :2])
+    warnings = [
+        f"{cells.row(row)} lies {distance:,.0f} km from where the list has this site: is the id "
+        "right? The list's position is used."
+        for row, distance in zip(at.tolist(), apart.norm(dim=-1).tolist(), strict=True)
+        if distance > _MOVED
+    ]
     rows = np.flatnonzero((listed < 0) & ~gaps).tolist()
     if columns is None or not rows:
         return {}, warnings
     others = cells.rows(rows)
     if bool((listed >= 0).any()):  # else the table has ids of its own, of other sites
-        _check_not_listed(others, places[rows], [ids[row] in known for row in rows], sites)
+        # An id of the list may have been changed on the way, as by a spreadsheet that made a date
+        # of it: no other row may be at the position of a site of the list.
+        tree = cKDTree(in_space(sites.X[:, :2]).numpy())
+        distances, nearest = tree.query(in_space(torch.from_numpy(places[rows])).numpy())
+        strangers = np.array([ids[row] not in known for row in rows], dtype=bool)
+        same = first((distances <= _HERE) & strangers)
+        if same is not None:
+            raise others.fault(
+                same,
+                others.id_column,
+                f"this site is not in the list, but is where {sites.ids[nearest[same]]!r} of the "
+                "list is. If it is that site, give its id; else correct the position.",
+            )
     missing = [name for name in settings.covariates if name not in cells.names]
     if missing:
         raise UsageError(
@@ -393,56 +328,49 @@ def _read_places(
         )
     warnings += check_places(others, places[rows], columns, settings.coordinates)
     read = read_inputs(others, columns, settings)
-    warnings += far_sites(others, read, sites) + odd_covariates(read, sites)
+    warnings += _odd_new_sites(others, read, sites)
     return dict(zip(ids[rows].tolist(), read, strict=True)), warnings
 
 
-def _unknown_site(cells: Cells, sites: SurveySites, site: str, row: int) -> UsageError:
-    """Say that a site is not in the list, and which id may be meant."""
-    like = meant(site, sites.ids.tolist())
-    hint = "" if like is None else f" Is it {like!r}?"
-    return cells.fault(
-        row,
-        cells.id_column,
-        f"there is no site {site!r} in the list.{hint} A site outside the list needs its "
-        f"{', '.join(sites.coordinates.names)} and covariates in this table.",
-    )
+def _odd_new_sites(cells: Cells, read: Array, sites: SurveySites) -> list[str]:
+    """Remark on new sites far from the list's, and on covariates that may be in another unit.
 
-
-def _check_not_listed(
-    cells: Cells, places: Array, known: Sequence[bool], sites: SurveySites
-) -> None:
-    """Check that no row of another id than the list's is at the position of a site of the list.
-
-    Among rows with ids of the list its id was changed on the way, as by a spreadsheet that made a
-    date of it.
+    Args:
+        cells: The table of new sites.
+        read: Positions and covariates, NaN where missing, ``n x d``.
+        sites: The list.
     """
-    in_space = sites.coordinates.in_space
-    tree = cKDTree(in_space(sites.X[:, :2]).numpy())
-    distances, nearest = tree.query(in_space(torch.from_numpy(places)).numpy())
-    row = first((distances <= HERE) & ~np.array(known, dtype=bool))
-    if row is not None:
-        site = sites.ids[nearest[row]]
-        raise cells.fault(
-            row,
-            cells.id_column,
-            f"this site is not in the list, but is where {site!r} of the list is. If it is that "
-            "site, give its id; else correct the position.",
+    remarks = []
+    in_space, (first_name, second_name) = sites.coordinates.in_space, sites.coordinates.names
+    listed = in_space(sites.X[:, :2])
+    middle = listed.mean(0)
+    reach = (listed - middle).norm(dim=-1).max()
+    apart = (in_space(torch.from_numpy(read[:, :2])) - middle).norm(dim=-1)
+    far = first((apart > 1.5 * reach + 10.0).numpy())
+    if far is not None:
+        remarks.append(
+            f"{cells.row(far)} lies {float(apart[far]):,.0f} km from the middle of the list: is "
+            f"its position right, and {first_name} not taken for {second_name}?"
         )
+    for column, name in enumerate(sites.covariates, start=2):
+        values, known = read[:, column], sites.X[:, column].numpy()
+        values = values[~np.isnan(values)]
+        if not values.size:
+            continue
+        low, high = known.min(), known.max()
+        margin = 0.5 * (high - low)
+        typical, usual = np.median(values), np.median(known)
+        is_inside = low <= typical <= high
+        is_far = not low - margin <= typical <= high + margin
+        is_scaled = usual != 0.0 and not 1.0 / _FACTOR < typical / usual < _FACTOR
+        if not is_inside and (is_far or is_scaled):
+            remarks.append(
+                f"{name}: the new sites have {_span(values)}, the list has {_span(known)}. Is it "
+                "in the same unit? Per cent and shares are easily mixed."
+            )
+    return remarks
 
 
-def _record(
-    site: str, counts: Counts, place: Array | None, day: str | None, sites: SurveySites
-) -> dict[str, Any]:
-    """Return a result as a ledger keeps it."""
-    record: dict[str, Any] = {
-        "id": site, "positive": counts.positive, "examined": counts.examined
-    }  # fmt: skip
-    if day is not None:
-        record["date"] = day
-    if place is None:
-        return record
-    values = [None if np.isnan(value) else float(value) for value in place]
-    named = dict(zip(sites.covariates, values[2:], strict=True))
-    position = dict(zip(sites.coordinates.names, values[:2], strict=True))
-    return {**record, **position, "covariates": named}
+def _span(values: Array) -> str:
+    low, high = np.min(values), np.max(values)
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"

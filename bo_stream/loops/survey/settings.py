@@ -1,21 +1,31 @@
-"""Settings of a survey, and of its replay."""
+"""Settings of a survey, with the units of its positions, and of its replay."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from bo_stream.errors import UsageError, check_one_of, check_whole
-from bo_stream.loops.survey.coordinates import POSITION_UNITS, Coordinates, PositionUnits
+
+if TYPE_CHECKING:  # settings are read without torch, for the command's help
+    from botorch.models.transforms.input import InputTransform
+    from torch import Tensor
+
+    from bo_stream.mapping.kernel import Units
+
+
+PositionUnits = Literal["degrees", "km", "m"]
+
+_POSITION_UNITS: tuple[PositionUnits, ...] = ("degrees", "km", "m")
 
 Goal = Literal["exceedance", "map"]
 CriterionName = Literal["entropy", "misclassification", "targeted", "variance"]
 
-GOALS: tuple[Goal, ...] = ("exceedance", "map")
+_GOALS: tuple[Goal, ...] = ("exceedance", "map")
 CRITERIA: tuple[CriterionName, ...] = ("entropy", "misclassification", "targeted", "variance")
-USUAL: dict[Goal, CriterionName] = {"exceedance": "misclassification", "map": "variance"}
+_USUAL: dict[Goal, CriterionName] = {"exceedance": "misclassification", "map": "variance"}
 """Criterion of each goal, unless another is chosen."""
 
 USUAL_TRIALS = 100
@@ -89,19 +99,50 @@ class SurveySettings:
     cost_per_km: float = 0.0
 
     def __post_init__(self) -> None:
-        check_one_of("goal", self.goal, GOALS)
-        check_one_of("units", self.units, POSITION_UNITS)
+        check_one_of("goal", self.goal, _GOALS)
+        check_one_of("units", self.units, _POSITION_UNITS)
         if self.criterion is not None:
             check_one_of("criterion", self.criterion, CRITERIA)
-        _check_threshold(self.threshold, self.chosen_criterion)
-        self._check_loss()
+        if self.threshold is None and self.chosen_criterion != "variance":
+            raise UsageError(
+                "Expected a threshold, the prevalence that a decision hangs on, such as 0.1. "
+                "Or choose the goal map."
+            )
+        if self.threshold is not None and not 0.0 < self.threshold < 1.0:
+            text = f"Expected threshold to be a prevalence between 0 and 1, got {self.threshold:g}."
+            if 1.0 <= self.threshold < 100.0:
+                text += (
+                    f" Do you mean {self.threshold:g} %? Then say {self.threshold:g}% or "
+                    f"{self.threshold / 100:g}."
+                )
+            raise UsageError(text)
+        if self.loss is not None:
+            if not all(self.loss.partition(":")):
+                raise UsageError(f"Expected loss as package.module:function, got {self.loss!r}.")
+            if self.criterion is not None:
+                raise UsageError("A loss takes the place of a criterion: give one of them.")
+            if self.threshold is None:
+                raise UsageError(
+                    "A loss is a function of the probability of exceeding a threshold: give "
+                    "threshold, too."
+                )
         if not 0.5 <= self.certainty < 1.0:
             raise UsageError(
                 f"Expected certainty to be a probability from 0.5, below 1, got {self.certainty:g}."
             )
         if not 0.0 < self.miss_cost < math.inf:
             raise UsageError(f"Expected miss_cost above 0 and finite, got {self.miss_cost:g}.")
-        _check_stopping(self.stop_when, self.threshold)
+        if self.stop_when is not None:
+            if self.threshold is None:
+                raise UsageError(
+                    "A stopping rule is about calls above and below a threshold: give threshold, "
+                    "too."
+                )
+            if not 0.0 < self.stop_when < 0.5:
+                raise UsageError(
+                    "Expected stop_when to be a share of wrong calls above 0, below 0.5, such as "
+                    f"0.05 (or 5%), got {self.stop_when:g}."
+                )
         if self.trials is not None:
             check_whole("trials", self.trials, 1)
         self._check_columns()
@@ -110,7 +151,7 @@ class SurveySettings:
     @property
     def chosen_criterion(self) -> CriterionName:
         """Criterion that is used."""
-        return self.criterion or USUAL[self.goal]
+        return self.criterion or _USUAL[self.goal]
 
     @property
     def coordinates(self) -> Coordinates:
@@ -134,19 +175,6 @@ class SurveySettings:
         """
         claimed = {*self.covariates, self.cost, self.stratum, self.reachable}
         return [name for name in names if name not in claimed]
-
-    def _check_loss(self) -> None:
-        if self.loss is None:
-            return
-        if not all(self.loss.partition(":")):
-            raise UsageError(f"Expected loss as package.module:function, got {self.loss!r}.")
-        if self.criterion is not None:
-            raise UsageError("A loss takes the place of a criterion: give one of them.")
-        if self.threshold is None:
-            raise UsageError(
-                "A loss is a function of the probability of exceeding a threshold: give threshold, "
-                "too."
-            )
 
     def _check_columns(self) -> None:
         object.__setattr__(self, "covariates", tuple(self.covariates))
@@ -181,55 +209,110 @@ class SurveySettings:
         for name, most in self.quotas.items():
             check_whole(f"quota of stratum {name!r}", most, 0)
         object.__setattr__(self, "quotas", {str(k): v for k, v in self.quotas.items()})
-        if self.base is not None:
-            _check_base(self.base, self.coordinates)
-            object.__setattr__(self, "base", tuple(self.base))
-        elif self.cost_per_km:
-            raise UsageError("Cost per km is of travel from a base: give base, too.")
-
-
-def _check_threshold(threshold: float | None, criterion: CriterionName) -> None:
-    if threshold is None:
-        if criterion != "variance":
+        if self.base is None:
+            if self.cost_per_km:
+                raise UsageError("Cost per km is of travel from a base: give base, too.")
+            return
+        x, y = self.base
+        if not (math.isfinite(x) and math.isfinite(y)):
+            raise UsageError(f"Expected base to be two finite numbers, got {x} and {y}.")
+        if self.coordinates.are_degrees and not (-180.0 <= x <= 360.0 and abs(y) <= 90.0):
             raise UsageError(
-                "Expected a threshold, the prevalence that a decision hangs on, such as 0.1. "
-                "Or choose the goal map."
+                "Expected base to be longitude (-180 to 360) and latitude (-90 to 90) in degrees, "
+                f"got {x:g} and {y:g}. Of a map projection: give units km or m."
             )
-        return
-    if not 0.0 < threshold < 1.0:
-        advice = ""
-        if 1.0 <= threshold < 100.0:
-            advice = (
-                f" Do you mean {threshold:g} %? Then say {threshold:g}% or {threshold / 100:g}."
-            )
-        raise UsageError(
-            f"Expected threshold to be a prevalence between 0 and 1, got {threshold:g}.{advice}"
-        )
+        object.__setattr__(self, "base", (x, y))
 
 
-def _check_stopping(stop_when: float | None, threshold: float | None) -> None:
-    if stop_when is None:
-        return
-    if threshold is None:
-        raise UsageError(
-            "A stopping rule is about calls above and below a threshold: give threshold, too."
-        )
-    if not 0.0 < stop_when < 0.5:
-        raise UsageError(
-            "Expected stop_when to be a share of wrong calls above 0, below 0.5, such as 0.05 (or "
-            f"5%), got {stop_when:g}."
-        )
+# --- units and names of positions -----------------------------------------------------------------
 
 
-def _check_base(base: tuple[float, float], coordinates: Coordinates) -> None:
-    if not all(math.isfinite(value) for value in base):
-        raise UsageError(f"Expected base to be two finite numbers, got {base[0]} and {base[1]}.")
-    longitude, latitude = base
-    if coordinates.are_degrees and not (-180.0 <= longitude <= 360.0 and abs(latitude) <= 90.0):
-        raise UsageError(
-            "Expected base to be longitude (-180 to 360) and latitude (-90 to 90) in degrees, got "
-            f"{longitude:g} and {latitude:g}. Of a map projection: give units km or m."
-        )
+_OF_MAPPING: dict[PositionUnits, Units] = {"degrees": "degrees", "km": "kilometres", "m": "metres"}
+_KILOMETRES: dict[PositionUnits, float] = {"km": 1.0, "m": 1e-3}
+_DIGITS: dict[PositionUnits, int] = {"degrees": 5, "km": 3, "m": 0}
+_EXAMPLES: dict[PositionUnits, str] = {
+    "degrees": "decimal degrees, such as -4.7264",
+    "km": "kilometres of a map projection, such as 412.35",
+    "m": "metres of a map projection, such as 412350",
+}
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Units and names of positions.
+
+    Attributes:
+        units: ``degrees``: longitude and latitude; ``km`` or ``m``: east and north on a map
+            projection, such as UTM.
+    """
+
+    units: PositionUnits = "degrees"
+
+    @property
+    def are_degrees(self) -> bool:
+        """Whether they are longitude and latitude."""
+        return self.units == "degrees"
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of the two columns in all tables that a survey writes."""
+        return ("longitude", "latitude") if self.are_degrees else ("east", "north")
+
+    @property
+    def mapping_units(self) -> Units:
+        """The units as ``bo_stream.mapping`` names them."""
+        return _OF_MAPPING[self.units]
+
+    @property
+    def cell(self) -> str:
+        """Number that a cell of a position is expected to be, for messages."""
+        return _EXAMPLES[self.units]
+
+    @property
+    def near(self) -> float:
+        """Some five kilometres, in these units."""
+        return 0.05 if self.are_degrees else 5.0 / _KILOMETRES[self.units]
+
+    def plane(self, sites: Tensor) -> InputTransform:
+        """Make the transform of positions to kilometres about the middle of the sites.
+
+        Args:
+            sites: ``n x d``, positions first.
+
+        Raises:
+            InputDataError: They are not in these units, or reach farther than 5,000 km from their
+                middle.
+        """
+        from bo_stream.mapping import kilometres
+
+        return kilometres(sites, units=self.mapping_units)
+
+    def in_space(self, X: Tensor) -> Tensor:
+        """Map positions, ``n x d``, to points whose distances are kilometres, ``n x 3`` or 2."""
+        from bo_stream.mapping.kernel import places
+
+        return places(X, (0, 1), self.mapping_units)
+
+    def text(self, value: float) -> str:
+        """Write a number of a position to about a metre."""
+        return f"{value:.{_DIGITS[self.units]}f}"
+
+    def label(self, value: float, column: int) -> str:
+        """Write a round number of a position at the edge of a map, as in ``35° E``.
+
+        Args:
+            value: Of the position.
+            column: 0: longitude or east; 1: latitude or north.
+        """
+        if not self.are_degrees:
+            return f"{value * _KILOMETRES[self.units]:g} km"
+        turned = (value + 180.0) % 360.0 - 180.0
+        letters = ("EW", "NS")[column]
+        letter = "" if turned == 0.0 else f" {letters[0] if turned > 0.0 else letters[1]}"
+        return f"{abs(round(turned, 6)):g}°{letter}"
+
+
+DEGREES = Coordinates()
 
 
 # --- sizes and designs of the replay of a finished survey ----------------------------------------
@@ -267,7 +350,7 @@ class ReplayPlan:
         return self.start + self.q * self.rounds
 
     def check(self, sites: int, source: str) -> None:
-        """Check that so many sites with results are enough, one at least being left at the end.
+        """Check that there are enough sites with results to leave at least one at the end.
 
         Args:
             sites: Number of sites with results.

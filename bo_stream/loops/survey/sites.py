@@ -34,15 +34,14 @@ from bo_stream.loops.survey.columns import (
     has_rate,
     look_like_counts,
 )
-from bo_stream.loops.survey.coordinates import DEGREES, Coordinates
 from bo_stream.loops.survey.places import check_places, position_columns
-from bo_stream.loops.survey.settings import SurveySettings
+from bo_stream.loops.survey.settings import DEGREES, Coordinates, SurveySettings
 from bo_stream.mapping import fill_missing
 
 _YES = ("yes", "y", "true", "t", "1")
 _NO = ("no", "n", "false", "f", "0")
 
-MISSING_CODE = -9999.0
+_MISSING_CODE = -9999.0
 """Number that stands for a missing covariate, as in rasters."""
 
 
@@ -111,19 +110,25 @@ class SurveySites:
         coordinates = settings.coordinates
         columns = position_columns(names, settings, source)
         raw = torch.from_numpy(read_inputs(cells, columns, settings))
-        odd = check_places(cells, raw[:, :2].numpy(), columns, coordinates)
-        _check_one_place(cells, raw)
-        filled, notes = _filled(cells, raw, settings)
-        strata = _strata(cells, settings)
-        earlier, remarks, counted = _earlier(cells, settings, ids)
-        date_column, dates = _earlier_dates(cells, settings, ids, earlier, remarks)
-        remarks += _without_quota(cells, settings, strata) + _alike(cells, ids, raw)
+        filled, notes = _checked_inputs(cells, raw, columns, settings)
+        strata, without_quota = _strata(cells, settings)
+        earlier, dates, remarks, counted = _earlier(cells, settings, ids)
+        named = {"id": id_column, "date": counted.pop("date", None)}
         used = dict(zip(coordinates.names, columns, strict=True)) | counted
-        used |= {} if id_column is None else {"id": id_column}
-        used |= {} if date_column is None else {"date": date_column}
-        labels = _labels(names, settings, used)
+        used |= {role: column for role, column in named.items() if column is not None}
+        # Labels are the columns that mean nothing to the survey, and the stratum.
+        known = {*used.values(), *settings.covariates, settings.cost, settings.reachable}
+        labels = tuple(name for name in names if name not in known)
+        unused = []
         if not counted:
-            remarks += _unmatched_counts(cells, labels)
+            unused = [name for name in look_like_counts(labels) if _has_counts(cells, name)]
+        notes += [*remarks, *without_quota, *_alike(cells, ids, raw)]
+        if unused:
+            notes.append(
+                f"{' and '.join(repr(name) for name in unused)} may be numbers of people, but are "
+                "not used: no result was read. If they are results, say which: --examined NAME "
+                "--positive NAME."
+            )
         return cls(
             ids,
             filled,
@@ -132,7 +137,7 @@ class SurveySites:
             strata,
             _reachable(cells, settings),
             MappingProxyType(earlier),
-            (*odd, *notes, *remarks),
+            tuple(notes),
             id_column,
             coordinates,
             labels,
@@ -147,7 +152,7 @@ class SurveySites:
         return pd.Index(self.ids, dtype=object)
 
     def positions(self, ids: Sequence[str]) -> NDArray[np.intp]:
-        """Return the places of ids in the list, -1 for one that is not in it."""
+        """Return the positions of ids in the list, -1 for one that is not in it."""
         return self.index.get_indexer(pd.Index(ids, dtype=object))
 
     @cached_property
@@ -177,26 +182,6 @@ class SurveySites:
         return fill_missing(raw, self.X, units=units) if len(raw) else raw
 
 
-def _labels(
-    names: Sequence[str], settings: SurveySettings, used: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Return the columns that mean nothing to the survey, and the stratum."""
-    known = {*used.values(), *settings.covariates, settings.cost, settings.reachable}
-    return tuple(name for name in names if name not in known)
-
-
-def _unmatched_counts(cells: Cells, names: Sequence[str]) -> list[str]:
-    """Remark on columns that may be results, where none were found."""
-    counts = [name for name in look_like_counts(names) if _has_counts(cells, name)]
-    if not counts:
-        return []
-    listed = " and ".join(repr(name) for name in counts)
-    return [
-        f"{listed} may be numbers of people, but are not used: no result was read. If they are "
-        "results, say which: --examined NAME --positive NAME."
-    ]
-
-
 def _has_counts(cells: Cells, column: str) -> bool:
     """Return whether all cells of a column that are not empty are whole numbers from 0."""
     try:
@@ -210,10 +195,10 @@ def _has_counts(cells: Cells, column: str) -> bool:
 def _alike(cells: Cells, ids: Texts, raw: Tensor) -> list[str]:
     """Remark on sites that share a position, and on ids that a spreadsheet cannot tell apart."""
     remarks, count = [], len(raw)
-    places = pd.DataFrame(raw[:, :2].numpy())
-    shared = int(places.duplicated(keep=False).sum())
+    positions = pd.DataFrame(raw[:, :2].numpy())
+    shared = int(positions.duplicated(keep=False).sum())
     if shared:
-        distinct = count - int(places.duplicated().sum())
+        distinct = count - int(positions.duplicated().sum())
         remarks.append(
             f"{shared:,} of {count:,} rows share their position with another: there are "
             f"{distinct:,} positions. If rows are people or visits of one village, add them up: "
@@ -231,26 +216,26 @@ def _alike(cells: Cells, ids: Texts, raw: Tensor) -> list[str]:
     return remarks
 
 
-def read_inputs(cells: Cells, place: Sequence[str], settings: SurveySettings) -> Array:
+def read_inputs(cells: Cells, columns: Sequence[str], settings: SurveySettings) -> Array:
     """Read positions and covariates, ``n x d``, NaN where missing.
 
     Args:
         cells: The table.
-        place: The two columns of positions.
+        columns: The two columns of positions.
         settings: Units of positions, and columns of covariates, in which -9999 stands for missing,
             too.
 
     Raises:
         UsageError: A column is not there, or a cell is no number.
     """
-    read = [cells.numbers(name, settings.coordinates.cell) for name in place]
+    read = [cells.numbers(name, settings.coordinates.cell) for name in columns]
     for name in settings.covariates:
         given_column(cells.names, name, cells.source, "--covariates")
         try:
             values = cells.numbers(name)
         except UsageError as error:
             raise UsageError(f"{error} Covariates are numbers: code groups as 0 and 1.") from error
-        read.append(np.where(values == MISSING_CODE, np.nan, values))
+        read.append(np.where(values == _MISSING_CODE, np.nan, values))
     return np.column_stack(read)
 
 
@@ -277,34 +262,41 @@ def _ids(cells: Cells, column: str | None) -> Texts:
     return ids
 
 
-def _check_one_place(cells: Cells, raw: Tensor) -> None:
-    """Check that sites at one place have the same covariates."""
+def _checked_inputs(
+    cells: Cells, raw: Tensor, columns: tuple[str, str], settings: SurveySettings
+) -> tuple[Tensor, list[str]]:
+    """Check positions and covariates, and fill missing covariates from the nearest site.
+
+    Args:
+        cells: The table.
+        raw: Of :func:`read_inputs`, ``N x d``.
+        columns: The two columns of positions.
+        settings: Names of the covariates, units of positions.
+
+    Returns:
+        Positions and covariates without missing ones, ``N x d``, and notes about odd positions and
+        about what was filled.
+
+    Raises:
+        UsageError: A position is none, a covariate has no value at all, or two sites at one
+            position have different covariates.
+    """
+    notes = check_places(cells, raw[:, :2].numpy(), columns, settings.coordinates)
     frame = pd.DataFrame(raw.numpy())
-    same_place = frame.duplicated([0, 1], keep=False).to_numpy()
-    if not same_place.any():
-        return
-    shared = frame[same_place]
-    other = ~shared.duplicated(keep=False)
-    lonely = first(other.to_numpy())
-    if lonely is None:
-        return
-    row = int(shared.index[lonely])
-    there = (frame[0] == frame.loc[row, 0]) & (frame[1] == frame.loc[row, 1])
-    partner = int(np.flatnonzero(there.to_numpy() & (np.arange(len(frame)) != row))[0])
-    place, second = sorted((row, partner))
-    raise UsageError(
-        f"{cells.source}: {cells.row(place)} and {cells.row(second)} are at the same place with "
-        "different covariates. If they are one site, keep one row, or add them up: --group; else "
-        "correct one."
-    )
-
-
-def _filled(cells: Cells, raw: Tensor, settings: SurveySettings) -> tuple[Tensor, list[str]]:
-    """Fill missing covariates from the nearest site, and say so."""
-    gaps = raw[:, 2:].isnan()
-    notes = []
-    for name, column in zip(settings.covariates, gaps.unbind(-1), strict=True):
-        count = int(column.sum())
+    shared = frame[frame.duplicated([0, 1], keep=False)]
+    differs = first(~shared.duplicated(keep=False).to_numpy())
+    if differs is not None:
+        row = int(shared.index[differs])
+        there = (frame[0] == frame.loc[row, 0]) & (frame[1] == frame.loc[row, 1])
+        partner = int(np.flatnonzero(there.to_numpy() & (np.arange(len(frame)) != row))[0])
+        upper, lower = sorted((row, partner))
+        raise UsageError(
+            f"{cells.source}: {cells.row(upper)} and {cells.row(lower)} are at the same place with "
+            "different covariates. If they are one site, keep one row, or add them up: --group; "
+            "else correct one."
+        )
+    for name, gaps in zip(settings.covariates, raw[:, 2:].isnan().unbind(-1), strict=True):
+        count = int(gaps.sum())
         if count == len(raw):
             raise UsageError(
                 f"{cells.source}, column {name!r}: every cell is empty. Leave it out of the "
@@ -332,9 +324,10 @@ def _costs(cells: Cells, settings: SurveySettings) -> Array:
     raise cells.fault(bad, column, f"expected a cost above 0, got {costs[bad]:g}.")
 
 
-def _strata(cells: Cells, settings: SurveySettings) -> Texts | None:
+def _strata(cells: Cells, settings: SurveySettings) -> tuple[Texts | None, list[str]]:
+    """Read the strata, and remark on those without a quota: their names may be misspelt."""
     if settings.stratum is None:
-        return None
+        return None, []
     names = cells.names
     column = given_column(names, settings.stratum, cells.source, "--stratum")
     labels = cells.texts(column)
@@ -347,18 +340,11 @@ def _strata(cells: Cells, settings: SurveySettings) -> Texts | None:
             f"There is a quota for stratum {unknown[0]!r}, which no site is in. The strata: "
             f"{', '.join(sorted(set(labels)))}."
         )
-    return labels
-
-
-def _without_quota(cells: Cells, settings: SurveySettings, labels: Texts | None) -> list[str]:
-    """Remark on strata that have no quota where others have one: their names may be misspelt."""
-    if labels is None or not settings.quotas:
-        return []
-    column = settings.stratum
-    return [
+    without = set(labels) - set(settings.quotas) if settings.quotas else ()
+    return labels, [
         f"{cells.row(first(labels == name) or 0)}, column {column!r}: stratum {name!r} has no "
         f"quota, so that a round may have any number of its {int((labels == name).sum()):,} sites."
-        for name in sorted(set(labels) - set(settings.quotas))
+        for name in sorted(without)
     ]
 
 
@@ -377,54 +363,40 @@ def _reachable(cells: Cells, settings: SurveySettings) -> Mask:
 
 def _earlier(
     cells: Cells, settings: SurveySettings, ids: Texts
-) -> tuple[dict[str, Counts], list[str], dict[str, str]]:
-    """Read results that came along, if there are columns of them; and remark on a lone one.
+) -> tuple[dict[str, Counts], dict[str, str], list[str], dict[str, str]]:
+    """Read results that came along and their dates, if there are columns of them.
 
     Returns:
-        Results by id, remarks, and the columns that were read, by ``examined`` and ``positive``.
+        Results by id, dates by id, remarks on a lone column and on dates that are not understood,
+        and the columns that were read, by ``examined``, ``positive`` and ``date``.
     """
     roles = ("examined", "positive")
     names = settings.unclaimed(cells.names)
-    found = {
+    columns = {
         role: find_column(names, role, getattr(settings, role), cells.source) for role in roles
     }
-    present = {role: column for role, column in found.items() if column is not None}
-    if not present:
-        return {}, [], {}
-    lone = next(iter(present))
-    said = getattr(settings, lone) is not None or found[lone] == lone or has_rate(names)
-    if len(present) == 1 and not said:
+    used = {role: column for role, column in columns.items() if column is not None}
+    if not used:
+        return {}, {}, [], {}
+    lone = next(iter(used))
+    is_meant = getattr(settings, lone) is not None or used[lone] == lone or has_rate(names)
+    if len(used) == 1 and not is_meant:
         other = roles[1 - roles.index(lone)]
-        return (
-            {},
-            [
-                f"Column {found[lone]!r} is not taken for people {lone}: there is no column "
-                f"{other!r}. If another one is, say which: --{other} NAME."
-            ],
-            {},
+        remark = (
+            f"Column {used[lone]!r} is not taken for people {lone}: there is no column "
+            f"{other!r}. If another one is, say which: --{other} NAME."
         )
+        return {}, {}, [remark], {}
     counts = read_counts(cells, settings)
-    return {str(ids[row]): count for row, count in counts.items()}, [], present
-
-
-def _earlier_dates(
-    cells: Cells,
-    settings: SurveySettings,
-    ids: Texts,
-    earlier: Mapping[str, Counts],
-    remarks: list[str],
-) -> tuple[str | None, dict[str, str]]:
-    """Read dates of results that came along; add a remark instead where they are not understood.
-
-    Returns:
-        The column, None if there is none or it is not understood; and dates by id.
-    """
-    rows = [row for row, site in enumerate(ids) if site in earlier]
+    results = {str(ids[row]): count for row, count in counts.items()}
+    rows = [row for row, site in enumerate(ids) if site in results]
     dated = cells.rows(rows)
     try:
         column = find_dates(dated, settings) if rows else None
-        dates = [] if column is None else read_dates(dated, column)
+        days = [] if column is None else read_dates(dated, column)
     except UsageError as error:
-        remarks.append(f"Dates of results are left out. {error}")
-        return None, {}
-    return column, {str(ids[row]): day for row, day in zip(rows, dates, strict=False) if day}
+        return results, {}, [f"Dates of results are left out. {error}"], used
+    if column is None:
+        return results, {}, [], used
+    dates = {str(ids[row]): day for row, day in zip(rows, days, strict=True) if day}
+    return results, dates, [], used | {"date": column}

@@ -1,10 +1,14 @@
-"""Adaptive survey of prevalence: ask for sites, tell results, in any order, for weeks."""
+"""Adaptive survey of prevalence: ask for sites, tell results, in any order, for weeks.
+
+Its folder has the sites as given, the settings, the ledger, and a model as a cache.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import pandas as pd
 import torch
@@ -13,14 +17,16 @@ from torch import Tensor
 from bo_stream.acquisition.criteria import Criterion
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.likelihoods.binomial import MOST_EXAMINED
-from bo_stream.loops.survey.calls import Stopping, calls_table, chances_of_wrong_calls
+from bo_stream.loops.run import CheckpointFormat, hold_folder
 from bo_stream.loops.survey.cells import Counts
 from bo_stream.loops.survey.choice import Choice
-from bo_stream.loops.survey.coordinates import Coordinates
-from bo_stream.loops.survey.ledger import Ledger, SurveyFacts
+from bo_stream.loops.survey.ledger import RESULTS, SurveyFacts, SurveyLedger
 from bo_stream.loops.survey.model import (
     ModelCache,
+    Stopping,
     SurveyModelSettings,
+    calls_table,
+    chances_of_wrong_calls,
     exceedances,
     predict_prevalence,
     reasons,
@@ -28,12 +34,13 @@ from bo_stream.loops.survey.model import (
 )
 from bo_stream.loops.survey.places import Whereabouts
 from bo_stream.loops.survey.results import ResultsTable, Told
-from bo_stream.loops.survey.settings import USUAL_TRIALS, SurveySettings
+from bo_stream.loops.survey.settings import USUAL_TRIALS, Coordinates, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
-from bo_stream.loops.survey.tables import TableFormat
+from bo_stream.loops.survey.tables import TableFormat, read_table
 from bo_stream.models.base import StreamingGP
+from bo_stream.storage.archive import FileFormat, atomic_write
 
-SPREAD_OUT = "first round: spread out over the map and the covariates"
+_SPREAD_OUT = "first round: spread out over the map and the covariates"
 
 
 class Survey:
@@ -42,9 +49,9 @@ class Survey:
     Sites that were asked for are pending until their result comes or they are withdrawn. Results
     may come late, in part, in any order, again if they were wrong, and from sites that nobody
     asked for. The state depends on the facts and not on their order, and so does the model, which
-    is built anew from all results when it is needed.
+    is built again from all results when it is needed.
 
-    A survey that has a folder (``bo_stream.loops.survey.folder``) writes each verb to it
+    A survey that has a folder (:func:`save_survey`) writes each verb to it
     before the verb returns, and first takes in what other processes wrote there.
 
     Attributes:
@@ -66,7 +73,7 @@ class Survey:
         settings: SurveySettings,
         source: str = "The table of sites",
         criterion: Criterion | None = None,
-        ledger: Ledger | None = None,
+        ledger: SurveyLedger | None = None,
         cache: ModelCache | None = None,
         trusted: Collection[str] | None = None,
     ) -> None:
@@ -82,8 +89,8 @@ class Survey:
                 survey cannot be saved: for a loss name it in the settings.
             ledger: Of a survey of the same sites; default: an empty one.
             cache: Keeper of the model; default: in memory.
-            trusted: Losses ``package.module:function`` that may be imported; default: that of the
-                settings, which you wrote.
+            trusted: Losses ``package.module:function`` that may be imported; default: the one
+                in the settings, which you wrote.
 
         Raises:
             UsageError: A fault of the table, named by row and column, a budget that pays for no
@@ -94,7 +101,7 @@ class Survey:
                 f"Expected trials of at most {MOST_EXAMINED:,} people, got {settings.trials:,}."
             )
         self.table, self.settings = sites, settings
-        self.ledger = Ledger() if ledger is None else ledger
+        self.ledger = SurveyLedger() if ledger is None else ledger
         self.cache = ModelCache() if cache is None else cache
         self.criterion, self._trusted = criterion, trusted
         self._sites = SurveySites.of(sites, settings, source)
@@ -123,9 +130,27 @@ class Survey:
         """
         check_whole("q", q, 1)
         with self._writing():
-            chosen, total = self._chosen(q)
-            self._facts.apply([self.ledger.append("ask", {"sites": chosen, "total": total})])
-        asked = self.pending.tail(len(chosen))
+            choice = self._choice()
+            total: float | None = None
+            if self._facts.results:
+                picks, total = choice.next(self.model, q, self.trials)
+                X = self._sites.X[[pick.index for pick in picks]]
+                predictions = predict_prevalence(self.model, X, self.settings)
+                why = reasons(predictions, self.settings.threshold)
+            else:
+                picks = choice.first(q)
+                why = [_SPREAD_OUT] * len(picks)
+            sites = [
+                {
+                    "id": str(self._sites.ids[pick.index]),
+                    "reason": reason,
+                    "gain": pick.gain,
+                    "cost": pick.cost,
+                }
+                for pick, reason in zip(picks, why, strict=True)
+            ]
+            self._facts.apply([self.ledger.append("ask", {"sites": sites, "total": total})])
+        asked = self.pending.tail(len(sites))
         return asked.reset_index(drop=True).drop(columns=["round", "asked"])
 
     def tell(self, results: pd.DataFrame, source: str = "The table of results") -> Told:
@@ -199,29 +224,6 @@ class Survey:
             self._facts.apply(new)
             yield
 
-    def _chosen(self, q: int) -> tuple[list[dict[str, str | float | None]], float | None]:
-        """Choose sites, as the ledger keeps them, and the criterion's total before them."""
-        choice = self._choice()
-        total: float | None = None
-        if self._facts.results:
-            picks, total = choice.next(self.model, q, self.trials)
-            X = self._sites.X[[pick.place for pick in picks]]
-            predictions = predict_prevalence(self.model, X, self.settings)
-            why = reasons(predictions, self.settings.threshold)
-        else:
-            picks = choice.first(q)
-            why = [SPREAD_OUT] * len(picks)
-        sites: list[dict[str, str | float | None]] = [
-            {
-                "id": str(self._sites.ids[pick.place]),
-                "reason": reason,
-                "gain": pick.gain,
-                "cost": pick.cost,
-            }
-            for pick, reason in zip(picks, why, strict=True)
-        ]
-        return sites, total
-
     def _choice(self) -> Choice:
         return Choice(self._sites, self._facts, self.settings, self.criterion, self._trusted)
 
@@ -249,7 +251,7 @@ class Survey:
 
     @property
     def results(self) -> pd.DataFrame:
-        """Results in the order of the list, then those of other sites by id.
+        """Results in the order of the list, then results of other sites by id.
 
         Columns: id, longitude, latitude, examined, positive, told (time, empty for those that came
         along with the sites), date (of the survey, in ISO 8601, empty if not told), asked (whether
@@ -290,7 +292,7 @@ class Survey:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of sites and results, whatever the order in which results came."""
+        """SHA-256 of sites and results, regardless of the order in which results came."""
         return self._facts.fingerprint
 
     @property
@@ -325,10 +327,10 @@ class Survey:
         taken = set(self._sites.columns.values())
         named = self.table.set_axis([str(name) for name in self.table.columns], axis=1)
         kept = named[[name for name in named if name not in taken]]
-        places = self._sites.positions(list(ids))
-        found = kept.iloc[places.clip(0)].astype(object)
-        found[places < 0] = ""
-        return found.reset_index(drop=True)
+        positions = self._sites.positions(list(ids))
+        rows = kept.iloc[positions.clip(0)].astype(object)
+        rows[positions < 0] = ""
+        return rows.reset_index(drop=True)
 
     @property
     def columns(self) -> dict[str, str]:
@@ -401,7 +403,7 @@ class Survey:
             X: Positions and covariates, without missing values, ``n x d``.
             Y: Positives and examined, ``n x 2``.
             former: Model of this survey from whose hyperparameters the fit starts, such as that of
-                all results; the default starts anew, and takes some three times as long.
+                all results; the default starts afresh, and takes some three times as long.
         """
         chosen = SurveyModelSettings(
             trials=self.settings.trials,
@@ -430,8 +432,8 @@ class Survey:
             UsageError: There is no result yet.
         """
         surveyed = self._facts.surveyed
-        places = self._sites.positions(surveyed)
-        outside = [site for site, place in zip(surveyed, places, strict=True) if place < 0]
+        positions = self._sites.positions(surveyed)
+        outside = [site for site, index in zip(surveyed, positions, strict=True) if index < 0]
         X = torch.cat((self._sites.X, self._facts.inputs(outside)))
         table = pd.DataFrame(X[:, :2].numpy(), columns=list(self.coordinates.names))
         table.insert(0, "id", [*self._sites.ids, *outside])
@@ -447,15 +449,15 @@ class Survey:
             predictions: Of :meth:`predictions`; None: computed here.
 
         Returns:
-            Of :func:`~bo_stream.loops.survey.calls.calls_table`; empty without a threshold.
+            Of :func:`~bo_stream.loops.survey.model.calls_table`; empty without a threshold.
 
         Raises:
             UsageError: There is no result yet.
         """
         if self.settings.threshold is None:
             return pd.DataFrame()
-        found = self.predictions() if predictions is None else predictions
-        return calls_table(found, self.labels)
+        predicted = self.predictions() if predictions is None else predictions
+        return calls_table(predicted, self.labels)
 
     def stopping(
         self, stop_when: float | None = None, predictions: pd.DataFrame | None = None
@@ -528,3 +530,97 @@ class SurveyStatus:
     positive: int
     last: str
     notes: tuple[str, ...]
+
+
+# --- the folder of a survey -----------------------------------------------------------------------
+
+
+SURVEY = CheckpointFormat("survey.json", "survey", FileFormat("bo_stream survey", 1))
+
+SITES = "sites.csv"
+_MANY_SITES = "sites.parquet"
+MANY = 50_000
+"""Number of sites from which they are stored as parquet."""
+
+
+def save_survey(folder: str | Path, survey: Survey) -> None:
+    """Begin the folder of a survey, to which each further verb is written before it returns.
+
+    It holds ``sites.csv`` (``sites.parquet`` from 50,000 sites), ``survey.json`` (settings, and the
+    format of the list, in which later tables are written),
+    ``results.jsonl`` (all that was asked, told and withdrawn; it only grows) and the last model,
+    which is built again if it is missing. It is a survey's folder once ``survey.json`` is there,
+    which is written last.
+
+    Raises:
+        UsageError: The folder holds a survey, or another process is writing to it; or the survey
+            has a criterion of your own, which a folder cannot store.
+        OSError: It cannot be written.
+    """
+    if survey.criterion is not None:
+        raise UsageError(
+            f"A folder cannot keep {type(survey.criterion).__name__}(...), which was given as an "
+            "object: later rounds would be chosen by another criterion. Name one in the settings "
+            "(criterion), or a loss of your own: loss='package.module:function'."
+        )
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_folder(folder, "Give another folder."):
+        if holds_survey(folder):
+            raise UsageError(f"{folder} holds a survey already. Give another folder.")
+        ledger = folder / RESULTS
+        if ledger.exists() and ledger.stat().st_size:
+            raise UsageError(
+                f"{folder} holds results of a survey ({RESULTS}) whose {SURVEY.name} is missing. "
+                "Restore that file from a copy, or give another folder."
+            )
+        ledger.unlink(missing_ok=True)  # an empty one of a survey just begun
+        table, many = survey.table_with_ids, len(survey.table) >= MANY
+        for name in (SITES, _MANY_SITES):
+            (folder / name).unlink(missing_ok=True)
+        with atomic_write(folder / (_MANY_SITES if many else SITES)) as file:
+            if many:
+                table.to_parquet(file, index=False)
+            else:
+                file.write(TableFormat().write(table))
+        survey.ledger.move_to(folder)
+        content = {"settings": asdict(survey.settings), "sites": survey.sites_fingerprint}
+        content["table_format"] = asdict(survey.table_format)
+        SURVEY.save(folder, content, {})
+    survey.cache.move_to(folder)
+
+
+def load_survey(folder: str | Path, trusted: Collection[str] = ()) -> Survey:
+    """Go on with the survey of a folder. Nothing is written, and nothing in it is executed.
+
+    A loss that the survey names is imported when sites are chosen, if it is trusted.
+
+    Args:
+        folder: Of the survey.
+        trusted: Losses ``package.module:function`` that the folder may name.
+
+    Raises:
+        UsageError: There is no survey, or its files are damaged or were changed.
+    """
+    folder = Path(folder)
+    with SURVEY.opened(folder) as content:
+        settings = SurveySettings(**content["settings"])
+        fingerprint = content["sites"]
+        written = TableFormat(**content.get("table_format", {}))
+    path = next((folder / name for name in (SITES, _MANY_SITES) if (folder / name).exists()), None)
+    if path is None:
+        raise UsageError(f"{folder} has no {SITES}. Restore it from a copy.")
+    ledger, cache = SurveyLedger.open(folder), ModelCache(folder)
+    table = written.given_to(read_table(path))
+    survey = Survey(table, settings, str(path), None, ledger, cache, trusted)
+    if survey.sites_fingerprint != fingerprint:
+        raise UsageError(
+            f"{path} is not the table that the survey began with. Restore it from a copy, or start "
+            "another survey with it in another folder."
+        )
+    return survey
+
+
+def holds_survey(folder: Path) -> bool:
+    """Return whether a folder is one of a survey."""
+    return (folder / SURVEY.name).exists()

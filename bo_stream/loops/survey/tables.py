@@ -19,15 +19,15 @@ import pandas as pd
 
 from bo_stream.errors import UsageError
 
-ROW = "row"
+_ROW = "row"
 """Name of the index of a table that was read: rows numbered as a spreadsheet does, from 2."""
 
 SEPARATORS = (",", ";", "\t", "|")
 
-COMPARED = 20
+_COMPARED = 20
 """Number of rows by which the separator is found."""
 
-MOST_BYTES = 1 << 30
+_MOST_BYTES = 1 << 30
 """Size of an unpacked workbook, in bytes, above which it is not read."""
 
 _ATTRIBUTE = "format"
@@ -42,7 +42,9 @@ _NUMBER = re.compile(r"-?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][+-]?\d+)?")
 _FORMULA = re.compile(r"'*(?:[\t\r]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")
 """Beginning of a text that a spreadsheet takes for a formula, behind any number of apostrophes."""
 
-_CLEAR_COMMA = r"[+-]?(?:0*,\d+|\d+,(?:\d{1,2}|\d{4,}))"
+CLEAR_COMMA = r"[+-]?(?:0*,\d+|\d+,(?:\d{1,2}|\d{4,}))"
+"""Pattern of a number with a decimal comma that cannot be a separator of thousands."""
+
 _POINT = r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?"
 _ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")
 _UNWRITABLE = re.compile(r"[\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]|_(?=x[0-9A-Fa-f]{4}_)")
@@ -99,7 +101,13 @@ class TableFormat:
         Returns:
             Content of the file, in UTF-8 with a mark where the encoding lacks a character.
         """
-        columns = [_plain(table.iloc[:, place]) for place in range(table.shape[1])]
+        columns = [  # plain values of Python, None where missing
+            [
+                None if missing else value.item() if isinstance(value, np.generic) else value
+                for value, missing in zip(column, column.isna(), strict=True)
+            ]
+            for _, column in table.items()
+        ]
         rows = [[str(name) for name in table.columns], *map(list, zip(*columns, strict=True))]
         if self.suffix == ".xlsx":
             return _workbook(rows)
@@ -120,7 +128,9 @@ class TableFormat:
             if re.fullmatch(r"-?\d*[1-9]\d*,\d{3}", text):  # which could be thousands
                 text += "0"
         else:
-            text = f"'{value}" if _is_formula(str(value)) else str(value)
+            text = str(value)
+            if _FORMULA.match(text) and text != "-" and not _NUMBER.fullmatch(text):
+                text = f"'{text}"
         # Other separators, too, or the one of the header could be taken for them.
         marks = "" if _NUMBER.fullmatch(text) and not alone else "".join(SEPARATORS)
         if any(mark in text for mark in marks + self.separator) or re.search(
@@ -130,22 +140,42 @@ class TableFormat:
         return text
 
 
-def _plain(column: pd.Series[Any]) -> list[Any]:
-    """Return cells as plain values of Python, None where missing."""
-    return [
-        None if missing else value.item() if isinstance(value, np.generic) else value
-        for value, missing in zip(column, column.isna(), strict=True)
-    ]
+def _workbook(rows: Iterable[Sequence[Any]]) -> bytes:
+    """Write rows as the sheet of a workbook: numbers as numbers, all else as texts."""
+    from openpyxl import Workbook
+    from openpyxl.cell import WriteOnlyCell
+
+    book = Workbook(write_only=True)
+    sheet = book.create_sheet("bo-stream")
+    for row in rows:
+        cells = []
+        for value in row:
+            number = _number(value)
+            if value is None or number is not None:
+                cells.append(WriteOnlyCell(sheet, number))
+                continue
+            text = str(value)
+            text = f"'{text}" if text.startswith("'") and _FORMULA.match(text) else text
+            escaped = _UNWRITABLE.sub(lambda found: f"_x{ord(found.group()):04X}_", text)
+            cell = WriteOnlyCell(sheet, escaped)
+            cell.data_type, cell.number_format = "s", "@"  # or a text that begins with = is one
+            cells.append(cell)
+        sheet.append(cells)
+    file = BytesIO()
+    book.save(file)
+    return file.getvalue()
 
 
-def _is_formula(text: str) -> bool:
-    return bool(_FORMULA.match(text)) and text != "-" and not _NUMBER.fullmatch(text)
-
-
-def _as_text(cells: pd.Series[str]) -> pd.Series[str]:
-    """Take the apostrophe away that keeps a text from being a formula."""
-    kept = cells.str.startswith("'") & cells.str.match(_FORMULA)
-    return cells.where(~kept, cells.str[1:])
+def _number(value: Any) -> int | float | None:
+    """Return the number of a cell, of a text only if a workbook shows the number as that text."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    if not isinstance(value, str):
+        return value if abs(value) < 1e300 else None
+    if not re.fullmatch(r"-?\d{1,15}(?:\.\d+)?", value):
+        return None
+    number = float(value)
+    return number if _shown(number, "") == value else None
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -183,7 +213,12 @@ def read_table(path: str | Path) -> pd.DataFrame:
         )
     row = 1
     if suffix == ".parquet":
-        table, written = _read_parquet(path), TableFormat()
+        try:
+            table = pd.read_parquet(path)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path} cannot be read as a table: {_first_line(error)}") from error
+        table = table.set_index(pd.RangeIndex(2, len(table) + 2, name=_ROW))
+        written = TableFormat()
     else:
         whole, written = _read_workbook(path) if suffix == ".xlsx" else _read_text(path)
         row, table = int(whole.index[0]), _under_header(path, whole)
@@ -196,18 +231,13 @@ def read_table(path: str | Path) -> pd.DataFrame:
     return written.given_to(table.set_axis(names, axis=1))
 
 
-def _read_parquet(path: Path) -> pd.DataFrame:
-    try:
-        table = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read as a table: {_first_line(error)}") from error
-    return table.set_index(pd.RangeIndex(2, len(table) + 2, name=ROW))
-
-
 def _read_text(path: Path) -> tuple[pd.DataFrame, TableFormat]:
     """Read a text file, cells as texts and the header as a row, and tell how it is written."""
     text, encoding = decoded(path.read_bytes(), path)
-    blank, text = _without_blank_start(text)
+    start = _BLANK_START.match(text)
+    blank_start = start.group() if start is not None else ""
+    blank = len(_LINE_END.findall(blank_start))
+    text = text[len(blank_start) :] if text.strip() else ""
     hint = _HINT.match(text)  # of spreadsheets: sep=;
     if hint is not None:
         blank, text = blank + 1, text[hint.end() :]
@@ -226,16 +256,18 @@ def _read_text(path: Path) -> tuple[pd.DataFrame, TableFormat]:
         ).fillna("")
     except ValueError as error:
         raise UsageError(_fault(path, separator, blank, error)) from error
-    whole.index = pd.RangeIndex(1 + blank, 1 + blank + len(whole), name=ROW)
+    whole.index = pd.RangeIndex(1 + blank, 1 + blank + len(whole), name=_ROW)
+    # The decimal mark is that of numbers beyond doubt, else what goes with the separator.
+    cells = [column.iloc[1:].str.strip() for _, column in whole.items()]
+    decimal = "," if separator == ";" else "."
+    if any(bool(column.str.fullmatch(CLEAR_COMMA).any()) for column in cells):
+        decimal = ","
+    elif any(bool(column.str.fullmatch(_POINT).any()) for column in cells):
+        decimal = "."
     end = _LINE_END.search(text)
-    written = TableFormat(
-        ".tsv" if path.suffix.lower() == ".tsv" else ".csv",
-        separator,
-        _decimal(whole, separator),
-        encoding,
-        "\n" if end is None else end.group(),
-    )
-    return whole, written
+    suffix = ".tsv" if path.suffix.lower() == ".tsv" else ".csv"
+    newline = "\n" if end is None else end.group()
+    return whole, TableFormat(suffix, separator, decimal, encoding, newline)
 
 
 def _separator(text: str) -> str:
@@ -250,7 +282,7 @@ def _separator(text: str) -> str:
             file = StringIO(text, newline="")
             rows = csv.reader(file, delimiter=mark, skipinitialspace=True, strict=strict)
             try:
-                cells = [len(row) for row in islice(rows, COMPARED) if row]
+                cells = [len(row) for row in islice(rows, _COMPARED) if row]
             except csv.Error:  # a cell without end, or something behind its end
                 continue
             alike = cells[0] > 1 and len(set(cells)) == 1
@@ -260,16 +292,6 @@ def _separator(text: str) -> str:
     return max(SEPARATORS, key=cuts)
 
 
-def _decimal(whole: pd.DataFrame, separator: str) -> str:
-    """Tell the decimal mark from numbers beyond doubt, else from the separator."""
-    columns = [whole.iloc[1:, place].str.strip() for place in range(whole.shape[1])]
-    if any(bool(column.str.fullmatch(_CLEAR_COMMA).any()) for column in columns):
-        return ","
-    if any(bool(column.str.fullmatch(_POINT).any()) for column in columns):
-        return "."
-    return "," if separator == ";" else "."
-
-
 def _read_workbook(path: Path) -> tuple[pd.DataFrame, TableFormat]:
     """Read the first filled sheet of a workbook, its cells as the texts that it shows."""
     from openpyxl import load_workbook
@@ -277,10 +299,10 @@ def _read_workbook(path: Path) -> tuple[pd.DataFrame, TableFormat]:
     try:
         with zipfile.ZipFile(path) as packed:
             size = sum(part.file_size for part in packed.infolist())
-        if size > MOST_BYTES:
+        if size > _MOST_BYTES:
             raise UsageError(
                 f"{path} is {size / 2**20:,.0f} MiB unpacked, expected at most "
-                f"{MOST_BYTES / 2**20:,.0f} MiB. Save the sheet as CSV."
+                f"{_MOST_BYTES / 2**20:,.0f} MiB. Save the sheet as CSV."
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of parts of a workbook that are no cells
@@ -307,7 +329,7 @@ def _read_workbook(path: Path) -> tuple[pd.DataFrame, TableFormat]:
     start = next(number for number, row in enumerate(rows) if any(row))
     width = max(len(row) for row in rows)
     padded = [row + [""] * (width - len(row)) for row in rows[start:]]
-    index = pd.RangeIndex(1 + start, 1 + start + len(padded), name=ROW)
+    index = pd.RangeIndex(1 + start, 1 + start + len(padded), name=_ROW)
     return pd.DataFrame(padded, index=index, dtype=object).astype(str), TableFormat(".xlsx")
 
 
@@ -341,32 +363,30 @@ def _shown(value: Any, number_format: str | None) -> str:
 
 
 def _under_header(path: Path, whole: pd.DataFrame) -> pd.DataFrame:
-    """Take the first row of a table as the names of its columns, and drop empty rows."""
+    """Take the first row of a table as the names of its columns, and drop empty rows.
+
+    Raises:
+        UsageError: A column without a name is not empty.
+    """
     header = int(whole.index[0])
     names = [" ".join(str(name).replace("\ufeff", "").split()) for name in whole.iloc[0]]
     names = [name[1:] if name.startswith("'") and _FORMULA.match(name) else name for name in names]
     table = whole.iloc[1:]
-    table = table[(table != "").any(axis=1)].apply(_as_text) if len(table) else table
-    _check_nameless(path, table, names, header)
-    return table.set_axis(names, axis=1).loc[:, [name != "" for name in names]]
-
-
-def _without_blank_start(text: str) -> tuple[int, str]:
-    """Count the empty lines that a text begins with, and drop them."""
-    start = _BLANK_START.match(text)
-    blank = start.group() if start is not None else ""
-    return len(_LINE_END.findall(blank)), "" if not text.strip() else text[len(blank) :]
-
-
-def _check_nameless(path: Path, table: pd.DataFrame, names: Sequence[str], header: int) -> None:
-    """Check that columns without a name are empty."""
-    for place in (place for place, name in enumerate(names) if not name):
-        filled = table.index[table.iloc[:, place] != ""]
+    if len(table):
+        table = table[(table != "").any(axis=1)].apply(
+            # The apostrophe keeps a text from being a formula.
+            lambda cells: cells.mask(
+                cells.str.startswith("'") & cells.str.match(_FORMULA), cells.str[1:]
+            )
+        )
+    for position in (position for position, name in enumerate(names) if not name):
+        filled = table.index[table.iloc[:, position] != ""]
         if len(filled):
             raise UsageError(
-                f"{path}, row {filled[0]}: a cell in column {place + 1}, which has no name in row "
-                f"{header}. Name the column, or empty it."
+                f"{path}, row {filled[0]}: a cell in column {position + 1}, which has no name in "
+                f"row {header}. Name the column, or empty it."
             )
+    return table.set_axis(names, axis=1).loc[:, [name != "" for name in names]]
 
 
 def decoded(content: bytes, path: Path) -> tuple[str, str]:
@@ -418,47 +438,3 @@ def _fault(path: Path, separator: str, blank: int, error: Exception) -> str:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else repr(error)
-
-
-# --- writing of workbooks -----------------------------------------------------------------------
-
-
-def _workbook(rows: Iterable[Sequence[Any]]) -> bytes:
-    """Write rows as the sheet of a workbook: numbers as numbers, all else as texts."""
-    from openpyxl import Workbook
-    from openpyxl.cell import WriteOnlyCell
-
-    book = Workbook(write_only=True)
-    sheet = book.create_sheet("bo-stream")
-    for row in rows:
-        cells = []
-        for value in row:
-            number = _number(value)
-            if value is None or number is not None:
-                cells.append(WriteOnlyCell(sheet, number))
-                continue
-            text = str(value)
-            text = f"'{text}" if text.startswith("'") and _FORMULA.match(text) else text
-            cell = WriteOnlyCell(sheet, _UNWRITABLE.sub(_escaped, text))
-            cell.data_type, cell.number_format = "s", "@"  # or a text that begins with = is one
-            cells.append(cell)
-        sheet.append(cells)
-    file = BytesIO()
-    book.save(file)
-    return file.getvalue()
-
-
-def _number(value: Any) -> int | float | None:
-    """Return the number of a cell, of a text only if a workbook shows the number as that text."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
-    if not isinstance(value, str):
-        return value if abs(value) < 1e300 else None
-    if not re.fullmatch(r"-?\d{1,15}(?:\.\d+)?", value):
-        return None
-    number = float(value)
-    return number if _shown(number, "") == value else None
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return f"_x{ord(found.group()):04X}_"

@@ -9,8 +9,8 @@ import pandas as pd
 from scipy.special import expit, logit
 from scipy.stats import binom, norm
 
-from bo_stream.loops.survey.calls import calls_table
 from bo_stream.loops.survey.findings import SurveyFindings
+from bo_stream.loops.survey.model import calls_table
 
 
 def findings(n: int = 60, surveyed: int = 20, q: int = 3, **changes: Any) -> SurveyFindings:

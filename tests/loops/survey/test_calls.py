@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from bo_stream.loops.survey import Survey, SurveySettings
-from bo_stream.loops.survey.calls import calls_table
+from bo_stream.loops.survey.model import calls_table
 from tests.loops.survey.surveys import findings
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 

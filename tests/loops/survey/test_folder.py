@@ -14,12 +14,11 @@ import torch
 from bo_stream.acquisition import ExpectedLoss
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import hold_folder
-from bo_stream.loops.survey import folder as folders
+from bo_stream.loops.survey import survey as folders
 from bo_stream.loops.survey.findings import in_words
-from bo_stream.loops.survey.folder import load_survey, save_survey
 from bo_stream.loops.survey.ledger import RESULTS
 from bo_stream.loops.survey.model import MODEL
-from bo_stream.loops.survey.survey import Survey
+from bo_stream.loops.survey.survey import Survey, load_survey, save_survey
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 
 FULL = replace(

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bo_stream.loops.survey.folder import load_survey, save_survey
-from bo_stream.loops.survey.survey import Survey
+from bo_stream.loops.survey.survey import Survey, load_survey, save_survey
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 
 pytestmark = pytest.mark.integration
@@ -19,7 +18,7 @@ SITES = [f"V{row:03d}" for row in range(40)]
 TELL = """
 import sys
 from pathlib import Path
-from bo_stream.loops.survey.folder import load_survey
+from bo_stream.loops.survey.survey import load_survey
 from tests.loops.survey.villages import results_of
 
 survey = load_survey(Path(sys.argv[1]))
@@ -31,7 +30,7 @@ for number in range(10**6):
 DIE = """
 import os, signal, sys
 from pathlib import Path
-from bo_stream.loops.survey.folder import save_survey
+from bo_stream.loops.survey.survey import save_survey
 from tests.loops.survey.test_killed import begin
 from tests.loops.survey.villages import results_of
 

@@ -13,29 +13,29 @@ import pytest
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import hold_folder
-from bo_stream.loops.survey.ledger import RESULTS, TORN, Ledger
+from bo_stream.loops.survey.ledger import RESULTS, TORN, SurveyLedger
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    started = Ledger()
+def ledger(tmp_path: Path) -> SurveyLedger:
+    started = SurveyLedger()
     add(started, 1)
     started.move_to(tmp_path)
     add(started, 2)
     return started
 
 
-def add(ledger: Ledger, number: int) -> None:
+def add(ledger: SurveyLedger, number: int) -> None:
     with ledger.writing():
         ledger.append("tell", {"results": [{"id": f"V{number}", "rain": 0.1 * number}]})
 
 
-def told(ledger: Ledger) -> list[str]:
+def told(ledger: SurveyLedger) -> list[str]:
     return [event.values["results"][0]["id"] for event in ledger.events]
 
 
-def test_what_was_written_is_read(ledger: Ledger, tmp_path: Path) -> None:
-    assert Ledger.open(tmp_path).events == ledger.events
+def test_what_was_written_is_read(ledger: SurveyLedger, tmp_path: Path) -> None:
+    assert SurveyLedger.open(tmp_path).events == ledger.events
     lines = (tmp_path / RESULTS).read_text().splitlines()
     content = [json.loads(line) for line in lines]
     assert [each["sequence"] for each in content] == [1, 2]
@@ -44,46 +44,48 @@ def test_what_was_written_is_read(ledger: Ledger, tmp_path: Path) -> None:
     assert content[1]["time"].endswith("Z")
 
 
-def test_lines_are_only_added(ledger: Ledger, tmp_path: Path) -> None:
+def test_lines_are_only_added(ledger: SurveyLedger, tmp_path: Path) -> None:
     before = (tmp_path / RESULTS).read_bytes()
     add(ledger, 3)
     assert (tmp_path / RESULTS).read_bytes().startswith(before)
 
 
 def test_two_that_have_the_ledger_open_take_in_what_the_other_writes(
-    ledger: Ledger, tmp_path: Path
+    ledger: SurveyLedger, tmp_path: Path
 ) -> None:
-    other = Ledger.open(tmp_path)
+    other = SurveyLedger.open(tmp_path)
     add(other, 3)
     add(ledger, 4)
     with other.writing() as new:
         assert [event.sequence for event in new] == [4]
-    assert told(ledger) == told(other) == told(Ledger.open(tmp_path)) == ["V1", "V2", "V3", "V4"]
+    assert (
+        told(ledger) == told(other) == told(SurveyLedger.open(tmp_path)) == ["V1", "V2", "V3", "V4"]
+    )
 
 
-def test_who_writes_while_another_does_is_told(ledger: Ledger, tmp_path: Path) -> None:
+def test_who_writes_while_another_does_is_told(ledger: SurveyLedger, tmp_path: Path) -> None:
     with hold_folder(tmp_path), pytest.raises(UsageError, match="is in use by"):
         add(ledger, 3)
-    assert told(Ledger.open(tmp_path)) == ["V1", "V2"]
+    assert told(SurveyLedger.open(tmp_path)) == ["V1", "V2"]
 
 
 @pytest.mark.parametrize("cut", [1, 20, "all but one"])
 def test_a_last_line_that_was_cut_short_is_said_and_set_aside(
-    ledger: Ledger, tmp_path: Path, cut: int | str
+    ledger: SurveyLedger, tmp_path: Path, cut: int | str
 ) -> None:
     add(ledger, 3)
     whole = (tmp_path / RESULTS).read_bytes()
     last = len(whole.splitlines(keepends=True)[-1])
     keep = len(whole) - (last - 1 if cut == "all but one" else int(cut))
     (tmp_path / RESULTS).write_bytes(whole[:keep])
-    opened = Ledger.open(tmp_path)
+    opened = SurveyLedger.open(tmp_path)
     assert told(opened) == ["V1", "V2"]
     (note,) = opened.notes
     assert "was cut short" in note
     assert (tmp_path / RESULTS).read_bytes() == whole[:keep]  # opening changes nothing
     add(opened, 4)
     assert opened.notes == ()
-    assert told(Ledger.open(tmp_path)) == ["V1", "V2", "V4"]
+    assert told(SurveyLedger.open(tmp_path)) == ["V1", "V2", "V4"]
     assert (tmp_path / TORN).read_bytes().rstrip(b"\n") == whole[-last:][: keep - len(whole) + last]
 
 
@@ -99,15 +101,15 @@ def test_a_last_line_that_was_cut_short_is_said_and_set_aside(
         lambda lines: [b'{"verb": "tell"}\n', lines[1]],
     ],
 )
-def test_a_damaged_line_is_named(ledger: Ledger, tmp_path: Path, damage: object) -> None:
+def test_a_damaged_line_is_named(ledger: SurveyLedger, tmp_path: Path, damage: object) -> None:
     path = tmp_path / RESULTS
     lines = damage(path.read_bytes().splitlines(keepends=True))  # type: ignore[operator]
     path.write_bytes(b"".join(lines))
     with pytest.raises(UsageError, match=r"results\.jsonl, line \d, is damaged .*from a copy"):
-        Ledger.open(tmp_path)
+        SurveyLedger.open(tmp_path)
 
 
-def test_a_ledger_that_was_shortened_or_removed(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_ledger_that_was_shortened_or_removed(ledger: SurveyLedger, tmp_path: Path) -> None:
     path = tmp_path / RESULTS
     whole = path.read_bytes()
     path.write_bytes(whole.splitlines(keepends=True)[0])
@@ -117,11 +119,11 @@ def test_a_ledger_that_was_shortened_or_removed(ledger: Ledger, tmp_path: Path) 
     with pytest.raises(UsageError, match=r"has no results\.jsonl, which holds all results"):
         add(ledger, 3)
     with pytest.raises(UsageError, match=r"has no results\.jsonl"):
-        Ledger.open(tmp_path)
+        SurveyLedger.open(tmp_path)
 
 
 def test_a_full_disk_leaves_the_ledger_as_it_was(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ledger: SurveyLedger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -134,7 +136,7 @@ def test_a_full_disk_leaves_the_ledger_as_it_was(
     assert (tmp_path / RESULTS).read_bytes() == before
     assert told(ledger) == ["V1", "V2"]
     add(ledger, 3)
-    assert told(Ledger.open(tmp_path)) == ["V1", "V2", "V3"]
+    assert told(SurveyLedger.open(tmp_path)) == ["V1", "V2", "V3"]
 
 
 class NearlyFull(io.FileIO):
@@ -152,7 +154,7 @@ class NearlyFull(io.FileIO):
 
 
 def test_of_a_line_that_is_written_in_part_nothing_stays(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ledger: SurveyLedger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk with room for some bytes more, which is freed before the file is closed."""
     before = (tmp_path / RESULTS).read_bytes()
@@ -168,7 +170,7 @@ def test_of_a_line_that_is_written_in_part_nothing_stays(
             ledger.append("tell", {"results": [{"id": "V3"}]})
     assert (tmp_path / RESULTS).read_bytes() == before
     add(ledger, 3)
-    assert told(Ledger.open(tmp_path)) == ["V1", "V2", "V3"]
+    assert told(SurveyLedger.open(tmp_path)) == ["V1", "V2", "V3"]
     assert not (tmp_path / TORN).exists()
 
 
@@ -178,7 +180,7 @@ def test_a_ledger_that_cannot_be_begun_leaves_no_file(
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    started = Ledger()
+    started = SurveyLedger()
     add(started, 1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
@@ -186,10 +188,10 @@ def test_a_ledger_that_cannot_be_begun_leaves_no_file(
             started.move_to(tmp_path)
     assert [*tmp_path.iterdir()] == []
     started.move_to(tmp_path)
-    assert told(Ledger.open(tmp_path)) == ["V1"]
+    assert told(SurveyLedger.open(tmp_path)) == ["V1"]
 
 
-def test_a_folder_that_has_a_ledger_is_not_taken(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_folder_that_has_a_ledger_is_not_taken(ledger: SurveyLedger, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds a survey already"):
-        Ledger().move_to(tmp_path)
-    assert told(Ledger.open(tmp_path)) == ["V1", "V2"]
+        SurveyLedger().move_to(tmp_path)
+    assert told(SurveyLedger.open(tmp_path)) == ["V1", "V2"]

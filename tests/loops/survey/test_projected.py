@@ -14,15 +14,13 @@ import torch
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import Cells
-from bo_stream.loops.survey.coordinates import Coordinates
 from bo_stream.loops.survey.findings import in_words
-from bo_stream.loops.survey.folder import load_survey, save_survey
 from bo_stream.loops.survey.maps import draw_values
 from bo_stream.loops.survey.next_files import next_files
 from bo_stream.loops.survey.places import check_places
-from bo_stream.loops.survey.settings import SurveySettings
+from bo_stream.loops.survey.settings import Coordinates, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
-from bo_stream.loops.survey.survey import Survey
+from bo_stream.loops.survey.survey import Survey, load_survey, save_survey
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 
 METRES = replace(SETTINGS, units="m", minimum_distance=3.0, base=(5e5, 9.45e6), cost_per_km=0.1)

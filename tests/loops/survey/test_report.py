@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bo_stream.loops.survey.calls import Stopping, calls_table, per_cent
 from bo_stream.loops.survey.findings import SurveyFindings, chance_in_words
+from bo_stream.loops.survey.model import Stopping, calls_table, per_cent
 from bo_stream.loops.survey.report import (
     MOST_LISTED,
     advice,

@@ -8,7 +8,7 @@ import pytest
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey import Survey, SurveySettings
-from bo_stream.loops.survey.calls import RATE, Stopping
+from bo_stream.loops.survey.model import RATE, Stopping
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 
 RULE = Stopping(target=0.05, share=0.1, results=100, pending=4, left=700)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bo_stream.loops.survey.coordinates import Coordinates
 from bo_stream.loops.survey.places import Whereabouts
+from bo_stream.loops.survey.settings import Coordinates
 
 BOXES = {
     "Malawi": (33.5, -15.0, 34.5, -11.0),
