@@ -80,8 +80,7 @@ def start(
     - `bo-stream survey start utm.csv --threshold 0.1 --x easting northing --units m --out 2026`
     """
     from bo_stream.loops.survey.choice import grouped_by_position
-    from bo_stream.loops.survey.survey import holds_survey, save_survey
-    from bo_stream.loops.survey.survey import Survey
+    from bo_stream.loops.survey.survey import Survey, holds_survey, save_survey
     from bo_stream.loops.survey.tables import read_table
 
     with _command():
@@ -138,8 +137,8 @@ def choose(
     - `bo-stream survey next 2026 -q 10`
     """
     from bo_stream.loops.results import write_files
-    from bo_stream.loops.survey.survey import load_survey
     from bo_stream.loops.survey.next_files import check_form_is_told, next_files, waypoint_files
+    from bo_stream.loops.survey.survey import load_survey
 
     with _command():
         survey = load_survey(folder, _trusted(loss))
@@ -298,8 +297,8 @@ def report(
 
     from bo_stream.loops.results import write_files
     from bo_stream.loops.survey.findings import find
-    from bo_stream.loops.survey.survey import load_survey
     from bo_stream.loops.survey.report import headline, survey_page
+    from bo_stream.loops.survey.survey import load_survey
 
     with _command():
         survey = load_survey(folder, _trusted(loss))
@@ -460,8 +459,8 @@ def say_columns(survey: Survey, truth: str | None = None) -> None:
 
 
 def _say_status(survey: Survey, folder: Path) -> None:
-    from bo_stream.loops.survey.model import per_cent
     from bo_stream.loops.survey.findings import goal_in_words
+    from bo_stream.loops.survey.model import per_cent
 
     now = survey.status()
     share = f", {per_cent(now.positive / now.examined)}" if now.examined else ""
@@ -484,8 +483,8 @@ def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
     """List the first sites of each kind of call, with their names and numbers."""
     import pandas as pd
 
-    from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, per_cent
     from bo_stream.loops.survey.findings import CALLED
+    from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, per_cent
     from bo_stream.loops.survey.next_files import shown_labels
 
     sure, line = per_cent(survey.settings.certainty), per_cent(threshold)
