@@ -55,7 +55,7 @@ TASK_ROWS = 250_000
 """Least number of rows of a task, by default."""
 
 NUMBERS_A_ROW = 2
-"""Most numbers of sums on a grid for each row of a task: with fewer rows passing them on is slow."""
+"""Most numbers of sums on a grid for each row of a task: with fewer, passing them on is slow."""
 
 MERGED_A_ROW = 20
 """Numbers of sums on a grid that are merged in the time in which a row is added, at least."""
