@@ -28,20 +28,20 @@ from rich.progress import (
 from torch import Tensor
 
 from bo_stream.bases.grid.statistics import gram_numbers
-from bo_stream.distributed.record import Record, opened_record
+from bo_stream.distributed.record import IngestRecord, opened_record
 from bo_stream.distributed.sources import (
     Array,
-    Columns,
+    ColumnNames,
     Fault,
     Format,
     Fragment,
-    Listing,
+    FragmentListing,
     listed,
     refuse,
     streamed,
 )
 from bo_stream.distributed.sums import Sums, finish, inner_memory, set_inner_memory, zero
-from bo_stream.distributed.tasks import SumTree, Task, done_by, done_here
+from bo_stream.distributed.tasks import SumTask, SumTree, done_by, done_here
 from bo_stream.errors import UsageError, check_one_of, check_whole
 from bo_stream.executors import check_picklable, check_workers, executor_of
 from bo_stream.executors.engine import Capacity
@@ -165,7 +165,7 @@ def ingest(
         >>> ingest(model, "data/*.parquet", x=["lon", "lat"], y="temperature", record="taken")
     """
     began, before = time.monotonic(), model.num_observations
-    columns = Columns.of(x, y, yvar)
+    columns = ColumnNames.of(x, y, yvar)
     _check_arguments(model, source, record, on_error, task_rows, retries)
     start = zero(model)
     listing = listed(source, columns, file_format)
@@ -266,7 +266,7 @@ def _check_arguments(
         )
 
 
-def _check_columns(columns: Columns, model: StreamingGP) -> None:
+def _check_columns(columns: ColumnNames, model: StreamingGP) -> None:
     labels = isinstance(model.outcomes, LabelOutcomes)
     outcomes = 1 if labels else model.num_outputs * model.outcomes.columns
     wanted = (("x", columns.x, model.input_dim, "input"), ("y", columns.y, outcomes, "outcome"))
@@ -302,7 +302,10 @@ def default_task_rows(numbers: int, rows: int | None = None, workers: int = 1) -
 
 
 def _task_rows(
-    start: Sums, listing: Listing | None, kept: Record | None, workers: Executor | None
+    start: Sums,
+    listing: FragmentListing | None,
+    kept: IngestRecord | None,
+    workers: Executor | None,
 ) -> int:
     """Return the rows of a task for a source, from the numbers of rows as far as known."""
     memory = inner_memory(start.model)
@@ -317,13 +320,13 @@ def _task_rows(
 
 def _tasks(
     fragments: Iterable[Fragment],
-    columns: Columns,
+    columns: ColumnNames,
     tolerant: bool,
     task_rows: int,
-    kept: Record | None,
+    kept: IngestRecord | None,
     tree: SumTree,
     tally: _Tally,
-) -> Iterator[Task]:
+) -> Iterator[SumTask]:
     """Draw tasks of consecutive fragments that have at least ``task_rows`` rows together.
 
     Fragments that an ended ingest of the record took in are only counted, and tasks whose sums the
@@ -352,13 +355,15 @@ def _tasks(
 
     for number, group in enumerate(groups()):
         if not resumed.holds(number):
-            yield Task(number, group, columns, tolerant, os.getpid(), kept is not None)
+            yield SumTask(number, group, columns, tolerant, os.getpid(), kept is not None)
 
 
 # --- inputs that are known before rows are read ---------------------------------------------------
 
 
-def _grown_over(sums: Sums, listing: Listing, columns: Columns) -> tuple[Sums, Listing]:
+def _grown_over(
+    sums: Sums, listing: FragmentListing, columns: ColumnNames
+) -> tuple[Sums, FragmentListing]:
     """Grow the grid of sums of no observations over the known boxes of all fragments.
 
     So all workers begin with the final grid, and fragments too far outside are found before any is
@@ -407,7 +412,7 @@ def bounds_of(source: Any, x: str | Sequence[str], file_format: Format | None = 
     Example:
         >>> model = WISKI(X, Y, bounds=bounds_of("data/*.parquet", ["lon", "lat"]))
     """
-    columns = Columns.of(x, None, None)
+    columns = ColumnNames.of(x, None, None)
     listing = listed(source, columns, file_format)
     refuse(() if listing is None else listing.faults)
     boxes = list[Array]()
@@ -436,7 +441,7 @@ def bounds_of(source: Any, x: str | Sequence[str], file_format: Format | None = 
 class _Bar:
     """A progress bar over bytes, or none."""
 
-    def __init__(self, wanted: bool, listing: Listing | None) -> None:
+    def __init__(self, wanted: bool, listing: FragmentListing | None) -> None:
         size = 0 if listing is None else sum(each.size for each in listing.fragments)
         console = Console(stderr=True, highlight=False)
         self._progress = Progress(

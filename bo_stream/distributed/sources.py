@@ -40,7 +40,7 @@ _WILD = "*?["
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnNames:
     """Names of the columns that hold inputs, outcomes and noise variances.
 
     Attributes:
@@ -59,7 +59,7 @@ class Columns:
         x: str | Sequence[str] | None,
         y: str | Sequence[str] | None,
         yvar: str | Sequence[str] | None,
-    ) -> Columns:
+    ) -> ColumnNames:
         """Check names as a user gives them.
 
         Raises:
@@ -121,7 +121,7 @@ def refuse(faults: Sequence[Fault]) -> None:
 
 
 @dataclass(frozen=True)
-class Listing:
+class FragmentListing:
     """The fragments of a source whose fragments are known before any is read.
 
     Attributes:
@@ -133,7 +133,9 @@ class Listing:
     faults: tuple[Fault, ...] = ()
 
 
-def listed(source: Any, columns: Columns, file_format: Format | None = None) -> Listing | None:
+def listed(
+    source: Any, columns: ColumnNames, file_format: Format | None = None
+) -> FragmentListing | None:
     """List the fragments of files, a data set or a Dask DataFrame; None for other sources.
 
     The footer of a parquet file is read, and the first block of a text file.
@@ -141,7 +143,7 @@ def listed(source: Any, columns: Columns, file_format: Format | None = None) -> 
     Args:
         source: A file, a folder, a pattern such as ``"data/*.parquet"``, several files, a data set
             of ``pyarrow.dataset``, or a Dask DataFrame.
-        columns: Columns that each fragment must have.
+        columns: ColumnNames that each fragment must have.
         file_format: Format of the files; None: by their names.
 
     Raises:
@@ -163,7 +165,7 @@ def listed(source: Any, columns: Columns, file_format: Format | None = None) -> 
                 f"The Dask DataFrame has no column {missing[0]!r}, but {sorted(names)}."
             )
         parts = enumerate(source[list(columns.all)].to_delayed())
-        return Listing(
+        return FragmentListing(
             tuple(
                 LazyFragment(f"partition {number}", 0, None, cloudpickle.dumps(part), str(part.key))
                 for number, part in parts
@@ -194,7 +196,7 @@ def listed(source: Any, columns: Columns, file_format: Format | None = None) -> 
     return _of_parts((form.make_fragment(file, disk) for file in files), root, columns)
 
 
-def streamed(source: Any, columns: Columns) -> Iterator[Fragment]:
+def streamed(source: Any, columns: ColumnNames) -> Iterator[Fragment]:
     """Draw the fragments of an iterable of batches, or of a Ray Dataset, one after another.
 
     A Dask DataFrame whose partitions are in the memory of a cluster is fetched in the same way.
@@ -233,7 +235,7 @@ def _is_of(source: object, package: str, method: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TableBatch:
     """Rows of a table as arrays in float64; missing numbers are NaN.
 
     Attributes:
@@ -254,10 +256,10 @@ class Batch:
         """Bytes."""
         return self.X.nbytes + self.Y.nbytes + (0 if self.Yvar is None else self.Yvar.nbytes)
 
-    def rows(self, start: int, stop: int) -> Batch:
+    def rows(self, start: int, stop: int) -> TableBatch:
         """Select rows."""
         Yvar = None if self.Yvar is None else self.Yvar[start:stop]
-        return Batch(self.X[start:stop], self.Y[start:stop], Yvar)
+        return TableBatch(self.X[start:stop], self.Y[start:stop], Yvar)
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,7 @@ class Fragment(ABC):
     num_rows: int | None
 
     @abstractmethod
-    def batches(self, columns: Columns) -> Iterator[Batch]:
+    def batches(self, columns: ColumnNames) -> Iterator[TableBatch]:
         """Read the rows in order, some at a time.
 
         Raises:
@@ -283,14 +285,14 @@ class Fragment(ABC):
         """
 
     @abstractmethod
-    def digest(self, columns: Columns) -> str:
+    def digest(self, columns: ColumnNames) -> str:
         """Return a digest of the content: it costs reading and hashing all of its bytes."""
 
     def stamp(self) -> object:
         """Return a value that changes when a file is written, at no cost; None without a file."""
         return None
 
-    def box(self, columns: Columns) -> Array | None:
+    def box(self, columns: ColumnNames) -> Array | None:
         """Return least and largest inputs, ``2 x d``, where they are known without reading."""
         return None
 
@@ -305,7 +307,7 @@ class FileFragment(Fragment):
 
     part: Any
 
-    def batches(self, columns: Columns) -> Iterator[Batch]:
+    def batches(self, columns: ColumnNames) -> Iterator[TableBatch]:
         """Read only the named columns; columns of a text file are parsed as numbers."""
         import pyarrow as pa
         import pyarrow.dataset as ds
@@ -326,7 +328,7 @@ class FileFragment(Fragment):
         for batch in scanner.to_batches():
             yield batch_of(batch, columns)
 
-    def digest(self, columns: Columns) -> str:
+    def digest(self, columns: ColumnNames) -> str:
         """Return a digest of all bytes that are read.
 
         For a row group these are the bytes of its columns, their types, and their entries in the
@@ -355,7 +357,7 @@ class FileFragment(Fragment):
         about = self.part.filesystem.get_file_info(self.part.path)
         return about.size, about.mtime_ns
 
-    def box(self, columns: Columns) -> Array | None:
+    def box(self, columns: ColumnNames) -> Array | None:
         """Return the least and the largest inputs from the footer of a parquet file."""
         groups = getattr(self.part, "row_groups", None)
         if not groups:
@@ -376,14 +378,14 @@ class BatchFragment(Fragment):
         batch: Its rows.
     """
 
-    batch: Batch
+    batch: TableBatch
 
-    def digest(self, columns: Columns) -> str:
+    def digest(self, columns: ColumnNames) -> str:
         """Return a digest of the rows."""
         arrays = [self.batch.X, self.batch.Y, self.batch.Yvar]
         return digest_of([None if a is None else (a.shape, a.tobytes()) for a in arrays])
 
-    def batches(self, columns: Columns) -> Iterator[Batch]:
+    def batches(self, columns: ColumnNames) -> Iterator[TableBatch]:
         """Return the rows."""
         yield self.batch
 
@@ -400,11 +402,11 @@ class LazyFragment(Fragment):
     pickled: bytes
     name: str
 
-    def digest(self, columns: Columns) -> str:
+    def digest(self, columns: ColumnNames) -> str:
         """Return a digest of how the partition is made, not of its content."""
         return digest_of(self.name)
 
-    def batches(self, columns: Columns) -> Iterator[Batch]:
+    def batches(self, columns: ColumnNames) -> Iterator[TableBatch]:
         """Compute the partition in this process."""
         table = pickle.loads(self.pickled).compute(scheduler="synchronous")
         yield batch_of(table, columns)
@@ -429,7 +431,7 @@ def _hashed(file: Any, start: int, size: int) -> str:
     return digest.hexdigest()
 
 
-def batch_of(table: Any, columns: Columns) -> Batch:
+def batch_of(table: Any, columns: ColumnNames) -> TableBatch:
     """Make a batch of a table or of arrays.
 
     Args:
@@ -440,7 +442,7 @@ def batch_of(table: Any, columns: Columns) -> Batch:
     Raises:
         UsageError: It is neither, lacks a column, or has values that are not numbers.
     """
-    if isinstance(table, Batch):
+    if isinstance(table, TableBatch):
         return table
     if isinstance(table, tuple | list):
         return _of_arrays(table)
@@ -464,10 +466,10 @@ def batch_of(table: Any, columns: Columns) -> Batch:
             values[:, i] = _numbers(table[name], name)
         arrays.append(values)
     X, Y, Yvar = arrays
-    return Batch(X, Y, Yvar if columns.yvar else None)
+    return TableBatch(X, Y, Yvar if columns.yvar else None)
 
 
-def _of_arrays(arrays: Sequence[Any]) -> Batch:
+def _of_arrays(arrays: Sequence[Any]) -> TableBatch:
     if len(arrays) not in (2, 3):
         raise UsageError(
             f"Expected batches of arrays to be (X, Y) or (X, Y, Yvar), got {len(arrays)} of them."
@@ -477,7 +479,7 @@ def _of_arrays(arrays: Sequence[Any]) -> Batch:
     if any(each.ndim != 2 or len(each) != len(X) for each in matrices):
         shapes = [each.shape for each in (X, Y, *rest)]
         raise UsageError(f"Expected batches of shapes n x d and n x m, got {shapes}.")
-    return Batch(matrices[0], matrices[1], matrices[2] if rest else None)
+    return TableBatch(matrices[0], matrices[1], matrices[2] if rest else None)
 
 
 def _numbers(column: Any, name: str) -> Array:
@@ -520,7 +522,7 @@ def _format_of(name: str) -> Format | None:
     return next((kind for end, kind in _SUFFIXES.items() if name.lower().endswith(end)), None)
 
 
-def _of_parts(parts: Iterable[Any], root: str, columns: Columns) -> Listing:
+def _of_parts(parts: Iterable[Any], root: str, columns: ColumnNames) -> FragmentListing:
     """List the fragments of ``pyarrow.dataset``, each row group of a parquet file apart."""
     fragments, faults, units = list[Fragment](), list[Fault](), dict[str, Any]()
     absolute = f"{Path(root).resolve()}/"
@@ -548,10 +550,10 @@ def _of_parts(parts: Iterable[Any], root: str, columns: Columns) -> Listing:
     twice = [key for key, number in keys.items() if number > 1]
     if twice:
         raise UsageError(f"Expected each file once, got {twice[0]} more than once.")
-    return Listing(tuple(fragments), tuple(faults))
+    return FragmentListing(tuple(fragments), tuple(faults))
 
 
-def _check_schema(schema: Any, columns: Columns, units: dict[str, Any], is_text: bool) -> None:
+def _check_schema(schema: Any, columns: ColumnNames, units: dict[str, Any], is_text: bool) -> None:
     """Check the columns of a file, and that its units are the same as in the files before.
 
     Raises:
