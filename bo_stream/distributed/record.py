@@ -303,7 +303,7 @@ class IngestRecord:
                 self.base = part.sums if self.base is None else merge(self.base, part.sums)
 
     def _read_nodes(self, start: Sums) -> dict[Place, PartialSums]:
-        """Read the nodes of an interrupted ingest, and remove nodes that are part of larger ones."""
+        """Read the nodes of an interrupted ingest, and remove those that are in larger ones."""
         names = (path.stem.split("-") for path in self._folder.glob("node-*.json"))
         places = [Place(int(start), int(level)) for _, start, level in names]
         nodes = dict[Place, PartialSums]()
