@@ -44,7 +44,7 @@ from bo_stream.distributed.sums import Sums, finish, inner_memory, set_inner_mem
 from bo_stream.distributed.tasks import SumTask, SumTree, done_by, done_here
 from bo_stream.errors import UsageError, check_one_of, check_whole
 from bo_stream.executors import check_picklable, check_workers, executor_of
-from bo_stream.executors.engine import Capacity
+from bo_stream.executors.engine import WorkerCount
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.outcomes.labels import LabelOutcomes
 from bo_stream.models.wiski.memory import OnGrid
@@ -315,7 +315,7 @@ def _task_rows(
     new = [each.num_rows for each in listing.fragments if kept is None or not kept.is_in(each)]
     known = [rows for rows in new if rows is not None]
     whole = sum(known) if len(known) == len(new) else None
-    return default_task_rows(numbers, whole, Capacity(workers).now())
+    return default_task_rows(numbers, whole, WorkerCount(workers).now())
 
 
 def _tasks(

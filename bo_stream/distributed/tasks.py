@@ -16,7 +16,7 @@ from torch import Tensor
 from bo_stream.distributed.sources import Array, ColumnNames, Fault, Fragment, TableBatch
 from bo_stream.distributed.sums import Sums, accumulate, inner_memory, merge
 from bo_stream.errors import UsageError
-from bo_stream.executors.engine import Capacity
+from bo_stream.executors.engine import WorkerCount
 from bo_stream.models.wiski.memory import OnGrid
 from bo_stream.storage.archive import one_line
 
@@ -212,7 +212,7 @@ def done_by(
     Raises:
         UsageError: A task was lost more often, or the executor takes no more.
     """
-    capacity = Capacity(executor)
+    capacity = WorkerCount(executor)
     under_way: dict[Future[PartialSums], tuple[SumTask, int]] = {}
     try:
         while True:

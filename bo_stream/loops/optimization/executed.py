@@ -22,12 +22,12 @@ from uuid import uuid4
 
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.executors.engine import (
-    Capacity,
     EngineExecutor,
     EngineFuture,
     LostTaskError,
     LostTaskWarning,
     WaitingWarning,
+    WorkerCount,
     check_picklable,
     check_versions,
     check_workers,
@@ -211,7 +211,7 @@ class Executed(Generic[P, V]):
         check_workers(executor)
         self.losses = 0
         self._work, self._executor, self._at_once = work, executor, at_once
-        self._capacity = Capacity(executor)
+        self._capacity = WorkerCount(executor)
         self._is_limited = at_once is not None or _would_run_what_waits(executor)
         self._timeout, self._resubmissions = timeout, resubmissions
         self._open: dict[int, _Submission[P, V]] = {}
