@@ -41,7 +41,7 @@ _EXACT = (
     "window=0 add up exactly."
 )
 
-_BY_STEPS = (DecoupledGP, QSGP, QSRVM)
+BY_STEPS = (DecoupledGP, QSGP, QSRVM)
 """Models whose posteriors are learned by steps on a bound."""
 
 _PLAIN = (bool, int, float, str)
@@ -116,7 +116,7 @@ def zero(model: StreamingGP) -> Sums:
         ProjectionWarning: Merged parts are an approximation of the whole stream; it says how.
     """
     name, reason = type(model).__name__, None
-    if isinstance(model, _BY_STEPS):
+    if isinstance(model, BY_STEPS):
         reason = "its posterior is learned by steps on a bound and is not a sum over observations"
     elif isinstance(model.memory, AutoMemory) and model.memory.family == EXACT:
         reason = (

@@ -142,7 +142,7 @@ class DaskExecutor(EngineExecutor):
             stop.add_done_callback(self._stops.discard)
 
     def _on_all_workers(self, fn: Callable[..., T], *args: Any) -> Future[dict[str, T]]:
-        """Call a function on all workers without waiting; workers without an answer are left out."""
+        """Call a function on all workers without waiting; those without an answer are left out."""
         client = self._client
 
         async def ask() -> dict[str, T]:
