@@ -85,7 +85,19 @@ class IngestRecord:
         self._folder, self._trusted = folder, trusted
         named = {name: list(value) for name, value in asdict(columns).items()}
         if (folder / INDEX).is_file():
-            self._state = self._read_state()
+            try:
+                content = read_index(folder / INDEX, FORMAT)
+                sealed = tuple((float(n), str(digest)) for n, digest in content["sealed"])
+                self._state = _State(**{**content, "sealed": sealed})
+            except OtherVersionError as error:
+                raise UsageError(
+                    f"{error} Records of version 1 do not say which sums are theirs, and know "
+                    "files by parts of their bytes: build the model anew with another record."
+                ) from error
+            except _DAMAGE as error:
+                raise UsageError(
+                    f"{folder / INDEX} is no record of an ingest: {error} {_CURE}"
+                ) from error
         else:
             folder.mkdir(parents=True, exist_ok=True)
             left = sorted(each.name for each in folder.glob("*-*.json") if _NODE(each.stem))
@@ -257,20 +269,6 @@ class IngestRecord:
             ) from error
         check_alike(model, sums.model)
         return PartialSums(sums, tuple(digests), faults, digests)
-
-    def _read_state(self) -> _State:
-        path = self._folder / INDEX
-        try:
-            content = read_index(path, FORMAT)
-            content["sealed"] = tuple((float(n), str(digest)) for n, digest in content["sealed"])
-            return _State(**content)
-        except OtherVersionError as error:
-            raise UsageError(
-                f"{error} Records of version 1 do not say which sums are theirs, and know files by "
-                "parts of their bytes: build the model anew with another record."
-            ) from error
-        except _DAMAGE as error:
-            raise UsageError(f"{path} is no record of an ingest: {error} {_CURE}") from error
 
     def _write_state(self, state: _State) -> None:
         write_index(self._folder / INDEX, FORMAT, asdict(state))

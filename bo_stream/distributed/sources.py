@@ -445,7 +445,17 @@ def batch_of(table: Any, columns: ColumnNames) -> TableBatch:
     if isinstance(table, TableBatch):
         return table
     if isinstance(table, tuple | list):
-        return _of_arrays(table)
+        if len(table) not in (2, 3):
+            raise UsageError(
+                "Expected batches of arrays to be (X, Y) or (X, Y, Yvar), got "
+                f"{len(table)} of them."
+            )
+        X, Y, *rest = (np.asarray(each, dtype=float) for each in table if each is not None)
+        matrices = [each[:, None] if each.ndim == 1 else each for each in (X, Y, *rest)]
+        if any(each.ndim != 2 or len(each) != len(X) for each in matrices):
+            shapes = [each.shape for each in (X, Y, *rest)]
+            raise UsageError(f"Expected batches of shapes n x d and n x m, got {shapes}.")
+        return TableBatch(matrices[0], matrices[1], matrices[2] if rest else None)
     names = getattr(table, "column_names", None) or None
     if names is None and hasattr(table, "schema"):  # a record batch
         names = list(table.schema.names)
@@ -465,21 +475,7 @@ def batch_of(table: Any, columns: ColumnNames) -> TableBatch:
         for i, name in enumerate(group):
             values[:, i] = _numbers(table[name], name)
         arrays.append(values)
-    X, Y, Yvar = arrays
-    return TableBatch(X, Y, Yvar if columns.yvar else None)
-
-
-def _of_arrays(arrays: Sequence[Any]) -> TableBatch:
-    if len(arrays) not in (2, 3):
-        raise UsageError(
-            f"Expected batches of arrays to be (X, Y) or (X, Y, Yvar), got {len(arrays)} of them."
-        )
-    X, Y, *rest = (np.asarray(each, dtype=float) for each in arrays if each is not None)
-    matrices = [each[:, None] if each.ndim == 1 else each for each in (X, Y, *rest)]
-    if any(each.ndim != 2 or len(each) != len(X) for each in matrices):
-        shapes = [each.shape for each in (X, Y, *rest)]
-        raise UsageError(f"Expected batches of shapes n x d and n x m, got {shapes}.")
-    return TableBatch(matrices[0], matrices[1], matrices[2] if rest else None)
+    return TableBatch(arrays[0], arrays[1], arrays[2] if columns.yvar else None)
 
 
 def _numbers(column: Any, name: str) -> Array:

@@ -135,7 +135,14 @@ def zero(model: StreamingGP) -> Sums:
             ProjectionWarning,
             stacklevel=users_stack_level(),
         )
-    return Sums(deepcopy(_empty_copy(model)).eval())
+    memory, empty = inner_memory(model), model._shallow_copy().clear()
+    if isinstance(model.memory, AutoMemory):  # which would begin again
+        empty._memory = model.memory
+        set_inner_memory(empty, model.memory.inference.cleared(memory, model.prior))
+    inner = inner_memory(empty)
+    if isinstance(inner, OnGrid):  # which may grow as far as the model's may
+        set_inner_memory(empty, replace(inner, first=memory.first))  # type: ignore[type-var]
+    return Sums(deepcopy(empty).eval())
 
 
 def accumulate(sums: Sums, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Sums:
@@ -247,18 +254,6 @@ def set_inner_memory(model: StreamingGP, inner: Any) -> None:
     if isinstance(memory, AutoMemory):
         inner = replace(memory, inner=inner, rows=None)
     model._set_memory(inner)
-
-
-def _empty_copy(model: StreamingGP) -> StreamingGP:
-    """Return a model without observations that shares hyperparameters, in the same family."""
-    previous, empty = inner_memory(model), model._shallow_copy().clear()
-    if isinstance(model.memory, AutoMemory):  # which would begin again
-        empty._memory = model.memory
-        set_inner_memory(empty, model.memory.inference.cleared(previous, model.prior))
-    inner = inner_memory(empty)
-    if isinstance(inner, OnGrid):  # which may grow as far as the model's may
-        set_inner_memory(empty, replace(inner, first=previous.first))  # type: ignore[type-var]
-    return empty
 
 
 # --- whether two models have the same hyperparameters and the same basis --------------------------

@@ -130,6 +130,11 @@ def _added(sums: Sums, fragment: Fragment, task: SumTask, digests: dict[str, str
 
     The digest is computed before the fragment is read, and again if the file was written since.
     """
+    like = next(sums.model.covar_module.parameters())
+
+    def tensor(values: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(like)
+
     columns, stamp, before, row = task.columns, fragment.stamp(), "", 0
     if task.recorded:
         before = fragment.digest(columns)
@@ -140,7 +145,8 @@ def _added(sums: Sums, fragment: Fragment, task: SumTask, digests: dict[str, str
             part = batch.rows(start, start + (GRID_ROWS if is_on_grid else BATCH_ROWS))
             start += len(part)
             try:
-                sums = accumulate(sums, *_tensors(sums, part))
+                X, Y = tensor(part.X), tensor(part.Y)
+                sums = accumulate(sums, X, Y, None if part.Yvar is None else tensor(part.Yvar))
             except BotorchError as error:
                 raise UsageError(f"{_place(part, row, columns)}: {one_line(error)}") from error
             row += len(part)
@@ -149,17 +155,6 @@ def _added(sums: Sums, fragment: Fragment, task: SumTask, digests: dict[str, str
             raise UsageError("it was changed while it was read: wait until it is whole")
         digests[fragment.key] = before
     return sums
-
-
-def _tensors(sums: Sums, batch: TableBatch) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return a batch as tensors of the dtype and on the device of the sums."""
-    like = next(sums.model.covar_module.parameters())
-
-    def tensor(values: Array) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(like)
-
-    Yvar = None if batch.Yvar is None else tensor(batch.Yvar)
-    return tensor(batch.X), tensor(batch.Y), Yvar
 
 
 def _place(batch: TableBatch, first: int, columns: ColumnNames) -> str:

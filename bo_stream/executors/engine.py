@@ -87,21 +87,6 @@ class EngineExecutor(Executor, ABC):
         """Call a function on each worker that might differ from here; return results by worker."""
 
 
-def _capacity_of(executor: Executor) -> int:
-    """Return how many tasks an executor does at a time, if known; else the number of processors.
-
-    Raises:
-        OSError: Its cluster does not answer.
-    """
-    if isinstance(executor, EngineExecutor):
-        return executor.capacity
-    client = getattr(executor, "_client", None)
-    if client is not None and hasattr(client, "nthreads"):  # of Dask's own executor
-        return threads_of(client)
-    number = getattr(executor, "_max_workers", None)  # of Python's pools
-    return number if isinstance(number, int) and number > 0 else os.cpu_count() or 1
-
-
 def threads_of(client: Any) -> int:
     """Count the threads of the workers of a Dask client's cluster; 1 without any.
 
@@ -128,8 +113,17 @@ class WorkerCount:
     def now(self) -> int:
         """Return the number; at least 1."""
         if time.monotonic() >= self._next_look:
+            executor = self._executor
+            client = getattr(executor, "_client", None)
             with suppress(OSError):
-                self._known = _capacity_of(self._executor)
+                if isinstance(executor, EngineExecutor):
+                    self._known = executor.capacity
+                elif client is not None and hasattr(client, "nthreads"):  # of Dask's own executor
+                    self._known = threads_of(client)
+                else:
+                    number = getattr(executor, "_max_workers", None)  # of Python's pools
+                    known = isinstance(number, int) and number > 0
+                    self._known = number if known else os.cpu_count() or 1
             self._next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
         return self._known
 
