@@ -311,7 +311,7 @@ class _Result:
     """A checked result.
 
     Attributes:
-        key: Of a trial in the ledger; None: not known yet.
+        key: Key of a trial in the ledger; None: not known yet.
         X: The point, in the order of the variables.
         Y: Its outcome; None: the evaluation failed.
     """

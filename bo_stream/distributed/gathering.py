@@ -1,4 +1,4 @@
-"""Stores that replicas exchange through: what is sent, gathered and compacted."""
+"""Stores through which replicas exchange: deltas are sent, gathered and compacted."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class FolderStore(MutableMapping[str, bytes]):
 
 
 class TakenError(UsageError):
-    """A store holds another value at a key."""
+    """A store has another value at a key."""
 
 
 def _check_same(key: str, stored: bytes, value: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Put a whole source of observations into a model: fragments are summed by workers, once each."""
+"""Add a whole source of observations to a model: workers sum its fragments, once each."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ LEAST_MERGED = 5_000
 """Rows that a worker adds in the time in which the smallest sums are passed on and merged."""
 
 BYTES_A_NUMBER = 8
-"""Assumed size of a number in a file that does not say how many rows it has."""
+"""Assumed size of a number in a file with an unknown number of rows."""
 
 OnError: TypeAlias = Literal["raise", "skip"]
 
 
 @dataclass(frozen=True)
 class Ingested:
-    """What an ingest did.
+    """The result of an ingest.
 
     Attributes:
         rows: Number of observations that it put into the model.
@@ -79,7 +79,7 @@ class Ingested:
         resumed: Number of fragments that the record had already.
         skipped: Fragments that could not be taken in, with the reason of each.
         retried: Number of tasks that were done again because a worker died.
-        bytes: Size of what it read, as far as known.
+        bytes: Size of the fragments that it read, as far as known.
         seconds: Wall time in seconds.
     """
 
@@ -117,43 +117,43 @@ def ingest(
     trusted: Sequence[Trusted] = (),
     progress: bool = True,
 ) -> Ingested:
-    """Put all rows of a source into a model, in place: all of them at the end, or none.
+    """Add all rows of a source to a model, in place: all of them at the end, or none.
 
     Workers sum fragments and return the sums, which are merged in a tree by the numbers of the
     fragments: the result equals one stream to rounding, and does not depend on who is first; with
     ``task_rows`` not on the number of workers either. A worker's memory does not depend on the
-    number of rows. Of a grid model the grid is grown first over what the footers of parquet files
-    say of the inputs; where nothing is said, it grows on the way.
+    number of rows. The grid of a grid model is grown first over the inputs, as far as footers of
+    parquet files have their bounds; else it grows on the way.
 
     Args:
-        model: One whose statistics add up, see :func:`zero`, of no batch shape.
+        model: Model whose statistics add up, see :func:`zero`, without batch shape.
         source: A file, a folder, a pattern such as ``"data/*.parquet"`` or several files, parquet
             or csv; a data set of ``pyarrow.dataset``; a Dask DataFrame; a Ray Dataset; or any
             iterable of tables (Arrow, pandas) or of arrays ``(X, Y)`` or ``(X, Y, Yvar)``.
         x: Names of the columns of the inputs.
         y: Names of the columns of the outcomes, or the one of the labels.
         yvar: Names of the columns of noise variances, one for each of y; missing values: unknown.
-        executor: That does the tasks: ``processes:4``, ``dask:ADDRESS`` or another name that
+        executor: Executor of the tasks: ``processes:4``, ``dask:ADDRESS`` or another name that
             :func:`~bo_stream.executors.executor_of` opens for this ingest, or any executor of
             ``concurrent.futures``, which stays open. None: tasks are done here, one after another.
         on_error: What to do with a fragment that cannot be read, that has other columns, types or
             units, values that are missing or infinite, or inputs too far outside of the grid:
             ``raise`` ends the ingest, ``skip`` leaves it out whole. A fragment is a row group of a
             parquet file, another file, a partition or a batch.
-        record: A folder in which to keep what is in, so that an ingest that was interrupted, even
-            killed, goes on, and a later one takes in only fragments that are new. Batches of an
+        record: A folder that records the fragments that are in, so that an interrupted, even
+            killed, ingest goes on, and a later one takes in only new fragments. Batches of an
             iterable are known by their numbers, and must come again in the same order.
-        file_format: Of files; None: by their names.
-        task_rows: Rows that a worker sums before it returns the sums; None: see
+        file_format: Format of the files; None: by their names.
+        task_rows: Number of rows that a worker sums before it returns the sums; None: see
             :func:`default_task_rows`.
         at_once: Most tasks under way; None: twice the executor's workers.
-        retries: How many times a task is done again whose worker died.
+        retries: How many times a task whose worker died is done again.
         trusted: Classes of your own in the model that a record may name; see
             :meth:`StreamingGP.load`.
         progress: Whether to draw a bar over the bytes, where standard error is a terminal.
 
     Returns:
-        What was done; the model changes in place.
+        The result; the model changes in place.
 
     Raises:
         UnsupportedError: Sums of the model cannot be merged, or the record is of other
@@ -175,29 +175,29 @@ def ingest(
         if on_error == "raise":
             refuse(listing.faults)
     opened = nullcontext() if executor is None else executor_of(executor)
-    with opened as workers, opened_record(record, model, columns, trusted) as kept:
+    with opened as workers, opened_record(record, model, columns, trusted) as history:
         if workers is not None:
             check_workers(workers)
             check_picklable("model", start.model, workers)
         tally = _Tally([] if listing is None else list(listing.faults))
         if task_rows is None:
-            task_rows = _task_rows(start, listing, kept, workers)
+            task_rows = _task_rows(start, listing, history, workers)
         tree = SumTree()
-        if kept is not None:
-            tree = kept.begun(None if listing is None else listing.fragments, start, task_rows)
+        if history is not None:
+            tree = history.begun(None if listing is None else listing.fragments, start, task_rows)
             tally.resumed += sum(len(part.keys) for part in tree.nodes.values())
         fragments = streamed(source, columns) if listing is None else listing.fragments
-        tasks = _tasks(fragments, columns, on_error == "skip", task_rows, kept, tree, tally)
+        tasks = _tasks(fragments, columns, on_error == "skip", task_rows, history, tree, tally)
         if workers is None:
             done = done_here(tasks, start)
         else:
             done = done_by(workers, tasks, start, at_once, retries)
-        with _Bar(progress, listing) as bar, closing(done):  # cancels tasks if this raises
+        with _Bar(progress, listing) as bar, closing(done):  # cancels tasks on an error
             for each in done:
                 if on_error == "raise":
                     refuse(each.part.faults)
-                if kept is not None:
-                    kept.check_new(each.task.fragments, each.part.digests)
+                if history is not None:
+                    history.check_new(each.task.fragments, each.part.digests)
                 tree.add(each.task.number, each.part)
                 tally.fragments += len(each.part.keys)
                 tally.bytes += each.task.size
@@ -207,9 +207,9 @@ def ingest(
         if total is not None:
             tally.faults += total.faults
         sums = None if total is None else total.sums
-        if kept is not None:  # the sums are in the record before they are in the model
-            kept.seal(total)
-            sums = kept.base
+        if history is not None:  # the sums are in the record before they are in the model
+            history.seal(total)
+            sums = history.base
         if sums is not None:
             finish(model, sums)
     return Ingested(
@@ -232,7 +232,7 @@ class _Tally:
         fragments: Number of fragments that were read.
         resumed: Number of fragments that the record had already.
         retried: Number of tasks that were done again.
-        bytes: Size of what was read.
+        bytes: Size of the fragments that were read.
     """
 
     faults: list[Fault]
@@ -304,7 +304,7 @@ def default_task_rows(numbers: int, rows: int | None = None, workers: int = 1) -
 def _task_rows(
     start: Sums,
     listing: FragmentListing | None,
-    kept: IngestRecord | None,
+    history: IngestRecord | None,
     workers: Executor | None,
 ) -> int:
     """Return the rows of a task for a source, from the numbers of rows as far as known."""
@@ -312,7 +312,9 @@ def _task_rows(
     numbers = gram_numbers(memory.grid) if isinstance(memory, OnGrid) else 0
     if listing is None or workers is None:
         return default_task_rows(numbers)
-    new = [each.num_rows for each in listing.fragments if kept is None or not kept.is_in(each)]
+    new = [
+        each.num_rows for each in listing.fragments if history is None or not history.is_in(each)
+    ]
     known = [rows for rows in new if rows is not None]
     whole = sum(known) if len(known) == len(new) else None
     return default_task_rows(numbers, whole, WorkerCount(workers).now())
@@ -323,7 +325,7 @@ def _tasks(
     columns: ColumnNames,
     tolerant: bool,
     task_rows: int,
-    kept: IngestRecord | None,
+    history: IngestRecord | None,
     tree: SumTree,
     tally: _Tally,
 ) -> Iterator[SumTask]:
@@ -337,7 +339,7 @@ def _tasks(
     def groups() -> Iterator[tuple[Fragment, ...]]:
         group, rows = list[Fragment](), 0
         for fragment in fragments:
-            if kept is not None and kept.is_in(fragment):
+            if history is not None and history.is_in(fragment):
                 tally.resumed += 1
                 continue
             group.append(fragment)
@@ -355,7 +357,7 @@ def _tasks(
 
     for number, group in enumerate(groups()):
         if not resumed.holds(number):
-            yield SumTask(number, group, columns, tolerant, os.getpid(), kept is not None)
+            yield SumTask(number, group, columns, tolerant, os.getpid(), history is not None)
 
 
 # --- inputs that are known before rows are read ---------------------------------------------------
@@ -380,7 +382,7 @@ def _grown_over(
     memory = inner_memory(sums.model)
     if not isinstance(memory, OnGrid) or not sums.model.maps_boxes:
         return sums, listing
-    kept, faults = list[Fragment](), list(listing.faults)
+    reached, faults = list[Fragment](), list(listing.faults)
     like = next(sums.model.covar_module.parameters())
     for fragment in listing.fragments:
         box = fragment.box(columns)
@@ -388,23 +390,23 @@ def _grown_over(
             if box is not None and box.shape[1] == sums.model.input_dim:
                 corners = sums.model.coordinates(torch.from_numpy(box).to(like))
                 memory = memory.covering(corners.to(torch.float64))
-            kept.append(fragment)
+            reached.append(fragment)
         except (BotorchError, ValueError) as error:
             faults.append(Fault(fragment.key, one_line(error)))
     model = sums.model._shallow_copy()
     set_inner_memory(model, memory)
-    return Sums(model), replace(listing, fragments=tuple(kept), faults=tuple(faults))
+    return Sums(model), replace(listing, fragments=tuple(reached), faults=tuple(faults))
 
 
 def bounds_of(source: Any, x: str | Sequence[str], file_format: Format | None = None) -> Tensor:
     """Return the least and the largest inputs of a source, ``2 x d`` in float64.
 
-    Of parquet files they are in the footers, so that no rows are read; others are read once.
+    The footers of parquet files have them, so that no rows are read; other files are read once.
 
     Args:
-        source: As of :func:`~bo_stream.distributed.ingest`; an iterable is used up.
+        source: A source as of :func:`~bo_stream.distributed.ingest`; an iterable is used up.
         x: Names of the columns of the inputs.
-        file_format: Of files; None: by their names.
+        file_format: Format of the files; None: by their names.
 
     Raises:
         UsageError: A fragment cannot be read or lacks a column, or there are no rows.

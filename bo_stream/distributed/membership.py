@@ -45,7 +45,7 @@ _MOST_SPELLED = 12
 
 @dataclass(frozen=True)
 class Search:
-    """The facts that decide what statistics mean.
+    """The facts that decide whether statistics of replicas add up.
 
     Attributes:
         facts: Name to plain value: the bounds, the sense, and all of the model.
@@ -96,8 +96,8 @@ def template_of(settings: OptimizationSettings, model: StreamingGP | None) -> St
     """Return the model without observations that all replicas begin with.
 
     Args:
-        settings: Of the search.
-        model: A model of one's own, which is copied; None: ``WISKI`` as the settings say.
+        settings: Settings of the search.
+        model: A model of the user's own, which is copied; None: ``WISKI`` by the settings.
 
     Raises:
         UsageError: The statistics of the model depend on hyperparameters, or on the order in which
@@ -249,7 +249,7 @@ def set_from(model: StreamingGP, arrays: Mapping[str, Tensor]) -> None:
     """Set a model's hyperparameters and standardisation, and compute again what depends on them.
 
     Raises:
-        ValueError: They are those of another model, or not finite; the model stays as it is.
+        ValueError: The arrays are of another model, or not finite; the model does not change.
     """
     own = model.state_dict()
     if own.keys() != arrays.keys():

@@ -1,13 +1,14 @@
-"""The record of an ingest in a folder: which fragments are in, and their sums.
+"""The record of an ingest in a folder: the fragments that are in, and their sums.
 
-A folder holds ``ingest.json``, and for each node of the tree of sums two files: the sums, and the
-names and digests of their fragments. A node is written before those that it was made of are
-removed, and its names after its sums: whatever ends the process, what is named is whole. When an
-ingest ends, its sums become one *sealed* node, so that the next one adds only what came later.
+A folder has ``ingest.json``, and for each node of the tree of sums two files: the sums, and the
+names and digests of their fragments. A node is written before the nodes that were merged into it
+are removed, and its names after its sums: if the process ends at any time, all named sums are
+whole. When an ingest ends, its sums become one *sealed* node, so that the next one adds only
+further fragments.
 
-Files are known by what is in them: the names of a node say of which record, ingest and node they
-are, and the digest of its sums; the index says those of sealed nodes once more. So no file counts
-that was copied from another record, put under another name, or is older than the others.
+Files are known by their contents: the names of a node include its record, ingest and node, and the
+digest of its sums; the index has the digests of sealed nodes once more. So no file counts that was
+copied from another record, has another name, or is older than the others.
 """
 
 from __future__ import annotations
@@ -212,9 +213,9 @@ class IngestRecord:
         self._digests |= digests
         self._contents |= {digest: key for key, digest in digests.items()}
 
-    def _keep(self, place: Place, part: PartialSums, former: tuple[Place, ...]) -> None:
+    def _keep(self, place: Place, part: PartialSums, merged: tuple[Place, ...]) -> None:
         self._write(_name(place), part)
-        for each in former:
+        for each in merged:
             self._remove([self._names(_name(each)), self._sums(_name(each))])
 
     # --- files ----------------------------------------------------------------------------------

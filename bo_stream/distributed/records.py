@@ -1,11 +1,11 @@
-"""What replicas exchange: deltas with vector clocks, as records in a store.
+"""Records that replicas exchange through a store: deltas with vector clocks.
 
 =============================  ======================================================
 ``replica/RUN``                a run of a replica, its name and random digits, and its search
 ``delta/RUN.NUMBER``           observations that it made, numbered from 1
-``snapshot/COUNT.RUN``         the sum of many deltas, of so many observations
-``clock/COUNT.RUN``            which deltas these are; a snapshot counts once this is written
-``learned/COUNT.RUN``          hyperparameters, and how many observations they were learned from
+``snapshot/COUNT.RUN``         the sum of many deltas, of COUNT observations
+``clock/COUNT.RUN``            set of these deltas; a snapshot counts once this is written
+``learned/COUNT.RUN``          hyperparameters that were learned from COUNT observations
 =============================  ======================================================
 
 A value is an archive of ``safetensors`` with a header and a digest; it is never changed. The header
@@ -298,8 +298,7 @@ class BestPoints:
 
     Attributes:
         X: Inputs in the unit cube, ``k x d``.
-        Y: Outcomes of which large ones are good, ``k``, the largest first; of equal ones the first
-            in the order of their inputs.
+        Y: Outcomes, ``k``, the largest and best first; equal ones in the order of their inputs.
     """
 
     X: Tensor
@@ -435,7 +434,7 @@ class Delta:
 
 
 def most_bytes_of_sums(template: StreamingGP) -> int:
-    """Return a number of bytes that no sums of a search exceed: twice those of some of its sums.
+    """Return a number of bytes that no sums of a search exceed: twice the size of some of its sums.
 
     Statistics have the same size for any number of observations.
 

@@ -1,4 +1,4 @@
-"""Replicas of a search: no driver, each chooses points of its own and exchanges statistics."""
+"""Replicas of a search: without a driver, each chooses points and exchanges statistics."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class BestPoint:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What an exchange did.
+    """The result of an exchange.
 
     Attributes:
         sent: Number of observations that were sent.
@@ -111,7 +111,7 @@ class Replica:
 
     - An exchange: a listing of the store, the new deltas (few observations as themselves, many as
       statistics), and a new posterior, as after an update.
-    - Exact: the posterior of all deltas, whatever their order; see the model's class.
+    - Exact: the posterior of all deltas, in any order; see the model's class.
     - Models: statistics must not depend on hyperparameters: ``WISKI`` on the unit cube (the
       default, one to four inputs), or ``BayesianLastLayer`` with a network that is not learned.
 
@@ -147,7 +147,7 @@ class Replica:
             store: ``FolderStore``, ``MemoryStore``, or any mapping of texts to bytes.
             name: Name of this replica alone; letters, digits, dots, dashes and underscores.
             model: Without observations, the same in all replicas, for more than four inputs; it is
-                copied. Default: ``WISKI``, as the settings say.
+                copied. Default: ``WISKI``, by the settings.
             compact_above: Number of deltas in the store above which an exchange puts them into a
                 snapshot.
 
@@ -278,7 +278,7 @@ class Replica:
     # --- the others ---------------------------------------------------------------------------
 
     def exchange(self) -> Exchanged:
-        """Send new observations, read those of others, and learn hyperparameters where it is due.
+        """Send new observations, read further ones of others, and learn hyperparameters when due.
 
         Raises:
             UsageError: Another replica of this name has started after this one; the observations
@@ -367,7 +367,7 @@ class Replica:
         return 0
 
     def _learn(self) -> int:
-        """Learn hyperparameters where it is due, and send them; return the size of their record."""
+        """Learn hyperparameters when due, and send them; return the size of their record, or 0."""
         count, before = self.observations, self._learned and count_of(self._learned)
         least = max(self.settings.initial, FEWEST)
         if count < least or not self.settings.refit_is_due(count, [before] if before else []):

@@ -1,4 +1,4 @@
-"""From what a user names to fragments: pieces of a table that are read one at a time, anywhere."""
+"""Sources of observations as fragments: pieces of a table that any process reads, one at a time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _WILD = "*?["
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """Names of the columns that hold inputs, outcomes and noise variances.
+    """Names of the columns of inputs, outcomes and noise variances.
 
     Attributes:
         x: Names of the d inputs.
@@ -91,7 +91,7 @@ def _names(argument: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fragment that cannot be taken in.
+    """A fragment that cannot be used.
 
     Attributes:
         key: Its name: a file, of a parquet file with the number of the row group after ``#``.

@@ -1,6 +1,6 @@
-"""Sums over observations of which a model can be made anywhere: zero, accumulate, merge, finish.
+"""Sums over observations, computed anywhere, for a model: zero, accumulate, merge, finish.
 
-A sum over a stream is the sum of sums over its parts, so that parts can be summed by any engine:
+A sum over a stream is the sum of sums over its parts, so that any engine can sum the parts:
 ``merge`` is associative, ``zero`` its neutral element. The sums of a model are stored as a model
 of the same hyperparameters with no other observations.
 """
@@ -148,7 +148,7 @@ def zero(model: StreamingGP) -> Sums:
 def accumulate(sums: Sums, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Sums:
     """Add n observations to sums, in place, and return them.
 
-    The cost is that of the model's ``update``: on a grid, batches of many rows a cell are fastest.
+    It costs as much as the model's ``update``: on a grid, batches of many rows a cell are fastest.
 
     Args:
         sums: Changed by this; bad input leaves them as they were.
@@ -175,12 +175,12 @@ def merge(sums: Sums, other: Sums) -> Sums:
     """
     check_alike(sums.model, other.model)
     both = sums.model._shallow_copy()
-    both.likelihood = deepcopy(both.likelihood)  # where noise is known, it holds its mean
+    both.likelihood = deepcopy(both.likelihood)  # its noise is the mean of known noise
     return Sums(both.merge(other.model))
 
 
 def finish(model: M, sums: Sums) -> M:
-    """Put all observations of sums into a model, in place, and return it.
+    """Add all observations of sums to a model, in place, and return it.
 
     A call that raises leaves the model as it was.
 

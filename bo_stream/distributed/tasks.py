@@ -84,7 +84,7 @@ class PartialSums:
 
 
 def run(task: SumTask, start: Sums) -> PartialSums:
-    """Sum the fragments of a task. Memory O(size of the sums), whatever the number of rows.
+    """Sum the fragments of a task. Memory O(size of the sums), for any number of rows.
 
     In processes other than the driver's torch computes on one thread: there is a worker for each
     processor.
@@ -194,11 +194,11 @@ def done_here(tasks: Iterator[SumTask], start: Sums) -> Generator[Done, None, No
 def done_by(
     executor: Executor, tasks: Iterator[SumTask], start: Sums, at_once: int | None, retries: int
 ) -> Generator[Done, None, None]:
-    """Do tasks by an executor; what is under way is cancelled when the iterator is closed.
+    """Do tasks by an executor; tasks under way are cancelled when the iterator is closed.
 
     Args:
         executor: Executor of any kind.
-        tasks: Drawn one by one as tasks end, so that those of an iterable do not pile up.
+        tasks: Drawn one by one as tasks end, so that tasks of an iterable do not pile up.
         start: Sums of no observations, sent along.
         at_once: Most tasks under way; None: twice the workers of the executor, which may come and
             go.
@@ -296,18 +296,18 @@ class SumTree:
     """
 
     nodes: dict[Place, PartialSums] = field(default_factory=dict)
-    keep: Callable[[Place, PartialSums, tuple[Place, ...]], None] = lambda place, part, former: None
+    keep: Callable[[Place, PartialSums, tuple[Place, ...]], None] = lambda place, part, merged: None
 
     def add(self, number: int, part: PartialSums) -> None:
         """Add the part of a task."""
-        place, former = Place(number, 0), list[Place]()
+        place, merged = Place(number, 0), list[Place]()
         while (sibling := place.sibling) in self.nodes:
             other = self.nodes.pop(sibling)
             part = other.plus(part) if sibling < place else part.plus(other)
-            former.append(sibling)
+            merged.append(sibling)
             place = place.parent
         self.nodes[place] = part
-        self.keep(place, part, tuple(former))
+        self.keep(place, part, tuple(merged))
 
     def holds(self, number: int) -> bool:
         """Return whether the tree has the part of a task."""

@@ -1,4 +1,4 @@
-"""Training of one model on many processes, each with rows of its own, by torch.distributed."""
+"""Training of one model on many processes by torch.distributed, each with its own rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bo_stream.models.stochastic.training import ShardedReplay, Training
 from bo_stream.tensors import keeps_tensors
 
 TIMEOUT = 300.0
-"""Seconds after which a process that is silent counts as lost, unless the user says."""
+"""Seconds after which a silent process counts as lost, by default."""
 
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PLAIN = (bool, int, float, str, torch.dtype)
@@ -61,8 +61,8 @@ def data_parallel(
         model: Model with the same class, options, hyperparameters, seed and observations on all
             processes.
         timeout: Seconds to wait for another process; then it counts as lost. A group that exists
-            already keeps its own.
-        backend: Of torch.distributed; default: ``nccl`` for a model on a GPU, else ``gloo``.
+            already has its own timeout.
+        backend: Backend of torch.distributed; None: ``nccl`` for a model on a GPU, else ``gloo``.
 
     Yields:
         The processes, with ``rank``, ``size``, ``update`` and ``fit``.

@@ -77,7 +77,7 @@ class DaskExecutor(EngineExecutor):
 
     @property
     def workers(self) -> None:
-        """No limit: a task that waits for a worker has not begun."""
+        """No limit: a task that waits for a worker has not started."""
         return None
 
     @property

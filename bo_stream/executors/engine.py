@@ -152,8 +152,8 @@ _Dumps = Callable[[Any], bytes]
 def check_workers(executor: Executor) -> None:
     """Check that all present workers have the versions of bo_stream and torch that are here.
 
-    Workers of Dask and Ray are asked. Those of this machine are of this interpreter, and those of
-    an executor of another kind are not asked: see :func:`check_versions`.
+    Workers of Dask and Ray are asked. Workers of this machine run this interpreter; other executors
+    are not asked: see :func:`check_versions`.
 
     Raises:
         UsageError: One has another version, or lacks the package; it is named.

@@ -58,11 +58,11 @@ def executor_of(
             "Expected executor to be a text or an Executor of concurrent.futures, got a "
             f"{type(spec).__name__}. One of submitit: SubmititExecutor(it) of bo_stream.executors."
         )
-    kind, place = parsed(spec or "processes")
-    number = _number(place, workers)
+    kind, rest = parsed(spec or "processes")
+    number = _number(rest, workers)
     if kind in ("processes", "threads") and resources:
         raise UsageError(f"An executor of {kind} has no resources: they are for dask and ray.")
-    address = "" if place.isdigit() else place
+    address = "" if rest.isdigit() else rest
     if kind == "processes":
         processes = ProcessExecutor(number)
         try:
@@ -87,17 +87,17 @@ def parsed(spec: str) -> tuple[str, str]:
     Raises:
         UsageError: There is no such kind, the number is 0, or processes or threads have an address.
     """
-    kind, _, place = spec.partition(":")
+    kind, _, rest = spec.partition(":")
     check_one_of("executor", kind, KINDS)
-    if kind in ("processes", "threads") and place and not place.isdigit():
+    if kind in ("processes", "threads") and rest and not rest.isdigit():
         raise UsageError(f"Expected {kind}:N with a number of workers, got {spec!r}.")
-    if place.isdigit():
-        check_whole("workers", int(place), 1)
-    return kind, place
+    if rest.isdigit():
+        check_whole("workers", int(rest), 1)
+    return kind, rest
 
 
-def _number(place: str, workers: int | None = None) -> int:
-    number = int(place) if place.isdigit() else workers or os.cpu_count() or 1
+def _number(rest: str, workers: int | None = None) -> int:
+    number = int(rest) if rest.isdigit() else workers or os.cpu_count() or 1
     check_whole("workers", number, 1)
     return number
 
@@ -111,8 +111,8 @@ def places(spec: str | Executor) -> int | None:
 
 def has_address(spec: str) -> bool:
     """Return whether a specification leads to something that runs already."""
-    _, place = parsed(spec)
-    return bool(place) and not place.isdigit()
+    _, rest = parsed(spec)
+    return bool(rest) and not rest.isdigit()
 
 
 def _dask(address: str, count: int, resources: Mapping[str, float] | None) -> Iterator[Executor]:

@@ -1,4 +1,4 @@
-"""An executor of processes of this machine, of which each can be killed and is replaced."""
+"""An executor of processes of this machine: each can be killed, and is replaced."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ProcessExecutor(EngineExecutor):
 
     @property
     def workers(self) -> None:
-        """No limit: a task that waits for a process has not begun."""
+        """No limit: a task that waits for a process has not started."""
         return None
 
     @property
@@ -250,7 +250,7 @@ def _serve(initializer: Callable[[], None] | None, connection: Connection) -> No
 
 
 def _reply(pickled: bytes) -> bytes:
-    """Do a call and pickle the value and the error, of which one is None."""
+    """Do a call and pickle its value and its error; one of them is None."""
     try:
         fn, args, kwargs = pickle.loads(pickled)
         return pickle.dumps((fn(*args, **kwargs), None))

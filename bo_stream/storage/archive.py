@@ -219,7 +219,7 @@ def archive_bytes(
 
     Args:
         about: Further entries of the header: texts, numbers.
-        arrays: By name; contiguous, in main memory, none shares memory with another.
+        arrays: Arrays by name; contiguous, in main memory, none shares memory with another.
         kind: Format of the file.
     """
     from safetensors.torch import save
@@ -285,7 +285,7 @@ def _opened(path: Path, framework: str) -> tuple[dict[str, Any], Any]:
 
 
 def _described(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Parse the entries of a header that describe the file; safetensors keeps them in any order."""
+    """Parse the entries of a header that describe the file; safetensors has them in any order."""
     about = {name: v if name in _TEXTS else json.loads(v) for name, v in sorted(texts.items())}
     _check_head(about)
     return about

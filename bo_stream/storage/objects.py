@@ -6,7 +6,7 @@ and each other node is an object with one of these keys first:
 =================  =================================================================================
 ``tensor``         name of an array; ``view`` is [size, stride, offset] where it is not the whole
 ``parameter``      as ``tensor``, of a module's parameter
-``object``         class; ``state`` holds the attributes, ``slots`` those in slots
+``object``         class; ``state`` has the attributes, ``slots`` those in slots
 ``list``, ``tuple``, ``set``, ``frozenset``, ``size``    items
 ``dict``, ``ordered``    entries: an object if all keys are texts, otherwise pairs
 ``float``          a number that is not finite
@@ -175,7 +175,7 @@ class _Writer:
         """Describe a value, to which attributes lead along a path.
 
         Raises:
-            ValueError: A file cannot hold it.
+            ValueError: A file cannot have it.
         """
         kind = type(value)
         if value is None or kind in (bool, int, str):
@@ -263,10 +263,10 @@ class _Writer:
     def _function(self, value: Any, path: str) -> Node:
         qualname = getattr(value, "__qualname__", "")
         owner, _, name = qualname.rpartition(".")
-        found = getattr(value, "__globals__", {}).get(owner)
-        kept = vars(found).get(name) if isinstance(found, type) else None
-        if isinstance(kept, staticmethod) and kept.__func__ is value:
-            return {"static": name, "of": self._name(found, path)}
+        kind = getattr(value, "__globals__", {}).get(owner)
+        attribute = vars(kind).get(name) if isinstance(kind, type) else None
+        if isinstance(attribute, staticmethod) and attribute.__func__ is value:
+            return {"static": name, "of": self._name(kind, path)}
         return {"function": self._name(value, path)}
 
     def _method(self, value: MethodType, path: str) -> Node:

@@ -75,7 +75,7 @@ _BUILTINS: Mapping[str, Trusted] = {
 """Functions that are trusted and do not know their own names."""
 
 _METHODS = re.compile(r"_load_state_hook_ignore_shapes|_\w+_(param|closure)")
-"""Methods that GPyTorch's modules keep as hooks, and as readers and writers of priors."""
+"""Methods that GPyTorch's modules have as hooks, and as readers and writers of priors."""
 
 
 _FORMER: Mapping[str, str] = {
@@ -206,8 +206,8 @@ def method_of(owner: object, name: str, trusted: Sequence[Trusted]) -> Trusted:
             return getattr(owner, name)
     else:
         method = inspect.getattr_static(type(owner), name, None)
-        kept = isinstance(owner, gpytorch.Module) and _METHODS.fullmatch(name)
-        if (kept or isinstance(owner, own)) and isinstance(method, FunctionType):
+        is_hook = isinstance(owner, gpytorch.Module) and _METHODS.fullmatch(name)
+        if (is_hook or isinstance(owner, own)) and isinstance(method, FunctionType):
             return MethodType(method, owner)
     kind = owner if isinstance(owner, type) else type(owner)
     raise UntrustedError(f"asks for {name!r} of {kind.__name__}, which is not trusted.")
