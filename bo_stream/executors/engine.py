@@ -121,9 +121,9 @@ class WorkerCount:
                 elif client is not None and hasattr(client, "nthreads"):  # of Dask's own executor
                     self._known = threads_of(client)
                 else:
-                    number = getattr(executor, "_max_workers", None)  # of Python's pools
-                    known = isinstance(number, int) and number > 0
-                    self._known = number if known else os.cpu_count() or 1
+                    number: Any = getattr(executor, "_max_workers", None)  # of Python's pools
+                    is_known = isinstance(number, int) and number > 0
+                    self._known = number if is_known else os.cpu_count() or 1
             self._next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
         return self._known
 

@@ -418,14 +418,14 @@ class _Reader:
 
     def _object(self, node: Node) -> Any:
         """Make an object without its constructor, and give it its attributes."""
-        kind = self._named(node["object"], type)
+        kind: Any = self._named(node["object"], type)
         made = self._keep(node, object.__new__(kind))
         state = {name: self.value(each) for name, each in node["state"].items()}
         state = present_fields(kind, state)
         if isinstance(made, torch.nn.Module):
             state |= {k: v for k, v in vars(torch.nn.Module()).items() if k not in state}
-        elif is_dataclass(kind):
-            needed = {each.name for each in fields(kind) if each.default is MISSING}
+        elif is_dataclass(made):
+            needed = {each.name for each in fields(made) if each.default is MISSING}
             if missing := sorted(needed - state.keys()):
                 raise ValueError(f"its {kind.__name__} has no {', '.join(missing)}")
         if hasattr(kind, "__setstate__"):
