@@ -37,8 +37,8 @@ from bo_stream.storage.archive import (
 )
 from bo_stream.storage.trusted import Trusted
 
-FORMAT = FileFormat("bo_stream record of an ingest", 2)
-INDEX = "ingest.json"
+_FORMAT = FileFormat("bo_stream record of an ingest", 2)
+_INDEX = "ingest.json"
 STREAM = "stream"
 """Plan of a source whose fragments are not known before they are read."""
 
@@ -85,9 +85,9 @@ class IngestRecord:
         """
         self._folder, self._trusted = folder, trusted
         named = {name: list(value) for name, value in asdict(columns).items()}
-        if (folder / INDEX).is_file():
+        if (folder / _INDEX).is_file():
             try:
-                content = read_index(folder / INDEX, FORMAT)
+                content = read_index(folder / _INDEX, _FORMAT)
                 sealed = tuple((float(n), str(digest)) for n, digest in content["sealed"])
                 self._state = _State(**{**content, "sealed": sealed})
             except OtherVersionError as error:
@@ -97,16 +97,16 @@ class IngestRecord:
                 ) from error
             except _DAMAGE as error:
                 raise UsageError(
-                    f"{folder / INDEX} is no record of an ingest: {error} {_CURE}"
+                    f"{folder / _INDEX} is no record of an ingest: {error} {_CURE}"
                 ) from error
         else:
             folder.mkdir(parents=True, exist_ok=True)
             left = sorted(each.name for each in folder.glob("*-*.json") if _NODE(each.stem))
             if left:
                 raise UsageError(
-                    f"{folder} has no {INDEX}, but sums of an ingest ({', '.join(left[:3])}"
+                    f"{folder} has no {_INDEX}, but sums of an ingest ({', '.join(left[:3])}"
                     f"{', ...' if len(left) > 3 else ''}): going on would count their observations "
-                    f"twice. Restore {INDEX} from a copy, or give another folder and build the "
+                    f"twice. Restore {_INDEX} from a copy, or give another folder and build the "
                     "model anew."
                 )
             self._write_state(_State(uuid4().hex, named, model.num_observations))
@@ -238,7 +238,7 @@ class IngestRecord:
             "digests": dict(part.digests),
             "faults": [asdict(fault) for fault in part.faults],
         }
-        write_index(self._names(name), FORMAT, about)
+        write_index(self._names(name), _FORMAT, about)
         return digest
 
     def _bears(self, name: str) -> dict[str, Any]:
@@ -250,7 +250,7 @@ class IngestRecord:
     def _read(self, name: str, model: StreamingGP, digest: str | None = None) -> PartialSums:
         """Read a node, and compare its sums with their digest where it is known."""
         try:
-            about = read_index(self._names(name), FORMAT)
+            about = read_index(self._names(name), _FORMAT)
             for word, own in self._bears(name).items():
                 if about[word] != own:
                     raise ValueError(
@@ -272,7 +272,7 @@ class IngestRecord:
         return PartialSums(sums, tuple(digests), faults, digests)
 
     def _write_state(self, state: _State) -> None:
-        write_index(self._folder / INDEX, FORMAT, asdict(state))
+        write_index(self._folder / _INDEX, _FORMAT, asdict(state))
         self._state = state
 
     def _read_sealed(self, model: StreamingGP) -> None:
@@ -291,7 +291,7 @@ class IngestRecord:
         ended = len(self._state.sealed)
         if self._names(_sealed(ended)).exists() and not any(self._folder.glob("node-*.json")):
             raise UsageError(  # one whose process ended before the index was written has nodes
-                f"{self._folder / INDEX} is older than {_sealed(ended)}.json beside it: it knows "
+                f"{self._folder / _INDEX} is older than {_sealed(ended)}.json beside it: it knows "
                 f"of {ended} ingests only. Restore all files from one copy, or give another folder "
                 "and build the model anew."
             )

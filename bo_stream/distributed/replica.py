@@ -40,7 +40,7 @@ from bo_stream.warnings import users_stack_level
 CHOICES = ("TS", "random")
 """Acquisitions that do not depend on the points that others evaluate at the time."""
 
-ATTEMPTS = 10
+_ATTEMPTS = 10
 """How often a store is listed again because it was compacted while it was read."""
 
 
@@ -335,7 +335,7 @@ class Replica:
 
     def _gathered(self) -> tuple[Listing, Gathered]:
         """List the store and read new deltas; try again where it was compacted meanwhile."""
-        for _ in range(ATTEMPTS):
+        for _ in range(_ATTEMPTS):
             listing = Listing.of(self.store)
             try:
                 return listing, self._gathering.missing(self._clock, listing)
@@ -343,7 +343,7 @@ class Replica:
                 vanished = error
         raise UsageError(
             f"Records vanish from the store faster than they can be read ({vanished}, at the "
-            f"{ATTEMPTS}th attempt). Nothing but replicas may remove what is in it."
+            f"{_ATTEMPTS}th attempt). Nothing but replicas may remove what is in it."
         )
 
     def _adopt(self, listing: Listing, remarks: list[str]) -> int:

@@ -221,7 +221,7 @@ def streamed(source: Any, columns: ColumnNames) -> Iterator[Fragment]:
     for number, table in enumerate(tables):
         key = f"batch {number}"
         try:
-            batch = batch_of(table, columns)
+            batch = _batch_of(table, columns)
         except UsageError as error:
             raise UsageError(f"{key}: {error}") from error
         yield BatchFragment(key, batch.size, len(batch), batch)
@@ -326,7 +326,7 @@ class FileFragment(Fragment):
             use_threads=False,
         )
         for batch in scanner.to_batches():
-            yield batch_of(batch, columns)
+            yield _batch_of(batch, columns)
 
     def digest(self, columns: ColumnNames) -> str:
         """Return a digest of all bytes that are read.
@@ -409,7 +409,7 @@ class LazyFragment(Fragment):
     def batches(self, columns: ColumnNames) -> Iterator[TableBatch]:
         """Compute the partition in this process."""
         table = pickle.loads(self.pickled).compute(scheduler="synchronous")
-        yield batch_of(table, columns)
+        yield _batch_of(table, columns)
 
 
 def digest_of(content: object) -> str:
@@ -431,7 +431,7 @@ def _hashed(file: Any, start: int, size: int) -> str:
     return digest.hexdigest()
 
 
-def batch_of(table: Any, columns: ColumnNames) -> TableBatch:
+def _batch_of(table: Any, columns: ColumnNames) -> TableBatch:
     """Make a batch of a table or of arrays.
 
     Args:
