@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from bo_stream.distributed.gathering import Gathered, Gathering, Outbox, compact
+from bo_stream.distributed.gathering import Gathering, Outbox, compact
 from bo_stream.distributed.membership import Membership, Search, arrays_of, set_from, template_of
 from bo_stream.distributed.records import (
     BestPoints,
@@ -252,6 +252,7 @@ class Replica:
         self._outbox.add(observed)
 
     def _observations(self, X: Sequence[Sequence[float]], Y: Sequence[float]) -> Delta:
+        """Check observations, and return them in the unit cube, with large outcomes good."""
         try:
             points = torch.as_tensor(X, dtype=torch.float64).reshape(len(X), self.settings.dim)
             values = torch.as_tensor(Y, dtype=torch.float64).reshape(len(X))
@@ -290,7 +291,18 @@ class Replica:
         for parcel in self._outbox.send(self.store):
             self._clock = self._clock.plus([parcel.dot])  # at once: the next one may fail
             parcels.append(parcel)
-        listing, gathered = self._gathered()
+        for _ in range(_ATTEMPTS):
+            listing = Listing.of(self.store)
+            try:
+                gathered = self._gathering.missing(self._clock, listing)
+                break
+            except VanishedError as error:  # the store was compacted meanwhile
+                vanished = error
+        else:
+            raise UsageError(
+                f"Records vanish from the store faster than they can be read ({vanished}, at the "
+                f"{_ATTEMPTS}th attempt). Nothing but replicas may remove what is in it."
+            )
         strange = [f"{key} in the store is not a record of replicas." for key in listing.foreign]
         remarks = [*strange, *gathered.remarks, *self._members.still_alive(listing)]
         if gathered.delta is not None:
@@ -332,19 +344,6 @@ class Replica:
             key = next(iter(self._unsent))
             self.store[key] = self._unsent[key]
             del self._unsent[key]
-
-    def _gathered(self) -> tuple[Listing, Gathered]:
-        """List the store and read new deltas; try again where it was compacted meanwhile."""
-        for _ in range(_ATTEMPTS):
-            listing = Listing.of(self.store)
-            try:
-                return listing, self._gathering.missing(self._clock, listing)
-            except VanishedError as error:
-                vanished = error
-        raise UsageError(
-            f"Records vanish from the store faster than they can be read ({vanished}, at the "
-            f"{_ATTEMPTS}th attempt). Nothing but replicas may remove what is in it."
-        )
 
     def _adopt(self, listing: Listing, remarks: list[str]) -> int:
         """Set the latest hyperparameters; return the size of their record, 0 if already in use."""
