@@ -174,12 +174,13 @@ class DaskFuture(EngineFuture[T]):
                 self.set_result(await self._task)
             except KilledWorker:
                 self.set_exception(LostTaskError("the Dask workers that were given it died"))
-            except (Exception, asyncio.CancelledError):
+            except (Exception, asyncio.CancelledError) as error:
                 status = self._task.status
-                if status != "error":  # it has neither a value nor an error of its own
+                if status == "error":  # of the task itself
+                    self.set_exception(error)
+                else:
                     where = "scheduler" if status == "cancelled" else "worker that had the result"
-                    error = LostTaskError(f"the Dask {where} was lost")
-                self.set_exception(error)
+                    self.set_exception(LostTaskError(f"the Dask {where} was lost"))
 
     def _release(self, _: Future[T]) -> None:
         """Let Dask forget the task, which it would do again if the result's worker is lost."""
