@@ -15,7 +15,6 @@ from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from gest_api.vocs import (
     VOCS,
-    BaseVariable,
     ContextualVariable,
     ContinuousVariable,
     DiscreteVariable,
@@ -40,21 +39,21 @@ EXPLORE = "bo_stream.gest:explore"
 
 _OF_VOCS = ("bounds", "maximize")
 _INTEGRATION_POINTS = 128
-_ROUNDING = 1e-6  # of float32, in which a driver may hold points
+_ROUNDING = 1e-6  # of float32, in which a driver may store points
 
 
 class Generator(gest_api.Generator):
     """Bayesian optimization with a streaming model, as drivers of the standard call it.
 
-    It holds an :class:`~bo_stream.loops.optimization.Optimizer`, whose ledger has every point that
-    was suggested or ingested, under its ``_id``. Results may come in any order, late, or never. One
+    Its :class:`~bo_stream.loops.optimization.Optimizer` has a ledger of every point that was
+    suggested or ingested, by its ``_id``. Results may come in any order, late, or never. One
     whose objective is missing, NaN, infinite or beyond 1e75 is a failure: the model does not see
     it, and the point is avoided. A second result of a point corrects the first. Points that were
     not suggested are ingested without an ``_id``; one without an ``_id`` that equals a point which
     waits for its result is that point.
 
-    What it cannot do is a ``ValueError`` (:class:`~bo_stream.errors.UsageError`), which changes
-    nothing.
+    A call that it cannot serve raises a ``ValueError`` (:class:`~bo_stream.errors.UsageError`) and
+    changes nothing.
 
     Attributes:
         vocs: Variables, objective, constants and observables.
@@ -76,24 +75,63 @@ class Generator(gest_api.Generator):
                 ``MAXIMIZE`` look for the best point; ``EXPLORE`` learns the objective everywhere,
                 by the integrated posterior variance. Constants are handed on, observables ignored.
             folder: Where ``finalize`` saves everything; None: nowhere.
-            settings: Of :class:`~bo_stream.loops.optimization.OptimizationSettings` but ``bounds``
-                and ``maximize``, which are in the VOCS: ``q`` is the number of points where none is
-                asked for.
+            settings: Fields of :class:`~bo_stream.loops.optimization.OptimizationSettings` but
+                ``bounds`` and ``maximize``, which are in the VOCS: ``q`` is the default number of
+                points.
 
         Raises:
-            UsageError: A VOCS that it cannot take, with what to use instead, or a setting that is
+            UsageError: A VOCS that is not supported, with an alternative, or a setting that is
                 unknown or out of range.
         """
         super().__init__(vocs)
         self.vocs, self._folder = vocs, None if folder is None else Path(folder)
-        self.optimizer = Optimizer(_settings_of(vocs, settings))
+        known = {field.name for field in fields(OptimizationSettings)} - {*_OF_VOCS}
+        unknown = [name for name in settings if name not in known]
+        if unknown:
+            raise UsageError(
+                f"Expected settings among {', '.join(sorted(known))}, got {', '.join(unknown)}. "
+                "Bounds and direction are the VOCS's."
+            )
+        (objective,) = vocs.objectives.values()
+        explores = isinstance(objective, ExploreObjective)
+        if explores and settings.setdefault("acquisition", EXPLORE) not in (EXPLORE, "random"):
+            raise UsageError(
+                "An objective to EXPLORE has an acquisition of its own, got "
+                f"{settings['acquisition']!r}: leave it out, or take 'random'."
+            )
+        self.optimizer = Optimizer(
+            OptimizationSettings(
+                bounds=tuple(tuple(variable.domain) for variable in vocs.variables.values()),
+                maximize=isinstance(objective, MaximizeObjective),
+                **settings,
+            )
+        )
 
     def _validate_vocs(self, vocs: VOCS) -> None:
         """Check that every variable has an interval and that there is one objective to follow."""
         if not vocs.variables:
             raise UsageError("Expected VOCS of at least one variable, got none.")
         for name, variable in vocs.variables.items():
-            _check_variable(name, variable)
+            if isinstance(variable, DiscreteVariable):
+                raise UsageError(
+                    f"Expected continuous variables, got {name} of {len(variable.values)} values. "
+                    "For discrete ones use Ax with bo_stream.ax; for a finite set of points "
+                    "bo_stream.acquisition.select_from_pool."
+                )
+            is_contextual = isinstance(variable, ContextualVariable)
+            if is_contextual or not isinstance(variable, ContinuousVariable):
+                raise UsageError(
+                    f"Expected continuous variables, got {name}, a {type(variable).__name__}: a "
+                    "value that is observed instead of chosen. Update a bo_stream model with it "
+                    "among the inputs, and fix it in BoTorch's optimize_acqf (fixed_features)."
+                )
+            if not all(map(math.isfinite, variable.domain)):
+                raise UsageError(f"Expected finite bounds of {name}, got {variable.domain}.")
+            if variable.dtype not in (None, float, "float", "float64", "f8"):
+                raise UsageError(
+                    f"Expected {name} to be a float, got dtype {variable.dtype!r}. Give an array "
+                    "as one variable for each entry; for whole numbers use Ax with bo_stream.ax."
+                )
         if len(vocs.objectives) != 1:
             raise UsageError(
                 f"Expected VOCS of one objective, got {len(vocs.objectives)}: "
@@ -140,8 +178,24 @@ class Generator(gest_api.Generator):
                 number; a constant has another value; an ``_id`` is unknown or of another point.
                 Nothing is ingested then.
         """
+        optimizer = self.optimizer
         for result in [self._read(result) for result in results]:
-            self._record(result)
+            key = result.key
+            if key is None:
+                waiting = (trial.key for trial in optimizer.pending if trial.X == result.X)
+                key = next(waiting, None)
+            if key is None:
+                key = optimizer.register(result.X).key
+            status = optimizer.ledger[key].status
+            if result.Y is not None:
+                if status in ("told", "withdrawn"):
+                    optimizer.amend(key, result.Y)
+                else:
+                    optimizer.tell(key, result.Y)
+            elif status == "told":  # the earlier outcome turned out to be of no use
+                optimizer.withdraw(key)
+            elif status != "withdrawn":
+                optimizer.fail(key, "no finite objective")
 
     def finalize(self) -> None:
         """Bring the model up to date with all results, and save everything if there is a folder."""
@@ -161,29 +215,29 @@ class Generator(gest_api.Generator):
 
     @classmethod
     def load(cls, folder: str | Path, vocs: VOCS) -> Self:
-        """Go on with what a folder holds: the same points are suggested as without the stop.
+        """Load a generator from a folder: it suggests the same points as without the stop.
 
         ``finalize`` saves to the same folder.
 
         Args:
-            folder: Of :meth:`save`, or the constructor's.
-            vocs: Of the generator that was saved.
+            folder: Folder of :meth:`save`, or of the constructor.
+            vocs: VOCS of the generator that was saved.
 
         Raises:
             UsageError: There is none, it is damaged, or it is of another VOCS.
         """
         optimizer, run = load_optimizer(Path(folder), trusted=[EXPLORE])
-        former = None if run is None else run.get("vocs")
-        if former is None:
+        saved = None if run is None else run.get("vocs")
+        if saved is None:
             raise UsageError(
                 f"{folder} holds no generator: it was saved by another run, which load_optimizer "
                 "or bo-stream optimize --resume reads."
             )
         self = cls(vocs, folder)
         here, own = _outline(vocs), self.optimizer.settings
-        if here != former or own.bounds != optimizer.settings.bounds:
+        if here != saved or own.bounds != optimizer.settings.bounds:
             raise UsageError(
-                f"{folder} is of the VOCS {former} with bounds {optimizer.settings.bounds}, got "
+                f"{folder} is of the VOCS {saved} with bounds {optimizer.settings.bounds}, got "
                 f"{here} with bounds {own.bounds}."
             )
         self.optimizer = optimizer
@@ -199,24 +253,40 @@ class Generator(gest_api.Generator):
                     f"Expected the constant {name} to be {constant.value!r}, got {result[name]!r}: "
                     "a result of another problem."
                 )
-        X = tuple(self._coordinate(result, name) for name in self.vocs.variables)
-        given = result.get(ID)
-        key = None if _is_missing(given) else self._known_key(given, X)
-        if key is None:
-            self._check_inside(X)
+        coordinates = []
+        for name in self.vocs.variables:
+            if name not in result:
+                raise UsageError(
+                    f"Expected results with all of {', '.join(self.vocs.variables)}, got one "
+                    f"without {name}: {dict(result)}."
+                )
+            try:
+                coordinates.append(as_number(result[name]))
+            except NoOutcomeError as error:
+                raise UsageError(f"Variable {name} of a result: {error}.") from error
+        X, given, key = tuple(coordinates), result.get(ID), None
+        if given is not None and not (isinstance(given, float) and math.isnan(given)):
+            key = self._known_key(given, X)
+        else:
+            for (name, variable), x in zip(self.vocs.variables.items(), X, strict=True):
+                low, high = variable.domain
+                if not low <= x <= high:
+                    raise UsageError(
+                        f"Expected {name} within [{low:g}, {high:g}], got {x:g}. Leave out results "
+                        "from outside the bounds, or give a VOCS with wider ones."
+                    )
         (objective,) = self.vocs.objectives
-        return _Result(key, X, _outcome(objective, result.get(objective)))
-
-    def _coordinate(self, result: Mapping[str, Any], name: str) -> float:
-        if name not in result:
-            raise UsageError(
-                f"Expected results with all of {', '.join(self.vocs.variables)}, got one without "
-                f"{name}: {dict(result)}."
-            )
-        try:
-            return as_number(result[name])
-        except NoOutcomeError as error:
-            raise UsageError(f"Variable {name} of a result: {error}.") from error
+        value, Y = result.get(objective), None
+        if value is not None:
+            try:
+                number = float(value)
+            except (TypeError, ValueError) as error:
+                raise UsageError(
+                    f"Expected the objective {objective} of a result to be one number, got "
+                    f"{value!r}."
+                ) from error
+            Y = number if abs(number) <= LARGEST else None
+        return _Result(key, X, Y)
 
     def _known_key(self, given: Any, X: tuple[float, ...]) -> int:
         """Return the key of a point that was suggested, if X is that point."""
@@ -235,40 +305,13 @@ class Generator(gest_api.Generator):
             )
         return key
 
-    def _check_inside(self, X: tuple[float, ...]) -> None:
-        for (name, variable), x in zip(self.vocs.variables.items(), X, strict=True):
-            low, high = variable.domain
-            if not low <= x <= high:
-                raise UsageError(
-                    f"Expected {name} within [{low:g}, {high:g}], got {x:g}. Leave out results "
-                    "from outside the bounds, or give a VOCS with wider ones."
-                )
-
-    def _record(self, result: _Result) -> None:
-        optimizer, key = self.optimizer, result.key
-        if key is None:
-            waiting = (trial.key for trial in optimizer.pending if trial.X == result.X)
-            key = next(waiting, None)
-        if key is None:
-            key = optimizer.register(result.X).key
-        status = optimizer.ledger[key].status
-        if result.Y is not None:
-            if status in ("told", "withdrawn"):
-                optimizer.amend(key, result.Y)
-            else:
-                optimizer.tell(key, result.Y)
-        elif status == "told":  # it turned out to be of no use
-            optimizer.withdraw(key)
-        elif status != "withdrawn":
-            optimizer.fail(key, "no finite objective")
-
 
 @dataclass(frozen=True)
 class _Result:
     """A checked result.
 
     Attributes:
-        key: Of a trial in the ledger; None: not known yet.
+        key: Key of a trial in the ledger; None: not known yet.
         X: The point, in the order of the variables.
         Y: Its outcome; None: the evaluation failed.
     """
@@ -289,75 +332,10 @@ def explore(situation: Situation) -> AcquisitionFunction:
     return qNegIntegratedPosteriorVariance(model, mc_points=points, X_pending=pending)
 
 
-def _settings_of(vocs: VOCS, settings: Mapping[str, Any]) -> OptimizationSettings:
-    """Put a VOCS and settings together, or raise a ``UsageError``."""
-    known = {field.name for field in fields(OptimizationSettings)} - {*_OF_VOCS}
-    unknown = [name for name in settings if name not in known]
-    if unknown:
-        raise UsageError(
-            f"Expected settings among {', '.join(sorted(known))}, got {', '.join(unknown)}. Bounds "
-            "and direction are the VOCS's."
-        )
-    (objective,) = vocs.objectives.values()
-    options = dict(settings)
-    explores = isinstance(objective, ExploreObjective)
-    if explores and options.setdefault("acquisition", EXPLORE) not in (EXPLORE, "random"):
-        raise UsageError(
-            "An objective to EXPLORE has an acquisition of its own, got "
-            f"{options['acquisition']!r}: leave it out, or take 'random'."
-        )
-    return OptimizationSettings(
-        bounds=tuple(tuple(variable.domain) for variable in vocs.variables.values()),
-        maximize=isinstance(objective, MaximizeObjective),
-        **options,
-    )
-
-
-def _check_variable(name: str, variable: BaseVariable) -> None:
-    """Check that a variable is a number in a finite interval."""
-    if isinstance(variable, DiscreteVariable):
-        raise UsageError(
-            f"Expected continuous variables, got {name} of {len(variable.values)} values. For "
-            "discrete ones use Ax with bo_stream.ax; for a finite set of points "
-            "bo_stream.acquisition.select_from_pool."
-        )
-    if isinstance(variable, ContextualVariable) or not isinstance(variable, ContinuousVariable):
-        raise UsageError(
-            f"Expected continuous variables, got {name}, a {type(variable).__name__}: a value that "
-            "is observed instead of chosen. Update a bo_stream model with it among the inputs, and "
-            "fix it in BoTorch's optimize_acqf (fixed_features)."
-        )
-    if not all(map(math.isfinite, variable.domain)):
-        raise UsageError(f"Expected finite bounds of {name}, got {variable.domain}.")
-    if variable.dtype not in (None, float, "float", "float64", "f8"):
-        raise UsageError(
-            f"Expected {name} to be a float, got dtype {variable.dtype!r}. Give an array as one "
-            "variable for each entry; for whole numbers use Ax with bo_stream.ax."
-        )
-
-
 def _outline(vocs: VOCS) -> dict[str, Any]:
-    """Return what must be the same in a VOCS for results to be of the same problem."""
+    """Return the parts of a VOCS that must be equal for results of the same problem."""
     objectives = {name: type(one).__name__ for name, one in vocs.objectives.items()}
     return {"variables": list(vocs.variables), "objectives": objectives}
-
-
-def _outcome(name: str, value: Any) -> float | None:
-    """Return a finite outcome, or None if there is none; a ``UsageError`` if it is no number."""
-    if value is None:
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"Expected the objective {name} of a result to be one number, got {value!r}."
-        ) from error
-    return number if abs(number) <= LARGEST else None
-
-
-def _is_missing(value: Any) -> bool:
-    """Return whether a table has no value there."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _whole(name: str, value: Any, least: int) -> int:

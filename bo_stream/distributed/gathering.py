@@ -1,4 +1,4 @@
-"""Stores that replicas exchange through: what is sent, gathered and compacted.
+"""Stores through which replicas exchange: deltas are sent, gathered and compacted.
 
 Any ``MutableMapping[str, bytes]`` will do, such as those of ``zarr``, ``zict`` or ``fsspec``: a
 value is written whole, and a key that was written can be listed and read by all from then on.
@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 from botorch.exceptions.errors import UnsupportedError
 
@@ -62,9 +61,9 @@ class MemoryStore(MutableMapping[str, bytes]):
 class FolderStore(MutableMapping[str, bytes]):
     """A store in a folder that all replicas can reach, on a disk or a network file system.
 
-    A value is a file, which is written beside its place and moved there, so that others see it
-    whole or not at all; what a killed process leaves behind has a name that begins with a dot, and
-    is no key. Nothing is locked.
+    A value is a file, which is written under another name in its folder and then renamed, so that
+    others see it whole or not at all. Drafts of killed processes have names that begin with a dot,
+    and are no keys. Nothing is locked.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -126,18 +125,18 @@ class FolderStore(MutableMapping[str, bytes]):
 
 
 class TakenError(UsageError):
-    """A store holds another value at a key."""
+    """A store has another value at a key."""
 
 
-def _check_same(key: str, held: bytes, value: bytes) -> None:
-    if held != value:
+def _check_same(key: str, stored: bytes, value: bytes) -> None:
+    if stored != value:
         raise TakenError(
             f"The store holds another value at {key}. What replicas have written there is never "
             "changed: give each store to one search, and each replica a name of its own."
         )
 
 
-# --- what a replica was told and has not sent yet ------------------------------------------------
+# --- observations that a replica has not sent yet -------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -145,63 +144,51 @@ class Parcel:
     """A delta as it is written, once or several times.
 
     Attributes:
-        dot: Which one it is.
+        dot: Identity of the delta.
         observations: Number of observations.
-        content: Its bytes, which say which one it is.
+        content: Bytes of the record, which has the identity in its header.
     """
 
     dot: Dot
     observations: int
     content: bytes
 
-    @classmethod
-    def of(cls, dot: Dot, delta: Delta, search: str) -> Self:
-        """Pack a delta."""
-        count = delta.observations
-        return cls(dot, count, sealed(delta_key(dot), search, {"count": count}, delta.arrays()))
-
 
 class Outbox:
-    """Packs what was told into deltas; one that may have been written is not packed anew.
+    """Packs observations into deltas; a delta that may have been written is not packed again.
 
     Attributes:
-        run: The run whose deltas they are.
+        run: The run that writes the deltas.
         search: Digest of the search.
         template: The model without observations that all replicas begin with.
     """
 
     def __init__(self, run: str, search: str, template: StreamingGP) -> None:
-        """Begin with nothing, and the number 1."""
+        """Begin with nothing to send, and the number 1."""
         self.run, self.search, self.template = run, search, template
-        self._told: list[Delta] = []
-        self._packed: Delta
+        self._waiting: Delta | None = None
+        self._packed: Delta  # the delta that is in the parcel
         self._parcel: Parcel | None = None
         self._number = 0
 
-    def add(self, told: Delta) -> None:
+    def add(self, observed: Delta) -> None:
         """Add observations to the next delta."""
-        total = told if not self._told else self._told[0].plus([told])
-        self._told = [total.settled(self.template)]
-
-    def parcel(self) -> Parcel | None:
-        """Return the next delta to be written, None if there is nothing to send."""
-        if self._parcel is None and self._told:
-            (self._packed,), self._told = self._told, []
-            self._parcel = self._numbered()
-        return self._parcel
-
-    def _numbered(self) -> Parcel:
-        """Pack the delta under the next number."""
-        self._number += 1
-        return Parcel.of((self.run, self._number), self._packed, self.search)
+        total = observed if self._waiting is None else self._waiting.plus([observed])
+        self._waiting = total.settled(self.template)
 
     def send(self, store: Store) -> Iterator[Parcel]:
-        """Write what there is; yield each delta when it is written, for others to take.
+        """Write all deltas; yield each when it is written, for others to read.
 
-        A number at which the store has what this run never wrote, such as a copy, is left out. A
-        call that raises has lost nothing, and the next one goes on.
+        A number at which the store has a value that this run never wrote, such as a copy, is left
+        out. A call that raises has lost nothing, and the next one goes on.
         """
-        while (parcel := self.parcel()) is not None:
+        while True:
+            if self._parcel is None:
+                if self._waiting is None:
+                    return
+                self._packed, self._waiting = self._waiting, None
+                self._parcel = self._numbered()
+            parcel = self._parcel
             try:
                 store[delta_key(parcel.dot)] = parcel.content
             except TakenError:
@@ -210,21 +197,29 @@ class Outbox:
             self._parcel = None
             yield parcel
 
+    def _numbered(self) -> Parcel:
+        """Pack the delta under the next number."""
+        self._number += 1
+        dot, count = (self.run, self._number), self._packed.observations
+        key = delta_key(dot)
+        content = sealed(key, self.search, {"count": count}, self._packed.arrays())
+        return Parcel(dot, count, content)
 
-# --- what a store has that a sum has not: each delta once, in any order --------------------------
+
+# --- reading the deltas of a store that a sum lacks: each once, in any order ----------------------
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """What is to be added to a sum.
+    """Deltas that were read and are to be added to a sum.
 
     Attributes:
-        delta: The sum of all that was read; None if nothing was.
-        clock: Which deltas are in the sum then.
-        anew: Whether to begin anew: the delta is the whole sum then, from a snapshot on.
+        delta: The sum of all deltas that were read; None if none was.
+        clock: Set of the deltas in the sum after the addition.
+        anew: Whether to begin again: then the delta, which includes a snapshot, is the whole sum.
         deltas: Number of deltas that were read.
         bytes: Number of bytes that were read.
-        remarks: What was left out, and why.
+        remarks: Records that were left out, with the reasons.
     """
 
     delta: Delta | None
@@ -237,13 +232,13 @@ class Gathered:
 
 @dataclass
 class Gathering:
-    """Reads what one search has in a store.
+    """Reads the records of one search in a store.
 
     Attributes:
         store: The store.
         search: Digest of the search.
         template: The model without observations that all replicas begin with.
-        clocks: Those of snapshots, by key, as far as they were read.
+        clocks: Clocks of snapshots, by key, as far as they were read.
     """
 
     store: Store
@@ -251,50 +246,70 @@ class Gathering:
     template: StreamingGP
     clocks: dict[str, VectorClock] = field(default_factory=dict)
 
-    def missing(self, held: VectorClock, listing: Listing) -> Gathered:
-        """Read what is in the store and not in a sum.
+    def missing(self, present: VectorClock, listing: Listing) -> Gathered:
+        """Read the deltas that are in the store but not in a sum.
 
-        Deltas are read one by one while all of them are there. One that is not has been put into a
-        snapshot and removed: then the sum begins anew from a snapshot that has it, and goes on with
-        the deltas that are not in that, so that none is counted twice.
+        Deltas are read one by one while all of them are there. A delta that is not there has been
+        put into a snapshot and removed: then the sum begins again from a snapshot that has it, and
+        goes on with the deltas that are not in the snapshot, so that none is counted twice.
 
         Args:
-            held: Which deltas the sum has.
-            listing: Of the store.
+            present: Set of the deltas in the sum.
+            listing: Listing of the store.
 
         Raises:
             VanishedError: The store was compacted since it was listed.
         """
         remarks = self.read_clocks(listing)
-        known = held.plus(listing.deltas)
+        known = present.plus(listing.deltas)
+        # clocks that the sum can reach, from itself (None) or from snapshots that lose no delta
+        reachable: dict[str | None, VectorClock] = {None: known}
+        for key in reversed(self.clocks):
+            reached = self.clocks[key].plus(listing.deltas)
+            if reached.covers(present):
+                reachable[key] = reached
         for clock in self.clocks.values():
             known = known.joined(clock)
-        for key in self._ways(held, known, listing):
-            start = held if key is None else self.clocks[key]
-            try:
-                begun, size = (None, 0) if key is None else self._delta(snapshot_of(key))
-            except UnusableError as error:
-                remarks.append(str(error))
-                continue
-            found = self._sum(begun, size, start, listing)
-            lost = start.plus(listing.deltas).lacking(known)
+        for start_key in sorted(reachable, key=lambda key: len(reachable[key].lacking(known))):
+            start, deltas, dots, size = present, list[Delta](), list[Dot](), 0
+            if start_key is not None:
+                start = self.clocks[start_key]
+                try:
+                    snapshot, size = self._delta(snapshot_of(start_key))
+                except UnusableError as error:
+                    remarks.append(str(error))
+                    continue
+                deltas.append(snapshot)
+            left_out = list[str]()
+            for dot, key in listing.deltas.items():
+                if dot in start:
+                    continue
+                try:
+                    delta, more = self._delta(key)
+                except UnusableError as error:
+                    left_out.append(str(error))
+                    continue
+                deltas.append(delta)
+                dots.append(dot)
+                size += more
+            lost = reachable[start_key].lacking(known)
             if lost:
                 remarks.append(
                     f"{len(lost)} deltas are neither in the store nor in a snapshot that can be "
                     f"read ({spelled(lost)}): their observations are missing here."
                 )
             return Gathered(
-                found.delta,
-                found.clock,
-                key is not None,
-                found.deltas,
-                found.bytes,
-                (*remarks, *found.remarks),
+                deltas[0].plus(deltas[1:]).settled(self.template) if deltas else None,
+                start.plus(dots),
+                start_key is not None,
+                len(dots),
+                size,
+                (*remarks, *left_out),
             )
-        raise AssertionError("the sum itself is always a way")
+        raise AssertionError("the sum itself can always go on")
 
     def read_clocks(self, listing: Listing) -> list[str]:
-        """Read the clocks of new snapshots, forget those of removed ones; return remarks."""
+        """Read the clocks of new snapshots, forget clocks of removed ones, and return remarks."""
         remarks = []
         self.clocks = {key: self.clocks[key] for key in listing.clocks if key in self.clocks}
         for key in listing.clocks:
@@ -308,37 +323,6 @@ class Gathering:
                     remarks.append(str(error))
         return remarks
 
-    def _ways(self, held: VectorClock, known: VectorClock, listing: Listing) -> list[str | None]:
-        """List the sum itself (None) and snapshots, those first that lead to the most.
-
-        A snapshot from which not all that the sum has can be reached is no way.
-        """
-        ways: dict[str | None, VectorClock] = {None: held.plus(listing.deltas)}
-        for key in reversed(self.clocks):
-            reached = self.clocks[key].plus(listing.deltas)
-            if reached.covers(held):
-                ways[key] = reached
-        return sorted(ways, key=lambda key: len(ways[key].lacking(known)))
-
-    def _sum(
-        self, begun: Delta | None, size: int, start: VectorClock, listing: Listing
-    ) -> Gathered:
-        """Add the deltas that a sum lacks to what it begins with."""
-        found, taken, remarks = [] if begun is None else [begun], list[Dot](), []
-        for dot, key in listing.deltas.items():
-            if dot in start:
-                continue
-            try:
-                delta, more = self._delta(key)
-            except UnusableError as error:
-                remarks.append(str(error))
-                continue
-            found.append(delta)
-            taken.append(dot)
-            size += more
-        total = found[0].plus(found[1:]).settled(self.template) if found else None
-        return Gathered(total, start.plus(taken), False, len(taken), size, tuple(remarks))
-
     @cached_property
     def _most_bytes(self) -> int:
         return most_bytes_of_sums(self.template)
@@ -351,56 +335,55 @@ class Gathering:
             raise UnusableError(f"{key} is left out: {error}") from error
 
 
-# --- putting the deltas in a store into one snapshot, while others read and write it -------------
+# --- putting the deltas of a store into one snapshot, while others read and write the store -------
 
 
 def compact(gathering: Gathering, run: str) -> int:
-    """Write a snapshot of all deltas in the store, then remove what is in it.
+    """Write a snapshot of all deltas in the store, then remove the deltas that are in it.
 
-    Deltas are removed only while no other snapshot has what the new one lacks; else the new one is
-    withdrawn. Other snapshots are removed only if they have less: of two that have the same both
-    stay, for each of their writers may be about to remove the other's. Nobody removes a delta for
-    the sake of another's snapshot, which may be withdrawn. Two that compact at a time both write
+    Deltas are removed only while no other snapshot has deltas that the new one lacks; else the new
+    one is withdrawn. Other snapshots are removed only if they have less: of two that have the same
+    both stay, for each of their writers may be about to remove the other's. Nobody removes a delta
+    because of another's snapshot, which may be withdrawn. Two that compact at a time both write
     before they look, so that one of them at least sees the other. Hence there is at any time a
-    snapshot that, with the deltas beside it, holds everything.
+    snapshot that, with the deltas in the store, has all observations.
 
     Args:
         gathering: Reads the store.
-        run: Of the replica that does it.
+        run: Run of the replica that compacts.
 
     Returns:
-        Number of deltas that were removed; 0 also where another one has compacted meanwhile.
+        Number of deltas that were removed; 0 also where another replica has compacted meanwhile.
     """
     store = gathering.store
     try:
         listing = Listing.of(store)
-        found = gathering.missing(VectorClock(), listing)
-        if found.delta is None or not listing.deltas or not _covers_all(found.clock, gathering):
+        gathered = gathering.missing(VectorClock(), listing)
+        if (
+            gathered.delta is None
+            or not listing.deltas
+            or not _covers_all(gathered.clock, gathering)
+        ):
             return 0
-        key = counted_key("clock", found.delta.observations, run)
+        key = counted_key("clock", gathered.delta.observations, run)
         if key not in listing.clocks:  # else it is of this run, which could not remove all deltas
             whole = snapshot_of(key)
-            store[whole] = sealed(whole, gathering.search, {}, found.delta.arrays())
-            store[key] = sealed(key, gathering.search, {"clock": found.clock.plain()}, {})
+            store[whole] = sealed(whole, gathering.search, {}, gathered.delta.arrays())
+            store[key] = sealed(key, gathering.search, {"clock": gathered.clock.plain()}, {})
         listing = Listing.of(store)
         unread = gathering.read_clocks(listing)
     except VanishedError:
         return 0
-    if unread or not _covers_all(found.clock, gathering):
+    if unread or not _covers_all(gathered.clock, gathering):
         _remove(store, key, snapshot_of(key))
         return 0
     for other, clock in gathering.clocks.items():
-        if not clock.covers(found.clock):
+        if not clock.covers(gathered.clock):
             _remove(store, other, snapshot_of(other))
     _remove(store, *listing.learned[:-1])
-    return _remove_deltas(store, listing, found.clock)
-
-
-def _remove_deltas(store: Store, listing: Listing, clock: VectorClock) -> int:
-    """Remove the deltas that are in a snapshot of this clock; return their number."""
-    held = [key for dot, key in listing.deltas.items() if dot in clock]
-    _remove(store, *held)
-    return len(held)
+    summed = [key for dot, key in listing.deltas.items() if dot in gathered.clock]
+    _remove(store, *summed)
+    return len(summed)
 
 
 def _covers_all(clock: VectorClock, gathering: Gathering) -> bool:

@@ -1,4 +1,4 @@
-"""What the replicas of a search have in common, and who takes part in it."""
+"""The facts that replicas of a search share, and the runs that take part in it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MOST_SPELLED = 12
 
 @dataclass(frozen=True)
 class Search:
-    """The facts that decide what statistics mean.
+    """The facts that decide whether statistics of replicas add up.
 
     Attributes:
         facts: Name to plain value: the bounds, the sense, and all of the model.
@@ -69,7 +69,7 @@ class Search:
 
     @property
     def digest(self) -> str:
-        """Digest of the facts, by which a record says to which search it belongs."""
+        """Digest of the facts, which is in each record of the search."""
         text = json.dumps(self.facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -83,7 +83,7 @@ class Search:
 
 
 def _plain(value: object) -> Any:
-    """Return numbers as lists, which JSON keeps as they are, and many of them as a digest."""
+    """Return a value as JSON has it; of many numbers return a digest."""
     if isinstance(value, Tensor):
         if value.numel() > _MOST_SPELLED:
             content = value.detach().cpu().contiguous().numpy().tobytes()
@@ -96,25 +96,21 @@ def template_of(settings: OptimizationSettings, model: StreamingGP | None) -> St
     """Return the model without observations that all replicas begin with.
 
     Args:
-        settings: Of the search.
-        model: A model of one's own, which is copied; None: ``WISKI`` as the settings say.
+        settings: Settings of the search.
+        model: A model of the user's own, which is copied; None: ``WISKI`` by the settings.
 
     Raises:
         UsageError: The statistics of the model depend on hyperparameters, or on the order in which
             observations come; or it is not one of an outcome over the unit cube without
             observations.
     """
-    if model is None:
-        return _on_grid(settings)
-    fault = _fault(settings, model)
-    if fault is not None:
-        raise UsageError(
-            f"This {type(model).__name__} cannot be a replica's: {fault}. {_QUALIFIED}"
-        )
-    return deepcopy(model).eval()
-
-
-def _on_grid(settings: OptimizationSettings) -> StreamingGP:
+    if model is not None:
+        fault = _fault(settings, model)
+        if fault is not None:
+            raise UsageError(
+                f"This {type(model).__name__} cannot be a replica's: {fault}. {_QUALIFIED}"
+            )
+        return deepcopy(model).eval()
     name = "wiski" if settings.model == AUTO else settings.model
     if name != "wiski" or settings.dim > MOST_ON_GRID:
         raise UsageError(
@@ -130,7 +126,7 @@ def _on_grid(settings: OptimizationSettings) -> StreamingGP:
 
 
 def _fault(settings: OptimizationSettings, model: StreamingGP) -> str | None:
-    """Say why a model does not qualify; None if it does."""
+    """Return why a model does not qualify or fit the settings; None if it does."""
     if type(model) not in (WISKI, BayesianLastLayer):
         return "its statistics depend on hyperparameters, or on the order of the observations"
     if not isinstance(model.outcomes, GaussianOutcomes):
@@ -144,11 +140,6 @@ def _fault(settings: OptimizationSettings, model: StreamingGP) -> str | None:
         return "it transforms inputs, by what it learns from the first: a replica scales them"
     if model.num_observations > 0:
         return f"it has {model.num_observations:g} observations: call clear(), or build it without"
-    return _misfit(settings, model)
-
-
-def _misfit(settings: OptimizationSettings, model: StreamingGP) -> str | None:
-    """Say why a model does not fit the settings; None if it does."""
     if model.num_outputs != 1 or model.batch_shape:
         return f"expected one outcome, got {model.num_outputs}, and batches {model.batch_shape}"
     if model.input_dim != settings.dim:
@@ -163,15 +154,15 @@ def _misfit(settings: OptimizationSettings, model: StreamingGP) -> str | None:
     return None
 
 
-# --- who takes part in a search: the runs of replicas, other searches ----------------------------
+# --- the runs that take part in a search ----------------------------------------------------------
 
 
 class Membership:
-    """A run's place among the runs in a store.
+    """A run among the runs in a store.
 
     A run that starts later takes over the name of an earlier one, as when a replica died and comes
-    back. If the earlier one is alive, it is told so at its next exchange, and the later one at the
-    exchange in which it sees a delta that the earlier one has sent since.
+    back. If the earlier run is alive, its next exchange raises an error, and the later run warns at
+    the exchange in which it sees a delta that the earlier one has sent since.
 
     Attributes:
         run: The run.
@@ -193,8 +184,8 @@ class Membership:
                     f"differ in {search.difference(about.get('facts', {}))}. Use the same settings "
                     "and model, or another store."
                 )
-        self._former = [other for other in listing.runs if name_of(other) == name_of(run)]
-        self._sent = self._of_former(listing)
+        self._previous = [other for other in listing.runs if name_of(other) == name_of(run)]
+        self._sent = self._of_previous(listing)
         about = {
             "facts": dict(search.facts),
             "host": platform.node(),
@@ -205,23 +196,23 @@ class Membership:
         store[key] = sealed(key, search.digest, about, {})
 
     def _about(self, run: str) -> dict[str, Any]:
-        """Read what a run says of itself; nothing where that cannot be read."""
+        """Read the description of a run; return nothing where it cannot be read."""
         try:
             return opened(self._store, f"replica/{run}", None)[0]
         except (VanishedError, UnusableError):
             return {}
 
-    def place(self) -> tuple[int, int]:
-        """Return the place of this replica's name among all names, and their number."""
+    def position(self) -> tuple[int, int]:
+        """Return the index of this replica's name among all names, and the number of names."""
         names = sorted({*Listing.of(self._store).names, name_of(self.run)})
         return names.index(name_of(self.run)), len(names)
 
-    def _of_former(self, listing: Listing) -> set[Dot]:
-        return {dot for dot in listing.deltas if dot[0] in self._former}
+    def _of_previous(self, listing: Listing) -> set[Dot]:
+        return {dot for dot in listing.deltas if dot[0] in self._previous}
 
     def still_alive(self, listing: Listing) -> list[str]:
-        """Name former runs that have sent deltas since this run has begun, once for each delta."""
-        new = self._of_former(listing) - self._sent
+        """Return a remark on each previous run that has sent further deltas since the last call."""
+        new = self._of_previous(listing) - self._sent
         self._sent |= new
         return [
             f"Another replica of the name {name_of(run)!r}, {self._spelled(run)}, still sends "
@@ -230,10 +221,10 @@ class Membership:
         ]
 
     def check_alone(self, listing: Listing) -> None:
-        """Check that no other replica has taken this name since; else it is a ``UsageError``."""
+        """Raise a ``UsageError`` if another replica has taken this name since."""
         name = name_of(self.run)
         for run in listing.runs:
-            if name_of(run) == name and run not in (*self._former, self.run):
+            if name_of(run) == name and run not in (*self._previous, self.run):
                 raise UsageError(
                     f"Another replica of the name {name!r} has started after this one: "
                     f"{self._spelled(run)}. Its outcomes and those of this one are all in the "
@@ -255,10 +246,10 @@ def arrays_of(model: StreamingGP) -> dict[str, Tensor]:
 
 
 def set_from(model: StreamingGP, arrays: Mapping[str, Tensor]) -> None:
-    """Set a model's hyperparameters and standardisation; what depends on these alone follows.
+    """Set a model's hyperparameters and standardisation, and compute again what depends on them.
 
     Raises:
-        ValueError: They are those of another model, or not finite; the model stays as it is.
+        ValueError: The arrays are of another model, or not finite; the model does not change.
     """
     own = model.state_dict()
     if own.keys() != arrays.keys():

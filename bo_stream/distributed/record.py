@@ -1,13 +1,14 @@
-"""The record of an ingest in a folder: which fragments are in, and their sums.
+"""The record of an ingest in a folder: the fragments that are in, and their sums.
 
-A folder holds ``ingest.json``, and for each node of the tree of sums two files: the sums, and the
-names and digests of their fragments. A node is written before those that it was made of are
-removed, and its names after its sums: whatever ends the process, what is named is whole. When an
-ingest ends, its sums become one *sealed* node, so that the next one adds only what came later.
+A folder has ``ingest.json``, and for each node of the tree of sums two files: the sums, and the
+names and digests of their fragments. A node is written before the nodes that were merged into it
+are removed, and its names after its sums: if the process ends at any time, all named sums are
+whole. When an ingest ends, its sums become one *sealed* node, so that the next one adds only
+further fragments.
 
-Files are known by what is in them: the names of a node say of which record, ingest and node they
-are, and the digest of its sums; the index says those of sealed nodes once more. So no file counts
-that was copied from another record, put under another name, or is older than the others.
+Files are known by their contents: the names of a node include its record, ingest and node, and the
+digest of its sums; the index has the digests of sealed nodes once more. So no file counts that was
+copied from another record, has another name, or is older than the others.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from bo_stream.distributed.sources import Columns, Fault, FileFragment, Fragment, digest_of
+from bo_stream.distributed.sources import ColumnNames, Fault, FileFragment, Fragment, digest_of
 from bo_stream.distributed.sums import Sums, check_alike, merge
-from bo_stream.distributed.tasks import Part, Place, SumTree
+from bo_stream.distributed.tasks import PartialSums, Place, SumTree
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import hold_folder
 from bo_stream.models.base import StreamingGP
@@ -36,8 +37,8 @@ from bo_stream.storage.archive import (
 )
 from bo_stream.storage.trusted import Trusted
 
-FORMAT = FileFormat("bo_stream record of an ingest", 2)
-INDEX = "ingest.json"
+_FORMAT = FileFormat("bo_stream record of an ingest", 2)
+_INDEX = "ingest.json"
 STREAM = "stream"
 """Plan of a source whose fragments are not known before they are read."""
 
@@ -51,11 +52,11 @@ class _State:
     """The content of the index.
 
     Attributes:
-        record: Random name of the record, which its nodes bear, too.
+        record: Random name of the record, which is in its nodes, too.
         columns: Names of the columns that are read.
         begun: Number of observations that the model had before the first ingest.
-        sealed: Number of observations of each ingest that has ended, and the digest of its sums.
-        plan: Digest of the fragments of the one under way; empty: there is none.
+        sealed: Number of observations and digest of the sums of each ingest that has ended.
+        plan: Digest of the fragments of the ingest under way; empty: there is none.
     """
 
     record: str
@@ -65,30 +66,49 @@ class _State:
     plan: str = ""
 
 
-class Record:
-    """A folder in which an ingest keeps what is in; use :func:`opened_record`.
+class IngestRecord:
+    """A folder that records what ingests have taken in; use :func:`opened_record`.
 
     Attributes:
-        base: Sums that are in the record and not in the model.
+        base: Sums that are in the record but not in the model.
     """
 
     def __init__(
-        self, folder: Path, model: StreamingGP, columns: Columns, trusted: Sequence[Trusted]
+        self, folder: Path, model: StreamingGP, columns: ColumnNames, trusted: Sequence[Trusted]
     ) -> None:
         """Read a folder, or begin one.
 
         Raises:
-            UsageError: It is damaged, lacks its index or another part, or is of other columns, of
-                another model, or of one that holds neither what it held at the start nor that and
-                what is recorded.
+            UsageError: It is damaged, lacks its index or another part, or belongs to other columns,
+                to another model, or to a model that has neither its first observations only nor
+                these and the recorded ones.
         """
         self._folder, self._trusted = folder, trusted
         named = {name: list(value) for name, value in asdict(columns).items()}
-        if (folder / INDEX).is_file():
-            self._state = self._read_state()
+        if (folder / _INDEX).is_file():
+            try:
+                content = read_index(folder / _INDEX, _FORMAT)
+                sealed = tuple((float(n), str(digest)) for n, digest in content["sealed"])
+                self._state = _State(**{**content, "sealed": sealed})
+            except OtherVersionError as error:
+                raise UsageError(
+                    f"{error} Records of version 1 do not say which sums are theirs, and know "
+                    "files by parts of their bytes: build the model anew with another record."
+                ) from error
+            except _DAMAGE as error:
+                raise UsageError(
+                    f"{folder / _INDEX} is no record of an ingest: {error} {_CURE}"
+                ) from error
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            self._check_begins()
+            left = sorted(each.name for each in folder.glob("*-*.json") if _NODE(each.stem))
+            if left:
+                raise UsageError(
+                    f"{folder} has no {_INDEX}, but sums of an ingest ({', '.join(left[:3])}"
+                    f"{', ...' if len(left) > 3 else ''}): going on would count their observations "
+                    f"twice. Restore {_INDEX} from a copy, or give another folder and build the "
+                    "model anew."
+                )
             self._write_state(_State(uuid4().hex, named, model.num_observations))
         if self._state.columns != named:
             raise UsageError(
@@ -105,31 +125,20 @@ class Record:
         if not self._state.plan:
             self._remove(folder.glob("node-*"))  # of an ingest that ended just before its process
 
-    def _check_begins(self) -> None:
-        """Check that a folder without an index is not what is left of a record."""
-        left = sorted(each.name for each in self._folder.glob("*-*.json") if _NODE(each.stem))
-        if left:
-            raise UsageError(
-                f"{self._folder} has no {INDEX}, but sums of an ingest ({', '.join(left[:3])}"
-                f"{', ...' if len(left) > 3 else ''}): going on would count their observations "
-                f"twice. Restore {INDEX} from a copy, or give another folder and build the model "
-                "anew."
-            )
-
     # --- an ingest under way ------------------------------------------------------------------
 
     def is_in(self, fragment: Fragment) -> bool:
-        """Say whether an ingest that has ended took a fragment in.
+        """Return whether an ingest that has ended took a fragment in.
 
-        Of one that any took in all bytes are hashed, once.
+        All bytes of a fragment that any ingest took in are hashed, once.
 
         Raises:
             UsageError: It was taken in, and has changed since.
         """
         key = fragment.key
-        former = self._digests.get(key) or self._under_way.get(key)
-        if former is not None and key not in self._checked:
-            if fragment.digest(self._columns) != former:
+        previous = self._digests.get(key) or self._under_way.get(key)
+        if previous is not None and key not in self._checked:
+            if fragment.digest(self._columns) != previous:
                 raise UsageError(
                     f"{key} has changed since it was taken in, by the record in {self._folder}: "
                     "what was taken in cannot be taken out. Restore the file, or build the model "
@@ -139,14 +148,14 @@ class Record:
         return key in self._digests
 
     def check_new(self, fragments: Sequence[Fragment], digests: Mapping[str, str]) -> None:
-        """Check that no file of a task has the content of one that is in under another name.
+        """Check that no file of a task has the content of a recorded one under another name.
 
         Args:
-            fragments: Of the task.
-            digests: Of those that it read, by key.
+            fragments: Fragments of the task.
+            digests: Digests of the fragments that the task read, by key.
 
         Raises:
-            UsageError: One has.
+            UsageError: A file has.
         """
         for each in fragments:
             same = self._contents.get(digests.get(each.key, ""))
@@ -157,12 +166,13 @@ class Record:
                 )
 
     def begun(self, fragments: Sequence[Fragment] | None, start: Sums, task_rows: int) -> SumTree:
-        """Return the tree of an ingest, with the nodes of one that was interrupted.
+        """Return the tree of an ingest, with the nodes of an interrupted ingest.
 
-        If fragments or tasks are others, what it took in is sealed, and :meth:`is_in` says so.
+        If fragments or tasks have changed since then, the sums of the interrupted one are sealed,
+        and :meth:`is_in` is true of its fragments.
 
         Args:
-            fragments: All of the source; None: not known.
+            fragments: All fragments of the source; None: not known.
             start: Sums of no observations.
             task_rows: Rows of a task: nodes are known by the numbers of their tasks.
 
@@ -185,7 +195,7 @@ class Record:
         new = [each for each in fragments if each.key not in self._digests]
         return digest_of([task_rows, *((each.key, each.size, each.num_rows) for each in new)])
 
-    def seal(self, part: Part | None) -> None:
+    def seal(self, part: PartialSums | None) -> None:
         """End an ingest: its sums become one node, and nothing is under way."""
         rows = 0.0 if part is None else part.sums.rows
         if part is not None and part.keys:
@@ -203,9 +213,9 @@ class Record:
         self._digests |= digests
         self._contents |= {digest: key for key, digest in digests.items()}
 
-    def _keep(self, place: Place, part: Part, former: tuple[Place, ...]) -> None:
+    def _keep(self, place: Place, part: PartialSums, merged: tuple[Place, ...]) -> None:
         self._write(_name(place), part)
-        for each in former:
+        for each in merged:
             self._remove([self._names(_name(each)), self._sums(_name(each))])
 
     # --- files ----------------------------------------------------------------------------------
@@ -216,7 +226,7 @@ class Record:
     def _sums(self, name: str) -> Path:
         return self._folder / f"{name}.safetensors"
 
-    def _write(self, name: str, part: Part) -> str:
+    def _write(self, name: str, part: PartialSums) -> str:
         """Write a node; return the digest of its sums."""
         content = part.sums.to_bytes()
         with atomic_write(self._sums(name)) as file:
@@ -228,19 +238,19 @@ class Record:
             "digests": dict(part.digests),
             "faults": [asdict(fault) for fault in part.faults],
         }
-        write_index(self._names(name), FORMAT, about)
+        write_index(self._names(name), _FORMAT, about)
         return digest
 
     def _bears(self, name: str) -> dict[str, Any]:
-        """Return what a node says of itself; one of the ingest under way says of which."""
+        """Return the entries by which a node is known, with those of an ingest under way."""
         own = {"record": self._state.record, "node": name}
         under_way = {"ingest": len(self._state.sealed), "plan": self._state.plan}
         return own if name.startswith("sealed-") else own | under_way
 
-    def _read(self, name: str, model: StreamingGP, digest: str | None = None) -> Part:
-        """Read a node, of whose sums the digest is known or not."""
+    def _read(self, name: str, model: StreamingGP, digest: str | None = None) -> PartialSums:
+        """Read a node, and compare its sums with their digest where it is known."""
         try:
-            about = read_index(self._names(name), FORMAT)
+            about = read_index(self._names(name), _FORMAT)
             for word, own in self._bears(name).items():
                 if about[word] != own:
                     raise ValueError(
@@ -248,8 +258,8 @@ class Record:
                         "was copied or renamed."
                     )
             content = self._sums(name).read_bytes()
-            found = hashlib.sha256(content).hexdigest()
-            if found != about["sums"] or found != (digest or found):
+            actual = hashlib.sha256(content).hexdigest()
+            if actual != about["sums"] or actual != (digest or actual):
                 raise ValueError("its sums are not those that were written with it.")
             sums = Sums.from_bytes(content, self._trusted)
             digests = dict[str, str](about["digests"])
@@ -259,44 +269,15 @@ class Record:
                 f"The record in {self._folder} is damaged at {name}: {error} {_CURE}"
             ) from error
         check_alike(model, sums.model)
-        return Part(sums, tuple(digests), faults, digests)
-
-    def _read_state(self) -> _State:
-        path = self._folder / INDEX
-        try:
-            content = read_index(path, FORMAT)
-            content["sealed"] = tuple((float(n), str(digest)) for n, digest in content["sealed"])
-            return _State(**content)
-        except OtherVersionError as error:
-            raise UsageError(
-                f"{error} Records of version 1 do not say which sums are theirs, and know files by "
-                "parts of their bytes: build the model anew with another record."
-            ) from error
-        except _DAMAGE as error:
-            raise UsageError(f"{path} is no record of an ingest: {error} {_CURE}") from error
+        return PartialSums(sums, tuple(digests), faults, digests)
 
     def _write_state(self, state: _State) -> None:
-        write_index(self._folder / INDEX, FORMAT, asdict(state))
+        write_index(self._folder / _INDEX, _FORMAT, asdict(state))
         self._state = state
 
     def _read_sealed(self, model: StreamingGP) -> None:
-        """Read ingests that have ended, and add up those that the model does not hold."""
-        held, ended = self._held_by(model), len(self._state.sealed)
-        if self._names(_sealed(ended)).exists() and not any(self._folder.glob("node-*.json")):
-            raise UsageError(  # one whose process ended before the index was written has nodes
-                f"{self._folder / INDEX} is older than {_sealed(ended)}.json beside it: it knows "
-                f"of {ended} ingests only. Restore all files from one copy, or give another folder "
-                "and build the model anew."
-            )
-        for number, (_, digest) in enumerate(self._state.sealed):
-            part = self._read(_sealed(number), model, digest)
-            self._took(part.digests)
-            if number >= held:
-                self.base = part.sums if self.base is None else merge(self.base, part.sums)
-
-    def _held_by(self, model: StreamingGP) -> int:
-        """Count the ingests whose observations a model holds."""
-        counts = [self._state.begun]
+        """Read ingests that have ended, and add up those whose observations the model lacks."""
+        counts = [self._state.begun]  # of observations after each ingest
         for rows, _ in self._state.sealed:
             counts.append(counts[-1] + rows)
         fits = [i for i, count in enumerate(counts) if abs(count - model.num_observations) < 0.5]
@@ -307,13 +288,25 @@ class Record:
                 f"of {[round(count) for count in counts]} observations, got one of "
                 f"{model.num_observations:,g}. {_CURE}"
             )
-        return fits[-1]
+        ended = len(self._state.sealed)
+        if self._names(_sealed(ended)).exists() and not any(self._folder.glob("node-*.json")):
+            raise UsageError(  # one whose process ended before the index was written has nodes
+                f"{self._folder / _INDEX} is older than {_sealed(ended)}.json beside it: it knows "
+                f"of {ended} ingests only. Restore all files from one copy, or give another folder "
+                "and build the model anew."
+            )
+        for number, (_, digest) in enumerate(self._state.sealed):
+            part = self._read(_sealed(number), model, digest)
+            self._took(part.digests)
+            if number >= fits[-1]:
+                self.base = part.sums if self.base is None else merge(self.base, part.sums)
 
-    def _read_nodes(self, start: Sums) -> dict[Place, Part]:
-        """Read the nodes of an interrupted ingest; those that are in larger ones are removed."""
-        found = sorted(map(_place, self._folder.glob("node-*.json")), key=lambda p: -p.level)
-        nodes = dict[Place, Part]()
-        for place in found:
+    def _read_nodes(self, start: Sums) -> dict[Place, PartialSums]:
+        """Read the nodes of an interrupted ingest, and remove those that are in larger ones."""
+        names = (path.stem.split("-") for path in self._folder.glob("node-*.json"))
+        places = [Place(int(start), int(level)) for _, start, level in names]
+        nodes = dict[Place, PartialSums]()
+        for place in sorted(places, key=lambda place: -place.level):
             if any(each.start <= place.start < each.stop for each in nodes):
                 self._remove([self._names(_name(place)), self._sums(_name(place))])
             else:
@@ -334,22 +327,17 @@ def _name(place: Place) -> str:
     return f"node-{place.start}-{place.level}"
 
 
-def _place(path: Path) -> Place:
-    _, start, level = path.stem.split("-")
-    return Place(int(start), int(level))
-
-
 @contextmanager
 def opened_record(
     folder: str | Path | None,
     model: StreamingGP,
-    columns: Columns,
+    columns: ColumnNames,
     trusted: Sequence[Trusted],
-) -> Iterator[Record | None]:
-    """Lock a folder and read its record while the block runs; None: nothing is recorded.
+) -> Iterator[IngestRecord | None]:
+    """Lock a folder and read its record for the block; without a folder yield None.
 
     Raises:
-        UsageError: Another process uses the folder; or as of :class:`Record`.
+        UsageError: Another process uses the folder; or as of :class:`IngestRecord`.
     """
     if folder is None:
         yield None
@@ -357,4 +345,4 @@ def opened_record(
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     with hold_folder(path, "Wait until that ingest ends, stop it, or give another record."):
-        yield Record(path, model, columns, trusted)
+        yield IngestRecord(path, model, columns, trusted)

@@ -1,15 +1,15 @@
-"""What replicas exchange: deltas with vector clocks, as records in a store.
+"""Records that replicas exchange through a store: deltas with vector clocks.
 
 =============================  ======================================================
 ``replica/RUN``                a run of a replica, its name and random digits, and its search
 ``delta/RUN.NUMBER``           observations that it made, numbered from 1
-``snapshot/COUNT.RUN``         the sum of many deltas, of so many observations
-``clock/COUNT.RUN``            which deltas these are; a snapshot counts once this is written
-``learned/COUNT.RUN``          hyperparameters, and how many observations they were learned from
+``snapshot/COUNT.RUN``         the sum of many deltas, of COUNT observations
+``clock/COUNT.RUN``            set of these deltas; a snapshot counts once this is written
+``learned/COUNT.RUN``          hyperparameters that were learned from COUNT observations
 =============================  ======================================================
 
 A value is an archive of ``safetensors`` with a header and a digest; it is never changed. The header
-says the key: a value that was copied or moved to another key is left out.
+has the key: a value that was copied or moved to another key is left out.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Dot = tuple[str, int]
 """A delta's identity: its writer, and its number among that writer's, from 1."""
 
 
-MOST = 10**8 - 1
-"""Largest number of a delta, as keys have it."""
+_MOST_NUMBER = 10**8 - 1
+"""Largest number of a delta, by the length of numbers in keys."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ class VectorClock:
         return VectorClock(upto, self.beyond).plus(other._dots_beyond())
 
     def covers(self, other: VectorClock) -> bool:
-        """Say whether the set contains another."""
+        """Return whether the set contains another."""
         return not self.lacking(other)
 
     def lacking(self, other: VectorClock) -> list[Dot]:
-        """List what another set has and this one has not."""
+        """List the deltas that another set has and this one lacks."""
         below = (
             (writer, number)
             for writer, last in sorted(other.upto.items())
@@ -97,7 +97,7 @@ class VectorClock:
         return [(w, n) for w, numbers in sorted(self.beyond.items()) for n in sorted(numbers)]
 
     def plain(self) -> dict[str, Any]:
-        """Return plain values, of which :meth:`of_plain` makes the clock again."""
+        """Return plain values, from which :meth:`of_plain` builds the clock."""
         beyond = {writer: sorted(numbers) for writer, numbers in self.beyond.items()}
         return {"upto": dict(self.upto), "beyond": beyond}
 
@@ -116,13 +116,15 @@ class VectorClock:
         largest = max(
             (*upto.values(), *(n for numbers in beyond.values() for n in numbers)), default=0
         )
-        if largest > MOST:
-            raise ValueError(f"it has a delta of the number {largest}, expected at most {MOST}")
+        if largest > _MOST_NUMBER:
+            raise ValueError(
+                f"it has a delta of the number {largest}, expected at most {_MOST_NUMBER}"
+            )
         return cls(upto, beyond)
 
 
 def spelled(dots: Iterable[Dot]) -> str:
-    """Spell deltas for a message, some of each writer."""
+    """Format deltas for a message, a few of each writer."""
     numbers: dict[str, list[int]] = {}
     for writer, number in dots:
         numbers.setdefault(writer, []).append(number)
@@ -169,7 +171,7 @@ def new_run(name: str) -> str:
 
 
 def name_of(run: str) -> str:
-    """Return the name of the replica that a run is of."""
+    """Return the name of the replica of a run."""
     return run.rpartition(".")[0]
 
 
@@ -185,12 +187,12 @@ def counted_key(kind: str, observations: int, run: str) -> str:
 
 
 def count_of(key: str) -> int:
-    """Return the number of observations that is in a key of :func:`counted_key`."""
+    """Return the number of observations in a key of :func:`counted_key`."""
     return int(key.partition("/")[2].partition(".")[0])
 
 
 def snapshot_of(clock_key: str) -> str:
-    """Return the key of the snapshot that a clock is of."""
+    """Return the key of the snapshot whose clock has a key."""
     return clock_key.replace("clock/", "snapshot/", 1)
 
 
@@ -200,10 +202,10 @@ class Listing:
 
     Attributes:
         runs: Runs of replicas.
-        deltas: Keys of deltas by what they are.
+        deltas: Keys of deltas by their identities.
         clocks: Keys of the clocks of snapshots.
         learned: Keys of hyperparameters; the last one counts.
-        foreign: Keys of no such kind.
+        foreign: Keys of other kinds.
     """
 
     runs: tuple[str, ...]
@@ -239,10 +241,10 @@ def sealed(key: str, search: str, about: Mapping[str, Any], arrays: dict[str, Te
     """Return the bytes of a record.
 
     Args:
-        key: At which it will be written.
-        search: Digest of the search that it belongs to.
+        key: Key at which the record will be written.
+        search: Digest of the search that the record belongs to.
         about: Plain values.
-        arrays: As :func:`archive_bytes` takes them.
+        arrays: Arrays as of :func:`archive_bytes`.
     """
     return archive_bytes({"key": key, "search": search, **about}, arrays, RECORD)
 
@@ -254,7 +256,7 @@ def opened(
 
     Args:
         store: The store.
-        key: Of the record.
+        key: Key of the record.
         search: Digest of the search that it should belong to; None: any.
 
     Raises:
@@ -283,21 +285,20 @@ def opened(
     return about, arrays, len(content)
 
 
-# --- deltas: what some observations add to a model, as replicas exchange it ----------------------
+# --- deltas: observations or their sums, as replicas exchange them ----------------------------
 
 
 MOST_ROWS = 1024
-"""Up to this many observations travel as themselves: they are smaller than their statistics."""
+"""Most observations that are exchanged as rows: these are smaller than their statistics."""
 
 
 @dataclass(frozen=True)
 class BestPoints:
-    """The ``SHORTLIST`` observations of the largest outcomes, in an order that all agree on.
+    """The ``SHORTLIST`` observations of the largest outcomes, in an order equal in all replicas.
 
     Attributes:
         X: Inputs in the unit cube, ``k x d``.
-        Y: Outcomes of which large ones are good, ``k``, the largest first; of equal ones the first
-            in the order of their inputs.
+        Y: Outcomes, ``k``, the largest and best first; equal ones in the order of their inputs.
     """
 
     X: Tensor
@@ -305,7 +306,7 @@ class BestPoints:
 
     @classmethod
     def of(cls, X: Tensor, Y: Tensor) -> Self:
-        """Take the best of n observations, ``n x d`` and ``n``."""
+        """Select the best of n observations, ``n x d`` and ``n``."""
         order = torch.arange(len(Y), device=Y.device)
         for column in (*X.T.flip(0), -Y):  # the last sort is of the first importance
             order = order[column[order].sort(stable=True).indices]
@@ -314,23 +315,22 @@ class BestPoints:
 
     @classmethod
     def joined(cls, parts: Sequence[BestPoints]) -> Self:
-        """Take the best of some sets of them."""
+        """Select the best of several sets of best points."""
         return cls.of(torch.cat([part.X for part in parts]), torch.cat([part.Y for part in parts]))
 
 
 @dataclass(frozen=True)
 class Delta:
-    """What some observations add to a model: these themselves while they are few, else their sums.
+    """Observations to be added to a model: rows while they are few, else their sums.
 
-    A value, of which any number add up in any order. Outcomes are those of which large ones are
-    good.
+    Any number of deltas add up, in any order. Large outcomes are good.
 
     Attributes:
         X: Inputs of observations that are not in ``sums``, in the unit cube, ``n x d``.
-        Y: Their outcomes, ``n x 1``.
-        sums: Statistics of all others, at the hyperparameters that a search begins with; None if
-            there are no others.
-        best_summed: The best points of these.
+        Y: Outcomes of these observations, ``n x 1``.
+        sums: Statistics of all other observations, at the first hyperparameters of the search;
+            None if there are no others.
+        best_summed: Best points of the observations in ``sums``.
     """
 
     X: Tensor
@@ -344,7 +344,7 @@ class Delta:
         return len(self.X) + (0 if self.sums is None else round(self.sums.rows))
 
     def best(self) -> BestPoints:
-        """Return the best points of all."""
+        """Return the best points of all observations of the delta."""
         rows = BestPoints.of(self.X, self.Y.squeeze(-1))
         return rows if self.best_summed is None else BestPoints.joined((rows, self.best_summed))
 
@@ -363,7 +363,7 @@ class Delta:
         return Delta(X, Y, reduce(merge, sums), BestPoints.joined(best))
 
     def settled(self, template: StreamingGP) -> Delta:
-        """Put observations into sums where they are more than ``MOST_ROWS``.
+        """Return the delta with its rows in sums where they are more than ``MOST_ROWS``.
 
         Args:
             template: The model without observations that all replicas of a search begin with.
@@ -376,7 +376,7 @@ class Delta:
         return Delta(self.X[:0], self.Y[:0], sums, self.best())
 
     def put_into(self, model: StreamingGP, template: StreamingGP) -> None:
-        """Put all observations into a model, whose hyperparameters may differ; all or none.
+        """Add all observations to a model, whose hyperparameters may differ; all or none.
 
         Raises:
             UnsupportedError: The sums are of another model.
@@ -403,13 +403,13 @@ class Delta:
     def of_arrays(
         cls, arrays: Mapping[str, Tensor], template: StreamingGP, most_bytes: int
     ) -> Delta:
-        """Build a delta of what :meth:`arrays` returned.
+        """Build a delta from the arrays that :meth:`arrays` returned.
 
         Args:
-            arrays: As they were read: of any shapes and types.
+            arrays: Arrays that were read: of any shapes and types.
             template: The model without observations that all replicas of a search begin with.
-            most_bytes: Most bytes of its sums, as of :func:`most_bytes_of_sums`; of more no more
-                are unpacked.
+            most_bytes: Most bytes of the sums, as of :func:`most_bytes_of_sums`; no more are
+                unpacked.
 
         Raises:
             ValueError: They are of other shapes, or not finite.
@@ -434,9 +434,9 @@ class Delta:
 
 
 def most_bytes_of_sums(template: StreamingGP) -> int:
-    """Return a number of bytes that no sums of a search exceed: twice those of some of its sums.
+    """Return a number of bytes that no sums of a search exceed: twice the size of some of its sums.
 
-    Statistics have the same size however many observations they are of.
+    Statistics have the same size for any number of observations.
 
     Args:
         template: The model without observations that all replicas of a search begin with.

@@ -1,4 +1,4 @@
-"""Replicas of a search: no driver, each chooses points of its own and exchanges statistics."""
+"""Replicas of a search: without a driver, each chooses points and exchanges statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from bo_stream.distributed.gathering import Gathered, Gathering, Outbox, Parcel, compact
+from bo_stream.distributed.gathering import Gathering, Outbox, compact
 from bo_stream.distributed.membership import Membership, Search, arrays_of, set_from, template_of
 from bo_stream.distributed.records import (
     BestPoints,
@@ -38,10 +38,10 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.warnings import users_stack_level
 
 CHOICES = ("TS", "random")
-"""Acquisitions that need to know nothing of what others evaluate at the time."""
+"""Acquisitions that do not depend on the points that others evaluate at the time."""
 
-ATTEMPTS = 10
-"""How often a store is listed anew because it was compacted while it was read."""
+_ATTEMPTS = 10
+"""How often a store is listed again because it was compacted while it was read."""
 
 
 class ReplicaWarning(UserWarning):
@@ -53,9 +53,9 @@ class BestPoint:
     """The best point so far.
 
     Attributes:
-        X: The point, of all that were told to any replica and exchanged; of the ``SHORTLIST`` best
-            outcomes that with the best posterior mean.
-        mean: That posterior mean.
+        X: The point with the best posterior mean among the points of the ``SHORTLIST`` best
+            outcomes of all replicas, as far as they were exchanged.
+        mean: Posterior mean at the point.
     """
 
     X: tuple[float, ...]
@@ -64,18 +64,19 @@ class BestPoint:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What an exchange did.
+    """The result of an exchange.
 
     Attributes:
-        sent: Observations that were sent.
-        deltas: Deltas that were taken, those in a snapshot not counted.
-        anew: Whether the model began anew from a snapshot.
+        sent: Number of observations that were sent.
+        deltas: Number of deltas that were read, without those in a snapshot.
+        anew: Whether the model began again from a snapshot.
         learned: Whether hyperparameters were learned here.
         adopted: Whether other hyperparameters than before are in use.
-        removed: Deltas that were put into a snapshot and removed.
-        bytes_sent: Bytes that were written.
-        bytes_taken: Bytes that were read.
-        remarks: What was left out, and why; also told as a ``ReplicaWarning``, each once.
+        removed: Number of deltas that were put into a snapshot and removed.
+        bytes_sent: Number of bytes that were written.
+        bytes_taken: Number of bytes that were read.
+        remarks: Records that were left out, with the reasons; each is also warned of once, by a
+            ``ReplicaWarning``.
     """
 
     sent: int
@@ -99,18 +100,18 @@ class Replica:
 
     A replica has a model of all observations that it knows. It asks for points by Thompson
     sampling: each maximises a function drawn from the posterior, so that replicas which know the
-    same choose different points. What it is told it sends as a *delta*, once; deltas of others it
-    takes from the store, each once, in whatever order they come. Hyperparameters and the
-    standardisation of outcomes travel as one record; of several that from the most observations
-    counts, of equally many that of the last name. Replicas with the same deltas and the same record
-    have the same posterior but for rounding.
+    same choose different points. It sends its observations as *deltas*, each once, and reads deltas
+    of others from the store, each once, in any order. Hyperparameters and the standardisation of
+    outcomes are exchanged as one record; of several records the one from the most observations
+    counts, of equally many the one of the last name. Replicas with the same deltas and the same
+    record have the same posterior but for rounding.
 
-    Nothing is locked and nobody is waited for. A replica that dies loses what it has not sent;
-    another one of its name goes on with all that is in the store.
+    Nothing is locked and nobody is waited for. A replica that dies loses the observations that it
+    has not sent; another one of its name goes on with all that is in the store.
 
     - An exchange: a listing of the store, the new deltas (few observations as themselves, many as
       statistics), and a new posterior, as after an update.
-    - Exact: the posterior of all deltas, whatever their order; see the model's class.
+    - Exact: the posterior of all deltas, in any order; see the model's class.
     - Models: statistics must not depend on hyperparameters: ``WISKI`` on the unit cube (the
       default, one to four inputs), or ``BayesianLastLayer`` with a network that is not learned.
 
@@ -123,12 +124,12 @@ class Replica:
         ...     replica.exchange()
 
     Attributes:
-        settings: Of the search; ``acquisition`` is ``TS`` or ``random``, and no acquisition looks
-            at pending points.
-        store: Where deltas are exchanged.
-        name: Of the replica.
-        run: Name of this run of it.
-        model: Over the unit cube, of outcomes of which large ones are good.
+        settings: Settings of the search; ``acquisition`` is ``TS`` or ``random``, and no
+            acquisition looks at pending points.
+        store: Store in which deltas are exchanged.
+        name: Name of the replica.
+        run: Name of this run of the replica.
+        model: Model over the unit cube, of outcomes whose large values are good.
     """
 
     def __init__(
@@ -139,20 +140,20 @@ class Replica:
         model: StreamingGP | None = None,
         compact_above: int = 1000,
     ) -> None:
-        """Join the search in a store, or begin one, and take what is there.
+        """Join the search in a store, or begin one, and read all observations there.
 
         Args:
-            settings: As of the other replicas; seeds may differ.
+            settings: The same as in the other replicas; seeds may differ.
             store: ``FolderStore``, ``MemoryStore``, or any mapping of texts to bytes.
-            name: Of its own; letters, digits, dots, dashes and underscores.
+            name: Name of this replica alone; letters, digits, dots, dashes and underscores.
             model: Without observations, the same in all replicas, for more than four inputs; it is
-                copied. Default: ``WISKI``, as the settings say.
+                copied. Default: ``WISKI``, by the settings.
             compact_above: Number of deltas in the store above which an exchange puts them into a
                 snapshot.
 
         Raises:
             UsageError: The settings need a driver, the model does not qualify, or the store has
-                another search; it says in what that differs.
+                another search; the message names the first difference.
         """
         if settings.acquisition not in CHOICES:
             raise UsageError(
@@ -168,11 +169,11 @@ class Replica:
         self._gathering = Gathering(store, search.digest, self._template)
         self._outbox = Outbox(self.run, search.digest, self._template)
         self.model = deepcopy(self._template)
-        self._best = self._told([], []).best()
-        self._clock, self._said = VectorClock(), set[str]()
+        self._best = self._observations([], []).best()
+        self._clock, self._warned = VectorClock(), set[str]()
         self._learned, self._unsent = "", dict[str, bytes]()  # records of hyperparameters
         self.exchange()
-        # what former runs of the name have asked for is not asked for again
+        # points that earlier runs of the name have asked for are not asked for again
         self._asked = sum(n for run, n in self._clock.upto.items() if name_of(run) == name)
 
     # --- points -------------------------------------------------------------------------------
@@ -185,47 +186,44 @@ class Replica:
     def ask(self, q: int | None = None) -> list[tuple[float, ...]]:
         """Choose q points (default: as in the settings) within the bounds.
 
-        While fewer than ``initial`` observations are known they are of a Sobol sequence, of which
-        each replica has its own part; then each maximises a function drawn from the posterior. They
-        depend on the seed of the settings, the name, the number of earlier points and the model,
-        not on torch's global random state.
+        While fewer than ``initial`` observations are known the points are of a Sobol sequence, of
+        which each replica has its own part; then each maximises a function drawn from the
+        posterior. They depend on the seed of the settings, the name, the number of earlier points
+        and the model, not on torch's global random state.
         """
         count = self.settings.q if q is None else q
         check_whole("q", count, 1)
         few = self.observations < max(self.settings.initial, FEWEST)
         is_random = few or self.settings.acquisition == "random"
-        points = self._sobol_points(count) if is_random else self._maxima(count)
+        if is_random:
+            position, names = self._members.position()
+            engine = SobolEngine(self.settings.dim, scramble=True, seed=self.settings.seed)
+            engine.fast_forward(self._asked * names + position)
+            points = engine.draw(count * names, dtype=torch.float64)[::names]
+        else:
+            seed = zlib.crc32(f"{self.settings.seed} {self.name} {self._asked}".encode()) % 2**31
+            X, means = self._means()
+            situation = Situation(
+                self.model,
+                X,
+                means[0].item(),
+                X_pending=None,
+                beta=self.settings.beta,
+                seed=seed,
+                centre=float(means.mean()),
+                unit=float(self.model.outcome_scale()),
+            )
+            points = best_points(self.settings, situation, count)
         self._asked += count
         return self.settings.from_unit_cube(points)
 
-    def _sobol_points(self, count: int) -> Tensor:
-        place, names = self._members.place()
-        engine = SobolEngine(self.settings.dim, scramble=True, seed=self.settings.seed)
-        engine.fast_forward(self._asked * names + place)
-        return engine.draw(count * names, dtype=torch.float64)[::names]
-
-    def _maxima(self, count: int) -> Tensor:
-        seed = zlib.crc32(f"{self.settings.seed} {self.name} {self._asked}".encode()) % 2**31
-        X, means = self._means()
-        situation = Situation(
-            self.model,
-            X,
-            means[0].item(),
-            X_pending=None,
-            beta=self.settings.beta,
-            seed=seed,
-            centre=float(means.mean()),
-            unit=float(self.model.outcome_scale()),
-        )
-        return best_points(self.settings, situation, count)
-
     def _means(self) -> tuple[Tensor, Tensor]:
-        """Return the best points, those of the largest posterior means first, and these."""
+        """Return the best points and their posterior means, the largest mean first."""
         means, order = predict_mean(self.model, self._best.X).sort(descending=True, stable=True)
         return self._best.X[order], means
 
     def best(self) -> BestPoint:
-        """Find the point of the best posterior mean; none is a ``UsageError``."""
+        """Return the point of the best posterior mean; without outcomes raise a ``UsageError``."""
         if len(self._best.Y) == 0:
             raise UsageError("There is no best point yet: no outcome was told.")
         X, means = self._means()
@@ -236,24 +234,25 @@ class Replica:
     # --- outcomes -----------------------------------------------------------------------------
 
     def tell(self, X: Sequence[Sequence[float]], Y: Sequence[float]) -> None:
-        """Put the outcomes of n points into the model; others get them by the next exchange.
+        """Add the outcomes of n points to the model; the next exchange sends them to others.
 
         Args:
-            X: ``n x d``, within the bounds; asked for or not.
+            X: ``n x d``, within the bounds; points of :meth:`ask` or others.
             Y: ``n``. A point whose evaluation failed is left out.
 
         Raises:
-            UsageError: A point is not within the bounds, or an outcome is not finite; nothing is
-                put in.
+            UsageError: A point is not within the bounds, or an outcome is not finite; then nothing
+                is added.
         """
-        told = self._told(X, Y)
-        if told.observations == 0:
+        observed = self._observations(X, Y)
+        if observed.observations == 0:
             return
-        told.put_into(self.model, self._template)
-        self._best = BestPoints.joined((self._best, told.best()))
-        self._outbox.add(told)
+        observed.put_into(self.model, self._template)
+        self._best = BestPoints.joined((self._best, observed.best()))
+        self._outbox.add(observed)
 
-    def _told(self, X: Sequence[Sequence[float]], Y: Sequence[float]) -> Delta:
+    def _observations(self, X: Sequence[Sequence[float]], Y: Sequence[float]) -> Delta:
+        """Check observations, and return them in the unit cube, with large outcomes good."""
         try:
             points = torch.as_tensor(X, dtype=torch.float64).reshape(len(X), self.settings.dim)
             values = torch.as_tensor(Y, dtype=torch.float64).reshape(len(X))
@@ -280,49 +279,65 @@ class Replica:
     # --- the others ---------------------------------------------------------------------------
 
     def exchange(self) -> Exchanged:
-        """Send what was told here, take what others have sent, and learn where it is due.
+        """Send new observations, read further ones of others, and learn hyperparameters when due.
 
         Raises:
-            UsageError: Another replica of this name has started after this one; what was told here
-                is in the store. Or the store changes faster than it can be read.
+            UsageError: Another replica of this name has started after this one; the observations
+                of this one are in the store. Or the store changes faster than it can be read.
             OSError: The store cannot be reached; nothing is lost, and the next exchange goes on.
         """
-        parcels = self._send()
-        listing, found = self._look()
+        self._send_learned()
+        parcels = []
+        for parcel in self._outbox.send(self.store):
+            self._clock = self._clock.plus([parcel.dot])  # at once: the next one may fail
+            parcels.append(parcel)
+        for _ in range(_ATTEMPTS):
+            listing = Listing.of(self.store)
+            try:
+                gathered = self._gathering.missing(self._clock, listing)
+                break
+            except VanishedError as error:  # the store was compacted meanwhile
+                vanished = error
+        else:
+            raise UsageError(
+                f"Records vanish from the store faster than they can be read ({vanished}, at the "
+                f"{_ATTEMPTS}th attempt). Nothing but replicas may remove what is in it."
+            )
         strange = [f"{key} in the store is not a record of replicas." for key in listing.foreign]
-        remarks = [*strange, *found.remarks, *self._members.still_alive(listing)]
-        self._put(found)
+        remarks = [*strange, *gathered.remarks, *self._members.still_alive(listing)]
+        if gathered.delta is not None:
+            model = self.model._shallow_copy().clear() if gathered.anew else self.model
+            gathered.delta.put_into(model, self._template)
+            earlier = () if gathered.anew else (self._best,)
+            best = BestPoints.joined((*earlier, gathered.delta.best()))
+            self.model, self._best = model, best
+        self._clock = gathered.clock
         adopted = self._adopt(listing, remarks)
         learned = self._learn()
-        self._warn(remarks)
+        for remark in remarks:
+            if remark not in self._warned:
+                self._warned.add(remark)
+                warnings.warn(remark, ReplicaWarning, stacklevel=users_stack_level())
         self._members.check_alone(listing)
         removed = self.compact() if len(listing.deltas) > self._compact_above else 0
         return Exchanged(
             sent=sum(parcel.observations for parcel in parcels),
-            deltas=found.deltas,
-            anew=found.anew,
+            deltas=gathered.deltas,
+            anew=gathered.anew,
             learned=learned > 0,
             adopted=adopted > 0,
             removed=removed,
             bytes_sent=sum(len(parcel.content) for parcel in parcels) + learned,
-            bytes_taken=found.bytes + adopted,
+            bytes_taken=gathered.bytes + adopted,
             remarks=tuple(remarks),
         )
 
     def compact(self) -> int:
-        """Put all deltas in the store into a snapshot; return how many were removed.
+        """Put all deltas in the store into a snapshot; return the number of removed deltas.
 
-        Any replica may do it at any time; of several that do it at once one or none succeeds.
+        Any replica may compact at any time; of several that do at once one or none succeeds.
         """
         return compact(self._gathering, self.run)
-
-    def _send(self) -> list[Parcel]:
-        self._send_learned()
-        sent = []
-        for parcel in self._outbox.send(self.store):
-            self._clock = self._clock.plus([parcel.dot])  # at once: the next one may fail
-            sent.append(parcel)
-        return sent
 
     def _send_learned(self) -> None:
         while self._unsent:
@@ -330,29 +345,8 @@ class Replica:
             self.store[key] = self._unsent[key]
             del self._unsent[key]
 
-    def _look(self) -> tuple[Listing, Gathered]:
-        """List the store, and read what is new; anew where it was compacted meanwhile."""
-        for _ in range(ATTEMPTS):
-            listing = Listing.of(self.store)
-            try:
-                return listing, self._gathering.missing(self._clock, listing)
-            except VanishedError as error:
-                vanished = error
-        raise UsageError(
-            f"Records vanish from the store faster than they can be read ({vanished}, at the "
-            f"{ATTEMPTS}th attempt). Nothing but replicas may remove what is in it."
-        )
-
-    def _put(self, found: Gathered) -> None:
-        if found.delta is not None:
-            model = self.model._shallow_copy().clear() if found.anew else self.model
-            found.delta.put_into(model, self._template)
-            kept = () if found.anew else (self._best,)
-            self.model, self._best = model, BestPoints.joined((*kept, found.delta.best()))
-        self._clock = found.clock
-
     def _adopt(self, listing: Listing, remarks: list[str]) -> int:
-        """Set the hyperparameters that count; return the size of their record, 0 if in use."""
+        """Set the latest hyperparameters; return the size of their record, 0 if already in use."""
         for key in reversed(listing.learned):
             if key <= self._learned:
                 break
@@ -372,7 +366,7 @@ class Replica:
         return 0
 
     def _learn(self) -> int:
-        """Learn hyperparameters where it is due, and send them; return the size of their record."""
+        """Learn hyperparameters when due, and send them; return the size of their record, or 0."""
         count, before = self.observations, self._learned and count_of(self._learned)
         least = max(self.settings.initial, FEWEST)
         if count < least or not self.settings.refit_is_due(count, [before] if before else []):
@@ -383,10 +377,3 @@ class Replica:
         self._learned, self._unsent[key] = key, content
         self._send_learned()
         return len(content)
-
-    def _warn(self, remarks: Sequence[str]) -> None:
-        """Tell each remark once."""
-        for remark in remarks:
-            if remark not in self._said:
-                self._said.add(remark)
-                warnings.warn(remark, ReplicaWarning, stacklevel=users_stack_level())

@@ -1,4 +1,4 @@
-"""From what a user names to fragments: pieces of a table that are read one at a time, anywhere."""
+"""Sources of observations as fragments: pieces of a table that any process reads, one at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pickle
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -22,21 +22,31 @@ from bo_stream.storage.archive import one_line
 
 Array = NDArray[np.float64]
 
+Format: TypeAlias = Literal["parquet", "csv"]
+
 READ_ROWS = 65_536
 """Rows that are decoded at a time: a worker's memory does not depend on the size of a fragment."""
 
-HASHED = 1 << 20
+_HASHED = 1 << 20
 """Bytes that are hashed at a time."""
+
+_SUFFIXES: dict[str, Format] = {
+    ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv",
+}  # fmt: skip
+
+_UNITS = (b"unit", b"units")
+
+_WILD = "*?["
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Names of the columns that hold inputs, outcomes and noise variances.
+class ColumnNames:
+    """Names of the columns of inputs, outcomes and noise variances.
 
     Attributes:
-        x: Of the d inputs.
-        y: Of the m outcomes, or of the labels.
-        yvar: Of their noise variances, or none.
+        x: Names of the d inputs.
+        y: Names of the m outcomes, or of the labels.
+        yvar: Names of the noise variances of the outcomes, or none.
     """
 
     x: tuple[str, ...]
@@ -49,7 +59,7 @@ class Columns:
         x: str | Sequence[str] | None,
         y: str | Sequence[str] | None,
         yvar: str | Sequence[str] | None,
-    ) -> Columns:
+    ) -> ColumnNames:
         """Check names as a user gives them.
 
         Raises:
@@ -80,7 +90,152 @@ def _names(argument: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Fault:
+    """A fragment that cannot be used.
+
+    Attributes:
+        key: Its name: a file, of a parquet file with the number of the row group after ``#``.
+        reason: What is wrong, and in which row or column if that is known.
+    """
+
+    key: str
+    reason: str
+
+    @classmethod
+    def of(cls, key: str, error: BaseException) -> Fault:
+        """Name a fragment and the error that it gave."""
+        return cls(key, str(error) if isinstance(error, UsageError) else one_line(error))
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.reason}"
+
+
+def refuse(faults: Sequence[Fault]) -> None:
+    """Raise a ``UsageError`` that names fragments which cannot be taken in, if there are any."""
+    if faults:
+        more = f" And {len(faults) - 1:,} more." if len(faults) > 1 else ""
+        raise UsageError(
+            f"{str(faults[0]).rstrip('.')}.{more} Mend or remove it, or pass on_error='skip' to "
+            "leave out what cannot be taken in. The model is as it was."
+        )
+
+
+@dataclass(frozen=True)
+class FragmentListing:
+    """The fragments of a source whose fragments are known before any is read.
+
+    Attributes:
+        fragments: Those that can be read, in the source's order.
+        faults: Those that cannot.
+    """
+
+    fragments: tuple[Fragment, ...]
+    faults: tuple[Fault, ...] = ()
+
+
+def listed(
+    source: Any, columns: ColumnNames, file_format: Format | None = None
+) -> FragmentListing | None:
+    """List the fragments of files, a data set or a Dask DataFrame; None for other sources.
+
+    The footer of a parquet file is read, and the first block of a text file.
+
+    Args:
+        source: A file, a folder, a pattern such as ``"data/*.parquet"``, several files, a data set
+            of ``pyarrow.dataset``, or a Dask DataFrame.
+        columns: ColumnNames that each fragment must have.
+        file_format: Format of the files; None: by their names.
+
+    Raises:
+        UsageError: There are no files, or files of several formats.
+    """
+    import pyarrow.dataset as ds
+    from pyarrow import fs
+
+    if _is_of(source, "dask", "to_delayed"):
+        import cloudpickle
+
+        distributed = sys.modules.get("distributed")
+        if distributed is not None and distributed.futures_of(source):
+            return None  # it is in the memory of a cluster, which only its client can ask for it
+        names = list(map(str, source.columns))
+        missing = [name for name in columns.all if name not in names]
+        if missing:
+            raise UsageError(
+                f"The Dask DataFrame has no column {missing[0]!r}, but {sorted(names)}."
+            )
+        parts = enumerate(source[list(columns.all)].to_delayed())
+        return FragmentListing(
+            tuple(
+                LazyFragment(f"partition {number}", 0, None, cloudpickle.dumps(part), str(part.key))
+                for number, part in parts
+            )
+        )
+    if isinstance(source, ds.Dataset):
+        if not hasattr(source, "files"):
+            raise UsageError(
+                f"Expected a data set of files, got a {type(source).__name__}. Pass its batches: "
+                "source=dataset.to_batches()."
+            )
+        return _of_parts(source.get_fragments(), "", columns)
+    paths = source if isinstance(source, list | tuple) and len(source) > 0 else [source]
+    if not all(isinstance(each, str | Path) for each in paths):
+        return None
+    root, files = _files(source)
+    formats = {file_format} if file_format else {_format_of(name) for name in files}
+    if len(formats) != 1 or None in formats:
+        raise UsageError(
+            f"Expected files of one format, .parquet or .csv, got {source}. Name them by a pattern "
+            "such as 'folder/*.parquet', or give file_format."
+        )
+    (kind,) = formats
+    if isinstance(source, str) and "://" in source:  # of a file system that Arrow knows
+        return _of_parts(ds.dataset(source, format=kind).get_fragments(), root, columns)
+    form = ds.ParquetFileFormat() if kind == "parquet" else ds.CsvFileFormat()
+    disk = fs.LocalFileSystem()
+    return _of_parts((form.make_fragment(file, disk) for file in files), root, columns)
+
+
+def streamed(source: Any, columns: ColumnNames) -> Iterator[Fragment]:
+    """Draw the fragments of an iterable of batches, or of a Ray Dataset, one after another.
+
+    A Dask DataFrame whose partitions are in the memory of a cluster is fetched in the same way.
+
+    Raises:
+        UsageError: The source is no iterable, or a batch is none.
+    """
+    tables: Iterable[Any]
+    if _is_of(source, "ray", "iter_batches"):
+        tables = source.iter_batches(batch_size=100_000, batch_format="pyarrow")
+    elif _is_of(source, "dask", "to_delayed"):
+        tables = (part.compute() for part in source.to_delayed())
+    elif hasattr(source, "column_names") or hasattr(source, "iloc"):  # one table
+        tables = [source]
+    elif isinstance(source, Iterable):
+        tables = source
+    else:
+        raise UsageError(
+            "Expected source to be files, a folder, a pattern, a data set of pyarrow, a Dask "
+            f"DataFrame, a Ray Dataset or an iterable of batches, got a {type(source).__name__}."
+        )
+    for number, table in enumerate(tables):
+        key = f"batch {number}"
+        try:
+            batch = _batch_of(table, columns)
+        except UsageError as error:
+            raise UsageError(f"{key}: {error}") from error
+        yield BatchFragment(key, batch.size, len(batch), batch)
+
+
+def _is_of(source: object, package: str, method: str) -> bool:
+    return type(source).__module__.partition(".")[0] == package and hasattr(source, method)
+
+
+# --- fragments, and the batches that are read from them -------------------------------------------
+
+
+@dataclass(frozen=True)
+class TableBatch:
     """Rows of a table as arrays in float64; missing numbers are NaN.
 
     Attributes:
@@ -101,18 +256,18 @@ class Batch:
         """Bytes."""
         return self.X.nbytes + self.Y.nbytes + (0 if self.Yvar is None else self.Yvar.nbytes)
 
-    def rows(self, start: int, stop: int) -> Batch:
+    def rows(self, start: int, stop: int) -> TableBatch:
         """Select rows."""
         Yvar = None if self.Yvar is None else self.Yvar[start:stop]
-        return Batch(self.X[start:stop], self.Y[start:stop], Yvar)
+        return TableBatch(self.X[start:stop], self.Y[start:stop], Yvar)
 
 
 @dataclass(frozen=True)
 class Fragment(ABC):
-    """A piece of a source; it can be pickled and holds no rows unless it has no file.
+    """A piece of a source; it can be pickled, and has rows in memory only if it has no file.
 
     Attributes:
-        key: Names it in its source, always the same.
+        key: Name of the fragment in its source, always the same.
         size: Bytes, for a progress bar; 0 where unknown.
         num_rows: Number of rows; None where unknown.
     """
@@ -122,22 +277,22 @@ class Fragment(ABC):
     num_rows: int | None
 
     @abstractmethod
-    def batches(self, columns: Columns) -> Iterator[Batch]:
+    def batches(self, columns: ColumnNames) -> Iterator[TableBatch]:
         """Read the rows in order, some at a time.
 
         Raises:
-            Exception: Whatever the reader raises for content that cannot be read.
+            Exception: Any error of the reader for content that cannot be read.
         """
 
     @abstractmethod
-    def digest(self, columns: Columns) -> str:
+    def digest(self, columns: ColumnNames) -> str:
         """Return a digest of the content: it costs reading and hashing all of its bytes."""
 
     def stamp(self) -> object:
-        """Return what changes when a file is written, at no cost; None where there is none."""
+        """Return a value that changes when a file is written, at no cost; None without a file."""
         return None
 
-    def box(self, columns: Columns) -> Array | None:
+    def box(self, columns: ColumnNames) -> Array | None:
         """Return least and largest inputs, ``2 x d``, where they are known without reading."""
         return None
 
@@ -152,10 +307,14 @@ class FileFragment(Fragment):
 
     part: Any
 
-    def batches(self, columns: Columns) -> Iterator[Batch]:
-        """Read the columns only; those of a text file are parsed as numbers."""
+    def batches(self, columns: ColumnNames) -> Iterator[TableBatch]:
+        """Read only the named columns; columns of a text file are parsed as numbers."""
         import pyarrow as pa
+        import pyarrow.dataset as ds
 
+        options = None
+        if isinstance(self.part, ds.ParquetFileFragment):  # pages that have checksums are verified
+            options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
         numbers = pa.schema([(name, pa.float64()) for name in columns.all])
         scanner = self.part.scanner(
             schema=numbers,
@@ -163,24 +322,28 @@ class FileFragment(Fragment):
             batch_size=READ_ROWS,
             batch_readahead=1,
             fragment_readahead=1,
-            fragment_scan_options=_scan_options(self.part),
+            fragment_scan_options=options,
             use_threads=False,
         )
         for batch in scanner.to_batches():
-            yield batch_of(batch, columns)
+            yield _batch_of(batch, columns)
 
-    def digest(self, columns: Columns) -> str:
+    def digest(self, columns: ColumnNames) -> str:
         """Return a digest of all bytes that are read.
 
-        Of a row group those of its columns, their types, and what the footer says of them but where
-        they are; of another file all. Neither its name nor its time counts.
+        For a row group these are the bytes of its columns, their types, and their entries in the
+        footer without the offsets; for another file all bytes. Neither name nor time counts.
         """
         with self.part.filesystem.open_input_file(self.part.path) as file:
             if not getattr(self.part, "row_groups", None):
                 return digest_of(_hashed(file, 0, file.size()))
             group = self.part.metadata.row_group(self.part.row_groups[0].id).to_dict()
             chunks = [each for each in group["columns"] if each["path_in_schema"] in columns.all]
-            content = [_hashed(file, *_span(chunk)) for chunk in chunks]
+            content = []
+            for chunk in chunks:
+                start = chunk["data_page_offset"]
+                start = min(chunk["dictionary_page_offset"] or start, start)
+                content.append(_hashed(file, start, chunk["total_compressed_size"]))
         about = [{k: v for k, v in each.items() if "offset" not in k} for each in chunks]
         schema = self.part.physical_schema
         types = [str(schema.field(each["path_in_schema"]).type) for each in chunks]
@@ -194,26 +357,17 @@ class FileFragment(Fragment):
         about = self.part.filesystem.get_file_info(self.part.path)
         return about.size, about.mtime_ns
 
-    def box(self, columns: Columns) -> Array | None:
-        """Return the least and the largest inputs that the footer of a parquet file holds."""
+    def box(self, columns: ColumnNames) -> Array | None:
+        """Return the least and the largest inputs from the footer of a parquet file."""
         groups = getattr(self.part, "row_groups", None)
         if not groups:
             return None
-        found = groups[0].statistics or {}
-        ends = [found.get(name, {}) for name in columns.x]
+        statistics = groups[0].statistics or {}
+        ends = [statistics.get(name, {}) for name in columns.x]
         if not all("min" in each and "max" in each for each in ends):
             return None
         box = np.array([[each[side] for each in ends] for side in ("min", "max")], dtype=float)
         return box if np.isfinite(box).all() else None
-
-
-def _scan_options(part: Any) -> Any:
-    """Return options that verify the checksums of pages where a parquet file has any."""
-    import pyarrow.dataset as ds
-
-    if not isinstance(part, ds.ParquetFileFragment):
-        return None
-    return ds.ParquetFragmentScanOptions(page_checksum_verification=True)
 
 
 @dataclass(frozen=True)
@@ -224,14 +378,14 @@ class BatchFragment(Fragment):
         batch: Its rows.
     """
 
-    batch: Batch
+    batch: TableBatch
 
-    def digest(self, columns: Columns) -> str:
+    def digest(self, columns: ColumnNames) -> str:
         """Return a digest of the rows."""
         arrays = [self.batch.X, self.batch.Y, self.batch.Yvar]
         return digest_of([None if a is None else (a.shape, a.tobytes()) for a in arrays])
 
-    def batches(self, columns: Columns) -> Iterator[Batch]:
+    def batches(self, columns: ColumnNames) -> Iterator[TableBatch]:
         """Return the rows."""
         yield self.batch
 
@@ -248,32 +402,65 @@ class LazyFragment(Fragment):
     pickled: bytes
     name: str
 
-    def digest(self, columns: Columns) -> str:
+    def digest(self, columns: ColumnNames) -> str:
         """Return a digest of how the partition is made, not of its content."""
         return digest_of(self.name)
 
-    def batches(self, columns: Columns) -> Iterator[Batch]:
+    def batches(self, columns: ColumnNames) -> Iterator[TableBatch]:
         """Compute the partition in this process."""
         table = pickle.loads(self.pickled).compute(scheduler="synchronous")
-        yield batch_of(table, columns)
+        yield _batch_of(table, columns)
 
 
-def batch_of(table: Any, columns: Columns) -> Batch:
-    """Make a batch of what an iterable yields.
+def digest_of(content: object) -> str:
+    """Return a short digest of plain values and bytes."""
+
+    def plain(value: object) -> str:
+        return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else repr(value)
+
+    return hashlib.sha256(json.dumps(content, default=plain).encode()).hexdigest()[:32]
+
+
+def _hashed(file: Any, start: int, size: int) -> str:
+    """Hash a part of a file in blocks."""
+    digest, buffer, left = hashlib.sha256(), memoryview(bytearray(_HASHED)), size
+    file.seek(start)
+    while left > 0 and (read := file.readinto(buffer[: min(left, _HASHED)])) > 0:
+        digest.update(buffer[:read])
+        left -= read
+    return digest.hexdigest()
+
+
+def _batch_of(table: Any, columns: ColumnNames) -> TableBatch:
+    """Make a batch of a table or of arrays.
 
     Args:
-        table: A table of Arrow or pandas; or arrays or tensors ``(X, Y)`` or ``(X, Y, Yvar)``, of
-            which no columns are named.
-        columns: Names of its columns.
+        table: A table of Arrow or pandas; or arrays or tensors ``(X, Y)`` or ``(X, Y, Yvar)``,
+            whose columns have no names.
+        columns: Names of the columns to take from a table.
 
     Raises:
-        UsageError: It is neither, lacks a column, or holds what are no numbers.
+        UsageError: It is neither, lacks a column, or has values that are not numbers.
     """
-    if isinstance(table, Batch):
+    if isinstance(table, TableBatch):
         return table
     if isinstance(table, tuple | list):
-        return _of_arrays(table)
-    names = getattr(table, "column_names", None) or _schema_names(table)
+        if len(table) not in (2, 3):
+            raise UsageError(
+                "Expected batches of arrays to be (X, Y) or (X, Y, Yvar), got "
+                f"{len(table)} of them."
+            )
+        X, Y, *rest = (np.asarray(each, dtype=float) for each in table if each is not None)
+        matrices = [each[:, None] if each.ndim == 1 else each for each in (X, Y, *rest)]
+        if any(each.ndim != 2 or len(each) != len(X) for each in matrices):
+            shapes = [each.shape for each in (X, Y, *rest)]
+            raise UsageError(f"Expected batches of shapes n x d and n x m, got {shapes}.")
+        return TableBatch(matrices[0], matrices[1], matrices[2] if rest else None)
+    names = getattr(table, "column_names", None) or None
+    if names is None and hasattr(table, "schema"):  # a record batch
+        names = list(table.schema.names)
+    elif names is None and hasattr(table, "columns"):
+        names = list(table.columns)
     if names is None:
         raise UsageError(
             "Expected batches to be tables of Arrow or pandas, or arrays (X, Y) or (X, Y, Yvar), "
@@ -282,21 +469,13 @@ def batch_of(table: Any, columns: Columns) -> Batch:
     missing = [name for name in columns.all if name not in names]
     if missing:
         raise UsageError(f"it has no column {missing[0]!r}, but {sorted(map(str, names))}")
-    X, Y, Yvar = (_stacked(table, part) for part in (columns.x, columns.y, columns.yvar))
-    return Batch(X, Y, Yvar if columns.yvar else None)
-
-
-def _schema_names(table: Any) -> list[str] | None:
-    if hasattr(table, "schema"):  # a record batch
-        return list(table.schema.names)
-    return list(table.columns) if hasattr(table, "columns") else None
-
-
-def _stacked(table: Any, names: Sequence[str]) -> Array:
-    values = np.empty((len(table), len(names)))
-    for i, name in enumerate(names):
-        values[:, i] = _numbers(table[name], name)
-    return values
+    arrays = list[Array]()
+    for group in (columns.x, columns.y, columns.yvar):
+        values = np.empty((len(table), len(group)))
+        for i, name in enumerate(group):
+            values[:, i] = _numbers(table[name], name)
+        arrays.append(values)
+    return TableBatch(arrays[0], arrays[1], arrays[2] if columns.yvar else None)
 
 
 def _numbers(column: Any, name: str) -> Array:
@@ -312,184 +491,7 @@ def _numbers(column: Any, name: str) -> Array:
         raise UsageError(f"column {name!r} holds what are no numbers: {error}") from error
 
 
-def _of_arrays(arrays: Sequence[Any]) -> Batch:
-    if len(arrays) not in (2, 3):
-        raise UsageError(
-            f"Expected batches of arrays to be (X, Y) or (X, Y, Yvar), got {len(arrays)} of them."
-        )
-    X, Y, *rest = (np.asarray(each, dtype=float) for each in arrays if each is not None)
-    matrices = [each[:, None] if each.ndim == 1 else each for each in (X, Y, *rest)]
-    if any(each.ndim != 2 or len(each) != len(X) for each in matrices):
-        shapes = [each.shape for each in (X, Y, *rest)]
-        raise UsageError(f"Expected batches of shapes n x d and n x m, got {shapes}.")
-    return Batch(matrices[0], matrices[1], matrices[2] if rest else None)
-
-
-def digest_of(content: object) -> str:
-    """Return a short digest of plain values and bytes."""
-
-    def plain(value: object) -> str:
-        return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else repr(value)
-
-    return hashlib.sha256(json.dumps(content, default=plain).encode()).hexdigest()[:32]
-
-
-def _span(chunk: Mapping[str, Any]) -> tuple[int, int]:
-    """Return where a column of a row group begins, and its bytes, as the footer describes it."""
-    start = chunk["dictionary_page_offset"] or chunk["data_page_offset"]
-    return min(start, chunk["data_page_offset"]), chunk["total_compressed_size"]
-
-
-def _hashed(file: Any, start: int, size: int) -> str:
-    """Hash a part of a file, some of it at a time."""
-    digest, buffer, left = hashlib.sha256(), memoryview(bytearray(HASHED)), size
-    file.seek(start)
-    while left > 0 and (read := file.readinto(buffer[: min(left, HASHED)])) > 0:
-        digest.update(buffer[:read])
-        left -= read
-    return digest.hexdigest()
-
-
-# --- from what a user names to its fragments: files, data sets, iterables ------------------------
-
-
-Format: TypeAlias = Literal["parquet", "csv"]
-
-_SUFFIXES: dict[str, Format] = {
-    ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv",
-}  # fmt: skip
-_UNITS = (b"unit", b"units")
-_WILD = "*?["
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A fragment that cannot be taken in.
-
-    Attributes:
-        key: Its name: a file, of a parquet file with the number of the row group after ``#``.
-        reason: What is wrong, and in which row or column if that is known.
-    """
-
-    key: str
-    reason: str
-
-    @classmethod
-    def of(cls, key: str, error: BaseException) -> Fault:
-        """Name a fragment and the error that it gave."""
-        return cls(key, str(error) if isinstance(error, UsageError) else one_line(error))
-
-    def __str__(self) -> str:
-        return f"{self.key}: {self.reason}"
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The fragments of a source whose fragments are known before any is read.
-
-    Attributes:
-        fragments: Those that can be read, in the source's order.
-        faults: Those that cannot.
-    """
-
-    fragments: tuple[Fragment, ...]
-    faults: tuple[Fault, ...] = ()
-
-
-def listed(source: Any, columns: Columns, file_format: Format | None = None) -> Listing | None:
-    """List the fragments of files, a data set or a Dask DataFrame; None for other sources.
-
-    Of a parquet file the footer is read, of a text file the first block.
-
-    Args:
-        source: A file, a folder, a pattern such as ``"data/*.parquet"``, several files, a data set
-            of ``pyarrow.dataset``, or a Dask DataFrame.
-        columns: That each fragment must have.
-        file_format: Of files; None: by their names.
-
-    Raises:
-        UsageError: There are no files, or files of several formats.
-    """
-    import pyarrow.dataset as ds
-
-    if _is_of(source, "dask", "to_delayed"):
-        if _is_persisted(source):
-            return None
-        return Listing(tuple(_dask_fragments(source, columns)))
-    if isinstance(source, ds.Dataset):
-        if not hasattr(source, "files"):
-            raise UsageError(
-                f"Expected a data set of files, got a {type(source).__name__}. Pass its batches: "
-                "source=dataset.to_batches()."
-            )
-        return _of_parts(source.get_fragments(), "", columns)
-    if isinstance(source, str | Path) or _are_paths(source):
-        return _of_files(source, columns, file_format)
-    return None
-
-
-def streamed(source: Any, columns: Columns) -> Iterator[Fragment]:
-    """Draw the fragments of an iterable of batches, or of a Ray Dataset, one after another.
-
-    A Dask DataFrame whose partitions are in the memory of a cluster is fetched in the same way.
-
-    Raises:
-        UsageError: The source is no iterable, or a batch is none.
-    """
-    for number, table in enumerate(_tables(source)):
-        key = f"batch {number}"
-        try:
-            batch = batch_of(table, columns)
-        except UsageError as error:
-            raise UsageError(f"{key}: {error}") from error
-        yield BatchFragment(key, batch.size, len(batch), batch)
-
-
-def _tables(source: Any) -> Iterable[Any]:
-    if _is_of(source, "ray", "iter_batches"):
-        tables: Iterable[Any] = source.iter_batches(batch_size=100_000, batch_format="pyarrow")
-        return tables
-    if _is_of(source, "dask", "to_delayed"):
-        return (part.compute() for part in source.to_delayed())
-    if hasattr(source, "column_names") or hasattr(source, "iloc"):  # one table
-        return [source]
-    if not isinstance(source, Iterable):
-        raise UsageError(
-            "Expected source to be files, a folder, a pattern, a data set of pyarrow, a Dask "
-            f"DataFrame, a Ray Dataset or an iterable of batches, got a {type(source).__name__}."
-        )
-    return source
-
-
-def _is_of(source: object, package: str, method: str) -> bool:
-    return type(source).__module__.partition(".")[0] == package and hasattr(source, method)
-
-
-def _are_paths(source: object) -> bool:
-    several = isinstance(source, list | tuple) and len(source) > 0
-    return several and all(isinstance(each, str | Path) for each in source)  # type: ignore[attr-defined]
-
-
-# --- files --------------------------------------------------------------------------------------
-
-
-def _of_files(source: Any, columns: Columns, file_format: Format | None) -> Listing:
-    import pyarrow.dataset as ds
-    from pyarrow import fs
-
-    root, files = _files(source)
-    formats = {file_format} if file_format else {_format_of(name) for name in files}
-    if len(formats) != 1 or None in formats:
-        raise UsageError(
-            f"Expected files of one format, .parquet or .csv, got {source}. Name them by a pattern "
-            "such as 'folder/*.parquet', or give file_format."
-        )
-    (kind,) = formats
-    if isinstance(source, str) and "://" in source:  # of a file system that Arrow knows
-        return _of_parts(ds.dataset(source, format=kind).get_fragments(), root, columns)
-    form = ds.ParquetFileFormat() if kind == "parquet" else ds.CsvFileFormat()
-    disk = fs.LocalFileSystem()
-    return _of_parts((form.make_fragment(file, disk) for file in files), root, columns)
+# --- files ----------------------------------------------------------------------------------------
 
 
 def _files(source: Any) -> tuple[str, list[str]]:
@@ -497,55 +499,58 @@ def _files(source: Any) -> tuple[str, list[str]]:
     if not isinstance(source, str | Path):
         return "", [each if "://" in str(each) else str(Path(each).absolute()) for each in source]
     text, path = str(source), Path(source)
+    root, files = "", list[str]()
     if path.is_dir():
-        found = sorted(str(each) for each in path.rglob("*") if _format_of(str(each)))
-        return _checked(text, found, f"{path}/")
-    if path.is_file() or "://" in text:
-        return "", [text]
-    found = sorted(glob.glob(text, recursive=True)) if set(text) & set(_WILD) else []  # noqa: PTH207
-    fixed = text[: min(text.find(sign) for sign in _WILD if sign in text)] if found else ""
-    return _checked(text, found, fixed[: fixed.rfind("/") + 1])
-
-
-def _checked(source: str, found: list[str], root: str) -> tuple[str, list[str]]:
-    if not found:
-        raise UsageError(f"There are no files of {source}, .parquet or .csv.")
-    return root, found
+        root = f"{path}/"
+        files = sorted(str(each) for each in path.rglob("*") if _format_of(str(each)))
+    elif path.is_file() or "://" in text:
+        files = [text]
+    elif signs := set(text) & set(_WILD):
+        fixed = text[: min(map(text.find, signs))]
+        root = fixed[: fixed.rfind("/") + 1]
+        files = sorted(glob.glob(text, recursive=True))  # noqa: PTH207
+    if not files:
+        raise UsageError(f"There are no files of {text}, .parquet or .csv.")
+    return root, files
 
 
 def _format_of(name: str) -> Format | None:
     return next((kind for end, kind in _SUFFIXES.items() if name.lower().endswith(end)), None)
 
 
-def _relative(file: str, root: str) -> str:
-    absolute = str(Path(root).resolve()) + "/"
-    return file.removeprefix(root) if file.startswith(root) else file.removeprefix(absolute)
-
-
-def _of_parts(parts: Iterable[Any], root: str, columns: Columns) -> Listing:
+def _of_parts(parts: Iterable[Any], root: str, columns: ColumnNames) -> FragmentListing:
     """List the fragments of ``pyarrow.dataset``, each row group of a parquet file apart."""
     fragments, faults, units = list[Fragment](), list[Fault](), dict[str, Any]()
+    absolute = f"{Path(root).resolve()}/"
     for part in parts:
-        name = _relative(str(part.path), root)
+        path = str(part.path)
+        name = path.removeprefix(root if path.startswith(root) else absolute)
         try:
             schema = part.physical_schema
-            _check_schema(schema, columns, units, _is_text(part))
-            fragments += _row_groups(part, name, columns)
+            is_text = not hasattr(part, "row_groups")
+            _check_schema(schema, columns, units, is_text)
+            if is_text:
+                size = int(part.filesystem.get_file_info(part.path).size)
+                fragments.append(FileFragment(name, size, None, part))
+                continue
+            footer = part.metadata
+            for group in part.split_by_row_group():
+                number = group.row_groups[0].id
+                about = footer.row_group(number).to_dict()
+                read = [each for each in about["columns"] if each["path_in_schema"] in columns.all]
+                size = sum(each["total_compressed_size"] for each in read)
+                fragments.append(FileFragment(f"{name}#{number}", size, about["num_rows"], group))
         except (OSError, ValueError, TypeError) as error:
             faults.append(Fault.of(name, error))
     keys = Counter(each.key for each in fragments)
     twice = [key for key, number in keys.items() if number > 1]
     if twice:
         raise UsageError(f"Expected each file once, got {twice[0]} more than once.")
-    return Listing(tuple(fragments), tuple(faults))
+    return FragmentListing(tuple(fragments), tuple(faults))
 
 
-def _is_text(part: Any) -> bool:
-    return not hasattr(part, "row_groups")
-
-
-def _check_schema(schema: Any, columns: Columns, units: dict[str, Any], is_text: bool) -> None:
-    """Check the columns of a file, and that units which it names are those of the files before.
+def _check_schema(schema: Any, columns: ColumnNames, units: dict[str, Any], is_text: bool) -> None:
+    """Check the columns of a file, and that its units are the same as in the files before.
 
     Raises:
         UsageError: A column is missing, is not of numbers or of another unit.
@@ -559,54 +564,9 @@ def _check_schema(schema: Any, columns: Columns, units: dict[str, Any], is_text:
         numeric = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean)
         if not is_text and not any(rule(field.type) for rule in numeric):
             raise UsageError(f"column {name!r} is of type {field.type}, expected numbers")
-        said = next((v for k, v in (field.metadata or {}).items() if k.lower() in _UNITS), None)
-        if said is not None and units.setdefault(name, said) != said:
+        unit = next((v for k, v in (field.metadata or {}).items() if k.lower() in _UNITS), None)
+        if unit is not None and units.setdefault(name, unit) != unit:
             raise UsageError(
-                f"column {name!r} is in {said.decode()!r}, in files before in "
+                f"column {name!r} is in {unit.decode()!r}, in files before in "
                 f"{units[name].decode()!r}"
             )
-
-
-def _row_groups(part: Any, name: str, columns: Columns) -> Iterator[Fragment]:
-    if _is_text(part):
-        size = int(part.filesystem.get_file_info(part.path).size)
-        yield FileFragment(name, size, None, part)
-        return
-    footer = part.metadata
-    for group in part.split_by_row_group():
-        number = group.row_groups[0].id
-        about = footer.row_group(number).to_dict()
-        read = [each for each in about["columns"] if each["path_in_schema"] in columns.all]
-        size = sum(each["total_compressed_size"] for each in read)
-        yield FileFragment(f"{name}#{number}", size, about["num_rows"], group)
-
-
-# --- Dask ---------------------------------------------------------------------------------------
-
-
-def _is_persisted(frame: Any) -> bool:
-    """Say whether partitions are in a cluster's memory, where only its client can ask for them."""
-    distributed = sys.modules.get("distributed")
-    return distributed is not None and bool(distributed.futures_of(frame))
-
-
-def _dask_fragments(frame: Any, columns: Columns) -> Iterator[Fragment]:
-    import cloudpickle
-
-    names = list(map(str, frame.columns))
-    missing = [name for name in columns.all if name not in names]
-    if missing:
-        raise UsageError(f"The Dask DataFrame has no column {missing[0]!r}, but {sorted(names)}.")
-    for number, part in enumerate(frame[list(columns.all)].to_delayed()):
-        key = f"partition {number}"
-        yield LazyFragment(key, 0, None, cloudpickle.dumps(part), str(part.key))
-
-
-def refuse(faults: Sequence[Fault]) -> None:
-    """Raise a ``UsageError`` that names fragments which cannot be taken in, if there are any."""
-    if faults:
-        more = f" And {len(faults) - 1:,} more." if len(faults) > 1 else ""
-        raise UsageError(
-            f"{str(faults[0]).rstrip('.')}.{more} Mend or remove it, or pass on_error='skip' to "
-            "leave out what cannot be taken in. The model is as it was."
-        )

@@ -1,8 +1,8 @@
-"""Sums over observations of which a model can be made anywhere: zero, accumulate, merge, finish.
+"""Sums over observations, computed anywhere, for a model: zero, accumulate, merge, finish.
 
-A sum over a stream is the sum of sums over its parts, so that parts can be summed by any engine:
-``merge`` is associative, ``zero`` its neutral element. The sums of a model are held as a model of
-the same hyperparameters with no other observations.
+A sum over a stream is the sum of sums over its parts, so that any engine can sum the parts:
+``merge`` is associative, ``zero`` its neutral element. The sums of a model are stored as a model
+of the same hyperparameters with no other observations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
 from torch.nn import Module
 
-from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.models.auto.families import EXACT
 from bo_stream.models.auto.inference import AutoMemory
 from bo_stream.models.base import StreamingGP
@@ -45,12 +44,76 @@ _EXACT = (
 BY_STEPS = (DecoupledGP, QSGP, QSRVM)
 """Models whose posteriors are learned by steps on a bound."""
 
+_PLAIN = (bool, int, float, str)
 
-def check_additive(model: StreamingGP) -> None:
-    """Refuse a model whose parts cannot be summed; warn of one whose sums are an approximation.
+M = TypeVar("M", bound=StreamingGP)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over observations, at one set of values of a model's hyperparameters.
+
+    They can be pickled. For a grid model of d inputs with at most
+    ``bo_stream.models.wiski.memory.MOST_ROWS`` observations they are the observations themselves,
+    beyond that O(7^d) numbers a cell of the grid, for any number of observations.
+
+    Attributes:
+        model: The hyperparameters, and the observations as the model's memory has them.
+    """
+
+    model: StreamingGP
+
+    @property
+    def rows(self) -> float:
+        """Number of observations."""
+        return self.model.num_observations
+
+    def to_bytes(self) -> bytes:
+        """Return the content of a file that :func:`bo_stream.describe_file` describes.
+
+        Raises:
+            ValueError: The model has a value that is neither a tensor, a plain value nor an object
+                of an importable class, such as a lambda.
+        """
+        return model_bytes(self.model, self.model._description())
+
+    @classmethod
+    def from_bytes(cls, content: bytes, trusted: Sequence[Trusted] = ()) -> Sums:
+        """Read sums that :meth:`to_bytes` wrote, without running code from them.
+
+        Args:
+            content: The bytes.
+            trusted: Classes and functions of your own that they may name; see
+                :meth:`StreamingGP.load`.
+
+        Raises:
+            ValueError: The bytes are of another format or version, damaged, or name a class or
+                function that is not trusted.
+        """
+        kind: Any = StreamingGP
+        model: StreamingGP = read_model_bytes(content, "The content", kind, trusted)
+        restore_products(model)
+        return cls(model)
+
+
+def zero(model: StreamingGP) -> Sums:
+    """Make sums of no observations at the hyperparameters that a model has now.
+
+    Known noise variances of zero, or below 1e-10 of the outcomes' variance (on a grid 1e-6), are
+    raised depending on the earlier observations in the sums: with such variances the parts of a
+    stream differ a little from the whole.
+
+    Args:
+        model: Model whose kernel, basis, bounds, transforms and units the sums use; it is copied.
+            An ``AutoGP`` must have left the exact family; rows that it still stores besides the
+            statistics are not in the sums, and it stores none after :func:`finish`.
 
     Raises:
-        UnsupportedError: The model cannot be summed.
+        UnsupportedError: Sums over parts of its stream cannot be merged; the message gives the
+            reason and the models that can. Or it is conditioned on hypothetical observations.
+
+    Warns:
+        ProjectionWarning: Merged parts are an approximation of the whole stream; it says how.
     """
     name, reason = type(model).__name__, None
     if isinstance(model, BY_STEPS):
@@ -64,7 +127,7 @@ def check_additive(model: StreamingGP) -> None:
         raise UnsupportedError(
             f"Expected a model whose statistics add up, got a {name}: {reason}. {_EXACT}"
         )
-    gap = approximation(model)
+    gap = _approximation(model)
     if gap is not None:
         warnings.warn(
             f"Parts of a stream, merged, are only nearly the {name} of the whole stream: {gap}. "
@@ -72,10 +135,86 @@ def check_additive(model: StreamingGP) -> None:
             ProjectionWarning,
             stacklevel=users_stack_level(),
         )
+    memory, empty = inner_memory(model), model._shallow_copy().clear()
+    if isinstance(model.memory, AutoMemory):  # which would begin again
+        empty._memory = model.memory
+        set_inner_memory(empty, model.memory.inference.cleared(memory, model.prior))
+    inner = inner_memory(empty)
+    if isinstance(inner, OnGrid):  # which may grow as far as the model's may
+        set_inner_memory(empty, replace(inner, first=memory.first))  # type: ignore[type-var]
+    return Sums(deepcopy(empty).eval())
 
 
-def approximation(model: StreamingGP) -> str | None:
-    """Say how merged parts of a stream differ from the whole stream; None if they do not."""
+def accumulate(sums: Sums, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Sums:
+    """Add n observations to sums, in place, and return them.
+
+    It costs as much as the model's ``update``: on a grid, batches of many rows a cell are fastest.
+
+    Args:
+        sums: Changed by this; bad input leaves them as they were.
+        X: ``batch_shape x n x d``, as for the model's ``update``.
+        Y: ``batch_shape x n x m``, or labels.
+        Yvar: Known noise variances shaped as Y; NaN: unknown.
+
+    Raises:
+        BotorchTensorDimensionError: Shapes do not fit the model.
+        InputDataError: Dtype, device, NaN, infinity, negative variance; on a grid, inputs too far
+            outside.
+    """
+    sums.model.update(X, Y, Yvar)
+    return sums
+
+
+def merge(sums: Sums, other: Sums) -> Sums:
+    """Return the sums over the observations of both; neither changes.
+
+    Grids that have grown differently are joined exactly. Cost O(size of the sums).
+
+    Raises:
+        UnsupportedError: They are of different classes, hyperparameters or bases, which is named.
+    """
+    check_alike(sums.model, other.model)
+    both = sums.model._shallow_copy()
+    both.likelihood = deepcopy(both.likelihood)  # its noise is the mean of known noise
+    return Sums(both.merge(other.model))
+
+
+def finish(model: M, sums: Sums) -> M:
+    """Add all observations of sums to a model, in place, and return it.
+
+    A call that raises leaves the model as it was.
+
+    Raises:
+        UnsupportedError: The sums are of another class, other hyperparameters or another basis,
+            which is named; or the model is conditioned on hypothetical observations.
+        InputDataError: The grid would become too wide.
+    """
+    check_alike(model, sums.model)
+    return model.merge(sums.model)
+
+
+def rebased(sums: Sums, model: StreamingGP) -> Sums:
+    """Return sums in the present hyperparameters of a model; the given sums do not change.
+
+    Exact for models on a grid, whose sums do not depend on the hyperparameters. At inducing points
+    it is a congruence: the observations act as observations of the process at the points.
+
+    Args:
+        sums: Sums of the same class, inputs, outputs and transforms.
+        model: Model whose hyperparameters are used.
+
+    Raises:
+        UnsupportedError: The class, the number of inputs or outputs, or a transform differs.
+    """
+    empty = zero(model)
+    return Sums(empty.model.merge(sums.model))
+
+
+# --- models whose statistics add up ---------------------------------------------------------------
+
+
+def _approximation(model: StreamingGP) -> str | None:
+    """Return how merged parts of a stream differ from the whole stream; None if they do not."""
     memory, inference = inner_memory(model), model.inference
     if isinstance(model.memory, AutoMemory):
         inference = model.memory.inference
@@ -104,41 +243,26 @@ def approximation(model: StreamingGP) -> str | None:
 
 
 def inner_memory(model: StreamingGP) -> Any:
-    """Return a model's memory, or that of the family that it is in."""
+    """Return a model's memory, or the memory of its present family."""
     memory = model.memory
     return memory.inner if isinstance(memory, AutoMemory) else memory
 
 
 def set_inner_memory(model: StreamingGP, inner: Any) -> None:
-    """Replace a model's memory, or that of the family that it is in, which then holds no rows."""
+    """Replace a model's memory, or the memory of its present family; rows are dropped."""
     memory = model.memory
     if isinstance(memory, AutoMemory):
         inner = replace(memory, inner=inner, rows=None)
     model._set_memory(inner)
 
 
-def empty_copy(model: StreamingGP) -> StreamingGP:
-    """Return a model without observations that shares hyperparameters, in the same family."""
-    former, empty = inner_memory(model), model._shallow_copy().clear()
-    if isinstance(model.memory, AutoMemory):  # which would begin anew
-        empty._memory = model.memory
-        set_inner_memory(empty, model.memory.inference.cleared(former, model.prior))
-    inner = inner_memory(empty)
-    if isinstance(inner, OnGrid):  # which may grow as far as the model's may
-        set_inner_memory(empty, replace(inner, first=former.first))  # type: ignore[type-var]
-    return empty
-
-
-# --- whether two models have the same hyperparameters and the same basis -------------------------
-
-
-_PLAIN = (bool, int, float, str)
+# --- whether two models have the same hyperparameters and the same basis --------------------------
 
 
 def check_alike(mine: StreamingGP, theirs: StreamingGP) -> None:
     """Check that two models differ in their observations only.
 
-    The standardisation of outcomes may differ: memories hold outcomes in their own units.
+    The standardisation of outcomes may differ: memories store outcomes in their own units.
 
     Raises:
         UnsupportedError: They differ in class, in a hyperparameter or in their basis; the message
@@ -148,10 +272,43 @@ def check_alike(mine: StreamingGP, theirs: StreamingGP) -> None:
         _refuse("classes", type(mine).__name__, type(theirs).__name__)
     ours, others = dict(parts_of(mine)), dict(parts_of(theirs))
     for name in (*ours, *others):
-        a, b = ours.get(name), others.get(name)
-        if not _is_equal(a, b):
-            _refuse(name, a, b)
-    _check_basis(inner_memory(mine), inner_memory(theirs))
+        if not _is_equal(ours.get(name), others.get(name)):
+            _refuse(name, ours.get(name), others.get(name))
+    memories: list[Any] = [inner_memory(mine), inner_memory(theirs)]
+    here, there = memories
+    if isinstance(here, OnGrid) and isinstance(there, OnGrid):
+        grid, other, rounding = here.grid, there.grid, max(each.rounding for each in memories)
+        has_groups = grid.groups == other.groups
+        other = other.aligned(grid, rounding) if has_groups else other
+        if not has_groups or not other.lies_in(grid.grown_over(other)):  # other nodes
+            _refuse("grids", _grid(here), _grid(there))
+    elif isinstance(here, InducingMemory) and here.allocator is None:
+        a, b = here.values.Z, there.values.Z
+        if not torch.equal(a, b):
+            _refuse("inducing points", a, b)
+
+
+def parts_of(model: StreamingGP) -> Iterator[tuple[str, Any]]:
+    """List hyperparameters, classes and plain options of kernel, mean, likelihood and inputs."""
+    for name in ("covar_module", "mean_module", "likelihood", "input_transform", "stem"):
+        module = getattr(model, name, None)
+        if isinstance(module, FixedNoiseGaussianLikelihood):  # its noise is of the observations
+            yield name, type(module).__name__
+        elif isinstance(module, Module):
+            for path, part in module.named_modules(prefix=name):
+                yield path, type(part).__name__
+                own = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
+                for key, value in own:
+                    yield f"{path}.{key}", value.detach()
+                for key, option in vars(part).items():
+                    if isinstance(option, _PLAIN) and key != "training":
+                        yield f"{path}.{key}", option
+
+
+def _is_equal(a: object, b: object) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.equal(a, b.to(a))
+    return type(a) is type(b) and a == b
 
 
 def _refuse(what: str, mine: object, theirs: object) -> None:
@@ -167,195 +324,5 @@ def _spelled(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def parts_of(model: StreamingGP) -> Iterator[tuple[str, Any]]:
-    """List hyperparameters, classes and plain options of kernel, mean, likelihood and inputs."""
-    for name in ("covar_module", "mean_module", "likelihood", "input_transform", "stem"):
-        module = getattr(model, name, None)
-        if isinstance(module, FixedNoiseGaussianLikelihood):  # its noise follows the observations
-            yield name, type(module).__name__
-        elif isinstance(module, Module):
-            yield from _settings_of(module, name)
-
-
-def _settings_of(root: Module, start: str) -> Iterator[tuple[str, Any]]:
-    for path, module in root.named_modules(prefix=start):
-        yield path, type(module).__name__
-        own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-        for name, value in own:
-            yield f"{path}.{name}", value.detach()
-        for name, option in vars(module).items():
-            if isinstance(option, _PLAIN) and name != "training":
-                yield f"{path}.{name}", option
-
-
-def _is_equal(a: object, b: object) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and torch.equal(a, b.to(a))
-    return type(a) is type(b) and a == b
-
-
-def _check_basis(mine: Any, theirs: Any) -> None:
-    """Check that grids share their nodes, and that inducing points which stay are the same."""
-    if isinstance(mine, OnGrid) and isinstance(theirs, OnGrid):
-        grid, rounding = mine.grid, max(_rounding(mine), _rounding(theirs))
-        other = theirs.grid
-        if grid.groups != other.groups or not _shares_nodes(grid, other.aligned(grid, rounding)):
-            _refuse("grids", _grid(mine), _grid(theirs))
-    elif isinstance(mine, InducingMemory) and mine.allocator is None:
-        a, b = mine.values.Z, theirs.values.Z
-        if not torch.equal(a, b):
-            _refuse("inducing points", a, b)
-
-
-def _shares_nodes(grid: Mesh, other: Mesh) -> bool:
-    return other.lies_in(grid.grown_over(other))
-
-
-def _rounding(memory: Any) -> float:
-    rounding: float = memory.rounding
-    return rounding
-
-
 def _grid(memory: OnGrid) -> str:
     return f"{memory.grid.size} nodes over {memory.grid.bounds.tolist()}"
-
-
-# --- sums over observations of which a model can be made anywhere: zero, accumulate --------------
-
-
-M = TypeVar("M", bound=StreamingGP)
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Sums over observations, at one state of a model's hyperparameters.
-
-    They can be pickled. Of a grid model of at most ``bo_stream.models.wiski.memory.MOST_ROWS``
-    observations they are the observations themselves, beyond that O(7^d) numbers a cell of the
-    grid, however many observations there are.
-
-    Attributes:
-        model: The hyperparameters, and the observations as the model's memory has them.
-    """
-
-    model: StreamingGP
-
-    @property
-    def rows(self) -> float:
-        """Number of observations."""
-        return self.model.num_observations
-
-    def to_bytes(self) -> bytes:
-        """Return the content of a file that :func:`bo_stream.describe_file` describes.
-
-        Raises:
-            ValueError: The model holds what is neither a tensor, a plain value nor an object of an
-                importable class, such as a lambda.
-        """
-        return model_bytes(self.model, self.model._description())
-
-    @classmethod
-    def from_bytes(cls, content: bytes, trusted: Sequence[Trusted] = ()) -> Sums:
-        """Read sums that :meth:`to_bytes` wrote, without running anything that they bring.
-
-        Args:
-            content: The bytes.
-            trusted: Classes and functions of your own that they may name; see
-                :meth:`StreamingGP.load`.
-
-        Raises:
-            ValueError: The bytes are of another format or version, damaged, or name what is not
-                trusted.
-        """
-        kind: Any = StreamingGP
-        model: StreamingGP = read_model_bytes(content, "The content", kind, trusted)
-        restore_products(model)
-        return cls(model)
-
-
-def zero(model: StreamingGP) -> Sums:
-    """Make sums of no observations at the hyperparameters that a model has now.
-
-    Known noise variances of zero, or below 1e-10 of the outcomes' variance (on a grid 1e-6), are
-    raised by what the sums have seen so far: with such ones the parts of a stream differ a little
-    from the whole.
-
-    Args:
-        model: Whose kernel, basis, bounds, transforms and units the sums are for; it does not
-            change, and may change later. An ``AutoGP`` must have left the exact family; rows that
-            it still holds beside it are not in the sums, and it holds none after :func:`finish`.
-
-    Raises:
-        UnsupportedError: Sums over parts of its stream cannot be merged; the message says why, and
-            which models' can. Or it is conditioned on hypothetical observations.
-
-    Warns:
-        ProjectionWarning: Merged parts are an approximation of the whole stream; it says how.
-    """
-    check_additive(model)
-    return Sums(deepcopy(empty_copy(model)).eval())
-
-
-def accumulate(sums: Sums, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Sums:
-    """Add n observations to sums, in place, and return them.
-
-    The cost is that of the model's ``update``: on a grid, batches of many rows a cell are fastest.
-
-    Args:
-        sums: Changed by this; bad input leaves them as they were.
-        X: ``batch_shape x n x d``, as for the model's ``update``.
-        Y: ``batch_shape x n x m``, or labels.
-        Yvar: Known noise variances shaped as Y; NaN: unknown.
-
-    Raises:
-        BotorchTensorDimensionError: Shapes do not fit the model.
-        InputDataError: Dtype, device, NaN, infinity, negative variance; on a grid, inputs too far
-            outside.
-    """
-    sums.model.update(X, Y, Yvar)
-    return sums
-
-
-def merge(sums: Sums, other: Sums) -> Sums:
-    """Return the sums over the observations of both; neither changes.
-
-    Grids that have grown differently are joined exactly. Cost O(size of the sums).
-
-    Raises:
-        UnsupportedError: They are of different classes, hyperparameters or bases, which is named.
-    """
-    check_alike(sums.model, other.model)
-    both = sums.model._shallow_copy()
-    both.likelihood = deepcopy(both.likelihood)  # where noise is known, it holds its mean
-    return Sums(both.merge(other.model))
-
-
-def finish(model: M, sums: Sums) -> M:
-    """Put all observations of sums into a model, in place, and return it.
-
-    A call that raises leaves the model as it was.
-
-    Raises:
-        UnsupportedError: The sums are of another class, other hyperparameters or another basis,
-            which is named; or the model is conditioned on hypothetical observations.
-        InputDataError: The grid would become too wide.
-    """
-    check_alike(model, sums.model)
-    return model.merge(sums.model)
-
-
-def rebased(sums: Sums, model: StreamingGP) -> Sums:
-    """Express sums in the hyperparameters that a model has now; the sums stay as they are.
-
-    Exact for models on a grid, whose sums do not depend on the hyperparameters. At inducing points
-    it is a congruence: what was observed acts as observations of the process at the points.
-
-    Args:
-        sums: Of the same class, inputs, outputs and transforms.
-        model: Whose hyperparameters are taken.
-
-    Raises:
-        UnsupportedError: The class, the number of inputs or outputs, or a transform differs.
-    """
-    empty = zero(model)
-    return Sums(empty.model.merge(sums.model))

@@ -6,7 +6,6 @@ import copy
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,59 +13,59 @@ import torch
 from botorch.exceptions.errors import BotorchError
 from torch import Tensor
 
-from bo_stream.distributed.sources import Array, Batch, Columns, Fault, Fragment
+from bo_stream.distributed.sources import Array, ColumnNames, Fault, Fragment, TableBatch
 from bo_stream.distributed.sums import Sums, accumulate, inner_memory, merge
 from bo_stream.errors import UsageError
-from bo_stream.executors.engine import Capacity
+from bo_stream.executors.engine import WorkerCount
 from bo_stream.models.wiski.memory import OnGrid
 from bo_stream.storage.archive import one_line
 
 BATCH_ROWS = 4096
-"""Rows that are put into the sums at a time."""
+"""Rows that are added to the sums at a time."""
 
 GRID_ROWS = 65_536
-"""The same of sums on a grid, which need little memory a row and are faster by cell."""
+"""Rows that are added at a time to sums on a grid: these need less memory a row, and are faster."""
 
 _BAD_DATA = (OSError, ValueError, TypeError, ArithmeticError, BotorchError)
-"""What readers and models raise for content that cannot be taken; Arrow's errors are among them."""
+"""Errors of readers and models for content that cannot be used; Arrow's errors are among them."""
 
 
 @dataclass(frozen=True)
-class Task:
+class SumTask:
     """Fragments whose sums one worker makes.
 
     Attributes:
-        number: Among the tasks, in the order of the fragments.
-        fragments: Consecutive ones.
-        columns: To read.
+        number: Index of the task, in the order of the fragments.
+        fragments: Consecutive fragments.
+        columns: ColumnNames to read.
         tolerant: Whether to leave out fragments that cannot be taken in.
-        driver: Number of the process that the ingest runs in.
+        driver: Identifier of the process that the ingest runs in.
         recorded: Whether to return digests of the fragments, too.
     """
 
     number: int
     fragments: tuple[Fragment, ...]
-    columns: Columns
+    columns: ColumnNames
     tolerant: bool
     driver: int
     recorded: bool = False
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size of the fragments in bytes, as far as known."""
         return sum(each.size for each in self.fragments)
 
 
 @dataclass(frozen=True)
-class Part:
+class PartialSums:
     """Sums of fragments.
 
     Attributes:
-        sums: Of those that were taken in.
-        keys: Their keys.
-        faults: Those that could not be taken in. If the task is not tolerant, there is at most one,
-            and nothing is of use.
-        digests: Of the contents that were taken in, by key; none if the task is not recorded.
+        sums: Sums of the fragments that could be read.
+        keys: Keys of these fragments.
+        faults: Fragments that could not be taken in. If the task is not tolerant, there is at most
+            one, and the sums are of no use.
+        digests: Digests of the contents, by key; none if the task is not recorded.
     """
 
     sums: Sums
@@ -74,9 +73,9 @@ class Part:
     faults: tuple[Fault, ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
 
-    def plus(self, other: Part) -> Part:
+    def plus(self, other: PartialSums) -> PartialSums:
         """Return both together; the other's fragments come later."""
-        return Part(
+        return PartialSums(
             merge(self.sums, other.sums),
             (*self.keys, *other.keys),
             (*self.faults, *other.faults),
@@ -84,58 +83,70 @@ class Part:
         )
 
 
-def run(task: Task, start: Sums) -> Part:
-    """Sum the fragments of a task. Memory O(size of the sums), whatever the number of rows.
+def run(task: SumTask, start: Sums) -> PartialSums:
+    """Sum the fragments of a task. Memory O(size of the sums), for any number of rows.
 
-    In another process than the driver's torch computes on one thread: there is a worker for each
+    In processes other than the driver's torch computes on one thread: there is a worker for each
     processor.
 
     Args:
-        task: Of which fragments.
+        task: SumTask to do.
         start: Sums of no observations; not changed.
     """
-    with _threads(None if task.driver == os.getpid() else 1):
-        return _strict(task, start) if not task.tolerant else _tolerant(task, start)
+    threads = torch.get_num_threads()
+    if task.driver != os.getpid():
+        torch.set_num_threads(1)
+    try:
+        return _summed(task, start)
+    finally:
+        torch.set_num_threads(threads)
 
 
-def _strict(task: Task, start: Sums) -> Part:
-    sums, digests = copy.deepcopy(start), dict[str, str]()
+def _summed(task: SumTask, start: Sums) -> PartialSums:
+    """Sum the fragments of a task.
+
+    A tolerant task sums each fragment apart, so that one which fails midway leaves nothing behind.
+    """
+    keys, faults, digests = list[str](), list[Fault](), dict[str, str]()
+    sums = start if task.tolerant else copy.deepcopy(start)
     for fragment in task.fragments:
         try:
-            sums = _added(sums, fragment, task, digests)
-        except _BAD_DATA as error:
-            return Part(start, (), (Fault.of(fragment.key, error),))
-    return Part(sums, tuple(each.key for each in task.fragments), (), digests)
-
-
-def _tolerant(task: Task, start: Sums) -> Part:
-    """Sum each fragment apart, so that one which fails midway leaves nothing behind."""
-    sums, keys, faults, digests = start, list[str](), list[Fault](), dict[str, str]()
-    for fragment in task.fragments:
-        try:
-            own = _added(copy.deepcopy(start), fragment, task, digests)
-            sums = merge(sums, own) if keys else own
-            keys.append(fragment.key)
+            if task.tolerant:
+                own = _added(copy.deepcopy(start), fragment, task, digests)
+                sums = merge(sums, own) if keys else own
+            else:
+                sums = _added(sums, fragment, task, digests)
         except _BAD_DATA as error:
             faults.append(Fault.of(fragment.key, error))
-    return Part(sums, tuple(keys), tuple(faults), digests)
+            if not task.tolerant:
+                return PartialSums(start, (), tuple(faults))
+        else:
+            keys.append(fragment.key)
+    return PartialSums(sums, tuple(keys), tuple(faults), digests)
 
 
-def _added(sums: Sums, fragment: Fragment, task: Task, digests: dict[str, str]) -> Sums:
+def _added(sums: Sums, fragment: Fragment, task: SumTask, digests: dict[str, str]) -> Sums:
     """Add a fragment, and its digest if the task is recorded.
 
-    The digest is made before it is read, and once more afterwards if the file was written since.
+    The digest is computed before the fragment is read, and again if the file was written since.
     """
+    like = next(sums.model.covar_module.parameters())
+
+    def tensor(values: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(like)
+
     columns, stamp, before, row = task.columns, fragment.stamp(), "", 0
     if task.recorded:
         before = fragment.digest(columns)
     for batch in fragment.batches(columns):
         start = 0
         while start < len(batch):
-            part = batch.rows(start, start + _rows_at_once(sums))
+            is_on_grid = isinstance(inner_memory(sums.model), OnGrid)
+            part = batch.rows(start, start + (GRID_ROWS if is_on_grid else BATCH_ROWS))
             start += len(part)
             try:
-                sums = accumulate(sums, *tensors(sums, part))
+                X, Y = tensor(part.X), tensor(part.Y)
+                sums = accumulate(sums, X, Y, None if part.Yvar is None else tensor(part.Yvar))
             except BotorchError as error:
                 raise UsageError(f"{_place(part, row, columns)}: {one_line(error)}") from error
             row += len(part)
@@ -146,23 +157,8 @@ def _added(sums: Sums, fragment: Fragment, task: Task, digests: dict[str, str]) 
     return sums
 
 
-def _rows_at_once(sums: Sums) -> int:
-    return GRID_ROWS if isinstance(inner_memory(sums.model), OnGrid) else BATCH_ROWS
-
-
-def tensors(sums: Sums, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return a batch as the model of some sums takes it, of its dtype and on its device."""
-    like = next(sums.model.covar_module.parameters())
-
-    def tensor(values: Array) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(like)
-
-    Yvar = None if batch.Yvar is None else tensor(batch.Yvar)
-    return tensor(batch.X), tensor(batch.Y), Yvar
-
-
-def _place(batch: Batch, first: int, columns: Columns) -> str:
-    """Name the column and the row of the first number that is missing; else the rows of a batch."""
+def _place(batch: TableBatch, first: int, columns: ColumnNames) -> str:
+    """Name the column and row of the first number that is not finite, else the rows of a batch."""
     names = (*(columns.x or ["X"] * batch.X.shape[1]), *(columns.y or ["Y"] * batch.Y.shape[1]))
     bad = np.argwhere(~np.isfinite(np.hstack((batch.X, batch.Y))))
     if len(bad):
@@ -171,18 +167,7 @@ def _place(batch: Batch, first: int, columns: Columns) -> str:
     return f"rows {first} to {first + len(batch) - 1}"
 
 
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    """Let torch compute on so many threads; None: as it does."""
-    former = torch.get_num_threads()
-    torch.set_num_threads(former if number is None else number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(former)
-
-
-# --- tasks done by an executor: a few at a time, lost ones again ---------------------------------
+# --- tasks in this process or by an executor: a few at a time, lost ones again --------------------
 
 
 @dataclass(frozen=True)
@@ -191,39 +176,39 @@ class Done:
 
     Attributes:
         task: The task.
-        part: Its sums.
-        again: How many times it was lost before.
+        part: Sums of the task.
+        again: How many times the task was lost before.
     """
 
-    task: Task
-    part: Part
+    task: SumTask
+    part: PartialSums
     again: int
 
 
-def done_here(tasks: Iterator[Task], start: Sums) -> Generator[Done, None, None]:
+def done_here(tasks: Iterator[SumTask], start: Sums) -> Generator[Done, None, None]:
     """Do tasks in this process, one after another."""
     for task in tasks:
         yield Done(task, run(task, start), 0)
 
 
 def done_by(
-    executor: Executor, tasks: Iterator[Task], start: Sums, at_once: int | None, retries: int
+    executor: Executor, tasks: Iterator[SumTask], start: Sums, at_once: int | None, retries: int
 ) -> Generator[Done, None, None]:
-    """Do tasks by an executor; what is under way is cancelled when the iterator is closed.
+    """Do tasks by an executor; tasks under way are cancelled when the iterator is closed.
 
     Args:
-        executor: Of any kind.
-        tasks: Drawn as places become free, so that those of an iterable do not pile up.
+        executor: Executor of any kind.
+        tasks: Drawn one by one as tasks end, so that tasks of an iterable do not pile up.
         start: Sums of no observations, sent along.
         at_once: Most tasks under way; None: twice the workers of the executor, which may come and
             go.
-        retries: How many times a task is done again whose worker died.
+        retries: How many times a task whose worker died is done again.
 
     Raises:
         UsageError: A task was lost more often, or the executor takes no more.
     """
-    capacity = Capacity(executor)
-    under_way: dict[Future[Part], tuple[Task, int]] = {}
+    capacity = WorkerCount(executor)
+    under_way: dict[Future[PartialSums], tuple[SumTask, int]] = {}
     try:
         while True:
             most = at_once or 2 * capacity.now()
@@ -233,14 +218,22 @@ def done_by(
                 return
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
                 task, again = under_way.pop(future)
-                error = _error(future)
+                error: BaseException | None
+                try:
+                    error = future.exception()
+                except (KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException as cancelled:  # together with its engine
+                    error = cancelled
                 if error is None:
                     yield Done(task, future.result(), again)
                 elif again < retries:
                     under_way[_submitted(executor, task, start)] = (task, again + 1)
                 else:
+                    first, last = task.fragments[0].key, task.fragments[-1].key
+                    span = first if first == last else f"{first} to {last}"
                     raise UsageError(
-                        f"The task of {_span(task)} was lost {again + 1} times: {one_line(error)}. "
+                        f"The task of {span} was lost {again + 1} times: {one_line(error)}. "
                         "Its worker may have had too little memory. The model is as it was."
                     ) from error
     finally:
@@ -248,16 +241,7 @@ def done_by(
             future.cancel()
 
 
-def _error(future: Future[Part]) -> BaseException | None:
-    try:
-        return future.exception()
-    except BaseException as error:  # of a future that was cancelled with its engine
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
-        return error
-
-
-def _submitted(executor: Executor, task: Task, start: Sums) -> Future[Part]:
+def _submitted(executor: Executor, task: SumTask, start: Sums) -> Future[PartialSums]:
     try:
         return executor.submit(run, task, start)
     except (BrokenExecutor, RuntimeError) as error:
@@ -268,12 +252,7 @@ def _submitted(executor: Executor, task: Task, start: Sums) -> Future[Part]:
         ) from error
 
 
-def _span(task: Task) -> str:
-    first, last = task.fragments[0].key, task.fragments[-1].key
-    return first if first == last else f"{first} to {last}"
-
-
-# --- a tree of sums by number: the same for every order of arrival, and small at any time --------
+# --- a tree of sums by number: the same for every order of arrival, and small at any time ---------
 
 
 @dataclass(frozen=True, order=True)
@@ -282,7 +261,7 @@ class Place:
 
     Attributes:
         start: Number of its first task.
-        level: It holds ``2^level`` tasks.
+        level: Level in the tree: the node stands for ``2^level`` tasks.
     """
 
     start: int
@@ -290,17 +269,17 @@ class Place:
 
     @property
     def stop(self) -> int:
-        """Number after that of its last task."""
+        """Number of the first task after the node."""
         return self.start + (1 << self.level)
 
     @property
     def sibling(self) -> Place:
-        """The node that it is merged with."""
+        """Node that this one is merged with."""
         return Place(self.start ^ (1 << self.level), self.level)
 
     @property
     def parent(self) -> Place:
-        """The node that both become."""
+        """Node that this one and its sibling are merged into."""
         return Place(min(self.start, self.sibling.start), self.level + 1)
 
 
@@ -308,35 +287,35 @@ class Place:
 class SumTree:
     """Parts of tasks, merged in pairs by their numbers.
 
-    It holds O(log n + tasks that arrived early) parts of n tasks. The sum does not depend on the
-    order in which tasks are done: its brackets are those of their numbers.
+    Of n tasks the tree stores O(log n + tasks that arrived early) parts. The sum does not depend on
+    the order in which tasks are done: brackets follow from their numbers.
 
     Attributes:
-        nodes: Parts that wait for others.
-        keep: Called with each node that is new, and with those that it was made of.
+        nodes: Parts that wait for their siblings, by node.
+        keep: Called with each new node, its part, and the nodes that were merged into it.
     """
 
-    nodes: dict[Place, Part] = field(default_factory=dict)
-    keep: Callable[[Place, Part, tuple[Place, ...]], None] = lambda place, part, former: None
+    nodes: dict[Place, PartialSums] = field(default_factory=dict)
+    keep: Callable[[Place, PartialSums, tuple[Place, ...]], None] = lambda place, part, merged: None
 
-    def add(self, number: int, part: Part) -> None:
-        """Put in the part of a task."""
-        place, former = Place(number, 0), list[Place]()
+    def add(self, number: int, part: PartialSums) -> None:
+        """Add the part of a task."""
+        place, merged = Place(number, 0), list[Place]()
         while (sibling := place.sibling) in self.nodes:
             other = self.nodes.pop(sibling)
             part = other.plus(part) if sibling < place else part.plus(other)
-            former.append(sibling)
+            merged.append(sibling)
             place = place.parent
         self.nodes[place] = part
-        self.keep(place, part, tuple(former))
+        self.keep(place, part, tuple(merged))
 
     def holds(self, number: int) -> bool:
-        """Say whether the part of a task is in."""
+        """Return whether the tree has the part of a task."""
         return any(place.start <= number < place.stop for place in self.nodes)
 
-    def total(self) -> Part | None:
+    def total(self) -> PartialSums | None:
         """Merge all parts in the order of their numbers; None without any."""
-        whole: Part | None = None
+        whole: PartialSums | None = None
         for _, part in sorted(self.nodes.items(), key=lambda item: item[0]):
             whole = part if whole is None else whole.plus(part)
         return whole

@@ -1,4 +1,4 @@
-"""Training of one model on many processes, each with rows of its own, by torch.distributed."""
+"""Training of one model on many processes by torch.distributed, each with its own rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bo_stream.models.stochastic.replay import HoldsRows, StreamReplay
 from bo_stream.models.stochastic.training import ShardedReplay, Training
 
 TIMEOUT = 300.0
-"""Seconds after which a process that is silent counts as lost, unless the user says."""
+"""Seconds after which a silent process counts as lost, by default."""
 
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PLAIN = (bool, int, float, str, torch.dtype)
@@ -47,9 +47,9 @@ def data_parallel(
     All processes build the same model and enter the block. In it an update takes each process's own
     rows, and a step is the step that one process with all rows would take with the same seed, up to
     rounding: each process computes its rows' part of the bound and of the statistics, and the parts
-    are summed. So after every verb all have the same posterior. Rows that the model was built with
-    are shared out. After the block a process holds its own rows only, which stand for all. Without
-    torchrun there is one process.
+    are summed. So after every verb all have the same posterior. The first rows of the model are
+    divided among the processes. After the block a process has its own rows only, which stand for
+    all. Without torchrun there is one process.
 
     Models are :class:`~bo_stream.QSGP`, :class:`~bo_stream.QSRVM`, :class:`~bo_stream.DecoupledGP`
     and :class:`~bo_stream.OSVGP`. Verbs that read all observations (``fit``, ``fit_collapsed``,
@@ -57,10 +57,11 @@ def data_parallel(
     only after the block. Posteriors are each process's own business.
 
     Args:
-        model: Of the same class, options, hyperparameters, seed and observations on all processes.
+        model: Model with the same class, options, hyperparameters, seed and observations on all
+            processes.
         timeout: Seconds to wait for another process; then it counts as lost. A group that exists
-            already keeps its own.
-        backend: Of torch.distributed; default: ``nccl`` for a model on a GPU, else ``gloo``.
+            already has its own timeout.
+        backend: Backend of torch.distributed; None: ``nccl`` for a model on a GPU, else ``gloo``.
 
     Yields:
         The processes, with ``rank``, ``size``, ``update`` and ``fit``.
@@ -76,7 +77,8 @@ def data_parallel(
         ...     processes.fit(steps=1000)
     """
     _check_trainable(model)
-    with _collective(_device(model), timeout, backend) as collective:
+    device = next(model.parameters()).device
+    with _collective(device, timeout, backend) as collective:
         _check_same(model, collective)
         _join(model, collective)
         try:
@@ -96,21 +98,21 @@ class Processes:
     """
 
     def __init__(self, model: StreamingGP, collective: Collective) -> None:
-        """Take the verbs of a model that was joined."""
+        """Store a model whose sums over rows are sums over all processes."""
         self.model, self._collective = model, collective
         self.rank, self.size = collective.rank, collective.size
 
     def update(self, X: Tensor, Y: Tensor) -> None:
-        """Put rows of each process into memory, in the order of ranks; see the model's ``update``.
+        """Add rows of each process, in the order of ranks; see the model's ``update``.
 
         Args:
-            X: Of this process, ``... x n x d``; n may be 0 in some processes.
+            X: Inputs of this process, ``... x n x d``; n may be 0 in some processes.
             Y: ``... x n x m``.
 
         Raises:
             ModelFittingError: A step diverged, in all processes.
-            UsageError: Another process cannot take its rows; and what ``update`` raises here. No
-                process has changed its model then.
+            UsageError: Another process cannot add its rows; then no process has changed its model,
+                as with errors of ``update`` in this process.
         """
         problem: Exception | None = None
         try:
@@ -131,7 +133,7 @@ class Processes:
     def fit(
         self, steps: int | None = None, seconds: float | None = None, progress: bool = True
     ) -> Training:
-        """Take steps together; see the model's ``fit``. The first process draws the bar.
+        """Take steps together, as the model's ``fit``; the first process draws the bar.
 
         Raises:
             UnsupportedError: The model learns in ``update`` only.
@@ -147,7 +149,7 @@ class ProcessGroup(Collective):
     """The default process group of torch.distributed."""
 
     def __init__(self, device: torch.device) -> None:
-        """Take the group that there is; NCCL sums on the model's device, others on the CPU."""
+        """Use the existing group; NCCL sums on the model's device, others on the CPU."""
         super().__init__(torch.distributed.get_rank(), torch.distributed.get_world_size())
         is_nccl = torch.distributed.get_backend() == "nccl"
         self._device = device if is_nccl else torch.device("cpu")
@@ -180,7 +182,7 @@ class ProcessGroup(Collective):
         return self
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to go into a file.
+        """Refuse to be pickled.
 
         Raises:
             UnsupportedError: Always.
@@ -203,7 +205,7 @@ def _observe(model: StreamingGP, X: Tensor, Y: Tensor) -> None:
 
 @contextmanager
 def _collective(device: torch.device, timeout: float, backend: str | None) -> Iterator[Collective]:
-    """Take the default process group, or begin and end one as torchrun's environment says."""
+    """Use the default process group, or begin and end one by torchrun's environment."""
     if not timeout > 0.0:
         raise UsageError(f"Expected timeout in seconds to be positive, got {timeout}.")
     if torch.distributed.is_initialized():
@@ -236,10 +238,6 @@ def _reason(error: Exception) -> str:
     """Return the first sentence of an error of torch, without the line of its source."""
     line = (str(error).strip().splitlines() or [repr(error)])[0]
     return re.sub(r"^\[[^]]*\]\s*", "", line).split(". ")[0]
-
-
-def _device(model: StreamingGP) -> torch.device:
-    return next(model.parameters()).device
 
 
 def _texts(text: str, collective: Collective) -> list[str]:
@@ -282,9 +280,8 @@ def _check_same(
 ) -> None:
     """Check that all processes have the same versions and the same model as the first."""
     own = _described(model) if described is None else described
-    found = [json.loads(text) for text in _texts(json.dumps(own), collective)]
-    first = found[0]
-    for rank, other in enumerate(found[1:], 1):
+    first, *others = (json.loads(text) for text in _texts(json.dumps(own), collective))
+    for rank, other in enumerate(others, 1):
         for name in (*first, *(name for name in other if name not in first)):
             if first.get(name) != other.get(name):
                 raise UsageError(
@@ -296,7 +293,7 @@ def _check_same(
 
 
 def _described(model: StreamingGP) -> dict[str, str]:
-    """Describe all that steps depend on, part by part: small ones by value, others by a digest."""
+    """Describe all that steps depend on by name: small values as they are, others by a digest."""
     kind = type(model)
     about = {
         "bo_stream": version("bo-stream"),
@@ -305,47 +302,43 @@ def _described(model: StreamingGP) -> dict[str, str]:
         "shape": f"{tuple(model._output_batch)} of {model.input_dim} inputs",
     }
     about |= _parts("option", model.inference)
-    about |= {name: _said(value) for name, value in model.state_dict().items()}
+    about |= {name: _formatted(value) for name, value in model.state_dict().items()}
     return about | _parts("memory", model.memory)
 
 
 def _parts(name: str, value: Any) -> dict[str, str]:
     """Describe the tensors and plain values that a value is made of, each by its name."""
     if isinstance(value, Tensor):
-        return {name: _said(value)}
+        return {name: _formatted(value)}
     if isinstance(value, StreamReplay):
         rows = value.at(torch.arange(value.held))
         return _parts(name, {"count": value.count, "X": rows.X, "Y": rows.Y})
     if value is None or isinstance(value, _PLAIN):
         return {name: repr(value)}
+    inner: Mapping[Any, Any]
+    if isinstance(value, dict):
+        inner = value
+    elif isinstance(value, tuple | list):
+        inner = dict(enumerate(value))
+    elif isinstance(value, torch.nn.Module):
+        inner = value.state_dict()
+    elif is_dataclass(value):
+        inner = {field.name: getattr(value, field.name) for field in fields(value)}
+    else:  # without attributes that are derived from the others
+        own = getattr(value, "__dict__", {})
+        inner = {key: part for key, part in own.items() if not key.startswith("_")}
     parts = {name: type(value).__name__}
-    for key, part in _held(value).items():
+    for key, part in inner.items():
         parts |= _parts(f"{name}.{key}", part)
     return parts
 
 
-def _held(value: Any) -> Mapping[Any, Any]:
-    """Return what a value is made of, but for what it has derived from that."""
-    if isinstance(value, dict):
-        return value
-    if isinstance(value, tuple | list):
-        return dict(enumerate(value))
-    if isinstance(value, torch.nn.Module):
-        return value.state_dict()
-    if is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    own = getattr(value, "__dict__", {})
-    return {key: part for key, part in own.items() if not key.startswith("_")}
-
-
-def _said(value: Tensor) -> str:
-    return f"{value.tolist()}" if value.numel() <= _SHOWN else f"of digest {_digest(value)[:16]}"
-
-
-def _digest(value: Tensor) -> str:
+def _formatted(value: Tensor) -> str:
+    if value.numel() <= _SHOWN:
+        return f"{value.tolist()}"
     bits = value.detach().cpu().contiguous()
     content = f"{bits.dtype} {tuple(bits.shape)}".encode() + bits.numpy().tobytes()
-    return hashlib.sha256(content).hexdigest()
+    return f"of digest {hashlib.sha256(content).hexdigest()[:16]}"
 
 
 def _join(model: StreamingGP, collective: Collective) -> None:

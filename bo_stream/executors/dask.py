@@ -29,10 +29,10 @@ from bo_stream.executors.engine import (
 T = TypeVar("T")
 
 SECONDS_TO_CONNECT = 5.0
-"""Time in which a scheduler must answer."""
+"""Most seconds until a scheduler must answer."""
 
 SECONDS_WITHOUT_SCHEDULER = 120.0
-"""Time in which a scheduler that was lost must be back."""
+"""Most seconds until a scheduler that was lost must be back."""
 
 _SECONDS_TO_ANSWER = 10.0
 
@@ -43,11 +43,11 @@ _began: dict[str, float] = {}
 class DaskExecutor(EngineExecutor):
     """An executor of a Dask cluster.
 
-    Workers may come and go: Dask does the tasks of a lost one again. When the scheduler is lost the
-    tasks under way are (``LostTaskError``), and the next ``submit`` waits until there is one again,
+    Workers may come and go: Dask does the tasks of a lost one again. With a scheduler all tasks
+    under way are lost (``LostTaskError``), and the next ``submit`` waits until there is one again,
     with a ``WaitingWarning``.
-    To stop a task that has begun, its worker is ended, if it has a nanny to start another one, and
-    what else this worker was at is done again by Dask.
+    To stop a running task, its worker is ended, if it has a nanny to start another one; other tasks
+    of this worker are done again by Dask.
 
     Attributes:
         address: Address of the scheduler.
@@ -64,7 +64,7 @@ class DaskExecutor(EngineExecutor):
 
         Args:
             address: Its address, as in ``tcp://host:8786``.
-            resources: What each task needs of a worker's resources, by name.
+            resources: Needs of each task, by names of the workers' resources.
             patience: Seconds in which a scheduler that was lost must be back.
 
         Raises:
@@ -77,20 +77,20 @@ class DaskExecutor(EngineExecutor):
 
     @property
     def workers(self) -> None:
-        """No limit: a task that waits for a worker has not begun."""
+        """No limit: a task that waits for a worker has not started."""
         return None
 
     @property
     def capacity(self) -> int:
-        """Number of threads of all workers that there are now."""
+        """Number of threads of all present workers."""
         return threads_of(self._client)
 
     def dumps(self, value: Any) -> bytes:
-        """Pickle a value as Dask does, which also takes functions of a script."""
+        """Pickle a value by Dask's pickle, which also takes functions of a script."""
         return dumps(value)
 
     def on_workers(self, fn: Callable[..., T], *args: Any) -> Mapping[str, T | Exception]:
-        """Call a function on each worker that there is now."""
+        """Call a function on each present worker; return values or errors by address."""
         return self._client.run(fn, *args, on_error="return")
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> DaskFuture[T]:
@@ -99,22 +99,13 @@ class DaskExecutor(EngineExecutor):
         Raises:
             UsageError: The scheduler was lost, and is not back in time.
         """
-        client, key = self._reconnected(), f"bo_stream-{uuid4().hex}"
-        resources = self._resources or None
-        task = client.submit(
-            _timed, key, fn, args, kwargs, key=key, pure=False, resources=resources
-        )
-        return DaskFuture(self, task)
-
-    def _reconnected(self) -> Client:
-        """Return a client with a scheduler; Dask's own waits for one only for some seconds."""
         end = time.monotonic() + self.patience
-        if self._client.status != "running":
+        if self._client.status != "running":  # Dask's client waits only for some seconds
             warnings.warn(
                 f"The Dask scheduler at {self.address} has not answered since "
                 f"{datetime.now():%H:%M:%S}: waiting for it for {self.patience:g} s at most.",
                 WaitingWarning,
-                stacklevel=3,
+                stacklevel=2,
             )
         while self._client.status != "running":
             if time.monotonic() > end:
@@ -127,33 +118,38 @@ class DaskExecutor(EngineExecutor):
                 with suppress(UsageError):
                     self._client = _connected(self.address)
             time.sleep(0.1)
-        return self._client
+        key, resources = f"bo_stream-{uuid4().hex}", self._resources or None
+        task = self._client.submit(
+            _timed, key, fn, args, kwargs, key=key, pure=False, resources=resources
+        )
+        return DaskFuture(self, task)
 
     def seconds_running(self, key: str, submitted: float) -> float | None:
-        """Return for how long a worker has been at a task; None if none is.
+        """Return for how long a worker has been at a task; None if no worker is.
 
-        A cluster that does not answer is taken to have been at it since it was submitted.
+        If the cluster does not answer, the time since the task was submitted is returned.
         """
         try:
-            found = self._asked(_seconds_since_begin, key).result(_SECONDS_TO_ANSWER)
+            seconds = self._on_all_workers(_seconds_since_begin, key).result(_SECONDS_TO_ANSWER)
         except Exception:  # a cluster in trouble may raise anything
             return time.monotonic() - submitted
-        return max((value for value in found.values() if value is not None), default=None)
+        return max((value for value in seconds.values() if value is not None), default=None)
 
     def stop(self, key: str) -> None:
         """End the worker that is at a task, if it has a nanny, which starts another one."""
         with suppress(RuntimeError):  # the client's loop has ended
-            self._stops.add(stop := self._asked(_leave_if_at, key))
+            self._stops.add(stop := self._on_all_workers(_leave_if_at, key))
             stop.add_done_callback(self._stops.discard)
 
-    def _asked(self, fn: Callable[..., T], *args: Any) -> Future[dict[str, T]]:
-        """Call a function on all workers, without waiting for them; no answer is left out."""
+    def _on_all_workers(self, fn: Callable[..., T], *args: Any) -> Future[dict[str, T]]:
+        """Call a function on all workers without waiting; those without an answer are left out."""
         client = self._client
 
         async def ask() -> dict[str, T]:
             return await client.run(fn, *args, on_error="ignore")
 
-        return asyncio.run_coroutine_threadsafe(ask(), _loop_of(client))
+        loop: Any = client.loop
+        return asyncio.run_coroutine_threadsafe(ask(), loop.asyncio_loop)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Disconnect; overrides ``Executor.shutdown``. The cluster goes on."""
@@ -165,21 +161,26 @@ class DaskFuture(EngineFuture[T]):
     """A future of a Dask cluster."""
 
     def __init__(self, executor: DaskExecutor, task: Any) -> None:
-        """Follow a future of Dask's client, which is of another kind."""
+        """Follow a future of Dask's client, which is none of ``concurrent.futures``."""
         super().__init__()
         self._executor, self._task, self._submitted = executor, task, time.monotonic()
         self.add_done_callback(self._release)
         task.client.loop.add_callback(self._settle)
 
     async def _settle(self) -> None:
-        """Take over what comes of Dask's future."""
+        """Take over the value or the error of Dask's future."""
         with suppress(InvalidStateError):  # it was cancelled
             try:
                 self.set_result(await self._task)
             except KilledWorker:
                 self.set_exception(LostTaskError("the Dask workers that were given it died"))
             except (Exception, asyncio.CancelledError) as error:
-                self.set_exception(_lost(self._task.status) or error)
+                status = self._task.status
+                if status == "error":  # of the task itself
+                    self.set_exception(error)
+                else:
+                    where = "scheduler" if status == "cancelled" else "worker that had the result"
+                    self.set_exception(LostTaskError(f"the Dask {where} was lost"))
 
     def _release(self, _: Future[T]) -> None:
         """Let Dask forget the task, which it would do again if the result's worker is lost."""
@@ -207,16 +208,8 @@ def _connected(address: str) -> Client:
         ) from error
 
 
-def _lost(status: str) -> LostTaskError | None:
-    """Return an error for a task of Dask that has neither a value nor an error of its own."""
-    if status == "error":
-        return None
-    place = "scheduler" if status == "cancelled" else "worker that had the result"
-    return LostTaskError(f"the Dask {place} was lost")
-
-
 def _timed(key: str, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-    """Do a call on a worker, and let it be known meanwhile when it began."""
+    """Do a call on a worker, and record its start meanwhile."""
     _began[key] = time.monotonic()
     try:
         return fn(*args, **kwargs)
@@ -233,8 +226,3 @@ def _leave_if_at(key: str, dask_worker: Any) -> None:
     """End this worker if it is at a task: nothing else stops a thread."""
     if key in _began and dask_worker.nanny is not None:
         os._exit(1)
-
-
-def _loop_of(client: Client) -> asyncio.AbstractEventLoop:
-    loop: Any = client.loop
-    return loop.asyncio_loop

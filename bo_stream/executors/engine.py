@@ -1,4 +1,4 @@
-"""Executors of engines such as Dask and Ray: their interface, and what is checked before use."""
+"""Executors of engines such as Dask and Ray: their interface, and checks before use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LostTaskWarning(UserWarning):
 
 
 class WaitingWarning(UserWarning):
-    """A warning that nothing goes on until a scheduler or a worker is there."""
+    """A warning that nothing happens until a scheduler or a worker is there."""
 
 
 class EngineFuture(Future[T], ABC):
@@ -50,11 +50,11 @@ class EngineFuture(Future[T], ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop the task, begun or not, and free its place; the future is cancelled or lost."""
+        """Stop the task, started or not, and free its worker; the future is cancelled or lost."""
 
     @abstractmethod
     def seconds_running(self) -> float | None:
-        """Return for how long the task has run, as far as the engine knows; None: not begun."""
+        """Return for how long the task has run, as far as the engine knows; None: not started."""
 
 
 class EngineExecutor(Executor, ABC):
@@ -67,12 +67,12 @@ class EngineExecutor(Executor, ABC):
     @property
     @abstractmethod
     def workers(self) -> int | None:
-        """Number of tasks that can run at a time, if what exceeds it would count as running."""
+        """Most tasks that can run at a time, if further ones would count as running; else None."""
 
     @property
     @abstractmethod
     def capacity(self) -> int:
-        """Number of tasks that it does at a time, as it is now; at least 1.
+        """Number of tasks that the executor does at a time now; at least 1.
 
         Raises:
             OSError: The cluster does not answer.
@@ -80,26 +80,11 @@ class EngineExecutor(Executor, ABC):
 
     @abstractmethod
     def dumps(self, value: Any) -> bytes:
-        """Pickle a value as the engine does."""
+        """Pickle a value by the engine's own pickle."""
 
     @abstractmethod
     def on_workers(self, fn: Callable[..., T], *args: Any) -> Mapping[str, T | Exception]:
-        """Call a function on each worker that might differ from here, and return by worker."""
-
-
-def capacity_of(executor: Executor) -> int:
-    """Return how many tasks an executor does at a time, as far as it says; else the processors.
-
-    Raises:
-        OSError: Its cluster does not answer.
-    """
-    if isinstance(executor, EngineExecutor):
-        return executor.capacity
-    client = getattr(executor, "_client", None)
-    if client is not None and hasattr(client, "nthreads"):  # of Dask's own executor
-        return threads_of(client)
-    number = getattr(executor, "_max_workers", None)  # of Python's pools
-    return number if isinstance(number, int) and number > 0 else os.cpu_count() or 1
+        """Call a function on each worker that might differ from here; return results by worker."""
 
 
 def threads_of(client: Any) -> int:
@@ -113,23 +98,32 @@ def threads_of(client: Any) -> int:
     return max(1, sum(client.nthreads(callback_timeout=_SECONDS_TO_ANSWER).values()))
 
 
-class Capacity:
-    """How many tasks an executor does at a time while its workers come and go.
+class WorkerCount:
+    """The number of tasks that an executor does at a time, while its workers come and go.
 
-    It is asked at most once in ``SECONDS_BETWEEN_LOOKS``. While a cluster does not answer it counts
-    as it did before, and as one worker at first.
+    The executor is asked at most once in ``SECONDS_BETWEEN_LOOKS``. While a cluster does not answer
+    the previous number is used, at first one.
     """
 
     def __init__(self, executor: Executor) -> None:
-        """Prepare to ask an executor."""
+        """Store the executor, without asking it."""
         self._executor = executor
         self._known, self._next_look = 1, -math.inf
 
     def now(self) -> int:
         """Return the number; at least 1."""
         if time.monotonic() >= self._next_look:
+            executor = self._executor
+            client = getattr(executor, "_client", None)
             with suppress(OSError):
-                self._known = capacity_of(self._executor)
+                if isinstance(executor, EngineExecutor):
+                    self._known = executor.capacity
+                elif client is not None and hasattr(client, "nthreads"):  # of Dask's own executor
+                    self._known = threads_of(client)
+                else:
+                    number: Any = getattr(executor, "_max_workers", None)  # of Python's pools
+                    is_known = isinstance(number, int) and number > 0
+                    self._known = number if is_known else os.cpu_count() or 1
             self._next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
         return self._known
 
@@ -146,34 +140,34 @@ def is_lost(error: BaseException) -> bool:
     return isinstance(error, tuple(kinds))
 
 
-# --- what is checked before tasks are given to workers: their versions ---------------------------
+# --- checks before tasks are given to workers: versions, pickles ----------------------------------
 
 
-PACKAGES = ("bo-stream", "torch")
-"""Distributions of which workers must have the version that is here."""
+_PACKAGES = ("bo-stream", "torch")
+"""Distributions whose versions must be the same on workers as here."""
 
-Dumps = Callable[[Any], bytes]
+_Dumps = Callable[[Any], bytes]
 
 
 def check_workers(executor: Executor) -> None:
-    """Check that the workers that there are have the versions of bo_stream and torch that are here.
+    """Check that all present workers have the versions of bo_stream and torch that are here.
 
-    Workers of Dask and Ray are asked. Those of this machine are of this interpreter, and those of
-    an executor of another kind are not asked: see :func:`check_versions`.
+    Workers of Dask and Ray are asked. Workers of this machine run this interpreter; other executors
+    are not asked: see :func:`check_versions`.
 
     Raises:
         UsageError: One has another version, or lacks the package; it is named.
     """
     if not isinstance(executor, EngineExecutor):
         return
-    for package in PACKAGES:
-        for worker, found in executor.on_workers(version, package).items():
-            if not isinstance(found, OSError):  # it is gone; its tasks look for themselves
-                _check_version(worker, package, found)
+    for package in _PACKAGES:
+        for worker, result in executor.on_workers(version, package).items():
+            if not isinstance(result, OSError):  # of a worker that is gone; tasks check again
+                _check_version(worker, package, result)
 
 
 def check_versions(expected: Mapping[str, str]) -> None:
-    """Check, on a worker, that it has the versions that are expected, by distribution.
+    """Check, on a worker, that it has the expected versions, by distribution.
 
     Raises:
         UsageError: It has another one.
@@ -185,7 +179,7 @@ def check_versions(expected: Mapping[str, str]) -> None:
 @cache
 def versions() -> Mapping[str, str]:
     """Return the versions that are here, by distribution."""
-    return {package: version(package) for package in PACKAGES}
+    return {package: version(package) for package in _PACKAGES}
 
 
 def _check_version(worker: str, package: str, found: Any, wanted: str | None = None) -> None:
@@ -211,41 +205,40 @@ def check_picklable(name: str, value: Any, executor: Executor | None = None) -> 
     Args:
         name: Name of the value, for the message.
         value: The value.
-        executor: By its kind of pickle; None: by Python's. Threads need none.
+        executor: Executor whose pickle is used; None: Python's. Threads need no pickle.
 
     Raises:
-        UsageError: It cannot; the innermost part that cannot is named.
+        UsageError: It cannot; the innermost part that cannot be pickled is named.
     """
-    dumps = _dumps_of(executor)
-    if dumps is None:
+    if isinstance(executor, ThreadPoolExecutor):
         return
-    error = _why_not(value, dumps)
+    cloudpickle = sys.modules.get("cloudpickle")  # of Dask, loky and submitit, which load it
+    dumps: _Dumps
+    if isinstance(executor, EngineExecutor):
+        dumps = executor.dumps
+    elif executor is None or isinstance(executor, ProcessPoolExecutor) or cloudpickle is None:
+        dumps = pickle.dumps
+    else:
+        dumps = cloudpickle.dumps
+    path, part, error = name, value, _why_not(value, dumps)
     if error is None:
         return
-    path, part = name, value
-    while (inner := _culprit(part, dumps)) is not None:
-        path, part = path + inner[0], inner[1]
-    reason = " ".join(str(_why_not(part, dumps)).split())
+    is_innermost = False
+    while not is_innermost:
+        is_innermost = True
+        for suffix, inner in _parts(part):
+            if (reason := _why_not(inner, dumps)) is not None:
+                path, part, error, is_innermost = path + suffix, inner, reason, False
+                break
+    kind, qualname = type(part).__name__, getattr(part, "__qualname__", None)
     raise UsageError(
-        f"{path}, {_described(part)}, cannot be pickled, as it must be to reach the workers "
-        f"({reason}). Give a function at the top level of a module, and plain values."
+        f"{path}, {f'the {kind} {qualname}' if qualname else f'a {kind}'}, cannot be pickled, as "
+        f"it must be to reach the workers ({' '.join(str(error).split())}). Give a function at the "
+        "top level of a module, and plain values."
     )
 
 
-def _dumps_of(executor: Executor | None) -> Dumps | None:
-    if isinstance(executor, ThreadPoolExecutor):
-        return None
-    if isinstance(executor, EngineExecutor):
-        return executor.dumps
-    cloudpickle = sys.modules.get(
-        "cloudpickle"
-    )  # Dask's, loky's and submitit's; they have loaded it
-    if executor is None or isinstance(executor, ProcessPoolExecutor) or cloudpickle is None:
-        return pickle.dumps
-    return cloudpickle.dumps
-
-
-def _why_not(value: Any, dumps: Dumps) -> Exception | None:
+def _why_not(value: Any, dumps: _Dumps) -> Exception | None:
     try:
         dumps(value)
     except Exception as error:  # a class may raise anything when it is pickled
@@ -253,12 +246,8 @@ def _why_not(value: Any, dumps: Dumps) -> Exception | None:
     return None
 
 
-def _culprit(value: Any, dumps: Dumps) -> tuple[str, Any] | None:
-    """Return the first part that cannot be pickled, with the words that follow the whole's name."""
-    return next(((k, part) for k, part in _parts(value) if _why_not(part, dumps) is not None), None)
-
-
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """List the parts of a value, each with the text that leads to it from the value's name."""
     if isinstance(value, partial):
         yield from ((f".{name}", getattr(value, name)) for name in ("func", "args", "keywords"))
     elif isinstance(value, Mapping):
@@ -268,8 +257,3 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif not isinstance(value, type):
         state: Mapping[str, Any] = getattr(value, "__dict__", {})
         yield from ((f".{name}", part) for name, part in state.items())
-
-
-def _described(value: Any) -> str:
-    name = getattr(value, "__qualname__", None)
-    return f"the {type(value).__name__} {name}" if name else f"a {type(value).__name__}"

@@ -29,15 +29,16 @@ def executor_of(
     workers: int | None = None,
     resources: Mapping[str, float] | None = None,
 ) -> Iterator[Executor]:
-    """Open an executor for the block, and end at its end what was started for it.
+    """Open an executor for the block, and end all that was started for it with the block.
 
     Args:
         spec: ``processes:4`` or ``threads:4`` of this machine; ``dask:4`` (worker processes of this
             machine) or ``dask:ADDRESS`` (of a scheduler); ``ray:4`` or ``ray:ADDRESS``. An executor
-            is passed through, and not shut down. None: processes.
+            is yielded, and not shut down. None: processes.
         workers: Number for a ``spec`` without one, as ``processes``; None: as many as processors.
-        resources: What each task needs, where the engine has it. Dask: resources that workers were
-            started with. Ray: ``num_cpus``, ``num_gpus``, ``memory``, or resources of one's own.
+        resources: Needs of each task, where the engine has resources. Dask: resources that workers
+            were started with. Ray: ``num_cpus``, ``num_gpus``, ``memory``, or resources of one's
+            own.
 
     Raises:
         UsageError: The specification is not understood, its package is missing, or nobody answers
@@ -57,15 +58,23 @@ def executor_of(
             "Expected executor to be a text or an Executor of concurrent.futures, got a "
             f"{type(spec).__name__}. One of submitit: SubmititExecutor(it) of bo_stream.executors."
         )
-    kind, place = parsed(spec or "processes")
-    number = _number(place, workers)
+    kind, rest = parsed(spec or "processes")
+    number = _number(rest, workers)
     if kind in ("processes", "threads") and resources:
         raise UsageError(f"An executor of {kind} has no resources: they are for dask and ray.")
-    address = "" if place.isdigit() else place
+    address = "" if rest.isdigit() else rest
     if kind == "processes":
-        yield from _processes(number)
+        processes = ProcessExecutor(number)
+        try:
+            yield processes
+        finally:
+            processes.kill()
     elif kind == "threads":
-        yield from _threads(number)
+        threads = ThreadPoolExecutor(number)
+        try:
+            yield threads
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
     elif kind == "dask":
         yield from _dask(address, number, resources)
     else:
@@ -73,28 +82,28 @@ def executor_of(
 
 
 def parsed(spec: str) -> tuple[str, str]:
-    """Return the kind of a specification and what follows: a number, an address, or nothing.
+    """Return the kind of a specification, and its number or address as text, or nothing.
 
     Raises:
         UsageError: There is no such kind, the number is 0, or processes or threads have an address.
     """
-    kind, _, place = spec.partition(":")
+    kind, _, rest = spec.partition(":")
     check_one_of("executor", kind, KINDS)
-    if kind in ("processes", "threads") and place and not place.isdigit():
+    if kind in ("processes", "threads") and rest and not rest.isdigit():
         raise UsageError(f"Expected {kind}:N with a number of workers, got {spec!r}.")
-    if place.isdigit():
-        check_whole("workers", int(place), 1)
-    return kind, place
+    if rest.isdigit():
+        check_whole("workers", int(rest), 1)
+    return kind, rest
 
 
-def _number(place: str, workers: int | None = None) -> int:
-    number = int(place) if place.isdigit() else workers or os.cpu_count() or 1
+def _number(rest: str, workers: int | None = None) -> int:
+    number = int(rest) if rest.isdigit() else workers or os.cpu_count() or 1
     check_whole("workers", number, 1)
     return number
 
 
 def places(spec: str | Executor) -> int | None:
-    """Return how many tasks threads can run at a time; None for what knows it, or is unknown."""
+    """Return how many tasks threads can run at a time; None for other kinds."""
     if isinstance(spec, str) and parsed(spec)[0] == "threads":
         return _number(parsed(spec)[1])
     return None
@@ -102,24 +111,8 @@ def places(spec: str | Executor) -> int | None:
 
 def has_address(spec: str) -> bool:
     """Return whether a specification leads to something that runs already."""
-    _, place = parsed(spec)
-    return bool(place) and not place.isdigit()
-
-
-def _processes(count: int) -> Iterator[Executor]:
-    executor = ProcessExecutor(count)
-    try:
-        yield executor
-    finally:
-        executor.kill()
-
-
-def _threads(count: int) -> Iterator[Executor]:
-    executor = ThreadPoolExecutor(count)
-    try:
-        yield executor
-    finally:
-        executor.shutdown(wait=False, cancel_futures=True)
+    _, rest = parsed(spec)
+    return bool(rest) and not rest.isdigit()
 
 
 def _dask(address: str, count: int, resources: Mapping[str, float] | None) -> Iterator[Executor]:
@@ -149,19 +142,27 @@ def _ray(address: str, count: int, resources: Mapping[str, float] | None) -> Ite
     ray = _engine("ray", "ray")
     from bo_stream.executors.ray import RayExecutor
 
-    begun = not ray.is_initialized()
-    if begun and address:
-        _check_answers(address)
+    starts = not ray.is_initialized()
+    if starts and address:
+        host, _, port = address.rpartition("//")[2].rpartition(":")
+        if port.isdigit():  # Ray itself waits long for an address that does not answer
+            try:
+                socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
+            except OSError as error:
+                raise UsageError(
+                    f"Nothing answers at {address} within {_SECONDS_TO_CONNECT:g} s ({error}). "
+                    "Check the address, and that Ray runs there: ray start --head."
+                ) from error
         try:
             ray.init(address, log_to_driver=False)
         except Exception as error:  # of its client, of gRPC, and of its own
             raise UsageError(f"No Ray cluster answers at {address}: {error}") from error
-    elif begun:
+    elif starts:
         ray.init(num_cpus=count, include_dashboard=False, log_to_driver=False)
     try:
         yield RayExecutor(**dict(resources or {}))
     finally:
-        if begun:
+        if starts:
             ray.shutdown()
 
 
@@ -171,18 +172,4 @@ def _engine(module: str, extra: str) -> Any:
     except ImportError as error:
         raise UsageError(
             f"The executor {extra} needs a package: pip install 'bo-stream[{extra}]'."
-        ) from error
-
-
-def _check_answers(address: str) -> None:
-    """Check that something listens at ``host:port``: Ray itself waits long for it."""
-    host, _, port = address.rpartition("//")[2].rpartition(":")
-    if not port.isdigit():
-        return
-    try:
-        socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
-    except OSError as error:
-        raise UsageError(
-            f"Nothing answers at {address} within {_SECONDS_TO_CONNECT:g} s ({error}). Check the "
-            "address, and that Ray runs there: ray start --head."
         ) from error

@@ -1,4 +1,4 @@
-"""An executor of processes of this machine, of which each can be killed and is replaced."""
+"""An executor of processes of this machine: each can be killed, and is replaced."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ProcessExecutor(EngineExecutor):
 
     @property
     def workers(self) -> None:
-        """No limit: a task that waits for a process has not begun."""
+        """No limit: a task that waits for a process has not started."""
         return None
 
     @property
@@ -92,7 +92,7 @@ class ProcessExecutor(EngineExecutor):
         return future
 
     def _serve(self) -> None:
-        """Do calls in a process of one's own, which is started anew when it has died."""
+        """Do calls in a process of this thread, which is started again when it has died."""
         process: _Process | None = None
         while (call := self._calls.get()) is not None:
             try:
@@ -134,7 +134,7 @@ class ProcessExecutor(EngineExecutor):
         atexit.unregister(self.kill)
 
     def kill(self) -> None:
-        """End the processes at once; tasks that wait are cancelled, those that run are lost."""
+        """End the processes at once; waiting tasks are cancelled, running tasks are lost."""
         with self._lock:
             self._is_closed = True
             processes = list(self._processes)
@@ -171,7 +171,7 @@ class ProcessFuture(EngineFuture[T]):
                 self._process.kill()
 
     def seconds_running(self) -> float | None:
-        """Return for how long the process is at it."""
+        """Return for how long the process has been at the task."""
         return None if self._began is None else time.monotonic() - self._began
 
 
@@ -226,7 +226,7 @@ class _Process:
         self._process.kill()
 
     def died(self) -> str:
-        """Take leave of a process that has closed its connection; return its exit code as text."""
+        """End a process that has closed its connection; return its exit code as text."""
         self._process.join(_SECONDS_TO_END)
         self.end()
         return f"exit code {self._process.exitcode}"
@@ -250,7 +250,7 @@ def _serve(initializer: Callable[[], None] | None, connection: Connection) -> No
 
 
 def _reply(pickled: bytes) -> bytes:
-    """Do a call and pickle the value and the error, of which one is None."""
+    """Do a call and pickle its value and its error; one of them is None."""
     try:
         fn, args, kwargs = pickle.loads(pickled)
         return pickle.dumps((fn(*args, **kwargs), None))

@@ -22,7 +22,7 @@ T = TypeVar("T")
 class RayExecutor(EngineExecutor):
     """An executor of the Ray cluster that this process is connected to by ``ray.init``.
 
-    A task whose worker or node is lost has a ``LostTaskError``. One that has begun is stopped by
+    A task whose worker or node is lost has a ``LostTaskError``. A running task is stopped by
     the end of its worker, which Ray replaces.
 
     Example:
@@ -35,8 +35,9 @@ class RayExecutor(EngineExecutor):
         """Prepare tasks.
 
         Args:
-            num_cpus: What each task needs.
-            resources: What else it needs: ``num_gpus``, ``memory``, or resources of one's own.
+            num_cpus: Number of processors that each task needs.
+            resources: Further needs of each task: ``num_gpus``, ``memory``, or resources of one's
+                own.
         """
         known = ("num_gpus", "memory")
         options = {name: resources.pop(name) for name in known if name in resources}
@@ -54,15 +55,15 @@ class RayExecutor(EngineExecutor):
 
     @property
     def capacity(self) -> int:
-        """Number of tasks for which there are processors; as many as are here if none needs any."""
+        """Number of tasks for which there are processors; those here if no task needs any."""
         return self.workers or os.cpu_count() or 1
 
     def dumps(self, value: Any) -> bytes:
-        """Pickle a value as Ray does, which also takes functions of a script."""
+        """Pickle a value by Ray's pickle, which also takes functions of a script."""
         return cloudpickle.dumps(value)
 
     def on_workers(self, fn: Callable[..., T], *args: Any) -> Mapping[str, T | Exception]:
-        """Call a function on each node that there is now."""
+        """Call a function on each node of the cluster; return values or errors by address."""
         nodes = {
             node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]
         }
@@ -72,7 +73,15 @@ class RayExecutor(EngineExecutor):
             ).remote(fn, args, {})
             for address, node in nodes.items()
         }
-        return {address: _value_or_error(call) for address, call in calls.items()}
+        results: dict[str, T | Exception] = {}
+        for address, call in calls.items():
+            try:
+                results[address] = ray.get(call)
+            except RayTaskError as error:
+                results[address] = error.cause
+            except RayError as error:
+                results[address] = error
+        return results
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> RayFuture[T]:
         """Do ``fn(*args, **kwargs)`` in a worker."""
@@ -94,7 +103,8 @@ class RayFuture(EngineFuture[T]):
             if error is None:
                 self.set_result(inner.result())
             elif isinstance(error, RayError) and not isinstance(error, RayTaskError):
-                self.set_exception(LostTaskError(_first_line(error)))
+                reason = str(error).strip().splitlines()[0]
+                self.set_exception(LostTaskError(f"{type(error).__name__}: {reason}"))
             else:
                 self.set_exception(getattr(error, "cause", None) or error)
 
@@ -111,16 +121,3 @@ class RayFuture(EngineFuture[T]):
 
 def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
     return fn(*args, **kwargs)
-
-
-def _value_or_error(reference: Any) -> Any:
-    try:
-        return ray.get(reference)
-    except RayTaskError as error:
-        return error.cause
-    except RayError as error:
-        return error
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

@@ -61,11 +61,11 @@ class SubmititExecutor(EngineExecutor):
 
     @property
     def capacity(self) -> int:
-        """Most jobs that are to be submitted at a time: how many run, the cluster decides."""
+        """Most jobs that are to be submitted at a time; the cluster decides how many run."""
         return self._at_once
 
     def dumps(self, value: Any) -> bytes:
-        """Pickle a value as submitit does, which also takes functions of a script."""
+        """Pickle a value by submitit's pickle, which also takes functions of a script."""
         return dumps(value)
 
     def on_workers(self, fn: Callable[..., T], *args: Any) -> Mapping[str, T | Exception]:
@@ -104,7 +104,7 @@ class SubmititFuture(EngineFuture[T]):
         self.add_done_callback(self._release)
 
     def settle_if_ended(self) -> None:
-        """Take over what came of the job, if it has ended."""
+        """Take over the value or the error of the job, if it has ended."""
         with suppress(InvalidStateError):  # it was cancelled
             try:
                 if self._job.done():
@@ -125,7 +125,7 @@ class SubmititFuture(EngineFuture[T]):
         self.cancel()
 
     def seconds_running(self) -> float | None:
-        """Return the time since the job was first seen to run, which is when this is asked."""
+        """Return the time since a call of this method first saw the job run."""
         if self._began is None and self._job.state == "RUNNING":
             self._began = time.monotonic()
         return None if self._began is None else time.monotonic() - self._began

@@ -1,8 +1,8 @@
-"""Files of bo_stream: written whole or not at all, described by a header, sealed by a digest.
+"""Files of bo_stream: written whole or not at all, with a header and a digest.
 
 A model's file is one of ``safetensors``, so that other programs can read its tensors. The index of
 a checkpoint is one object in JSON, and so is a snapshot of Ax. All begin with what
-:func:`describe_file` returns, and hold the SHA-256 of everything else in them.
+:func:`describe_file` returns, and have the SHA-256 of everything else in them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DAMAGE = (
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside ``path`` that replaces it when the block ends without error.
+    """Open a temporary file in the folder of ``path`` that replaces it when the block succeeds.
 
     Raises:
         OSError: The disk is full or the folder cannot be written; the old file stays.
@@ -54,12 +54,12 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def write_whole(file: RawIOBase, content: bytes, start: int) -> None:
-    """Write bytes at a place of a file and to the disk; where that fails the file ends there again.
+    """Write bytes at a position of a file and to the disk; on failure the file ends there again.
 
     Args:
-        file: Not buffered: a buffer would be written later, after the error was said.
+        file: Not buffered: a buffer would be written later, after the error was raised.
         content: The bytes.
-        start: The place, where the file is to end if they cannot be written whole.
+        start: The position, at which the file ends if the bytes cannot be written whole.
 
     Raises:
         OSError: The disk is full or the file cannot be written.
@@ -93,7 +93,7 @@ class FileFormat:
     """A kind of file.
 
     Attributes:
-        name: Its name, as files of it say it.
+        name: Name of the format, which is in each of its files.
         version: Grows whenever older files can no longer be read.
         only_by_its_writer: Whether no other version of bo_stream reads a file.
     """
@@ -103,7 +103,7 @@ class FileFormat:
     only_by_its_writer: bool = False
 
     def head(self) -> dict[str, Any]:
-        """Return what every file of the format begins with."""
+        """Return the entries at the beginning of every file of the format."""
         return {
             "format": self.name,
             "version": self.version,
@@ -111,7 +111,7 @@ class FileFormat:
         }
 
     def check(self, path: Path | str, about: Mapping[str, Any]) -> None:
-        """Check that a file is of this format and version by what it says about itself.
+        """Check by the description of a file that it is of this format and version.
 
         Raises:
             ValueError: It is of another format.
@@ -129,10 +129,10 @@ class FileFormat:
 
 
 def describe_file(path: str | Path) -> dict[str, Any]:
-    """Read what a file says about itself, before anything is built from it.
+    """Read the description of a file, before anything is built from it.
 
     Args:
-        path: Of a model's file, of the index of a checkpoint, or of a snapshot of Ax.
+        path: Path of a model's file, of the index of a checkpoint, or of a snapshot of Ax.
 
     Returns:
         ``format``, ``version`` of the format, ``bo_stream`` (the version that wrote the file) and
@@ -172,7 +172,7 @@ def write_index(path: Path, kind: FileFormat, content: Mapping[str, Any]) -> Non
 
 
 def read_index(path: Path, kind: FileFormat) -> dict[str, Any]:
-    """Read what :func:`write_index` wrote.
+    """Read the plain values that :func:`write_index` wrote.
 
     Raises:
         OSError: The file cannot be opened.
@@ -180,8 +180,8 @@ def read_index(path: Path, kind: FileFormat) -> dict[str, Any]:
     """
     whole = _parsed(path, path.read_bytes())
     kind.check(path, whole)
-    said = whole.pop("sha256")
-    _check_digest(path, said, _digest(whole).hexdigest())
+    written = whole.pop("sha256")
+    _check_digest(path, written, _digest(whole).hexdigest())
     return {name: value for name, value in whole.items() if name not in _HEAD}
 
 
@@ -202,7 +202,7 @@ MODEL_FILE = FileFormat("bo_stream model", 1)
 
 
 def write_archive(path: str | Path, about: Mapping[str, Any], arrays: dict[str, Tensor]) -> None:
-    """Write what :func:`archive_bytes` returns to a file.
+    """Write arrays with a header and a digest to a file, as :func:`archive_bytes` returns them.
 
     Raises:
         OSError: The file cannot be written; an old one stays.
@@ -219,14 +219,14 @@ def archive_bytes(
 
     Args:
         about: Further entries of the header: texts, numbers.
-        arrays: By name; contiguous, in main memory, none shares memory with another.
-        kind: Format that the header says.
+        arrays: Arrays by name; contiguous, in main memory, none shares memory with another.
+        kind: Format of the file.
     """
     from safetensors.torch import save
 
-    said = {**kind.head(), **about}
-    said["sha256"] = _archive_digest(said, arrays)
-    texts = {name: v if name in _TEXTS else json.dumps(v) for name, v in said.items()}
+    header = {**kind.head(), **about}
+    header["sha256"] = _archive_digest(header, arrays)
+    texts = {name: v if name in _TEXTS else json.dumps(v) for name, v in header.items()}
     return save(arrays, texts)
 
 
@@ -250,12 +250,12 @@ def read_archive(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def read_archive_bytes(
     content: bytes, name: str, kind: FileFormat = MODEL_FILE
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the header and the arrays of what :func:`archive_bytes` returned.
+    """Read the header and the arrays from the bytes of :func:`archive_bytes`.
 
     Args:
         content: The bytes.
-        name: What they are, for messages.
-        kind: Format that is expected.
+        name: Name of the content, for messages.
+        kind: Expected format.
 
     Raises:
         ValueError: They are of another format or version, or damaged.
@@ -285,30 +285,27 @@ def _opened(path: Path, framework: str) -> tuple[dict[str, Any], Any]:
 
 
 def _described(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Parse the entries of a header that describe the file; safetensors keeps them in any order."""
+    """Parse the entries of a header that describe the file; safetensors has them in any order."""
     about = {name: v if name in _TEXTS else json.loads(v) for name, v in sorted(texts.items())}
     _check_head(about)
     return about
 
 
 def _damaged(path: Path | str, start: bytes, error: BaseException) -> ValueError:
-    why = _found(start) or one_line(error)
+    """Return an error for an archive that cannot be opened, by its first nine bytes."""
+    if start[8:] == b"{":  # it has a header
+        why = one_line(error)
+    elif not start:
+        why = "it is empty"
+    elif start.startswith(b"PK"):
+        why = "it is a zip archive, as torch.save writes it, not one of StreamingGP.save"
+    elif start.startswith(b"\x80"):
+        why = "it is a pickle, which is never loaded"
+    elif not start.strip(b"\0"):
+        why = "it begins with zeros"
+    else:
+        why = f"expected the header of a safetensors file, got {start[:8]!r}"
     return ValueError(f"{path} is damaged, cut short or no model file: {why}.")
-
-
-def _found(start: bytes) -> str | None:
-    """Name what a file begins with, None if that is a header."""
-    if start[8:] == b"{":
-        return None
-    if not start:
-        return "it is empty"
-    if start.startswith(b"PK"):
-        return "it is a zip archive, as torch.save writes it, not one of StreamingGP.save"
-    if start.startswith(b"\x80"):
-        return "it is a pickle, which is never loaded"
-    if not start.strip(b"\0"):
-        return "it begins with zeros"
-    return f"expected the header of a safetensors file, got {start[:8]!r}"
 
 
 # --- digests -----------------------------------------------------------------------------------
@@ -335,11 +332,11 @@ def _check_archive(
     _check_digest(path, about["sha256"], _archive_digest(rest, arrays))
 
 
-def _check_digest(path: Path | str, said: object, found: str) -> None:
-    if said != found:
+def _check_digest(path: Path | str, written: object, actual: str) -> None:
+    if written != actual:
         raise ValueError(
-            f"{path} is damaged: its SHA-256 is {found[:12]}..., it was {str(said)[:12]}... when "
-            "it was written."
+            f"{path} is damaged: its SHA-256 is {actual[:12]}..., it was {str(written)[:12]}... "
+            "when it was written."
         )
 
 
@@ -349,6 +346,6 @@ def _check_head(about: Mapping[str, Any]) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Say an error in one line."""
+    """Return an error's class and text in one line."""
     text = " ".join(str(error).split())[:200].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""Models in files: tensors as arrays, and in JSON what the objects around them are.
+"""Models in files: tensors as arrays, and the objects around them in JSON.
 
 The JSON describes a tree of nodes. ``null``, truth values, numbers and texts stand for themselves,
 and each other node is an object with one of these keys first:
@@ -6,7 +6,7 @@ and each other node is an object with one of these keys first:
 =================  =================================================================================
 ``tensor``         name of an array; ``view`` is [size, stride, offset] where it is not the whole
 ``parameter``      as ``tensor``, of a module's parameter
-``object``         class; ``state`` holds the attributes, ``slots`` those in slots
+``object``         class; ``state`` has the attributes, ``slots`` those in slots
 ``list``, ``tuple``, ``set``, ``frozenset``, ``size``    items
 ``dict``, ``ordered``    entries: an object if all keys are texts, otherwise pairs
 ``float``          a number that is not finite
@@ -17,8 +17,8 @@ and each other node is an object with one of these keys first:
 ``same``           the ``id`` of a node before
 =================  =================================================================================
 
-Classes and functions have short names; ``names`` lists what these stand for, and only what is
-trusted is looked up (:mod:`bo_stream.storage.trusted`). An object is made without its constructor
+Classes and functions have short names; ``names`` lists their full names, and only trusted ones are
+looked up (:mod:`bo_stream.storage.trusted`). An object is made without its constructor
 and given its attributes, so that nothing in a file is ever called.
 """
 
@@ -65,7 +65,7 @@ _DTYPES = {
 }  # fmt: skip
 _NEW = getattr(copyreg, "__newobj__")  # noqa: B009  # what mypy does not know
 _CHILDREN = ("_parameters", "_buffers", "_modules")
-"""Attributes in which modules keep others: tensors are named as in a ``state_dict``."""
+"""Attributes with the parts of modules: tensors are named as in a ``state_dict``."""
 
 
 def write_model(path: str | Path, model: object, about: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ def write_model(path: str | Path, model: object, about: Mapping[str, Any]) -> No
 
     Raises:
         OSError: The file cannot be written; an old one stays.
-        ValueError: The model holds what a file cannot.
+        ValueError: The model has a value that a file cannot have.
     """
     write_archive(path, {"class": type(model).__name__, **about}, _arrays_of(model))
 
@@ -100,12 +100,12 @@ def read_model(
     """Read a model that :func:`write_model` wrote; nothing in the file is called.
 
     Its tensors are on the device ``map_location``, or on those that they were on if that is None.
-    The classes and functions ``trusted`` are the caller's own, which the file may name.
+    The file may also name the caller's own classes and functions ``trusted``.
 
     Raises:
         OSError: The file cannot be opened.
-        ValueError: It is of another format, version or class, is damaged, or names what is not
-            trusted.
+        ValueError: It is of another format, version or class, is damaged, or names a
+            class or function that is not trusted.
     """
     about, arrays = read_archive(Path(path))
     if about.get("class") != kind.__name__:
@@ -116,17 +116,17 @@ def read_model(
 def read_model_bytes(
     content: bytes, name: str, kind: type[T], trusted: Sequence[Trusted] = ()
 ) -> T:
-    """Read a model from what :func:`model_bytes` returned; nothing in it is called.
+    """Read a model from the bytes of :func:`model_bytes`; nothing in them is called.
 
     Args:
         content: The bytes.
-        name: What they are, for messages.
-        kind: Class of the model, or one above it.
-        trusted: As of :func:`read_model`.
+        name: Name of the content, for messages.
+        kind: Class of the model, or a base class of it.
+        trusted: The caller's own classes and functions, as in :func:`read_model`.
 
     Raises:
-        ValueError: They are of another format, version or class, damaged, or name what is not
-            trusted.
+        ValueError: They are of another format, version or class, damaged, or name a class or
+            function that is not trusted.
     """
     _, arrays = read_archive_bytes(content, name)
     return _built(name, arrays, kind, None, trusted)
@@ -139,7 +139,7 @@ def _built(
     map_location: str | torch.device | None,
     trusted: Sequence[Trusted],
 ) -> T:
-    """Build what the arrays of a file at a path, or of bytes of a name, describe."""
+    """Build the model that the arrays of a file, or of bytes with a name, describe."""
     try:
         document = json.loads(arrays.pop(_OBJECTS).numpy().tobytes())
         names = resolve_all(document["names"], trusted)
@@ -160,7 +160,7 @@ def _built(
 
 
 class _Writer:
-    """Describes values as nodes; keeps storages of tensors as arrays, by name."""
+    """Describes values as nodes; collects storages of tensors as arrays, by name."""
 
     def __init__(self) -> None:
         self.arrays = {_OBJECTS: torch.empty(0)}  # its name is taken
@@ -172,10 +172,10 @@ class _Writer:
         self._memory: set[int] = set()  # addresses of arrays; numbers of two dtypes may share one
 
     def node(self, value: Any, path: str) -> Node:
-        """Describe a value; the path is that of the attributes that lead to it.
+        """Describe a value, to which attributes lead along a path.
 
         Raises:
-            ValueError: A file cannot hold it.
+            ValueError: A file cannot have it.
         """
         kind = type(value)
         if value is None or kind in (bool, int, str):
@@ -183,7 +183,11 @@ class _Writer:
         if kind is float:
             return value if math.isfinite(value) else {"float": repr(value)}
         if id(value) in self._nodes:
-            return self._again(value)
+            _, node, first = self._nodes[id(value)]
+            if "id" not in node:
+                node["id"] = first if first not in self._ids else f"{first} {len(self._ids)}"
+                self._ids.add(node["id"])
+            return {"same": node["id"]}
         if kind in _ENCODERS:
             return _ENCODERS[kind](self, value, path)
         if isinstance(value, type):
@@ -191,13 +195,6 @@ class _Writer:
         if isinstance(value, np.generic):
             return {"number": self.node(torch.from_numpy(np.asarray(value)), path)}
         return self._object(value, path)
-
-    def _again(self, value: object) -> Node:
-        _, node, path = self._nodes[id(value)]
-        if "id" not in node:
-            node["id"] = path if path not in self._ids else f"{path} {len(self._ids)}"
-            self._ids.add(node["id"])
-        return {"same": node["id"]}
 
     def _kept(self, value: object, node: Node, path: str) -> Node:
         self._nodes[id(value)] = value, node, path
@@ -241,7 +238,13 @@ class _Writer:
         node = self._kept(value, {"object": self._name(kind, path)}, path)
         state, slots = state if isinstance(state, tuple) else (state, None)
         if isinstance(value, torch.nn.Module):
-            state = {name: each for name, each in state.items() if not _is_fresh(name, each)}
+            state = {
+                name: each
+                for name, each in state.items()
+                if name not in _FRESH
+                or type(each) is not type(_FRESH[name])
+                or each != _FRESH[name]
+            }
         node["state"] = self._entries(state or {}, path)
         if slots:
             node["slots"] = self._entries(slots, path)
@@ -260,10 +263,10 @@ class _Writer:
     def _function(self, value: Any, path: str) -> Node:
         qualname = getattr(value, "__qualname__", "")
         owner, _, name = qualname.rpartition(".")
-        found = getattr(value, "__globals__", {}).get(owner)
-        kept = vars(found).get(name) if isinstance(found, type) else None
-        if isinstance(kept, staticmethod) and kept.__func__ is value:
-            return {"static": name, "of": self._name(found, path)}
+        kind = getattr(value, "__globals__", {}).get(owner)
+        attribute = vars(kind).get(name) if isinstance(kind, type) else None
+        if isinstance(attribute, staticmethod) and attribute.__func__ is value:
+            return {"static": name, "of": self._name(kind, path)}
         return {"function": self._name(value, path)}
 
     def _method(self, value: MethodType, path: str) -> Node:
@@ -291,7 +294,7 @@ class _Writer:
         return self._kept(value, node, path)
 
     def _storage(self, value: Tensor, path: str) -> str:
-        """Name the array that holds what a tensor is a view of."""
+        """Return the name of the array with the values that a tensor is a view of."""
         storage = value.untyped_storage()
         key = storage._cdata, value.dtype
         if key not in self._storages:
@@ -335,11 +338,7 @@ _ENCODERS: dict[type, Callable[[_Writer, Any, str], Node]] = {
 }
 
 _FRESH = vars(torch.nn.Module())
-"""What torch gives a module that nobody has changed."""
-
-
-def _is_fresh(name: str, value: object) -> bool:
-    return name in _FRESH and type(value) is type(_FRESH[name]) and value == _FRESH[name]
+"""Attributes of a new module of torch."""
 
 
 def _unkept(value: object, path: str) -> ValueError:
@@ -356,7 +355,7 @@ def _unkept(value: object, path: str) -> ValueError:
 
 
 class _Reader:
-    """Builds what nodes describe, of arrays that it takes out as they are read."""
+    """Builds the values that nodes describe, from arrays that are removed as they are read."""
 
     def __init__(
         self,
@@ -371,7 +370,7 @@ class _Reader:
         self._storages: dict[tuple[str, str], Tensor] = {}
 
     def value(self, node: Node) -> Any:
-        """Build what a node describes."""
+        """Build the value that a node describes."""
         if not isinstance(node, dict):
             if isinstance(node, list):
                 raise ValueError("a list where a node should be")
@@ -383,7 +382,7 @@ class _Reader:
         return self._known.setdefault(node["id"], made) if "id" in node else made
 
     def _keep(self, node: Node, value: T) -> T:
-        """Make a value known before what it holds is read, which may refer to it."""
+        """Make a value known before its parts are read, which may refer to it."""
         if "id" in node:
             self._known[node["id"]] = value
         return value
@@ -412,21 +411,23 @@ class _Reader:
         return made
 
     def _named(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        found = self._names[name]
-        if not isinstance(found, kind):
-            raise ValueError(f"{name} is a {type(found).__name__}")
-        return found
+        result = self._names[name]
+        if not isinstance(result, kind):
+            raise ValueError(f"{name} is a {type(result).__name__}")
+        return result
 
     def _object(self, node: Node) -> Any:
         """Make an object without its constructor, and give it its attributes."""
-        kind = self._named(node["object"], type)
+        kind: Any = self._named(node["object"], type)
         made = self._keep(node, object.__new__(kind))
         state = {name: self.value(each) for name, each in node["state"].items()}
         state = present_fields(kind, state)
         if isinstance(made, torch.nn.Module):
             state |= {k: v for k, v in vars(torch.nn.Module()).items() if k not in state}
-        elif is_dataclass(kind):
-            _check_fields(kind, state)
+        elif is_dataclass(made):
+            needed = {each.name for each in fields(made) if each.default is MISSING}
+            if missing := sorted(needed - state.keys()):
+                raise ValueError(f"its {kind.__name__} has no {', '.join(missing)}")
         if hasattr(kind, "__setstate__"):
             made.__setstate__(state)
         else:
@@ -435,19 +436,9 @@ class _Reader:
             object.__setattr__(made, name, self.value(each))
         return made
 
-    def _method(self, node: Node) -> Trusted:
-        return method_of(self.value(node["of"]), node["method"], self._trusted)
-
-    def _static(self, node: Node) -> Trusted:
-        return method_of(self._named(node["of"], type), node["static"], self._trusted)
-
     def _partial(self, node: Node) -> partial[Any]:
         keywords = {name: self.value(each) for name, each in node["keywords"].items()}
         return partial(self.value(node["partial"]), *self._items(node["args"]), **keywords)
-
-    def _parameter(self, node: Node) -> Tensor:
-        values = self._view(node, "parameter")
-        return torch.nn.Parameter(values, requires_grad=node.get("grad", True))
 
     def _tensor(self, node: Node) -> Tensor:
         values = self._view(node, "tensor")
@@ -467,7 +458,9 @@ class _Reader:
 
 _DECODERS: dict[str, Callable[[_Reader, Node], Any]] = {
     "tensor": _Reader._tensor,
-    "parameter": _Reader._parameter,
+    "parameter": lambda reader, node: torch.nn.Parameter(
+        reader._view(node, "parameter"), requires_grad=node.get("grad", True)
+    ),
     "object": _Reader._object,
     "list": _Reader._list,
     "tuple": lambda reader, node: tuple(reader._items(node["tuple"])),
@@ -483,8 +476,12 @@ _DECODERS: dict[str, Callable[[_Reader, Node], Any]] = {
     "function": lambda reader, node: reader._named(
         node["function"], (FunctionType, BuiltinFunctionType)
     ),
-    "method": _Reader._method,
-    "static": _Reader._static,
+    "method": lambda reader, node: method_of(
+        reader.value(node["of"]), node["method"], reader._trusted
+    ),
+    "static": lambda reader, node: method_of(
+        reader._named(node["of"], type), node["static"], reader._trusted
+    ),
     "partial": _Reader._partial,
     "array": lambda reader, node: reader.value(node["array"]).numpy(),
     "number": lambda reader, node: reader.value(node["number"]).numpy()[()],
@@ -497,10 +494,3 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise ValueError(f"{name[:80]!r} is no dtype")
     return found
-
-
-def _check_fields(kind: Any, state: Mapping[str, Any]) -> None:
-    """Check that a file has all fields that its class has in this version."""
-    needed = {each.name for each in fields(kind) if each.default is MISSING}
-    if missing := sorted(needed - state.keys()):
-        raise ValueError(f"its {kind.__name__} has no {', '.join(missing)}")

@@ -75,7 +75,7 @@ _BUILTINS: Mapping[str, Trusted] = {
 """Functions that are trusted and do not know their own names."""
 
 _METHODS = re.compile(r"_load_state_hook_ignore_shapes|_\w+_(param|closure)")
-"""Methods that GPyTorch's modules keep as hooks, and as readers and writers of priors."""
+"""Methods that GPyTorch's modules have as hooks, and as readers and writers of priors."""
 
 
 _FORMER: Mapping[str, str] = {
@@ -139,11 +139,11 @@ _FORMER_FIELDS: Mapping[str, Mapping[str, str]] = {
 
 
 class UntrustedError(Exception):
-    """A file names what is not trusted."""
+    """A file names a class or function that is not trusted."""
 
 
 def name_of(value: Any) -> str | None:
-    """Return the full name of a class or function, None if it cannot be found by a name."""
+    """Return the full name of a class or function, None if it cannot be imported by a name."""
     for name, builtin in _BUILTINS.items():
         if value is builtin:
             return name
@@ -152,24 +152,25 @@ def name_of(value: Any) -> str | None:
 
 
 def resolve_all(names: Mapping[str, str], trusted: Sequence[Trusted]) -> dict[str, Trusted]:
-    """Find what full names in a file stand for; ``trusted`` are the caller's own.
+    """Return the classes and functions of full names in a file; ``trusted`` are the caller's own.
 
     Raises:
         UntrustedError: One is not trusted.
     """
     own = {f"{each.__module__}.{each.__qualname__}": each for each in trusted}
-    found = {alias: own.get(name) or _resolve(name) for alias, name in names.items()}
-    unknown = sorted(names[alias] for alias, each in found.items() if each is None)
+    result = {alias: own.get(name) or _resolve(name) for alias, name in names.items()}
+    unknown = sorted(names[alias] for alias, each in result.items() if each is None)
     if unknown:
         raise UntrustedError(
             f"names {', '.join(unknown)}, which would run when it is loaded and is not trusted. If "
             "these are classes or functions of your own and you trust the file, load it with "
             f"trusted=[{', '.join(name.rpartition('.')[2] for name in unknown)}]."
         )
-    return {alias: each for alias, each in found.items() if each is not None}
+    return {alias: each for alias, each in result.items() if each is not None}
 
 
 def _resolve(name: str) -> Trusted | None:
+    """Return the class or function of a full name, also of a former module; None: not trusted."""
     if name in _BUILTINS:
         return _BUILTINS[name]
     module_name, _, attribute = name.rpartition(".")
@@ -199,7 +200,7 @@ def _attribute(module_name: str, attribute: str) -> Any:
 
 
 def method_of(owner: object, name: str, trusted: Sequence[Trusted]) -> Trusted:
-    """Return a method that modules keep, or one of a class of the caller's own.
+    """Return a hook of a module, or a method of one of the caller's own classes.
 
     The owner is an object, or for a static method a class.
 
@@ -212,8 +213,8 @@ def method_of(owner: object, name: str, trusted: Sequence[Trusted]) -> Trusted:
             return getattr(owner, name)
     else:
         method = inspect.getattr_static(type(owner), name, None)
-        kept = isinstance(owner, gpytorch.Module) and _METHODS.fullmatch(name)
-        if (kept or isinstance(owner, own)) and isinstance(method, FunctionType):
+        is_hook = isinstance(owner, gpytorch.Module) and _METHODS.fullmatch(name)
+        if (is_hook or isinstance(owner, own)) and isinstance(method, FunctionType):
             return MethodType(method, owner)
     kind = owner if isinstance(owner, type) else type(owner)
     raise UntrustedError(f"asks for {name!r} of {kind.__name__}, which is not trusted.")

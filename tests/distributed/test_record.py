@@ -17,7 +17,7 @@ from botorch.exceptions.errors import UnsupportedError
 from pyarrow import csv, parquet
 
 from bo_stream.distributed import ingest, record
-from bo_stream.distributed.sources import Columns, FileFragment
+from bo_stream.distributed.sources import ColumnNames, FileFragment
 from bo_stream.errors import UsageError
 from bo_stream.storage.archive import FileFormat, write_index
 from tests.distributed.streams import (
@@ -246,7 +246,7 @@ def test_a_damaged_record_is_said_to_be_so(folder: Path, kept: Path, name: str) 
 
 def test_two_processes_do_not_use_one_record(folder: Path, kept: Path) -> None:
     with (
-        record.opened_record(kept, grid_model(), Columns.of(["a", "b"], "value", None), ()),
+        record.opened_record(kept, grid_model(), ColumnNames.of(["a", "b"], "value", None), ()),
         pytest.raises(UsageError, match="is in use"),
     ):
         ingest(grid_model(), folder, **COLUMNS, record=kept)
@@ -410,7 +410,7 @@ def test_a_file_that_changes_while_it_is_read(
     path, whole = folder / "part-01.parquet", FileFragment.batches
     values = parquet.read_table(path)
 
-    def batches(fragment: FileFragment, columns: Columns) -> Iterator[Any]:
+    def batches(fragment: FileFragment, columns: ColumnNames) -> Iterator[Any]:
         yield from whole(fragment, columns)
         if fragment.key == "part-01.parquet#0":
             changed = values.set_column(2, "value", pa.array(np.arange(60.0)))

@@ -19,7 +19,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from bo_stream import WISKI
 from bo_stream.distributed import Ingested, Sums, finish, ingest, sums, zero
-from bo_stream.distributed.tasks import Part
+from bo_stream.distributed.tasks import PartialSums
 from bo_stream.errors import UsageError
 from bo_stream.executors import LostTaskError
 from tests.distributed.streams import (
@@ -86,7 +86,7 @@ def test_a_task_that_is_lost_again_and_again_ends_the_ingest(folder: Path) -> No
 
 
 class Closed(Executor):
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Part]:
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[PartialSums]:
         raise RuntimeError("cannot schedule new futures after shutdown")
 
 

@@ -23,7 +23,7 @@ from bo_stream.executors import (
     check_workers,
     executor_of,
 )
-from bo_stream.executors.engine import Capacity
+from bo_stream.executors.engine import WorkerCount
 from bo_stream.loops.optimization.executed import Executed
 from bo_stream.loops.optimization.objectives import Objective, Outcome, Task
 from bo_stream.loops.run import OPTIMIZATION
@@ -181,7 +181,7 @@ def test_workers_are_counted_as_they_come_and_go(monkeypatch: pytest.MonkeyPatch
         opened(port) as executor,
         Client(executor.address, set_as_default=False) as client,
     ):
-        own, theirs = Capacity(executor), Capacity(client.get_executor())
+        own, theirs = WorkerCount(executor), WorkerCount(client.get_executor())
         assert (own.now(), theirs.now()) == (1, 1)
         with dask(*worker(port)) as first, dask(*worker(port)):
             until(lambda: (own.now(), theirs.now()) == (2, 2))

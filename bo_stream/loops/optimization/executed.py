@@ -27,12 +27,12 @@ from uuid import uuid4
 
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.executors.engine import (
-    Capacity,
     EngineExecutor,
     EngineFuture,
     LostTaskError,
     LostTaskWarning,
     WaitingWarning,
+    WorkerCount,
     check_picklable,
     check_versions,
     check_workers,
@@ -216,7 +216,7 @@ class Executed(Generic[P, V]):
         check_workers(executor)
         self.losses = 0
         self._work, self._executor, self._at_once = work, executor, at_once
-        self._capacity = Capacity(executor)
+        self._capacity = WorkerCount(executor)
         # a task that waits for one of an engine's known workers would count as running
         has_workers = isinstance(executor, EngineExecutor) and executor.workers is not None
         self._is_limited = at_once is not None or has_workers
