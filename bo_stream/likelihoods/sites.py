@@ -31,7 +31,7 @@ _EPS = torch.finfo(torch.float64).eps
 
 
 def fit_sites(
-    prior: Prior,
+    prior: SitePrior,
     expected: ExpectedLogProb,
     power: float = 1.0,
     steps: int = 20,
@@ -86,7 +86,7 @@ def _where(better: Tensor, new: Tensor, old: Tensor) -> Tensor:
     return torch.where(better if better.ndim == new.ndim else better.unsqueeze(-1), new, old)
 
 
-def fit_at(prior: Prior, expected: ExpectedLogProb, sites: Sites, power: float = 1.0) -> Fit:
+def fit_at(prior: SitePrior, expected: ExpectedLogProb, sites: Sites, power: float = 1.0) -> Fit:
     """Evaluate the posterior, the bound and the natural gradient at some sites."""
     mean, variance, divergence = prior.given(sites)
     target, value = local_sites(expected, mean, variance, power)
@@ -117,7 +117,7 @@ class Fit:
     target: Sites
 
 
-class Prior(ABC):
+class SitePrior(ABC):
     """Joint normal distribution of n values before their outcomes.
 
     Attributes:
@@ -134,7 +134,7 @@ class Prior(ABC):
 
 
 @dataclass(frozen=True)
-class RootPrior(Prior):
+class RootPrior(SitePrior):
     """Joint normal distribution by a root, of few weights u: ``f = mean + root u + rest``.
 
     Attributes:
@@ -150,7 +150,7 @@ class RootPrior(Prior):
     collective: Collective = ALONE
 
     def given(self, sites: Sites) -> tuple[Tensor, Tensor, Tensor]:
-        """Condition u on the sites; see :class:`Prior`. Cost O(n k² + k³)."""
+        """Condition u on the sites; see :class:`SitePrior`. Cost O(n k² + k³)."""
         weighted = self.root * sites.precision.unsqueeze(-1)
         collective = self.collective
         inner = collective.sum(weighted.mT @ self.root)
@@ -168,7 +168,7 @@ class RootPrior(Prior):
 
 
 @dataclass(frozen=True)
-class JointPrior(Prior):
+class JointPrior(SitePrior):
     """Joint normal distribution by the covariance, of few values.
 
     Attributes:
@@ -190,7 +190,7 @@ class JointPrior(Prior):
         return cls(mean, covariance.expand(*mean.shape, -1), torch.zeros_like(mean))
 
     def given(self, sites: Sites) -> tuple[Tensor, Tensor, Tensor]:
-        """Condition the values on the sites; see :class:`Prior`. Cost O(n³).
+        """Condition the values on the sites; see :class:`SitePrior`. Cost O(n³).
 
         With K the covariance, S² the precisions and ``B = I + S K S``. Source: Rasmussen and
         Williams (2006), algorithms 3.1 and 3.2.

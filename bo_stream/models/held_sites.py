@@ -11,7 +11,7 @@ from torch import Tensor
 from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb, Fit, JointPrior, RootPrior, fit_sites
-from bo_stream.likelihoods.sites import Prior as Marginal
+from bo_stream.likelihoods.sites import SitePrior as Marginal
 from bo_stream.marginal_likelihood import dense_log_marginal_likelihood
 from bo_stream.models.inference import Prior
 from bo_stream.models.memory import Observations, staying

@@ -127,6 +127,7 @@ _FORMER: Mapping[str, str] = {
 
 
 _FORMER_NAMES: Mapping[str, str] = {
+    "bo_stream.likelihoods.sites.Prior": "SitePrior",
     "bo_stream.models.decoupled.learner.Schedule": "DecoupledSchedule",
     "bo_stream.models.local.inference.Rows": "LocalRows",
 }
