@@ -258,7 +258,7 @@ class CheaperCall:
     miss_cost: float
 
     def __call__(self, chance: Tensor) -> Tensor:
-        """Compute it for probabilities P of being above, elementwise."""
+        """Compute the expected loss for probabilities P of being above, elementwise."""
         return torch.minimum(self.miss_cost * chance, 1.0 - chance)
 
 

@@ -1044,9 +1044,10 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     # --- hyperparameters: fits from the memory ---------------------------------------------
 
     def log_marginal_likelihood(self) -> Tensor:
-        """Return that of all observations in transformed units, ``batch_shape (x m if m > 1)``.
+        """Return the log evidence of all observations, ``batch_shape (x m if m > 1)``.
 
-        Differentiable in the hyperparameters. Cost as a refit's step, whatever came before.
+        In units of transformed outcomes; differentiable in the hyperparameters. Cost as a step of a
+        refit, regardless of how many observations there were.
         """
         value, self._cache = self._inference.log_marginal_likelihood(
             self._memory, self._cache, self.prior

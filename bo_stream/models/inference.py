@@ -156,7 +156,7 @@ class Prior:
         return self.evidence_of(self.noise_groups(memory))
 
     def evidence_of(self, groups: Sequence[NoiseGroup]) -> InformationForm:
-        """Return the same from statistics at their noise levels."""
+        """Return the evidence, as :meth:`evidence`, from statistics at their noise levels."""
         return combine(groups, self.target_map())
 
 
@@ -389,7 +389,7 @@ class Inference(ABC, Generic[M, C]):
     def log_marginal_likelihood(
         self, memory: M, cache: C | None, prior: Prior
     ) -> tuple[Tensor, C | None]:
-        """Return that of all observations, or its bound: for most models the objective."""
+        """Return the log evidence of all observations, or a bound: mostly the objective."""
         return self.objective(memory, cache, prior)
 
     def refitted(self, memory: M, cache: C | None, prior: Prior) -> tuple[M, C | None]:

@@ -78,7 +78,7 @@ class CentreSolver(ABC):
 
     @abstractmethod
     def prepared(self, prior: Tensor) -> Tensor:
-        """Return what points keep beside their ``prior``."""
+        """Return what a solver caches for points besides their prior covariance."""
 
     @abstractmethod
     def explained(self, points: Points, others: Points) -> Tensor:

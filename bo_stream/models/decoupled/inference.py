@@ -188,7 +188,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         return learner.memory, None
 
     def learner(self, memory: DecoupledMemory, prior: Prior, growing: bool) -> DecoupledLearner:
-        """Return what takes steps from a memory, growing by minibatches or not."""
+        """Make the optimiser of a memory; ``growing``: its bases grow by minibatches."""
         return DecoupledLearner(memory, prior, self.growth, self.schedule, growing)
 
     def merged(

@@ -56,7 +56,7 @@ class InducingMemory(HoldsStatistics):
 
     @property
     def values(self) -> KnownValues:
-        """The points, and the root of the kernel at them when last expressed."""
+        """Return the points, and the root of their kernel matrix for which the statistics are."""
         return self.whole.values
 
     @property

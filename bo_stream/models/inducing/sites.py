@@ -124,7 +124,7 @@ class SiteInference(InducingInference):
         return now, OnlineUpdate(now.memory.settled, now.basis, hyper, data, self)
 
     def _settled(self, now: InducingCache, prior: Prior) -> Settled:
-        """Return what an update begins from, solved in O(M³) unless that is kept."""
+        """Return the solved posterior before an update's rows; O(M³) unless cached."""
         if now.settled is not None and prior.is_in(now.settled.solved.state):
             return now.settled
         memory, solved = now.memory, now.solved
@@ -152,7 +152,7 @@ class SiteInference(InducingInference):
         return [unit_noise(statistics.learned)]
 
     def trace_term(self, trace: TraceTerm, prior: Prior) -> Tensor:
-        """Return it as it is, for it is in units of the sites' noise."""
+        """Return the trace term itself, which is in units of the sites' noise already."""
         return trace.learned
 
 

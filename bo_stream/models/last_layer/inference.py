@@ -101,7 +101,7 @@ class LastLayerMemory(HoldsStatistics):
 
     @torch.no_grad()
     def carried(self) -> Carried:
-        """Return what the memory has to say in other features. Cost O(w r² + r³) for w rows."""
+        """Prepare the statistics for a change of features. Cost O(w r² + r³) for w rows."""
         features, others = self.features(self.rows.X), self.statistics.map(lambda s: s.scale(0.0))
         counts, held = self.counts, float(self.weight.sum())
         if bool((counts - held > _NOTHING * (1.0 + counts)).any()):

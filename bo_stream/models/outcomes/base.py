@@ -310,7 +310,7 @@ class NoiseAtInputs(Protocol):
         ...
 
     def select(self, outputs: list[int], /) -> NoiseAtInputs:
-        """Return that of some of the outputs."""
+        """Return the noise of some of the outputs."""
         ...
 
 

@@ -113,7 +113,7 @@ class LikelihoodOutcomes(Outcomes):
     def moments(
         self, prior: Prior, mean: Tensor, variance: Tensor, noise: Callable[[], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return those of the likelihood's marginal; see :class:`Outcomes`."""
+        """Return the moments of the likelihood's marginal; see :class:`Outcomes`."""
         return self.model(prior).moments(mean, variance)
 
     def log_density(
@@ -124,7 +124,7 @@ class LikelihoodOutcomes(Outcomes):
         variance: Tensor,
         noise: Callable[[], Tensor],
     ) -> Tensor:
-        """Return that of the likelihood's marginal; see :class:`Outcomes`."""
+        """Return the log density of the likelihood's marginal; see :class:`Outcomes`."""
         self.check(prior, targets)
         return self.model(prior).log_marginal(targets, mean, variance)
 

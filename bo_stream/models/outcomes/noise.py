@@ -82,7 +82,7 @@ class NoiseFloor:
         return NoiseFloor(variance, former, zero, self.any_zero, self.share, typical)
 
     def joined(self, other: NoiseFloor) -> NoiseFloor:
-        """Join the floors of two memories: what was stored as it came in either is not below."""
+        """Join the floors of two memories: no variance stored in either is below the result."""
         return replace(
             self,
             variance=self.variance.minimum(other.variance),

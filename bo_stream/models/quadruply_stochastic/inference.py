@@ -308,7 +308,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     # --- trainings ----------------------------------------------------------------------------
 
     def learner(self, memory: Memory, prior: Prior, learns: bool, exact: bool) -> Steps:
-        """Return what takes steps; it moves the weights in place, and copies of hyperparameters.
+        """Make the optimiser, which moves the weights, and copies of hyperparameters, in place.
 
         If exact, its bounds include ``log |S|`` where S is not diagonal.
         """

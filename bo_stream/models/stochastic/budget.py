@@ -121,7 +121,7 @@ class JudgedRows:
         return Scores(densities, squares, covered.flatten(0, -2).double().mean(0))
 
     def undrawn(self, replay: Replay, size: int, seed: int, steps: range) -> Tensor:
-        """Find the rows that no minibatch of some steps has drawn, ``n``; all, if hardly any."""
+        """Find the rows that no minibatch of some steps drew, ``n``; all if almost none are."""
         free = torch.ones(len(self.places), dtype=torch.bool)
         if size < replay.held and size * len(steps) < _PASSES * replay.held:
             for step in steps:

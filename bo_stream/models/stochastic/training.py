@@ -399,7 +399,7 @@ class ShardedReplay(Replay):
         return replace(self.own, count=self.count)
 
     def at(self, index: Tensor) -> Batch:
-        """Return those rows at some places that are here."""
+        """Return the rows at some indices that this process stores."""
         return self.own.at(self._found(index)[0])
 
     def _found(self, index: Tensor) -> tuple[Tensor, Tensor]:

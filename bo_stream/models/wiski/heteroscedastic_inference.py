@@ -323,7 +323,7 @@ class LogNormalNoise:
         return noise.maximum(NOISE_FLOOR * squared) / squared
 
     def select(self, outputs: list[int]) -> LogNormalNoise:
-        """Return that of some of the outputs."""
+        """Return the noise of some of the outputs."""
         chosen = SelectedProcess(self.process, tuple(outputs))
         return LogNormalNoise(chosen, self.scale[..., outputs, :])
 
@@ -352,7 +352,7 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
     def part(
         self, memory: Memories, cache: Caches | None
     ) -> tuple[GridInference, WiskiMemory, GridCache | None]:
-        """Return what is of the mean."""
+        """Return inference, memory and cache of the mean."""
         return self.mean, memory.mean, None if cache is None else cache.mean
 
     def with_part(
@@ -513,7 +513,7 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
     def log_marginal_likelihood(
         self, memory: Memories, cache: Caches | None, prior: Prior
     ) -> tuple[Tensor, Caches]:
-        """Return that of the mean, given the noise variances that entered."""
+        """Return the log evidence of the mean's model, given the noise variances that entered."""
         cache = cache or Caches()
         value, of_mean = self.mean.log_marginal_likelihood(memory.mean, cache.mean, prior)
         return value, replace(cache, mean=of_mean)

@@ -187,7 +187,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
     def part(
         self, memory: WiskiMemory, cache: GridCache | None
     ) -> tuple[GridInference, WiskiMemory, GridCache | None]:
-        """Return what is of the model's own process: all, unless its noise is another one."""
+        """Return inference, memory and cache of the process, without those of a noise model."""
         return self, memory, cache
 
     def with_part(
@@ -437,7 +437,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
     def log_marginal_likelihood(
         self, memory: WiskiMemory, cache: GridCache | None, prior: Prior
     ) -> tuple[Tensor, GridCache | None]:
-        """Return it exactly, where no feature is left out."""
+        """Return the log evidence, exact where no feature is left out."""
         kernel = self.kernel(prior)
         if isinstance(memory, RowMemory):
             return self.log_marginal_likelihood_of_rows(memory, kernel, prior), cache
@@ -451,7 +451,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
     def log_marginal_likelihood_of_rows(
         self, memory: RowMemory, kernel: GridKernel, prior: Prior
     ) -> Tensor:
-        """Return that of the rows, ``batch_shape x m``, differentiable. Cost O(n³)."""
+        """Return the log evidence of stored rows, ``batch_shape x m``. Differentiable, O(n³)."""
         outcomes, noise = prior.standardized(memory.rows)
         return dense_log_marginal_likelihood(
             memory.covariance(kernel).expand(*outcomes.shape, outcomes.shape[-1]),
@@ -462,7 +462,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
     def batch_log_marginal_likelihood(
         self, grid: Mesh, inputs: Tensor, data: Measured, prior: Prior
     ) -> Tensor:
-        """Return that of others than the memory's observations, ``batch_shape x m``.
+        """Return the log evidence of other observations than the memory's, ``batch_shape x m``.
 
         Differentiable in the hyperparameters and the inputs, which are ``batch_shape x n x d`` as
         the process takes them. Cost O(n r² + r³).
