@@ -32,8 +32,7 @@ from botorch.sampling import ListSampler, SobolQMCNormalSampler
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
-from tests.oracles.reference import joint_covariance
-from tests.support.comparisons import assert_gradient
+from tests.support.comparisons import assert_gradient, joint_covariance
 from tests.support.problems import Observations, observations
 from tests.support.tolerances import assert_close
 

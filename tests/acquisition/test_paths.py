@@ -23,8 +23,7 @@ from torch import Tensor
 from bo_stream import WISKI
 from bo_stream.acquisition import mean_path, sample_paths
 from tests.acquisition.examples import small_model, some
-from tests.oracles.reference import joint_covariance
-from tests.support.comparisons import assert_gradient
+from tests.support.comparisons import assert_gradient, joint_covariance
 from tests.support.smooth_points import smooth_points
 from tests.support.tolerances import assert_close
 

@@ -18,8 +18,7 @@ from bo_stream.bases import spectral
 from bo_stream.models.base import StreamingGP
 from tests.laws.cases import STREAMS
 from tests.laws.registry import Stream, condition_on, shared_out
-from tests.oracles.reference import joint_covariance
-from tests.support.comparisons import assert_gradient, gaussian
+from tests.support.comparisons import assert_gradient, gaussian, joint_covariance
 from tests.support.moments import assert_moments
 from tests.support.tolerances import assert_close
 

@@ -11,7 +11,7 @@ import torch
 from bo_stream import WISKI
 from bo_stream.models.wiski.cache import WHITENED_ROWS, WIDER_GRIDS
 from bo_stream.weights import MOST_ROWS as SOLVED_ROWS
-from tests.oracles.reference import joint_covariance
+from tests.support.comparisons import joint_covariance
 from tests.support.problems import kernel, observations
 from tests.support.tolerances import assert_close
 

@@ -47,8 +47,7 @@ from bo_stream import (
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.quadruply_stochastic.memory import FourierFeatures
-from tests.oracles.reference import joint_covariance
-from tests.support.comparisons import gaussian, moments
+from tests.support.comparisons import gaussian, joint_covariance, moments
 from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings(

@@ -39,8 +39,7 @@ from bo_stream import (
     learn_points,
 )
 from bo_stream.models.base import StreamingGP
-from tests.oracles.reference import joint_covariance
-from tests.support.comparisons import assert_gradient, moments
+from tests.support.comparisons import assert_gradient, joint_covariance, moments
 from tests.support.tolerances import assert_close
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)

@@ -30,8 +30,7 @@ from bo_stream.tensors import map_tensors
 from tests.oracles.decoupled import DecoupledOracle, hybrid_divergence
 from tests.oracles.kernels import averaged_kernel, dense_kernel
 from tests.oracles.likelihoods import log_probs
-from tests.oracles.reference import joint_covariance
-from tests.support.comparisons import assert_gradient
+from tests.support.comparisons import assert_gradient, joint_covariance
 from tests.support.problems.likelihoods import LIKELIHOODS, outcomes
 
 D, N, M_ALPHA, M_BETA = 3, 40, 12, 5

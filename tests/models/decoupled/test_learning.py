@@ -26,12 +26,12 @@ from bo_stream import DecoupledGP
 from bo_stream.models.stochastic import training
 from tests.oracles.inducing import SGPR
 from tests.oracles.kernels import dense_kernel
-from tests.oracles.reference import joint_covariance
 from tests.support.comparisons import (
     assert_gradient,
     assert_same_posterior,
     assert_untouched,
     fingerprint,
+    joint_covariance,
 )
 from tests.support.problems.likelihoods import LIKELIHOODS, OTHERS, outcomes
 

@@ -18,8 +18,12 @@ from bo_stream.models.decoupled.collapse import between
 from bo_stream.models.decoupled.posterior import DirectCovariance, Expanded, SpectralCovariance
 from tests.oracles.inducing import SGPR, two_basis_bound
 from tests.oracles.kernels import dense_kernel
-from tests.oracles.reference import joint_covariance
-from tests.support.comparisons import assert_same_posterior, assert_untouched, fingerprint
+from tests.support.comparisons import (
+    assert_same_posterior,
+    assert_untouched,
+    fingerprint,
+    joint_covariance,
+)
 from tests.support.problems.likelihoods import LIKELIHOODS, outcomes
 
 D, N = 2, 120

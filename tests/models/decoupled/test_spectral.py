@@ -14,8 +14,7 @@ from bo_stream import DecoupledGP
 from bo_stream.models.decoupled.collapse import _RIDGE, with_eigenfunctions
 from bo_stream.models.decoupled.posterior import DecoupledPosterior, Expanded, SpectralCovariance
 from tests.oracles.kernels import dense_kernel
-from tests.oracles.reference import joint_covariance
-from tests.support.comparisons import assert_gradient
+from tests.support.comparisons import assert_gradient, joint_covariance
 from tests.support.problems.likelihoods import LIKELIHOODS
 
 D, SPAN, RANK = 2, 30, 8

@@ -182,7 +182,11 @@ def test_draws_have_the_predictive_distribution() -> None:
     X = torch.rand(3, 2, dtype=torch.float64)
     drawing = model._outcomes.drawing(model.prior, None)
     assert drawing is not None
-    outcomes, _ = model._drawn(X, SobolQMCNormalSampler(torch.Size([4096]), seed=0), drawing)
+    inputs, sampler = (
+        model.hypothetical_inputs(X),
+        SobolQMCNormalSampler(torch.Size([4096]), seed=0),
+    )
+    outcomes, _ = model._drawn(X, inputs, model.process(inputs), sampler, drawing)
     found = model.predictive(X)
     torch.testing.assert_close(outcomes.mean(0), found.mean, rtol=0.05, atol=0.0)
     torch.testing.assert_close(outcomes.var(0), found.variance, rtol=0.1, atol=0.0)

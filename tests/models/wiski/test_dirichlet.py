@@ -353,7 +353,8 @@ def test_fantasies_of_one_draw_are_consistent_between_points() -> None:
     model = small_classifier(*labelled(4, 2))
     near = torch.tensor([[0.5, 0.5], [0.48, 0.5]], dtype=torch.float64)
     model.clear()
-    scores, _ = model._drawn(near, sampler(4096), model._outcomes.drawing(model.prior, None))
+    inputs, drawing = model.hypothetical_inputs(near), model.outcomes.drawing(model.prior, None)
+    scores, _ = model._drawn(near, inputs, model.process(inputs), sampler(4096), drawing)
     labels = scores.argmax(-1)
     p = model.class_probabilities(near)[0]
     agreement = (labels[:, 0] == labels[:, 1]).double().mean()
