@@ -250,6 +250,7 @@ def test_what_an_element_learns_moves_no_other_s_loss(stream: Stream) -> None:
     assert float(torch.stack(others).abs().max()) < 1e-9 * scale
 
 
+@pytest.mark.fixed_seed
 def test_outputs_with_bounds_of_their_own_are_fitted_inside_them() -> None:
     X, Y = observations(1)
     kernel = RBFKernel(batch_shape=torch.Size([2]))

@@ -429,6 +429,7 @@ def test_a_window_of_a_simulator_moves_along() -> None:
     assert_close(model.posterior(T).mean, rest.posterior(T).mean, factor=1e6)
 
 
+@pytest.mark.fixed_seed
 @pytest.mark.filterwarnings("ignore:Yvar holds")
 def test_a_line_search_that_rounding_stalls_ends_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ClusteredGP(*simulated(12, 1e-2))

@@ -221,6 +221,7 @@ def test_the_bound_is_that_of_the_formulas(kind: str, name: str) -> None:
     assert_near(model.elbo(), expected, tolerance)
 
 
+@pytest.mark.fixed_seed
 def test_the_hybrid_divergence_is_equation_14() -> None:
     posterior = hybrid()
     dense = Dense(posterior, kernel())
