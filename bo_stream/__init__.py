@@ -2,6 +2,7 @@
 
 import importlib
 from importlib.metadata import version
+from types import ModuleType
 from typing import Any
 
 import lazy_loader
@@ -15,9 +16,10 @@ __all__ = [*_names, "__version__"]
 
 def __getattr__(name: str) -> Any:
     """Import a public name, and what BoTorch's ``draw_matheron_paths`` needs to know of models."""
-    if name in _names:
+    value = _imported(name)
+    if not isinstance(value, ModuleType):
         importlib.import_module("bo_stream.acquisition")
-    return _imported(name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -72,6 +72,7 @@ def test_help_needs_no_torch(args: list[str], code: int) -> None:
 @pytest.mark.integration
 def test_importing_the_package_needs_no_torch() -> None:
     assert after("import bo_stream, bo_stream.loops.optimization\n" + LOADED) == []
+    assert after("import bo_stream\nbo_stream.loops\n" + LOADED) == []
 
 
 @pytest.mark.parametrize("package", [bo_stream, bo_stream.loops.optimization])
