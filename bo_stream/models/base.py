@@ -919,11 +919,9 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
                 f"{observation_noise!r}."
             )
         self._leave_training()
-        self._check_query(X)
-        check_sampler(sampler)
-        prior, noise = self.prior, observation_noise
-        drawing = self._outcomes.drawing(prior, noise)
         inputs = self.hypothetical_inputs(X)
+        check_sampler(sampler)
+        noise, drawing = observation_noise, self._outcomes.drawing(self.prior, observation_noise)
         process = self._solved(self._inference.process, inputs)
         if drawing is not None:
             drawn = self._drawn(X, inputs, process, sampler, drawing)
