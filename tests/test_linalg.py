@@ -23,7 +23,7 @@ from bo_stream.linalg import (
     solve_rows,
 )
 from bo_stream.process.lazy_covariance import DowndatedRootOperator
-from tests.support.tolerances import assert_close
+from bo_stream.testing.comparisons import assert_close
 
 
 def positive_definite(*shape: int, rank: int | None = None) -> Tensor:

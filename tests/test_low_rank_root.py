@@ -17,7 +17,7 @@ from bo_stream.marginal_likelihood import (
     subspace_log_marginal_likelihood,
 )
 from bo_stream.sufficient_statistics import Whitened, weighted_statistics
-from tests.support.tolerances import assert_close
+from bo_stream.testing.comparisons import assert_close
 
 R = 40
 

@@ -15,12 +15,12 @@ from bo_stream.marginal_likelihood import (
 )
 from bo_stream.models.wiski.cache import differentiable_log_marginal_likelihood
 from bo_stream.sufficient_statistics import weighted_statistics
+from bo_stream.testing.comparisons import assert_close
 from bo_stream.weights import solve
 from tests.oracles.gaussian_process import DenseGP
 from tests.oracles.interpolation import interpolated_kernel
 from tests.support.problems import kernel
 from tests.support.problems.grids import mesh_over
-from tests.support.tolerances import assert_close
 
 SIZES = (6, 7)
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()

@@ -15,7 +15,7 @@ from bo_stream.sufficient_statistics import (
     grouped_statistics,
     weighted_statistics,
 )
-from tests.support.tolerances import assert_close
+from bo_stream.testing.comparisons import assert_close
 
 NAMES = [field.name for field in fields(SufficientStatistics)]
 

@@ -8,9 +8,9 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.sufficient_statistics import weighted_statistics
+from bo_stream.testing.comparisons import assert_close
 from bo_stream.weights import InformationForm, at_noise, log_marginal_likelihood, solve
 from tests.oracles.gaussian_process import DenseGP
-from tests.support.tolerances import assert_close
 
 N, P, M = 8, 5, 2
 Problem = tuple[Tensor, Tensor, Tensor]

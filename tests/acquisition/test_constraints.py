@@ -20,8 +20,8 @@ from bo_stream.acquisition import (
     select_sites,
 )
 from bo_stream.acquisition.constraints import Round
+from bo_stream.testing.comparisons import assert_close
 from tests.support.problems.inducing import wave
-from tests.support.tolerances import assert_close
 
 N = 40
 

@@ -21,8 +21,8 @@ from bo_stream.acquisition import (
     TargetedVariance,
 )
 from bo_stream.acquisition.criteria import Threshold
+from bo_stream.testing.comparisons import assert_close
 from tests.oracles import criteria as oracle
-from tests.support.tolerances import assert_close
 
 N = 300
 

@@ -62,9 +62,8 @@ from bo_stream import (
 from bo_stream.bases.kernels import as_product
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski import memory as row_memory
-from tests.support.comparisons import assert_gradient
+from bo_stream.testing.comparisons import assert_close, assert_gradient
 from tests.support.problems import Observations, observations
-from tests.support.tolerances import assert_close
 
 DIM = 3
 BOX = torch.tensor([[0.0] * DIM, [1.0] * DIM]).double()

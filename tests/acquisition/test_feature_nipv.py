@@ -26,12 +26,11 @@ from torch import Tensor
 from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.acquisition.feature_nipv import FEW_POINTS, PointMeasure
+from bo_stream.testing.comparisons import assert_close, assert_gradient
 from tests.acquisition.examples import dense, small_model, some
 from tests.oracles.gaussian_process import integrated_posterior_variance
-from tests.support.comparisons import assert_gradient
 from tests.support.problems import Observations
 from tests.support.smooth_points import smooth_points
-from tests.support.tolerances import assert_close
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
 

@@ -32,9 +32,8 @@ from botorch.sampling import ListSampler, SobolQMCNormalSampler
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
-from tests.support.comparisons import assert_gradient, joint_covariance
+from bo_stream.testing.comparisons import assert_close, assert_gradient, joint_covariance
 from tests.support.problems import Observations, observations
-from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:std\\(\\). degrees of freedom")  # BoTorch's own
 

@@ -22,10 +22,9 @@ from torch import Tensor
 
 from bo_stream import WISKI
 from bo_stream.acquisition import mean_path, sample_paths
+from bo_stream.testing.comparisons import assert_close, assert_gradient, joint_covariance
 from tests.acquisition.examples import small_model, some
-from tests.support.comparisons import assert_gradient, joint_covariance
 from tests.support.smooth_points import smooth_points
-from tests.support.tolerances import assert_close
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 DRAWS = 20_000

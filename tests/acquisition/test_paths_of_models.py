@@ -16,11 +16,10 @@ from bo_stream import OSGPR, ClusteredGP, LocalGP
 from bo_stream.acquisition import mean_path, sample_paths
 from bo_stream.bases import spectral
 from bo_stream.models.base import StreamingGP
+from bo_stream.testing.comparisons import assert_close, assert_gradient, gaussian, joint_covariance
 from tests.laws.cases import STREAMS
 from tests.laws.registry import Stream, condition_on, shared_out
-from tests.support.comparisons import assert_gradient, gaussian, joint_covariance
 from tests.support.moments import assert_moments
-from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel.s lengthscale is too short for the grid")
 

@@ -26,9 +26,8 @@ from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
 from bo_stream.acquisition import evaluate_known_points_once
-from tests.support.comparisons import assert_gradient
+from bo_stream.testing.comparisons import assert_close, assert_gradient
 from tests.support.problems import observations
-from tests.support.tolerances import assert_close
 
 pytestmark = [  # BoTorch's own
     pytest.mark.filterwarnings("ignore:std\\(\\). degrees of freedom"),

@@ -43,14 +43,13 @@ from bo_stream.acquisition import site_choice as module
 from bo_stream.acquisition.site_choice import SiteNoise
 from bo_stream.likelihoods.binomial import logit_noise
 from bo_stream.models.base import StreamingGP
+from bo_stream.testing.comparisons import assert_close, assert_untouched, fingerprint
 from tests.acquisition.examples import small_model, some
 from tests.laws.cases import CASES
 from tests.laws.registry import Setting, Stream, shared_out
 from tests.models.inducing.test_counts import count_kernel, surveys
 from tests.oracles import criteria as oracle
-from tests.support.comparisons import assert_untouched, fingerprint
 from tests.support.problems.inducing import wave
-from tests.support.tolerances import assert_close
 
 Q = 3
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from bo_stream.acquisition import criteria as module
 from bo_stream.acquisition.criteria import sites
 from bo_stream.bases.inducing import Basis
+from bo_stream.testing.comparisons import assert_close
 from tests.acquisition.examples import small_model, some
 from tests.acquisition.test_weight_space import WithResidual
-from tests.support.tolerances import assert_close
 
 
 @pytest.fixture(params=[(1, 1), (2, 1), (2, 2), (3, 1), (4, 1)], ids=str)

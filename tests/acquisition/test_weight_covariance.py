@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from bo_stream.acquisition.pool import WeightCovariance, low_rank_change, same
+from bo_stream.testing.comparisons import assert_close
 from bo_stream.weights import WeightPosterior
-from tests.support.tolerances import assert_close
 
 RANK = 120
 

@@ -22,10 +22,9 @@ from torch import Tensor
 
 from bo_stream import WISKI, DirichletWISKI, FeatureNIPV
 from bo_stream.bases.stems import LinearStem, MLPStem, RandomProjection, Stem
-from tests.support.comparisons import assert_untouched, fingerprint
+from bo_stream.testing.comparisons import assert_close, assert_untouched, fingerprint
 from tests.support.problems import OpenStem, observations
 from tests.support.smooth_points import smooth_points
-from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 

@@ -32,11 +32,11 @@ from bo_stream.diagnostics.cross_validation import predict_batch
 from bo_stream.diagnostics.units import RepeatedRows, Reservoir
 from bo_stream.diagnostics.validation import SAMPLE, model_bytes
 from bo_stream.models.base import StreamingGP
+from bo_stream.testing.comparisons import assert_close
 from tests.laws.registry import Setting
 from tests.oracles.gaussian_process import DenseGP
 from tests.oracles.kernels import dense_kernel
 from tests.support.problems import Observations, observations
-from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 

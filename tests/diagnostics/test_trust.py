@@ -35,11 +35,11 @@ from bo_stream.diagnostics.approximation import (
 )
 from bo_stream.diagnostics.validation import Interval
 from bo_stream.models.base import StreamingGP
+from bo_stream.testing.comparisons import assert_close
 from tests.laws.cases import CASES
 from tests.laws.registry import Stream, shared_out
 from tests.oracles.gaussian_process import DenseGP
 from tests.oracles.kernels import dense_kernel
-from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The grid of", "ignore:The kernel's lengthscale")
 

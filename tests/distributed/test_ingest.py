@@ -23,6 +23,7 @@ from rich.console import Console
 from bo_stream import WISKI, DirichletWISKI
 from bo_stream.distributed import bounds_of, ingest, ingestion, zero
 from bo_stream.errors import UsageError
+from bo_stream.testing.comparisons import assert_untouched, fingerprint
 from tests.distributed.streams import (
     COLUMNS,
     UNIT,
@@ -32,7 +33,6 @@ from tests.distributed.streams import (
     table,
     write_files,
 )
-from tests.support.comparisons import assert_untouched, fingerprint
 from tests.support.problems import Observations, observations
 
 

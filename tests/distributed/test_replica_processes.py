@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from bo_stream.distributed import FolderStore, Replica
+from bo_stream.testing.comparisons import assert_close
 from tests.distributed.working import SEARCH, posterior_of
-from tests.support.tolerances import assert_close
 
 ENOUGH = 24
 RUNS = 4

@@ -22,6 +22,7 @@ from bo_stream.distributed import Ingested, Sums, finish, ingest, sums, zero
 from bo_stream.distributed.tasks import PartialSums
 from bo_stream.errors import UsageError
 from bo_stream.executors import LostTaskError
+from bo_stream.testing.comparisons import assert_same_contents, contents
 from tests.distributed.streams import (
     COLUMNS,
     GROUPS,
@@ -31,7 +32,6 @@ from tests.distributed.streams import (
     table,
 )
 from tests.repository.test_start import after as run_python
-from tests.support.comparisons import assert_same_contents, contents
 from tests.support.documents import ROOT, blocks
 from tests.support.problems import Observations
 

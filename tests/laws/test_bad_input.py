@@ -15,15 +15,15 @@ from botorch.exceptions.errors import (
 )
 from torch import Tensor
 
+from bo_stream.testing.comparisons import (
+    assert_untouched,
+    fingerprint,
+)
 from tests.laws.cases import CASES
 from tests.laws.registry import (
     DIM,
     Setting,
     Stream,
-)
-from tests.support.comparisons import (
-    assert_untouched,
-    fingerprint,
 )
 from tests.support.problems import Observations
 

@@ -23,11 +23,10 @@ from bo_stream.learning import (
     StoredObservation,
     pretrain,
 )
+from bo_stream.testing.comparisons import assert_close, assert_untouched, fingerprint
 from tests.learning.test_pretraining import ridge
 from tests.oracles.reference import reference
-from tests.support.comparisons import assert_untouched, fingerprint
 from tests.support.problems import Observations, OpenStem, observations
-from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 

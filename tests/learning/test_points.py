@@ -10,9 +10,9 @@ from torch import Tensor
 
 from bo_stream import OSGPR
 from bo_stream.learning import learn_points
+from bo_stream.testing.comparisons import GRADIENT_TOLERANCE, assert_close
 from tests.oracles.inducing import SGPR
 from tests.support.problems.inducing import wave
-from tests.support.tolerances import GRADIENT_TOLERANCE, assert_close
 
 
 def crowded(n: int = 80, window: int = 200, dtype: torch.dtype = torch.float64) -> OSGPR:

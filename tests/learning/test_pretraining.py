@@ -15,8 +15,8 @@ from botorch.exceptions.errors import (
 from bo_stream import WISKI
 from bo_stream.bases.stems import LinearStem, MLPStem, RandomProjection
 from bo_stream.learning import pretrain
+from bo_stream.testing.comparisons import assert_close
 from tests.support.problems import OpenStem, observations
-from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from bo_stream.likelihoods.sites import ROWS, entropy, sampled_softmax, softmax_moments
+from bo_stream.testing.comparisons import assert_close
 from tests.oracles.classification import softmax_expectations
-from tests.support.tolerances import assert_close
 
 
 def scores(classes: int, scale: float) -> tuple[Tensor, Tensor]:

@@ -37,10 +37,10 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import hyperparameters, set_hyperparameters
 from bo_stream.models.inducing.inference import MAX_POINTS
 from bo_stream.models.inducing.osgpr import OSGPR
+from bo_stream.testing.comparisons import assert_close
 from tests.loops import optimizing
 from tests.loops.optimizing import points, started
 from tests.loops.small import QUICK, small_map, write_npz
-from tests.support.tolerances import assert_close
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short"),

@@ -21,14 +21,13 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
+from bo_stream.testing.comparisons import assert_close, assert_gradient, joint_covariance
 from tests.oracles.gaussian_process import integrated_posterior_variance
 from tests.oracles.interpolation import interpolated_kernel
 from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import reference, reference_posterior
-from tests.support.comparisons import assert_gradient, joint_covariance
 from tests.support.problems import Observations, kernel, observations
 from tests.support.smooth_points import smooth_points
-from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 

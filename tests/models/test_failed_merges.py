@@ -23,7 +23,7 @@ from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.inducing.osvgp import OSVGP
 from bo_stream.models.local.local import LocalGP
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
-from tests.support.comparisons import assert_untouched, fingerprint
+from bo_stream.testing.comparisons import assert_untouched, fingerprint
 from tests.support.problems import observations
 
 Build = Callable[..., StreamingGP]

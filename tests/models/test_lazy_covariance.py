@@ -12,8 +12,8 @@ from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
 from bo_stream.models.base import StreamingGP
 from bo_stream.process.lazy_covariance import LazyCovariance
 from bo_stream.process.process import DENSE_LIMIT
+from bo_stream.testing.comparisons import assert_close
 from tests.support.problems import observations
-from tests.support.tolerances import assert_close
 
 MODELS: dict[str, Callable[..., StreamingGP]] = {
     "OSGPR": OSGPR,

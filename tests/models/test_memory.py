@@ -13,9 +13,9 @@ from bo_stream.bases.grid.kernel import kernel_factors
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.wiski.memory import GridMemory
 from bo_stream.sufficient_statistics import SufficientStatistics
+from bo_stream.testing.comparisons import assert_close
 from tests.support.problems import kernel
 from tests.support.problems.grids import mesh_over
-from tests.support.tolerances import assert_close
 
 OUTPUTS, N = 2, 9
 GRID = mesh_over(torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double(), (6, 7))

@@ -34,11 +34,15 @@ from bo_stream import (
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.inference import ClusterInference
 from bo_stream.models.outcomes.noise import LEAST_NOISE, NOISE_FLOOR
+from bo_stream.testing.comparisons import (
+    assert_close,
+    assert_same_posterior,
+    assert_untouched,
+    fingerprint,
+)
 from tests.oracles.gaussian_process import DenseGP
 from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import reference_posterior
-from tests.support.comparisons import assert_same_posterior, assert_untouched, fingerprint
-from tests.support.tolerances import assert_close
 
 BOX = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
 

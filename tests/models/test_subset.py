@@ -13,8 +13,8 @@ from gpytorch.priors import GammaPrior
 from torch import Tensor
 
 from bo_stream.models.outcomes.base import check_outputs_exist, chosen_outputs, subset_module
+from bo_stream.testing.comparisons import assert_close
 from tests.support.problems import kernel
-from tests.support.tolerances import assert_close
 
 BATCH = torch.Size([2])
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from bo_stream.process.process import leave_one_out
+from bo_stream.testing.comparisons import assert_close
 from tests.oracles.gaussian_process import DenseGP
-from tests.support.tolerances import assert_close
 
 
 def gp_of_nine() -> DenseGP:

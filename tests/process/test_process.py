@@ -15,9 +15,9 @@ from bo_stream.process.process import (
     SelectedProcess,
     WeightSpaceProcess,
 )
+from bo_stream.testing.comparisons import assert_close
 from bo_stream.weights import WeightPosterior
 from tests.oracles.gaussian_process import condition_in_turn
-from tests.support.tolerances import assert_close
 
 OUTPUTS = 2
 

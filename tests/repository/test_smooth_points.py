@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from bo_stream import WISKI
+from bo_stream.testing.comparisons import centre
 from tests.laws.cases import CASES
 from tests.laws.registry import DIM, Case, Setting, Stream
-from tests.support.comparisons import centre
 from tests.support.problems import observations
 from tests.support.smooth_points import MARGIN, is_smooth_at, position_in_cell, smooth_points
 

@@ -24,9 +24,9 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream.models.base import StreamingGP
+from bo_stream.testing.comparisons import gaussian, moments
 from tests.laws.cases import STREAMS
 from tests.laws.registry import Stream
-from tests.support.comparisons import gaussian, moments
 
 Results = dict[str, Tensor]
 """By name; what was refused has the error's text in its name."""

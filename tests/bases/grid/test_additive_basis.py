@@ -34,6 +34,7 @@ from bo_stream.bases.grid.statistics import (
 from bo_stream.bases.kernels import ProductMatern
 from bo_stream.sufficient_statistics import weighted_statistics
 from bo_stream.tensors import map_tensors
+from bo_stream.testing.comparisons import assert_close
 from tests.oracles.interpolation import (
     additive_interpolated_kernel,
     interpolation_weights,
@@ -41,7 +42,6 @@ from tests.oracles.interpolation import (
 )
 from tests.oracles.kernels import dense_kernel
 from tests.support.problems.grids import mesh_of
-from tests.support.tolerances import assert_close
 
 BOUNDS = torch.tensor([[0.0, -1.0, 2.0], [1.0, 0.5, 3.0]], dtype=torch.float64)
 GROUPS = ((0,), (1, 2), (0, 1))

@@ -19,9 +19,9 @@ from bo_stream.bases.grid.statistics import (
 )
 from bo_stream.sufficient_statistics import SufficientStatistics, weighted_statistics
 from bo_stream.tensors import map_tensors
+from bo_stream.testing.comparisons import assert_close
 from tests.oracles.interpolation import interpolation_weights
 from tests.support.problems.grids import mesh_over
-from tests.support.tolerances import assert_close
 
 SIZES = {1: (9,), 2: (6, 5), 3: (5, 4, 6)}
 BATCH, GROUPS, OUTPUTS, N = (2,), 2, 2, 12

@@ -18,10 +18,10 @@ from bo_stream.bases.grid.statistics import (
     zero_statistics,
 )
 from bo_stream.sufficient_statistics import SufficientStatistics, weighted_statistics
+from bo_stream.testing.comparisons import assert_close
 from tests.bases.grid.test_cell_gram import SIZES, assert_same
 from tests.oracles.interpolation import interpolation_weights
 from tests.support.problems.grids import mesh_over
-from tests.support.tolerances import assert_close
 
 ROWS = 150
 CPU = torch.device("cpu")

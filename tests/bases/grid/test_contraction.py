@@ -7,9 +7,9 @@ import torch
 
 from bo_stream.bases.grid.contraction import contract
 from bo_stream.bases.grid.statistics import accumulate, zero_statistics
+from bo_stream.testing.comparisons import assert_close
 from tests.oracles.interpolation import interpolation_weights
 from tests.support.problems.grids import mesh_over
-from tests.support.tolerances import assert_close
 
 
 @pytest.mark.parametrize("sizes", [(7,), (6, 9), (5, 6, 4), (4, 5, 4, 4)])

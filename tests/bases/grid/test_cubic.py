@@ -13,8 +13,8 @@ from bo_stream.bases.grid.mesh import (
     pair_coefficients,
     weights,
 )
+from bo_stream.testing.comparisons import assert_close
 from tests.oracles.interpolation import keys_kernel
-from tests.support.tolerances import assert_close
 
 T = torch.cat((torch.tensor([0.0, 1.0]), torch.linspace(0.013, 0.987, 9))).double()
 NODES = torch.tensor([-1.0, 0.0, 1.0, 2.0], dtype=torch.float64)

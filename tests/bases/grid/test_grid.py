@@ -8,9 +8,9 @@ from gpytorch.utils.interpolation import Interpolation
 from torch import Tensor
 
 from bo_stream.bases.grid.mesh import EDGE, Grid
+from bo_stream.testing.comparisons import assert_close
 from tests.oracles.interpolation import grid_nodes, line_weights
 from tests.support.problems.grids import mesh_of, mesh_over
-from tests.support.tolerances import assert_close
 
 BOUNDS = torch.tensor([[-1.0, 2.0], [1.0, 5.0]], dtype=torch.float64)
 SIZES = (8, 6)

@@ -16,9 +16,9 @@ from bo_stream.bases.grid.interpolation import (
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.kernels import ProductMatern
+from bo_stream.testing.comparisons import assert_close
 from tests.oracles.interpolation import interpolated_kernel
 from tests.support.problems import KERNELS, kernel
-from tests.support.tolerances import assert_close
 
 BOUNDS = torch.tensor([[0.0, -1.0], [1.0, 0.5]], dtype=torch.float64)
 

@@ -19,6 +19,7 @@ from bo_stream.bases.grid.interpolation import (
 from bo_stream.bases.grid.kernel import kernel_factors
 from bo_stream.bases.grid.mesh import Grid
 from bo_stream.bases.grid.statistics import accumulate, zero_statistics
+from bo_stream.testing.comparisons import assert_close
 from tests.oracles.interpolation import (
     interpolated_kernel,
     interpolation_weights,
@@ -26,7 +27,6 @@ from tests.oracles.interpolation import (
 )
 from tests.support.problems import KERNELS, kernel
 from tests.support.problems.grids import mesh_of
-from tests.support.tolerances import assert_close
 
 BOUNDS = torch.tensor([[0.0, -1.0], [1.0, 0.5]], dtype=torch.float64)
 GRID = Grid.over(BOUNDS, (7, 9))

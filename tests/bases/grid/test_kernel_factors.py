@@ -28,9 +28,9 @@ from torch import Tensor
 
 from bo_stream import ProductMatern
 from bo_stream.bases.grid.kernel import Factor, GridKernel, kernel_factors
+from bo_stream.testing.comparisons import assert_close
 from tests.oracles.kernels import dense_kernel
 from tests.support.problems import KERNELS, kernel
-from tests.support.tolerances import assert_close
 
 OSCILLATING = [name for name in KERNELS if any(w in name for w in ("period", "spectral", "sum"))]
 

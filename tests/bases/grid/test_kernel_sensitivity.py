@@ -13,11 +13,11 @@ from bo_stream.bases.grid.contraction import (
 )
 from bo_stream.bases.grid.interpolation import grid_basis
 from bo_stream.bases.grid.kernel import kernel_factors
+from bo_stream.testing.comparisons import assert_close
 from tests.oracles.interpolation import interpolation_weights, largest_eigenvectors, node_inputs
 from tests.oracles.kernels import dense_kernel
 from tests.support.problems import kernel
 from tests.support.problems.grids import mesh_over
-from tests.support.tolerances import assert_close
 
 
 @pytest.mark.parametrize("sizes", [(8,), (6, 5), (4, 5, 4)])

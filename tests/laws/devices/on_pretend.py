@@ -30,12 +30,11 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.tensors import is_in, state_of
 from bo_stream.testing import LAWS
+from bo_stream.testing.comparisons import assert_close, moments
 from tests.laws.cases import CASES
 from tests.laws.devices import pretend
 from tests.laws.registry import Law, Stream, applies, condition_on
-from tests.support.comparisons import moments
 from tests.support.problems import Observations, observations
-from tests.support.tolerances import assert_close
 from tests.test_linalg import error_of_root_of_huddled_points
 
 pytestmark = [

@@ -26,9 +26,9 @@ from bo_stream.errors import UsageError
 from bo_stream.loops.run import ASKING
 from bo_stream.loops.sampling import ActiveSampling, SamplingSettings
 from bo_stream.loops.sampling.campaign import PoolSplit, SamplingReplay
+from bo_stream.testing.comparisons import assert_untouched, fingerprint
 from tests.loops.small import QUICK, small_map
 from tests.loops.test_models import FEWER
-from tests.support.comparisons import assert_untouched, fingerprint
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
 

@@ -52,9 +52,8 @@ from bo_stream.diagnostics import leave_one_out, report, stability, without
 from bo_stream.diagnostics.alarms import _relearning
 from bo_stream.diagnostics.approximation import finer
 from bo_stream.models.auto import families, inference
+from bo_stream.testing.comparisons import assert_close, assert_gradient, gaussian
 from tests.oracles.gaussian_process import DenseGP
-from tests.support.comparisons import assert_gradient, gaussian
-from tests.support.tolerances import assert_close
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 NOISE, MEAN = 0.05, 0.3

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bo_stream import AutoGP, BinomialLikelihood, prevalence
 from bo_stream.diagnostics import leave_one_out
+from bo_stream.testing.comparisons import assert_untouched, fingerprint
 from tests.models.inducing.test_counts import (
     count_kernel,
     count_model,
@@ -23,7 +24,6 @@ from tests.models.inducing.test_counts import (
     small_surveys,
     surveys,
 )
-from tests.support.comparisons import assert_untouched, fingerprint
 
 X, Y = surveys(20)
 KINDS = [False, True]

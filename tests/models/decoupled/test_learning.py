@@ -24,15 +24,15 @@ from torch.utils.data import TensorDataset
 
 from bo_stream import DecoupledGP
 from bo_stream.models.stochastic import training
-from tests.oracles.inducing import SGPR
-from tests.oracles.kernels import dense_kernel
-from tests.support.comparisons import (
+from bo_stream.testing.comparisons import (
     assert_gradient,
     assert_same_posterior,
     assert_untouched,
     fingerprint,
     joint_covariance,
 )
+from tests.oracles.inducing import SGPR
+from tests.oracles.kernels import dense_kernel
 from tests.support.problems.likelihoods import LIKELIHOODS, OTHERS, outcomes
 
 D = 2

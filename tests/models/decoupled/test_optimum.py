@@ -16,14 +16,14 @@ from bo_stream import DecoupledGP
 from bo_stream.models.decoupled import inference as decoupled_inference
 from bo_stream.models.decoupled.collapse import between
 from bo_stream.models.decoupled.posterior import DirectCovariance, Expanded, SpectralCovariance
-from tests.oracles.inducing import SGPR, two_basis_bound
-from tests.oracles.kernels import dense_kernel
-from tests.support.comparisons import (
+from bo_stream.testing.comparisons import (
     assert_same_posterior,
     assert_untouched,
     fingerprint,
     joint_covariance,
 )
+from tests.oracles.inducing import SGPR, two_basis_bound
+from tests.oracles.kernels import dense_kernel
 from tests.support.problems.likelihoods import LIKELIHOODS, outcomes
 
 D, N = 2, 120

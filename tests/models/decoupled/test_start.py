@@ -16,8 +16,8 @@ from torch.utils.data import TensorDataset
 
 from bo_stream import DecoupledGP
 from bo_stream.models.decoupled import inference as decoupled_inference
+from bo_stream.testing.comparisons import assert_untouched, fingerprint
 from tests.oracles.kernels import dense_kernel
-from tests.support.comparisons import assert_untouched, fingerprint
 from tests.support.problems.likelihoods import LIKELIHOODS, OTHERS, outcomes
 
 D, NOISE = 2, 0.01

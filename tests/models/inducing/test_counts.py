@@ -26,8 +26,8 @@ from torch import Tensor
 from bo_stream import OSGPR, OSVGP, BinomialLikelihood, prevalence
 from bo_stream.diagnostics.cross_validation import predict_batch
 from bo_stream.models.base import StreamingGP
+from bo_stream.testing.comparisons import assert_untouched, fingerprint
 from tests.oracles.counts import elliptical_slices, laplace
-from tests.support.comparisons import assert_untouched, fingerprint
 
 N = 16
 

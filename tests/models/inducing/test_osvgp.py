@@ -41,16 +41,17 @@ from bo_stream.models.fitting import learn_hyperparameters
 from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.models.inducing.sites import OnlineUpdate
 from bo_stream.models.inference import Hyperparameters
-from tests.oracles.inducing import SGPR
-from tests.oracles.likelihoods import Normal, log_probs, uncollapsed_bound, variational_optimum
-from tests.support.comparisons import (
+from bo_stream.testing.comparisons import (
+    GRADIENT_TOLERANCE,
+    assert_close,
     assert_gradient,
     assert_same_posterior,
     assert_untouched,
     fingerprint,
 )
+from tests.oracles.inducing import SGPR
+from tests.oracles.likelihoods import Normal, log_probs, uncollapsed_bound, variational_optimum
 from tests.support.problems.likelihoods import CONCAVE, LIKELIHOODS, OTHERS, outcomes
-from tests.support.tolerances import GRADIENT_TOLERANCE, assert_close
 
 D = 3
 

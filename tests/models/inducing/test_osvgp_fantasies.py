@@ -16,10 +16,15 @@ from torch import Tensor
 
 from bo_stream import OSVGP
 from bo_stream.models.inducing.inference import basis_of_independent
+from bo_stream.testing.comparisons import (
+    assert_close,
+    assert_gradient,
+    assert_untouched,
+    fingerprint,
+    moments,
+)
 from tests.oracles.likelihoods import Normal, log_probs, moments_given_outcomes, variational_optimum
-from tests.support.comparisons import assert_gradient, assert_untouched, fingerprint, moments
 from tests.support.problems.likelihoods import LIKELIHOODS, OTHERS, outcomes
-from tests.support.tolerances import assert_close
 
 
 def fitted(name: str, **options: Any) -> OSVGP:

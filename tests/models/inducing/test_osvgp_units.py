@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bo_stream import OSGPR, OSVGP
 from bo_stream.models.fitting import relearn
+from bo_stream.testing.comparisons import assert_close
 from tests.support.problems.likelihoods import LIKELIHOODS, outcomes
-from tests.support.tolerances import assert_close
 
 REAL = ("gaussian", "laplace", "student")
 OFFSET, SCALE = 300.0, 40.0

@@ -24,10 +24,15 @@ from torch.nn import BatchNorm1d, Dropout, Linear, Module, Sequential, Tanh
 from bo_stream import BayesianLastLayer
 from bo_stream.models.last_layer.inference import RIDGE
 from bo_stream.models.last_layer.network import WIDTH, default_network
+from bo_stream.testing.comparisons import (
+    assert_close,
+    assert_same_posterior,
+    assert_untouched,
+    fingerprint,
+    moments,
+)
 from tests.oracles.last_layer import LinearRegression, carried_features
-from tests.support.comparisons import assert_same_posterior, assert_untouched, fingerprint, moments
 from tests.support.problems import Observations, observations
-from tests.support.tolerances import assert_close
 
 NOISE, MEAN, SCALE = 0.05, 0.3, 1.7
 UNITS = 5

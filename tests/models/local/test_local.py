@@ -25,9 +25,9 @@ from torch import Tensor
 
 from bo_stream import LocalGP
 from bo_stream.models.local import inference
+from bo_stream.testing.comparisons import assert_close
 from tests.oracles.kernels import DenseKernel
 from tests.oracles.local import blended_models, local_groups
-from tests.support.tolerances import assert_close
 
 KERNELS: dict[str, Callable[[], Kernel]] = {
     "rbf": lambda: _short(RBFKernel(ard_num_dims=2)),

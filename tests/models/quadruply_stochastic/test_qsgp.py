@@ -26,10 +26,9 @@ from bo_stream.models.quadruply_stochastic.memory import (
     MeanField,
 )
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP
+from bo_stream.testing.comparisons import assert_close, central_differences
 from tests.oracles.weight_space import WeightSpace
-from tests.support.comparisons import central_differences
 from tests.support.problems.weights import dense_precision
-from tests.support.tolerances import assert_close
 
 DIM = 2
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bo_stream import OSVGP, WISKI, AutoGP, BinomialLikelihood, prevalence
 from bo_stream.diagnostics import leave_one_out
+from bo_stream.testing.comparisons import assert_untouched, fingerprint
 from tests.models.inducing.test_counts import (
     count_kernel,
     largest_gap,
@@ -23,7 +24,6 @@ from tests.models.inducing.test_counts import (
     small_surveys,
     surveys,
 )
-from tests.support.comparisons import assert_untouched, fingerprint
 
 BOX = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 

@@ -28,9 +28,8 @@ from torch import Tensor
 
 from bo_stream import DirichletWISKI, LinearStem, OnlineLearner, pretrain
 from bo_stream.models.outcomes.labels import MAX_CLASSES, DirichletScores
-from tests.oracles.classification import dirichlet_observations
-from tests.oracles.reference import reference, reference_posterior
-from tests.support.comparisons import (
+from bo_stream.testing.comparisons import (
+    assert_close,
     assert_gradient,
     assert_same_model,
     assert_same_posterior,
@@ -38,9 +37,10 @@ from tests.support.comparisons import (
     fingerprint,
     moments,
 )
+from tests.oracles.classification import dirichlet_observations
+from tests.oracles.reference import reference, reference_posterior
 from tests.support.problems.labels import UNIT, labelled, small_classifier
 from tests.support.smooth_points import smooth_points
-from tests.support.tolerances import assert_close
 
 SAME = 1e-2  # of the float64 tolerance: 1e-10
 

@@ -36,6 +36,12 @@ from bo_stream import (
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski.heteroscedastic import FIRST_ROWS
 from bo_stream.models.wiski.heteroscedastic_inference import Entry
+from bo_stream.testing.comparisons import (
+    assert_close,
+    assert_gradient,
+    assert_untouched,
+    fingerprint,
+)
 from tests.oracles.gaussian_process import (
     DenseGP,
     condition_in_turn,
@@ -43,9 +49,7 @@ from tests.oracles.gaussian_process import (
     integrated_posterior_variance,
 )
 from tests.oracles.interpolation import interpolated_kernel
-from tests.support.comparisons import assert_gradient, assert_untouched, fingerprint
 from tests.support.smooth_points import smooth_points
-from tests.support.tolerances import assert_close
 
 UNIT = torch.tensor([[0.0], [1.0]])
 

@@ -20,10 +20,9 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
+from bo_stream.testing.comparisons import assert_close, joint_covariance
 from tests.oracles.reference import reference, reference_posterior
-from tests.support.comparisons import joint_covariance
 from tests.support.problems import Observations, kernel, observations
-from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 

@@ -20,6 +20,7 @@ from botorch.sampling import SobolQMCNormalSampler
 from torch import Tensor
 
 from bo_stream import WISKI
+from bo_stream.testing.comparisons import assert_close, assert_gradient, joint_covariance
 from tests.oracles.gaussian_process import (
     DenseGP,
     in_order,
@@ -27,9 +28,7 @@ from tests.oracles.gaussian_process import (
     standardization,
 )
 from tests.oracles.reference import lift, reference
-from tests.support.comparisons import assert_gradient, joint_covariance
 from tests.support.problems import Observations, kernel, observations
-from tests.support.tolerances import assert_close
 
 SHAPES = [
     pytest.param(outputs, batch, id=f"m{outputs}-batch{list(batch)}")

@@ -16,11 +16,11 @@ from torch import Tensor
 from bo_stream import WISKI
 from bo_stream.models.wiski import cache
 from bo_stream.models.wiski.cache import RADIUS
+from bo_stream.testing.comparisons import assert_close
 from tests.oracles.interpolation import interpolation_weights, largest_eigenvectors, node_inputs
 from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import reference
 from tests.support.problems import Observations, kernel, observations
-from tests.support.tolerances import assert_close
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid"),

@@ -20,16 +20,16 @@ from bo_stream.acquisition import FeatureNIPV, sample_paths, select_from_pool
 from bo_stream.diagnostics import leave_one_out, without
 from bo_stream.models.wiski import memory as row_memory
 from bo_stream.models.wiski.memory import MOST_ROWS, RowMemory, StreamMemory
-from tests.oracles.reference import reference_posterior
-from tests.support.comparisons import (
+from bo_stream.testing.comparisons import (
+    assert_close,
     assert_same_model,
     assert_untouched,
     fingerprint,
     held_bytes,
     joint_covariance,
 )
+from tests.oracles.reference import reference_posterior
 from tests.support.problems import KERNELS, Observations, kernel, observations
-from tests.support.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 

@@ -36,13 +36,18 @@ from bo_stream import WISKI, CoarsePointsWarning
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.wiski import memory as row_memory
 from bo_stream.models.wiski.resolution import GridResolutionWarning, TruncationWarning
+from bo_stream.testing.comparisons import (
+    assert_close,
+    assert_untouched,
+    fingerprint,
+    gaussian,
+    joint_covariance,
+)
 from tests.oracles.gaussian_process import DenseGP, standardization
 from tests.oracles.interpolation import interpolation_weights, line_weights, node_inputs
 from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import lift, reference, reference_posterior
-from tests.support.comparisons import assert_untouched, fingerprint, gaussian, joint_covariance
 from tests.support.problems import KERNELS, Observations, kernel, observations
-from tests.support.tolerances import assert_close
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid"),
