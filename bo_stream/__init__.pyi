@@ -20,10 +20,10 @@ from .acquisition import sample_paths as sample_paths
 from .acquisition import select_from_pool as select_from_pool
 from .acquisition import select_labels_from_pool as select_labels_from_pool
 from .acquisition import select_sites as select_sites
+from .bases.kernels import LinearStem as LinearStem
+from .bases.kernels import MLPStem as MLPStem
 from .bases.kernels import ProductMatern as ProductMatern
-from .bases.stems import LinearStem as LinearStem
-from .bases.stems import MLPStem as MLPStem
-from .bases.stems import RandomProjection as RandomProjection
+from .bases.kernels import RandomProjection as RandomProjection
 from .learning import OnlineLearner as OnlineLearner
 from .learning import learn_points as learn_points
 from .learning import maximise_stochastically as maximise_stochastically
@@ -39,9 +39,9 @@ from .models.auto.inference import HandOverWarning as HandOverWarning
 from .models.clustered.clustered import ClusteredGP as ClusteredGP
 from .models.decoupled.decoupled import DecoupledGP as DecoupledGP
 from .models.inducing.osgpr import OSGPR as OSGPR
-from .models.inducing.osvgp import OSVGP as OSVGP
+from .models.inducing.osgpr import OSVGP as OSVGP
 from .models.last_layer.last_layer import BayesianLastLayer as BayesianLastLayer
-from .models.local.local import LocalGP as LocalGP
+from .models.local import LocalGP as LocalGP
 from .models.quadruply_stochastic.memory import Chevron as Chevron
 from .models.quadruply_stochastic.memory import FourierFeatures as FourierFeatures
 from .models.quadruply_stochastic.memory import InducingAtData as InducingAtData
@@ -52,7 +52,7 @@ from .models.wiski.dirichlet import DirichletWISKI as DirichletWISKI
 from .models.wiski.heteroscedastic import HeteroscedasticWISKI as HeteroscedasticWISKI
 from .models.wiski.resolution import GridResolutionWarning as GridResolutionWarning
 from .models.wiski.wiski import WISKI as WISKI
-from .recommendation.recommend import recommend as recommend
+from .recommendation import recommend as recommend
 from .storage.archive import describe_file as describe_file
 from .warnings import CoarsePointsWarning as CoarsePointsWarning
 from .warnings import ProductKernelWarning as ProductKernelWarning

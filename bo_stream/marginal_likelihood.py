@@ -10,8 +10,13 @@ import torch
 from torch import Tensor
 
 from bo_stream.linalg import safe_cholesky, solve_lower, solve_one_plus_product
-from bo_stream.sufficient_statistics import SufficientStatistics, Whitened
-from bo_stream.weights import InformationForm, at_noise, log_marginal_likelihood
+from bo_stream.weights import (
+    InformationForm,
+    SufficientStatistics,
+    Whitened,
+    at_noise,
+    log_marginal_likelihood,
+)
 
 SHARE = 4
 """Least number of features for each column of a root; with fewer it would not pay."""

@@ -11,6 +11,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.linalg import (
+    DowndatedRootOperator,
     check_memory,
     cholesky_with_jitter,
     inverse_lower,
@@ -22,8 +23,7 @@ from bo_stream.linalg import (
     solve_one_plus_product,
     solve_rows,
 )
-from bo_stream.process.lazy_covariance import DowndatedRootOperator
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 
 
 def positive_definite(*shape: int, rank: int | None = None) -> Tensor:

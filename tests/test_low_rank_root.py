@@ -16,8 +16,8 @@ from bo_stream.marginal_likelihood import (
     low_rank_root_of,
     subspace_log_marginal_likelihood,
 )
-from bo_stream.sufficient_statistics import Whitened, weighted_statistics
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
+from bo_stream.weights import Whitened, weighted_statistics
 
 R = 40
 

@@ -14,9 +14,8 @@ from bo_stream.marginal_likelihood import (
     subspace_log_marginal_likelihood,
 )
 from bo_stream.models.wiski.cache import differentiable_log_marginal_likelihood
-from bo_stream.sufficient_statistics import weighted_statistics
-from bo_stream.testing.comparisons import assert_close
-from bo_stream.weights import solve
+from bo_stream.testing.streams import assert_close
+from bo_stream.weights import solve, weighted_statistics
 from tests.oracles.gaussian_process import DenseGP
 from tests.oracles.interpolation import interpolated_kernel
 from tests.support.problems import kernel

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.sufficient_statistics import (
+from bo_stream.testing.streams import assert_close
+from bo_stream.weights import (
     MatrixMap,
     Regrouping,
     SufficientStatistics,
     grouped_statistics,
     weighted_statistics,
 )
-from bo_stream.testing.comparisons import assert_close
 
 NAMES = [field.name for field in fields(SufficientStatistics)]
 

@@ -7,9 +7,14 @@ import torch
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from bo_stream.sufficient_statistics import weighted_statistics
-from bo_stream.testing.comparisons import assert_close
-from bo_stream.weights import InformationForm, at_noise, log_marginal_likelihood, solve
+from bo_stream.testing.streams import assert_close
+from bo_stream.weights import (
+    InformationForm,
+    at_noise,
+    log_marginal_likelihood,
+    solve,
+    weighted_statistics,
+)
 from tests.oracles.gaussian_process import DenseGP
 
 N, P, M = 8, 5, 2

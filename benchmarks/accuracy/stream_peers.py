@@ -14,7 +14,7 @@ from torch import Tensor
 from bo_stream import OSVGP, WISKI
 from bo_stream.allocation import OIPS
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.local.local import LocalGP
+from bo_stream.models.local import LocalGP
 
 POINTS = 256
 """Inducing points, or rows of a local model: as many as the grid has nodes."""

@@ -21,8 +21,7 @@ from benchmarks.common.report import Claim, finish, stated
 from bo_stream import WISKI, PoolSelector
 from bo_stream.loops.datasets import read_dataset
 from bo_stream.loops.models import KERNELS
-from bo_stream.loops.results import predict, score
-from bo_stream.loops.run import from_record
+from bo_stream.loops.run import from_record, predict, score
 from bo_stream.loops.sampling.campaign import PoolSplit
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
 

@@ -13,7 +13,7 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from benchmarks.peers.exact_learning import learn_exactly
-from bo_stream.bases.stems import Stem
+from bo_stream.bases.kernels import Stem
 
 _CHUNK = 1_000
 

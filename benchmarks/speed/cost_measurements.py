@@ -33,7 +33,7 @@ from bo_stream import (
     LocalGP,
     ProductMatern,
 )
-from bo_stream.recommendation.costs import problem_of, timed_now
+from bo_stream.costs import problem_of, timed_now
 
 OPERATIONS = ("update", "refit", "posterior", "fantasy")
 RESTARTS, SAMPLES, TESTED = 10, 16, 20
@@ -201,7 +201,7 @@ class Measured:
     """Seconds of each operation, bytes held, and sizes found, in one setting.
 
     Attributes:
-        speeds: Seconds of the probes of ``bo_stream.recommendation.costs`` just before and
+        speeds: Seconds of the probes of ``bo_stream.costs`` just before and
             just after, in the mean: on a machine that others use, too, they say how much it slowed.
         lengthscale: Geometric mean of the kernel's, where a fit found them.
     """

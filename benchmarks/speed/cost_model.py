@@ -35,7 +35,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-import bo_stream.recommendation
+import bo_stream
 from benchmarks.common.harness import THREADS, Options, start
 from benchmarks.common.report import Claim, at_most, finish, stated
 from benchmarks.speed.cost_measurements import (
@@ -47,16 +47,16 @@ from benchmarks.speed.cost_measurements import (
     measured,
     sizes_of,
 )
+from bo_stream.costs import OPERATIONS, CostTable, Problem, problem_of
 from bo_stream.models.clustered.clustered import MAX_CENTRES
 from bo_stream.models.held_sites import WINDOW as COUNTS_WINDOW
 from bo_stream.models.inducing.inference import MAX_POINTS
 from bo_stream.models.inducing.osgpr import WINDOW
 from bo_stream.models.wiski.cache import LEARNING_RANK
 from bo_stream.models.wiski.memory import MOST_ROWS
-from bo_stream.recommendation.costs import OPERATIONS, CostTable, Problem, problem_of
 
 Array = NDArray[np.float64]
-TABLE = Path(bo_stream.recommendation.__file__).parent / "costs.json"
+TABLE = Path(bo_stream.__file__).parent / "costs.json"
 ROUNDS = 3
 """Times that the check measures all settings, one after the other."""
 

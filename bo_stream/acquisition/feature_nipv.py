@@ -20,8 +20,8 @@ from bo_stream.bases.inducing import Basis
 from bo_stream.linalg import row_product, safe_cholesky, solve_lower
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite, check_type
-from bo_stream.process.observation_space import ObservationSpaceProcess
-from bo_stream.process.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
+from bo_stream.observation_space import ObservationSpaceProcess
+from bo_stream.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
 
 

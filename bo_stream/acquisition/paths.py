@@ -39,10 +39,10 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_inputs
 from bo_stream.models.clustered.solver import ClusteredProcess, cross_matrix
 from bo_stream.models.decoupled.posterior import KernelExpansion, ShiftedProcess
-from bo_stream.models.local.inference import LocalProcess
+from bo_stream.models.local import LocalProcess
 from bo_stream.models.quadruply_stochastic.function_process import FunctionProcess
-from bo_stream.process.observation_space import ObservationSpaceProcess
-from bo_stream.process.process import (
+from bo_stream.observation_space import ObservationSpaceProcess
+from bo_stream.process import (
     ConditionedProcess,
     Points,
     PosteriorProcess,

@@ -23,8 +23,8 @@ from bo_stream.acquisition.feature_nipv import (
 )
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite
-from bo_stream.process.observation_space import ObservationSpaceProcess
-from bo_stream.process.process import Points, PosteriorProcess
+from bo_stream.observation_space import ObservationSpaceProcess
+from bo_stream.process import Points, PosteriorProcess
 from bo_stream.weights import WeightPosterior
 
 TIE = 1e-10

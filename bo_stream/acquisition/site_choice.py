@@ -35,7 +35,7 @@ from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.linalg import pivot_rows
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski.dirichlet import DirichletWISKI
-from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
 
 _LABELS = (BernoulliLikelihood, LogisticLikelihood)

@@ -13,7 +13,7 @@ from bo_stream.acquisition.criteria import sites
 from bo_stream.acquisition.feature_nipv import PointMeasure
 from bo_stream.acquisition.lookahead import LinearLookahead, Lookahead
 from bo_stream.acquisition.pool import TIE, Gains, JointGains
-from bo_stream.process.process import WeightSpaceProcess
+from bo_stream.process import WeightSpaceProcess
 
 _BLOCK = 100_000
 """Pairs of a candidate and a target that are valued together: they fit in a processor's cache."""

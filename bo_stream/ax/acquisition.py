@@ -37,7 +37,7 @@ from bo_stream.acquisition import FeatureNIPV, PoolSelector, evaluate_known_poin
 from bo_stream.acquisition.feature_nipv import lives_in_features
 from bo_stream.ax.pool import CANDIDATE, MC_POINTS, POOL, Pool
 from bo_stream.bases.grid.interpolation import GridBasis
-from bo_stream.loops.results import predict_mean
+from bo_stream.loops.run import predict_mean
 from bo_stream.models.base import StreamingGP
 
 BASELINE = 100

@@ -30,7 +30,7 @@ from ax.orchestration.orchestrator_options import OrchestratorOptions
 from ax.utils.common.result import Err, Ok
 
 from bo_stream.errors import UsageError, check_whole
-from bo_stream.executors.opening import executor_of
+from bo_stream.executors.processes import executor_of
 from bo_stream.loops.optimization.executed import Executed, check_timeout, worker_processes
 from bo_stream.loops.optimization.objectives import (
     Evaluator,

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from bo_stream.cli import options, running
-from bo_stream.cli.app import OUT, app, escape
-from bo_stream.cli.options import option, parse_settings
+from bo_stream.cli import running
+from bo_stream.cli.running import OUT, app, escape, option, parse_settings
 from bo_stream.errors import UsageError
-from bo_stream.loops.optimization.trials import ACQUISITIONS, Bounds, OptimizationSettings
+from bo_stream.loops.optimization.objectives import ACQUISITIONS, Bounds, OptimizationSettings
 
 if TYPE_CHECKING:
     from bo_stream.loops.optimization.campaign import History, OptimizationCampaign
@@ -154,18 +153,18 @@ def optimize(
     seed: Annotated[
         int, option("Search", "Of the Sobol points, the search and the noise.")
     ] = _DEFAULT.seed,
-    model: options.Model = _DEFAULT.model,
-    model_options: options.Set = None,
-    kernel: options.Kernel = _DEFAULT.kernel,
-    grid: options.Grid = None,
-    refit: options.Refit = _DEFAULT.refit,
-    device: options.Device = _DEFAULT.device,
-    dtype: options.Dtype = _DEFAULT.dtype,
-    out: options.Out = None,
+    model: running.Model = _DEFAULT.model,
+    model_options: running.Set = None,
+    kernel: running.Kernel = _DEFAULT.kernel,
+    grid: running.Grid = None,
+    refit: running.Refit = _DEFAULT.refit,
+    device: running.Device = _DEFAULT.device,
+    dtype: running.Dtype = _DEFAULT.dtype,
+    out: running.Out = None,
     history: Annotated[
         str, option("Files", "Kind of the history file.", metavar="csv|parquet")
     ] = "csv",
-    resume: options.Resume = False,
+    resume: running.Resume = False,
 ) -> None:
     """Find where a function is smallest (or largest), in few evaluations.
 

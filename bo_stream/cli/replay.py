@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from bo_stream.cli import options, running
-from bo_stream.cli.app import OUT, escape
-from bo_stream.cli.options import Group, SurveyCommand, option, with_survey_settings
+from bo_stream.cli import running
+from bo_stream.cli.running import OUT, Group, SurveyCommand, escape, option, with_survey_settings
 from bo_stream.cli.survey import commands, parse_settings, say_columns
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.settings import DESIGNS, SEEDS, ReplayPlan, SurveySettings
@@ -72,7 +71,7 @@ def replay(
             metavar="NAME",
         ),
     ] = None,
-    out: options.Out = None,
+    out: running.Out = None,
     resume: Annotated[
         bool,
         option(

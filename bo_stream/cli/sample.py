@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from bo_stream.cli import options, running
-from bo_stream.cli.app import OUT, app, escape
-from bo_stream.cli.options import option, parse_settings, spreading
+from bo_stream.cli import running
+from bo_stream.cli.running import OUT, app, escape, option, parse_settings, spreading
 from bo_stream.errors import UsageError
 from bo_stream.loops.models import KERNELS
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy, strategy_name
 
 if TYPE_CHECKING:
-    from bo_stream.loops.results import Score
+    from bo_stream.loops.run import Score
     from bo_stream.loops.sampling.campaign import Campaign
 
 _DEFAULT = Settings
@@ -81,8 +80,8 @@ def sample(
     seed: Annotated[
         int, option("Sampling", "Of the split, the first sites and random choice.")
     ] = _DEFAULT.seed,
-    model: options.Model = _DEFAULT.model,
-    model_options: options.Set = None,
+    model: running.Model = _DEFAULT.model,
+    model_options: running.Set = None,
     kernel: Annotated[
         str,
         option(
@@ -92,8 +91,8 @@ def sample(
             metavar="NAME",
         ),
     ] = _DEFAULT.kernel,
-    grid: options.Grid = None,
-    refit: options.Refit = _DEFAULT.refit,
+    grid: running.Grid = None,
+    refit: running.Refit = _DEFAULT.refit,
     outliers: Annotated[
         float | None,
         option(
@@ -102,10 +101,10 @@ def sample(
             "are left out until a refit takes them in; 0: none (8 in up to four inputs, else 0).",
         ),
     ] = None,
-    device: options.Device = _DEFAULT.device,
-    dtype: options.Dtype = _DEFAULT.dtype,
-    out: options.Out = None,
-    resume: options.Resume = False,
+    device: running.Device = _DEFAULT.device,
+    dtype: running.Dtype = _DEFAULT.dtype,
+    out: running.Out = None,
+    resume: running.Resume = False,
 ) -> None:
     """Choose sites of a map, a few at a time, where they teach the most.
 

@@ -18,8 +18,16 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bo_stream.cli import running
-from bo_stream.cli.app import ERR, OUT, app, escape
-from bo_stream.cli.options import Group, SurveyCommand, option, with_survey_settings
+from bo_stream.cli.running import (
+    ERR,
+    OUT,
+    Group,
+    SurveyCommand,
+    app,
+    escape,
+    option,
+    with_survey_settings,
+)
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.settings import SurveySettings
 
@@ -136,7 +144,7 @@ def choose(
 
     - `bo-stream survey next 2026 -q 10`
     """
-    from bo_stream.loops.results import write_files
+    from bo_stream.loops.run import write_files
     from bo_stream.loops.survey.next_files import check_form_is_told, next_files, waypoint_files
     from bo_stream.loops.survey.survey import load_survey
 
@@ -295,7 +303,7 @@ def report(
     """
     import pandas as pd
 
-    from bo_stream.loops.results import write_files
+    from bo_stream.loops.run import write_files
     from bo_stream.loops.survey.findings import find
     from bo_stream.loops.survey.report import headline, survey_page
     from bo_stream.loops.survey.survey import load_survey

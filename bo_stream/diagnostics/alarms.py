@@ -19,7 +19,7 @@ from bo_stream.diagnostics.validation import Interval, ProgressiveValidation
 from bo_stream.models.auto.auto import AutoGP, family_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP
-from bo_stream.models.inducing.osvgp import OSVGP
+from bo_stream.models.inducing.osgpr import OSVGP
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 
 Array = NDArray[np.float64]

@@ -21,10 +21,9 @@ from bo_stream.models.auto.auto import AutoGP, family_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP
-from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.models.inducing.osvgp import OSVGP
+from bo_stream.models.inducing.osgpr import OSGPR, OSVGP
 from bo_stream.models.last_layer.last_layer import BayesianLastLayer
-from bo_stream.models.local.local import LocalGP
+from bo_stream.models.local import LocalGP
 from bo_stream.models.outcomes.labels import LabelOutcomes
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 from bo_stream.models.wiski.grid_model import GridModel

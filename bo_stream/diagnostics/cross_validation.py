@@ -32,9 +32,9 @@ from bo_stream.models.outcomes.labels import LabelOutcomes, checked_labels
 from bo_stream.models.outcomes.likelihood import REAL, CountOutcomes, LikelihoodOutcomes
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.memory import RowMemory
-from bo_stream.process.observation_space import ObservationSpaceProcess
-from bo_stream.process.process import ROWS, IndependentOutputs, PosteriorProcess, WeightSpaceProcess
-from bo_stream.process.process import leave_one_out as closed_form
+from bo_stream.observation_space import ObservationSpaceProcess
+from bo_stream.process import ROWS, IndependentOutputs, PosteriorProcess, WeightSpaceProcess
+from bo_stream.process import leave_one_out as closed_form
 
 Array = NDArray[np.float64]
 

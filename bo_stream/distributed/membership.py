@@ -28,8 +28,8 @@ from bo_stream.distributed.records import (
 from bo_stream.distributed.sums import parts_of
 from bo_stream.errors import UsageError
 from bo_stream.loops.models import AUTO, KERNELS, MOST_ON_GRID, build_model, checked_model
+from bo_stream.loops.optimization.objectives import OptimizationSettings
 from bo_stream.loops.optimization.optimizer import thin
-from bo_stream.loops.optimization.trials import OptimizationSettings
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.last_layer.last_layer import BayesianLastLayer
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes

@@ -31,9 +31,9 @@ from bo_stream.distributed.records import (
 )
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.optimization.acquisition import Situation, best_points
+from bo_stream.loops.optimization.objectives import LARGEST, OptimizationSettings
 from bo_stream.loops.optimization.optimizer import FEWEST, learn
-from bo_stream.loops.optimization.trials import LARGEST, OptimizationSettings
-from bo_stream.loops.results import predict_mean
+from bo_stream.loops.run import predict_mean
 from bo_stream.models.base import StreamingGP
 from bo_stream.warnings import users_stack_level
 

@@ -27,7 +27,7 @@ from bo_stream.models.construction import restore_products
 from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.inference import CollapsedInference
 from bo_stream.models.inducing.memory import InducingMemory
-from bo_stream.models.local.local import LocalGP
+from bo_stream.models.local import LocalGP
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 from bo_stream.models.wiski.heteroscedastic import HeteroscedasticWISKI

@@ -6,7 +6,7 @@ from .engine import LostTaskWarning as LostTaskWarning
 from .engine import WaitingWarning as WaitingWarning
 from .engine import check_picklable as check_picklable
 from .engine import check_workers as check_workers
-from .opening import executor_of as executor_of
 from .processes import ProcessExecutor as ProcessExecutor
+from .processes import executor_of as executor_of
 from .ray import RayExecutor as RayExecutor
 from .submitit import SubmititExecutor as SubmititExecutor

@@ -36,8 +36,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models.gp import GP
 from torch import Tensor
 
-from bo_stream.bases.kernels import TransformedKernel, default_kernel
-from bo_stream.bases.stems import Stem
+from bo_stream.bases.kernels import Stem, TransformedKernel, default_kernel
 from bo_stream.models.botorch_hooks import BoTorchHooks, LatestInputs
 from bo_stream.models.checks import (
     check_finite,
@@ -85,7 +84,7 @@ from bo_stream.models.outcomes.base import (
 )
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes, first_totals, shifted_targets
 from bo_stream.models.outcomes.likelihood import CountOutcomes
-from bo_stream.process.process import (
+from bo_stream.process import (
     CachedBaseline,
     ConditionedProcess,
     Joint,

@@ -18,7 +18,7 @@ from gpytorch.models.gp import GP
 from torch import Size, Tensor
 
 from bo_stream.models.fitting import fit_apart
-from bo_stream.process.process import PosteriorProcess
+from bo_stream.process import PosteriorProcess
 
 LATEST = 64
 """How many inputs of the latest observations a model holds."""

@@ -23,8 +23,7 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Size, Tensor
 
-from bo_stream.bases.kernels import as_product, default_kernel, radial_parts
-from bo_stream.bases.stems import Stem
+from bo_stream.bases.kernels import Stem, as_product, default_kernel, radial_parts
 from bo_stream.models.checks import (
     check_batch_shape,
     check_finite,
@@ -399,7 +398,7 @@ def check_stem(stem: object) -> None:
     if stem is not None and not isinstance(stem, Stem):
         raise UnsupportedError(
             f"Expected stem to be a LinearStem, an MLPStem, a RandomProjection, or of a class of "
-            f"your own that inherits from bo_stream.bases.stems.Stem, got {type(stem).__name__}."
+            f"your own that inherits from bo_stream.bases.kernels.Stem, got {type(stem).__name__}."
         )
 
 

@@ -26,7 +26,7 @@ from bo_stream.marginal_likelihood import NoiseGroup, combine
 from bo_stream.models.memory import Measured, Memory, Observations, WhitenedMemory
 from bo_stream.models.outcomes.base import NoiseAtInputs, OutcomeChain, Outcomes
 from bo_stream.models.outcomes.noise import LEAST_NOISE
-from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import State, is_in, state_of
 from bo_stream.weights import InformationForm
 

@@ -12,14 +12,8 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from bo_stream.likelihoods.sites import Sites
-from bo_stream.sufficient_statistics import (
-    G,
-    SufficientStatistics,
-    Whitened,
-    continued,
-    weighted_statistics,
-)
 from bo_stream.tensors import map_tensors
+from bo_stream.weights import G, SufficientStatistics, Whitened, continued, weighted_statistics
 
 
 class Memory(Protocol):

@@ -20,31 +20,29 @@ from torch import Tensor
 
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.models.local.local import LocalGP
-from bo_stream.testing.comparisons import (
+from bo_stream.models.local import LocalGP
+from bo_stream.testing.streams import (
+    ExampleData,
+    ModelStream,
     assert_close,
     assert_count,
     assert_same_contents,
     assert_same_model,
     assert_same_posterior,
     assert_untouched,
+    condition_on,
     expect,
     fingerprint,
     held_bytes,
-    moments,
-    refreshed,
-    refused,
-)
-from bo_stream.testing.streams import (
-    ExampleData,
-    ModelStream,
-    condition_on,
     law,
+    moments,
     not_for,
     of_fixed_size,
     of_forgetting,
     of_statistics,
     orderless,
+    refreshed,
+    refused,
     that_forget,
     that_merge,
     that_retract,

@@ -20,28 +20,26 @@ from botorch.posteriors.transformed import TransformedPosterior
 from torch import Tensor
 
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing.comparisons import (
+from bo_stream.testing.streams import (
+    ModelStream,
     assert_close,
     assert_gradient,
     assert_same_posterior,
     assert_untouched,
     central_differences,
     centre,
+    condition_on,
     expect,
     fingerprint,
     gaussian,
     joint_covariance,
-    moments,
-    refreshed,
-    refused,
-)
-from bo_stream.testing.streams import (
-    ModelStream,
-    condition_on,
     law,
+    moments,
     of_exact_objectives,
     of_gaussian_noise,
     of_outcomes,
+    refreshed,
+    refused,
     without_residual,
 )
 

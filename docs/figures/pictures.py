@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from bo_stream.loops.datasets import simulated_prevalence
-from bo_stream.loops.results import Score, predict
+from bo_stream.loops.run import Score, predict
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.settings import Settings
 from bo_stream.loops.survey.maps import COLOURS

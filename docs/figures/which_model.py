@@ -14,11 +14,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bo_stream.recommendation.costs import problem_of
-from bo_stream.recommendation.recommend import Recommendation, exact_until, recommend
+from bo_stream.costs import problem_of
+from bo_stream.recommendation import Recommendation, exact_until, recommend
 
 HERE = Path(__file__).parent
-TABLE = HERE.parents[1] / "bo_stream" / "recommendation" / "costs.json"
+TABLE = HERE.parents[1] / "bo_stream" / "costs.json"
 PICTURE = HERE / "which-model.svg"
 README = HERE.parents[1] / "README.md"
 BEGIN, END = "<!-- which-model-when:begin -->\n", "<!-- which-model-when:end -->"

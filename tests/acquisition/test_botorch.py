@@ -34,7 +34,7 @@ from torch import Tensor
 
 from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV
-from bo_stream.testing.comparisons import assert_close, assert_gradient
+from bo_stream.testing.streams import assert_close, assert_gradient
 from tests.acquisition.examples import small_model, some
 from tests.support.smooth_points import smooth_points
 

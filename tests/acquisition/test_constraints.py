@@ -20,7 +20,7 @@ from bo_stream.acquisition import (
     select_sites,
 )
 from bo_stream.acquisition.constraints import Round
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.support.problems.inducing import wave
 
 N = 40

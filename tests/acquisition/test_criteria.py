@@ -21,7 +21,7 @@ from bo_stream.acquisition import (
     TargetedVariance,
 )
 from bo_stream.acquisition.criteria import Threshold
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.oracles import criteria as oracle
 
 N = 300

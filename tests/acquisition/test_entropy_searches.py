@@ -62,7 +62,7 @@ from bo_stream import (
 from bo_stream.bases.kernels import as_product
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski import memory as row_memory
-from bo_stream.testing.comparisons import assert_close, assert_gradient
+from bo_stream.testing.streams import assert_close, assert_gradient
 from tests.support.problems import Observations, observations
 
 DIM = 3

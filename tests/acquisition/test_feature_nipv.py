@@ -26,7 +26,7 @@ from torch import Tensor
 from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.acquisition.feature_nipv import FEW_POINTS, PointMeasure
-from bo_stream.testing.comparisons import assert_close, assert_gradient
+from bo_stream.testing.streams import assert_close, assert_gradient
 from tests.acquisition.examples import dense, small_model, some
 from tests.oracles.gaussian_process import integrated_posterior_variance
 from tests.support.problems import Observations

@@ -16,7 +16,7 @@ from bo_stream.acquisition import PoolSelector, select_from_pool
 from bo_stream.acquisition import pool as pool_module
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.clustered import ClusteredGP
-from bo_stream.models.local.local import LocalGP
+from bo_stream.models.local import LocalGP
 from tests.support.problems.inducing import wave
 
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
 from bo_stream.acquisition import evaluate_known_points_once
-from bo_stream.process.process import PosteriorProcess
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.process import PosteriorProcess
+from bo_stream.testing.streams import assert_close
 from tests.support.problems import observations
 
 

@@ -18,7 +18,7 @@ from bo_stream import (
     select_labels_from_pool,
 )
 from bo_stream.acquisition.labels import CHUNK, joint_entropies
-from bo_stream.testing.comparisons import assert_untouched, fingerprint
+from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.support.problems.labels import labelled, small_classifier
 
 CRITERIA = pytest.mark.parametrize("criterion", ["BALD", "entropy"])

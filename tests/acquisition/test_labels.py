@@ -14,12 +14,7 @@ from torch import Tensor
 from bo_stream import WISKI, PredictiveEntropy, qBALD
 from bo_stream.acquisition.labels import Hypotheses, joint_entropies
 from bo_stream.likelihoods.sites import entropy
-from bo_stream.testing.comparisons import (
-    assert_close,
-    assert_gradient,
-    assert_untouched,
-    fingerprint,
-)
+from bo_stream.testing.streams import assert_close, assert_gradient, assert_untouched, fingerprint
 from tests.oracles.classification import dirichlet_observations, label_information
 from tests.oracles.gaussian_process import DenseGP
 from tests.oracles.reference import reference

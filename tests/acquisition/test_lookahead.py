@@ -32,7 +32,7 @@ from botorch.sampling import ListSampler, SobolQMCNormalSampler
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
-from bo_stream.testing.comparisons import assert_close, assert_gradient, joint_covariance
+from bo_stream.testing.streams import assert_close, assert_gradient, joint_covariance
 from tests.support.problems import Observations, observations
 
 pytestmark = pytest.mark.filterwarnings("ignore:std\\(\\). degrees of freedom")  # BoTorch's own

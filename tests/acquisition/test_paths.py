@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bo_stream import WISKI
 from bo_stream.acquisition import mean_path, sample_paths
-from bo_stream.testing.comparisons import assert_close, assert_gradient, joint_covariance
+from bo_stream.testing.streams import assert_close, assert_gradient, joint_covariance
 from tests.acquisition.examples import small_model, some
 from tests.support.smooth_points import smooth_points
 

@@ -16,7 +16,7 @@ from bo_stream import OSGPR, ClusteredGP, LocalGP
 from bo_stream.acquisition import mean_path, sample_paths
 from bo_stream.bases import spectral
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing.comparisons import assert_close, assert_gradient, gaussian, joint_covariance
+from bo_stream.testing.streams import assert_close, assert_gradient, gaussian, joint_covariance
 from tests.laws.cases import STREAMS
 from tests.laws.registry import Stream, condition_on, shared_out
 from tests.support.moments import assert_moments

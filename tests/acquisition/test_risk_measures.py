@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
 from bo_stream.acquisition import evaluate_known_points_once
-from bo_stream.testing.comparisons import assert_close, assert_gradient
+from bo_stream.testing.streams import assert_close, assert_gradient
 from tests.support.problems import observations
 
 pytestmark = [  # BoTorch's own

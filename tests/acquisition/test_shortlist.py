@@ -23,7 +23,7 @@ from bo_stream.acquisition.criteria import kept_sites, sites
 from bo_stream.acquisition.feature_nipv import PointMeasure, explained
 from bo_stream.acquisition.site_choice import ShortlistGains, SiteNoise, with_targets
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.models.inducing.test_counts import count_kernel, surveys
 from tests.support.problems.inducing import wave
 

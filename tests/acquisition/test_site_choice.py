@@ -43,7 +43,7 @@ from bo_stream.acquisition import site_choice as module
 from bo_stream.acquisition.site_choice import SiteNoise
 from bo_stream.likelihoods.binomial import logit_noise
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing.comparisons import assert_close, assert_untouched, fingerprint
+from bo_stream.testing.streams import assert_close, assert_untouched, fingerprint
 from tests.acquisition.examples import small_model, some
 from tests.laws.cases import CASES
 from tests.laws.registry import Setting, Stream, shared_out

@@ -9,7 +9,7 @@ from torch import Tensor
 from bo_stream.acquisition import criteria as module
 from bo_stream.acquisition.criteria import sites
 from bo_stream.bases.inducing import Basis
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.acquisition.examples import small_model, some
 from tests.acquisition.test_weight_space import WithResidual
 

@@ -36,7 +36,7 @@ from torch import Tensor
 from bo_stream import OSGPR, WISKI, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.botorch_hooks import LATEST
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.acquisition.test_entropy_searches import BOX, DIM, MODELS, moments, points
 from tests.support.problems import observations
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.acquisition.pool import WeightCovariance, low_rank_change, same
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from bo_stream.weights import WeightPosterior
 
 RANK = 120

@@ -12,8 +12,8 @@ from torch import Tensor
 from bo_stream.acquisition.feature_nipv import weight_space
 from bo_stream.bases.inducing import Basis
 from bo_stream.linalg import row_product
-from bo_stream.process.process import WeightSpaceProcess
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.process import WeightSpaceProcess
+from bo_stream.testing.streams import assert_close
 from tests.acquisition.examples import small_model, some
 from tests.support.smooth_points import smooth_points
 

@@ -26,7 +26,7 @@ from bo_stream.ax import StreamSurrogate
 from bo_stream.ax.adapters import StreamAdapter
 from bo_stream.ax.cross_validation import CrossValidatingAdapter, DividedData
 from bo_stream.ax.surrogate import DataRows, LeaveOutModel
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     adapter_of,

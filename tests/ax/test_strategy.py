@@ -19,8 +19,7 @@ from botorch.models.model_list_gp_regression import ModelListGP
 from gpytorch.kernels import MaternKernel
 
 from bo_stream import OSGPR, WISKI, AutoGP, DirichletWISKI
-from bo_stream.ax import ACQUISITIONS, generation_strategy
-from bo_stream.ax.versions import check_versions
+from bo_stream.ax import ACQUISITIONS, check_versions, generation_strategy
 from bo_stream.models.base import StreamingGP
 from tests.ax.experiments import (
     BOX,

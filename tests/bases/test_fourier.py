@@ -10,7 +10,7 @@ from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 
 from bo_stream.bases.spectral import FourierBasis, check_spectral, normals
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 
 BASES = {
     "RBF": lambda **kw: RBFKernel(ard_num_dims=3, **kw),

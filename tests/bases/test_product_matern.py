@@ -25,7 +25,7 @@ from bo_stream import (
 from bo_stream.bases.grid.kernel import kernel_factors
 from bo_stream.bases.kernels import as_product, radial_parts
 from bo_stream.distributed import Sums, zero
-from bo_stream.testing.comparisons import assert_close, assert_gradient, gaussian
+from bo_stream.testing.streams import assert_close, assert_gradient, gaussian
 from tests.oracles.kernels import matern
 
 BOX = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()

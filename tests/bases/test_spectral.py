@@ -26,7 +26,7 @@ from bo_stream.bases import spectral
 from bo_stream.bases.inducing import InducingFunctions, kernel_matrix
 from bo_stream.bases.spectral import FourierFunctions, RandomDraws, draw_prior
 from bo_stream.tensors import map_tensors
-from bo_stream.testing.comparisons import assert_close, assert_gradient
+from bo_stream.testing.streams import assert_close, assert_gradient
 from tests.support.moments import assert_moments
 
 DIM = 3

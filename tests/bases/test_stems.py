@@ -21,8 +21,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI, DirichletWISKI, FeatureNIPV
-from bo_stream.bases.stems import LinearStem, MLPStem, RandomProjection, Stem
-from bo_stream.testing.comparisons import assert_close, assert_untouched, fingerprint
+from bo_stream.bases.kernels import LinearStem, MLPStem, RandomProjection, Stem
+from bo_stream.testing.streams import assert_close, assert_untouched, fingerprint
 from tests.support.problems import OpenStem, observations
 from tests.support.smooth_points import smooth_points
 

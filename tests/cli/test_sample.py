@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from bo_stream import __version__
 from bo_stream.cli import app
-from bo_stream.cli.options import spread
+from bo_stream.cli.running import spread
 from bo_stream.models.base import StreamingGP
 from tests.cli.commands import assert_one_clear_error
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, write_npz

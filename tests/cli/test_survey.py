@@ -15,7 +15,7 @@ from scipy.special import expit
 from typer.testing import CliRunner, Result
 
 from bo_stream.cli import app
-from bo_stream.cli.app import escape
+from bo_stream.cli.running import escape
 from bo_stream.cli.survey import parse_quotas, parse_share
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import LOCK

@@ -32,7 +32,7 @@ from bo_stream import (
 )
 from bo_stream.diagnostics import leave_one_out, without
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.oracles.gaussian_process import DenseGP, standardization
 from tests.oracles.reference import lift, reference
 from tests.support.problems import Observations, observations

@@ -32,7 +32,7 @@ from bo_stream.diagnostics.cross_validation import predict_batch
 from bo_stream.diagnostics.units import RepeatedRows, Reservoir
 from bo_stream.diagnostics.validation import SAMPLE, model_bytes
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.laws.registry import Setting
 from tests.oracles.gaussian_process import DenseGP
 from tests.oracles.kernels import dense_kernel

@@ -35,7 +35,7 @@ from bo_stream.diagnostics.approximation import (
 )
 from bo_stream.diagnostics.validation import Interval
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.laws.cases import CASES
 from tests.laws.registry import Stream, shared_out
 from tests.oracles.gaussian_process import DenseGP

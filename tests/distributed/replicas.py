@@ -16,7 +16,7 @@ from bo_stream.distributed import MemoryStore, Replica
 from bo_stream.distributed.membership import template_of
 from bo_stream.loops.optimization import OptimizationSettings
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 
 BOX = ((-2.0, 3.0), (10.0, 30.0))
 Point = tuple[float, ...]

@@ -23,7 +23,7 @@ from rich.console import Console
 from bo_stream import WISKI, DirichletWISKI
 from bo_stream.distributed import bounds_of, ingest, ingestion, zero
 from bo_stream.errors import UsageError
-from bo_stream.testing.comparisons import assert_untouched, fingerprint
+from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.distributed.streams import (
     COLUMNS,
     UNIT,

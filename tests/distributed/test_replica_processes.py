@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from bo_stream.distributed import FolderStore, Replica
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.distributed.working import SEARCH, posterior_of
 
 ENOUGH = 24

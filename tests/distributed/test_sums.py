@@ -36,7 +36,7 @@ from bo_stream.bases.kernels import ProductMatern
 from bo_stream.distributed import Sums, accumulate, finish, merge, rebased, sums, zero
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import describe_file
-from bo_stream.testing.comparisons import assert_untouched, fingerprint
+from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.distributed.streams import UNIT, assert_same, grid_model, parts_of
 from tests.support.problems import Observations, observations
 

@@ -22,7 +22,7 @@ from bo_stream.distributed import Ingested, Sums, finish, ingest, sums, zero
 from bo_stream.distributed.tasks import PartialSums
 from bo_stream.errors import UsageError
 from bo_stream.executors import LostTaskError
-from bo_stream.testing.comparisons import assert_same_contents, contents
+from bo_stream.testing.streams import assert_same_contents, contents
 from tests.distributed.streams import (
     COLUMNS,
     GROUPS,

@@ -12,7 +12,7 @@ import pytest
 
 from bo_stream.errors import UsageError
 from bo_stream.executors import ProcessExecutor, executor_of
-from bo_stream.executors.opening import has_address, places
+from bo_stream.executors.processes import has_address, places
 from tests.executors.functions import double
 
 

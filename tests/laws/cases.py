@@ -34,16 +34,15 @@ from bo_stream import (
     ProductMatern,
 )
 from bo_stream.allocation import OIPS, CoverTree
-from bo_stream.bases.stems import LinearStem
+from bo_stream.bases.kernels import LinearStem
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP
-from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.models.inducing.osvgp import OSVGP
+from bo_stream.models.inducing.osgpr import OSGPR, OSVGP
+from bo_stream.models.last_layer.inference import default_network
 from bo_stream.models.last_layer.last_layer import BayesianLastLayer
-from bo_stream.models.last_layer.network import default_network
-from bo_stream.models.local.local import LocalGP
+from bo_stream.models.local import LocalGP
 from bo_stream.models.quadruply_stochastic.memory import Chevron, FourierFeatures, InducingAtData
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 from bo_stream.models.wiski import memory as row_memory

@@ -15,10 +15,7 @@ from botorch.exceptions.errors import (
 )
 from torch import Tensor
 
-from bo_stream.testing.comparisons import (
-    assert_untouched,
-    fingerprint,
-)
+from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.laws.cases import CASES
 from tests.laws.registry import (
     DIM,

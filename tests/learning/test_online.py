@@ -15,7 +15,7 @@ from botorch.exceptions.errors import (
 from torch.utils.flop_counter import FlopCounterMode
 
 from bo_stream import WISKI, HeteroscedasticWISKI
-from bo_stream.bases.stems import LinearStem, MLPStem, Stem
+from bo_stream.bases.kernels import LinearStem, MLPStem, Stem
 from bo_stream.learning import (
     ObservationReservoir,
     OnlineLearner,
@@ -23,7 +23,7 @@ from bo_stream.learning import (
     StoredObservation,
     pretrain,
 )
-from bo_stream.testing.comparisons import assert_close, assert_untouched, fingerprint
+from bo_stream.testing.streams import assert_close, assert_untouched, fingerprint
 from tests.learning.test_pretraining import ridge
 from tests.oracles.reference import reference
 from tests.support.problems import Observations, OpenStem, observations

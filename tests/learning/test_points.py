@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR
 from bo_stream.learning import learn_points
-from bo_stream.testing.comparisons import GRADIENT_TOLERANCE, assert_close
+from bo_stream.testing.streams import GRADIENT_TOLERANCE, assert_close
 from tests.oracles.inducing import SGPR
 from tests.support.problems.inducing import wave
 

@@ -13,9 +13,9 @@ from botorch.exceptions.errors import (
 )
 
 from bo_stream import WISKI
-from bo_stream.bases.stems import LinearStem, MLPStem, RandomProjection
+from bo_stream.bases.kernels import LinearStem, MLPStem, RandomProjection
 from bo_stream.learning import pretrain
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.support.problems import OpenStem, observations
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")

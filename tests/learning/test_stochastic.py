@@ -15,7 +15,7 @@ from torch import Tensor
 from bo_stream import ClusteredGP, maximise_stochastically
 from bo_stream.bases.inducing import differentiable_matrix
 from bo_stream.models.clustered.inference import stochastic_objective
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.support.problems import observations
 
 

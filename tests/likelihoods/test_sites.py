@@ -18,7 +18,7 @@ from bo_stream.likelihoods.sites import (
     fit_sites,
     local_sites,
 )
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.oracles.likelihoods import log_probs, variational_optimum
 from tests.support.problems.likelihoods import CONCAVE, LIKELIHOODS, outcomes
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.likelihoods.sites import ROWS, entropy, sampled_softmax, softmax_moments
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.oracles.classification import softmax_expectations
 
 

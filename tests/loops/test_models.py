@@ -26,8 +26,7 @@ from bo_stream.loops.optimization import (
     load_optimizer,
     save_optimizer,
 )
-from bo_stream.loops.results import predict, predict_mean
-from bo_stream.loops.run import from_record
+from bo_stream.loops.run import from_record, predict, predict_mean
 from bo_stream.loops.sampling.campaign import Campaign, PoolSplit, SamplingReplay
 from bo_stream.loops.sampling.results import write_results
 from bo_stream.loops.sampling.settings import Settings
@@ -37,7 +36,7 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import hyperparameters, set_hyperparameters
 from bo_stream.models.inducing.inference import MAX_POINTS
 from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.loops import optimizing
 from tests.loops.optimizing import points, started
 from tests.loops.small import QUICK, small_map, write_npz

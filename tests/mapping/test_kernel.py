@@ -20,9 +20,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from bo_stream import OSGPR, OSVGP, WISKI, AutoGP, ProductKernelWarning
+from bo_stream import OSGPR, OSVGP, WISKI, AutoGP, ProductKernelWarning, mapping
 from bo_stream.mapping import (
-    covariates,
     empirical_logits,
     map_inputs,
     map_kernel,
@@ -133,25 +132,25 @@ def test_fits_to_screen_start_from_another_and_end_as_if_they_did_not(
     X = torch.rand(50, 4, dtype=torch.float64, generator=random)
     Y = 4.0 * X[:, 2:3] + torch.sin(6.0 * X[:, :1])
     Y = Y + 0.3 * torch.randn(50, 1, dtype=torch.float64, generator=random)
-    fit = covariates.fit_gpytorch_mll
+    fit = mapping.fit_gpytorch_mll
 
     def recording(mll: ExactMarginalLogLikelihood, **options: Any) -> None:
         for values, step in ((starts, lambda: None), (ends, lambda: fit(mll, **options))):
             step()
             values.append(float(mll.model.covar_module.kernels[0].outputscale.detach()))
 
-    monkeypatch.setattr(covariates, "fit_gpytorch_mll", recording)
+    monkeypatch.setattr(mapping, "fit_gpytorch_mll", recording)
     table = screen_covariates(X, Y)
     none, every = ends[:2]  # then each covariate alone, and without it
     assert starts[1:] == [none, none, every, none, every]
-    fit_model = covariates._fit
-    monkeypatch.setattr(covariates, "_fit", lambda *given: fit_model(*given[:-1], None))
+    fit_model = mapping._fit
+    monkeypatch.setattr(mapping, "_fit", lambda *given: fit_model(*given[:-1], None))
     pd.testing.assert_frame_equal(screen_covariates(X, Y), table, atol=0.05, rtol=1e-3)
 
 
 def test_warnings_of_a_fit_to_screen_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     X, Y = surveyed(12)
-    transform, said = covariates.map_inputs, []
+    transform, said = mapping.map_inputs, []
 
     def warning(sites: Tensor, **options: Any) -> ChainedInputTransform:
         inputs = transform(sites, **options)
@@ -165,7 +164,7 @@ def test_warnings_of_a_fit_to_screen_are_no_failure(monkeypatch: pytest.MonkeyPa
         inputs.forward = speaking  # type: ignore[method-assign]
         return inputs
 
-    monkeypatch.setattr(covariates, "map_inputs", warning)
+    monkeypatch.setattr(mapping, "map_inputs", warning)
     assert len(screen_covariates(X[:, :3], Y)) == 1
     assert said
 

@@ -25,7 +25,7 @@ import bo_stream
 from bo_stream import OSGPR, OSVGP, QSGP, Chevron
 from bo_stream.acquisition import sample_paths
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing.comparisons import assert_untouched, fingerprint
+from bo_stream.testing.streams import assert_untouched, fingerprint
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "WISKI": {"grid_size": 8},

@@ -10,7 +10,7 @@ import torch
 
 from bo_stream import WISKI
 from bo_stream.models.wiski.cache import WHITENED_ROWS, WIDER_GRIDS
-from bo_stream.testing.comparisons import assert_close, joint_covariance
+from bo_stream.testing.streams import assert_close, joint_covariance
 from bo_stream.weights import MOST_ROWS as SOLVED_ROWS
 from tests.support.problems import kernel, observations
 

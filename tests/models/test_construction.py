@@ -30,7 +30,7 @@ from bo_stream.models.construction import (
 from bo_stream.models.outcomes.gaussian import first_totals, reference_outcome
 from bo_stream.models.wiski.resolution import choose_grid_size
 from bo_stream.models.wiski.wiski import WISKI
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.support.problems import Observations, observations
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)

@@ -21,7 +21,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
-from bo_stream.testing.comparisons import assert_close, assert_gradient, joint_covariance
+from bo_stream.testing.streams import assert_close, assert_gradient, joint_covariance
 from tests.oracles.gaussian_process import integrated_posterior_variance
 from tests.oracles.interpolation import interpolated_kernel
 from tests.oracles.kernels import dense_kernel

@@ -19,11 +19,10 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered import inference as cluster_inference
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP
-from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.models.inducing.osvgp import OSVGP
-from bo_stream.models.local.local import LocalGP
+from bo_stream.models.inducing.osgpr import OSGPR, OSVGP
+from bo_stream.models.local import LocalGP
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
-from bo_stream.testing.comparisons import assert_untouched, fingerprint
+from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.support.problems import observations
 
 Build = Callable[..., StreamingGP]

@@ -47,7 +47,7 @@ from bo_stream import (
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.quadruply_stochastic.memory import FourierFeatures
-from bo_stream.testing.comparisons import assert_close, gaussian, joint_covariance, moments
+from bo_stream.testing.streams import assert_close, gaussian, joint_covariance, moments
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Data \\(input features\\) is not contained to the unit cube"  # categories by number

@@ -9,10 +9,10 @@ import torch
 from botorch.models import ModelListGP
 
 from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
+from bo_stream.linalg import LazyCovariance
 from bo_stream.models.base import StreamingGP
-from bo_stream.process.lazy_covariance import LazyCovariance
-from bo_stream.process.process import DENSE_LIMIT
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.process import DENSE_LIMIT
+from bo_stream.testing.streams import assert_close
 from tests.support.problems import observations
 
 MODELS: dict[str, Callable[..., StreamingGP]] = {

@@ -39,7 +39,7 @@ from bo_stream import (
     learn_points,
 )
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing.comparisons import assert_close, assert_gradient, joint_covariance, moments
+from bo_stream.testing.streams import assert_close, assert_gradient, joint_covariance, moments
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 

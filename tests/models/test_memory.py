@@ -12,8 +12,8 @@ from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
 from bo_stream.bases.grid.kernel import kernel_factors
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.wiski.memory import GridMemory
-from bo_stream.sufficient_statistics import SufficientStatistics
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
+from bo_stream.weights import SufficientStatistics
 from tests.support.problems import kernel
 from tests.support.problems.grids import mesh_over
 

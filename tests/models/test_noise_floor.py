@@ -34,7 +34,7 @@ from bo_stream import (
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.inference import ClusterInference
 from bo_stream.models.outcomes.noise import LEAST_NOISE, NOISE_FLOOR
-from bo_stream.testing.comparisons import (
+from bo_stream.testing.streams import (
     assert_close,
     assert_same_posterior,
     assert_untouched,

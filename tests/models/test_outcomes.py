@@ -23,7 +23,7 @@ from torch import Tensor
 from bo_stream import OSGPR, QSGP, WISKI, AutoGP, BayesianLastLayer, ClusteredGP, LocalGP
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.outcomes.base import OutcomeChain
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 
 
 def totals_of(Y: Tensor, shift: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from gpytorch.priors import GammaPrior
 from torch import Tensor
 
 from bo_stream.models.outcomes.base import check_outputs_exist, chosen_outputs, subset_module
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.support.problems import kernel
 
 BATCH = torch.Size([2])

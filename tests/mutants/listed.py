@@ -20,7 +20,7 @@ _LINEAR_ALGEBRA = (
     ),
     Mutant(
         "targets mapped without a transpose",
-        "sufficient_statistics.py",
+        "weights.py",
         "energy=matrix.mT @ self.energy @ matrix",
         "energy=matrix @ self.energy @ matrix",
     ),
@@ -41,26 +41,26 @@ _LINEAR_ALGEBRA = (
 _PROCESSES = (
     Mutant(
         "a covariance without the residual",
-        "process/process.py",
+        "process.py",
         "return covariance if residual is None else covariance + residual",
         "return covariance",
     ),
     Mutant(
         "fantasies of a fantasy that know nothing of the first",
-        "process/process.py",
+        "process.py",
         "stack_columns(cross, new.factor)",
         "stack_columns(torch.zeros_like(cross), new.factor)",
     ),
     Mutant(
         "known points recognised by the first of them",
-        "process/process.py",
+        "process.py",
         "bool((before == first).all() and (after == last).all())",
         "bool((before == first).all())",
         ("tests/acquisition/test_known_points.py",),
     ),
     Mutant(
         "a root of eigenvalues for eigenvalues",
-        "process/lazy_covariance.py",
+        "linalg.py",
         "eigenvalues.clamp_min(0.0).sqrt()",
         "eigenvalues.clamp_min(0.0)",
         ("tests/test_linalg.py",),
@@ -95,7 +95,7 @@ _BASES = (
     ),
     Mutant(
         "a gram that a copy shares",
-        "sufficient_statistics.py",
+        "weights.py",
         "gram.clone() if gram.shape[-3] == 1",
         "gram if gram.shape[-3] == 1",
         ("tests/models/test_subset.py",),
@@ -193,7 +193,7 @@ _MODELS = (
     ),
     Mutant(
         "local models forgotten that changed before the last update",
-        "models/local/inference.py",
+        "models/local.py",
         "touched=cache.touched | touched",
         "touched=touched",
     ),

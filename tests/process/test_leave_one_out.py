@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from bo_stream.process.process import leave_one_out
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.process import leave_one_out
+from bo_stream.testing.streams import assert_close
 from tests.oracles.gaussian_process import DenseGP
 
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.inducing import Basis
-from bo_stream.process.process import (
+from bo_stream.process import (
     ConditionedProcess,
     PosteriorProcess,
     SelectedProcess,
     WeightSpaceProcess,
 )
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from bo_stream.weights import WeightPosterior
 from tests.oracles.gaussian_process import condition_in_turn
 

@@ -12,16 +12,8 @@ from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Studen
 
 import bo_stream
 from bo_stream import BinomialLikelihood, ProductMatern
-from bo_stream.recommendation.costs import (
-    KINDS,
-    LENGTHSCALE,
-    OPERATIONS,
-    CostTable,
-    Problem,
-    problem_of,
-    speeds,
-)
-from bo_stream.recommendation.recommend import (
+from bo_stream.costs import KINDS, LENGTHSCALE, OPERATIONS, CostTable, Problem, problem_of, speeds
+from bo_stream.recommendation import (
     DOUBTS,
     MERITS,
     Recommendations,

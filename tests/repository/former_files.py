@@ -45,7 +45,7 @@ from bo_stream.distributed import FolderStore, Replica, ingest
 from bo_stream.loops.optimization import OptimizationSettings
 from bo_stream.mapping import map_inputs, map_kernel, survey_kernel
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing.comparisons import moments
+from bo_stream.testing.streams import moments
 from tests.ax.experiments import after, run, started
 from tests.laws.cases import CASES
 from tests.laws.registry import Stream

@@ -18,7 +18,7 @@ from bo_stream.ax import close_storage, storage_config
 from bo_stream.cli import app
 from bo_stream.distributed import FolderStore, Replica, ingest
 from bo_stream.loops.survey import load_survey
-from bo_stream.testing.comparisons import moments
+from bo_stream.testing.streams import moments
 from tests.ax.experiments import model_of
 from tests.repository.former_files import REPLICAS, unpacked
 

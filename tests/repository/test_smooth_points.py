@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bo_stream import WISKI
-from bo_stream.testing.comparisons import centre
+from bo_stream.testing.streams import centre
 from tests.laws.cases import CASES
 from tests.laws.registry import DIM, Case, Setting, Stream
 from tests.support.problems import observations

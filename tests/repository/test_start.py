@@ -93,7 +93,7 @@ assert "WISKI" in dir(bo_stream) and "WISKI" not in vars(bo_stream)
 from bo_stream import *
 assert WISKI is bo_stream.WISKI and "WISKI" in vars(bo_stream)
 assert bo_stream.models.wiski.wiski.WISKI is WISKI
-import bo_stream.process.process
+import bo_stream.process
 result = [name for name in bo_stream.__all__ if name not in globals()]
 """
     assert after(program) == []

@@ -24,7 +24,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing.comparisons import gaussian, moments
+from bo_stream.testing.streams import gaussian, moments
 from tests.laws.cases import STREAMS
 from tests.laws.registry import Stream
 

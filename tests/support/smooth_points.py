@@ -16,11 +16,10 @@ from torch import Tensor
 from bo_stream import HeteroscedasticWISKI
 from bo_stream.bases.grid.mesh import Grid, Mesh
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.local.inference import LocalProcess
-from bo_stream.models.local.local import LocalGP
+from bo_stream.models.local import LocalGP, LocalProcess
 from bo_stream.models.wiski.grid_model import GridModel
-from bo_stream.process.process import PosteriorProcess
-from bo_stream.testing.comparisons import smooth_points as points_away_from_kinks
+from bo_stream.process import PosteriorProcess
+from bo_stream.testing.streams import smooth_points as points_away_from_kinks
 
 MARGIN = 0.05
 """Least distance from a cell's border, in cells."""

@@ -13,7 +13,7 @@ from botorch.exceptions.errors import UnsupportedError
 
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inference import SolvedWeights
-from bo_stream.process.process import WeightSpaceProcess
+from bo_stream.process import WeightSpaceProcess
 from bo_stream.testing import LAWS, BrokenLawError, Setting, Traits, check_model, model_checks
 from bo_stream.weights import WeightPosterior
 from tests.laws.cases import CASES

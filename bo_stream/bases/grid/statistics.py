@@ -27,7 +27,7 @@ from bo_stream.bases.grid.mesh import (
     weights,
 )
 from bo_stream.linalg import check_memory
-from bo_stream.sufficient_statistics import SufficientStatistics
+from bo_stream.weights import SufficientStatistics
 
 MEMORY_LIMIT_GIB = 4.0
 """Largest gram that is allocated."""

@@ -14,28 +14,21 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from bo_stream.diagnostics.pictures import mark_hand_overs
-from bo_stream.diagnostics.trust import TrustReport
+from bo_stream.diagnostics.trust import TrustReport, mark_hand_overs
 from bo_stream.errors import UsageError, check_whole
-from bo_stream.executors.opening import has_address, parsed
+from bo_stream.executors.processes import has_address, parsed
 from bo_stream.loops.optimization.asynchronous import AsynchronousPlan, AsynchronousRun
 from bo_stream.loops.optimization.executed import PointEvaluator, check_timeout, point_evaluator
-from bo_stream.loops.optimization.objectives import Objective, Task
-from bo_stream.loops.optimization.optimizer import Best, Optimizer, parsed_optimizer, save_optimizer
-from bo_stream.loops.optimization.trials import (
+from bo_stream.loops.optimization.objectives import (
     STATUSES,
+    Objective,
     OptimizationSettings,
     Status,
+    Task,
     Trial,
     all_failed,
 )
-from bo_stream.loops.results import (
-    model_record,
-    record_file,
-    write_files,
-    write_picture,
-    write_trust,
-)
+from bo_stream.loops.optimization.optimizer import Best, Optimizer, parsed_optimizer, save_optimizer
 from bo_stream.loops.run import (
     OPTIMIZATION,
     SECONDS_BETWEEN_CHECKPOINTS,
@@ -43,7 +36,12 @@ from bo_stream.loops.run import (
     StopRequest,
     check_not_shorter,
     from_record,
+    model_record,
+    record_file,
     run_with_checkpoints,
+    write_files,
+    write_picture,
+    write_trust,
 )
 
 _SLOW_SECONDS = 1.0

@@ -39,8 +39,7 @@ from bo_stream.executors.engine import (
     is_lost,
     versions,
 )
-from bo_stream.executors.opening import executor_of, places
-from bo_stream.executors.processes import ProcessExecutor
+from bo_stream.executors.processes import ProcessExecutor, executor_of, places
 from bo_stream.loops.optimization.objectives import (
     Evaluator,
     InProcess,
@@ -48,12 +47,12 @@ from bo_stream.loops.optimization.objectives import (
     Outcome,
     P,
     Task,
+    Trial,
     V,
     Work,
     attempt,
     in_one_line,
 )
-from bo_stream.loops.optimization.trials import Trial
 from bo_stream.loops.run import from_record
 from bo_stream.storage.archive import atomic_write, write_whole
 

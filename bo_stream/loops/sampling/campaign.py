@@ -13,11 +13,17 @@ from torch import Tensor
 from bo_stream.errors import UsageError
 from bo_stream.loops.datasets import Dataset, read_dataset, simulated_prevalence
 from bo_stream.loops.models import unit_cube
-from bo_stream.loops.results import Score, score
-from bo_stream.loops.run import SAMPLING, CoreWatch, ModelFile, check_not_shorter, from_record
+from bo_stream.loops.run import (
+    SAMPLING,
+    CoreWatch,
+    ModelFile,
+    Score,
+    check_not_shorter,
+    from_record,
+    score,
+)
 from bo_stream.loops.sampling.sampling import ActiveSampling
-from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
-from bo_stream.loops.sampling.state import SamplingState
+from bo_stream.loops.sampling.settings import STRATEGIES, SamplingState, Settings, Strategy
 from bo_stream.models.base import StreamingGP
 
 

@@ -18,10 +18,9 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from bo_stream.diagnostics.pictures import mark_hand_overs
-from bo_stream.diagnostics.trust import TrustReport
+from bo_stream.diagnostics.trust import TrustReport, mark_hand_overs
 from bo_stream.loops.datasets import Array, Dataset
-from bo_stream.loops.results import (
+from bo_stream.loops.run import (
     Score,
     mean_over_run,
     model_record,

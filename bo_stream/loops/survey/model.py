@@ -24,11 +24,10 @@ from bo_stream.likelihoods.counts import counts, prevalence
 from bo_stream.likelihoods.outcome_model import Outliers
 from bo_stream.loops.run import CheckpointFormat, ModelFile, from_record
 from bo_stream.loops.survey.settings import SurveySettings
-from bo_stream.mapping import map_inputs, survey_kernel
-from bo_stream.mapping.kernel import Units
+from bo_stream.mapping import Units, map_inputs, survey_kernel
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import hyperparameters, relearn, set_hyperparameters, total_loss
-from bo_stream.models.inducing.osvgp import OSVGP
+from bo_stream.models.inducing.osgpr import OSVGP
 from bo_stream.storage.archive import FileFormat, describe_file, read_index
 
 _MEAN_SD = 3.0

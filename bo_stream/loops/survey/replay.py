@@ -13,8 +13,7 @@ import pandas as pd
 import torch
 
 from bo_stream.errors import UsageError, check_one_of, check_whole
-from bo_stream.loops.results import write_files, write_picture
-from bo_stream.loops.run import REPLAY, from_record
+from bo_stream.loops.run import REPLAY, from_record, write_files, write_picture
 from bo_stream.loops.survey.cells import Array, Cells, Mask, first
 from bo_stream.loops.survey.columns import find_column, given_column
 from bo_stream.loops.survey.maps import draw_replay

@@ -33,8 +33,16 @@ from bo_stream.loops.survey.maps import (
     without_white,
 )
 from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, coverage, per_cent
-from bo_stream.loops.survey.next_files import geo_address, shown_labels
-from bo_stream.loops.survey.page import Content, data, element, page, picture, table
+from bo_stream.loops.survey.next_files import (
+    Content,
+    data,
+    element,
+    geo_address,
+    page,
+    picture,
+    shown_labels,
+    table,
+)
 from bo_stream.storage.archive import package_version
 
 Array = NDArray[np.float64]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # settings are read without torch, for the command's help
     from botorch.models.transforms.input import InputTransform
     from torch import Tensor
 
-    from bo_stream.mapping.kernel import Units
+    from bo_stream.mapping import Units
 
 
 PositionUnits = Literal["degrees", "km", "m"]
@@ -289,7 +289,7 @@ class Coordinates:
 
     def in_space(self, X: Tensor) -> Tensor:
         """Map positions, ``n x d``, to points whose distances are kilometres, ``n x 3`` or 2."""
-        from bo_stream.mapping.kernel import places
+        from bo_stream.mapping import places
 
         return places(X, (0, 1), self.mapping_units)
 

@@ -33,8 +33,7 @@ from bo_stream.models.auto.families import WISKI as ON_GRID
 from bo_stream.models.auto.inference import AutoInference, AutoMemory, HandOver
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import choose_box, latent_kernel, product_kernel, split_transform
-from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.models.inducing.osvgp import OSVGP
+from bo_stream.models.inducing.osgpr import OSGPR, OSVGP
 from bo_stream.models.inference import InferenceOption
 from bo_stream.models.outcomes.base import default_standardize
 from bo_stream.models.outcomes.likelihood import REAL, check_transform, latent_columns, outcomes_of

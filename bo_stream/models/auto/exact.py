@@ -23,13 +23,9 @@ from bo_stream.marginal_likelihood import dense_log_marginal_likelihood
 from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.models.inference import Inference, Prior, Solved
 from bo_stream.models.memory import Observations, never_in
-from bo_stream.process.observation_space import (
-    CentredRows,
-    ObservationSpacePrior,
-    ObservationSpaceProcess,
-)
-from bo_stream.process.process import PosteriorProcess
-from bo_stream.sufficient_statistics import target_columns
+from bo_stream.observation_space import CentredRows, ObservationSpacePrior, ObservationSpaceProcess
+from bo_stream.process import PosteriorProcess
+from bo_stream.weights import target_columns
 
 MOST_AT_ONCE = 64
 """Observations that a solved posterior takes in O(n²) each; of more it is solved anew."""

@@ -17,6 +17,7 @@ from bo_stream.allocation.allocator import checked_number
 from bo_stream.allocation.oips import Novelty
 from bo_stream.bases.inducing import differentiable_matrix, frozen, kernel_matrix
 from bo_stream.bases.kernels import stacked_variance
+from bo_stream.costs import problem_of
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.sites import Sites
 from bo_stream.models.auto.exact import ExactCache, ExactInference, ExactMemory
@@ -30,9 +31,8 @@ from bo_stream.models.inference import Inference, Prior
 from bo_stream.models.memory import Observations
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import check_dim
-from bo_stream.process.process import PosteriorProcess
-from bo_stream.recommendation.costs import problem_of
-from bo_stream.recommendation.recommend import exact_until
+from bo_stream.process import PosteriorProcess
+from bo_stream.recommendation import exact_until
 
 
 @dataclass(frozen=True)

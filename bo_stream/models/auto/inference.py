@@ -34,7 +34,7 @@ from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.inference import Inference, Prior
 from bo_stream.models.memory import Observations
 from bo_stream.models.wiski.inference import check_in_grid
-from bo_stream.process.process import PosteriorProcess
+from bo_stream.process import PosteriorProcess
 from bo_stream.warnings import users_stack_level
 
 

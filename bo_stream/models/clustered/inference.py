@@ -33,11 +33,10 @@ from bo_stream.models.clustered.solver import (
 )
 from bo_stream.models.inference import Inference, Prior
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, check_remainder
-from bo_stream.process.process import PosteriorProcess
-from bo_stream.sufficient_statistics import Regrouping, Whitened, grouped_statistics
+from bo_stream.process import PosteriorProcess
 from bo_stream.tensors import map_tensors
 from bo_stream.warnings import ProjectionWarning, users_stack_level, warn_of_coarse_centres
-from bo_stream.weights import InformationForm
+from bo_stream.weights import InformationForm, Regrouping, Whitened, grouped_statistics
 
 EMPTY = 1e-6
 """A cluster from which observations were taken out is empty when fewer than this are left."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import matrix_between
 from bo_stream.linalg import inverse_root, row_product
-from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
+from bo_stream.process import Joint, Points, PosteriorProcess, Residual
 from bo_stream.tensors import State
 from bo_stream.weights import InformationForm
 

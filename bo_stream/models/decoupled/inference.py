@@ -52,7 +52,7 @@ from bo_stream.models.stochastic.start import (
     set_scales,
 )
 from bo_stream.models.stochastic.training import Training, tracked, train, waiting
-from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
 
 Parametrization = Literal["spectral", "hybrid", "direct"]

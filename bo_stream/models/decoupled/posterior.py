@@ -24,7 +24,7 @@ from bo_stream.linalg import (
 from bo_stream.models.inference import Hyperparameters
 from bo_stream.models.outcomes.base import subset_moments
 from bo_stream.models.stochastic.replay import HoldsRows, Replay
-from bo_stream.process.process import Joint, Points, PosteriorProcess
+from bo_stream.process import Joint, Points, PosteriorProcess
 from bo_stream.tensors import map_tensors
 
 NUGGET = 1e-9

@@ -35,7 +35,7 @@ from bo_stream.models.inducing.memory import InducingMemory, PointStatistics, Ro
 from bo_stream.models.inference import Inference, Prior, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory, never_in
 from bo_stream.models.stochastic.budget import maximise
-from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import State, is_in, state_of
 from bo_stream.warnings import (
     MOST_ERROR,

@@ -13,8 +13,8 @@ from bo_stream.allocation.allocator import Allocator
 from bo_stream.bases.inducing import InducingBasis, KnownValues
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, staying
 from bo_stream.models.outcomes.base import subset_moments
-from bo_stream.sufficient_statistics import MatrixMap, padded, weighted_statistics
 from bo_stream.tensors import map_tensors
+from bo_stream.weights import MatrixMap, padded, weighted_statistics
 
 
 @dataclass(frozen=True)

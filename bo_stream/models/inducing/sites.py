@@ -31,9 +31,15 @@ from bo_stream.models.inducing.memory import (
 from bo_stream.models.inference import Hyperparameters, Prior
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.stochastic.budget import ConstrainedAdam
-from bo_stream.sufficient_statistics import SufficientStatistics, Whitened, target_columns
 from bo_stream.tensors import map_tensors, state_of
-from bo_stream.weights import WeightPosterior, at_noise, solve
+from bo_stream.weights import (
+    SufficientStatistics,
+    WeightPosterior,
+    Whitened,
+    at_noise,
+    solve,
+    target_columns,
+)
 
 ROUND = 20
 """Steps of the hyperparameters before the inducing points are placed anew for them."""

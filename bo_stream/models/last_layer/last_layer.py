@@ -17,8 +17,14 @@ from torch.nn import Module
 
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.models.base import StreamingGP, keeps_tensors
-from bo_stream.models.last_layer.inference import LastLayerInference, LastLayerMemory, LayerSteps
-from bo_stream.models.last_layer.network import check_network, default_network, kernel_of
+from bo_stream.models.last_layer.inference import (
+    LastLayerInference,
+    LastLayerMemory,
+    LayerSteps,
+    check_network,
+    default_network,
+    kernel_of,
+)
 from bo_stream.models.stochastic.budget import judgement_said
 from bo_stream.models.stochastic.training import Training, train
 

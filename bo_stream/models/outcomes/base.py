@@ -31,7 +31,7 @@ from torch import Tensor
 from bo_stream.models.checks import check_finite, check_instance, checked_observations
 from bo_stream.models.memory import Measured, Memory, Targets
 from bo_stream.models.outcomes.noise import NoiseFloor
-from bo_stream.process.process import PosteriorProcess
+from bo_stream.process import PosteriorProcess
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP

@@ -23,8 +23,8 @@ from bo_stream.models.outcomes.noise import (
     warn_of_zeros,
     zero_rows,
 )
-from bo_stream.process.process import PosteriorProcess
-from bo_stream.sufficient_statistics import target_columns
+from bo_stream.process import PosteriorProcess
+from bo_stream.weights import target_columns
 
 if TYPE_CHECKING:
     from bo_stream.models.inference import Prior

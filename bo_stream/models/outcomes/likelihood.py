@@ -24,7 +24,7 @@ from bo_stream.models.checks import check_type
 from bo_stream.models.memory import Measured, Memory, Targets
 from bo_stream.models.outcomes.base import Drawing, OutcomeChain, Outcomes
 from bo_stream.models.outcomes.noise import NoiseFloor
-from bo_stream.process.process import PosteriorProcess
+from bo_stream.process import PosteriorProcess
 
 if TYPE_CHECKING:
     from bo_stream.models.inference import Prior

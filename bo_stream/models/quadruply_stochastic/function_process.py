@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.bases.spectral import PointBasis, SampledBasis
 from bo_stream.linalg import cholesky_with_nugget, inverse_lower, row_product, safe_cholesky
-from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
+from bo_stream.process import Joint, Points, PosteriorProcess, Residual
 
 if TYPE_CHECKING:
     from bo_stream.models.quadruply_stochastic.memory import Progress

@@ -75,7 +75,7 @@ from bo_stream.models.stochastic.budget import (
 from bo_stream.models.stochastic.replay import Batch, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import agree, learn_first_hyperparameters
 from bo_stream.models.stochastic.training import Training, check_limits, train
-from bo_stream.process.process import PosteriorProcess
+from bo_stream.process import PosteriorProcess
 from bo_stream.tensors import is_same, state_of
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.models.inference import Hyperparameters, Prior
 from bo_stream.models.stochastic.replay import Batch, Replay, generator_at
 from bo_stream.models.stochastic.training import Training, agreed, check_limits
-from bo_stream.process.process import PosteriorProcess
+from bo_stream.process import PosteriorProcess
 from bo_stream.warnings import ShortTrainingWarning, users_stack_level
 
 SEARCH_SHARE = 1.0 / 3.0

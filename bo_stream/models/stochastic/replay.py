@@ -17,8 +17,8 @@ from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb
 from bo_stream.models.inference import Prior
-from bo_stream.sufficient_statistics import target_columns
 from bo_stream.tensors import map_tensors
+from bo_stream.weights import target_columns
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP

@@ -28,8 +28,8 @@ from bo_stream.marginal_likelihood import (
 from bo_stream.models.inference import Prior, Solved, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.wiski.memory import StreamMemory, WiskiMemory
-from bo_stream.process.observation_space import ObservationSpaceProcess
-from bo_stream.process.process import WeightSpaceProcess
+from bo_stream.observation_space import ObservationSpaceProcess
+from bo_stream.process import WeightSpaceProcess
 from bo_stream.tensors import State, is_in
 from bo_stream.weights import InformationForm, evidence_of, log_marginal_likelihood, solve
 

@@ -13,8 +13,7 @@ from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.means import ConstantMean, Mean
 from torch import Size, Tensor
 
-from bo_stream.bases.kernels import default_kernel
-from bo_stream.bases.stems import Stem
+from bo_stream.bases.kernels import Stem, default_kernel
 from bo_stream.likelihoods.sites import SoftmaxMoments, sampled_softmax, softmax_moments
 from bo_stream.models.checks import check_inputs, check_instance
 from bo_stream.models.construction import (

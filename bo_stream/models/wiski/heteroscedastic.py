@@ -14,7 +14,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.bases.stems import Stem
+from bo_stream.bases.kernels import Stem
 from bo_stream.models.construction import (
     check_rank,
     choose_box,

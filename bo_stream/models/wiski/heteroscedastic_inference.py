@@ -27,7 +27,7 @@ from bo_stream.models.wiski.inference import GridInference, grid_of
 from bo_stream.models.wiski.memory import WiskiMemory
 from bo_stream.models.wiski.resolution import GridResolutionWarning, GridSize
 from bo_stream.models.wiski.wiski import WISKI
-from bo_stream.process.process import PosteriorProcess, SelectedProcess, leave_one_out
+from bo_stream.process import PosteriorProcess, SelectedProcess, leave_one_out
 
 LOG_SQUARE_MEAN = float(torch.digamma(torch.tensor(0.5, dtype=torch.float64))) + math.log(2.0)
 """Mean of the log of a squared standard normal number, ψ(1/2) + log 2 = −1.27."""

@@ -49,8 +49,8 @@ from bo_stream.models.wiski.resolution import (
     warn_of_resolution,
     warn_of_truncation,
 )
-from bo_stream.process.observation_space import CentredRows, ObservationSpaceProcess
-from bo_stream.process.process import (
+from bo_stream.observation_space import CentredRows, ObservationSpaceProcess
+from bo_stream.process import (
     ConditionedProcess,
     PosteriorProcess,
     SelectedProcess,

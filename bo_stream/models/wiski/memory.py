@@ -27,9 +27,9 @@ from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.statistics import NodeGram, accumulate, check_room, embed, zero_statistics
 from bo_stream.models.memory import NoiseGroups, Observations, WhitenedMemory
-from bo_stream.process.observation_space import ObservationSpacePrior
-from bo_stream.sufficient_statistics import target_columns, weighted_statistics
+from bo_stream.observation_space import ObservationSpacePrior
 from bo_stream.tensors import outside_inference_mode
+from bo_stream.weights import target_columns, weighted_statistics
 
 MAX_GROWTH = 4
 """How many times wider than at first a grid may grow, per dimension."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.mesh import Mesh
-from bo_stream.bases.stems import Stem
+from bo_stream.bases.kernels import Stem
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import OutcomeModel, check_likelihood
 from bo_stream.likelihoods.sites import fit_sites
@@ -39,8 +39,8 @@ from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.memory import RowMemory, StreamMemory, WiskiMemory
 from bo_stream.models.wiski.resolution import GridSize, check_dim
-from bo_stream.process.observation_space import ObservationSpaceProcess
-from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.observation_space import ObservationSpaceProcess
+from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 
 
 class WISKI(GridModel):

@@ -32,9 +32,9 @@ from bo_stream.bases.grid.statistics import (
     zero_statistics,
 )
 from bo_stream.bases.kernels import ProductMatern
-from bo_stream.sufficient_statistics import weighted_statistics
 from bo_stream.tensors import map_tensors
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
+from bo_stream.weights import weighted_statistics
 from tests.oracles.interpolation import (
     additive_interpolated_kernel,
     interpolation_weights,

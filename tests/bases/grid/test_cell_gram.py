@@ -17,9 +17,9 @@ from bo_stream.bases.grid.statistics import (
     embed,
     zero_statistics,
 )
-from bo_stream.sufficient_statistics import SufficientStatistics, weighted_statistics
 from bo_stream.tensors import map_tensors
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
+from bo_stream.weights import SufficientStatistics, weighted_statistics
 from tests.oracles.interpolation import interpolation_weights
 from tests.support.problems.grids import mesh_over
 

@@ -17,8 +17,8 @@ from bo_stream.bases.grid.statistics import (
     cell_sums,
     zero_statistics,
 )
-from bo_stream.sufficient_statistics import SufficientStatistics, weighted_statistics
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
+from bo_stream.weights import SufficientStatistics, weighted_statistics
 from tests.bases.grid.test_cell_gram import SIZES, assert_same
 from tests.oracles.interpolation import interpolation_weights
 from tests.support.problems.grids import mesh_over

@@ -7,7 +7,7 @@ import torch
 
 from bo_stream.bases.grid.contraction import contract
 from bo_stream.bases.grid.statistics import accumulate, zero_statistics
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.oracles.interpolation import interpolation_weights
 from tests.support.problems.grids import mesh_over
 

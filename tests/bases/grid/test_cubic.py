@@ -13,7 +13,7 @@ from bo_stream.bases.grid.mesh import (
     pair_coefficients,
     weights,
 )
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.oracles.interpolation import keys_kernel
 
 T = torch.cat((torch.tensor([0.0, 1.0]), torch.linspace(0.013, 0.987, 9))).double()

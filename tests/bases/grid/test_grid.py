@@ -8,7 +8,7 @@ from gpytorch.utils.interpolation import Interpolation
 from torch import Tensor
 
 from bo_stream.bases.grid.mesh import EDGE, Grid
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.oracles.interpolation import grid_nodes, line_weights
 from tests.support.problems.grids import mesh_of, mesh_over
 

@@ -16,7 +16,7 @@ from bo_stream.bases.grid.interpolation import (
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.kernels import ProductMatern
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.oracles.interpolation import interpolated_kernel
 from tests.support.problems import KERNELS, kernel
 

@@ -19,7 +19,7 @@ from bo_stream.bases.grid.interpolation import (
 from bo_stream.bases.grid.kernel import kernel_factors
 from bo_stream.bases.grid.mesh import Grid
 from bo_stream.bases.grid.statistics import accumulate, zero_statistics
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.oracles.interpolation import (
     interpolated_kernel,
     interpolation_weights,

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from bo_stream import ProductMatern
 from bo_stream.bases.grid.kernel import Factor, GridKernel, kernel_factors
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.oracles.kernels import dense_kernel
 from tests.support.problems import KERNELS, kernel
 

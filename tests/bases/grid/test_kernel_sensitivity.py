@@ -13,7 +13,7 @@ from bo_stream.bases.grid.contraction import (
 )
 from bo_stream.bases.grid.interpolation import grid_basis
 from bo_stream.bases.grid.kernel import kernel_factors
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.oracles.interpolation import interpolation_weights, largest_eigenvectors, node_inputs
 from tests.oracles.kernels import dense_kernel
 from tests.support.problems import kernel

@@ -30,7 +30,7 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.tensors import is_in, state_of
 from bo_stream.testing import LAWS
-from bo_stream.testing.comparisons import assert_close, moments
+from bo_stream.testing.streams import assert_close, moments
 from tests.laws.cases import CASES
 from tests.laws.devices import pretend
 from tests.laws.registry import Law, Stream, applies, condition_on

@@ -9,7 +9,7 @@ import torch
 from bo_stream.acquisition import select_from_pool
 from bo_stream.errors import UsageError
 from bo_stream.loops.models import KERNELS, MODELS
-from bo_stream.loops.results import predict
+from bo_stream.loops.run import predict
 from bo_stream.loops.sampling.campaign import PoolSplit, SamplingReplay
 from bo_stream.loops.sampling.settings import Settings, Strategy
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map

@@ -14,8 +14,7 @@ import pytest
 from matplotlib.image import imread
 
 from bo_stream.loops.datasets import Dataset
-from bo_stream.loops.results import Score, mean_over_run
-from bo_stream.loops.run import from_record
+from bo_stream.loops.run import Score, from_record, mean_over_run
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.results import MapView, draw_curve, draw_map, write_results
 from bo_stream.loops.sampling.settings import Settings, Strategy
@@ -153,7 +152,7 @@ def test_results_are_written_all_or_none(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return atomic_write(path)
 
-    monkeypatch.setattr("bo_stream.loops.results.atomic_write", full)
+    monkeypatch.setattr("bo_stream.loops.run.atomic_write", full)
     with pytest.raises(OSError, match="No space left"):
         write_results(campaign, tmp_path, [])
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
@@ -208,7 +207,7 @@ def test_a_report_that_fails_loses_no_result(
     def fail(*_: object) -> None:
         raise ValueError("not positive definite")
 
-    monkeypatch.setattr("bo_stream.loops.results.report", fail)
+    monkeypatch.setattr("bo_stream.loops.run.report", fail)
     with pytest.warns(RuntimeWarning, match=r"trust\.json could not be written \(ValueError: not"):
         finals, means, trust = write_results(campaign, tmp_path, [])
     assert trust is None

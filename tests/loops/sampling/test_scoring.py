@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bo_stream import WISKI
-from bo_stream.loops.results import Score, mean_over_run, predict, score
+from bo_stream.loops.run import Score, mean_over_run, predict, score
 
 
 def observe(X: torch.Tensor) -> torch.Tensor:

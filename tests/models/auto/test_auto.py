@@ -52,7 +52,7 @@ from bo_stream.diagnostics import leave_one_out, report, stability, without
 from bo_stream.diagnostics.alarms import _relearning
 from bo_stream.diagnostics.approximation import finer
 from bo_stream.models.auto import families, inference
-from bo_stream.testing.comparisons import assert_close, assert_gradient, gaussian
+from bo_stream.testing.streams import assert_close, assert_gradient, gaussian
 from tests.oracles.gaussian_process import DenseGP
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)

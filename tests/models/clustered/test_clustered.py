@@ -35,7 +35,7 @@ from bo_stream.bases.inducing import frozen
 from bo_stream.models.clustered import inference as cluster_inference
 from bo_stream.models.clustered.solver import CholeskySolver, ClusteredProcess, ConjugateGradients
 from bo_stream.models.fitting import learn_hyperparameters
-from bo_stream.testing.comparisons import assert_close, joint_covariance
+from bo_stream.testing.streams import assert_close, joint_covariance
 from tests.oracles.clustered import kl_of_normals, moved_to_nearest
 from tests.oracles.gaussian_process import DenseGP
 from tests.oracles.reference import reference, reference_posterior

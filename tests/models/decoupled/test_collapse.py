@@ -20,7 +20,7 @@ from bo_stream.models.decoupled import collapse as decoupled_collapse
 from bo_stream.models.decoupled.collapse import CollapsedBound, Valued
 from bo_stream.models.inference import Hyperparameters
 from bo_stream.models.stochastic import training
-from bo_stream.testing.comparisons import assert_untouched, fingerprint
+from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.oracles.inducing import two_basis_bound
 from tests.oracles.kernels import dense_kernel
 

@@ -27,7 +27,7 @@ from bo_stream.models.decoupled.posterior import (
 from bo_stream.models.inference import Hyperparameters
 from bo_stream.models.stochastic.replay import generator_at
 from bo_stream.tensors import map_tensors
-from bo_stream.testing.comparisons import assert_gradient, joint_covariance
+from bo_stream.testing.streams import assert_gradient, joint_covariance
 from tests.oracles.decoupled import DecoupledOracle, hybrid_divergence
 from tests.oracles.kernels import averaged_kernel, dense_kernel
 from tests.oracles.likelihoods import log_probs

@@ -24,7 +24,7 @@ from torch.utils.data import TensorDataset
 
 from bo_stream import DecoupledGP
 from bo_stream.models.stochastic import training
-from bo_stream.testing.comparisons import (
+from bo_stream.testing.streams import (
     assert_gradient,
     assert_same_posterior,
     assert_untouched,

@@ -16,7 +16,7 @@ from bo_stream import DecoupledGP
 from bo_stream.models.decoupled import inference as decoupled_inference
 from bo_stream.models.decoupled.collapse import between
 from bo_stream.models.decoupled.posterior import DirectCovariance, Expanded, SpectralCovariance
-from bo_stream.testing.comparisons import (
+from bo_stream.testing.streams import (
     assert_same_posterior,
     assert_untouched,
     fingerprint,

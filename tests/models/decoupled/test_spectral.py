@@ -13,7 +13,7 @@ from torch import Tensor
 from bo_stream import DecoupledGP
 from bo_stream.models.decoupled.collapse import _RIDGE, with_eigenfunctions
 from bo_stream.models.decoupled.posterior import DecoupledPosterior, Expanded, SpectralCovariance
-from bo_stream.testing.comparisons import assert_gradient, joint_covariance
+from bo_stream.testing.streams import assert_gradient, joint_covariance
 from tests.oracles.kernels import dense_kernel
 from tests.support.problems.likelihoods import LIKELIHOODS
 

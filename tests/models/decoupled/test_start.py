@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from bo_stream import DecoupledGP
 from bo_stream.models.decoupled import inference as decoupled_inference
-from bo_stream.testing.comparisons import assert_untouched, fingerprint
+from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.oracles.kernels import dense_kernel
 from tests.support.problems.likelihoods import LIKELIHOODS, OTHERS, outcomes
 

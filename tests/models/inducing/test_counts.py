@@ -26,7 +26,7 @@ from torch import Tensor
 from bo_stream import OSGPR, OSVGP, BinomialLikelihood, prevalence
 from bo_stream.diagnostics.cross_validation import predict_batch
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing.comparisons import assert_untouched, fingerprint
+from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.oracles.counts import elliptical_slices, laplace
 
 N = 16

@@ -29,7 +29,7 @@ from torch import Tensor
 from bo_stream import OSGPR, CoarsePointsWarning, ProjectionWarning
 from bo_stream.allocation import OIPS, Allocator, CoverTree, GreedyVariance, KMeans, Novelty, Random
 from bo_stream.models.inducing import inference as inducing_choice
-from bo_stream.testing.comparisons import GRADIENT_TOLERANCE, assert_close
+from bo_stream.testing.streams import GRADIENT_TOLERANCE, assert_close
 from tests.oracles.inducing import SGPR, online_bound
 from tests.support.problems import observations
 from tests.support.problems.inducing import (

@@ -41,7 +41,7 @@ from bo_stream.models.fitting import learn_hyperparameters
 from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.models.inducing.sites import OnlineUpdate
 from bo_stream.models.inference import Hyperparameters
-from bo_stream.testing.comparisons import (
+from bo_stream.testing.streams import (
     GRADIENT_TOLERANCE,
     assert_close,
     assert_gradient,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bo_stream import OSVGP
 from bo_stream.models.inducing.inference import basis_of_independent
-from bo_stream.testing.comparisons import (
+from bo_stream.testing.streams import (
     assert_close,
     assert_gradient,
     assert_untouched,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR, OSVGP
 from bo_stream.models.fitting import relearn
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.support.problems.likelihoods import LIKELIHOODS, outcomes
 
 REAL = ("gaussian", "laplace", "student")

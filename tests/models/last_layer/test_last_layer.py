@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Dropout, Linear, Module, Sequential, Tanh
 
 from bo_stream import BayesianLastLayer
-from bo_stream.models.last_layer.inference import RIDGE
-from bo_stream.models.last_layer.network import WIDTH, default_network
-from bo_stream.testing.comparisons import (
+from bo_stream.models.last_layer.inference import RIDGE, WIDTH, default_network
+from bo_stream.testing.streams import (
     assert_close,
     assert_same_posterior,
     assert_untouched,

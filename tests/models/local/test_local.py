@@ -24,8 +24,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import LocalGP
-from bo_stream.models.local import inference
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.models import local
+from bo_stream.testing.streams import assert_close
 from tests.oracles.kernels import DenseKernel
 from tests.oracles.local import blended_models, local_groups
 
@@ -344,7 +344,7 @@ def test_outcomes_are_compared_with_averages_when_another_model_is_begun(
 ) -> None:
     """Not in each update, which solves one local model again."""
     compared: list[None] = []
-    monkeypatch.setattr(inference, "_warn_of_neighbours", lambda *_: compared.append(None))
+    monkeypatch.setattr(local, "_warn_of_neighbours", lambda *_: compared.append(None))
     X, Y = data(30)
     model = LocalGP(X, Y, torch.ones_like(Y), max_models=64)
     model.posterior(X)

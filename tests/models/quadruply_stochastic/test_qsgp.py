@@ -26,7 +26,7 @@ from bo_stream.models.quadruply_stochastic.memory import (
     MeanField,
 )
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP
-from bo_stream.testing.comparisons import assert_close, central_differences
+from bo_stream.testing.streams import assert_close, central_differences
 from tests.oracles.weight_space import WeightSpace
 from tests.support.problems.weights import dense_precision
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.models.quadruply_stochastic.function_process import projected
 from bo_stream.models.quadruply_stochastic.steps import SampledGradient
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.oracles.likelihoods import log_probs
 from tests.oracles.weight_space import bound_of_likelihood, bound_of_single_functions
 from tests.support.problems.weights import DATA, SIZE, Problem

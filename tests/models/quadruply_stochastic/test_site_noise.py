@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.models.quadruply_stochastic.inference import site_noise
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 
 
 @pytest.mark.parametrize("likelihood", [GaussianLikelihood(), LaplaceLikelihood()])

@@ -20,7 +20,7 @@ from bo_stream.acquisition import FeatureNIPV, sample_paths, select_from_pool
 from bo_stream.acquisition.feature_nipv import FEW_POINTS
 from bo_stream.bases.kernels import ProductMatern
 from bo_stream.models.wiski.resolution import GridResolutionWarning
-from bo_stream.testing.comparisons import assert_close, joint_covariance
+from bo_stream.testing.streams import assert_close, joint_covariance
 from tests.acquisition.examples import greedy_choice
 from tests.oracles.interpolation import additive_interpolated_kernel
 from tests.oracles.kernels import DenseKernel, dense_kernel

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bo_stream import OSVGP, WISKI, AutoGP, BinomialLikelihood, prevalence
 from bo_stream.diagnostics import leave_one_out
-from bo_stream.testing.comparisons import assert_untouched, fingerprint
+from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.models.inducing.test_counts import (
     count_kernel,
     largest_gap,

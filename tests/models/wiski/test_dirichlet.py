@@ -28,7 +28,7 @@ from torch import Tensor
 
 from bo_stream import DirichletWISKI, LinearStem, OnlineLearner, pretrain
 from bo_stream.models.outcomes.labels import MAX_CLASSES, DirichletScores
-from bo_stream.testing.comparisons import (
+from bo_stream.testing.streams import (
     assert_close,
     assert_gradient,
     assert_same_model,

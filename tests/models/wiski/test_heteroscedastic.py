@@ -36,12 +36,7 @@ from bo_stream import (
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski.heteroscedastic import FIRST_ROWS
 from bo_stream.models.wiski.heteroscedastic_inference import Entry
-from bo_stream.testing.comparisons import (
-    assert_close,
-    assert_gradient,
-    assert_untouched,
-    fingerprint,
-)
+from bo_stream.testing.streams import assert_close, assert_gradient, assert_untouched, fingerprint
 from tests.oracles.gaussian_process import (
     DenseGP,
     condition_in_turn,
@@ -159,7 +154,7 @@ def test_many_rows_are_predicted_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     X, Y = draw(60)
     model = model_of(X[:30], Y[:30])
     whole = copy.deepcopy(model).observe(X[30:], Y[30:])
-    monkeypatch.setattr("bo_stream.process.process.ROWS", 7)
+    monkeypatch.setattr("bo_stream.process.ROWS", 7)
     parts = model.observe(X[30:], Y[30:])
     assert_close(parts.observations.noise, whole.observations.noise)
     assert_close(parts.log_squares.targets, whole.log_squares.targets)

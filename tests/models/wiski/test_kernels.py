@@ -20,7 +20,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
-from bo_stream.testing.comparisons import assert_close, joint_covariance
+from bo_stream.testing.streams import assert_close, joint_covariance
 from tests.oracles.reference import reference, reference_posterior
 from tests.support.problems import Observations, kernel, observations
 

@@ -20,7 +20,7 @@ from botorch.sampling import SobolQMCNormalSampler
 from torch import Tensor
 
 from bo_stream import WISKI
-from bo_stream.testing.comparisons import assert_close, assert_gradient, joint_covariance
+from bo_stream.testing.streams import assert_close, assert_gradient, joint_covariance
 from tests.oracles.gaussian_process import (
     DenseGP,
     in_order,

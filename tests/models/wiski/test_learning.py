@@ -16,7 +16,7 @@ from torch import Tensor
 from bo_stream import WISKI
 from bo_stream.models.wiski import cache
 from bo_stream.models.wiski.cache import RADIUS
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.oracles.interpolation import interpolation_weights, largest_eigenvectors, node_inputs
 from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import reference

@@ -13,7 +13,7 @@ from bo_stream.models.wiski.heteroscedastic_inference import (
     expected_exponential,
     log_squares,
 )
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 
 
 def test_the_constants_are_those_of_the_log_of_a_chi_square() -> None:

@@ -14,7 +14,7 @@ from bo_stream import WISKI
 from bo_stream.bases.kernels import ProductMatern
 from bo_stream.learning import LEFT_OUT, OnlineObjective
 from bo_stream.models.wiski.cache import WHITENED_ROWS
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.support.problems import Observations, observations
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")

@@ -20,7 +20,7 @@ from bo_stream.acquisition import FeatureNIPV, sample_paths, select_from_pool
 from bo_stream.diagnostics import leave_one_out, without
 from bo_stream.models.wiski import memory as row_memory
 from bo_stream.models.wiski.memory import MOST_ROWS, RowMemory, StreamMemory
-from bo_stream.testing.comparisons import (
+from bo_stream.testing.streams import (
     assert_close,
     assert_same_model,
     assert_untouched,

@@ -12,7 +12,7 @@ from torch import Tensor
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.models.memory import Observations
 from bo_stream.models.wiski.memory import MAX_GROWTH, StreamMemory
-from bo_stream.testing.comparisons import assert_close
+from bo_stream.testing.streams import assert_close
 from tests.support.problems.grids import mesh_over
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()

@@ -36,7 +36,7 @@ from bo_stream import WISKI, CoarsePointsWarning
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.wiski import memory as row_memory
 from bo_stream.models.wiski.resolution import GridResolutionWarning, TruncationWarning
-from bo_stream.testing.comparisons import (
+from bo_stream.testing.streams import (
     assert_close,
     assert_untouched,
     fingerprint,

@@ -308,7 +308,7 @@ class CostTable:
     @cache
     def shipped(cls) -> CostTable:
         """Read the table of the package, once a process."""
-        text = files("bo_stream.recommendation").joinpath("costs.json").read_text("utf-8")
+        text = files("bo_stream").joinpath("costs.json").read_text("utf-8")
         return cls(json.loads(text))
 
     def seconds(

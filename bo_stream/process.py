@@ -14,8 +14,15 @@ from linear_operator.operators import BlockDiagLinearOperator, DiagLinearOperato
 from torch import Tensor
 
 from bo_stream.bases.inducing import Basis
-from bo_stream.linalg import ROW_PRODUCT, safe_cholesky, solve_lower, stack_columns, stack_rows
-from bo_stream.process.lazy_covariance import DowndatedRootOperator, LazyCovariance
+from bo_stream.linalg import (
+    ROW_PRODUCT,
+    DowndatedRootOperator,
+    LazyCovariance,
+    safe_cholesky,
+    solve_lower,
+    stack_columns,
+    stack_rows,
+)
 from bo_stream.tensors import zip_tensors
 from bo_stream.weights import WeightPosterior
 

@@ -20,7 +20,7 @@ from bo_stream.linalg import (
     stack_columns,
     stack_rows,
 )
-from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual, WeightSpaceProcess
+from bo_stream.process import Joint, Points, PosteriorProcess, Residual, WeightSpaceProcess
 from bo_stream.tensors import outside_inference_mode
 from bo_stream.weights import evidence_of, solve
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from botorch.exceptions.errors import UnsupportedError
 
-from bo_stream.recommendation.costs import CostTable, Problem, problem_of, speeds
+from bo_stream.costs import CostTable, Problem, problem_of, speeds
 
 if TYPE_CHECKING:
     from gpytorch.kernels import Kernel

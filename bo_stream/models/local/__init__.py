@@ -1,1 +1,0 @@
-"""Local Gaussian processes (Nguyen-Tuong et al., 2009), the baseline of streaming papers."""

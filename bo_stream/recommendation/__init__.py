@@ -1,1 +1,0 @@
-"""Which family of models for which problem, from a table of measured costs."""
