@@ -80,8 +80,8 @@ BOXES: dict[str, Box] = {
     "process": Box(580, 828, 250, "the posterior, a process; maps"),
     "likelihoods": Box(850, 938, 220, "sites, expectations"),
     "bases": Box(350, 938, 210, "grids, points, frequencies"),
-    "weights": Box(600, 938, 230, "sums of observations, q(w)"),
-    "linalg": Box(350, 1038, 720, "Cholesky with jitter, solves; tensors: maps and states"),
+    "weights": Box(500, 1038, 240, "sums of observations, q(w)"),
+    "linalg": Box(350, 1138, 720, "Cholesky with jitter, solves; tensors: maps and states"),
 }
 
 SMALL = {
@@ -103,11 +103,11 @@ FLOORS = (
     (60, 246, "ways in"),
     (262, 346, "on models"),
     (380, 778, "models"),
-    (804, 1100, "foundations"),
+    (804, 1200, "foundations"),
 )
 """Top, bottom and name of each floor."""
 
-WIDTH, HEIGHT = 1200, 1168
+WIDTH, HEIGHT = 1200, 1268
 LEFT, RIGHT = 16, 1084
 CHARACTER = {13: 8.6, 11: 6.5}
 """Width of a wide character at each font size."""

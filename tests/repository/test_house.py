@@ -31,6 +31,10 @@ def test_the_picture_is_the_one_that_the_script_draws() -> None:
     assert house.PICTURE.read_text(encoding="utf-8") == house.picture(), "run docs/figures/house.py"
 
 
+def test_no_arrow_goes_up() -> None:
+    assert [arrow for arrow in house.imports() if house.climbs(arrow)] == []
+
+
 def test_arrows_left_out_follow_from_those_drawn() -> None:
     arrows = house.imports()
     reach: dict[str, set[str]] = {name: set() for name in house.BOXES}
