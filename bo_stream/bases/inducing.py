@@ -395,12 +395,6 @@ class InducingFunctions:
             log_value = log_value + log_size - (z1 - z2).square() / total
         return scale * log_value.exp()
 
-    def weighted_values(
-        self, kernel: Kernel, X: Tensor, outputs: int, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Compute :meth:`weighted_functions` of values at X, ``... x n x d``."""
-        return self.weighted_functions(kernel, InducingFunctions(X.unsqueeze(-3)), outputs, weights)
-
     def weighted_functions(
         self, kernel: Kernel, others: InducingFunctions, outputs: int, weights: Tensor
     ) -> tuple[Tensor, Tensor]:

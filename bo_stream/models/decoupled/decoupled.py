@@ -22,12 +22,12 @@ from bo_stream.bases.inducing import check_factors
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import latent_kernel
-from bo_stream.models.decoupled.collapse import Growth
+from bo_stream.models.decoupled.collapse import Growth, maximise_collapsed
 from bo_stream.models.decoupled.inference import DecoupledInference, Parametrization, check_among
 from bo_stream.models.decoupled.learner import DecoupledLearner, DecoupledSchedule
 from bo_stream.models.decoupled.posterior import DecoupledMemory
 from bo_stream.models.outcomes.likelihood import check_transform, latent_columns, outcomes_of
-from bo_stream.models.stochastic.budget import Before, Budget, judged, judgement_said
+from bo_stream.models.stochastic.budget import Before, Budget, JudgedRows, judged, judgement_said
 from bo_stream.models.stochastic.replay import build_from
 from bo_stream.models.stochastic.start import guess
 from bo_stream.models.stochastic.training import Training, check_limits, train
@@ -294,7 +294,7 @@ class DecoupledGP(StreamingGP):
     def _begun(self, budget: Budget, progress: bool) -> Before:
         """Begin a training, and return what it is judged by."""
         inference, memory, prior = self._inference, self._memory, self.prior
-        rows = inference.judged_rows(memory, prior)
+        rows = JudgedRows.of(memory.replay, prior, inference.schedule.seed)
         starts = budget.seconds is not None and not memory.begun
         scores = inference.scores(rows, memory, prior) if starts else None
         before = Before(memory, prior.copied(), rows, scores)
@@ -360,10 +360,14 @@ class DecoupledGP(StreamingGP):
         if budget.left() == 0.0:
             training = Training(0, time.monotonic() - budget.began, ())
         else:
-            self._set_memory(inference.with_all_functions(self._memory, prior))
+            learner = inference.learner(self._memory, prior, growing=False)
+            learner.grow_to_the_caps()
+            self._set_memory(learner.memory)
+            bound, hyper = inference.collapsed_bound(self._memory, prior), prior.copied()
             limits = evaluations, seconds, budget.began
-            memory, training = inference.collapsed(self._memory, prior, limits, progress)
-            self._set_memory(memory)
+            posterior, training = maximise_collapsed(bound, hyper, limits, progress)
+            prior.take_over(hyper)
+            self._set_memory(replace(self._memory, posterior=posterior, hyper_moments=None))
         return judgement_said(self._judged(training, before), seconds)
 
     def optimize_posterior(self, rounds: int = 1, *, progress: bool = True) -> Self:

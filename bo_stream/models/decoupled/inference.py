@@ -20,9 +20,7 @@ from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.models.decoupled.collapse import (
     CollapsedBound,
     Growth,
-    Limits,
     between,
-    maximise_collapsed,
     optimum,
     with_eigenfunctions,
 )
@@ -51,7 +49,7 @@ from bo_stream.models.stochastic.start import (
     learn_first_hyperparameters,
     set_scales,
 )
-from bo_stream.models.stochastic.training import Training, tracked, train, waiting
+from bo_stream.models.stochastic.training import tracked, train, waiting
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
 
@@ -346,35 +344,12 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         posterior = self._anew(memory.posterior, hyper.covar_module)
         return replace(memory, posterior=posterior, hyper_moments=None, variational_moments=None)
 
-    def judged_rows(self, memory: DecoupledMemory, prior: Prior) -> JudgedRows:
-        """Draw the rows by which a training is judged."""
-        return JudgedRows.of(memory.replay, prior, self.schedule.seed)
-
     @torch.no_grad()
     def scores(self, rows: JudgedRows, memory: DecoupledMemory, prior: Prior) -> Scores:
         """Predict rows by the posterior as it is. Cost O(n (M_α d + S M_β) + M_α S d + S³)."""
         hyper = _shared(prior)
         process = self._process(memory.posterior, prior)
         return rows.scores(process, hyper.likelihood, prior.num_outputs)
-
-    def with_all_functions(self, memory: DecoupledMemory, prior: Prior) -> DecoupledMemory:
-        """Let observations become functions, up to the caps."""
-        learner = self.learner(memory, prior, growing=False)
-        learner.grow_to_the_caps()
-        return learner.memory
-
-    def collapsed(
-        self,
-        memory: DecoupledMemory,
-        prior: Prior,
-        limits: Limits,
-        progress: bool,
-    ) -> tuple[DecoupledMemory, Training]:
-        """Maximise the bound at its best posterior in hyperparameters; see ``fit_collapsed``."""
-        bound, hyper = self.collapsed_bound(memory, prior), prior.copied()
-        posterior, training = maximise_collapsed(bound, hyper, limits, progress)
-        prior.take_over(hyper)
-        return replace(memory, posterior=posterior, hyper_moments=None), training
 
     def collapsed_bound(self, memory: DecoupledMemory, prior: Prior) -> CollapsedBound:
         """Return the bound at its best posterior, as a function of hyperparameters."""
