@@ -233,7 +233,13 @@ def optimum(
     mixed = isinstance(before.covariance, HybridCovariance)
     apart = mixed and not isinstance(before.covariance, SpectralCovariance)
     beta = before.beta if apart else None  # functions of the mean beside α
-    root = cholesky_with_nugget(_covariance(now, beta), NUGGET)
+    covariance = before.alpha.with_functions(kernel, before.alpha, m)
+    if beta is not None:
+        cross, others = (f.with_functions(kernel, beta, m) for f in (before.alpha, beta))
+        covariance = torch.cat(
+            (torch.cat((covariance, cross), -1), torch.cat((cross.mT, others), -1)), -2
+        )
+    root = cholesky_with_nugget(covariance, NUGGET)
     gram, pull, seen = map(collective.sum, _sums(now, batches, beta, root))
     weights = torch.cholesky_solve(weight * pull, safe_cholesky(weight * gram + identity(gram)))
     c = torch.linalg.solve_triangular(root.mT, weights, upper=True).squeeze(-1)
@@ -246,18 +252,8 @@ def optimum(
     if beta is not None:
         v = v + now.basis.factor.mT @ c[..., len(before.alpha) :].unsqueeze(-1)
     gram = weight * seen
-    covariance = replace(before.covariance, moment=v + gram @ v, gram=gram)
-    return replace(after, covariance=covariance)
-
-
-def _covariance(now: Expanded, beta: InducingFunctions | None) -> Tensor:
-    """Compute the covariance of the mean's functions, α and perhaps β, ``... x m x M x M``."""
-    alpha, kernel, m = now.posterior.alpha, now.kernel, now.outputs
-    own = alpha.with_functions(kernel, alpha, m)
-    if beta is None:
-        return own
-    cross, others = (f.with_functions(kernel, beta, m) for f in (alpha, beta))
-    return torch.cat((torch.cat((own, cross), -1), torch.cat((cross.mT, others), -1)), -2)
+    moved = replace(before.covariance, moment=v + gram @ v, gram=gram)
+    return replace(after, covariance=moved)
 
 
 def _sums(

@@ -375,7 +375,13 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         batches = tracked(replay.outcomes(prior, hyper.likelihood), chunks, progress)
         if isinstance(hyper.likelihood, GaussianLikelihood):
             return optimum(before, batches, weight, self.growth.covariance, collective)
-        now = self._widely_spanned(memory, prior, before)
+        now, p = before, before.posterior
+        if isinstance(p.covariance, SpectralCovariance) and len(p.beta) < len(p.alpha):
+            # let covariance functions combine all of the mean's
+            most = min(INPUTS * len(p.alpha), replay.held)
+            some = replay.sample(most, generator_at(self.schedule.seed, BEFORE_STEPS), prior)
+            sizes = len(p.alpha), self.growth.covariance
+            now = replace(now, posterior=with_eigenfunctions(now, some.X, *sizes, collective))
         best = optimum(now, batches, weight, None, collective)
         bound = self._bound(memory, prior, hyper)
         for halvings in range(HALVINGS):
@@ -384,17 +390,6 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
             if bool((there >= bound).all()):
                 return tried
         return memory.posterior
-
-    def _widely_spanned(self, memory: DecoupledMemory, prior: Prior, now: Expanded) -> Expanded:
-        """Let covariance functions, if spectral, combine all of the mean's."""
-        p, replay = now.posterior, memory.replay
-        if not isinstance(p.covariance, SpectralCovariance) or len(p.beta) == len(p.alpha):
-            return now
-        most = min(INPUTS * len(p.alpha), replay.held)
-        some = replay.sample(most, generator_at(self.schedule.seed, BEFORE_STEPS), prior)
-        sizes = len(p.alpha), self.growth.covariance
-        wide = with_eigenfunctions(now, some.X, *sizes, replay.collective)
-        return replace(now, posterior=wide)
 
 
 def check_among(name: str, value: object, known: tuple[object, ...]) -> None:

@@ -109,7 +109,14 @@ class DecoupledLearner:
         schedule, by_adam = self._schedule, self._schedule.mean_rate is None
         moved = VariationalParameters(posterior, by_adam, schedule.mean_points, self._memory.unit)
         parameters = list(moved.parameters())
-        moments = None if moments is None else _padded(moments, parameters)
+        if moments is not None:  # of as many functions or fewer: further ones have none yet
+            moments = deepcopy(moments)
+            for i, parameter in enumerate(parameters):
+                state = moments["state"].get(i, {})
+                for name in state.keys() - {"step"}:
+                    wide = state[name].new_zeros(parameter.shape)
+                    wide[tuple(slice(0, size) for size in state[name].shape)] = state[name]
+                    state[name] = wide
         self._parameters = moved
         self._variational_adam = ConstrainedAdam(moved, parameters, schedule.learning_rate, moments)
 
@@ -294,18 +301,6 @@ class VariationalParameters(Module):
         """Put these as they are now into a posterior whose other tensors have moved."""
         self._posterior = posterior
         return map_tensors(self.posterior(), lambda tensor: tensor.detach().clone())
-
-
-def _padded(moments: Moments, parameters: list[Parameter]) -> Moments:
-    """Copy moments of as many functions or fewer: further ones have none yet."""
-    padded = deepcopy(moments)
-    for i, parameter in enumerate(parameters):
-        state = padded["state"].get(i, {})
-        for name in state.keys() - {"step"}:
-            wide = state[name].new_zeros(parameter.shape)
-            wide[tuple(slice(0, size) for size in state[name].shape)] = state[name]
-            state[name] = wide
-    return padded
 
 
 _DAMPING = 1e-5

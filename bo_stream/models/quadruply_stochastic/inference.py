@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
@@ -53,16 +51,13 @@ from bo_stream.models.stochastic.budget import (
     JUDGED,
     LEAST_JUDGED,
     SEARCH_SHARE,
-    Before,
     Budget,
     JudgedRows,
     Scores,
-    judged,
-    judgement_said,
 )
 from bo_stream.models.stochastic.replay import Batch, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import agree, learn_first_hyperparameters
-from bo_stream.models.stochastic.training import Training, check_limits, train
+from bo_stream.models.stochastic.training import train
 from bo_stream.process import PosteriorProcess
 from bo_stream.tensors import is_same, state_of
 
@@ -176,8 +171,8 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         steps = self.schedule.update_steps
         if steps == 0:
             return after, None
-        self._check_sizes(after)
-        after = self._supported(after, prior)
+        self.check_sizes(after)
+        after = self.supported(after, prior)
         learner = self.learner(after, prior, learns=False, exact=False)
         train(learner, steps, None, progress=False)
         return replace(after, progress=learner.progress), None
@@ -279,7 +274,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     ) -> tuple[Steps, torch.Generator]:
         if memory.replay.count == 0:
             raise InputDataError("Expected data to draw from, got an empty stream.")
-        self._check_sizes(memory)
+        self.check_sizes(memory)
         if generator is None:
             seed = memory.replay.collective.agreed(torch.randint(2**62, ()))
             generator = torch.Generator().manual_seed(int(seed))
@@ -295,66 +290,20 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         hyper = prior.copied() if learns else prior.copied().requires_grad_(False)
         return Steps(memory, hyper, prior, self.schedule, learns, exact)
 
-    def fit(
-        self,
-        memory: Memory,
-        prior: Prior,
-        steps: int | None,
-        seconds: float | None,
-        progress: bool,
-        keep: Callable[[Memory], None],
-    ) -> Training:
-        """Take steps from a memory, in place; see :meth:`~bo_stream.QSGP.fit`, also for the errors.
-
-        ``keep`` takes the memory of the last good step, also where an error ends the training.
-        """
-        if memory.replay.count == 0:
-            raise InputDataError("Expected data to fit, got an empty stream: call update first.")
-        self._check_sizes(memory)
-        check_limits(steps, seconds)
-        collective = memory.replay.collective
-        budget = Budget(seconds, collective)
-        # rows to judge the training by, whose prediction costs some steps
+    def judged_rows(self, memory: Memory, prior: Prior) -> JudgedRows:
+        """Draw rows to judge a training by, whose prediction costs some steps."""
         schedule, size = self.schedule, memory.progress.coefficients.shape[1]
         step = (schedule.batch_size or BATCH_SIZE) * drawn_functions(schedule, size)
         most = max(min(JUDGED, _JUDGING_STEPS * step // max(size, 1)), LEAST_JUDGED)
-        rows = JudgedRows.of(memory.replay, prior, schedule.seed, most)
-        starts = seconds is not None and not memory.begun
-        scores = self._scores(rows, memory, prior) if starts else None
-        before = Before(memory, prior.copied(), rows, scores)
-        memory = self._begun(memory, prior, budget)
-        keep(memory)
-        memory = self._supported(memory, prior)
-        learner = self.learner(memory, prior, self.empirical_bayes, exact=True)
-        began = budget.began
-        first, training = learner.num_steps, Training(0, 0.0, ())
-        try:
-            training = train(
-                learner, steps, seconds, progress=progress, started=began, collective=collective
-            )
-        finally:
-            prior.take_over(learner.hyper)
-            memory = replace(memory, progress=replace(learner.progress, moments=learner.moments))
-            keep(memory)
-        ended = time.monotonic()
-        steps_taken = range(first, learner.num_steps)
-        free = rows.undrawn(memory.replay, learner.rows, schedule.seed, steps_taken)
-        training = judged(training, scores, self._scores(rows, memory, prior), free)
-        if not training.is_kept:
-            prior.take_over(before.hyper)
-            keep(before.memory)
-        final = time.monotonic() - ended
-        return judgement_said(
-            replace(training, seconds=training.seconds + final, final=final), seconds
-        )
+        return JudgedRows.of(memory.replay, prior, schedule.seed, most)
 
     @torch.no_grad()
-    def _scores(self, rows: JudgedRows, memory: Memory, prior: Prior) -> Scores:
+    def scores(self, rows: JudgedRows, memory: Memory, prior: Prior) -> Scores:
         """Predict rows by the weights as they are. Cost O(n p)."""
         process = self._weighted(memory, prior, prior.kernel, prior.mean)
         return rows.scores(process, prior.likelihood, prior.num_outputs)
 
-    def _check_sizes(self, memory: Memory) -> None:
+    def check_sizes(self, memory: Memory) -> None:
         """Check that there are as many data and functions as a step draws."""
         schedule = self.schedule
         for name, asked, there in (
@@ -367,7 +316,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
                     f"got {asked}."
                 )
 
-    def _begun(self, memory: Memory, prior: Prior, budget: Budget) -> Memory:
+    def begun(self, memory: Memory, prior: Prior, budget: Budget) -> Memory:
         """Learn hyperparameters by an exact process, and begin the weights anew, the first time.
 
         Of a limited budget the search takes at most ``SEARCH_SHARE``; where nothing is left,
@@ -393,7 +342,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         return replay.whole_sample(min(most, replay.held), generator, prior)
 
     @torch.no_grad()
-    def _supported(self, memory: Memory, prior: Prior) -> Memory:
+    def supported(self, memory: Memory, prior: Prior) -> Memory:
         """Place support points of the control variate, if draws leave functions out.
 
         Anew when the kernel has moved, or they would be of ever less use. Cost O(s p) then for s

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
-from botorch.exceptions.errors import UnsupportedError
+from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
@@ -45,8 +47,9 @@ from bo_stream.models.quadruply_stochastic.memory import (
     Schedule,
 )
 from bo_stream.models.quadruply_stochastic.steps import SampledGradient
+from bo_stream.models.stochastic.budget import Budget, judged, judgement_said
 from bo_stream.models.stochastic.replay import build_from
-from bo_stream.models.stochastic.training import Training
+from bo_stream.models.stochastic.training import Training, check_limits, train
 
 LOG_CONCAVE = (
     GaussianLikelihood,
@@ -105,8 +108,38 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
             ValueError: A limit is negative; more data or functions for a step than there are.
         """
         self._check_not_conditioned("fit")
-        limits = steps, seconds, progress
-        return self._inference.fit(self._memory, self.prior, *limits, self._set_memory)
+        inference, memory, prior = self._inference, self._memory, self.prior
+        if memory.replay.count == 0:
+            raise InputDataError("Expected data to fit, got an empty stream: call update first.")
+        inference.check_sizes(memory)
+        check_limits(steps, seconds)
+        collective = memory.replay.collective
+        budget, rows = Budget(seconds, collective), inference.judged_rows(memory, prior)
+        starts = seconds is not None and not memory.begun
+        scores = inference.scores(rows, memory, prior) if starts else None
+        before, hyper = memory, prior.copied()
+        memory = inference.begun(memory, prior, budget)
+        self._set_memory(memory)
+        memory = inference.supported(memory, prior)
+        learner = inference.learner(memory, prior, inference.empirical_bayes, exact=True)
+        began, first = budget.began, learner.num_steps
+        try:
+            training = train(
+                learner, steps, seconds, progress=progress, started=began, collective=collective
+            )
+        finally:
+            prior.take_over(learner.hyper)
+            memory = replace(memory, progress=replace(learner.progress, moments=learner.moments))
+            self._set_memory(memory)
+        ended, taken = time.monotonic(), range(first, learner.num_steps)
+        free = rows.undrawn(memory.replay, learner.rows, inference.schedule.seed, taken)
+        training = judged(training, scores, inference.scores(rows, memory, prior), free)
+        if not training.is_kept:
+            prior.take_over(hyper)
+            self._set_memory(before)
+        final = time.monotonic() - ended
+        training = replace(training, seconds=training.seconds + final, final=final)
+        return judgement_said(training, seconds)
 
     @property
     def num_steps(self) -> int:

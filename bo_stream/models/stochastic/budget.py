@@ -20,7 +20,7 @@ from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.models.inference import Hyperparameters, Prior
 from bo_stream.models.stochastic.replay import Batch, Replay, generator_at
-from bo_stream.models.stochastic.training import Training, agreed, check_limits
+from bo_stream.models.stochastic.training import Training, agreed
 from bo_stream.process import PosteriorProcess
 from bo_stream.warnings import ShortTrainingWarning, users_stack_level
 
@@ -55,12 +55,7 @@ class Budget:
     """
 
     def __init__(self, seconds: float | None, collective: Collective = ALONE) -> None:
-        """Begin to count; processes that train together go by the clock of the first.
-
-        Raises:
-            ValueError: The limit is negative or not a number.
-        """
-        check_limits(None, seconds)
+        """Begin to count; processes that train together go by the clock of the first."""
         self.seconds, self.began, self._collective = seconds, time.monotonic(), collective
 
     def left(self, share: float = 1.0) -> float | None:
