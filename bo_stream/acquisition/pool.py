@@ -206,12 +206,12 @@ class PoolSelector:
         if isinstance(process, ObservationSpaceProcess) and process.prior.has_residual:
             if self._exact is not None:  # has the model observed that choice and nothing else?
                 former, X, noise, gains = self._exact
-                known, observed = former.told.X.shape[-2], process.told
+                n, observed = former.told.X.shape[-2], process.told
                 if (
                     process.prior is former.prior
-                    and observed.X.shape[-2] == known + len(X)
-                    and torch.equal(observed.X[..., known:, :].reshape(-1, *X.shape[1:]), X)
-                    and torch.allclose(observed.noise[..., known:], noise, rtol=1e-9, atol=0.0)
+                    and observed.X.shape[-2] == n + len(X)
+                    and torch.equal(observed.X[..., n:, :].reshape(-1, *X.shape[1:]), X)
+                    and torch.allclose(observed.noise[..., n:], noise, rtol=1e-9, atol=0.0)
                 ):
                     return gains
             return VarianceGains.of(process, self._pool, self._measure)

@@ -131,13 +131,11 @@ class InducingBasis(KernelBasis):
 
         Where all batch elements share the root, they are the columns of one triangular solve.
         """
-        if self.root.ndim > 3:
-            return self._solved(X)
-        together = self._solved(X.reshape(-1, X.shape[-1]))
-        return together.unflatten(-2, X.shape[:-1]).movedim(0, -3)
-
-    def _solved(self, X: Tensor) -> Tensor:
-        return solve_lower(self.root, kernel_matrix(self.kernel, self.Z, X, self.outputs)).mT
+        is_shared = self.root.ndim <= 3
+        rows = X.reshape(-1, X.shape[-1]) if is_shared else X
+        cross = kernel_matrix(self.kernel, self.Z, rows, self.outputs)
+        features = solve_lower(self.root, cross).mT
+        return features.unflatten(-2, X.shape[:-1]).movedim(0, -3) if is_shared else features
 
     def to(self, device: torch.device) -> InducingBasis:
         """Move the basis to a device."""

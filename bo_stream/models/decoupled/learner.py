@@ -355,7 +355,9 @@ def _moved_coefficients(
     gradient = gradient - draw.weight * draw.collective.sum(slopes @ slope.unsqueeze(-1))
     hessian = _less(block, columns.features, columns.features)
     hessian = hessian + _curvature(draw, slopes, sites.precision)
-    damping = _DAMPING * _mean_diagonal(hessian) + _ROUNDING * _mean_diagonal(block)
+    means = (m.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True) for m in (hessian, block))
+    of_hessian, of_block = means
+    damping = _DAMPING * of_hessian + _ROUNDING * of_block
     hessian.diagonal(dim1=-2, dim2=-1).add_(damping)
     change = rate * torch.cholesky_solve(gradient, safe_cholesky(hessian)).squeeze(-1)
     if posterior.jacobi:
@@ -391,8 +393,3 @@ def _curvature(draw: Draw, slopes: Tensor, precision: Tensor) -> Tensor:
         mean = collective.sum(precision.sum(-1)) / size
         seen = seen + mean[..., None, None] * (more.mT @ more)
     return draw.weight * size / (size + len(others)) * seen
-
-
-def _mean_diagonal(matrix: Tensor) -> Tensor:
-    """Average the diagonal, ``... x n x n -> ... x 1``."""
-    return matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)

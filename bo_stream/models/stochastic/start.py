@@ -186,18 +186,14 @@ def set_scales(hyper: Hyperparameters, data: Batch, span: int, rank: int, total:
 
     maximise(objective, [t for t in (log_scale, log_noise) if t.requires_grad], _ITERATIONS)
     with torch.no_grad():
-        if scaled and _is_near(log_scale):
+        near = [(t.isfinite() & (t.abs() < _FARTHEST)).all() for t in (log_scale, log_noise)]
+        if scaled and bool(near[0]):
             kernel.outputscale = first * log_scale.clamp_max(0.0).exp()
-        if noisy and _is_near(log_noise):
+        if noisy and bool(near[1]):
             constraint = likelihood.noise_covar.raw_noise_constraint
             low, high = constraint.lower_bound.to(noise), constraint.upper_bound.to(noise)
             level = torch.maximum(noise * log_noise.exp(), 1.001 * low + 1e-9)  # strictly inside
             likelihood.noise = torch.minimum(level, 0.999 * high).unsqueeze(-1)
-
-
-def _is_near(change: Tensor) -> bool:
-    """Say whether a change of a logarithm is one to make."""
-    return bool((change.isfinite() & (change.abs() < _FARTHEST)).all())
 
 
 _PAIRS = 1000
