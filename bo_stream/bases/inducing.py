@@ -277,10 +277,15 @@ def central(Z: Tensor) -> Tensor:
 
 def members(points: Tensor, others: Tensor) -> Tensor:
     """Return which rows of ``n x d`` are among ``n' x d`` others, ``n``. Memory O(n n')."""
-    same = torch.ones(len(points), len(others), dtype=torch.bool, device=points.device)
-    for own, column in zip(points.unbind(-1), others.unbind(-1), strict=True):
-        same &= own.unsqueeze(-1) == column
-    return same.any(-1)
+    return equal_rows(points, others).any(-1)
+
+
+def equal_rows(A: Tensor, B: Tensor) -> Tensor:
+    """Compare rows, ``... x n x d`` and ``... x n' x d`` to ``... x n x n'``."""
+    same = torch.ones(*A.shape[:-1], B.shape[-2], dtype=torch.bool, device=A.device)
+    for a, b in zip(A.unbind(-1), B.unbind(-1), strict=True):
+        same &= a.unsqueeze(-1) == b.unsqueeze(-2)
+    return same
 
 
 # --- features of linear functions of the process -------------------------------------------------

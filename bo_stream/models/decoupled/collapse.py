@@ -16,7 +16,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
-from bo_stream.bases.inducing import InducingFunctions
+from bo_stream.bases.inducing import InducingFunctions, equal_rows
 from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.sites import ExpectedLogProb, local_sites
 from bo_stream.linalg import cholesky_with_nugget, identity, safe_cholesky, solve_lower
@@ -184,18 +184,10 @@ def _points(X: Tensor, posterior: DecoupledPosterior, most: int) -> Tensor:
     beta, alpha = posterior.beta.points, posterior.alpha.points
     known = torch.cat((beta, alpha), -2)
     wide = X.unsqueeze(-3).expand(*known.shape[:-2], *X.shape[-2:])[..., : 2 * most, :]
-    same = _equal(wide, wide).tril(-1).any(-1)
-    there = _equal(wide, known).any(-1)
+    same = equal_rows(wide, wide).tril(-1).any(-1)
+    there = equal_rows(wide, known).any(-1)
     old = (same | there).flatten(0, -2).any(0)
     return wide[..., torch.nonzero(~old).flatten()[:most], :]
-
-
-def _equal(A: Tensor, B: Tensor) -> Tensor:
-    """Compare rows, ``... x n x d`` and ``... x n' x d`` to ``... x n x n'``."""
-    same = torch.ones(*A.shape[:-1], B.shape[-2], dtype=torch.bool, device=A.device)
-    for a, b in zip(A.unbind(-1), B.unbind(-1), strict=True):
-        same &= a.unsqueeze(-1) == b.unsqueeze(-2)
-    return same
 
 
 # --- the collapsed bound of a decoupled model: its best posterior --------------------------------

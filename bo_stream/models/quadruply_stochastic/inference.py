@@ -42,7 +42,6 @@ from bo_stream.models.quadruply_stochastic.memory import (
 )
 from bo_stream.models.quadruply_stochastic.steps import (
     BATCH_SIZE,
-    SampledGradient,
     Steps,
     drawn_functions,
     log_precision,
@@ -250,28 +249,15 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
             total = total + replay.weight * expected(*process.marginals(X)).sum(-1)
         return replay.collective.sum(total), cache
 
-    def estimate(self, memory: Memory, prior: Prior, generator: torch.Generator | None) -> Tensor:
-        """Draw an unbiased estimate of the bound, ``m``, from the data and functions of a step.
+    def estimator(
+        self, memory: Memory, prior: Prior, generator: torch.Generator | None
+    ) -> tuple[Steps, torch.Generator]:
+        """Make what estimates the bound from the data and functions of a step, and its generator.
 
         Raises:
             InputDataError: There are no data.
             ValueError: More data or functions for a step than there are.
         """
-        learner, generator = self._estimator(memory, prior, generator)
-        data = learner.data(generator)
-        value = learner.value(learner.draw(data, generator, False), data, False)
-        return memory.replay.collective.sum(value.detach()).double()
-
-    def gradient_estimate(
-        self, memory: Memory, prior: Prior, generator: torch.Generator | None
-    ) -> tuple[Tensor, SampledGradient]:
-        """Draw the bound, ``m``, and its gradient in the weights; errors as :meth:`estimate`."""
-        learner, generator = self._estimator(memory, prior, generator)
-        return learner.sampled(learner.data(generator), generator)
-
-    def _estimator(
-        self, memory: Memory, prior: Prior, generator: torch.Generator | None
-    ) -> tuple[Steps, torch.Generator]:
         if memory.replay.count == 0:
             raise InputDataError("Expected data to draw from, got an empty stream.")
         self.check_sizes(memory)

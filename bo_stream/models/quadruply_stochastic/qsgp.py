@@ -169,8 +169,10 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
             InputDataError: There are no data.
             ValueError: More data or functions for a step than there are.
         """
-        estimate = self._inference.estimate(self._memory, self.prior, generator)
-        return self._from_per_output(estimate)
+        learner, generator = self._inference.estimator(self._memory, self.prior, generator)
+        data = learner.data(generator)
+        value = learner.value(learner.draw(data, generator, False), data, False).detach()
+        return self._from_per_output(self._memory.replay.collective.sum(value).double())
 
     def elbo_gradient_estimate(
         self, generator: torch.Generator | None = None
@@ -180,7 +182,8 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
         The gradient is that of the functions drawn; of all others it is 0. Args and errors as
         :meth:`elbo_estimate`.
         """
-        return self._inference.gradient_estimate(self._memory, self.prior, generator)
+        learner, generator = self._inference.estimator(self._memory, self.prior, generator)
+        return learner.sampled(learner.data(generator), generator)
 
     def _build(
         self,
