@@ -118,10 +118,6 @@ class ControlPoints:
             return torch.zeros_like(self.targets[..., 0])
         return _difference(*(self.prior_root @ v for v in (self.values, one, other)))
 
-    def clone(self) -> ControlPoints:
-        """Copy the values."""
-        return replace(self, values=self.values.clone())
-
     def select(self, outputs: list[int], of: int, basis: SampledBasis) -> ControlPoints:
         """Copy for some of the outputs, whose functions are given."""
         own = {"root": self.root, "ones": self.ones, "prior_root": self.prior_root}
