@@ -23,7 +23,7 @@ class Collective(ABC):
         share: Fraction that each process takes of a term that is no sum over rows.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
         """Count the processes."""
         self.rank, self.size = rank, size
         self.is_alone, self.share = size == 1, 1.0 / size
@@ -93,10 +93,6 @@ class Collective(ABC):
 
 class Alone(Collective):
     """One process, whose sums are its own."""
-
-    def __init__(self) -> None:
-        """Count one process."""
-        super().__init__(0, 1)
 
     def sum(self, value: Tensor) -> Tensor:
         """Return the value."""

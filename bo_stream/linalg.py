@@ -93,12 +93,16 @@ def inverse_root(matrix: Tensor) -> Tensor:
     return inverse_lower(safe_cholesky(matrix)).mT
 
 
+def identity(like: Tensor) -> Tensor:
+    """Return the identity of the size, dtype and device of a matrix."""
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+
+
 def inverse_lower(factor: Tensor) -> Tensor:
     """Invert a lower triangular matrix by halves, which spares the products with zeros."""
     n = factor.shape[-1]
     if n <= _SMALL:
-        identity = torch.eye(n, dtype=factor.dtype, device=factor.device)
-        return torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
+        return solve_lower(factor, identity(factor).expand_as(factor))
     half = n // 2
     first = inverse_lower(factor[..., :half, :half])
     second = inverse_lower(factor[..., half:, half:])
@@ -355,16 +359,12 @@ class DowndatedRootOperator(LinearOperator):
         n, rank = self.root.shape[-2:]
         if n <= rank + self.downdate.shape[-1]:
             return RootLinearOperator(TriangularLinearOperator(safe_cholesky(self.to_dense())))
-        return RootLinearOperator(self._low_rank_root())
-
-    def _low_rank_root(self) -> Tensor:
-        """Compute ``Q V √Λ`` with ``V Λ Vᵀ = R Rᵀ − Qᵀ B Bᵀ Q`` and ``Z = Q R``. Cost O(n r² + r³).
-
-        Exact because B lies in the range of Z, which Q spans for any rank of Z.
-        """
         if self.downdate.shape[-1] == 0:
-            return self.root
+            return RootLinearOperator(self.root)
+        # Q V √Λ with V Λ Vᵀ = R Rᵀ − Qᵀ B Bᵀ Q and Z = Q R, in O(n r² + r³): exact because B lies
+        # in the range of Z, which Q spans for any rank of Z
         range_, own = torch.linalg.qr(self.root)
         less = range_.mT @ self.downdate
         eigenvalues, vectors = torch.linalg.eigh(own @ own.mT - less @ less.mT)
-        return range_ @ (vectors * eigenvalues.clamp_min(0.0).sqrt().unsqueeze(-2))
+        roots = eigenvalues.clamp_min(0.0).sqrt()
+        return RootLinearOperator(range_ @ (vectors * roots.unsqueeze(-2)))

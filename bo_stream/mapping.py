@@ -13,8 +13,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -125,7 +124,11 @@ def kilometres(
     """
     check_positions(sites, position, units)
     if units == "degrees":
-        return projection(sites, position)
+        x, y, z = _on_sphere(sites, position).flatten(0, -2).mean(0).tolist()
+        centre = math.degrees(math.atan2(y, x)), math.degrees(math.atan2(z, math.hypot(x, y)))
+        projection = Kilometres(centre, position)
+        projection.transform(sites)  # refuses sites that are too far apart
+        return projection
     columns, length = list(position), torch.full((2,), _LENGTHS[units]).to(sites)
     positions = sites[..., columns].flatten(0, -2)
     middle = positions.mean(0)
@@ -136,25 +139,6 @@ def kilometres(
             f"away with units={units!r}. Are the units others? Else model continents apart."
         )
     return AffineInputTransform(sites.shape[-1], length, middle, indices=columns)
-
-
-def projection(sites: Tensor, position: tuple[int, int] = (0, 1)) -> Kilometres:
-    """Make the input transform from degrees to kilometres about the middle of the sites.
-
-    Args:
-        sites: ``... x n x d``, all that are to be mapped.
-        position: Columns of longitude and latitude, in degrees.
-
-    Raises:
-        InputDataError: Positions are not in degrees, or reach farther than 5,000 km from their
-            middle.
-    """
-    _check_degrees(sites, position)
-    x, y, z = _on_sphere(sites, position).flatten(0, -2).mean(0).tolist()
-    centre = math.degrees(math.atan2(y, x)), math.degrees(math.atan2(z, math.hypot(x, y)))
-    transform = Kilometres(centre, position)
-    transform.transform(sites)
-    return transform
 
 
 def places(X: Tensor, position: tuple[int, int], units: Units) -> Tensor:
@@ -183,12 +167,11 @@ def check_positions(X: Tensor, position: tuple[int, int], units: Units) -> None:
     """
     if units == "degrees":
         _check_degrees(X, position)
-        return
-    if units not in _LENGTHS:
-        raise ValueError(
-            f"Expected units to be 'degrees', 'kilometres' or 'metres', got {units!r}."
-        )
-    _check_columns(X, position, "east and north")
+    elif units in _LENGTHS:
+        _check_columns(X, position, "east and north")
+    else:
+        known = "'degrees', 'kilometres' or 'metres'"
+        raise ValueError(f"Expected units to be {known}, got {units!r}.")
 
 
 def _check_degrees(X: Tensor, position: tuple[int, int]) -> None:
@@ -201,13 +184,17 @@ def _check_degrees(X: Tensor, position: tuple[int, int]) -> None:
         InputDataError: They are not.
     """
     longitude, latitude = _check_columns(X, position, "longitude and latitude")
-    if _fits(longitude, latitude):
+    fits, fits_swapped = (
+        bool(((x >= -180.0) & (x <= 360.0) & (y.abs() <= 90.0)).all())
+        for x, y in ((longitude, latitude), (latitude, longitude))
+    )
+    if fits:
         return
     ranges = (
         f"{float(longitude.min()):.6g} to {float(longitude.max()):.6g} and "
         f"{float(latitude.min()):.6g} to {float(latitude.max()):.6g}"
     )
-    if _fits(latitude, longitude):
+    if fits_swapped:
         advice = f"They are swapped: pass position={position[::-1]}."
     elif float(torch.maximum(longitude.abs().max(), latitude.abs().max())) > 1000.0:
         advice = "These look like metres of a map projection: pass units='metres'."
@@ -217,12 +204,6 @@ def _check_degrees(X: Tensor, position: tuple[int, int]) -> None:
         "Expected longitudes from -180 to 360 and latitudes from -90 to 90 degrees in columns "
         f"{position}, got {ranges}. {advice}"
     )
-
-
-def _fits(longitude: Tensor, latitude: Tensor) -> bool:
-    """Return whether values can be longitudes and latitudes."""
-    inside = (longitude >= -180.0) & (longitude <= 360.0) & (latitude.abs() <= 90.0)
-    return bool(inside.all())
 
 
 def _check_columns(X: Tensor, position: tuple[int, int], names: str) -> tuple[Tensor, Tensor]:
@@ -287,8 +268,7 @@ def map_kernel(
         linear: Columns that enter linearly, such as predictions of ``out_of_fold``.
         nu: Smoothness of the part over position: 0.5, 1.5 or 2.5.
         variance: Sum of the prior medians of the output scales; 1 for standardised outcomes.
-        units: Units of positions: ``"degrees"``, or on a map projection ``"kilometres"`` or
-            ``"metres"``.
+        units: Of positions: ``"degrees"``; of a map projection ``"kilometres"`` or ``"metres"``.
 
     Raises:
         InputDataError: Positions are not in these units.
@@ -325,8 +305,7 @@ def survey_kernel(
     Args:
         sites: ``n x d``, all that are to be mapped, as for ``map_inputs``.
         position: Columns of longitude and latitude, or of east and north.
-        units: Units of positions: ``"degrees"``, or on a map projection ``"kilometres"`` or
-            ``"metres"``.
+        units: Of positions: ``"degrees"``; of a map projection ``"kilometres"`` or ``"metres"``.
 
     Raises:
         InputDataError: Positions are not in these units.
@@ -357,31 +336,21 @@ class SiteKernel(Kernel):
         """Compute the covariance, ``... x n x n'``, or of rows in pairs, ``... x n``, if diag."""
         if not diag:
             x1, x2 = x1.unsqueeze(-2), x2.unsqueeze(-3)
-        same = [
-            (a - b).abs() <= _ONE_PLACE for a, b in zip(x1.unbind(-1), x2.unbind(-1), strict=True)
-        ]
-        return torch.stack(same).all(0).to(x1)
+        pairs = zip(x1.unbind(-1), x2.unbind(-1), strict=True)
+        return torch.stack([(a - b).abs() <= _ONE_PLACE for a, b in pairs]).all(0).to(x1)
 
 
 def _part(nu: float, columns: tuple[int, ...], length: float, variance: float) -> ScaleKernel:
     """Make a Matérn part with prior medians of its length scale and its output scale."""
-    matern = MaternKernel(
-        nu,
-        active_dims=columns,
-        lengthscale_prior=LogNormalPrior(math.log(length), 1.0),
-        lengthscale_constraint=_above(_SHORTEST * length, length),
-    )
-    return _scaled(matern, variance)
+    prior, bound = LogNormalPrior(math.log(length), 1.0), _above(_SHORTEST * length, length)
+    priors: dict[str, Any] = {"lengthscale_prior": prior, "lengthscale_constraint": bound}
+    return _scaled(MaternKernel(nu, active_dims=columns, **priors), variance)
 
 
 def _scaled(kernel: Kernel, variance: float) -> ScaleKernel:
     """Multiply a kernel by an output scale with a prior median."""
-    prior = LogNormalPrior(math.log(variance), 1.0)
-    return ScaleKernel(
-        kernel,
-        outputscale_prior=prior,
-        outputscale_constraint=_above(_SHORTEST * variance, variance),
-    )
+    prior, bound = LogNormalPrior(math.log(variance), 1.0), _above(_SHORTEST * variance, variance)
+    return ScaleKernel(kernel, outputscale_prior=prior, outputscale_constraint=bound)
 
 
 def _above(least: float, start: float) -> GreaterThan:
@@ -465,8 +434,7 @@ def fill_missing(
         sites: ``n' x d``, where to look for values; default X itself.
         position: Columns of longitude and latitude, or of east and north.
         codes: Numbers that stand for missing values.
-        units: Units of positions: ``"degrees"``, or on a map projection ``"kilometres"`` or
-            ``"metres"``.
+        units: Of positions: ``"degrees"``; of a map projection ``"kilometres"`` or ``"metres"``.
 
     Returns:
         A copy of X without missing values.
@@ -480,10 +448,13 @@ def fill_missing(
     check_positions(known, position, units)
     filled = X.clone()
     for column in set(range(X.shape[-1])) - set(position):
-        gaps = _missing(X[:, column], codes)
+        gaps, absent = (
+            torch.isin(values, torch.as_tensor(codes).to(values)) | ~values.isfinite()
+            for values in (X[:, column], known[:, column])
+        )
         if not bool(gaps.any()):
             continue
-        there = ~_missing(known[:, column], codes)
+        there = ~absent
         if not bool(there.any()):
             raise InputDataError(
                 f"Expected a value of covariate {column} at one site at least, got none. Leave the "
@@ -496,12 +467,6 @@ def fill_missing(
     return filled
 
 
-def _missing(values: Tensor, codes: Sequence[float]) -> Tensor:
-    """Return which values are missing: not finite, or one of the codes."""
-    coded = torch.isin(values, torch.as_tensor(codes).to(values))
-    return coded | ~values.isfinite()
-
-
 def map_inputs(
     sites: Tensor, position: tuple[int, int] = (0, 1), units: Units = "degrees"
 ) -> ChainedInputTransform:
@@ -510,8 +475,7 @@ def map_inputs(
     Args:
         sites: ``n x d``, all that are to be mapped, without missing values.
         position: Columns of longitude and latitude, or of east and north.
-        units: Units of positions: ``"degrees"``, or on a map projection ``"kilometres"`` or
-            ``"metres"``.
+        units: Of positions: ``"degrees"``; of a map projection ``"kilometres"`` or ``"metres"``.
 
     Raises:
         InputDataError: Positions are not in these units, or a covariate is missing.
@@ -522,25 +486,21 @@ def map_inputs(
             "Expected sites without missing values, got NaN or infinity. Call fill_missing first."
         )
     steps = {"position": kilometres(sites, position, units)}
-    d = sites.shape[-1]
-    covariates = [column for column in range(d) if column not in position]
+    covariates = [column for column in range(sites.shape[-1]) if column not in position]
     if not covariates:
         return ChainedInputTransform(**steps)
     values = sites[..., covariates].flatten(0, -2)
     sd = values.std(0) if len(values) > 1 else torch.ones_like(values[0])
     spread = torch.where(sd > 1e-9 * values.abs().amax(0), sd, torch.ones_like(sd))
-    scale = AffineInputTransform(d, spread, values.mean(0), indices=covariates)
+    scale = AffineInputTransform(sites.shape[-1], spread, values.mean(0), indices=covariates)
     return ChainedInputTransform(**steps, covariates=scale)
 
 
 # --- which covariates explain outcomes: differences of log marginal likelihoods ------------------
 
 
-STEPS = 50
-"""Largest number of iterations of a fit of hyperparameters."""
-
-TOLERANCE = 1e-7
-"""Relative change of the objective at which a fit ends."""
+_LIMITS = {"maxiter": 50, "ftol": 1e-7}
+"""Of a fit of hyperparameters: most iterations, and the objective's least relative change."""
 
 
 def screen_covariates(
@@ -565,8 +525,7 @@ def screen_covariates(
         Yvar: Variances of their noise, ``n x 1``; by default one variance is learned.
         names: Names of the d columns; by default their numbers.
         position: Columns of longitude and latitude, or of east and north.
-        units: Units of positions: ``"degrees"``, or on a map projection ``"kilometres"`` or
-            ``"metres"``.
+        units: Of positions: ``"degrees"``; of a map projection ``"kilometres"`` or ``"metres"``.
 
     Returns:
         One row for each covariate, best first: ``gain_alone`` is the difference of log marginal
@@ -595,38 +554,23 @@ def screen_covariates(
     rows = []
     for column in covariates:
         others = [other for other in covariates if other != column]
-        alone, without = fit([column], none), fit(others, every)
-        rows.append(
-            {
-                "gain_alone": alone.evidence - none.evidence,
-                "gain_last": every.evidence - without.evidence,
-            }
-        )
+        alone, without = fit([column], none).evidence, fit(others, every).evidence
+        rows.append({"gain_alone": alone - none.evidence, "gain_last": every.evidence - without})
     labels: list[Any] = [column if names is None else names[column] for column in covariates]
     table = pd.DataFrame(rows, index=pd.Index(labels, name="covariate"))
     return table.sort_values("gain_last", ascending=False)
 
 
-@dataclass(frozen=True)
-class _Fitted:
-    """A model at the mode of the hyperparameters' posterior.
+class _Fitted(NamedTuple):
+    """An exact model with ``map_kernel`` at the mode of the hyperparameters' posterior.
 
-    Attributes:
-        model: An exact model with ``map_kernel``.
-        columns: Columns of its covariates, in the order of the kernel's parts after the first,
-            which is over position.
-        evidence: Log marginal likelihood.
+    ``columns`` are its covariates, in the order of the kernel's parts after the first, which is
+    over position; ``evidence`` is the log marginal likelihood.
     """
 
     model: SingleTaskGP
     columns: list[int]
     evidence: float
-
-    def part(self, column: int) -> Kernel | None:
-        """Return the part of the kernel over a covariate, None if it has none."""
-        if column not in self.columns:
-            return None
-        return self.model.covar_module.kernels[1 + self.columns.index(column)]
 
 
 def _fit(
@@ -634,7 +578,7 @@ def _fit(
     Y: Tensor,
     Yvar: Tensor | None,
     units: Units,
-    columns: list[int],
+    chosen: list[int],
     start: _Fitted | None,
 ) -> _Fitted:
     """Fit a model, from the hyperparameters of another one where both have them."""
@@ -651,26 +595,25 @@ def _fit(
         )
         if start is not None:
             position, *parts = model.covar_module.kernels
-            pairs: list[tuple[Module, Module | None]] = [
-                (position, start.model.covar_module.kernels[0]),
+            first, *others = start.model.covar_module.kernels
+            known: dict[int, Module] = dict(zip(start.columns, others, strict=True))
+            pairs: list[tuple[Module, Module]] = [
+                (position, first),
                 (model.mean_module, start.model.mean_module),
                 (model.likelihood, start.model.likelihood),
             ]
-            pairs += [(part, start.part(c)) for c, part in zip(columns, parts, strict=True)]
+            pairs += [(p, known[c]) for c, p in zip(chosen, parts, strict=True) if c in known]
             with torch.no_grad():
                 for own, other in pairs:
-                    if other is not None:
-                        values = zip(own.parameters(), other.parameters(), strict=True)
-                        for parameter, value in values:
-                            parameter.copy_(value)
-        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+                    for parameter, value in zip(own.parameters(), other.parameters(), strict=True):
+                        parameter.copy_(value)
         fit_gpytorch_mll(
-            mll,
-            optimizer_kwargs={"options": {"maxiter": STEPS, "ftol": TOLERANCE}},
+            ExactMarginalLogLikelihood(model.likelihood, model),
+            optimizer_kwargs={"options": dict(_LIMITS)},
             warning_handler=lambda _: True,  # a search that stalls near an optimum is its end
         )
         model.train()
         with torch.no_grad():
             prior = model(*model.train_inputs)
             evidence = float(model.likelihood(prior).log_prob(model.train_targets))
-    return _Fitted(model, columns, evidence)
+    return _Fitted(model, chosen, evidence)

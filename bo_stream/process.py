@@ -56,9 +56,14 @@ class PosteriorProcess(ABC):
     def variance_at(self, points: Points) -> Tensor:
         """Compute the marginal variances, ``... x m x n``, without an n x n matrix."""
 
-    @abstractmethod
     def joint_at(self, points: Points) -> Joint:
-        """Compute the joint distribution in factors."""
+        """Compute the joint distribution in factors; unless overridden all of it is residual."""
+        mean = self.mean_at(points)
+        nothing = torch.zeros_like(mean).unsqueeze(-1)[..., :0]
+        residual = Residual(
+            lambda: self.cross_covariance(points, points), lambda: self.variance_at(points)
+        )
+        return Joint(mean, nothing, nothing, residual)
 
     def mean(self, X: Tensor) -> Tensor:
         """Compute the mean at ``... x n x d`` inputs, ``... x m x n``. Cost O(n r)."""
@@ -362,14 +367,6 @@ class Joint:
             covariance = covariance - self.downdate @ self.downdate.mT
         return covariance if self.residual is None else covariance + self.residual.covariance()
 
-    def without_root(self) -> Residual | None:
-        """Return covariance and variance to evaluate, or None if the root is not empty."""
-        residual = self.residual
-        if residual is None or self.root.shape[-1] > 0:
-            return None
-        explained = self.downdate.square().sum(-1)
-        return Residual(self.covariance, lambda: residual.variance() - explained)
-
 
 @dataclass(frozen=True)
 class Residual:
@@ -389,9 +386,12 @@ def _lazy_covariance(
 ) -> LinearOperator:
     """Return ``scale² · (covariance + noise)``, ``shape x n``, without n x n numbers."""
     factor, square = scale.unsqueeze(-1), scale.square()
-    rootless = joint.without_root()
-    residual = joint.residual if rootless is None else rootless
+    rest = residual = joint.residual
     lazy: LinearOperator | None = None
+    is_rootless = rest is not None and joint.root.shape[-1] == 0
+    if rest is not None and is_rootless:  # covariance and variance are evaluated as a whole
+        explained = joint.downdate.square().sum(-1)
+        residual = Residual(joint.covariance, lambda: rest.variance() - explained)
     if residual is not None:
         like = torch.zeros(shape, dtype=dtype, device=joint.mean.device)
         lazy = LazyCovariance(
@@ -399,7 +399,7 @@ def _lazy_covariance(
             lambda: residual.covariance() * square.unsqueeze(-1),
             lambda: residual.variance() * square,
         )
-    if lazy is None or rootless is None:
+    if lazy is None or not is_rootless:
         root: LinearOperator = DowndatedRootOperator(
             (joint.root * factor).to(dtype), (joint.downdate * factor).to(dtype)
         ).expand(*shape, shape[-1])

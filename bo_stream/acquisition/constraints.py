@@ -122,9 +122,12 @@ class SiteConstraints:
             return
         known = set(self.strata.unique().tolist())
         if unknown := sorted(set(self.quotas) - known):
+            asked, there = (
+                f"{listed[:10]}{' and more' if len(listed) > 10 else ''}"
+                for listed in (unknown, sorted(known))
+            )
             raise InputDataError(
-                f"Expected quotas of strata that candidates are in, {_some(sorted(known))}, got "
-                f"{_some(unknown)}."
+                f"Expected quotas of strata that candidates are in, {there}, got {asked}."
             )
         for stratum, quota in self.quotas.items():
             if quota < 0 or quota != int(quota):
@@ -146,10 +149,6 @@ class SiteConstraints:
             if getattr(self, name) is not None:
                 moved[name] = getattr(self, name).to(like.device)
         return replace(self, **moved)
-
-
-def _some(values: list[int]) -> str:
-    return f"{values[:10]}{' and more' if len(values) > 10 else ''}"
 
 
 @dataclass(frozen=True, eq=False)

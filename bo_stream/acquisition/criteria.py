@@ -90,6 +90,10 @@ class HasThreshold:
     threshold: float
     scale: Scale
 
+    def __post_init__(self) -> None:
+        """Check threshold and scale; ValueError."""
+        _ = self.limit
+
     @property
     def limit(self) -> Threshold:
         """The threshold with its scale; ValueError if it cannot be one."""
@@ -173,7 +177,7 @@ class TargetedVariance(HasThreshold, Criterion):
 
     def __post_init__(self) -> None:
         """Check threshold, scale and width; ValueError."""
-        _ = self.limit
+        super().__post_init__()
         if not 0.0 <= self.width < math.inf:
             raise ValueError(f"Expected width to be zero or more and finite, got {self.width}.")
 
@@ -199,10 +203,6 @@ class ExceedanceEntropy(HasThreshold, Criterion):
 
     threshold: float
     scale: Scale
-
-    def __post_init__(self) -> None:
-        """Check threshold and scale; ValueError."""
-        _ = self.limit
 
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected entropy; see :class:`Criterion`."""
@@ -235,7 +235,7 @@ class Misclassification(HasThreshold, Criterion):
 
     def __post_init__(self) -> None:
         """Check threshold, scale and cost; ValueError."""
-        _ = self.limit
+        super().__post_init__()
         if not 0.0 < self.miss_cost < math.inf:
             raise ValueError(f"Expected miss_cost above 0 and finite, got {self.miss_cost}.")
 
@@ -282,10 +282,6 @@ class ExpectedLoss(HasThreshold, Criterion):
     loss: Loss
     threshold: float
     scale: Scale
-
-    def __post_init__(self) -> None:
-        """Check threshold and scale; ValueError."""
-        _ = self.limit
 
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected loss; see :class:`Criterion`."""

@@ -287,7 +287,13 @@ def joint_entropies(
         for i in range(1, q):
             joint = (joint.unsqueeze(-1) * probabilities[..., i, :].unsqueeze(-2)).flatten(-2)
         return entropy(joint.mean(0)), expected
-    labels = _drawn(probabilities.detach(), max_configurations, generator)
+    # draw joint labels, ... x q x max_configurations, each from a random draw of the probabilities
+    which = torch.randint(probabilities.shape[0], (max_configurations,), generator=generator)
+    given = probabilities.detach()
+    cumulative = given.cumsum(-1)[which.to(given.device), ..., :-1]
+    shape = (max_configurations, *[1] * (given.ndim - 3), q, 1)
+    uniform = torch.rand(shape, generator=generator, dtype=torch.float64).to(given)
+    labels = (uniform > cumulative).sum(-1).movedim(0, -1)
     total = torch.zeros((), dtype=probabilities.dtype, device=probabilities.device)
     for i in range(q):
         chosen = labels[..., i, :].expand(*probabilities.shape[:-2], labels.shape[-1])
@@ -297,12 +303,3 @@ def joint_entropies(
     mean = information.mean(-1, keepdim=True)
     joint = mean + (weights * (information - mean)).mean(-1, keepdim=True)
     return joint.squeeze(-1), expected
-
-
-def _drawn(probabilities: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draw joint labels, ``... x q x count``, each from a random draw of the probabilities."""
-    which = torch.randint(probabilities.shape[0], (count,), generator=generator)
-    cumulative = probabilities.cumsum(-1)[which.to(probabilities.device), ..., :-1]
-    shape = (count, *[1] * (probabilities.ndim - 3), probabilities.shape[-2], 1)
-    uniform = torch.rand(shape, generator=generator, dtype=torch.float64).to(probabilities)
-    return (uniform > cumulative).sum(-1).movedim(0, -1)

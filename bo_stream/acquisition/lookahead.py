@@ -94,22 +94,18 @@ class LinearLookahead(Lookahead):
 
 
 @dataclass(frozen=True)
-class PolynomialLookahead(Lookahead):
-    """Uncertainties that are polynomials in the share ``r / s²`` of the variance removed.
+class ShareLookahead(Lookahead):
+    """Uncertainties that depend on the share ``r / s²`` of the variance removed.
 
     Attributes:
-        coefficients: Of powers from 0, ``K x M``.
+        coefficients: Of each target, ``K x M``, or ``K x M x cells``.
     """
 
     coefficients: Tensor
 
-    def __call__(self, removed: Tensor) -> Tensor:
-        """Compute the expected uncertainties; see :class:`Lookahead`."""
-        share = _removed_share(removed, self.variance)
-        value = self.coefficients[-1].expand_as(share)
-        for coefficient in self.coefficients.flipud()[1:]:
-            value = torch.addcmul(coefficient, value, share)
-        return value
+    def share(self, removed: Tensor) -> Tensor:
+        """Compute ``r / s²`` within [0, 1], 0 where there is no variance."""
+        return (removed / self.variance.clamp_min(1e-300)).clamp(0.0, 1.0)
 
     def part(self, chosen: slice) -> Self:
         """Return the functions of some of the targets."""
@@ -121,14 +117,24 @@ class PolynomialLookahead(Lookahead):
 
 
 @dataclass(frozen=True)
-class SplineLookahead(Lookahead):
-    """Uncertainties that are cubic splines in ``√θ`` with the angle ``θ = arcsin √(r / s²)``.
+class PolynomialLookahead(ShareLookahead):
+    """Polynomials in the share, with the coefficients of powers from 0, ``K x M``."""
 
-    Attributes:
-        coefficients: Of powers from 3 to 0 of the position in a cell, ``4 x M x cells``.
+    def __call__(self, removed: Tensor) -> Tensor:
+        """Compute the expected uncertainties; see :class:`Lookahead`."""
+        share = self.share(removed)
+        value = self.coefficients[-1].expand_as(share)
+        for coefficient in self.coefficients.flipud()[1:]:
+            value = torch.addcmul(coefficient, value, share)
+        return value
+
+
+@dataclass(frozen=True)
+class SplineLookahead(ShareLookahead):
+    """Cubic splines in ``√θ`` with the angle ``θ = arcsin √(r / s²)``.
+
+    The coefficients are of powers from 3 to 0 of the position in a cell, ``4 x M x cells``.
     """
-
-    coefficients: Tensor
 
     @classmethod
     def of(cls, variance: Tensor, values: _Array) -> Self:
@@ -139,7 +145,7 @@ class SplineLookahead(Lookahead):
     def __call__(self, removed: Tensor) -> Tensor:
         """Compute the expected uncertainties; see :class:`Lookahead`."""
         cells = self.coefficients.shape[-1]
-        angle = _removed_share(removed, self.variance).sqrt().asin()
+        angle = self.share(removed).sqrt().asin()
         position = angle.sqrt() * (cells / math.sqrt(0.5 * math.pi))
         cell = position.floor().clamp_max(cells - 1)
         position = position - cell
@@ -149,19 +155,6 @@ class SplineLookahead(Lookahead):
         for coefficient in rest:
             value = torch.addcmul(coefficient, value, position)
         return value
-
-    def part(self, chosen: slice) -> Self:
-        """Return the functions of some of the targets."""
-        return type(self)(self.variance[chosen], self.coefficients[:, chosen])
-
-    def rescaled(self, factor: float) -> Self:
-        """Return the functions in other units; see :class:`Lookahead`."""
-        return type(self)(self.variance * factor, self.coefficients)
-
-
-def _removed_share(removed: Tensor, variance: Tensor) -> Tensor:
-    """Return ``r / s²`` within [0, 1], 0 where there is no variance."""
-    return (removed / variance.clamp_min(1e-300)).clamp(0.0, 1.0)
 
 
 def prevalence_variance(mean: Tensor, variance: Tensor, slope: Tensor) -> PolynomialLookahead:

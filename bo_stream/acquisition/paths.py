@@ -96,7 +96,7 @@ def mean_path(model: StreamingGP) -> SamplePaths:
     process = _folded(model)
     terms: _Terms = (PathTerm(process.mean),)
     if isinstance(process, WeightSpaceProcess) and not process.basis.has_residual:
-        features = _features(process.basis, process.weights.mean)
+        features = PathTerm(partial(_features, process.basis), (process.weights.mean,))
         terms = _constant(process.prior_mean), features
     return SamplePaths(model, terms, _shape_of(process))
 
@@ -320,7 +320,8 @@ def _(process: ClusteredProcess, draws: RandomDraws) -> _Terms:
     batch = process.solution.ndim - 2
     drawn = _by_columns(process.solver.solve, noisy.to(process.solution), batch)
     weights = process.root.mT * (process.solution - drawn)
-    return *terms, _kernel_sum(process.kernel, process.Z, process.outputs, weights)
+    weighted = partial(_weighted_kernels, process.kernel, process.Z, process.outputs)
+    return *terms, PathTerm(weighted, (weights,))
 
 
 @_draw_terms.register
@@ -372,7 +373,7 @@ def _(process: SelectedProcess, draws: RandomDraws) -> _Terms:
 def _of_weights(basis: Basis, weights: Tensor, draws: RandomDraws) -> _Terms:
     """Return ``z(x)ᵀ w`` with weights ``... x m x r x 1``, and a draw of the residual."""
     if not basis.has_residual:
-        return (_features(basis, weights),)
+        return (PathTerm(partial(_features, basis), (weights,)),)
     raise UnsupportedError(
         f"Functions cannot be drawn in a {type(basis).__name__}: draw values at points by "
         "model.posterior(X).rsample()."
@@ -390,7 +391,8 @@ def _(basis: InducingBasis, weights: Tensor, draws: RandomDraws) -> _Terms:
     values = prior(basis.Z) + own.sqrt() * draws.normal(basis.rank)
     missing = weights - _solve(basis.root, values.unsqueeze(-1))
     a = _solve_transposed(basis.root, missing)
-    return term, _kernel_sum(basis.kernel, basis.Z, basis.outputs, a)
+    weighted = partial(_weighted_kernels, basis.kernel, basis.Z, basis.outputs)
+    return term, PathTerm(weighted, (a,))
 
 
 @_of_weights.register
@@ -423,12 +425,8 @@ def _value(value: Tensor, X: Tensor) -> Tensor:
     return value
 
 
-def _features(basis: Basis, weights: Tensor) -> PathTerm:
-    """Return ``z(x)ᵀ w`` with w ``... x m x r x 1``. Cost O(n r) besides the features."""
-    return PathTerm(partial(_weighted_features, basis), (weights,))
-
-
-def _weighted_features(basis: Basis, weights: Tensor, X: Tensor) -> Tensor:
+def _features(basis: Basis, weights: Tensor, X: Tensor) -> Tensor:
+    """Evaluate ``z(x)ᵀ w`` with w ``... x m x r x 1``. Cost O(n r) besides the features."""
     if isinstance(basis, GridBasis) and not basis.grid.contains(X):
         raise InputDataError(
             "X lies outside the box of the model's grid at the time these functions were drawn, "
@@ -438,14 +436,10 @@ def _weighted_features(basis: Basis, weights: Tensor, X: Tensor) -> Tensor:
     return row_product(basis.features(X), weights).squeeze(-1)
 
 
-def _kernel_sum(kernel: Kernel, Z: Tensor, outputs: int, weights: Tensor) -> PathTerm:
-    """Return ``Σ_i a_i k(x, z_i)`` with a ``... x m x M x 1``, M > 0. Cost O(n M d)."""
-    return PathTerm(partial(_weighted_kernels, kernel, Z, outputs), (weights,))
-
-
 def _weighted_kernels(
     kernel: Kernel, Z: Tensor, outputs: int, weights: Tensor, X: Tensor
 ) -> Tensor:
+    """Evaluate ``Σ_i a_i k(x, z_i)`` with a ``... x m x M x 1``, M > 0. Cost O(n M d)."""
     cross = cross_matrix(kernel, X.to(Z), Z, outputs)
     return row_product(cross, weights.to(cross)).squeeze(-1).double()
 

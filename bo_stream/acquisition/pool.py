@@ -126,7 +126,8 @@ class PoolSelector:
         self._posterior_transform = posterior_transform
         self._observations = 0.0
         self._known: tuple[Gains, Gains] | None = None  # before and after the last choice
-        self._exact: _ExactChoice | None = None
+        # of an exact model: posterior before the last choice, its points and noise, gains after it
+        self._exact: tuple[ObservationSpaceProcess, Tensor, Tensor, VarianceGains] | None = None
 
     def __len__(self) -> int:
         """Return the number N of candidates."""
@@ -191,9 +192,7 @@ class PoolSelector:
             process = self._model.process(self._corners)
             self._exact = None
             if isinstance(process, ObservationSpaceProcess) and not waiting:
-                self._exact = _ExactChoice(
-                    process, self._pool[picks].double(), noise[:, picks], gains
-                )
+                self._exact = process, self._pool[picks].double(), noise[:, picks], gains
         return torch.tensor(picks, device=self._pool.device)
 
     def _gains_now(self) -> Gains | VarianceGains:
@@ -205,8 +204,16 @@ class PoolSelector:
         """
         process = self._model.process(self._corners)
         if isinstance(process, ObservationSpaceProcess) and process.prior.has_residual:
-            if self._exact is not None and self._exact.is_observed_by(process):
-                return self._exact.gains
+            if self._exact is not None:  # has the model observed that choice and nothing else?
+                former, X, noise, gains = self._exact
+                n, observed = former.told.X.shape[-2], process.told
+                if (
+                    process.prior is former.prior
+                    and observed.X.shape[-2] == n + len(X)
+                    and torch.equal(observed.X[..., n:, :].reshape(-1, *X.shape[1:]), X)
+                    and torch.allclose(observed.noise[..., n:], noise, rtol=1e-9, atol=0.0)
+                ):
+                    return gains
             return VarianceGains.of(process, self._pool, self._measure)
         process = self._model.feature_process(self._corners)
         if not in_weight_space(process):
@@ -470,33 +477,6 @@ class VarianceGains:
             numerator=self.numerator - change.squeeze(-1),
             columns=torch.cat((self.columns, column), -1),
             rows=torch.cat((self.rows, row), -2),
-        )
-
-
-@dataclass(frozen=True)
-class _ExactChoice:
-    """A choice for an exact model.
-
-    Attributes:
-        process: The posterior before the choice.
-        X: The k chosen candidates in transformed inputs, ``k x d``.
-        noise: Noise variances at the chosen candidates, ``m x k``.
-        gains: Gains of all candidates after the choice.
-    """
-
-    process: ObservationSpaceProcess
-    X: Tensor
-    noise: Tensor
-    gains: VarianceGains
-
-    def is_observed_by(self, process: ObservationSpaceProcess) -> bool:
-        """Tell whether a process is the earlier one that observed this choice and nothing else."""
-        known, observed = self.process.told.X.shape[-2], process.told
-        return (
-            process.prior is self.process.prior
-            and observed.X.shape[-2] == known + len(self.X)
-            and torch.equal(observed.X[..., known:, :].reshape(-1, *self.X.shape[1:]), self.X)
-            and torch.allclose(observed.noise[..., known:], self.noise, rtol=1e-9, atol=0.0)
         )
 
 

@@ -208,7 +208,9 @@ def gains_before(
     in_features = isinstance(lookahead, LinearLookahead) and in_weight_space(process)
     in_features = in_features and own is None
     if not in_features and len(noise.X) * len(targets.points) > MOST_PAIRS:
-        return ShortlistGains.of(process, noise, targets, lookahead, own)
+        ranking = Ranking.of(process, noise, targets, lookahead)
+        given = process, process, noise, targets, lookahead, torch.zeros_like(variance), ranking
+        return ShortlistGains(*given, own=own)
     index = torch.arange(len(noise.X), device=mean.device)
     variances = noise.at(index, *(moment[0] for moment in process.marginals(noise.X)))
     if isinstance(lookahead, LinearLookahead) and in_features:
@@ -414,20 +416,6 @@ class ShortlistGains(CriterionGains):
     ranking: Ranking | None
     observed: int = 0
     own: Tensor | None = None
-
-    @classmethod
-    def of(
-        cls,
-        process: PosteriorProcess,
-        noise: SiteNoise,
-        targets: PointMeasure,
-        lookahead: Lookahead,
-        own: Tensor | None = None,
-    ) -> Self:
-        """Rank all candidates before a round."""
-        ranking = Ranking.of(process, noise, targets, lookahead)
-        removed = torch.zeros_like(lookahead.variance)
-        return cls(process, process, noise, targets, lookahead, removed, ranking, own=own)
 
     @property
     def total(self) -> float:

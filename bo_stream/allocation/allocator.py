@@ -175,14 +175,6 @@ def correlation(kernel: Kernel, A: Tensor, B: Tensor) -> Tensor:
     return values.flatten(0, -3).amin(0) if values.ndim > 2 else values
 
 
-def first_apart(X: Tensor, kernel: Kernel, threshold: float) -> Tensor:
-    """Select rows in order, each less correlated than a threshold with all selected before it.
-
-    Returns the indices of the selected rows. Cost O(n²), and O(n) more for each one selected.
-    """
-    return first_unlike(correlation(kernel, X, X) >= threshold)
-
-
 def first_unlike(alike: Tensor) -> Tensor:
     """Select rows in order, each similar to none selected before it, and return their indices.
 

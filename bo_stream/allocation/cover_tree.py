@@ -428,7 +428,13 @@ def settle(level: CoverLevel, above: CoverLevel, points: Members, average: bool)
         if average:
             chosen = _moved(chosen, points, settled, above, radius)
         settled = zip_tensors(lambda old, new: torch.cat((old, new)), settled, chosen)
-        points = points.only(~_covered(points, chosen, above, radius))
+        parents, family = torch.unique(points.parents, return_inverse=True)
+        nearby = Ragged.of(*_rivals(parents, chosen.parents, above), len(parents))
+        left = torch.ones(len(points), dtype=torch.bool, device=family.device)
+        for part, position, centre in nearby.pairs_by_parts(family):
+            square = _squared_distances(points.X[part][position], chosen.X[centre])
+            left[position[square <= radius * radius] + part.start] = False
+        points = points.only(left)
     return level.with_centres(settled.X[len(level) :], settled.parents[len(level) :], above)
 
 
@@ -480,16 +486,3 @@ def _moved(
     free[taken] = False
     free[one[near]] = False
     return Members(torch.where(free.unsqueeze(-1), means, chosen.X), chosen.parents)
-
-
-def _covered(points: Members, chosen: Members, above: CoverLevel, radius: float) -> Tensor:
-    """Return which points lie in a new ball."""
-    parents, family = torch.unique(points.parents, return_inverse=True)
-    one, new = _rivals(parents, chosen.parents, above)
-    nearby = Ragged.of(one, new, len(parents))
-    covered = torch.zeros(len(points), dtype=torch.bool, device=family.device)
-    for part, position, centre in nearby.pairs_by_parts(family):
-        here = points.X[part][position]
-        hit = _squared_distances(here, chosen.X[centre]) <= radius * radius
-        covered[position[hit] + part.start] = True
-    return covered

@@ -16,7 +16,7 @@ from bo_stream.allocation.allocator import (
     Allocator,
     checked_number,
     correlation,
-    first_apart,
+    first_unlike,
     greedy_points,
     norms_in_lengthscales,
 )
@@ -263,15 +263,15 @@ class OIPS(Allocator):
         seen = self._memory  # points that were all selected under these hyperparameters stay
         stay = seen is not None and is_in(kernel, seen[1:]) and bool(members(Z, seen[0]).all())
         if not stay and self.prune < 1.0:
-            Z = Z[first_apart(Z, kernel, self.prune)]
+            Z = Z[first_unlike(correlation(kernel, Z, Z) >= self.prune)]
         for rows in X_new.split(_OIPS_ROWS):
             candidates = rows
             if len(Z) > 0:
                 candidates = rows[correlation(kernel, rows, Z).amax(-1) < self.rho]
             if self.isolation is not None:
                 candidates = candidates[~self.isolation.of(candidates, Z, rows, kernel)]
-            accepted = candidates[first_apart(candidates, kernel, self.rho)]
-            Z = torch.cat((Z, accepted))
+            alike = correlation(kernel, candidates, candidates) >= self.rho
+            Z = torch.cat((Z, candidates[first_unlike(alike)]))
         self._memory = (Z, *state_of(kernel))
         return Z
 

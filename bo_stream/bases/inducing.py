@@ -131,13 +131,11 @@ class InducingBasis(KernelBasis):
 
         Where all batch elements share the root, they are the columns of one triangular solve.
         """
-        if self.root.ndim > 3:
-            return self._solved(X)
-        together = self._solved(X.reshape(-1, X.shape[-1]))
-        return together.unflatten(-2, X.shape[:-1]).movedim(0, -3)
-
-    def _solved(self, X: Tensor) -> Tensor:
-        return solve_lower(self.root, kernel_matrix(self.kernel, self.Z, X, self.outputs)).mT
+        is_shared = self.root.ndim <= 3
+        rows = X.reshape(-1, X.shape[-1]) if is_shared else X
+        cross = kernel_matrix(self.kernel, self.Z, rows, self.outputs)
+        features = solve_lower(self.root, cross).mT
+        return features.unflatten(-2, X.shape[:-1]).movedim(0, -3) if is_shared else features
 
     def to(self, device: torch.device) -> InducingBasis:
         """Move the basis to a device."""
@@ -279,10 +277,15 @@ def central(Z: Tensor) -> Tensor:
 
 def members(points: Tensor, others: Tensor) -> Tensor:
     """Return which rows of ``n x d`` are among ``n' x d`` others, ``n``. Memory O(n n')."""
-    same = torch.ones(len(points), len(others), dtype=torch.bool, device=points.device)
-    for own, column in zip(points.unbind(-1), others.unbind(-1), strict=True):
-        same &= own.unsqueeze(-1) == column
-    return same.any(-1)
+    return equal_rows(points, others).any(-1)
+
+
+def equal_rows(A: Tensor, B: Tensor) -> Tensor:
+    """Compare rows, ``... x n x d`` and ``... x n' x d`` to ``... x n x n'``."""
+    same = torch.ones(*A.shape[:-1], B.shape[-2], dtype=torch.bool, device=A.device)
+    for a, b in zip(A.unbind(-1), B.unbind(-1), strict=True):
+        same &= a.unsqueeze(-1) == b.unsqueeze(-2)
+    return same
 
 
 # --- features of linear functions of the process -------------------------------------------------
@@ -394,12 +397,6 @@ class InducingFunctions:
             log_size = 0.5 * (2.0 * l1 * l2 / total).log()
             log_value = log_value + log_size - (z1 - z2).square() / total
         return scale * log_value.exp()
-
-    def weighted_values(
-        self, kernel: Kernel, X: Tensor, outputs: int, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Compute :meth:`weighted_functions` of values at X, ``... x n x d``."""
-        return self.weighted_functions(kernel, InducingFunctions(X.unsqueeze(-3)), outputs, weights)
 
     def weighted_functions(
         self, kernel: Kernel, others: InducingFunctions, outputs: int, weights: Tensor

@@ -347,18 +347,16 @@ class RandomDraws:
 
     def normal(self, *after: int) -> Tensor:
         """Draw standard normal numbers, ``shape x after``."""
-        return self._numbers(torch.randn, after)
+        size = (*self.shape, *after)
+        return torch.randn(size, generator=self.generator, dtype=torch.float64, device=self.device)
 
     def uniform(self, *after: int) -> Tensor:
         """Draw numbers between 0 and 1, ``shape x after``."""
-        return self._numbers(torch.rand, after)
+        size = (*self.shape, *after)
+        return torch.rand(size, generator=self.generator, dtype=torch.float64, device=self.device)
 
     def _wide(self, value: Tensor, after: tuple[int, ...]) -> Tensor:
         return value.double().expand(*self.shape, *after).contiguous()
-
-    def _numbers(self, rule: Callable[..., Tensor], after: tuple[int, ...]) -> Tensor:
-        size = (*self.shape, *after)
-        return rule(size, generator=self.generator, dtype=torch.float64, device=self.device)
 
     def gamma(self, concentration: Tensor, *after: int) -> Tensor:
         """Draw gamma numbers of rate 1, ``shape x after``; ``concentration`` broadcasts."""

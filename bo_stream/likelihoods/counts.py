@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import cast
 
 import torch
@@ -11,6 +12,7 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, UnsupportedEr
 from botorch.models.model import Model
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.posteriors.posterior import Posterior
+from botorch.posteriors.transformed import TransformedPosterior
 from torch import Tensor
 from torch.distributions import Binomial, Distribution
 
@@ -28,51 +30,19 @@ from bo_stream.likelihoods.binomial import (
 from bo_stream.likelihoods.outcome_model import Outliers, WithOutliers
 
 
-class PrevalencePosterior(Posterior):
+class PrevalencePosterior(TransformedPosterior):
     """Distribution of prevalence ``1 / (1 + exp(−f))`` for a posterior of its logit f.
 
-    Its moments, quantiles and exceedance probabilities are of each point alone and differentiable;
-    samples are joint.
+    Its moments (by quadrature), quantiles and exceedance probabilities are of each point alone and
+    differentiable; samples are joint.
 
     Args:
         latent: Posterior of the logit, normal: ``... x q x 1``.
     """
 
     def __init__(self, latent: GPyTorchPosterior) -> None:
+        super().__init__(latent, torch.sigmoid, partial(_moment, 1), _variance)
         self.latent = latent
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the tensors."""
-        return self.latent.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Data type of the tensors."""
-        return self.latent.dtype
-
-    @property
-    def base_sample_shape(self) -> torch.Size:
-        """Shape of base samples, the same as for the logit."""
-        return self.latent.base_sample_shape
-
-    @property
-    def batch_range(self) -> tuple[int, int]:
-        """Dimensions of base samples that are batches, the same as for the logit."""
-        return self.latent.batch_range
-
-    def _extended_shape(self, sample_shape: torch.Size = torch.Size()) -> torch.Size:  # noqa: B008
-        return self.latent._extended_shape(sample_shape)
-
-    @property
-    def mean(self) -> Tensor:
-        """Mean of the prevalence, ``... x q x 1``, by quadrature."""
-        return self._moment(1)
-
-    @property
-    def variance(self) -> Tensor:
-        """Variance of the prevalence, ``... x q x 1``, by quadrature."""
-        return self._moment(2) - self._moment(1).square()
 
     def quantile(self, value: Tensor) -> Tensor:
         """Compute quantiles of the prevalence, in closed form.
@@ -101,20 +71,16 @@ class PrevalencePosterior(Posterior):
         logit = torch.logit(self.latent.mean.new_tensor(threshold))
         return torch.special.ndtr((self.latent.mean - logit) / self.latent.variance.sqrt())
 
-    def rsample(self, sample_shape: torch.Size | None = None) -> Tensor:
-        """Draw prevalences, ``sample_shape x ... x q x 1``, differentiable."""
-        return self.latent.rsample(sample_shape).sigmoid()
 
-    def rsample_from_base_samples(self, sample_shape: torch.Size, base_samples: Tensor) -> Tensor:
-        """Turn standard normal base samples into prevalences, ``sample_shape x ... x q x 1``."""
-        return self.latent.rsample_from_base_samples(sample_shape, base_samples).sigmoid()
+def _moment(power: int, mean: Tensor, variance: Tensor) -> Tensor:
+    """Compute ``E p^power`` of the prevalence p by quadrature, ``... x q x 1``."""
+    nodes, weights = normal_nodes(mean)
+    chance = (mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes).sigmoid()
+    return (chance.pow(power) * weights).sum(-1)
 
-    def _moment(self, power: int) -> Tensor:
-        """Compute ``E p^power`` of the prevalence p, ``... x q x 1``."""
-        nodes, weights = normal_nodes(self.latent.mean)
-        spread = self.latent.variance.sqrt().unsqueeze(-1) * nodes
-        chance = (self.latent.mean.unsqueeze(-1) + spread).sigmoid()
-        return (chance.pow(power) * weights).sum(-1)
+
+def _variance(mean: Tensor, variance: Tensor) -> Tensor:
+    return _moment(2, mean, variance) - _moment(1, mean, variance).square()
 
 
 def prevalence(model: Model, X: Tensor) -> PrevalencePosterior:
@@ -326,13 +292,33 @@ class CountPosterior(Posterior):
         return WithOutliers(counts, trials, self.outliers).sample().to(self.dtype)
 
     def _tables(self, points: list[Tensor], few: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield distribution functions of some points of few trials; see :func:`_tables`."""
-        chosen = [point[few] for point in points]
-        if not len(chosen[0]):
+        """Yield distribution functions of points of few trials, ``points x (1 + largest trials)``.
+
+        Some points at a time, by the trapezoidal rule over the logit, with its normal truncated at
+        ``REACH``.
+        """
+        trials, mean, variance, *rest = (point[few] for point in points)
+        if not len(trials):
             return
-        for part, table in _tables(*chosen):
-            trials = chosen[0].reshape(-1, 1)[part]
-            yield part, self.outliers.mixed_functions(table, trials)
+        columns = [t.reshape(-1, 1, 1) for t in (trials, mean, variance.sqrt(), *rest)]
+        most, widest = float(trials.max()), float(variance.max())
+        number = math.ceil(2.0 * REACH / _SPACING * math.sqrt(1.0 + 0.25 * most * widest))
+        nodes = torch.linspace(-REACH, REACH, max(number, 32), dtype=mean.dtype, device=mean.device)
+        nodes = nodes.unsqueeze(-1)
+        weights = torch.softmax(-0.5 * nodes.square().squeeze(-1), -1)
+        counts = torch.arange(most + 1.0, dtype=mean.dtype, device=mean.device)
+        step = max(1, AT_ONCE // (len(nodes) * len(counts)))
+        for first in range(0, trials.numel(), step):
+            part = slice(first, first + step)
+            n, middle, deviation, *concentration = (column[part] for column in columns)
+            log = log_prob(counts.minimum(n), n, middle + deviation * nodes, *concentration)
+            chance = torch.where(counts <= n.squeeze(-1), weights @ log.exp(), 0.0)
+            table, examined = chance.cumsum(-1), n.squeeze(-1)
+            if self.outliers.share != 0.0:
+                others = self.outliers.log_prob(counts.minimum(examined), examined).exp()
+                others = torch.where(counts <= examined, others, 0.0).cumsum(-1)
+                table = torch.lerp(table, others, self.outliers.share)
+            yield part, table
 
     def _cdf_of_many(self, positives: Tensor, points: list[Tensor]) -> Tensor:
         """Compute ``cdf`` at n points of any number of trials, ``n``."""
@@ -368,31 +354,6 @@ class CountPosterior(Posterior):
         both = torch.broadcast_tensors(positives.to(self.trials), self.trials)
         check_counts(torch.cat(both, -1))
         return both[0]
-
-
-def _tables(
-    trials: Tensor, mean: Tensor, variance: Tensor, concentration: Tensor | None = None
-) -> Iterator[tuple[slice, Tensor]]:
-    """Yield distribution functions of some points at a time, ``points x (1 + largest trials)``.
-
-    By the trapezoidal rule over the logit, with its normal truncated at ``REACH``.
-    """
-    columns = [t.reshape(-1, 1, 1) for t in (trials, mean, variance.sqrt())]
-    s = None if concentration is None else concentration.reshape(-1, 1, 1)
-    most, widest = float(trials.max()), float(variance.max())
-    number = math.ceil(2.0 * REACH / _SPACING * math.sqrt(1.0 + 0.25 * most * widest))
-    nodes = torch.linspace(-REACH, REACH, max(number, 32), dtype=mean.dtype, device=mean.device)
-    nodes = nodes.unsqueeze(-1)
-    weights = torch.softmax(-0.5 * nodes.square().squeeze(-1), -1)
-    counts = torch.arange(most + 1.0, dtype=mean.dtype, device=mean.device)
-    step = max(1, AT_ONCE // (len(nodes) * len(counts)))
-    for first in range(0, trials.numel(), step):
-        part = slice(first, first + step)
-        n, middle, deviation = (column[part] for column in columns)
-        given = None if s is None else s[part]
-        log = log_prob(counts.minimum(n), n, middle + deviation * nodes, given)
-        chance = torch.where(counts <= n.squeeze(-1), weights @ log.exp(), 0.0)
-        yield part, chance.cumsum(-1)
 
 
 def counts(model: Model, X: Tensor, trials: int | Tensor) -> CountPosterior:

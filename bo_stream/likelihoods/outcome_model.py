@@ -366,21 +366,6 @@ class Outliers:
         alike = math.log(self.share) + self.log_prob(positives, trials)
         return torch.logaddexp(math.log1p(-self.share) + log_ordinary, alike)
 
-    def mixed_functions(self, ordinary: Tensor, trials: Tensor) -> Tensor:
-        """Return distribution functions of counts from the functions without outliers.
-
-        Args:
-            ordinary: Values without outliers at counts from 0 to the largest number of trials K,
-                ``n x (1 + K)``.
-            trials: ``n x 1``.
-        """
-        if self.share == 0.0:
-            return ordinary
-        counts = torch.arange(ordinary.shape[-1]).to(trials)
-        chance = self.log_prob(counts.minimum(trials), trials).exp()
-        own = torch.where(counts <= trials, chance, 0.0).cumsum(-1)
-        return torch.lerp(ordinary, own, self.share)
-
     def mean(self, ordinary: Tensor, trials: Tensor) -> Tensor:
         """Return the mean of counts from the mean of the others, ``ordinary``."""
         return torch.lerp(ordinary, trials * (self.a / (self.a + self.b)), self.share)
@@ -396,12 +381,6 @@ class Outliers:
         own = trials * (q * (1.0 - q) / (total + 1.0)) * (total + trials)
         between = self.share * (1.0 - self.share) * (mean - trials * q).square()
         return torch.lerp(variance, own, self.share) + between
-
-    def draw(self, trials: Tensor) -> Tensor:
-        """Draw counts of outliers."""
-        prevalence = Beta(trials.new_tensor(self.a), trials.new_tensor(self.b))
-        chance = prevalence.sample(trials.shape)
-        return Binomial(trials, chance, validate_args=False).sample()
 
 
 class WithOutliers(Distribution):
@@ -431,7 +410,10 @@ class WithOutliers(Distribution):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw which are outliers, then counts."""
         counts = self.ordinary.sample(torch.Size(sample_shape))
-        others = self.outliers.draw(self.trials.expand_as(counts))
+        trials, outliers = self.trials.expand_as(counts), self.outliers
+        prevalence = Beta(trials.new_tensor(outliers.a), trials.new_tensor(outliers.b))
+        chance = prevalence.sample(trials.shape)
+        others = Binomial(trials, chance, validate_args=False).sample()
         return torch.where(torch.rand_like(counts) < self.outliers.share, others, counts)
 
 

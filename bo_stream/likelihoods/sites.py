@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.collective import ALONE, Collective
-from bo_stream.linalg import safe_cholesky, scaled_prior, solve_lower
+from bo_stream.linalg import identity, safe_cholesky, scaled_prior, solve_lower
 from bo_stream.tensors import zip_tensors
 
 ExpectedLogProb = Callable[[Tensor, Tensor], Tensor]
@@ -154,7 +154,7 @@ class RootPrior(SitePrior):
         weighted = self.root * sites.precision.unsqueeze(-1)
         collective = self.collective
         inner = collective.sum(weighted.mT @ self.root)
-        factor = safe_cholesky(_identity(inner) + inner)
+        factor = safe_cholesky(identity(inner) + inner)
         pull = sites.shift - sites.precision * self.mean
         half = solve_lower(factor, self.root.mT)
         coordinates = solve_lower(factor, collective.sum(self.root.mT @ pull.unsqueeze(-1)))
@@ -196,7 +196,7 @@ class JointPrior(SitePrior):
         Williams (2006), algorithms 3.1 and 3.2.
         """
         scaled, scale = scaled_prior(self.covariance, sites.precision)
-        factor = safe_cholesky(_identity(scaled) + scaled)
+        factor = safe_cholesky(identity(scaled) + scaled)
         variance = self._variance(factor, scale, sites.precision)
         pull = sites.shift / torch.where(scale > 0.0, scale, 1.0) - scale * self.mean
         gain = solve_lower(factor, pull.unsqueeze(-1))
@@ -217,14 +217,10 @@ class JointPrior(SitePrior):
         before = self.covariance.diagonal(dim1=-2, dim2=-1)
         well = precision * before > 1.0
         cross = scale.unsqueeze(-1) * self.covariance
-        columns = torch.where(well.unsqueeze(-2), _identity(cross), cross)
+        columns = torch.where(well.unsqueeze(-2), identity(cross), cross)
         explained = solve_lower(factor, columns).square().sum(-2)
         of_well = (1.0 - explained) / torch.where(well, precision, 1.0)
         return torch.where(well, of_well, before - explained).clamp_min(_EPS * before)
-
-
-def _identity(like: Tensor) -> Tensor:
-    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ def test_many_trials_are_as_few(
 
 
 def test_counts_of_millions_cost_as_those_of_thousands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counts_module, "_tables", lambda *points: pytest.fail("lists all counts"))
+    monkeypatch.setattr(counts_module, "log_prob", lambda *_: pytest.fail("lists all counts"))
     mean = torch.tensor([[-3.0], [0.0]], dtype=torch.float64)
     rate = _rate(mean, torch.full_like(mean, 0.25))
     trials = torch.full_like(mean, MOST_EXAMINED)

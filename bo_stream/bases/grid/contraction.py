@@ -139,54 +139,33 @@ def contract(moments: Tensor, roots: list[Tensor], index: Tensor) -> Tensor:
         blocks = torch.einsum("cl,ljk->cjk", moments.unflatten(0, (-1, PAIR_DEGREES)), coefficients)
         line = local.flatten(0, 1).mT @ (blocks @ local).flatten(0, 1)
         return line[index, index.mT]
-    level = _Level(
-        moments.reshape(1, -1),
-        torch.zeros(1, 1, dtype=torch.long, device=index.device),
-        torch.zeros_like(index[:, 0]),
-    )
+    # sums over the dimensions behind one dimension, a row for each pair of tails that differs; the
+    # row of each pair of tails; and the tail of each product
+    sums, tail = moments.reshape(1, -1), torch.zeros_like(index[:, 0])
+    position = torch.zeros(1, 1, dtype=torch.long, device=index.device)
     for i in reversed(range(1, len(roots))):
-        level = _sum_out(level, _pair_polynomials(roots[i]), index[:, i:])
+        polynomials = _pair_polynomials(roots[i])
+        distinct, longer = index[:, i:].unique(dim=0, return_inverse=True)
+        own = distinct[:, 0]
+        parent = torch.empty_like(own).scatter(0, longer, tail)
+        pair = _pair_position(own.unsqueeze(-1), own)
+        code = position[parent.unsqueeze(-1), parent] * polynomials.shape[-1] + pair
+        products = _multiply(sums, polynomials, _extents(position, len(sums), parent, own))
+        needed, position = code.unique(return_inverse=True)
+        sums, tail = products.mT.reshape(-1, products.shape[-2])[needed], longer
     own, polynomials = index[:, 0], _pair_polynomials(roots[0])
-    sums = _multiply(level.sums, polynomials, _extents(level, level.tail, own)).squeeze(-2)
-    rows = level.position[level.tail.unsqueeze(-1), level.tail]  # of every pair of products
+    extents = _extents(position, len(sums), tail, own)
+    sums = _multiply(sums, polynomials, extents).squeeze(-2)
+    rows = position[tail.unsqueeze(-1), tail]  # of every pair of products
     return sums.reshape(-1)[rows * sums.shape[-1] + _pair_position(own.unsqueeze(-1), own)]
 
 
-@dataclass(frozen=True)
-class _Level:
-    """Sums over all dimensions behind one dimension.
-
-    Attributes:
-        sums: One row for each pair of tails that differs in its functions, ``pairs x rest``.
-        position: Row of each pair of tails, ``tails x tails``.
-        tail: The tail of each product, ``r``.
-    """
-
-    sums: Tensor
-    position: Tensor
-    tail: Tensor
-
-
-def _sum_out(level: _Level, polynomials: Tensor, tails: Tensor) -> _Level:
-    """Sum out one more dimension, the first column of ``tails``."""
-    distinct, tail = tails.unique(dim=0, return_inverse=True)
-    own = distinct[:, 0]
-    parent = torch.empty_like(own).scatter(0, tail, level.tail)
-    pair = _pair_position(own.unsqueeze(-1), own)
-    size = polynomials.shape[-1]
-    code = level.position[parent.unsqueeze(-1), parent] * size + pair
-    needed, position = code.unique(return_inverse=True)
-    sums = _multiply(level.sums, polynomials, _extents(level, parent, own))
-    return _Level(sums.mT.reshape(-1, sums.shape[-2])[needed], position, tail)
-
-
-def _extents(level: _Level, parent: Tensor, own: Tensor) -> Tensor:
+def _extents(position: Tensor, size: int, parent: Tensor, own: Tensor) -> Tensor:
     """Count the functions of the next dimension that each row of sums is multiplied with."""
-    tails = level.position.shape[0]
+    tails = position.shape[0]
     most = own.new_zeros(tails).scatter_reduce(0, parent, own + 1, "amax")
     both = torch.maximum(most.unsqueeze(-1), most).reshape(-1)
-    rows = own.new_zeros(level.sums.shape[0])
-    return rows.scatter_reduce(0, level.position.reshape(-1), both, "amax")
+    return own.new_zeros(size).scatter_reduce(0, position.reshape(-1), both, "amax")
 
 
 def _multiply(sums: Tensor, polynomials: Tensor, extents: Tensor) -> Tensor:

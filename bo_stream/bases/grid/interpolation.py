@@ -406,27 +406,20 @@ def _mean_products(first: _Part, second: _Part, dimension: int, interval: Tensor
         (basis, group.index(dimension) if dimension in group else None)
         for basis, group in (first, second)
     ]
-    cuts = [basis.grid.nodes(i) for basis, i in sides if i is not None]
-    x, quadrature = _cellwise_quadrature(torch.cat(cuts), interval.to(first[0].scale))
+    cuts = torch.cat([basis.grid.nodes(i) for basis, i in sides if i is not None])
+    low, high = interval.tolist()
+    inner = cuts[(cuts > low) & (cuts < high)].unique()
+    edges = torch.cat((cuts.new_tensor([low]), inner, cuts.new_tensor([high])))
+    widths, (t, quadrature) = edges.diff()[:, None], gauss_legendre(4)  # exact to degree 7
+    x = (edges[:-1, None] + widths * t).flatten().to(first[0].scale)
+    share = (widths * quadrature / (high - low)).flatten().to(first[0].scale)
     rows, columns = (
         torch.ones_like(x).unsqueeze(-1)  # a part without the dimension: the constant function 1
         if i is None
         else basis.grid.interpolation_matrix(i, x) @ basis.roots[i]
         for basis, i in sides
     )
-    line = rows.mT @ (columns * quadrature.unsqueeze(-1))
+    line = rows.mT @ (columns * share.unsqueeze(-1))
     for dim, (basis, i) in zip((-2, -1), sides, strict=True):
         line = line if i is None else line.index_select(dim, basis.index[:, i])
     return line
-
-
-def _cellwise_quadrature(nodes: Tensor, interval: Tensor) -> tuple[Tensor, Tensor]:
-    """Return points and weights (summing to one), exact to degree 7 between nodes."""
-    low, high = interval.tolist()
-    inner = nodes[(nodes > low) & (nodes < high)].unique()
-    edges = torch.cat((nodes.new_tensor([low]), inner, nodes.new_tensor([high])))
-    t, quadrature = gauss_legendre(4)
-    widths = edges.diff()
-    points = edges[:-1, None] + widths[:, None] * t
-    share = widths[:, None] * quadrature / (high - low)
-    return points.flatten().to(interval), share.flatten().to(interval)

@@ -133,11 +133,6 @@ class KernelFactors:
         mapped = (replace(f, parameters=tuple(map(rule, f.parameters))) for f in self.factors)
         return KernelFactors(tuple(map(rule, self.scales)), tuple(mapped))
 
-    def in_own_dims(self) -> KernelFactors:
-        """Return the kernel with its dimensions numbered by their order, others left out."""
-        moved = (replace(f, dimension=self.dims.index(f.dimension)) for f in self.factors)
-        return replace(self, factors=tuple(moved))
-
 
 @dataclass(frozen=True)
 class Factor:
@@ -284,8 +279,11 @@ def kernel_factors(kernel: Kernel, dim: int) -> GridKernel:
     terms = _terms(kernel, _active(kernel, tuple(range(dim))))
     if len(terms) == 1:
         return GridKernel(terms)
-    groups = tuple(term.dims for term in terms)
-    return GridKernel(tuple(term.in_own_dims() for term in terms), groups)
+    parts = []  # in their own dimensions, numbered by their order
+    for term in terms:
+        moved = (replace(f, dimension=term.dims.index(f.dimension)) for f in term.factors)
+        parts.append(replace(term, factors=tuple(moved)))
+    return GridKernel(tuple(parts), tuple(term.dims for term in terms))
 
 
 def _active(kernel: Kernel, inputs: tuple[int, ...]) -> tuple[int, ...]:

@@ -351,13 +351,13 @@ def _keys(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(_KEYS, dtype=dtype, device=device).mT
 
 
-def legendre(t: Tensor, degrees: int = PAIR_DEGREES) -> Tensor:
-    """Evaluate Legendre polynomials of ``2 t − 1`` up to a degree, ``... -> ... x degrees``."""
+def legendre(t: Tensor) -> Tensor:
+    """Evaluate Legendre polynomials of ``2 t − 1`` of degrees 0 to 6, ``... -> ... x 7``."""
     x = 2.0 * t - 1.0
     values = [torch.ones_like(x), x]
-    for n in range(1, degrees - 1):
+    for n in range(1, PAIR_DEGREES - 1):
         values.append(((2 * n + 1) * x * values[n] - n * values[n - 1]) / (n + 1))
-    return torch.stack(values[:degrees], dim=-1)
+    return torch.stack(values, dim=-1)
 
 
 @cache

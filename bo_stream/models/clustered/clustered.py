@@ -149,7 +149,20 @@ class ClusteredGP(StreamingGP):
             solver, cg_tolerance, arithmetic, max_centres if chooses else None
         )
         like = inputs[..., :0, :].reshape(0, inputs.shape[-1]).to(arithmetic)
-        tree = first_tree(tree, resolution, inputs, like)
+        if isinstance(tree, CoverTree):
+            tree = tree.to(like).insert(like)
+        elif tree is not None:
+            raise UnsupportedError(
+                f"Expected tree to be a CoverTree or None, got {type(tree).__name__}. A number is "
+                "the resolution."
+            )
+        else:
+            if resolution is None:  # of the box of the inputs; of 1 where that has no extent
+                rows, extent = inputs.flatten(0, -2), 1.0
+                if len(rows) > 0:
+                    extent = float(torch.linalg.vector_norm(rows.amax(0) - rows.amin(0))) or 1.0
+                resolution = FINEST * extent
+            tree = CoverTree(resolution)
         self._memory = ClusterMemory.empty(tree, like, self._output_batch)
         self._take_first(train_X, train_Y, train_Yvar, inputs, covar_module is not None)
 
@@ -260,24 +273,3 @@ def check_solver(solver: Solver | None) -> None:
     """Check the name of a solver."""
     if solver not in ("cholesky", "cg", None):
         raise ValueError(f'Expected solver to be "cholesky", "cg" or None, got {solver!r}.')
-
-
-def first_tree(
-    tree: CoverTree | None, resolution: float | None, X: Tensor, like: Tensor
-) -> CoverTree:
-    """Copy the tree given, for centres like ``0 x d``, or build an empty one of the resolution.
-
-    Without either the resolution is ``FINEST`` of the box of X, and of 1 where that has no extent.
-    """
-    if isinstance(tree, CoverTree):
-        return tree.to(like).insert(like)
-    if tree is not None:
-        raise UnsupportedError(
-            f"Expected tree to be a CoverTree or None, got {type(tree).__name__}. A number is the "
-            "resolution."
-        )
-    if resolution is None:
-        rows = X.flatten(0, -2)
-        extent = torch.linalg.vector_norm(rows.amax(0) - rows.amin(0)) if len(rows) > 0 else 1.0
-        resolution = FINEST * (float(extent) or 1.0)
-    return CoverTree(resolution)

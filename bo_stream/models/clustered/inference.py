@@ -282,19 +282,14 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     ) -> tuple[PosteriorProcess, SolvedClusters]:
         """Solve for the process at the centres, in O(M³) or O(M²) an iteration, unless kept."""
         if cache is None or not prior.is_in(cache.state):
-            process = self._solve(memory, prior)
-            room = MOST_PENDING if isinstance(process.solver, CholeskySolver) else 0
+            kernel, Z, K = self.frozen_prior(memory, prior)
+            scaled = RootEvidence.of(prior.evidence(memory.statistics), Z.dtype)
+            solver, mean = self.solver_for(scaled.system(K)), prior.mean.unsqueeze(-1).clone()
+            solution, root = solver.solve(scaled.target), scaled.root.mT
+            process = ClusteredProcess(kernel, Z, prior.num_outputs, root, solution, solver, mean)
+            room = MOST_PENDING if isinstance(solver, CholeskySolver) else 0
             cache = SolvedClusters(prior.state(), process, room)
         return cache.process, cache
-
-    def _solve(self, memory: ClusterMemory, prior: Prior) -> ClusteredProcess:
-        kernel, Z, K = self.frozen_prior(memory, prior)
-        scaled = RootEvidence.of(prior.evidence(memory.statistics), Z.dtype)
-        solver, mean = self.solver_for(scaled.system(K)), prior.mean.unsqueeze(-1).clone()
-        solution = solver.solve(scaled.target)
-        return ClusteredProcess(
-            kernel, Z, prior.num_outputs, scaled.root.mT, solution, solver, mean
-        )
 
     def objective(
         self, memory: ClusterMemory, cache: Cached, prior: Prior
@@ -468,21 +463,17 @@ def clustered_log_marginal_likelihood(
         evidence = combine(groups, residual)
         solution = _Solution.of(evidence, prior)
         logs = evidence.count * math.log(2.0 * math.pi) + evidence.log_noise
-        misfit = _misfit_within(evidence) + solution.misfit
+        # the energy of the observations about the means of their clusters, and of the means
+        gram = evidence.gram
+        of_means = torch.where(gram > 0.0, evidence.moment.square() / gram, 0.0)
+        misfit = evidence.energy - of_means.sum((-2, -1)) + solution.misfit
         value = -0.5 * (logs + solution.log_determinant + misfit)
         v, root = solution.representer, RootEvidence.of(evidence, prior.dtype).root
         sensitivity = 0.5 * (root * solution.inverse * root.mT - v @ v.mT)
         certainty = solution.certainty
     expected = (sensitivity * prior).sum((-2, -1)).double()
-    expected = expected + _misfit(groups, residual, evidence.gram, solution.mean, certainty)
+    expected = expected + _misfit(groups, residual, gram, solution.mean, certainty)
     return value - (expected - expected.detach())
-
-
-def _misfit_within(evidence: InformationForm) -> Tensor:
-    """Compute the energy of the observations about the means of their clusters, ``... x m``."""
-    gram = evidence.gram
-    of_means = torch.where(gram > 0.0, evidence.moment.square() / gram, 0.0)
-    return evidence.energy - of_means.sum((-2, -1))
 
 
 def _misfit(

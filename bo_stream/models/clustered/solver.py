@@ -15,7 +15,7 @@ from torch import Tensor
 from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import matrix_between
 from bo_stream.linalg import inverse_root, row_product
-from bo_stream.process import Joint, Points, PosteriorProcess, Residual
+from bo_stream.process import Points, PosteriorProcess
 from bo_stream.tensors import State
 from bo_stream.weights import InformationForm
 
@@ -176,7 +176,7 @@ class ConjugateGradients(CentreSolver):
             stop_updating_after=self.tolerance,
             eps=torch.finfo(self.Q.dtype).tiny,
             max_iter=MAX_ITERATIONS,
-            preconditioner=self._precondition,
+            preconditioner=lambda r: r - self.deflation @ (self.deflation.mT @ r),
         )
         residual = right - self._product(solution)
         if not bool((residual.norm(dim=-2) <= right.norm(dim=-2)).all()):  # nor is NaN a solution
@@ -189,9 +189,6 @@ class ConjugateGradients(CentreSolver):
 
     def _product(self, columns: Tensor) -> Tensor:
         return (columns.mT @ self.Q).mT  # a few columns are twice as fast this way round
-
-    def _precondition(self, residual: Tensor) -> Tensor:
-        return residual - self.deflation @ (self.deflation.mT @ residual)
 
 
 class _Solve(torch.autograd.Function):
@@ -271,15 +268,6 @@ class ClusteredProcess(PosteriorProcess):
         """Never negative. Cost O(n M), with conjugate gradients n solves."""
         variance = kernel_variance(self.kernel, points.X, self.outputs)
         return (variance - self.solver.explained_variance(points)).clamp_min(0.0).double()
-
-    def joint_at(self, points: Points) -> Joint:
-        """Return the joint distribution, whose covariance is all the residual's."""
-        mean = self.mean_at(points)
-        nothing = torch.zeros_like(mean).unsqueeze(-1)[..., :0]
-        residual = Residual(
-            lambda: self.cross_covariance(points, points), lambda: self.variance_at(points)
-        )
-        return Joint(mean, nothing, nothing, residual)
 
 
 MOST_PENDING = 64

@@ -16,10 +16,10 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
-from bo_stream.bases.inducing import InducingFunctions
+from bo_stream.bases.inducing import InducingFunctions, equal_rows
 from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.sites import ExpectedLogProb, local_sites
-from bo_stream.linalg import cholesky_with_nugget, safe_cholesky, solve_lower
+from bo_stream.linalg import cholesky_with_nugget, identity, safe_cholesky, solve_lower
 from bo_stream.models.decoupled.posterior import (
     NUGGET,
     DecoupledPosterior,
@@ -30,7 +30,7 @@ from bo_stream.models.decoupled.posterior import (
 )
 from bo_stream.models.inference import Hyperparameters
 from bo_stream.models.stochastic.budget import constrained_parameters, maximise
-from bo_stream.models.stochastic.training import NUMERICAL_ERRORS, Bar, Training
+from bo_stream.models.stochastic.training import NUMERICAL_ERRORS, Bar, Training, agreed
 
 _RIDGE = 1e-6
 """Noise of the values that are combined, in parts of their variance, when eigenfunctions are
@@ -88,13 +88,6 @@ def with_best_functions(now: Expanded, root: Tensor, gram: Tensor, most: int) ->
     covariance = replace(covariance, gram=seen.mT @ gram @ seen)
     after = replace(before, beta=before.alpha, covariance=covariance)
     return _of_the_mean(replace(now, posterior=after), covariance)
-
-
-def without_functions(posterior: DecoupledPosterior) -> DecoupledPosterior:
-    """Drop a spectral posterior's covariance functions; the mean is ``k(x, α) a`` alone."""
-    none = posterior.coefficients.new_zeros(*posterior.coefficients.shape[:-1], 0, 0)
-    beta = posterior.alpha.rows(slice(0, 0))
-    return replace(posterior, beta=beta, covariance=_known_nothing_of(none))
 
 
 def _of_the_mean(now: Expanded, covariance: SpectralCovariance) -> DecoupledPosterior:
@@ -191,18 +184,10 @@ def _points(X: Tensor, posterior: DecoupledPosterior, most: int) -> Tensor:
     beta, alpha = posterior.beta.points, posterior.alpha.points
     known = torch.cat((beta, alpha), -2)
     wide = X.unsqueeze(-3).expand(*known.shape[:-2], *X.shape[-2:])[..., : 2 * most, :]
-    same = _equal(wide, wide).tril(-1).any(-1)
-    there = _equal(wide, known).any(-1)
+    same = equal_rows(wide, wide).tril(-1).any(-1)
+    there = equal_rows(wide, known).any(-1)
     old = (same | there).flatten(0, -2).any(0)
     return wide[..., torch.nonzero(~old).flatten()[:most], :]
-
-
-def _equal(A: Tensor, B: Tensor) -> Tensor:
-    """Compare rows, ``... x n x d`` and ``... x n' x d`` to ``... x n x n'``."""
-    same = torch.ones(*A.shape[:-1], B.shape[-2], dtype=torch.bool, device=A.device)
-    for a, b in zip(A.unbind(-1), B.unbind(-1), strict=True):
-        same &= a.unsqueeze(-1) == b.unsqueeze(-2)
-    return same
 
 
 # --- the collapsed bound of a decoupled model: its best posterior --------------------------------
@@ -231,15 +216,24 @@ def optimum(
         collective: Processes of which each has some of the batches.
     """
     seeks = rank is not None and isinstance(now.posterior.covariance, SpectralCovariance)
-    if seeks:
-        now = replace(now, posterior=without_functions(now.posterior))
+    if seeks:  # the mean is k(x, α) a alone
+        bare, a = now.posterior, now.posterior.coefficients
+        none = _known_nothing_of(a.new_zeros(*a.shape[:-1], 0, 0))
+        bare = replace(bare, beta=bare.alpha.rows(slice(0, 0)), covariance=none)
+        now = replace(now, posterior=bare)
     before, kernel, m = now.posterior, now.kernel, now.outputs
     mixed = isinstance(before.covariance, HybridCovariance)
     apart = mixed and not isinstance(before.covariance, SpectralCovariance)
     beta = before.beta if apart else None  # functions of the mean beside α
-    root = cholesky_with_nugget(_covariance(now, beta), NUGGET)
+    covariance = before.alpha.with_functions(kernel, before.alpha, m)
+    if beta is not None:
+        cross, others = (f.with_functions(kernel, beta, m) for f in (before.alpha, beta))
+        covariance = torch.cat(
+            (torch.cat((covariance, cross), -1), torch.cat((cross.mT, others), -1)), -2
+        )
+    root = cholesky_with_nugget(covariance, NUGGET)
     gram, pull, seen = map(collective.sum, _sums(now, batches, beta, root))
-    weights = torch.cholesky_solve(weight * pull, safe_cholesky(_one_plus(weight * gram)))
+    weights = torch.cholesky_solve(weight * pull, safe_cholesky(weight * gram + identity(gram)))
     c = torch.linalg.solve_triangular(root.mT, weights, upper=True).squeeze(-1)
     after = before.with_expansion(c[..., : len(before.alpha)], kernel, m)
     if seeks and rank is not None:
@@ -250,18 +244,8 @@ def optimum(
     if beta is not None:
         v = v + now.basis.factor.mT @ c[..., len(before.alpha) :].unsqueeze(-1)
     gram = weight * seen
-    covariance = replace(before.covariance, moment=v + gram @ v, gram=gram)
-    return replace(after, covariance=covariance)
-
-
-def _covariance(now: Expanded, beta: InducingFunctions | None) -> Tensor:
-    """Compute the covariance of the mean's functions, α and perhaps β, ``... x m x M x M``."""
-    alpha, kernel, m = now.posterior.alpha, now.kernel, now.outputs
-    own = alpha.with_functions(kernel, alpha, m)
-    if beta is None:
-        return own
-    cross, others = (f.with_functions(kernel, beta, m) for f in (alpha, beta))
-    return torch.cat((torch.cat((own, cross), -1), torch.cat((cross.mT, others), -1)), -2)
+    moved = replace(before.covariance, moment=v + gram @ v, gram=gram)
+    return replace(after, covariance=moved)
 
 
 def _sums(
@@ -291,10 +275,6 @@ def _sums(
         pull = pull + features @ shift.unsqueeze(-1)
         seen = seen + z.mT @ (precision.unsqueeze(-1) * z)
     return gram, pull, seen
-
-
-def _one_plus(gram: Tensor) -> Tensor:
-    return gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
 
 
 def between(
@@ -442,31 +422,23 @@ class _Search:
         """Return the bound, differentiable once in what is moved."""
         found, self._known = self._known, None
         if found is None:
-            found = self._next()
+            spent = agreed(time.monotonic() - self._began, self._bound.collective)
+            if len(self._trace) >= self._evaluations or spent >= self._seconds:
+                raise _Enough
+            with torch.no_grad():
+                for coordinate in self._coordinates:
+                    coordinate.after()
+            try:
+                found = self._evaluated()
+            except NUMERICAL_ERRORS as error:
+                raise _Enough from error
+            if not bool(found.bound.isfinite()):
+                raise _Enough
         total = found.bound.clone()
         for coordinate, gradient in zip(self._coordinates, found.gradient, strict=True):
             step = coordinate.moved - coordinate.moved.detach()
             total = total + (coordinate.slope(gradient) * step).sum()
         return total
-
-    def _next(self) -> Valued:
-        if len(self._trace) >= self._evaluations or self._elapsed() >= self._seconds:
-            raise _Enough
-        with torch.no_grad():
-            for coordinate in self._coordinates:
-                coordinate.after()
-        try:
-            found = self._evaluated()
-        except NUMERICAL_ERRORS as error:
-            raise _Enough from error
-        if not bool(found.bound.isfinite()):
-            raise _Enough
-        return found
-
-    def _elapsed(self) -> float:
-        """Seconds since the beginning, by the clock of the first process."""
-        spent = torch.tensor(time.monotonic() - self._began, dtype=torch.float64)
-        return float(self._bound.collective.agreed(spent))
 
     def _evaluated(self) -> Valued:
         learned: list[Tensor] = [coordinate.parameter for coordinate in self._coordinates]

@@ -22,17 +22,22 @@ from bo_stream.bases.inducing import check_factors
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import latent_kernel
-from bo_stream.models.decoupled.collapse import Growth
+from bo_stream.models.decoupled.collapse import Growth, maximise_collapsed
 from bo_stream.models.decoupled.inference import DecoupledInference, Parametrization, check_among
 from bo_stream.models.decoupled.learner import DecoupledLearner, DecoupledSchedule
 from bo_stream.models.decoupled.posterior import DecoupledMemory
+from bo_stream.models.inference import Hyperparameters
 from bo_stream.models.outcomes.likelihood import check_transform, latent_columns, outcomes_of
-from bo_stream.models.stochastic.budget import Before, Budget, judged, judgement_said
+from bo_stream.models.stochastic.budget import Budget, JudgedRows, Scores, judged, judgement_said
 from bo_stream.models.stochastic.replay import build_from
 from bo_stream.models.stochastic.start import guess
 from bo_stream.models.stochastic.training import Training, check_limits, train
 
 Preconditioner = Literal["block", "jacobi"]
+
+_Before = tuple[DecoupledMemory, Hyperparameters, JudgedRows, Scores | None]
+"""A model before a training: with rows that judge it, and how well it predicted them, if it can go
+back."""
 
 
 class DecoupledGP(StreamingGP):
@@ -291,27 +296,26 @@ class DecoupledGP(StreamingGP):
         self.prior.take_over(learner.hyper)
         self._set_memory(learner.memory)
 
-    def _begun(self, budget: Budget, progress: bool) -> Before:
-        """Begin a training, and return what it is judged by."""
+    def _begun(self, budget: Budget, progress: bool) -> _Before:
+        """Begin a training; return memory and hyperparameters before it, rows and their scores."""
         inference, memory, prior = self._inference, self._memory, self.prior
-        rows = inference.judged_rows(memory, prior)
+        rows = JudgedRows.of(memory.replay, prior, inference.schedule.seed)
         starts = budget.seconds is not None and not memory.begun
         scores = inference.scores(rows, memory, prior) if starts else None
-        before = Before(memory, prior.copied(), rows, scores)
+        hyper = prior.copied()
         self._set_memory(inference.begun(memory, prior, budget, progress))
-        return before
+        return memory, hyper, rows, scores
 
-    def _judged(self, training: Training, before: Before) -> Training:
+    def _judged(self, training: Training, before: _Before) -> Training:
         """Predict rows that no step has drawn; go back where the model has become worse."""
         inference, memory, ended = self._inference, self._memory, time.monotonic()
+        former, hyper, rows, scores = before
         size, seed = inference.schedule.size(memory.replay.held), inference.schedule.seed
-        steps = range(before.memory.steps, memory.steps)
-        free = before.rows.undrawn(memory.replay, size, seed, steps)
-        scores = inference.scores(before.rows, memory, self.prior)
-        training = judged(training, before.scores, scores, free)
+        free = rows.undrawn(memory.replay, size, seed, range(former.steps, memory.steps))
+        training = judged(training, scores, inference.scores(rows, memory, self.prior), free)
         if not training.is_kept:
-            self.prior.take_over(before.hyper)
-            self._set_memory(before.memory)
+            self.prior.take_over(hyper)
+            self._set_memory(former)
         final = time.monotonic() - ended
         return replace(training, seconds=training.seconds + final, final=final)
 
@@ -360,10 +364,14 @@ class DecoupledGP(StreamingGP):
         if budget.left() == 0.0:
             training = Training(0, time.monotonic() - budget.began, ())
         else:
-            self._set_memory(inference.with_all_functions(self._memory, prior))
+            learner = inference.learner(self._memory, prior, growing=False)
+            learner.grow_to_the_caps()
+            self._set_memory(learner.memory)
+            bound, hyper = inference.collapsed_bound(self._memory, prior), prior.copied()
             limits = evaluations, seconds, budget.began
-            memory, training = inference.collapsed(self._memory, prior, limits, progress)
-            self._set_memory(memory)
+            posterior, training = maximise_collapsed(bound, hyper, limits, progress)
+            prior.take_over(hyper)
+            self._set_memory(replace(self._memory, posterior=posterior, hyper_moments=None))
         return judgement_said(self._judged(training, before), seconds)
 
     def optimize_posterior(self, rounds: int = 1, *, progress: bool = True) -> Self:

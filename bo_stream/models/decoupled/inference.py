@@ -20,9 +20,7 @@ from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.models.decoupled.collapse import (
     CollapsedBound,
     Growth,
-    Limits,
     between,
-    maximise_collapsed,
     optimum,
     with_eigenfunctions,
 )
@@ -51,7 +49,7 @@ from bo_stream.models.stochastic.start import (
     learn_first_hyperparameters,
     set_scales,
 )
-from bo_stream.models.stochastic.training import Training, tracked, train, waiting
+from bo_stream.models.stochastic.training import tracked, train, waiting
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
 
@@ -346,35 +344,12 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         posterior = self._anew(memory.posterior, hyper.covar_module)
         return replace(memory, posterior=posterior, hyper_moments=None, variational_moments=None)
 
-    def judged_rows(self, memory: DecoupledMemory, prior: Prior) -> JudgedRows:
-        """Draw the rows by which a training is judged."""
-        return JudgedRows.of(memory.replay, prior, self.schedule.seed)
-
     @torch.no_grad()
     def scores(self, rows: JudgedRows, memory: DecoupledMemory, prior: Prior) -> Scores:
         """Predict rows by the posterior as it is. Cost O(n (M_α d + S M_β) + M_α S d + S³)."""
         hyper = _shared(prior)
         process = self._process(memory.posterior, prior)
         return rows.scores(process, hyper.likelihood, prior.num_outputs)
-
-    def with_all_functions(self, memory: DecoupledMemory, prior: Prior) -> DecoupledMemory:
-        """Let observations become functions, up to the caps."""
-        learner = self.learner(memory, prior, growing=False)
-        learner.grow_to_the_caps()
-        return learner.memory
-
-    def collapsed(
-        self,
-        memory: DecoupledMemory,
-        prior: Prior,
-        limits: Limits,
-        progress: bool,
-    ) -> tuple[DecoupledMemory, Training]:
-        """Maximise the bound at its best posterior in hyperparameters; see ``fit_collapsed``."""
-        bound, hyper = self.collapsed_bound(memory, prior), prior.copied()
-        posterior, training = maximise_collapsed(bound, hyper, limits, progress)
-        prior.take_over(hyper)
-        return replace(memory, posterior=posterior, hyper_moments=None), training
 
     def collapsed_bound(self, memory: DecoupledMemory, prior: Prior) -> CollapsedBound:
         """Return the bound at its best posterior, as a function of hyperparameters."""
@@ -400,7 +375,13 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         batches = tracked(replay.outcomes(prior, hyper.likelihood), chunks, progress)
         if isinstance(hyper.likelihood, GaussianLikelihood):
             return optimum(before, batches, weight, self.growth.covariance, collective)
-        now = self._widely_spanned(memory, prior, before)
+        now, p = before, before.posterior
+        if isinstance(p.covariance, SpectralCovariance) and len(p.beta) < len(p.alpha):
+            # let covariance functions combine all of the mean's
+            most = min(INPUTS * len(p.alpha), replay.held)
+            some = replay.sample(most, generator_at(self.schedule.seed, BEFORE_STEPS), prior)
+            sizes = len(p.alpha), self.growth.covariance
+            now = replace(now, posterior=with_eigenfunctions(now, some.X, *sizes, collective))
         best = optimum(now, batches, weight, None, collective)
         bound = self._bound(memory, prior, hyper)
         for halvings in range(HALVINGS):
@@ -409,17 +390,6 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
             if bool((there >= bound).all()):
                 return tried
         return memory.posterior
-
-    def _widely_spanned(self, memory: DecoupledMemory, prior: Prior, now: Expanded) -> Expanded:
-        """Let covariance functions, if spectral, combine all of the mean's."""
-        p, replay = now.posterior, memory.replay
-        if not isinstance(p.covariance, SpectralCovariance) or len(p.beta) == len(p.alpha):
-            return now
-        most = min(INPUTS * len(p.alpha), replay.held)
-        some = replay.sample(most, generator_at(self.schedule.seed, BEFORE_STEPS), prior)
-        sizes = len(p.alpha), self.growth.covariance
-        wide = with_eigenfunctions(now, some.X, *sizes, replay.collective)
-        return replace(now, posterior=wide)
 
 
 def check_among(name: str, value: object, known: tuple[object, ...]) -> None:

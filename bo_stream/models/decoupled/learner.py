@@ -28,7 +28,7 @@ from bo_stream.models.decoupled.posterior import (
 )
 from bo_stream.models.inference import Prior
 from bo_stream.models.stochastic.budget import ConstrainedAdam
-from bo_stream.models.stochastic.replay import Batch, generator_at
+from bo_stream.models.stochastic.replay import generator_at
 from bo_stream.tensors import map_tensors
 
 _RENEWED = 10
@@ -68,10 +68,6 @@ class DecoupledSchedule:
     mean_rate: float | None
     mean_points: bool
     seed: int
-
-    def decay(self, step: int) -> float:
-        """Compute ``1 / (1 + 0.1 √t)``; [Cheng2017, section 4]."""
-        return 1.0 / (1.0 + 0.1 * step**0.5)
 
     def size(self, held: int) -> int:
         """Return the size of a minibatch."""
@@ -113,7 +109,14 @@ class DecoupledLearner:
         schedule, by_adam = self._schedule, self._schedule.mean_rate is None
         moved = VariationalParameters(posterior, by_adam, schedule.mean_points, self._memory.unit)
         parameters = list(moved.parameters())
-        moments = None if moments is None else _padded(moments, parameters)
+        if moments is not None:  # of as many functions or fewer: further ones have none yet
+            moments = deepcopy(moments)
+            for i, parameter in enumerate(parameters):
+                state = moments["state"].get(i, {})
+                for name in state.keys() - {"step"}:
+                    wide = state[name].new_zeros(parameter.shape)
+                    wide[tuple(slice(0, size) for size in state[name].shape)] = state[name]
+                    state[name] = wide
         self._parameters = moved
         self._variational_adam = ConstrainedAdam(moved, parameters, schedule.learning_rate, moments)
 
@@ -209,7 +212,10 @@ class DecoupledLearner:
         renewed = False
         if self._growing:
             order = torch.randperm(size, generator=generator).to(data.X.device)
-            renewed = self._grow_by(data, places, order)
+            inputs = data.X
+            if not self._growth.finished(self._memory.posterior):
+                inputs = replay.completed(data, places).X[..., order, :]
+            renewed = self.grow(inputs)
         # the best posterior's combine more functions than a step should
         wide = len(self._memory.posterior.beta) > self._growth.span
         if (wide or self.num_steps % _RENEWED == 0) and not renewed:
@@ -218,8 +224,9 @@ class DecoupledLearner:
         index = drawn_columns(now.posterior, schedule.columns, generator)
         expected = OutcomeModel(self.hyper.likelihood, now.outputs).expected_log_prob(data.targets)
         draw = Draw.of(now, data.X, expected, replay.count / size, index, collective)
-        decay, mean_rate = self._pace * schedule.decay(self.num_steps), schedule.mean_rate
-        mean_rate = None if mean_rate is None else mean_rate * decay
+        # [Cheng2017, section 4]
+        decay = self._pace * (1.0 / (1.0 + 0.1 * self.num_steps**0.5))
+        mean_rate = None if schedule.mean_rate is None else schedule.mean_rate * decay
         posterior = natural_step(draw, expected, schedule.natural_rate * decay, mean_rate)
         log_prior = collective.share * self.hyper.log_prior()
         objective = (draw.value.sum() + log_prior) / replay.count
@@ -236,12 +243,6 @@ class DecoupledLearner:
         posterior = self._parameters.moved(posterior)
         self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps)
         return float(collective.sum(draw.value.detach()).sum())
-
-    def _grow_by(self, data: Batch, places: Tensor, order: Tensor) -> bool:
-        """Let the inputs of a minibatch become functions, in some order; see :meth:`grow`."""
-        if self._growth.finished(self._memory.posterior):
-            return self.grow(data.X)
-        return self.grow(self._memory.replay.completed(data, places).X[..., order, :])
 
     def _expanded(self) -> Expanded:
         return Expanded.of(self._parameters.posterior(), self.hyper)
@@ -281,7 +282,11 @@ class VariationalParameters(Module):
         covariance = p.covariance
         if isinstance(covariance, DirectCovariance):
             covariance = replace(covariance, root=own["root"])
-        alpha, beta = (self._functions(n, getattr(p, n), own) for n in ("alpha", "beta"))
+        bases = {"alpha": p.alpha, "beta": p.beta}
+        for name in bases:
+            if (points := own.get(f"{name}_points")) is not None:
+                bases[name] = InducingFunctions(points * self._unit, own.get(f"{name}_factors"))
+        alpha, beta = bases["alpha"], bases["beta"]
         if self._tied:
             beta = alpha.rows(slice(0, len(beta)))
         return replace(
@@ -292,30 +297,10 @@ class VariationalParameters(Module):
             covariance=covariance,
         )
 
-    def _functions(
-        self, name: str, functions: InducingFunctions, own: dict[str, Parameter]
-    ) -> InducingFunctions:
-        if f"{name}_points" not in own:
-            return functions
-        points = own[f"{name}_points"] * self._unit
-        return InducingFunctions(points, own.get(f"{name}_factors"))
-
     def moved(self, posterior: DecoupledPosterior) -> DecoupledPosterior:
         """Put these as they are now into a posterior whose other tensors have moved."""
         self._posterior = posterior
         return map_tensors(self.posterior(), lambda tensor: tensor.detach().clone())
-
-
-def _padded(moments: Moments, parameters: list[Parameter]) -> Moments:
-    """Copy moments of as many functions or fewer: further ones have none yet."""
-    padded = deepcopy(moments)
-    for i, parameter in enumerate(parameters):
-        state = padded["state"].get(i, {})
-        for name in state.keys() - {"step"}:
-            wide = state[name].new_zeros(parameter.shape)
-            wide[tuple(slice(0, size) for size in state[name].shape)] = state[name]
-            state[name] = wide
-    return padded
 
 
 _DAMPING = 1e-5
@@ -338,29 +323,19 @@ def natural_step(
     """
     there, posterior = draw.there, map_tensors(draw.expanded.posterior, torch.detach)
     sites, _ = local_sites(expected, there.mean.detach(), there.variance.detach())
-    if isinstance(posterior.covariance, HybridCovariance):
-        covariance = _moved_weights(draw, posterior.covariance, sites, rate)
-        posterior = replace(posterior, covariance=covariance)
+    covariance = posterior.covariance
+    if isinstance(covariance, HybridCovariance):  # mix natural parameters with the minibatch's
+        z, (v, _) = there.features.detach(), draw.expanded.weights
+        others = there.mean.detach() - (z @ v.detach()).squeeze(-1)  # the mean without weights
+        weighted = draw.weight * z * sites.precision.unsqueeze(-1)
+        pull = draw.weight * (sites.shift - sites.precision * others)
+        moment, gram = map(draw.collective.sum, (z.mT @ pull.unsqueeze(-1), z.mT @ weighted))
+        moment = torch.lerp(covariance.moment, moment, rate)
+        gram = torch.lerp(covariance.gram, gram, rate)
+        posterior = replace(posterior, covariance=replace(covariance, moment=moment, gram=gram))
     if mean_rate is None or len(draw.columns.index) == 0:
         return posterior
     return replace(posterior, coefficients=_moved_coefficients(draw, posterior, sites, mean_rate))
-
-
-def _moved_weights(
-    draw: Draw, covariance: HybridCovariance, sites: Sites, rate: float
-) -> HybridCovariance:
-    """Mix ``1 − rate`` of the natural parameters with ``rate`` of those of the minibatch."""
-    z, there = draw.there.features.detach(), draw.there
-    v, _ = draw.expanded.weights
-    others = there.mean.detach() - (z @ v.detach()).squeeze(-1)  # the mean without these weights
-    weighted = draw.weight * z * sites.precision.unsqueeze(-1)
-    pull = draw.weight * (sites.shift - sites.precision * others)
-    moment, gram = map(draw.collective.sum, (z.mT @ pull.unsqueeze(-1), z.mT @ weighted))
-    return replace(
-        covariance,
-        moment=torch.lerp(covariance.moment, moment, rate),
-        gram=torch.lerp(covariance.gram, gram, rate),
-    )
 
 
 def _moved_coefficients(
@@ -380,7 +355,9 @@ def _moved_coefficients(
     gradient = gradient - draw.weight * draw.collective.sum(slopes @ slope.unsqueeze(-1))
     hessian = _less(block, columns.features, columns.features)
     hessian = hessian + _curvature(draw, slopes, sites.precision)
-    damping = _DAMPING * _mean_diagonal(hessian) + _ROUNDING * _mean_diagonal(block)
+    means = (m.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True) for m in (hessian, block))
+    of_hessian, of_block = means
+    damping = _DAMPING * of_hessian + _ROUNDING * of_block
     hessian.diagonal(dim1=-2, dim2=-1).add_(damping)
     change = rate * torch.cholesky_solve(gradient, safe_cholesky(hessian)).squeeze(-1)
     if posterior.jacobi:
@@ -416,8 +393,3 @@ def _curvature(draw: Draw, slopes: Tensor, precision: Tensor) -> Tensor:
         mean = collective.sum(precision.sum(-1)) / size
         seen = seen + mean[..., None, None] * (more.mT @ more)
     return draw.weight * size / (size + len(others)) * seen
-
-
-def _mean_diagonal(matrix: Tensor) -> Tensor:
-    """Average the diagonal, ``... x n x n -> ... x 1``."""
-    return matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)

@@ -16,6 +16,7 @@ from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.sites import ExpectedLogProb
 from bo_stream.linalg import (
     cholesky_with_nugget,
+    identity,
     inverse_root,
     row_product,
     safe_cholesky,
@@ -53,7 +54,7 @@ class DirectCovariance:
         if self.jacobi:
             root = root / beta.variance(kernel, outputs).unsqueeze(-1)
         inner = root.mT @ beta.with_functions(kernel, beta, outputs) @ root
-        return FunctionBasis(kernel, beta, outputs, safe_cholesky(inner + _eye(inner)), root)
+        return FunctionBasis(kernel, beta, outputs, safe_cholesky(inner + identity(inner)), root)
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """Return mean and root of the features' weights, ``... x m x M x 1`` and ``x M``: zeros.
@@ -68,7 +69,7 @@ class DirectCovariance:
         That is ``½ log |H| − ½ tr(I − H⁻¹)``, ``H = F Fᵀ``: the last two terms of eq. 9.
         """
         factor = basis.factor
-        inverse = solve_lower(factor, _eye(factor).expand_as(factor))
+        inverse = solve_lower(factor, identity(factor).expand_as(factor))
         trace = (1.0 - inverse.square().sum(-2)).sum(-1)
         return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * trace
 
@@ -103,7 +104,7 @@ class HybridCovariance:
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """Return ``Q⁻¹ moment`` and a root of ``Q⁻¹``, ``... x m x M x 1`` and ``x M``."""
-        root = inverse_root(self.gram + _eye(self.gram))
+        root = inverse_root(self.gram + identity(self.gram))
         return root @ (root.mT @ self.moment), root
 
     def divergence(self, basis: FunctionBasis) -> Tensor:
@@ -239,10 +240,6 @@ class ShiftedProcess(PosteriorProcess):
         """Return the base's factors around another mean."""
         base = self.base.joint_at(points)
         return replace(base, mean=base.mean + self.shift(points.X))
-
-
-def _eye(like: Tensor) -> Tensor:
-    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
 def _block_diagonal(first: Tensor, second: Tensor) -> Tensor:
@@ -449,7 +446,8 @@ class Expanded:
     def at(self, X: Tensor) -> Marginals:
         """Evaluate the process at inputs, ``... x n x d``. Cost O(n M_α d + n M_β²)."""
         features, alpha = self.basis.features(X), self.posterior.alpha
-        mean, cross = alpha.weighted_values(self.kernel, X, self.outputs, self.coefficients)
+        values = InducingFunctions(X.unsqueeze(-3))
+        mean, cross = alpha.weighted_functions(self.kernel, values, self.outputs, self.coefficients)
         mean = mean + (features @ self.remaining).squeeze(-1) + self.constant.unsqueeze(-1)
         left = kernel_variance(self.kernel, X, self.outputs) - features.square().sum(-1)
         covariance = row_product(features, self.weights[1]).square().sum(-1)

@@ -404,16 +404,14 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
     ) -> tuple[PosteriorProcess, SolvedWeights]:
         """Solve for the weights, in O(r³), unless kept."""
         if cache is None or not prior.is_in(cache.state):
-            cache = SolvedWeights(prior.state(), self._solve(memory.at(network_of(prior)), prior))
+            memory, scale = memory.at(network_of(prior)), weight_scale(prior, memory.rank)
+            basis = LayerBasis(memory.network, scale, memory.rank)
+            evidence = prior.evidence(whitened(memory.statistics, scale))
+            weights = solve(evidence)
+            _warn_of_few_features(evidence, weights.mean, prior)
+            process = WeightSpaceProcess(basis, weights, prior.mean.unsqueeze(-1).clone())
+            cache = SolvedWeights(prior.state(), process)
         return cache.process, cache
-
-    def _solve(self, memory: LastLayerMemory, prior: Prior) -> WeightSpaceProcess:
-        scale = weight_scale(prior, memory.rank)
-        basis = LayerBasis(memory.network, scale, memory.rank)
-        evidence = prior.evidence(whitened(memory.statistics, scale))
-        weights = solve(evidence)
-        _warn_of_few_features(evidence, weights.mean, prior)
-        return WeightSpaceProcess(basis, weights, prior.mean.unsqueeze(-1).clone())
 
     def objective(
         self, memory: LastLayerMemory, cache: Cached, prior: Prior

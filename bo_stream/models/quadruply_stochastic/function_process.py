@@ -118,10 +118,6 @@ class ControlPoints:
             return torch.zeros_like(self.targets[..., 0])
         return _difference(*(self.prior_root @ v for v in (self.values, one, other)))
 
-    def clone(self) -> ControlPoints:
-        """Copy the values."""
-        return replace(self, values=self.values.clone())
-
     def select(self, outputs: list[int], of: int, basis: SampledBasis) -> ControlPoints:
         """Copy for some of the outputs, whose functions are given."""
         own = {"root": self.root, "ones": self.ones, "prior_root": self.prior_root}
@@ -274,22 +270,20 @@ class FunctionProcess(PosteriorProcess):
         if self._is_kept:
             covariance = points.posterior @ others.posterior.mT
         else:
-            covariance = self._covariance_in_parts(points, others)
+
+            def rule(functions: Tensor, index: Tensor) -> Tensor:
+                scaled = functions * self.weights.scale[:, index].double().square().unsqueeze(-2)
+                return scaled @ self.basis.functions(others.X, index).mT
+
+            covariance = self._summed(points.X, rule)
+            if self.weights.rows.shape[-1] > 0:
+                dense = self._dense_sums(points)
+                theirs = dense if others is points else self._dense_sums(others)
+                covariance = covariance + dense @ theirs.mT
         if self.noise is None:
             return covariance
         factors = self.augmentation_factor(points), self.augmentation_factor(others)
         return covariance + self._augmentation(points.X, others.X, *factors)
-
-    def _covariance_in_parts(self, points: Points, others: Points) -> Tensor:
-        def rule(functions: Tensor, index: Tensor) -> Tensor:
-            scaled = functions * self.weights.scale[:, index].double().square().unsqueeze(-2)
-            return scaled @ self.basis.functions(others.X, index).mT
-
-        covariance = self._summed(points.X, rule)
-        if self.weights.rows.shape[-1] == 0:
-            return covariance
-        dense = self._dense_sums(points)
-        return covariance + dense @ (dense if others is points else self._dense_sums(others)).mT
 
     def _dense_sums(self, points: Points) -> Tensor:
         """``φ c_r`` of the dense columns, ``... x m x n x k``."""
@@ -332,13 +326,10 @@ class FunctionProcess(PosteriorProcess):
 
     def joint_at(self, points: Points) -> Joint:
         """Factors where the functions are kept; else the covariance, when it is asked for."""
+        if not self._is_kept:
+            return super().joint_at(points)
         mean, X = self.mean_at(points), points.X
         nothing = torch.zeros_like(mean).unsqueeze(-1)[..., :0]
-        if not self._is_kept:
-            residual = Residual(
-                lambda: self.cross_covariance(points, points), lambda: self.variance_at(points)
-            )
-            return Joint(mean, nothing, nothing, residual)
         if self.noise is None:
             return Joint(mean, points.posterior, nothing, None)
         factor = self.augmentation_factor(points)

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
-from botorch.models.transforms.input import InputTransform
-from botorch.models.transforms.outcome import OutcomeTransform
-from botorch.utils.types import _DefaultType
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
@@ -21,22 +15,16 @@ from gpytorch.likelihoods import (
     LaplaceLikelihood,
     Likelihood,
 )
-from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.bases.inducing import frozen
-from bo_stream.bases.spectral import PointBasis, SampledBasis, check_spectral
+from bo_stream.bases.spectral import PointBasis, SampledBasis
 from bo_stream.likelihoods.binomial import BinomialLikelihood
-from bo_stream.likelihoods.outcome_model import LogisticLikelihood, check_likelihood
-from bo_stream.models.construction import latent_kernel
+from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.models.inference import Inference, KeptProcess, Prior
 from bo_stream.models.memory import Observations
 from bo_stream.models.outcomes.likelihood import (
-    REAL,
     CountOutcomes,
-    check_transform,
-    latent_columns,
-    outcomes_of,
 )
 from bo_stream.models.quadruply_stochastic.function_process import (
     SAMPLE,
@@ -45,8 +33,6 @@ from bo_stream.models.quadruply_stochastic.function_process import (
     WeightMoments,
 )
 from bo_stream.models.quadruply_stochastic.memory import (
-    FourierFeatures,
-    InducingAtData,
     Layout,
     Progress,
     QuadruplyStochasticMemory,
@@ -56,7 +42,6 @@ from bo_stream.models.quadruply_stochastic.memory import (
 )
 from bo_stream.models.quadruply_stochastic.steps import (
     BATCH_SIZE,
-    SampledGradient,
     Steps,
     drawn_functions,
     log_precision,
@@ -65,21 +50,18 @@ from bo_stream.models.stochastic.budget import (
     JUDGED,
     LEAST_JUDGED,
     SEARCH_SHARE,
-    Before,
     Budget,
     JudgedRows,
     Scores,
-    judged,
-    judgement_said,
 )
 from bo_stream.models.stochastic.replay import Batch, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import agree, learn_first_hyperparameters
-from bo_stream.models.stochastic.training import Training, check_limits, train
+from bo_stream.models.stochastic.training import train
 from bo_stream.process import PosteriorProcess
 from bo_stream.tensors import is_same, state_of
 
 if TYPE_CHECKING:
-    from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
+    pass
 
 SUPPORT_PLACE = 2**40
 """Of the random numbers that choose support points, beyond those of all steps."""
@@ -141,32 +123,27 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         if layout.size == size:
             return memory
         new = replace(layout, points=layout.points[size:])
-        first = self._first_weights(new, X, float(memory.replay.count), prior)
+        wide = torch.ones(prior.num_outputs, 1, dtype=torch.float64, device=X.device)
+        precisions = wide.repeat(1, new.size) if self.relevance else None
+        basis = new.basis(frozen(prior.kernel), precisions)
+        precision = basis.precision_diagonal(torch.arange(basis.size, device=X.device))
+        scale, squares, noise = wide * precision.rsqrt(), None, prior.inferred_noise
+        if noise is not None:  # scales of Proposition 1, else of the prior
+            squares = wide * basis.mean_squares(X[:_FIRST_ROWS])
+            scale = proposition_1(squares, precision, float(memory.replay.count), noise)
+        like = X.new_empty(0, dtype=self.schedule.arithmetic)
+        first = Progress.start(
+            like.new_zeros(*scale.shape, 1 + self.columns),
+            scale.log().to(like),
+            None if squares is None else squares.to(like),
+            None if precisions is None else precisions.to(like),
+        )
         progress = memory.progress.grown(first)
         control = progress.control
         if control is not None:  # the new weights are 0: its values stay
             basis = layout.basis(control.basis.kernel, progress.precisions)
             progress.control = replace(control, basis=basis)
         return replace(memory, progress=progress)
-
-    def _first_weights(self, layout: Layout, X: Tensor, count: float, prior: Prior) -> Progress:
-        """Set means to 0 and scales to those of Proposition 1, or of the prior."""
-        like = X.new_empty(0, dtype=self.schedule.arithmetic)
-        wide = torch.ones(prior.num_outputs, 1, dtype=torch.float64, device=X.device)
-        precisions = wide.repeat(1, layout.size) if self.relevance else None
-        basis = layout.basis(frozen(prior.kernel), precisions)
-        precision = basis.precision_diagonal(torch.arange(basis.size, device=X.device))
-        scale = wide * precision.rsqrt()
-        squares, noise = None, prior.inferred_noise
-        if noise is not None:
-            squares = wide * basis.mean_squares(X[:_FIRST_ROWS])
-            scale = proposition_1(squares, precision, count, noise)
-        return Progress.start(
-            like.new_zeros(*scale.shape, 1 + self.columns),
-            scale.log().to(like),
-            None if squares is None else squares.to(like),
-            None if precisions is None else precisions.to(like),
-        )
 
     def observe(
         self, memory: Memory, cache: KeptProcess | None, data: Observations, prior: Prior
@@ -193,8 +170,8 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         steps = self.schedule.update_steps
         if steps == 0:
             return after, None
-        self._check_sizes(after)
-        after = self._supported(after, prior)
+        self.check_sizes(after)
+        after = self.supported(after, prior)
         learner = self.learner(after, prior, learns=False, exact=False)
         train(learner, steps, None, progress=False)
         return replace(after, progress=learner.progress), None
@@ -227,20 +204,17 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         X: Tensor | None = None,
     ) -> tuple[PosteriorProcess, KeptProcess]:
         """Put the process together with a copy of the weights, in O(p), unless kept."""
-        if cache is None or not prior.is_in(cache.state):
-            cache = KeptProcess(prior.state(), self._process(memory, prior))
-        return cache.process, cache
-
-    @torch.no_grad()
-    def _process(self, memory: Memory, prior: Prior) -> FunctionProcess:
-        process = self._weighted(memory, prior, frozen(prior.kernel), prior.mean.clone())
-        if not isinstance(process.basis, PointBasis):
-            return process
-        units, likelihood = prior.outcomes, prior.likelihood
-        if isinstance(units, CountOutcomes):
-            likelihood = units.model(prior).likelihood
-        noise = site_noise(likelihood).double().clone().unsqueeze(-1)
-        return replace(process, noise=noise)
+        if cache is not None and prior.is_in(cache.state):
+            return cache.process, cache
+        with torch.no_grad():
+            process = self._weighted(memory, prior, frozen(prior.kernel), prior.mean.clone())
+            if isinstance(process.basis, PointBasis):
+                units, likelihood = prior.outcomes, prior.likelihood
+                if isinstance(units, CountOutcomes):
+                    likelihood = units.model(prior).likelihood
+                noise = site_noise(likelihood).double().clone().unsqueeze(-1)
+                process = replace(process, noise=noise)
+        return process, KeptProcess(prior.state(), process)
 
     def _weighted(
         self, memory: Memory, prior: Prior, kernel: Kernel, prior_mean: Tensor
@@ -275,31 +249,18 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
             total = total + replay.weight * expected(*process.marginals(X)).sum(-1)
         return replay.collective.sum(total), cache
 
-    def estimate(self, memory: Memory, prior: Prior, generator: torch.Generator | None) -> Tensor:
-        """Draw an unbiased estimate of the bound, ``m``, from the data and functions of a step.
+    def estimator(
+        self, memory: Memory, prior: Prior, generator: torch.Generator | None
+    ) -> tuple[Steps, torch.Generator]:
+        """Make what estimates the bound from the data and functions of a step, and its generator.
 
         Raises:
             InputDataError: There are no data.
             ValueError: More data or functions for a step than there are.
         """
-        learner, generator = self._estimator(memory, prior, generator)
-        data = learner.data(generator)
-        value = learner.value(learner.draw(data, generator, False), data, False)
-        return memory.replay.collective.sum(value.detach()).double()
-
-    def gradient_estimate(
-        self, memory: Memory, prior: Prior, generator: torch.Generator | None
-    ) -> tuple[Tensor, SampledGradient]:
-        """Draw the bound, ``m``, and its gradient in the weights; errors as :meth:`estimate`."""
-        learner, generator = self._estimator(memory, prior, generator)
-        return learner.sampled(learner.data(generator), generator)
-
-    def _estimator(
-        self, memory: Memory, prior: Prior, generator: torch.Generator | None
-    ) -> tuple[Steps, torch.Generator]:
         if memory.replay.count == 0:
             raise InputDataError("Expected data to draw from, got an empty stream.")
-        self._check_sizes(memory)
+        self.check_sizes(memory)
         if generator is None:
             seed = memory.replay.collective.agreed(torch.randint(2**62, ()))
             generator = torch.Generator().manual_seed(int(seed))
@@ -315,56 +276,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         hyper = prior.copied() if learns else prior.copied().requires_grad_(False)
         return Steps(memory, hyper, prior, self.schedule, learns, exact)
 
-    def fit(
-        self,
-        memory: Memory,
-        prior: Prior,
-        steps: int | None,
-        seconds: float | None,
-        progress: bool,
-        keep: Callable[[Memory], None],
-    ) -> Training:
-        """Take steps from a memory, in place; see :meth:`~bo_stream.QSGP.fit`, also for the errors.
-
-        ``keep`` takes the memory of the last good step, also where an error ends the training.
-        """
-        if memory.replay.count == 0:
-            raise InputDataError("Expected data to fit, got an empty stream: call update first.")
-        self._check_sizes(memory)
-        check_limits(steps, seconds)
-        collective = memory.replay.collective
-        budget = Budget(seconds, collective)
-        rows = self._judged_rows(memory, prior)
-        starts = seconds is not None and not memory.begun
-        scores = self._scores(rows, memory, prior) if starts else None
-        before = Before(memory, prior.copied(), rows, scores)
-        memory = self._begun(memory, prior, budget)
-        keep(memory)
-        memory = self._supported(memory, prior)
-        learner = self.learner(memory, prior, self.empirical_bayes, exact=True)
-        began = budget.began
-        first, training = learner.num_steps, Training(0, 0.0, ())
-        try:
-            training = train(
-                learner, steps, seconds, progress=progress, started=began, collective=collective
-            )
-        finally:
-            prior.take_over(learner.hyper)
-            memory = replace(memory, progress=replace(learner.progress, moments=learner.moments))
-            keep(memory)
-        ended = time.monotonic()
-        steps_taken = range(first, learner.num_steps)
-        free = rows.undrawn(memory.replay, learner.rows, self.schedule.seed, steps_taken)
-        training = judged(training, scores, self._scores(rows, memory, prior), free)
-        if not training.is_kept:
-            prior.take_over(before.hyper)
-            keep(before.memory)
-        final = time.monotonic() - ended
-        return judgement_said(
-            replace(training, seconds=training.seconds + final, final=final), seconds
-        )
-
-    def _judged_rows(self, memory: Memory, prior: Prior) -> JudgedRows:
+    def judged_rows(self, memory: Memory, prior: Prior) -> JudgedRows:
         """Draw rows to judge a training by, whose prediction costs some steps."""
         schedule, size = self.schedule, memory.progress.coefficients.shape[1]
         step = (schedule.batch_size or BATCH_SIZE) * drawn_functions(schedule, size)
@@ -372,12 +284,12 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         return JudgedRows.of(memory.replay, prior, schedule.seed, most)
 
     @torch.no_grad()
-    def _scores(self, rows: JudgedRows, memory: Memory, prior: Prior) -> Scores:
+    def scores(self, rows: JudgedRows, memory: Memory, prior: Prior) -> Scores:
         """Predict rows by the weights as they are. Cost O(n p)."""
         process = self._weighted(memory, prior, prior.kernel, prior.mean)
         return rows.scores(process, prior.likelihood, prior.num_outputs)
 
-    def _check_sizes(self, memory: Memory) -> None:
+    def check_sizes(self, memory: Memory) -> None:
         """Check that there are as many data and functions as a step draws."""
         schedule = self.schedule
         for name, asked, there in (
@@ -390,7 +302,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
                     f"got {asked}."
                 )
 
-    def _begun(self, memory: Memory, prior: Prior, budget: Budget) -> Memory:
+    def begun(self, memory: Memory, prior: Prior, budget: Budget) -> Memory:
         """Learn hyperparameters by an exact process, and begin the weights anew, the first time.
 
         Of a limited budget the search takes at most ``SEARCH_SHARE``; where nothing is left,
@@ -416,7 +328,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         return replay.whole_sample(min(most, replay.held), generator, prior)
 
     @torch.no_grad()
-    def _supported(self, memory: Memory, prior: Prior) -> Memory:
+    def supported(self, memory: Memory, prior: Prior) -> Memory:
         """Place support points of the control variate, if draws leave functions out.
 
         Anew when the kernel has moved, or they would be of ever less use. Cost O(s p) then for s
@@ -436,57 +348,6 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         else:
             control = None
         return replace(memory, progress=replace(progress, control=control))
-
-
-def build(
-    model: QSGP | QSRVM,
-    inference: QuadruplyStochasticInference,
-    basis: FourierFeatures | InducingAtData,
-    data: tuple[Tensor, Tensor],
-    likelihood: Likelihood | None,
-    covar_module: Kernel | None,
-    mean_module: Mean | None,
-    outcome_transform: OutcomeTransform | _DefaultType | None,
-    input_transform: InputTransform | None,
-) -> None:
-    """Build a model around its inference and basis, and take the first steps on the first data.
-
-    See :class:`~bo_stream.QSGP` for the other arguments and for the errors.
-    """
-    train_X, train_Y = data
-    most = basis.count if isinstance(basis, FourierFeatures) else basis.max_points
-    if inference.columns > most:
-        raise ValueError(f"Expected at most {most} columns of Chevron, got {inference.columns}.")
-    if isinstance(train_X, Tensor) and train_X.ndim > 2:
-        raise UnsupportedError(
-            f"Expected train_X of shape `n x d`, got {tuple(train_X.shape)}: this model takes no "
-            "batches. Build one for each batch element."
-        )
-    if not isinstance(outcome_transform, _DefaultType):
-        check_transform(outcome_transform, likelihood)
-    elif likelihood is not None and not isinstance(likelihood, REAL):
-        outcome_transform = None
-    model._inference = inference
-    latent_Y = latent_columns(train_Y, likelihood)
-    model._begin(train_X, latent_Y, None, outcome_transform)
-    model._outcomes = outcomes_of(likelihood, model._outcomes.shift)
-    inputs = model._first_inputs(train_X, input_transform)
-    if covar_module is None and not inference.relevance:
-        covar_module = latent_kernel(inputs.shape[-1], model._parameter_shape)
-    model._set_modules(inputs.shape[-1], None, None, covar_module, mean_module)
-    if likelihood is not None:
-        check_likelihood(likelihood, model._parameter_shape)
-        model.likelihood = deepcopy(likelihood)
-    if isinstance(basis, FourierFeatures):
-        check_spectral(model.covar_module)
-    inputs = inputs.detach().double()
-    layout = Layout(basis, inputs[:0], model.num_outputs)
-    model._memory = inference.empty(layout, inputs, model.prior)
-    model._standardize_first(train_X, latent_Y, None)
-    inputs = model.coordinates(train_X).double()
-    model._memory = inference.filled(model._memory, inputs, model.prior)
-    if train_X.shape[-2] > 0:
-        model._observe(train_X, train_Y, None, 1.0)
 
 
 def divergence(memory: Memory, prior: Prior, basis: SampledBasis) -> Tensor:

@@ -270,7 +270,8 @@ class Progress:
     def clone(self) -> Progress:
         """Copy what steps move."""
         copy = self.map(torch.clone)
-        copy.control = None if self.control is None else self.control.clone()
+        if (control := self.control) is not None:
+            copy.control = replace(control, values=control.values.clone())
         return copy
 
     def learned_scale(self, index: Tensor) -> Tensor:

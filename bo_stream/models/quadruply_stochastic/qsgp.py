@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
+from abc import ABC
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
-from botorch.exceptions.errors import UnsupportedError
+from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
@@ -22,26 +26,30 @@ from gpytorch.means import Mean
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from bo_stream.bases.spectral import check_spectral
 from bo_stream.likelihoods.binomial import BinomialLikelihood
-from bo_stream.likelihoods.outcome_model import LogisticLikelihood
+from bo_stream.likelihoods.outcome_model import LogisticLikelihood, check_likelihood
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_instance
+from bo_stream.models.construction import latent_kernel
+from bo_stream.models.outcomes.likelihood import REAL, check_transform, latent_columns, outcomes_of
 from bo_stream.models.quadruply_stochastic.inference import (
     SUPPORT_PLACE,
     QuadruplyStochasticInference,
-    build,
 )
 from bo_stream.models.quadruply_stochastic.memory import (
     Chevron,
     FourierFeatures,
     InducingAtData,
+    Layout,
     MeanField,
     QuadruplyStochasticMemory,
     Schedule,
 )
 from bo_stream.models.quadruply_stochastic.steps import SampledGradient
+from bo_stream.models.stochastic.budget import Budget, judged, judgement_said
 from bo_stream.models.stochastic.replay import build_from
-from bo_stream.models.stochastic.training import Training
+from bo_stream.models.stochastic.training import Training, check_limits, train
 
 LOG_CONCAVE = (
     GaussianLikelihood,
@@ -54,7 +62,180 @@ LOG_CONCAVE = (
 """Likelihoods whose logarithm is concave in the function value: Theorem 3 bounds them."""
 
 
-class QSGP(StreamingGP):
+class QuadruplyStochasticModel(StreamingGP, ABC):
+    """A weighted sum of sampled functions that steps learn: what QSGP and QSRVM share."""
+
+    _memory: QuadruplyStochasticMemory
+    _inference: QuadruplyStochasticInference
+
+    @classmethod
+    def from_dataset(cls, dataset: Dataset[Any], **options: Any) -> Self:
+        """Build a model that learns from a ``torch.utils.data.Dataset``, a minibatch at a time.
+
+        It begins with a minibatch of it: transforms are of that, and so are functions at the data.
+        Its n is the data set's length. It takes no updates.
+
+        Args:
+            dataset: Has a length; items are pairs of an input, ``d``, and an outcome, ``m``.
+            options: The constructor's.
+
+        Raises:
+            InputDataError: It is empty, or its items are no pairs.
+            UnsupportedError: It can only be iterated.
+        """
+        return build_from(cls, dataset, options, SUPPORT_PLACE)
+
+    def fit(
+        self, steps: int | None = None, seconds: float | None = None, progress: bool = True
+    ) -> Training:
+        """Learn weights, and hyperparameters where ``empirical_bayes``; another call goes on.
+
+        A QSRVM learns precisions, too.
+
+        The first call learns hyperparameters by an exact GP of ``initial_points`` observations, and
+        begins the weights anew for them. After Ctrl-C the model is as it was at the last check.
+
+        Args:
+            steps: Most steps to take.
+            seconds: Begin no step after so many; of both limits the first to be reached counts, of
+                neither a default of steps.
+            progress: Whether to draw a bar, where standard error is a terminal.
+
+        Raises:
+            InputDataError: There are no data.
+            ModelFittingError: The bound diverged; the model is as it was when it was good.
+            UnsupportedError: The model is conditioned on hypothetical data.
+            ValueError: A limit is negative; more data or functions for a step than there are.
+        """
+        self._check_not_conditioned("fit")
+        inference, memory, prior = self._inference, self._memory, self.prior
+        if memory.replay.count == 0:
+            raise InputDataError("Expected data to fit, got an empty stream: call update first.")
+        inference.check_sizes(memory)
+        check_limits(steps, seconds)
+        collective = memory.replay.collective
+        budget, rows = Budget(seconds, collective), inference.judged_rows(memory, prior)
+        starts = seconds is not None and not memory.begun
+        scores = inference.scores(rows, memory, prior) if starts else None
+        before, hyper = memory, prior.copied()
+        memory = inference.begun(memory, prior, budget)
+        self._set_memory(memory)
+        memory = inference.supported(memory, prior)
+        learner = inference.learner(memory, prior, inference.empirical_bayes, exact=True)
+        began, first = budget.began, learner.num_steps
+        try:
+            training = train(
+                learner, steps, seconds, progress=progress, started=began, collective=collective
+            )
+        finally:
+            prior.take_over(learner.hyper)
+            memory = replace(memory, progress=replace(learner.progress, moments=learner.moments))
+            self._set_memory(memory)
+        ended, taken = time.monotonic(), range(first, learner.num_steps)
+        free = rows.undrawn(memory.replay, learner.rows, inference.schedule.seed, taken)
+        training = judged(training, scores, inference.scores(rows, memory, prior), free)
+        if not training.is_kept:
+            prior.take_over(hyper)
+            self._set_memory(before)
+        final = time.monotonic() - ended
+        training = replace(training, seconds=training.seconds + final, final=final)
+        return judgement_said(training, seconds)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken so far, by updates and fits."""
+        return self._memory.progress.steps
+
+    @torch.no_grad()
+    def elbo(self) -> Tensor:
+        """Compute the bound on the log marginal likelihood of all data, ``m``, without m if 1.
+
+        Of all that are held, in nats and in transformed units. Cost O(n p). Where S is not
+        diagonal, and functions are more than ``DETERMINED``, it lacks ``½ log |S|``, a constant.
+        """
+        return self.log_marginal_likelihood()
+
+    @torch.no_grad()
+    def elbo_estimate(self, generator: torch.Generator | None = None) -> Tensor:
+        """Draw an unbiased estimate of :meth:`elbo`, from the data and functions of one step.
+
+        For other likelihoods than the Gaussian it is on average below the bound, the less the more
+        functions are drawn. [Evans2020, theorem 3]
+
+        Args:
+            generator: On the CPU; torch's own if omitted.
+
+        Raises:
+            InputDataError: There are no data.
+            ValueError: More data or functions for a step than there are.
+        """
+        learner, generator = self._inference.estimator(self._memory, self.prior, generator)
+        data = learner.data(generator)
+        value = learner.value(learner.draw(data, generator, False), data, False).detach()
+        return self._from_per_output(self._memory.replay.collective.sum(value).double())
+
+    def elbo_gradient_estimate(
+        self, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, SampledGradient]:
+        """Draw unbiased estimates of :meth:`elbo`, ``m``, and of its gradient in the weights.
+
+        The gradient is that of the functions drawn; of all others it is 0. Args and errors as
+        :meth:`elbo_estimate`.
+        """
+        learner, generator = self._inference.estimator(self._memory, self.prior, generator)
+        return learner.sampled(learner.data(generator), generator)
+
+    def _build(
+        self,
+        inference: QuadruplyStochasticInference,
+        basis: FourierFeatures | InducingAtData,
+        data: tuple[Tensor, Tensor],
+        likelihood: Likelihood | None,
+        covar_module: Kernel | None,
+        mean_module: Mean | None,
+        outcome_transform: OutcomeTransform | _DefaultType | None,
+        input_transform: InputTransform | None,
+    ) -> None:
+        """Build the model around its inference and basis, and take the first steps on the data."""
+        train_X, train_Y = data
+        most = basis.count if isinstance(basis, FourierFeatures) else basis.max_points
+        if inference.columns > most:
+            raise ValueError(
+                f"Expected at most {most} columns of Chevron, got {inference.columns}."
+            )
+        if isinstance(train_X, Tensor) and train_X.ndim > 2:
+            raise UnsupportedError(
+                f"Expected train_X of shape `n x d`, got {tuple(train_X.shape)}: this model takes "
+                "no batches. Build one for each batch element."
+            )
+        if not isinstance(outcome_transform, _DefaultType):
+            check_transform(outcome_transform, likelihood)
+        elif likelihood is not None and not isinstance(likelihood, REAL):
+            outcome_transform = None
+        self._inference = inference
+        latent_Y = latent_columns(train_Y, likelihood)
+        self._begin(train_X, latent_Y, None, outcome_transform)
+        self._outcomes = outcomes_of(likelihood, self._outcomes.shift)
+        inputs = self._first_inputs(train_X, input_transform)
+        if covar_module is None and not inference.relevance:
+            covar_module = latent_kernel(inputs.shape[-1], self._parameter_shape)
+        self._set_modules(inputs.shape[-1], None, None, covar_module, mean_module)
+        if likelihood is not None:
+            check_likelihood(likelihood, self._parameter_shape)
+            self.likelihood = deepcopy(likelihood)
+        if isinstance(basis, FourierFeatures):
+            check_spectral(self.covar_module)
+        inputs = inputs.detach().double()
+        layout = Layout(basis, inputs[:0], self.num_outputs)
+        self._memory = inference.empty(layout, inputs, self.prior)
+        self._standardize_first(train_X, latent_Y, None)
+        inputs = self.coordinates(train_X).double()
+        self._memory = inference.filled(self._memory, inputs, self.prior)
+        if train_X.shape[-2] > 0:
+            self._observe(train_X, train_Y, None, 1.0)
+
+
+class QSGP(QuadruplyStochasticModel):
     """A weighted sum of very many functions, learned from a few of them and a few data a step.
 
     Weights have a normal posterior, whose bound and gradient are estimated without bias from a
@@ -86,9 +267,6 @@ class QSGP(StreamingGP):
         >>> model.fit(seconds=600)
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
-
-    _memory: QuadruplyStochasticMemory
-    _inference: QuadruplyStochasticInference
 
     def __init__(
         self,
@@ -193,89 +371,7 @@ class QSGP(StreamingGP):
             schedule, covariance.columns, max_rows, learns, relevance=False
         )
         modules = likelihood, covar_module, mean_module, outcome_transform, input_transform
-        build(self, inference, basis, (train_X, train_Y), *modules)
-
-    @classmethod
-    def from_dataset(cls, dataset: Dataset[Any], **options: Any) -> Self:
-        """Build a model that learns from a ``torch.utils.data.Dataset``, a minibatch at a time.
-
-        It begins with a minibatch of it: transforms are of that, and so are functions at the data.
-        Its n is the data set's length. It takes no updates.
-
-        Args:
-            dataset: Has a length; items are pairs of an input, ``d``, and an outcome, ``m``.
-            options: The constructor's.
-
-        Raises:
-            InputDataError: It is empty, or its items are no pairs.
-            UnsupportedError: It can only be iterated.
-        """
-        return build_from(cls, dataset, options, SUPPORT_PLACE)
-
-    def fit(
-        self, steps: int | None = None, seconds: float | None = None, progress: bool = True
-    ) -> Training:
-        """Learn weights, and hyperparameters where ``empirical_bayes``; another call goes on.
-
-        The first call learns hyperparameters by an exact GP of ``initial_points`` observations, and
-        begins the weights anew for them. After Ctrl-C the model is as it was at the last check.
-
-        Args:
-            steps: Most steps to take.
-            seconds: Begin no step after so many; of both limits the first to be reached counts, of
-                neither a default of steps.
-            progress: Whether to draw a bar, where standard error is a terminal.
-
-        Raises:
-            InputDataError: There are no data.
-            ModelFittingError: The bound diverged; the model is as it was when it was good.
-            UnsupportedError: The model is conditioned on hypothetical data.
-            ValueError: A limit is negative; more data or functions for a step than there are.
-        """
-        self._check_not_conditioned("fit")
-        limits = steps, seconds, progress
-        return self._inference.fit(self._memory, self.prior, *limits, self._set_memory)
-
-    @property
-    def num_steps(self) -> int:
-        """Steps taken so far, by updates and fits."""
-        return self._memory.progress.steps
-
-    @torch.no_grad()
-    def elbo(self) -> Tensor:
-        """Compute the bound on the log marginal likelihood of all data, ``m``, without m if 1.
-
-        Of all that are held, in nats and in transformed units. Cost O(n p). Where S is not
-        diagonal, and functions are more than ``DETERMINED``, it lacks ``½ log |S|``, a constant.
-        """
-        return self.log_marginal_likelihood()
-
-    @torch.no_grad()
-    def elbo_estimate(self, generator: torch.Generator | None = None) -> Tensor:
-        """Draw an unbiased estimate of :meth:`elbo`, from the data and functions of one step.
-
-        For other likelihoods than the Gaussian it is on average below the bound, the less the more
-        functions are drawn. [Evans2020, theorem 3]
-
-        Args:
-            generator: On the CPU; torch's own if omitted.
-
-        Raises:
-            InputDataError: There are no data.
-            ValueError: More data or functions for a step than there are.
-        """
-        estimate = self._inference.estimate(self._memory, self.prior, generator)
-        return self._from_per_output(estimate)
-
-    def elbo_gradient_estimate(
-        self, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, SampledGradient]:
-        """Draw unbiased estimates of :meth:`elbo`, ``m``, and of its gradient in the weights.
-
-        The gradient is that of the functions drawn; of all others it is 0. Args and errors as
-        :meth:`elbo_estimate`.
-        """
-        return self._inference.gradient_estimate(self._memory, self.prior, generator)
+        self._build(inference, basis, (train_X, train_Y), *modules)
 
 
 # --- qSRVM ---------------------------------------------------------------------------------------
@@ -285,7 +381,7 @@ RELEVANT = 1e4
 """Precisions below it are finite. [Evans2020, section I.3]"""
 
 
-class QSRVM(StreamingGP):
+class QSRVM(QuadruplyStochasticModel):
     """A weighted sum of kernel functions at the data, of which most weights become zero.
 
     Each weight has a prior precision of its own, which is learned; where it goes to infinity the
@@ -305,9 +401,6 @@ class QSRVM(StreamingGP):
         >>> model.fit(steps=2000)
         >>> model.relevance_vectors
     """
-
-    _memory: QuadruplyStochasticMemory
-    _inference: QuadruplyStochasticInference
 
     def __init__(
         self,
@@ -357,7 +450,7 @@ class QSRVM(StreamingGP):
             schedule, covariance.columns, max_rows, empirical_bayes, relevance=True
         )
         modules = likelihood, covar_module, mean_module, outcome_transform, input_transform
-        build(self, inference, InducingAtData(max_points), (train_X, train_Y), *modules)
+        self._build(inference, InducingAtData(max_points), (train_X, train_Y), *modules)
 
     @property
     def precisions(self) -> Tensor:
@@ -372,38 +465,3 @@ class QSRVM(StreamingGP):
         """Points, in transformed inputs, whose function any output has use for, ``k x d``."""
         relevant = (self.precisions < RELEVANT).reshape(self._num_outputs, -1).any(0)
         return self._memory.layout.points[relevant].to(self.train_targets)
-
-    @classmethod
-    def from_dataset(cls, dataset: Dataset[Any], **options: Any) -> Self:
-        """Build a model that learns from a data set; see :meth:`QSGP.from_dataset`."""
-        return build_from(cls, dataset, options, SUPPORT_PLACE)
-
-    def fit(
-        self, steps: int | None = None, seconds: float | None = None, progress: bool = True
-    ) -> Training:
-        """Learn weights, precisions and hyperparameters by steps; see :meth:`QSGP.fit`."""
-        self._check_not_conditioned("fit")
-        limits = steps, seconds, progress
-        return self._inference.fit(self._memory, self.prior, *limits, self._set_memory)
-
-    @property
-    def num_steps(self) -> int:
-        """Steps taken so far, by updates and fits."""
-        return self._memory.progress.steps
-
-    @torch.no_grad()
-    def elbo(self) -> Tensor:
-        """Compute the bound on the log marginal likelihood; see :meth:`QSGP.elbo`."""
-        return self.log_marginal_likelihood()
-
-    @torch.no_grad()
-    def elbo_estimate(self, generator: torch.Generator | None = None) -> Tensor:
-        """Draw an unbiased estimate of :meth:`elbo`; see :meth:`QSGP.elbo_estimate`."""
-        estimate = self._inference.estimate(self._memory, self.prior, generator)
-        return self._from_per_output(estimate)
-
-    def elbo_gradient_estimate(
-        self, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, SampledGradient]:
-        """Draw the bound and its gradient; see :meth:`QSGP.elbo_gradient_estimate`."""
-        return self._inference.gradient_estimate(self._memory, self.prior, generator)

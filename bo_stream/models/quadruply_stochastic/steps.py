@@ -264,15 +264,22 @@ class Steps:
         That is ``½ (μᵀ S μ + Σ c_rᵀ S c_r − p)`` of the dense columns c_r, and of the others what
         is linear in a draw.
         """
-        one, other, determinant = drawn[0], drawn[-1], self._log_precision
+        determinant = self._log_precision
         if isinstance(self._basis, PointBasis):
+            one, other = drawn[0], drawn[-1]
             S = self._basis.precision(one.index, other.index).to(one.share)
             first, second = (s.weights.columns * s.share.unsqueeze(-1) for s in (one, other))
             squares = (first * (S @ second)).sum((-2, -1))
         else:
             sums = [s.precision * s.weights.columns.square().sum(-1) * s.share for s in drawn]
             squares = _average([terms.sum(-1) for terms in sums])
-        linear = _average([one.linear_divergence(determinant is None) for one in drawn])
+        parts = []  # Σ s c² − 2 log c_rr, and − log s where S is diagonal
+        for one in drawn:
+            weights, precision = one.weights, one.precision
+            terms = precision * weights.scale.square() - 2.0 * weights.log_diagonal
+            terms = terms if determinant is not None else terms - precision.log()
+            parts.append((terms * one.share).sum(-1))
+        linear = _average(parts)
         total = 0.5 * (squares + linear - self.progress.coefficients.shape[1])
         return total if determinant is None else total - 0.5 * determinant
 
@@ -396,14 +403,6 @@ class DrawnFunctions:
     def sums(self, functions: Tensor) -> Tensor:
         """Estimate ``φ μ`` and ``φ c_r`` of the dense columns, ``m x b x (1 + columns)``."""
         return functions @ (self.weights.columns * self.share.unsqueeze(-1))
-
-    def linear_divergence(self, own: bool) -> Tensor:
-        """Estimate ``Σ s c² − 2 log c_rr``, and ``− log s`` if the determinant is its, ``m``."""
-        weights, precision = self.weights, self.precision
-        terms = precision * weights.scale.square() - 2.0 * weights.log_diagonal
-        if own:
-            terms = terms - precision.log()
-        return (terms * self.share).sum(-1)
 
 
 def _average(estimates: list[Tensor]) -> Tensor:

@@ -18,9 +18,9 @@ from torch.nn import Parameter
 
 from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
-from bo_stream.models.inference import Hyperparameters, Prior
+from bo_stream.models.inference import Prior
 from bo_stream.models.stochastic.replay import Batch, Replay, generator_at
-from bo_stream.models.stochastic.training import Training, agreed, check_limits
+from bo_stream.models.stochastic.training import Training, agreed
 from bo_stream.process import PosteriorProcess
 from bo_stream.warnings import ShortTrainingWarning, users_stack_level
 
@@ -55,12 +55,7 @@ class Budget:
     """
 
     def __init__(self, seconds: float | None, collective: Collective = ALONE) -> None:
-        """Begin to count; processes that train together go by the clock of the first.
-
-        Raises:
-            ValueError: The limit is negative or not a number.
-        """
-        check_limits(None, seconds)
+        """Begin to count; processes that train together go by the clock of the first."""
         self.seconds, self.began, self._collective = seconds, time.monotonic(), collective
 
     def left(self, share: float = 1.0) -> float | None:
@@ -130,23 +125,6 @@ class JudgedRows:
         elif len(steps) > 0:
             free[:] = False
         return free if int(free.sum()) >= LEAST_JUDGED else torch.ones_like(free)
-
-
-@dataclass(frozen=True)
-class Before:
-    """A model before a training.
-
-    Attributes:
-        memory: Its memory.
-        hyper: Copies of its hyperparameters.
-        rows: Those that judge the training.
-        scores: How it predicts them; None where the training goes on from it, step by step.
-    """
-
-    memory: Any
-    hyper: Hyperparameters
-    rows: JudgedRows
-    scores: Scores | None
 
 
 def judged(training: Training, before: Scores | None, after: Scores, free: Tensor) -> Training:

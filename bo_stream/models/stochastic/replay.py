@@ -84,13 +84,13 @@ class Replay(ABC):
     def at(self, index: Tensor) -> Batch:
         """Return rows by their places, ``k`` whole numbers below ``held``: those that are here."""
 
-    @abstractmethod
     def in_units(self, rows: Batch, prior: Prior) -> Batch:
-        """Bring rows that were drawn to the units of the process, and to float64.
+        """Bring rows that were drawn to the units of the process, in which a stream stores them.
 
         Raises:
             InputDataError: What a data set gave is not finite, or the likelihood cannot have it.
         """
+        return rows
 
     @abstractmethod
     def plus(self, new: Batch) -> Replay:
@@ -205,10 +205,6 @@ class StreamReplay(Replay):
         """Return rows by their places."""
         held, index = self.room.data, index.to(self.room.data.X.device)
         return Batch(held.X[..., index, :], held.Y[..., index, :])
-
-    def in_units(self, rows: Batch, prior: Prior) -> Batch:
-        """Return the rows: they were put in as the process has them."""
-        return rows
 
     def plus(self, new: Batch) -> StreamReplay:
         """Add observations, of which a full sample keeps each with its fair chance."""

@@ -180,32 +180,20 @@ def set_scales(hyper: Hyperparameters, data: Batch, span: int, rank: int, total:
     outputs = data.targets.shape[-2]
 
     def objective() -> Tensor:
-        scale = _per_output(log_scale.clamp_max(0.0).exp(), outputs)
-        return bound(scale, _per_output(noise * log_noise.exp(), outputs)).sum()
+        values = log_scale.clamp_max(0.0).exp(), noise * log_noise.exp()
+        # ... x m: hyperparameters have no m where that is 1
+        return bound(*(v.unsqueeze(-1) if outputs == 1 else v for v in values)).sum()
 
     maximise(objective, [t for t in (log_scale, log_noise) if t.requires_grad], _ITERATIONS)
     with torch.no_grad():
-        if scaled and _is_near(log_scale):
+        near = [(t.isfinite() & (t.abs() < _FARTHEST)).all() for t in (log_scale, log_noise)]
+        if scaled and bool(near[0]):
             kernel.outputscale = first * log_scale.clamp_max(0.0).exp()
-        if noisy and _is_near(log_noise):
-            likelihood.noise = _inside(noise * log_noise.exp(), likelihood).unsqueeze(-1)
-
-
-def _per_output(value: Tensor, outputs: int) -> Tensor:
-    """Shape a hyperparameter as ``... x m``: it has no m where that is 1."""
-    return value.unsqueeze(-1) if outputs == 1 else value
-
-
-def _is_near(change: Tensor) -> bool:
-    """Say whether a change of a logarithm is one to make."""
-    return bool((change.isfinite() & (change.abs() < _FARTHEST)).all())
-
-
-def _inside(noise: Tensor, likelihood: GaussianLikelihood) -> Tensor:
-    """Clamp strictly within the likelihood's constraint."""
-    constraint = likelihood.noise_covar.raw_noise_constraint
-    low, high = constraint.lower_bound.to(noise), constraint.upper_bound.to(noise)
-    return torch.minimum(torch.maximum(noise, 1.001 * low + 1e-9), 0.999 * high)
+        if noisy and bool(near[1]):
+            constraint = likelihood.noise_covar.raw_noise_constraint
+            low, high = constraint.lower_bound.to(noise), constraint.upper_bound.to(noise)
+            level = torch.maximum(noise * log_noise.exp(), 1.001 * low + 1e-9)  # strictly inside
+            likelihood.noise = torch.minimum(level, 0.999 * high).unsqueeze(-1)
 
 
 _PAIRS = 1000

@@ -26,7 +26,6 @@ from rich.progress import (
 from torch import Tensor
 
 from bo_stream.collective import ALONE, Collective
-from bo_stream.models.inference import Prior
 from bo_stream.models.stochastic.replay import Batch, Replay, StreamReplay
 
 DEFAULT_STEPS = 2000
@@ -409,10 +408,6 @@ class ShardedReplay(Replay):
         positions = torch.searchsorted(self.here, index).clamp_max(len(self.here) - 1)
         found = torch.nonzero(self.here[positions] == index).flatten()
         return positions[found], found
-
-    def in_units(self, rows: Batch, prior: Prior) -> Batch:
-        """Return the rows: they were put in as the process has them."""
-        return rows
 
     def completed(self, rows: Batch, places: Tensor) -> Batch:
         """Put the rows of a draw together, on each process."""
