@@ -550,10 +550,6 @@ class Outcomes(ABC):
 # --- outcomes at single points: their moments, log density and draws, with the noise in ----------
 
 
-if TYPE_CHECKING:
-    pass
-
-
 @dataclass(frozen=True)
 class Predictive:
     """Mean and variance of outcomes at single points, ``... x q x m`` each.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
@@ -59,9 +59,6 @@ from bo_stream.models.stochastic.start import agree, learn_first_hyperparameters
 from bo_stream.models.stochastic.training import train
 from bo_stream.process import PosteriorProcess
 from bo_stream.tensors import is_same, state_of
-
-if TYPE_CHECKING:
-    pass
 
 SUPPORT_PLACE = 2**40
 """Of the random numbers that choose support points, beyond those of all steps."""
