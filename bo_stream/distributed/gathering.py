@@ -15,7 +15,7 @@ from pathlib import Path
 
 from botorch.exceptions.errors import UnsupportedError
 
-from bo_stream.distributed.records import (
+from bo_stream.distributed.deltas import (
     Delta,
     Dot,
     Listing,
@@ -102,17 +102,15 @@ class FolderStore(MutableMapping[str, bytes]):
             raise KeyError(key) from error
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._keys()))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self._keys())
-
-    def _keys(self) -> Iterator[str]:
+        keys = list[str]()
         for folder, folders, files in os.walk(self.path):
             folders[:] = [name for name in folders if not name.startswith(".")]
-            for name in files:
-                if not name.startswith("."):
-                    yield (Path(folder) / name).relative_to(self.path).as_posix()
+            parent = Path(folder).relative_to(self.path)
+            keys += [(parent / name).as_posix() for name in files if not name.startswith(".")]
+        return iter(sorted(keys))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
     def _file(self, key: str) -> Path:
         parts = key.split("/")
@@ -167,7 +165,7 @@ class Outbox:
         """Begin with nothing to send, and the number 1."""
         self.run, self.search, self.template = run, search, template
         self._waiting: Delta | None = None
-        self._packed: Delta  # the delta that is in the parcel
+        self._packed: Delta | None = None  # the delta of the present number
         self._parcel: Parcel | None = None
         self._number = 0
 
@@ -184,26 +182,23 @@ class Outbox:
         """
         while True:
             if self._parcel is None:
-                if self._waiting is None:
+                if self._packed is None:
+                    self._packed, self._waiting = self._waiting, None
+                if self._packed is None:
                     return
-                self._packed, self._waiting = self._waiting, None
-                self._parcel = self._numbered()
+                self._number += 1
+                dot, count = (self.run, self._number), self._packed.observations
+                about, arrays = {"count": count}, self._packed.arrays()
+                content = sealed(delta_key(dot), self.search, about, arrays)
+                self._parcel = Parcel(dot, count, content)
             parcel = self._parcel
             try:
                 store[delta_key(parcel.dot)] = parcel.content
-            except TakenError:
-                self._parcel = self._numbered()
+            except TakenError:  # the next number may be free
+                self._parcel = None
                 continue
-            self._parcel = None
+            self._parcel = self._packed = None
             yield parcel
-
-    def _numbered(self) -> Parcel:
-        """Pack the delta under the next number."""
-        self._number += 1
-        dot, count = (self.run, self._number), self._packed.observations
-        key = delta_key(dot)
-        content = sealed(key, self.search, {"count": count}, self._packed.arrays())
-        return Parcel(dot, count, content)
 
 
 # --- reading the deltas of a store that a sum lacks: each once, in any order ----------------------

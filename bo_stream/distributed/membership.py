@@ -15,8 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from bo_stream.distributed.records import (
-    Dot,
+from bo_stream.distributed.deltas import (
     Listing,
     Store,
     UnusableError,
@@ -49,9 +48,11 @@ class Search:
 
     Attributes:
         facts: Name to plain value: the bounds, the sense, and all of the model.
+        digest: Digest of the facts, which is in each record of the search.
     """
 
     facts: Mapping[str, Any]
+    digest: str
 
     @classmethod
     def of(cls, settings: OptimizationSettings, template: StreamingGP) -> Self:
@@ -65,21 +66,9 @@ class Search:
         if isinstance(template, WISKI):
             facts["grid_size"] = _plain(template.grid_size)
             facts |= {"max_rank": template.max_rank, "tolerance": template.tolerance}
-        return cls(facts | {name: _plain(value) for name, value in parts_of(template)})
-
-    @property
-    def digest(self) -> str:
-        """Digest of the facts, which is in each record of the search."""
-        text = json.dumps(self.facts, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def difference(self, facts: Mapping[str, Any]) -> str:
-        """Name the first fact in which another search differs."""
-        for name in (*self.facts, *facts):
-            mine, theirs = self.facts.get(name), facts.get(name)
-            if mine != theirs:
-                return f"{name}: here {mine!r}, there {theirs!r}"
-        return "nothing"
+        facts |= {name: _plain(value) for name, value in parts_of(template)}
+        text = json.dumps(facts, sort_keys=True)
+        return cls(facts, hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
 def _plain(value: object) -> Any:
@@ -179,13 +168,19 @@ class Membership:
         for other in listing.runs:
             about = self._about(other)
             if about and about.get("search") != search.digest:
+                here, there = search.facts, about.get("facts", {})
+                differences = (
+                    f"{name}: here {here.get(name)!r}, there {there.get(name)!r}"
+                    for name in (*here, *there)
+                    if here.get(name) != there.get(name)
+                )
                 raise UsageError(
                     f"The store has another search, that of replica {name_of(other)!r}; they "
-                    f"differ in {search.difference(about.get('facts', {}))}. Use the same settings "
-                    "and model, or another store."
+                    f"differ in {next(differences, 'nothing')}. Use the same settings and model, "
+                    "or another store."
                 )
         self._previous = [other for other in listing.runs if name_of(other) == name_of(run)]
-        self._sent = self._of_previous(listing)
+        self._sent = {dot for dot in listing.deltas if dot[0] in self._previous}
         about = {
             "facts": dict(search.facts),
             "host": platform.node(),
@@ -204,15 +199,12 @@ class Membership:
 
     def position(self) -> tuple[int, int]:
         """Return the index of this replica's name among all names, and the number of names."""
-        names = sorted({*Listing.of(self._store).names, name_of(self.run)})
+        names = sorted({name_of(run) for run in (*Listing.of(self._store).runs, self.run)})
         return names.index(name_of(self.run)), len(names)
-
-    def _of_previous(self, listing: Listing) -> set[Dot]:
-        return {dot for dot in listing.deltas if dot[0] in self._previous}
 
     def still_alive(self, listing: Listing) -> list[str]:
         """Return a remark on each previous run that has sent further deltas since the last call."""
-        new = self._of_previous(listing) - self._sent
+        new = {dot for dot in listing.deltas if dot[0] in self._previous} - self._sent
         self._sent |= new
         return [
             f"Another replica of the name {name_of(run)!r}, {self._spelled(run)}, still sends "
@@ -240,13 +232,12 @@ class Membership:
 # --- hyperparameters and the standardisation of outcomes -----------------------------------------
 
 
-def arrays_of(model: StreamingGP) -> dict[str, Tensor]:
-    """Return all hyperparameters, and means and deviations of outcomes, as arrays by name."""
-    return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-
-
 def set_from(model: StreamingGP, arrays: Mapping[str, Tensor]) -> None:
     """Set a model's hyperparameters and standardisation, and compute again what depends on them.
+
+    Args:
+        model: The model.
+        arrays: Values by name, as of its ``state_dict``.
 
     Raises:
         ValueError: The arrays are of another model, or not finite; the model does not change.

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from bo_stream.distributed.gathering import Gathering, Outbox, compact
-from bo_stream.distributed.membership import Membership, Search, arrays_of, set_from, template_of
-from bo_stream.distributed.records import (
+from bo_stream.distributed.deltas import (
     BestPoints,
     Delta,
     Listing,
@@ -29,6 +27,8 @@ from bo_stream.distributed.records import (
     opened,
     sealed,
 )
+from bo_stream.distributed.gathering import Gathering, Outbox, compact
+from bo_stream.distributed.membership import Membership, Search, set_from, template_of
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.optimization.acquisition import Situation, best_points
 from bo_stream.loops.optimization.objectives import LARGEST, OptimizationSettings
@@ -372,8 +372,9 @@ class Replica:
         if count < least or not self.settings.refit_is_due(count, [before] if before else []):
             return 0
         learn(self.model)
-        key = counted_key("learned", count, self.run)
-        content = sealed(key, self._search, {}, arrays_of(self.model))
+        key, state = counted_key("learned", count, self.run), self.model.state_dict()
+        arrays = {name: value.detach().cpu().clone() for name, value in state.items()}
+        content = sealed(key, self._search, {}, arrays)
         self._learned, self._unsent[key] = key, content
         self._send_learned()
         return len(content)

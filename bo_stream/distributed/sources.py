@@ -224,7 +224,8 @@ def streamed(source: Any, columns: ColumnNames) -> Iterator[Fragment]:
             batch = _batch_of(table, columns)
         except UsageError as error:
             raise UsageError(f"{key}: {error}") from error
-        yield BatchFragment(key, batch.size, len(batch), batch)
+        size = sum(each.nbytes for each in (batch.X, batch.Y, batch.Yvar) if each is not None)
+        yield BatchFragment(key, size, len(batch), batch)
 
 
 def _is_of(source: object, package: str, method: str) -> bool:
@@ -250,11 +251,6 @@ class TableBatch:
 
     def __len__(self) -> int:
         return len(self.X)
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.X.nbytes + self.Y.nbytes + (0 if self.Yvar is None else self.Yvar.nbytes)
 
     def rows(self, start: int, stop: int) -> TableBatch:
         """Select rows."""
@@ -414,11 +410,11 @@ class LazyFragment(Fragment):
 
 def digest_of(content: object) -> str:
     """Return a short digest of plain values and bytes."""
-
-    def plain(value: object) -> str:
-        return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else repr(value)
-
-    return hashlib.sha256(json.dumps(content, default=plain).encode()).hexdigest()[:32]
+    text = json.dumps(
+        content,
+        default=lambda v: hashlib.sha256(v).hexdigest() if isinstance(v, bytes) else repr(v),
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _hashed(file: Any, start: int, size: int) -> str:

@@ -86,6 +86,7 @@ class PartialSums:
 def run(task: SumTask, start: Sums) -> PartialSums:
     """Sum the fragments of a task. Memory O(size of the sums), for any number of rows.
 
+    A tolerant task sums each fragment apart, so that one which fails midway leaves nothing behind.
     In processes other than the driver's torch computes on one thread: there is a worker for each
     processor.
 
@@ -93,35 +94,27 @@ def run(task: SumTask, start: Sums) -> PartialSums:
         task: SumTask to do.
         start: Sums of no observations; not changed.
     """
+    keys, faults, digests = list[str](), list[Fault](), dict[str, str]()
     threads = torch.get_num_threads()
     if task.driver != os.getpid():
         torch.set_num_threads(1)
     try:
-        return _summed(task, start)
+        sums = start if task.tolerant else copy.deepcopy(start)
+        for fragment in task.fragments:
+            try:
+                if task.tolerant:
+                    own = _added(copy.deepcopy(start), fragment, task, digests)
+                    sums = merge(sums, own) if keys else own
+                else:
+                    sums = _added(sums, fragment, task, digests)
+            except _BAD_DATA as error:
+                faults.append(Fault.of(fragment.key, error))
+                if not task.tolerant:
+                    return PartialSums(start, (), tuple(faults))
+            else:
+                keys.append(fragment.key)
     finally:
         torch.set_num_threads(threads)
-
-
-def _summed(task: SumTask, start: Sums) -> PartialSums:
-    """Sum the fragments of a task.
-
-    A tolerant task sums each fragment apart, so that one which fails midway leaves nothing behind.
-    """
-    keys, faults, digests = list[str](), list[Fault](), dict[str, str]()
-    sums = start if task.tolerant else copy.deepcopy(start)
-    for fragment in task.fragments:
-        try:
-            if task.tolerant:
-                own = _added(copy.deepcopy(start), fragment, task, digests)
-                sums = merge(sums, own) if keys else own
-            else:
-                sums = _added(sums, fragment, task, digests)
-        except _BAD_DATA as error:
-            faults.append(Fault.of(fragment.key, error))
-            if not task.tolerant:
-                return PartialSums(start, (), tuple(faults))
-        else:
-            keys.append(fragment.key)
     return PartialSums(sums, tuple(keys), tuple(faults), digests)
 
 
@@ -170,43 +163,33 @@ def _place(batch: TableBatch, first: int, columns: ColumnNames) -> str:
 # --- tasks in this process or by an executor: a few at a time, lost ones again --------------------
 
 
-@dataclass(frozen=True)
-class Done:
-    """A task that is done.
-
-    Attributes:
-        task: The task.
-        part: Sums of the task.
-        again: How many times the task was lost before.
-    """
-
-    task: SumTask
-    part: PartialSums
-    again: int
-
-
-def done_here(tasks: Iterator[SumTask], start: Sums) -> Generator[Done, None, None]:
-    """Do tasks in this process, one after another."""
-    for task in tasks:
-        yield Done(task, run(task, start), 0)
-
-
-def done_by(
-    executor: Executor, tasks: Iterator[SumTask], start: Sums, at_once: int | None, retries: int
-) -> Generator[Done, None, None]:
-    """Do tasks by an executor; tasks under way are cancelled when the iterator is closed.
+def sum_tasks(
+    executor: Executor | None,
+    tasks: Iterator[SumTask],
+    start: Sums,
+    at_once: int | None,
+    retries: int,
+) -> Generator[tuple[SumTask, PartialSums, int], None, None]:
+    """Do tasks; those under way are cancelled when the iterator is closed.
 
     Args:
-        executor: Executor of any kind.
+        executor: Executor of any kind; None: tasks are done here, one after another.
         tasks: Drawn one by one as tasks end, so that tasks of an iterable do not pile up.
         start: Sums of no observations, sent along.
         at_once: Most tasks under way; None: twice the workers of the executor, which may come and
             go.
         retries: How many times a task whose worker died is done again.
 
+    Yields:
+        A task, its sums, and how many times it was lost before.
+
     Raises:
         UsageError: A task was lost more often, or the executor takes no more.
     """
+    if executor is None:
+        for task in tasks:
+            yield task, run(task, start), 0
+        return
     capacity = WorkerCount(executor)
     under_way: dict[Future[PartialSums], tuple[SumTask, int]] = {}
     try:
@@ -226,7 +209,7 @@ def done_by(
                 except BaseException as cancelled:  # together with its engine
                     error = cancelled
                 if error is None:
-                    yield Done(task, future.result(), again)
+                    yield task, future.result(), again
                 elif again < retries:
                     under_way[_submitted(executor, task, start)] = (task, again + 1)
                 else:
@@ -277,11 +260,6 @@ class Place:
         """Node that this one is merged with."""
         return Place(self.start ^ (1 << self.level), self.level)
 
-    @property
-    def parent(self) -> Place:
-        """Node that this one and its sibling are merged into."""
-        return Place(min(self.start, self.sibling.start), self.level + 1)
-
 
 @dataclass
 class SumTree:
@@ -305,7 +283,7 @@ class SumTree:
             other = self.nodes.pop(sibling)
             part = other.plus(part) if sibling < place else part.plus(other)
             merged.append(sibling)
-            place = place.parent
+            place = Place(min(place.start, sibling.start), place.level + 1)  # of both
         self.nodes[place] = part
         self.keep(place, part, tuple(merged))
 
