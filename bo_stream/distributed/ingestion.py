@@ -190,16 +190,17 @@ def ingest(
         tasks = _tasks(fragments, columns, on_error == "skip", task_rows, history, tree, counts)
         done = sum_tasks(workers, tasks, start, at_once, retries)
         with _progress_bar(progress) as bar, closing(done):  # cancels tasks on an error
-            size = 0 if listing is None else sum(each.size for each in listing.fragments)
-            row = bar.add_task("", total=size or None)
+            known = () if listing is None else listing.fragments
+            row = bar.add_task("", total=sum(each.size for each in known) or None)
             for task, part, again in done:
                 if on_error == "raise":
                     refuse(part.faults)
                 if history is not None:
                     history.check_new(task.fragments, part.digests)
                 tree.add(task.number, part)
-                counts.update(fragments=len(part.keys), bytes=task.size, retried=again)
-                bar.advance(row, task.size)
+                size = sum(each.size for each in task.fragments)
+                counts.update(fragments=len(part.keys), bytes=size, retried=again)
+                bar.advance(row, size)
         total = tree.total()
         faults = () if listing is None else listing.faults
         sums = None if total is None else total.sums

@@ -410,11 +410,11 @@ class LazyFragment(Fragment):
 
 def digest_of(content: object) -> str:
     """Return a short digest of plain values and bytes."""
-    text = json.dumps(
-        content,
-        default=lambda v: hashlib.sha256(v).hexdigest() if isinstance(v, bytes) else repr(v),
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def plain(value: object) -> str:
+        return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else repr(value)
+
+    return hashlib.sha256(json.dumps(content, default=plain).encode()).hexdigest()[:32]
 
 
 def _hashed(file: Any, start: int, size: int) -> str:

@@ -50,11 +50,6 @@ class SumTask:
     driver: int
     recorded: bool = False
 
-    @property
-    def size(self) -> int:
-        """Size of the fragments in bytes, as far as known."""
-        return sum(each.size for each in self.fragments)
-
 
 @dataclass(frozen=True)
 class PartialSums:

@@ -76,11 +76,6 @@ class DaskExecutor(EngineExecutor):
         self._stops: set[Future[dict[str, None]]] = set()
 
     @property
-    def workers(self) -> None:
-        """No limit: a task that waits for a worker has not started."""
-        return None
-
-    @property
     def capacity(self) -> int:
         """Number of threads of all present workers."""
         return threads_of(self._client)
@@ -123,23 +118,6 @@ class DaskExecutor(EngineExecutor):
             _timed, key, fn, args, kwargs, key=key, pure=False, resources=resources
         )
         return DaskFuture(self, task)
-
-    def seconds_running(self, key: str, submitted: float) -> float | None:
-        """Return for how long a worker has been at a task; None if no worker is.
-
-        If the cluster does not answer, the time since the task was submitted is returned.
-        """
-        try:
-            seconds = self._on_all_workers(_seconds_since_begin, key).result(_SECONDS_TO_ANSWER)
-        except Exception:  # a cluster in trouble may raise anything
-            return time.monotonic() - submitted
-        return max((value for value in seconds.values() if value is not None), default=None)
-
-    def stop(self, key: str) -> None:
-        """End the worker that is at a task, if it has a nanny, which starts another one."""
-        with suppress(RuntimeError):  # the client's loop has ended
-            self._stops.add(stop := self._on_all_workers(_leave_if_at, key))
-            stop.add_done_callback(self._stops.discard)
 
     def _on_all_workers(self, fn: Callable[..., T], *args: Any) -> Future[dict[str, T]]:
         """Call a function on all workers without waiting; those without an answer are left out."""
@@ -188,13 +166,24 @@ class DaskFuture(EngineFuture[T]):
             self._task.cancel() if self.cancelled() else self._task.release()
 
     def stop(self) -> None:
-        """Cancel the task, and end the worker that is at it."""
+        """Cancel the task, and end the worker that is at it, if a nanny starts another one."""
         self.cancel()
-        self._executor.stop(self._task.key)
+        stops = self._executor._stops
+        with suppress(RuntimeError):  # the client's loop has ended
+            stops.add(stop := self._executor._on_all_workers(_leave_if_at, self._task.key))
+            stop.add_done_callback(stops.discard)
 
     def seconds_running(self) -> float | None:
-        """Ask the cluster for how long the task has run."""
-        return self._executor.seconds_running(self._task.key, self._submitted)
+        """Return for how long a worker has been at the task; None if no worker is.
+
+        If the cluster does not answer, the time since the task was submitted is returned.
+        """
+        try:
+            answer = self._executor._on_all_workers(_seconds_since_begin, self._task.key)
+            seconds = answer.result(_SECONDS_TO_ANSWER)
+        except Exception:  # a cluster in trouble may raise anything
+            return time.monotonic() - self._submitted
+        return max((value for value in seconds.values() if value is not None), default=None)
 
 
 def _connected(address: str) -> Client:

@@ -65,9 +65,9 @@ class EngineExecutor(Executor, ABC):
         """Do ``fn(*args, **kwargs)`` on a worker; a lost one gives a ``LostTaskError``."""
 
     @property
-    @abstractmethod
     def workers(self) -> int | None:
         """Most tasks that can run at a time, if further ones would count as running; else None."""
+        return None
 
     @property
     @abstractmethod
@@ -78,13 +78,16 @@ class EngineExecutor(Executor, ABC):
             OSError: The cluster does not answer.
         """
 
-    @abstractmethod
     def dumps(self, value: Any) -> bytes:
-        """Pickle a value by the engine's own pickle."""
+        """Pickle a value by the engine's own pickle; by Python's where it has none."""
+        return pickle.dumps(value)
 
-    @abstractmethod
     def on_workers(self, fn: Callable[..., T], *args: Any) -> Mapping[str, T | Exception]:
-        """Call a function on each worker that might differ from here; return results by worker."""
+        """Call a function on each worker that might differ from here; return results by worker.
+
+        Workers of this machine, which run this interpreter, are not called.
+        """
+        return {}
 
 
 def threads_of(client: Any) -> int:
@@ -187,16 +190,12 @@ def _check_version(worker: str, package: str, found: Any, wanted: str | None = N
     name = package.replace("-", "_")
     if isinstance(found, Exception):
         found = f"no version of it ({type(found).__name__}: {found})"
-    if _release(str(found)) != _release(wanted):
+    # local parts do not count: builds for a processor or a GPU are alike
+    if str(found).partition("+")[0] != wanted.partition("+")[0]:
         raise UsageError(
             f"The worker {worker} has {name} {found}, and here is {wanted}: install {name} "
             f"{wanted} there, or start workers of this environment."
         )
-
-
-def _release(text: str) -> str:
-    """Return a version without its local part: builds for a processor or a GPU are alike."""
-    return text.partition("+")[0]
 
 
 def check_picklable(name: str, value: Any, executor: Executor | None = None) -> None:
