@@ -240,9 +240,6 @@ def _probes() -> dict[str, Callable[[], object]]:
             for _ in range(plain):
                 (factor.unsqueeze(-2) * 2.0).sum(-1)
 
-    def flops() -> None:
-        torch.linalg.cholesky(square @ square)
-
     def elements() -> None:
         for _ in range(5):
             torch.mul(long, long, out=result).exp_().sum()
@@ -251,7 +248,7 @@ def _probes() -> dict[str, Callable[[], object]]:
         "calls": lambda: small_operations(6, PLAIN["calls"]),
         "gradients": lambda: small_operations(16, PLAIN["gradients"]),
         "factors": lambda: small_operations(30, PLAIN["factors"]),
-        "flops": flops,
+        "flops": lambda: torch.linalg.cholesky(square @ square),
         "elements": elements,
     }
 

@@ -283,13 +283,12 @@ def exact_until(problem: Problem, families: Iterable[str] | None = None) -> int:
     """
     names = _admissible(problem, families)
     least, beyond = 0, _MOST
-
-    def first(n: int) -> bool:
-        return recommend_family(replace(problem, n=max(n, 1)), names) == "exact"
-
     while beyond - least > 1:
         middle = (least + beyond) // 2
-        least, beyond = (middle, beyond) if first(middle) else (least, middle)
+        if recommend_family(replace(problem, n=middle), names) == "exact":
+            least = middle
+        else:
+            beyond = middle
     return least
 
 

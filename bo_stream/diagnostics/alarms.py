@@ -195,11 +195,7 @@ class Validation:
     def of(cls, record: ProgressiveValidation) -> Validation:
         """Summarise a record of at least one row."""
         real = bool(record.drift)
-        rows = record.reservoir.rows
-        outputs = record.outputs
-        width = 0 if rows is None else (rows.shape[-1] - record.inputs) // 2
-        sample = np.zeros((1, outputs)) if rows is None else rows[:, record.inputs :][:, :width]
-        values = np.asarray(record.innovations).reshape(-1, outputs).T
+        values = np.asarray(record.innovations).reshape(-1, record.outputs).T
         signals = [
             (output, row, began, sign)
             for output, test in enumerate(record.drift)
@@ -208,7 +204,7 @@ class Validation:
         return cls(
             PredictionScores.of(record.intervals, real),
             [PredictionScores.of([interval], real) for interval in record.intervals],
-            sample.std(0).tolist(),
+            record.sampled_outcomes.std(0).tolist(),
             [(np.asarray(n) / sum(n)).tolist() for n in record.histogram] if real else None,
             [Innovations.of(column) for column in values] if real else [],
             sum(test.rate for test in record.drift),

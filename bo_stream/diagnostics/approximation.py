@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
 from bo_stream.bases.grid.kernel import GridKernel, sufficient_grid_size
 from bo_stream.bases.inducing import frozen, kernel_matrix
-from bo_stream.diagnostics.certificate import Stability, stability
 from bo_stream.diagnostics.cross_validation import all_variances
 from bo_stream.linalg import safe_cholesky
 from bo_stream.models.auto.auto import AutoGP, family_model
@@ -183,14 +181,6 @@ def capacity_of(model: StreamingGP) -> UsedCapacity | None:
     if isinstance(model, BayesianLastLayer):
         return UsedCapacity("features", kind._memory.rank, kind._memory.rank)
     return None
-
-
-def certificate_of(model: StreamingGP) -> Stability | str:
-    """Certify a model's linear system; or return why that is not possible, in words."""
-    try:
-        return stability(model)
-    except (UnsupportedError, ValueError) as error:
-        return str(error)
 
 
 def finer(model: StreamingGP) -> str:

@@ -425,13 +425,13 @@ class Stability:
     float64: Verdict
 
     def __str__(self) -> str:
-        bound = "none is known" if self.condition_bound is None else _short(self.condition_bound)
+        bound = "none is known" if self.condition_bound is None else f"{self.condition_bound:.3g}"
         at_least = "" if self.condition.exact else "at least "
         rows = [
             ("system", f"{self.system}, {self.size:,} rows"),
-            ("separation", None if self.separation is None else _short(self.separation)),
-            ("resolution", None if self.resolution is None else _short(self.resolution)),
-            ("condition number", at_least + _short(self.condition.value)),
+            ("separation", None if self.separation is None else f"{self.separation:.3g}"),
+            ("resolution", None if self.resolution is None else f"{self.resolution:.3g}"),
+            ("condition number", f"{at_least}{self.condition.value:.3g}"),
             ("its bound", bound),
             ("float32", _in_words(self.float32)),
             ("float64", _in_words(self.float64)),
@@ -439,14 +439,10 @@ class Stability:
         return "\n".join(f"{name:<18}{text}" for name, text in rows if text is not None)
 
 
-def _short(value: float) -> str:
-    return f"{value:.3g}"
-
-
 def _in_words(verdict: Verdict) -> str:
     if verdict.safe:
-        return f"safe, {_short(verdict.to_spare)} times to spare"
-    return f"not sure: safe up to a condition number of {_short(verdict.limit)}"
+        return f"safe, {verdict.to_spare:.3g} times to spare"
+    return f"not sure: safe up to a condition number of {verdict.limit:.3g}"
 
 
 @torch.no_grad()

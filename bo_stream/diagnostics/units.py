@@ -112,15 +112,6 @@ class RepeatedRows:
         total = sum(self.counts.values())
         return self.repeated / total if total else 0.0
 
-    def state(self) -> dict[str, Any]:
-        """Return all attributes as plain values."""
-        return {"size": self.size, "counts": [list(item) for item in self.counts.items()]}
-
-    @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Build a count from :meth:`state`."""
-        return cls(int(state["size"]), {int(digest): int(n) for digest, n in state["counts"]})
-
 
 # --- a test for a change of units ----------------------------------------------------------------
 

@@ -102,11 +102,6 @@ class SignTest:
         """
         return -math.expm1(-self.rate * innovations)
 
-    @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Build a test from its attributes, as ``vars`` returns them."""
-        return cls(**state)
-
 
 @lru_cache(maxsize=64)
 def false_alarm_rate(threshold: int, share: float = 0.5) -> float:
@@ -388,7 +383,7 @@ class ProgressiveValidation:
             own[:] = (np.asarray(own) + np.bincount(column, minlength=_BINS)).tolist()
         deviation = batch.deviation
         if deviation is not None and np.isfinite(deviation).all():
-            earlier, same_units = self._sampled_outcomes, not model.prior.chain.fixed
+            earlier, same_units = self.sampled_outcomes, not model.prior.chain.fixed
             deviation = deviation * float(same_units)
             self.units.add(inputs, outcomes, batch.innovations, deviation, gain, powers, earlier)
 
@@ -412,10 +407,11 @@ class ProgressiveValidation:
     @property
     def positive(self) -> bool:
         """Whether all outcomes of the sample are positive."""
-        return bool((self._sampled_outcomes > 0.0).all())
+        return bool((self.sampled_outcomes > 0.0).all())
 
     @property
-    def _sampled_outcomes(self) -> Array:
+    def sampled_outcomes(self) -> Array:
+        """Outcomes of the sample, ``N x m``, or labels, ``N x 1``."""
         rows = self.reservoir.rows
         if rows is None:
             return np.zeros((0, self.outputs))
@@ -437,13 +433,14 @@ class ProgressiveValidation:
 
     def state(self) -> dict[str, Any]:
         """Return the whole record as plain values that JSON can write."""
+        counts = [list(item) for item in self.repeated.counts.items()]
         return {
             "false_alarms": self.false_alarms,
             "intervals": [asdict(interval) for interval in self.intervals],
             "histogram": self.histogram,
             "drift": [vars(test) for test in self.drift],
             "reservoir": self.reservoir.state(),
-            "repeated": self.repeated.state(),
+            "repeated": {"size": self.repeated.size, "counts": counts},
             "units": self.units.state(),
             "innovations": list(self.innovations),
             "widths": self._widths,
@@ -453,12 +450,13 @@ class ProgressiveValidation:
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
         """Build a record from :meth:`state`; it goes on as the saved one would have."""
-        record = cls(state["false_alarms"])
+        record, repeated = cls(state["false_alarms"]), state["repeated"]
         record.intervals = [Interval(**interval) for interval in state["intervals"]]
         record.histogram = [list(counts) for counts in state["histogram"]]
-        record.drift = [SignTest.of_state(test) for test in state["drift"]]
+        record.drift = [SignTest(**test) for test in state["drift"]]
         record.reservoir = Reservoir.of_state(state["reservoir"])
-        record.repeated = RepeatedRows.of_state(state["repeated"])
+        counts = {int(digest): int(number) for digest, number in repeated["counts"]}
+        record.repeated = RepeatedRows(int(repeated["size"]), counts)
         record.units = UnitTest.of_state(state["units"])
         record.innovations = deque(state["innovations"], maxlen=WINDOW)
         record._widths, record._end = list(state["widths"]), int(state["end"])

@@ -63,7 +63,7 @@ def test_it_goes_on_from_its_state() -> None:
     whole, parts = SignTest(6), SignTest(6)
     whole.observe(values)
     parts.observe(values[:137])
-    parts = SignTest.of_state(vars(parts))
+    parts = SignTest(**vars(parts))
     parts.observe(values[137:])
     assert vars(parts) == vars(whole)
     assert whole.count > 0
