@@ -341,7 +341,7 @@ class CostTable:
             name = f"{name}, counts"
         if family not in ("WISKI", "DirichletWISKI"):
             return name
-        as_rows = problem.n <= min(self.limits["rows"], self._nodes(problem))
+        as_rows = problem.n <= min(self.limits["rows"], _nodes(problem))
         return f"{name}, rows" if as_rows else name
 
     def sizes(self, family: str, problem: Problem) -> Sizes:
@@ -358,11 +358,11 @@ class CostTable:
         window = limits["counts" if problem.likelihood == "binomial" else "window"]
         sizes["w"], sizes["b"] = float(min(n, window)), float(min(n, limits["batch"]))
         if family in ("WISKI", "DirichletWISKI"):
-            sides = [(len(group), _sides(matern)[len(group)]) for group, matern in _terms(problem)]
-            sizes["g"], sizes["p"] = float(len(sides)), float(self._nodes(problem))
-            sizes["c"] = float(sum(7**inputs for inputs, _ in sides))
-            sizes["k"] = float(sum(inputs * side**2 for inputs, side in sides))
-            each = [self._count(family, len(g), problem, matern) for g, matern in _terms(problem)]
+            grids = list(_grids(problem))
+            sizes["g"], sizes["p"] = float(len(grids)), float(_nodes(problem))
+            sizes["c"] = float(sum(7**inputs for inputs, _, _ in grids))
+            sizes["k"] = float(sum(inputs * side**2 for inputs, side, _ in grids))
+            each = [self._count(family, inputs, problem, matern) for inputs, _, matern in grids]
             sizes["r"] = min(sum(each), sizes["p"], float(limits[f"{family} rank"]))
             sizes["f"] = min(sizes["r"], float(limits["learning"]))
         elif family in ("OSGPR", "OSVGP"):
@@ -370,7 +370,9 @@ class CostTable:
             sizes["M"] = min(n, count)
             sizes["a"] = float(n < count or count > 0.8 * limits["points"])
         elif family == "ClusteredGP":
-            sizes["M"], sizes["a"] = self._centres(problem), float(n <= limits["centres"])
+            centres, sizes["M"], sizes["a"] = self._sizes["centres"], float(n), 1.0
+            if n > limits["centres"]:
+                sizes["M"], sizes["a"] = _in_table(centres, centres["n"], n, problem.d), 0.0
         elif family == "LocalGP":
             sizes["C"] = max(
                 1.0, min(self._count("LocalGP", problem.d, problem, any(problem.matern)), n / 2.0)
@@ -381,42 +383,35 @@ class CostTable:
     def interpolation_error(self, problem: Problem) -> float:
         """Predict the largest error of WISKI's covariance, as a fraction of the prior variance."""
         return max(
-            self._count("error", len(group), problem, matern) for group, matern in _terms(problem)
+            self._count("error", inputs, problem, matern) for inputs, _, matern in _grids(problem)
         )
 
-    def _nodes(self, problem: Problem) -> int:
-        """Count the nodes of default grids."""
-        return sum(_sides(matern)[len(group)] ** len(group) for group, matern in _terms(problem))
-
     def _count(self, name: str, d: int, problem: Problem, matern: bool) -> float:
-        """Interpolate the table's values at some lengthscales and d, in logarithms."""
+        """Interpolate the table's values for a lengthscale and d."""
         curves = self._sizes[name]["rough" if matern else "smooth"]
-        x = [math.log(value) for value in self._sizes["lengthscales"]]
-        at = math.log(problem.lengthscale / d**0.5)
-        known = sorted(int(key) for key in curves)
-        ends = [_interpolated(x, [math.log(v) for v in curves[str(key)]], at) for key in known]
-        return math.exp(_interpolated([float(key) for key in known], ends, float(d)))
-
-    def _centres(self, problem: Problem) -> float:
-        """Interpolate how many centres there are beyond the first thousand observations."""
-        most, n = self.limits["centres"], problem.n
-        if n <= most:
-            return float(n)
-        record = self._sizes["centres"]
-        known = sorted(int(key) for key in record if key != "n")
-        x = [math.log(value) for value in record["n"]]
-        ends = [_interpolated(x, [math.log(v) for v in record[str(d)]], math.log(n)) for d in known]
-        return math.exp(_interpolated([float(d) for d in known], ends, float(problem.d)))
+        return _in_table(curves, self._sizes["lengthscales"], problem.lengthscale / d**0.5, d)
 
 
-def _terms(problem: Problem) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Yield the inputs of each part of the kernel, and whether it is Matérn."""
-    yield from zip(problem.groups, problem.matern, strict=True)
+def _grids(problem: Problem) -> Iterator[tuple[int, int, bool]]:
+    """Yield each default grid: its inputs, its nodes in a dimension, and whether it is Matérn."""
+    for group, matern in zip(problem.groups, problem.matern, strict=True):
+        yield len(group), DEFAULT_SIZES["rough" if matern else "smooth"][len(group)], matern
 
 
-def _sides(matern: bool) -> dict[int, int]:
-    """Return the nodes in a dimension of a default grid, by the grid's number of inputs."""
-    return DEFAULT_SIZES["rough" if matern else "smooth"]
+def _nodes(problem: Problem) -> int:
+    """Count the nodes of default grids."""
+    return sum(side**inputs for inputs, side, _ in _grids(problem))
+
+
+def _in_table(
+    curves: Mapping[str, Sequence[float]], x: Sequence[float], at: float, d: int
+) -> float:
+    """Interpolate curves over x, one for each of some numbers of inputs, in logarithms."""
+    known, logs = sorted(int(key) for key in curves if key.isdigit()), [math.log(v) for v in x]
+    ends = [
+        _interpolated(logs, [math.log(v) for v in curves[str(key)]], math.log(at)) for key in known
+    ]
+    return math.exp(_interpolated([float(key) for key in known], ends, float(d)))
 
 
 def _interpolated(x: Sequence[float], y: Sequence[float], at: float) -> float:

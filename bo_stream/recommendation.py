@@ -260,15 +260,6 @@ def recommend(
     return ordered(problem, budget, families, calibrate)
 
 
-def recommend_family(problem: Problem, families: Iterable[str] | None = None) -> str:
-    """Name the first family for a problem, without timing anything: some microseconds.
-
-    Raises:
-        UnsupportedError: As :func:`recommend`.
-    """
-    return ordered(problem, None, families, calibrate=False)[0].family
-
-
 def exact_until(problem: Problem, families: Iterable[str] | None = None) -> int:
     """Find how many observations the exact model stays first for, without timing anything.
 
@@ -285,7 +276,8 @@ def exact_until(problem: Problem, families: Iterable[str] | None = None) -> int:
     least, beyond = 0, _MOST
     while beyond - least > 1:
         middle = (least + beyond) // 2
-        if recommend_family(replace(problem, n=middle), names) == "exact":
+        order = ordered(replace(problem, n=middle), families=names, calibrate=False)
+        if order[0].family == "exact":
             least = middle
         else:
             beyond = middle
