@@ -262,29 +262,15 @@ _COUNTED = ("exact", "WISKI", "OSVGP")
 """Families whose costs with counts differ from their costs with Gaussian outcomes or labels."""
 
 Sizes = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Term:
-    """A coefficient times a product of sizes.
-
-    Attributes:
-        kind: One of ``KINDS`` of ``calibration``; empty for bytes.
-        symbols: The sizes that are multiplied, ``"n n d"`` for n² d; empty for a constant.
-        coefficient: Seconds on the machine of the table, or bytes.
-    """
-
-    kind: str
-    symbols: str
-    coefficient: float
-
-    def at(self, sizes: Sizes) -> float:
-        """Evaluate the term."""
-        return self.coefficient * math.prod(sizes[symbol] for symbol in self.symbols.split())
+Terms = list[tuple[str, str, float]]
 
 
 class CostTable:
     """The table of costs.
+
+    A cost is a sum of terms ``[kind, symbols, coefficient]``: one of ``KINDS``, empty for bytes;
+    the sizes that are multiplied, ``"n n d"`` for n² d, empty for a constant; and seconds on the
+    machine of the table, or bytes.
 
     Attributes:
         speeds: Seconds of the probes of ``calibration`` on the machine of the table.
@@ -296,10 +282,7 @@ class CostTable:
         self.speeds: dict[str, float] = record["speeds"]
         self.limits: dict[str, int] = record["limits"]
         self._sizes: dict[str, Any] = record["sizes"]
-        self._terms = {
-            family: {name: [Term(*term) for term in terms] for name, terms in operations.items()}
-            for family, operations in record["terms"].items()
-        }
+        self._terms: dict[str, dict[str, Terms]] = record["terms"]
 
     @classmethod
     @cache
@@ -318,19 +301,14 @@ class CostTable:
             problem: Its use.
             speeds: Seconds of the probes on this machine; None: as on the table's machine.
         """
-        stage, sizes = self.stage(family, problem), self.sizes(family, problem)
+        terms, sizes = self._terms[self.stage(family, problem)], self.sizes(family, problem)
         factors = {kind: speeds[kind] / self.speeds[kind] for kind in speeds} if speeds else {}
-        return {
-            name: sum(
-                factors.get(term.kind, 1.0) * term.at(sizes) for term in self._terms[stage][name]
-            )
-            for name in OPERATIONS
-        }
+        return {name: _cost(terms[name], sizes, factors) for name in OPERATIONS}
 
     def bytes(self, family: str, problem: Problem) -> float:
         """Predict the bytes of the model between operations."""
-        sizes = self.sizes(family, problem)
-        return sum(term.at(sizes) for term in self._terms[self.stage(family, problem)]["bytes"])
+        terms = self._terms[self.stage(family, problem)]["bytes"]
+        return _cost(terms, self.sizes(family, problem), {})
 
     def stage(self, family: str, problem: Problem) -> str:
         """Name the row of the table: rows stored as such, sums and counts have their own."""
@@ -390,6 +368,14 @@ class CostTable:
         """Interpolate the table's values for a lengthscale and d."""
         curves = self._sizes[name]["rough" if matern else "smooth"]
         return _in_table(curves, self._sizes["lengthscales"], problem.lengthscale / d**0.5, d)
+
+
+def _cost(terms: Terms, sizes: Sizes, factors: Mapping[str, float]) -> float:
+    """Evaluate a sum of terms, with factors by their kinds."""
+    return sum(
+        factors.get(kind, 1.0) * (coefficient * math.prod(sizes[s] for s in symbols.split()))
+        for kind, symbols, coefficient in terms
+    )
 
 
 def _grids(problem: Problem) -> Iterator[tuple[int, int, bool]]:

@@ -182,8 +182,7 @@ def sum_tasks(
         UsageError: A task was lost more often, or the executor takes no more.
     """
     if executor is None:
-        for task in tasks:
-            yield task, run(task, start), 0
+        yield from ((each, run(each, start), 0) for each in tasks)
         return
     capacity = WorkerCount(executor)
     under_way: dict[Future[PartialSums], tuple[SumTask, int]] = {}

@@ -70,13 +70,13 @@ class EngineExecutor(Executor, ABC):
         return None
 
     @property
-    @abstractmethod
     def capacity(self) -> int:
-        """Number of tasks that the executor does at a time now; at least 1.
+        """Number of tasks that the executor does at a time now, as far as known; at least 1.
 
         Raises:
             OSError: The cluster does not answer.
         """
+        return self.workers or os.cpu_count() or 1
 
     def dumps(self, value: Any) -> bytes:
         """Pickle a value by the engine's own pickle; by Python's where it has none."""
@@ -163,10 +163,10 @@ def check_workers(executor: Executor) -> None:
     """
     if not isinstance(executor, EngineExecutor):
         return
-    for package in _PACKAGES:
+    for package, wanted in versions().items():
         for worker, result in executor.on_workers(version, package).items():
             if not isinstance(result, OSError):  # of a worker that is gone; tasks check again
-                _check_version(worker, package, result)
+                _check_version(worker, package, result, wanted)
 
 
 def check_versions(expected: Mapping[str, str]) -> None:
@@ -185,13 +185,12 @@ def versions() -> Mapping[str, str]:
     return {package: version(package) for package in _PACKAGES}
 
 
-def _check_version(worker: str, package: str, found: Any, wanted: str | None = None) -> None:
-    wanted = versions()[package] if wanted is None else wanted
+def _check_version(worker: str, package: str, found: str | Exception, wanted: str) -> None:
     name = package.replace("-", "_")
     if isinstance(found, Exception):
         found = f"no version of it ({type(found).__name__}: {found})"
     # local parts do not count: builds for a processor or a GPU are alike
-    if str(found).partition("+")[0] != wanted.partition("+")[0]:
+    if found.partition("+")[0] != wanted.partition("+")[0]:
         raise UsageError(
             f"The worker {worker} has {name} {found}, and here is {wanted}: install {name} "
             f"{wanted} there, or start workers of this environment."

@@ -298,11 +298,11 @@ def executor_of(
             "Expected executor to be a text or an Executor of concurrent.futures, got a "
             f"{type(spec).__name__}. One of submitit: SubmititExecutor(it) of bo_stream.executors."
         )
-    kind, rest = parsed(spec or "processes")
-    number = _number(rest, workers)
+    kind, number, address = parsed(spec or "processes")
+    number = number or workers or os.cpu_count() or 1
+    check_whole("workers", number, 1)
     if kind in ("processes", "threads") and resources:
         raise UsageError(f"An executor of {kind} has no resources: they are for dask and ray.")
-    address = "" if rest.isdigit() else rest
     if kind == "processes":
         processes = ProcessExecutor(number)
         try:
@@ -321,8 +321,8 @@ def executor_of(
         yield from _ray(address, number, resources)
 
 
-def parsed(spec: str) -> tuple[str, str]:
-    """Return the kind of a specification, and its number or address as text, or nothing.
+def parsed(spec: str) -> tuple[str, int | None, str]:
+    """Return the kind of a specification, its number or None, and its address or nothing.
 
     Raises:
         UsageError: There is no such kind, the number is 0, or processes or threads have an address.
@@ -331,28 +331,21 @@ def parsed(spec: str) -> tuple[str, str]:
     check_one_of("executor", kind, KINDS)
     if kind in ("processes", "threads") and rest and not rest.isdigit():
         raise UsageError(f"Expected {kind}:N with a number of workers, got {spec!r}.")
-    if rest.isdigit():
-        check_whole("workers", int(rest), 1)
-    return kind, rest
-
-
-def _number(rest: str, workers: int | None = None) -> int:
-    number = int(rest) if rest.isdigit() else workers or os.cpu_count() or 1
-    check_whole("workers", number, 1)
-    return number
+    if not rest.isdigit():
+        return kind, None, rest
+    check_whole("workers", int(rest), 1)
+    return kind, int(rest), ""
 
 
 def places(spec: str | Executor) -> int | None:
     """Return how many tasks threads can run at a time; None for other kinds."""
-    if isinstance(spec, str) and parsed(spec)[0] == "threads":
-        return _number(parsed(spec)[1])
-    return None
+    kind, number, _ = parsed(spec) if isinstance(spec, str) else ("", None, "")
+    return (number or os.cpu_count() or 1) if kind == "threads" else None
 
 
 def has_address(spec: str) -> bool:
     """Return whether a specification leads to something that runs already."""
-    _, rest = parsed(spec)
-    return bool(rest) and not rest.isdigit()
+    return parsed(spec)[2] != ""
 
 
 def _dask(address: str, count: int, resources: Mapping[str, float] | None) -> Iterator[Executor]:

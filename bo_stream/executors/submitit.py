@@ -56,11 +56,6 @@ class SubmititExecutor(EngineExecutor):
 
     @property
     def workers(self) -> int:
-        """Most jobs that are to be submitted at a time."""
-        return self._at_once
-
-    @property
-    def capacity(self) -> int:
         """Most jobs that are to be submitted at a time; the cluster decides how many run."""
         return self._at_once
 
