@@ -174,7 +174,7 @@ class UnitTest:
 
     Attributes:
         outcomes: The latest outcomes, m numbers each.
-        innovations: The latest innovations, so shaped.
+        innovations: The latest innovations, of the same shape.
         deviations: Their predictive standard deviations.
         gains: Of the latest rows, the log density at inputs in the previous units less the log
             density at the inputs as they came; 0 where these are of usual size.
@@ -225,8 +225,8 @@ class UnitTest:
         Args:
             X: Inputs, ``n x d``.
             outcomes: ``n x m``.
-            innovations: So shaped.
-            deviations: Predictive standard deviations, noise included, so shaped; 0 where they are
+            innovations: ``n x m``.
+            deviations: Predictive standard deviations, noise included, ``n x m``; 0 where they are
                 in other units.
             gain: See :attr:`gains`, ``n``.
             powers: Exponents of ten of the inputs' present size, ``d``.

@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from bo_stream.distributed.sources import ColumnNames, Fault, FileFragment, Fragment, digest_of
 from bo_stream.distributed.sums import Sums, check_alike, merge
-from bo_stream.distributed.tasks import PartialSums, Place, SumTree
+from bo_stream.distributed.tasks import Node, PartialSums, SumTree
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import hold_folder
 from bo_stream.models.base import StreamingGP
@@ -213,8 +213,8 @@ class IngestRecord:
         self._digests |= digests
         self._contents |= {digest: key for key, digest in digests.items()}
 
-    def _keep(self, place: Place, part: PartialSums, merged: tuple[Place, ...]) -> None:
-        self._write(_name(place), part)
+    def _keep(self, node: Node, part: PartialSums, merged: tuple[Node, ...]) -> None:
+        self._write(_name(node), part)
         for each in merged:
             self._remove(_name(each))
 
@@ -296,17 +296,17 @@ class IngestRecord:
             if number >= fits[-1]:
                 self.base = part.sums if self.base is None else merge(self.base, part.sums)
 
-    def _read_nodes(self, start: Sums) -> dict[Place, PartialSums]:
+    def _read_nodes(self, start: Sums) -> dict[Node, PartialSums]:
         """Read the nodes of an interrupted ingest, and remove those that are in larger ones."""
         names = (path.stem.split("-") for path in self._folder.glob("node-*.json"))
-        places = [Place(int(start), int(level)) for _, start, level in names]
-        nodes = dict[Place, PartialSums]()
-        for place in sorted(places, key=lambda place: -place.level):
-            if any(each.start <= place.start < each.stop for each in nodes):
-                self._remove(_name(place))
+        written = [Node(int(start), int(level)) for _, start, level in names]
+        nodes = dict[Node, PartialSums]()
+        for node in sorted(written, key=lambda node: -node.level):
+            if SumTree(nodes).holds(node.start):
+                self._remove(_name(node))
             else:
-                nodes[place] = self._read(_name(place), start.model)
-                self._under_way |= nodes[place].digests
+                nodes[node] = self._read(_name(node), start.model)
+                self._under_way |= nodes[node].digests
         return nodes
 
     def _remove(self, nodes: str) -> None:
@@ -316,8 +316,8 @@ class IngestRecord:
                 path.unlink(missing_ok=True)
 
 
-def _name(place: Place) -> str:
-    return f"node-{place.start}-{place.level}"
+def _name(node: Node) -> str:
+    return f"node-{node.start}-{node.level}"
 
 
 @contextmanager

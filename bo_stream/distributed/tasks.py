@@ -136,7 +136,7 @@ def _added(sums: Sums, fragment: Fragment, task: SumTask, digests: dict[str, str
                 X, Y = tensor(part.X), tensor(part.Y)
                 sums = accumulate(sums, X, Y, None if part.Yvar is None else tensor(part.Yvar))
             except BotorchError as error:
-                raise UsageError(f"{_place(part, row, columns)}: {one_line(error)}") from error
+                raise UsageError(f"{_position(part, row, columns)}: {one_line(error)}") from error
             row += len(part)
     if task.recorded:
         if fragment.stamp() != stamp and fragment.digest(columns) != before:
@@ -145,7 +145,7 @@ def _added(sums: Sums, fragment: Fragment, task: SumTask, digests: dict[str, str
     return sums
 
 
-def _place(batch: TableBatch, first: int, columns: ColumnNames) -> str:
+def _position(batch: TableBatch, first: int, columns: ColumnNames) -> str:
     """Name the column and row of the first number that is not finite, else the rows of a batch."""
     names = (*(columns.x or ["X"] * batch.X.shape[1]), *(columns.y or ["Y"] * batch.Y.shape[1]))
     bad = np.argwhere(~np.isfinite(np.hstack((batch.X, batch.Y))))
@@ -233,7 +233,7 @@ def _submitted(executor: Executor, task: SumTask, start: Sums) -> Future[Partial
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class Node:
     """A node of the tree.
 
     Attributes:
@@ -250,9 +250,9 @@ class Place:
         return self.start + (1 << self.level)
 
     @property
-    def sibling(self) -> Place:
+    def sibling(self) -> Node:
         """Node that this one is merged with."""
-        return Place(self.start ^ (1 << self.level), self.level)
+        return Node(self.start ^ (1 << self.level), self.level)
 
 
 @dataclass
@@ -267,23 +267,23 @@ class SumTree:
         keep: Called with each new node, its part, and the nodes that were merged into it.
     """
 
-    nodes: dict[Place, PartialSums] = field(default_factory=dict)
-    keep: Callable[[Place, PartialSums, tuple[Place, ...]], None] = lambda place, part, merged: None
+    nodes: dict[Node, PartialSums] = field(default_factory=dict)
+    keep: Callable[[Node, PartialSums, tuple[Node, ...]], None] = lambda node, part, merged: None
 
     def add(self, number: int, part: PartialSums) -> None:
         """Add the part of a task."""
-        place, merged = Place(number, 0), list[Place]()
-        while (sibling := place.sibling) in self.nodes:
+        node, merged = Node(number, 0), list[Node]()
+        while (sibling := node.sibling) in self.nodes:
             other = self.nodes.pop(sibling)
-            part = other.plus(part) if sibling < place else part.plus(other)
+            part = other.plus(part) if sibling < node else part.plus(other)
             merged.append(sibling)
-            place = Place(min(place.start, sibling.start), place.level + 1)  # of both
-        self.nodes[place] = part
-        self.keep(place, part, tuple(merged))
+            node = Node(min(node.start, sibling.start), node.level + 1)  # of both
+        self.nodes[node] = part
+        self.keep(node, part, tuple(merged))
 
     def holds(self, number: int) -> bool:
         """Return whether the tree has the part of a task."""
-        return any(place.start <= number < place.stop for place in self.nodes)
+        return any(node.start <= number < node.stop for node in self.nodes)
 
     def total(self) -> PartialSums | None:
         """Merge all parts in the order of their numbers; None without any."""
