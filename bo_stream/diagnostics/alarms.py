@@ -1,6 +1,6 @@
 """Alarms: what is wrong with a model or its stream, and the line of code that mends it.
 
-First the numbers that alarms are computed from, then the alarms.
+First the alarms, then the numbers that they are computed from.
 """
 
 from __future__ import annotations
@@ -24,11 +24,212 @@ from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 
 Array = NDArray[np.float64]
 
-_NORMAL_MEDIAN = 0.6744897501960817
-"""Median of the absolute value of a standard normal number."""
+FEWEST = 50
+"""Rows from which on an alarm can ring."""
+
+HORIZON = 1000
+"""Latest observations among which a signal of the drift test rings the alarm."""
+
+_MOST_GAP = 0.3
+"""Root mean squared error of the approximate mean, in standard deviations of a prediction: it then
+is 9 % of an innovation's variance.
+"""
+
+_MOST_SCALE = 1.4
+"""Robust standard deviation of innovations, or one over it: variances are off by a factor of 2."""
+
+_MOST_FAR = 0.0075
+"""Share of innovations more than 3.5 robust standard deviations away, 15 times a normal one's."""
+
+_MOST_SKEW = 0.25
+"""Skew of the innovations' quantiles; an exponential distribution has 0.46."""
+
+_MOST_REPEATED = 0.05
+"""Share of rows that repeat an earlier one, outcomes included."""
 
 _FAR = 3.5
 """Robust standard deviations from which on an innovation is far: 0.05 % of normal ones are."""
+
+LEAST_SENSITIVITY = 0.02
+"""Effect of an input on the posterior mean, as a fraction of the largest effect of an input."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Something that is wrong, and what to do.
+
+    Attributes:
+        name: ``units``, ``repeated rows``, ``approximation``, ``drift``, ``skew``, ``tails``,
+            ``noise`` or ``dead input``.
+        text: The finding in words.
+        value: The measured value.
+        threshold: Largest value without alarm; least value, for a dead input.
+        remedy: A line of code, in which ``model`` is the model and X and Y are the user's data.
+    """
+
+    name: str
+    text: str
+    value: float
+    threshold: float
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}. {self.remedy}"
+
+
+def find_alarms(
+    model: StreamingGP,
+    record: ProgressiveValidation | None,
+    innovations: Sequence[Innovations],
+    gap: ApproximationGap | str,
+    effects: Sequence[float],
+) -> tuple[Alarm, ...]:
+    """Find what is wrong; an alarm that explains another one silences it.
+
+    A change of units explains all else. Repeated rows, a gap of the approximation and a drift
+    explain innovations that are too large or too small; skew and tails explain their scale.
+
+    Args:
+        model: The model.
+        record: Of its stream.
+        innovations: Of each output.
+        gap: Distance of its approximation from an exact Gaussian process; or why it is not known.
+        effects: Of each input on the posterior mean.
+    """
+    if record is None or record.rows < FEWEST:
+        return ()
+    change = record.units.change
+    if change is not None:
+        factors = [10.0**power for power in change.powers]
+        power = max(change.powers, key=abs)
+        shown = f"{factors[0]:g}" if len(set(factors)) == 1 else f"torch.tensor({factors})"
+        new = f"X_new / {shown}, Y_new" if change.what == "inputs" else f"X_new, Y_new / {shown}"
+        text = (
+            f"{change.what} are {10.0**power:g} times as large as before, found after row "
+            f"{change.row:,} of the record"
+        )
+        remedy = f"model.retract(X_new, Y_new).update({new})"
+        return (Alarm("units", text, float(abs(power)), 0.0, remedy),)
+    rows: list[Alarm] = []
+    share = record.repeated.share
+    repeats = bool(record.drift) and share > _MOST_REPEATED and record.repeated.repeated >= 10
+    if repeats:
+        text = f"{100.0 * share:.0f} % of the rows repeat an earlier one, outcomes included"
+        widths = f"({record.inputs}, {model.num_outputs})"
+        remedy = f"X, Y = torch.cat((X, Y), -1).unique(dim=0).split({widths}, -1)"
+        rows.append(Alarm("repeated rows", text, share, _MOST_REPEATED, remedy))
+    if isinstance(gap, ApproximationGap) and gap.rows >= FEWEST and not gap.mean <= _MOST_GAP:
+        text = (
+            f"predicted means of {gap.rows} rows are {gap.mean:.2g} predictive standard deviations "
+            "from those of an exact Gaussian process with the same hyperparameters"
+        )
+        rows.append(Alarm("approximation", text, gap.mean, _MOST_GAP, finer(model)))
+    skew = _skew(model, innovations, record)
+    level = [] if repeats else _drift(record, innovations, bool(skew))
+    shape = [] if rows or level else skew or _tails(model, innovations)
+    noise = [] if rows or level or shape else _noise(model, innovations)
+    return (*rows, *level, *shape, *noise, *_dead(model, effects))
+
+
+def _drift(
+    record: ProgressiveValidation, innovations: Sequence[Innovations], skewed: bool
+) -> list[Alarm]:
+    """Ring for a signal; a signal of skewed innovations with a mean of zero is not counted."""
+    centred = all(abs(each.mean) < 4.0 / math.sqrt(each.count) for each in innovations)
+    if skewed and centred:
+        return []
+    for output, test in enumerate(record.drift):
+        signals = test.within(HORIZON)
+        if signals:
+            _, began, sign = signals[0]
+            side = "above" if sign > 0 else "below"
+            text = (
+                f"outcomes of output {output} have mostly been {side} their predictions since "
+                f"about row {began:,} of the record (a false alarm within {HORIZON:,} rows has a "
+                f"probability of {test.false_alarm_probability(HORIZON):.2g})"
+            )
+            remedy = "model.forget(0.99)  # before each update; after a break: model.clear()"
+            return [Alarm("drift", text, float(len(signals)), 0.0, remedy)]
+    return []
+
+
+def _skew(
+    model: StreamingGP, innovations: Sequence[Innovations], record: ProgressiveValidation
+) -> list[Alarm]:
+    for output, each in enumerate(innovations):
+        most = max(_MOST_SKEW, 6.0 / math.sqrt(each.count))
+        if each.count >= FEWEST and abs(each.skew) > most:
+            text = f"innovations of output {output} are skewed, {each.skew:.2f} by their quantiles"
+            step = "log=Log()" if record.positive and each.skew > 0.0 else "bilog=Bilog()"
+            chain = f"ChainedOutcomeTransform({step}, z=Standardize({model.num_outputs}))"
+            fixed = isinstance(model, OSVGP | DecoupledGP | QSGP | QSRVM)  # these take no transform
+            regressor = "OSGPR" if fixed else type(model).__name__
+            remedy = f"model = {regressor}(X, Y, outcome_transform={chain})"
+            return [Alarm("skew", text, abs(each.skew), most, remedy)]
+    return []
+
+
+def _tails(model: StreamingGP, innovations: Sequence[Innovations]) -> list[Alarm]:
+    for output, each in enumerate(innovations):
+        most = max(6.0, _MOST_FAR * each.count)
+        if each.count >= FEWEST and each.far > most:
+            text = (
+                f"{each.far} of the last {each.count} innovations of output {output} are more than "
+                f"{_FAR:g} robust standard deviations from zero"
+            )
+            likelihood, scaled = "StudentTLikelihood()", f"Standardize({model.num_outputs})"
+            remedy = f"model = OSVGP(X, Y, {likelihood}, outcome_transform={scaled})"
+            return [Alarm("tails", text, float(each.far), most, remedy)]
+    return []
+
+
+def _noise(model: StreamingGP, innovations: Sequence[Innovations]) -> list[Alarm]:
+    for output, each in enumerate(innovations):
+        most = max(_MOST_SCALE, math.exp(5.0 / math.sqrt(each.count)))
+        factor = max(each.scale, 1.0 / max(each.scale, 1e-300))
+        if each.count >= FEWEST and factor > most:
+            small = "larger than predicted: the noise is too small, or the function has changed"
+            large = "smaller than predicted: the noise is too large"
+            size = small if each.scale > 1.0 else large
+            text = f"innovations of output {output} are {factor:.2g} times {size}"
+            return [Alarm("noise", text, factor, most, _relearning(model, each.scale**2))]
+    return []
+
+
+def _relearning(model: StreamingGP, factor: float) -> str:
+    """Return the line of code that learns a model's noise, or corrects the known one."""
+    if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
+        return f"model = {type(model).__name__}(X, Y, {factor:.2g} * Yvar)"
+    if isinstance(model, DecoupledGP | QSGP | QSRVM):
+        return "model.fit(seconds=60)"
+    if isinstance(model, AutoGP) and isinstance(family_model(model), OSVGP):
+        # sites: by steps, as no fit reaches their noise
+        if model.memory.held is None:
+            return f"model = AutoGP(X, Y, likelihood={type(model.likelihood).__name__}())"
+        return 'model.move_to("OSVGP", hyper_steps=20)  # learns it from all rows'
+    if isinstance(model, OSVGP):
+        return "model.hyper_steps = 20  # the next updates learn it"
+    return "fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))"
+
+
+def _dead(model: StreamingGP, effects: Sequence[float]) -> list[Alarm]:
+    largest = max(effects, default=0.0)
+    dead = [i for i, effect in enumerate(effects) if effect <= LEAST_SENSITIVITY * largest]
+    used = [i for i in range(len(effects)) if i not in dead]
+    if not dead or not used:
+        return []
+    which = f"input {dead[0]} has" if len(dead) == 1 else f"inputs {dead} have"
+    text = f"{which} next to no effect on the posterior mean"
+    value = max(effects[i] for i in dead) / largest
+    remedy = f"model = {type(model).__name__}(X[:, {used}], Y)"
+    return [Alarm("dead input", text, value, LEAST_SENSITIVITY, remedy)]
+
+
+# --- numbers that alarms are computed from --------------------------------------------------------
+
+
+_NORMAL_MEDIAN = 0.6744897501960817
+"""Median of the absolute value of a standard normal number."""
 
 AHEAD = 10.0
 """The cost is forecast to this many times the present number of observations."""
@@ -211,204 +412,3 @@ class Validation:
             signals,
             record.repeated.share,
         )
-
-
-# --- the alarms ----------------------------------------------------------------------------------
-
-
-FEWEST = 50
-"""Rows from which on an alarm can ring."""
-
-HORIZON = 1000
-"""Latest observations among which a signal of the drift test rings the alarm."""
-
-_MOST_GAP = 0.3
-"""Root mean squared error of the approximate mean, in standard deviations of a prediction: it then
-is 9 % of an innovation's variance.
-"""
-
-_MOST_SCALE = 1.4
-"""Robust standard deviation of innovations, or one over it: variances are off by a factor of 2."""
-
-_MOST_FAR = 0.0075
-"""Share of innovations more than 3.5 robust standard deviations away, 15 times a normal one's."""
-
-_MOST_SKEW = 0.25
-"""Skew of the innovations' quantiles; an exponential distribution has 0.46."""
-
-_MOST_REPEATED = 0.05
-"""Share of rows that repeat an earlier one, outcomes included."""
-
-LEAST_SENSITIVITY = 0.02
-"""Effect of an input on the posterior mean, as a fraction of the largest effect of an input."""
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """Something that is wrong, and what to do.
-
-    Attributes:
-        name: ``units``, ``repeated rows``, ``approximation``, ``drift``, ``skew``, ``tails``,
-            ``noise`` or ``dead input``.
-        text: The finding in words.
-        value: The measured value.
-        threshold: Largest value without alarm; least value, for a dead input.
-        remedy: A line of code, in which ``model`` is the model and X and Y are the user's data.
-    """
-
-    name: str
-    text: str
-    value: float
-    threshold: float
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.text}. {self.remedy}"
-
-
-def find_alarms(
-    model: StreamingGP,
-    record: ProgressiveValidation | None,
-    innovations: Sequence[Innovations],
-    gap: ApproximationGap | str,
-    effects: Sequence[float],
-) -> tuple[Alarm, ...]:
-    """Find what is wrong; an alarm that explains another one silences it.
-
-    A change of units explains all else. Repeated rows, a gap of the approximation and a drift
-    explain innovations that are too large or too small; skew and tails explain their scale.
-
-    Args:
-        model: The model.
-        record: Of its stream.
-        innovations: Of each output.
-        gap: Distance of its approximation from an exact Gaussian process; or why it is not known.
-        effects: Of each input on the posterior mean.
-    """
-    if record is None or record.rows < FEWEST:
-        return ()
-    change = record.units.change
-    if change is not None:
-        factors = [10.0**power for power in change.powers]
-        power = max(change.powers, key=abs)
-        shown = f"{factors[0]:g}" if len(set(factors)) == 1 else f"torch.tensor({factors})"
-        new = f"X_new / {shown}, Y_new" if change.what == "inputs" else f"X_new, Y_new / {shown}"
-        text = (
-            f"{change.what} are {10.0**power:g} times as large as before, found after row "
-            f"{change.row:,} of the record"
-        )
-        remedy = f"model.retract(X_new, Y_new).update({new})"
-        return (Alarm("units", text, float(abs(power)), 0.0, remedy),)
-    rows: list[Alarm] = []
-    share = record.repeated.share
-    repeats = bool(record.drift) and share > _MOST_REPEATED and record.repeated.repeated >= 10
-    if repeats:
-        text = f"{100.0 * share:.0f} % of the rows repeat an earlier one, outcomes included"
-        widths = f"({record.inputs}, {model.num_outputs})"
-        remedy = f"X, Y = torch.cat((X, Y), -1).unique(dim=0).split({widths}, -1)"
-        rows.append(Alarm("repeated rows", text, share, _MOST_REPEATED, remedy))
-    if isinstance(gap, ApproximationGap) and gap.rows >= FEWEST and not gap.mean <= _MOST_GAP:
-        text = (
-            f"predicted means of {gap.rows} rows are {gap.mean:.2g} predictive standard deviations "
-            "from those of an exact Gaussian process with the same hyperparameters"
-        )
-        rows.append(Alarm("approximation", text, gap.mean, _MOST_GAP, finer(model)))
-    skew = _skew(model, innovations, record)
-    level = [] if repeats else _drift(record, innovations, bool(skew))
-    shape = [] if rows or level else skew or _tails(model, innovations)
-    noise = [] if rows or level or shape else _noise(model, innovations)
-    return (*rows, *level, *shape, *noise, *_dead(model, effects))
-
-
-def _drift(
-    record: ProgressiveValidation, innovations: Sequence[Innovations], skewed: bool
-) -> list[Alarm]:
-    """Ring for a signal; a signal of skewed innovations with a mean of zero is not counted."""
-    centred = all(abs(each.mean) < 4.0 / math.sqrt(each.count) for each in innovations)
-    if skewed and centred:
-        return []
-    for output, test in enumerate(record.drift):
-        signals = test.within(HORIZON)
-        if signals:
-            _, began, sign = signals[0]
-            side = "above" if sign > 0 else "below"
-            text = (
-                f"outcomes of output {output} have mostly been {side} their predictions since "
-                f"about row {began:,} of the record (a false alarm within {HORIZON:,} rows has a "
-                f"probability of {test.false_alarm_probability(HORIZON):.2g})"
-            )
-            remedy = "model.forget(0.99)  # before each update; after a break: model.clear()"
-            return [Alarm("drift", text, float(len(signals)), 0.0, remedy)]
-    return []
-
-
-def _skew(
-    model: StreamingGP, innovations: Sequence[Innovations], record: ProgressiveValidation
-) -> list[Alarm]:
-    for output, each in enumerate(innovations):
-        most = max(_MOST_SKEW, 6.0 / math.sqrt(each.count))
-        if each.count >= FEWEST and abs(each.skew) > most:
-            text = f"innovations of output {output} are skewed, {each.skew:.2f} by their quantiles"
-            step = "log=Log()" if record.positive and each.skew > 0.0 else "bilog=Bilog()"
-            chain = f"ChainedOutcomeTransform({step}, z=Standardize({model.num_outputs}))"
-            fixed = isinstance(model, OSVGP | DecoupledGP | QSGP | QSRVM)  # these take no transform
-            regressor = "OSGPR" if fixed else type(model).__name__
-            remedy = f"model = {regressor}(X, Y, outcome_transform={chain})"
-            return [Alarm("skew", text, abs(each.skew), most, remedy)]
-    return []
-
-
-def _tails(model: StreamingGP, innovations: Sequence[Innovations]) -> list[Alarm]:
-    for output, each in enumerate(innovations):
-        most = max(6.0, _MOST_FAR * each.count)
-        if each.count >= FEWEST and each.far > most:
-            text = (
-                f"{each.far} of the last {each.count} innovations of output {output} are more than "
-                f"{_FAR:g} robust standard deviations from zero"
-            )
-            likelihood, scaled = "StudentTLikelihood()", f"Standardize({model.num_outputs})"
-            remedy = f"model = OSVGP(X, Y, {likelihood}, outcome_transform={scaled})"
-            return [Alarm("tails", text, float(each.far), most, remedy)]
-    return []
-
-
-def _noise(model: StreamingGP, innovations: Sequence[Innovations]) -> list[Alarm]:
-    for output, each in enumerate(innovations):
-        most = max(_MOST_SCALE, math.exp(5.0 / math.sqrt(each.count)))
-        factor = max(each.scale, 1.0 / max(each.scale, 1e-300))
-        if each.count >= FEWEST and factor > most:
-            small = "larger than predicted: the noise is too small, or the function has changed"
-            large = "smaller than predicted: the noise is too large"
-            size = small if each.scale > 1.0 else large
-            text = f"innovations of output {output} are {factor:.2g} times {size}"
-            return [Alarm("noise", text, factor, most, _relearning(model, each.scale**2))]
-    return []
-
-
-def _relearning(model: StreamingGP, factor: float) -> str:
-    """Return the line of code that learns a model's noise, or corrects the known one."""
-    if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
-        return f"model = {type(model).__name__}(X, Y, {factor:.2g} * Yvar)"
-    if isinstance(model, DecoupledGP | QSGP | QSRVM):
-        return "model.fit(seconds=60)"
-    if isinstance(model, AutoGP) and isinstance(family_model(model), OSVGP):
-        # sites: by steps, as no fit reaches their noise
-        if model.memory.held is None:
-            return f"model = AutoGP(X, Y, likelihood={type(model.likelihood).__name__}())"
-        return 'model.move_to("OSVGP", hyper_steps=20)  # learns it from all rows'
-    if isinstance(model, OSVGP):
-        return "model.hyper_steps = 20  # the next updates learn it"
-    return "fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))"
-
-
-def _dead(model: StreamingGP, effects: Sequence[float]) -> list[Alarm]:
-    largest = max(effects, default=0.0)
-    dead = [i for i, effect in enumerate(effects) if effect <= LEAST_SENSITIVITY * largest]
-    used = [i for i in range(len(effects)) if i not in dead]
-    if not dead or not used:
-        return []
-    which = f"input {dead[0]} has" if len(dead) == 1 else f"inputs {dead} have"
-    text = f"{which} next to no effect on the posterior mean"
-    value = max(effects[i] for i in dead) / largest
-    remedy = f"model = {type(model).__name__}(X[:, {used}], Y)"
-    return [Alarm("dead input", text, value, LEAST_SENSITIVITY, remedy)]

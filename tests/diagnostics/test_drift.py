@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bo_stream.diagnostics.validation import DOWN, SignTest, false_alarm_rate, threshold_for
+from bo_stream.diagnostics.sketches import DOWN, SignTest, false_alarm_rate, threshold_for
 
 
 def rate_of_both(threshold: int, share: float) -> float:

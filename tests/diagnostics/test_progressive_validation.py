@@ -29,7 +29,7 @@ from scipy import integrate, stats
 from bo_stream import OSGPR, OSVGP, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.diagnostics import ProgressiveValidation
 from bo_stream.diagnostics.cross_validation import predict_batch
-from bo_stream.diagnostics.units import RepeatedRows, Reservoir
+from bo_stream.diagnostics.sketches import RepeatedRows, Reservoir
 from bo_stream.diagnostics.validation import SAMPLE, model_bytes
 from bo_stream.models.base import StreamingGP
 from bo_stream.testing.streams import assert_close
