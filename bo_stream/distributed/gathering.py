@@ -137,21 +137,6 @@ def _check_same(key: str, stored: bytes, value: bytes) -> None:
 # --- observations that a replica has not sent yet -------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Parcel:
-    """A delta as it is written, once or several times.
-
-    Attributes:
-        dot: Identity of the delta.
-        observations: Number of observations.
-        content: Bytes of the record, which has the identity in its header.
-    """
-
-    dot: Dot
-    observations: int
-    content: bytes
-
-
 class Outbox:
     """Packs observations into deltas; a delta that may have been written is not packed again.
 
@@ -166,7 +151,7 @@ class Outbox:
         self.run, self.search, self.template = run, search, template
         self._waiting: Delta | None = None
         self._packed: Delta | None = None  # the delta of the present number
-        self._parcel: Parcel | None = None
+        self._content: bytes | None = None  # its record, which has the number in its header
         self._number = 0
 
     def add(self, observed: Delta) -> None:
@@ -174,31 +159,34 @@ class Outbox:
         total = observed if self._waiting is None else self._waiting.plus([observed])
         self._waiting = total.settled(self.template)
 
-    def send(self, store: Store) -> Iterator[Parcel]:
-        """Write all deltas; yield each when it is written, for others to read.
+    def send(self, store: Store) -> Iterator[tuple[Dot, int, int]]:
+        """Write all deltas, for others to read.
 
         A number at which the store has a value that this run never wrote, such as a copy, is left
         out. A call that raises has lost nothing, and the next one goes on.
+
+        Yields:
+            The identity of each delta when it is written, and its numbers of observations and of
+            bytes.
         """
         while True:
-            if self._parcel is None:
-                if self._packed is None:
-                    self._packed, self._waiting = self._waiting, None
-                if self._packed is None:
-                    return
+            if self._packed is None:
+                self._packed, self._waiting = self._waiting, None
+            if self._packed is None:
+                return
+            count = self._packed.observations
+            if self._content is None:
                 self._number += 1
-                dot, count = (self.run, self._number), self._packed.observations
-                about, arrays = {"count": count}, self._packed.arrays()
-                content = sealed(delta_key(dot), self.search, about, arrays)
-                self._parcel = Parcel(dot, count, content)
-            parcel = self._parcel
+                key, arrays = delta_key((self.run, self._number)), self._packed.arrays()
+                self._content = sealed(key, self.search, {"count": count}, arrays)
+            dot, size = (self.run, self._number), len(self._content)
             try:
-                store[delta_key(parcel.dot)] = parcel.content
+                store[delta_key(dot)] = self._content
             except TakenError:  # the next number may be free
-                self._parcel = None
+                self._content = None
                 continue
-            self._parcel = self._packed = None
-            yield parcel
+            self._content = self._packed = None
+            yield dot, count, size
 
 
 # --- reading the deltas of a store that a sum lacks: each once, in any order ----------------------

@@ -287,10 +287,10 @@ class Replica:
             OSError: The store cannot be reached; nothing is lost, and the next exchange goes on.
         """
         self._send_learned()
-        parcels = []
-        for parcel in self._outbox.send(self.store):
-            self._clock = self._clock.plus([parcel.dot])  # at once: the next one may fail
-            parcels.append(parcel)
+        sent = bytes_sent = 0
+        for dot, count, size in self._outbox.send(self.store):
+            self._clock = self._clock.plus([dot])  # at once: the next one may fail
+            sent, bytes_sent = sent + count, bytes_sent + size
         for _ in range(_ATTEMPTS):
             listing = Listing.of(self.store)
             try:
@@ -321,13 +321,13 @@ class Replica:
         self._members.check_alone(listing)
         removed = self.compact() if len(listing.deltas) > self._compact_above else 0
         return Exchanged(
-            sent=sum(parcel.observations for parcel in parcels),
+            sent=sent,
             deltas=gathered.deltas,
             anew=gathered.anew,
             learned=learned > 0,
             adopted=adopted > 0,
             removed=removed,
-            bytes_sent=sum(len(parcel.content) for parcel in parcels) + learned,
+            bytes_sent=bytes_sent + learned,
             bytes_taken=gathered.bytes + adopted,
             remarks=tuple(remarks),
         )

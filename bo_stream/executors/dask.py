@@ -19,6 +19,7 @@ from distributed.protocol.pickle import dumps
 
 from bo_stream.errors import UsageError
 from bo_stream.executors.engine import (
+    SECONDS_TO_ANSWER,
     EngineExecutor,
     EngineFuture,
     LostTaskError,
@@ -33,8 +34,6 @@ SECONDS_TO_CONNECT = 5.0
 
 SECONDS_WITHOUT_SCHEDULER = 120.0
 """Most seconds until a scheduler that was lost must be back."""
-
-_SECONDS_TO_ANSWER = 10.0
 
 _began: dict[str, float] = {}
 """On a worker: the start of each task under way, by key, on its monotonic clock."""
@@ -131,7 +130,7 @@ class DaskExecutor(EngineExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Disconnect; overrides ``Executor.shutdown``. The cluster goes on."""
-        wait_for_all(self._stops.copy(), _SECONDS_TO_ANSWER)
+        wait_for_all(self._stops.copy(), SECONDS_TO_ANSWER)
         self._client.close()
 
 
@@ -180,7 +179,7 @@ class DaskFuture(EngineFuture[T]):
         """
         try:
             answer = self._executor._on_all_workers(_seconds_since_begin, self._task.key)
-            seconds = answer.result(_SECONDS_TO_ANSWER)
+            seconds = answer.result(SECONDS_TO_ANSWER)
         except Exception:  # a cluster in trouble may raise anything
             return time.monotonic() - self._submitted
         return max((value for value in seconds.values() if value is not None), default=None)

@@ -30,7 +30,8 @@ T = TypeVar("T")
 SECONDS_BETWEEN_LOOKS = 5.0
 """Time between two looks at how many workers a cluster has."""
 
-_SECONDS_TO_ANSWER = 10.0
+SECONDS_TO_ANSWER = 10.0
+"""Time in which a Dask cluster must answer."""
 
 
 class LostTaskError(RuntimeError):
@@ -98,7 +99,7 @@ def threads_of(client: Any) -> int:
     """
     if client.status != "running":  # which the client would wait for
         raise ConnectionError("the Dask scheduler does not answer")
-    return max(1, sum(client.nthreads(callback_timeout=_SECONDS_TO_ANSWER).values()))
+    return max(1, sum(client.nthreads(callback_timeout=SECONDS_TO_ANSWER).values()))
 
 
 class WorkerCount:
