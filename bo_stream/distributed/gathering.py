@@ -1,4 +1,4 @@
-"""Stores through which replicas exchange: deltas are sent, gathered and compacted.
+"""Stores through which replicas exchange: deltas are sent, gathered and compacted, runs listed.
 
 Any ``MutableMapping[str, bytes]`` will do, such as those of ``zarr``, ``zict`` or ``fsspec``: a
 value is written whole, and a key that was written can be listed and read by all from then on.
@@ -7,11 +7,14 @@ value is written whole, and a key that was written can be listed and read by all
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, MutableMapping
+import platform
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from botorch.exceptions.errors import UnsupportedError
 
@@ -26,6 +29,7 @@ from bo_stream.distributed.deltas import (
     counted_key,
     delta_key,
     most_bytes_of_sums,
+    name_of,
     opened,
     sealed,
     snapshot_of,
@@ -377,3 +381,90 @@ def _remove(store: Store, *keys: str) -> None:
     for key in keys:
         with suppress(KeyError):  # another one has removed it
             del store[key]
+
+
+# --- the runs that take part in a search ----------------------------------------------------------
+
+
+class Membership:
+    """A run among the runs in a store.
+
+    A run that starts later takes over the name of an earlier one, as when a replica died and comes
+    back. If the earlier run is alive, its next exchange raises an error, and the later run warns at
+    the exchange in which it sees a delta that the earlier one has sent since.
+
+    Attributes:
+        run: The run.
+    """
+
+    def __init__(self, run: str, search: str, facts: Mapping[str, Any], store: Store) -> None:
+        """Enter the list of runs.
+
+        Args:
+            run: The run.
+            search: Digest of the facts.
+            facts: The facts that decide whether statistics of replicas add up, by name.
+            store: The store.
+
+        Raises:
+            UsageError: The store has another search.
+        """
+        self.run, self._store = run, store
+        listing = Listing.of(store)
+        for other in listing.runs:
+            about = self._about(other)
+            if about and about.get("search") != search:
+                here, there = facts, about.get("facts", {})
+                differences = (
+                    f"{name}: here {here.get(name)!r}, there {there.get(name)!r}"
+                    for name in (*here, *there)
+                    if here.get(name) != there.get(name)
+                )
+                raise UsageError(
+                    f"The store has another search, that of replica {name_of(other)!r}; they "
+                    f"differ in {next(differences, 'nothing')}. Use the same settings and model, "
+                    "or another store."
+                )
+        self._previous = [other for other in listing.runs if name_of(other) == name_of(run)]
+        self._sent = {dot for dot in listing.deltas if dot[0] in self._previous}
+        about = {
+            "facts": dict(facts),
+            "host": platform.node(),
+            "process": os.getpid(),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        key = f"replica/{run}"
+        store[key] = sealed(key, search, about, {})
+
+    def _about(self, run: str) -> dict[str, Any]:
+        """Read the description of a run; return nothing where it cannot be read."""
+        try:
+            return opened(self._store, f"replica/{run}", None)[0]
+        except (VanishedError, UnusableError):
+            return {}
+
+    def still_alive(self, listing: Listing) -> list[str]:
+        """Return a remark on each previous run that has sent further deltas since the last call."""
+        new = {dot for dot in listing.deltas if dot[0] in self._previous} - self._sent
+        self._sent |= new
+        return [
+            f"Another replica of the name {name_of(run)!r}, {self._spelled(run)}, still sends "
+            "deltas. Nothing is lost; give each replica a name of its own."
+            for run in sorted({run for run, _ in new})
+        ]
+
+    def check_alone(self, listing: Listing) -> None:
+        """Raise a ``UsageError`` if another replica has taken this name since."""
+        name = name_of(self.run)
+        for run in listing.runs:
+            if name_of(run) == name and run not in (*self._previous, self.run):
+                raise UsageError(
+                    f"Another replica of the name {name!r} has started after this one: "
+                    f"{self._spelled(run)}. Its outcomes and those of this one are all in the "
+                    "store. Give each replica a name of its own."
+                )
+
+    def _spelled(self, run: str) -> str:
+        about = self._about(run)
+        where = (about.get(name, "?") for name in ("process", "host", "started"))
+        return "process {} on {}, started {}".format(*where)

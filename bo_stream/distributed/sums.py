@@ -272,8 +272,13 @@ def check_alike(mine: StreamingGP, theirs: StreamingGP) -> None:
         _refuse("classes", type(mine).__name__, type(theirs).__name__)
     ours, others = dict(parts_of(mine)), dict(parts_of(theirs))
     for name in (*ours, *others):
-        if not _is_equal(ours.get(name), others.get(name)):
-            _refuse(name, ours.get(name), others.get(name))
+        a, b = ours.get(name), others.get(name)
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            is_equal = a.shape == b.shape and torch.equal(a, b.to(a))
+        else:
+            is_equal = type(a) is type(b) and a == b
+        if not is_equal:
+            _refuse(name, a, b)
     memories: list[Any] = [inner_memory(mine), inner_memory(theirs)]
     here, there = memories
     if isinstance(here, OnGrid) and isinstance(there, OnGrid):
@@ -286,9 +291,8 @@ def check_alike(mine: StreamingGP, theirs: StreamingGP) -> None:
             )
             _refuse("grids", *texts)
     elif isinstance(here, InducingMemory) and here.allocator is None:
-        a, b = here.values.Z, there.values.Z
-        if not torch.equal(a, b):
-            _refuse("inducing points", a, b)
+        if not torch.equal(here.values.Z, there.values.Z):
+            _refuse("inducing points", here.values.Z, there.values.Z)
 
 
 def parts_of(model: StreamingGP) -> Iterator[tuple[str, Any]]:
@@ -306,12 +310,6 @@ def parts_of(model: StreamingGP) -> Iterator[tuple[str, Any]]:
                 for key, option in vars(part).items():
                     if isinstance(option, _PLAIN) and key != "training":
                         yield f"{path}.{key}", option
-
-
-def _is_equal(a: object, b: object) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and torch.equal(a, b.to(a))
-    return type(a) is type(b) and a == b
 
 
 def _refuse(what: str, *values: object) -> None:
