@@ -291,8 +291,9 @@ def check_alike(mine: StreamingGP, theirs: StreamingGP) -> None:
             )
             _refuse("grids", *texts)
     elif isinstance(here, InducingMemory) and here.allocator is None:
-        if not torch.equal(here.values.Z, there.values.Z):
-            _refuse("inducing points", here.values.Z, there.values.Z)
+        points = here.values.Z, there.values.Z
+        if not torch.equal(*points):
+            _refuse("inducing points", *points)
 
 
 def parts_of(model: StreamingGP) -> Iterator[tuple[str, Any]]:
