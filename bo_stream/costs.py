@@ -240,9 +240,6 @@ def _probes() -> dict[str, Callable[[], object]]:
             for _ in range(plain):
                 (factor.unsqueeze(-2) * 2.0).sum(-1)
 
-    def flops() -> None:
-        torch.linalg.cholesky(square @ square)
-
     def elements() -> None:
         for _ in range(5):
             torch.mul(long, long, out=result).exp_().sum()
@@ -251,7 +248,7 @@ def _probes() -> dict[str, Callable[[], object]]:
         "calls": lambda: small_operations(6, PLAIN["calls"]),
         "gradients": lambda: small_operations(16, PLAIN["gradients"]),
         "factors": lambda: small_operations(30, PLAIN["factors"]),
-        "flops": flops,
+        "flops": lambda: torch.linalg.cholesky(square @ square),
         "elements": elements,
     }
 
@@ -265,29 +262,15 @@ _COUNTED = ("exact", "WISKI", "OSVGP")
 """Families whose costs with counts differ from their costs with Gaussian outcomes or labels."""
 
 Sizes = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Term:
-    """A coefficient times a product of sizes.
-
-    Attributes:
-        kind: One of ``KINDS`` of ``calibration``; empty for bytes.
-        symbols: The sizes that are multiplied, ``"n n d"`` for n² d; empty for a constant.
-        coefficient: Seconds on the machine of the table, or bytes.
-    """
-
-    kind: str
-    symbols: str
-    coefficient: float
-
-    def at(self, sizes: Sizes) -> float:
-        """Evaluate the term."""
-        return self.coefficient * math.prod(sizes[symbol] for symbol in self.symbols.split())
+Terms = list[tuple[str, str, float]]
 
 
 class CostTable:
     """The table of costs.
+
+    A cost is a sum of terms ``[kind, symbols, coefficient]``: one of ``KINDS``, empty for bytes;
+    the sizes that are multiplied, ``"n n d"`` for n² d, empty for a constant; and seconds on the
+    machine of the table, or bytes.
 
     Attributes:
         speeds: Seconds of the probes of ``calibration`` on the machine of the table.
@@ -299,10 +282,7 @@ class CostTable:
         self.speeds: dict[str, float] = record["speeds"]
         self.limits: dict[str, int] = record["limits"]
         self._sizes: dict[str, Any] = record["sizes"]
-        self._terms = {
-            family: {name: [Term(*term) for term in terms] for name, terms in operations.items()}
-            for family, operations in record["terms"].items()
-        }
+        self._terms: dict[str, dict[str, Terms]] = record["terms"]
 
     @classmethod
     @cache
@@ -321,19 +301,14 @@ class CostTable:
             problem: Its use.
             speeds: Seconds of the probes on this machine; None: as on the table's machine.
         """
-        stage, sizes = self.stage(family, problem), self.sizes(family, problem)
+        terms, sizes = self._terms[self.stage(family, problem)], self.sizes(family, problem)
         factors = {kind: speeds[kind] / self.speeds[kind] for kind in speeds} if speeds else {}
-        return {
-            name: sum(
-                factors.get(term.kind, 1.0) * term.at(sizes) for term in self._terms[stage][name]
-            )
-            for name in OPERATIONS
-        }
+        return {name: _cost(terms[name], sizes, factors) for name in OPERATIONS}
 
     def bytes(self, family: str, problem: Problem) -> float:
         """Predict the bytes of the model between operations."""
-        sizes = self.sizes(family, problem)
-        return sum(term.at(sizes) for term in self._terms[self.stage(family, problem)]["bytes"])
+        terms = self._terms[self.stage(family, problem)]["bytes"]
+        return _cost(terms, self.sizes(family, problem), {})
 
     def stage(self, family: str, problem: Problem) -> str:
         """Name the row of the table: rows stored as such, sums and counts have their own."""
@@ -344,7 +319,7 @@ class CostTable:
             name = f"{name}, counts"
         if family not in ("WISKI", "DirichletWISKI"):
             return name
-        as_rows = problem.n <= min(self.limits["rows"], self._nodes(problem))
+        as_rows = problem.n <= min(self.limits["rows"], _nodes(problem))
         return f"{name}, rows" if as_rows else name
 
     def sizes(self, family: str, problem: Problem) -> Sizes:
@@ -361,11 +336,11 @@ class CostTable:
         window = limits["counts" if problem.likelihood == "binomial" else "window"]
         sizes["w"], sizes["b"] = float(min(n, window)), float(min(n, limits["batch"]))
         if family in ("WISKI", "DirichletWISKI"):
-            sides = [(len(group), _sides(matern)[len(group)]) for group, matern in _terms(problem)]
-            sizes["g"], sizes["p"] = float(len(sides)), float(self._nodes(problem))
-            sizes["c"] = float(sum(7**inputs for inputs, _ in sides))
-            sizes["k"] = float(sum(inputs * side**2 for inputs, side in sides))
-            each = [self._count(family, len(g), problem, matern) for g, matern in _terms(problem)]
+            grids = list(_grids(problem))
+            sizes["g"], sizes["p"] = float(len(grids)), float(_nodes(problem))
+            sizes["c"] = float(sum(7**inputs for inputs, _, _ in grids))
+            sizes["k"] = float(sum(inputs * side**2 for inputs, side, _ in grids))
+            each = [self._count(family, inputs, problem, matern) for inputs, _, matern in grids]
             sizes["r"] = min(sum(each), sizes["p"], float(limits[f"{family} rank"]))
             sizes["f"] = min(sizes["r"], float(limits["learning"]))
         elif family in ("OSGPR", "OSVGP"):
@@ -373,7 +348,9 @@ class CostTable:
             sizes["M"] = min(n, count)
             sizes["a"] = float(n < count or count > 0.8 * limits["points"])
         elif family == "ClusteredGP":
-            sizes["M"], sizes["a"] = self._centres(problem), float(n <= limits["centres"])
+            centres, sizes["M"], sizes["a"] = self._sizes["centres"], float(n), 1.0
+            if n > limits["centres"]:
+                sizes["M"], sizes["a"] = _in_table(centres, centres["n"], n, problem.d), 0.0
         elif family == "LocalGP":
             sizes["C"] = max(
                 1.0, min(self._count("LocalGP", problem.d, problem, any(problem.matern)), n / 2.0)
@@ -384,42 +361,43 @@ class CostTable:
     def interpolation_error(self, problem: Problem) -> float:
         """Predict the largest error of WISKI's covariance, as a fraction of the prior variance."""
         return max(
-            self._count("error", len(group), problem, matern) for group, matern in _terms(problem)
+            self._count("error", inputs, problem, matern) for inputs, _, matern in _grids(problem)
         )
 
-    def _nodes(self, problem: Problem) -> int:
-        """Count the nodes of default grids."""
-        return sum(_sides(matern)[len(group)] ** len(group) for group, matern in _terms(problem))
-
     def _count(self, name: str, d: int, problem: Problem, matern: bool) -> float:
-        """Interpolate the table's values at some lengthscales and d, in logarithms."""
+        """Interpolate the table's values for a lengthscale and d."""
         curves = self._sizes[name]["rough" if matern else "smooth"]
-        x = [math.log(value) for value in self._sizes["lengthscales"]]
-        at = math.log(problem.lengthscale / d**0.5)
-        known = sorted(int(key) for key in curves)
-        ends = [_interpolated(x, [math.log(v) for v in curves[str(key)]], at) for key in known]
-        return math.exp(_interpolated([float(key) for key in known], ends, float(d)))
-
-    def _centres(self, problem: Problem) -> float:
-        """Interpolate how many centres there are beyond the first thousand observations."""
-        most, n = self.limits["centres"], problem.n
-        if n <= most:
-            return float(n)
-        record = self._sizes["centres"]
-        known = sorted(int(key) for key in record if key != "n")
-        x = [math.log(value) for value in record["n"]]
-        ends = [_interpolated(x, [math.log(v) for v in record[str(d)]], math.log(n)) for d in known]
-        return math.exp(_interpolated([float(d) for d in known], ends, float(problem.d)))
+        return _in_table(curves, self._sizes["lengthscales"], problem.lengthscale / d**0.5, d)
 
 
-def _terms(problem: Problem) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Yield the inputs of each part of the kernel, and whether it is Matérn."""
-    yield from zip(problem.groups, problem.matern, strict=True)
+def _cost(terms: Terms, sizes: Sizes, factors: Mapping[str, float]) -> float:
+    """Evaluate a sum of terms, with factors by their kinds."""
+    return sum(
+        factors.get(kind, 1.0) * (coefficient * math.prod(sizes[s] for s in symbols.split()))
+        for kind, symbols, coefficient in terms
+    )
 
 
-def _sides(matern: bool) -> dict[int, int]:
-    """Return the nodes in a dimension of a default grid, by the grid's number of inputs."""
-    return DEFAULT_SIZES["rough" if matern else "smooth"]
+def _grids(problem: Problem) -> Iterator[tuple[int, int, bool]]:
+    """Yield each default grid: its inputs, its nodes in a dimension, and whether it is Matérn."""
+    for group, matern in zip(problem.groups, problem.matern, strict=True):
+        yield len(group), DEFAULT_SIZES["rough" if matern else "smooth"][len(group)], matern
+
+
+def _nodes(problem: Problem) -> int:
+    """Count the nodes of default grids."""
+    return sum(side**inputs for inputs, side, _ in _grids(problem))
+
+
+def _in_table(
+    curves: Mapping[str, Sequence[float]], x: Sequence[float], at: float, d: int
+) -> float:
+    """Interpolate curves over x, one for each of some numbers of inputs, in logarithms."""
+    known, logs = sorted(int(key) for key in curves if key.isdigit()), [math.log(v) for v in x]
+    ends = [
+        _interpolated(logs, [math.log(v) for v in curves[str(key)]], math.log(at)) for key in known
+    ]
+    return math.exp(_interpolated([float(key) for key in known], ends, float(d)))
 
 
 def _interpolated(x: Sequence[float], y: Sequence[float], at: float) -> float:

@@ -17,120 +17,6 @@ if TYPE_CHECKING:
     from gpytorch.likelihoods import Likelihood
 
 
-_FEW = 10_000
-"""Observations from which steps on a bound repay themselves."""
-
-_NOISE = 0.1
-"""Noise over signal where it is not known, as standard deviations."""
-
-_LOG_CONCAVE = frozenset(("gaussian", "bernoulli", "laplace", "logistic", "poisson"))
-
-_Judgement = Callable[[Problem, CostTable], str | None]
-
-
-def refusal(family: str, problem: Problem) -> str | None:
-    """Return why a family cannot take a problem; None if it takes it."""
-    likelihood = problem.likelihood
-    if (likelihood == "classes") != (family == "DirichletWISKI"):
-        takes = "takes class labels only" if likelihood != "classes" else "takes no class labels"
-        return f"{family} {takes}, and the likelihood is {likelihood!r}"
-    if family in ("WISKI", "DirichletWISKI") and not problem.gridded:
-        widest = max(map(len, problem.groups))
-        if widest > 4:
-            return (
-                f"{family} takes at most four inputs a grid, and a part of the kernel has {widest}"
-            )
-        return (
-            f"{family} takes products of one-dimensional kernels only: RBF, ProductMatern (or a "
-            "MaternKernel of one input), periodic and spectral mixture ones"
-        )
-    if family == "QSGP" and not problem.spectral:
-        return "QSGP takes RBF and Matérn kernels of all inputs only"
-    if family == "QSGP" and likelihood == "binomial":
-        return "QSGP's default covariance is far from the posterior of counts"
-    if family == "QSGP" and likelihood not in _LOG_CONCAVE:
-        return f"QSGP takes log-concave likelihoods only, and the likelihood is {likelihood!r}"
-    if likelihood in ("gaussian", "classes") or family in _ANY_LIKELIHOOD:
-        return None
-    if family in _COUNTS and likelihood == "binomial":
-        return None
-    taken = "Gaussian noise and counts" if family in _COUNTS else "Gaussian noise"
-    return f"{family} takes {taken} only, and the likelihood is {likelihood!r}"
-
-
-def _grid_doubt(problem: Problem, table: CostTable) -> str | None:
-    if not problem.bounded:
-        return "a grid needs the bounds of the inputs"
-    if problem.rough:
-        return "no default grid carries so rough a function"
-    noise = _NOISE if problem.noise is None else problem.noise
-    error = table.interpolation_error(problem)
-    if error > noise**2:
-        return f"its grid errs by {error:.0e} of the variance, the noise is {noise**2:.0e}"
-    return None
-
-
-def _points_doubt(problem: Problem, table: CostTable) -> str | None:
-    if problem.rough and problem.n > table.limits["points"]:
-        return "hundreds of points cannot express so rough a function"
-    return None
-
-
-def _steps_doubt(problem: Problem, table: CostTable) -> str | None:
-    if not problem.rough:
-        return "learns by steps, where others are exact in their updates"
-    if problem.n < _FEW:
-        return f"pays from some {_FEW:,} observations on"
-    return None
-
-
-DOUBTS: dict[str, _Judgement] = {
-    "exact": lambda problem, table: None,
-    "WISKI": _grid_doubt,
-    "OSGPR": _points_doubt,
-    "OSVGP": lambda problem, table: (
-        "OSGPR does the same without natural-gradient steps"
-        if problem.likelihood == "gaussian"
-        else _points_doubt(problem, table)
-    ),
-    "DirichletWISKI": _grid_doubt,
-    "ClusteredGP": lambda problem, table: (
-        f"moves inputs to at most {table.limits['centres']:,} centres: for numerical guarantees"
-    ),
-    "DecoupledGP": _steps_doubt,
-    "QSGP": lambda problem, table: (
-        _steps_doubt(problem, table) or "its variance is too small: for the mean"
-    ),
-    "LocalGP": lambda problem, table: (
-        "a baseline: small models know nothing of each other's data"
-        if problem.n > table.limits["local"]
-        else None
-    ),
-}
-"""The families, each with a rule: why its quality may not suffice; None: it suffices."""
-
-_ANY_LIKELIHOOD = frozenset(("OSVGP", "DecoupledGP", "QSGP"))
-
-_COUNTS = frozenset(("exact", "WISKI"))
-"""Families that take Gaussian noise and counts."""
-
-MERITS = {
-    "exact": "no approximation",
-    "WISKI": "exact updates on a grid, whatever n",
-    "OSGPR": "exact updates at points that place themselves, any number of inputs",
-    "OSVGP": "any likelihood, at points that place themselves",
-    "DirichletWISKI": "a stream of labels, whose classes may grow",
-    "ClusteredGP": "guaranteed condition numbers, in float32 too",
-    "DecoupledGP": "thousands of functions, learned by steps",
-    "QSGP": "up to millions of functions, learned by steps",
-    "LocalGP": "small exact models side by side",
-}
-"""The main reason for each family."""
-
-
-# --- the order of the families, with predicted costs ---------------------------------------------
-
-
 _EVALUATIONS = 30
 """Evaluations of its objective that a refit takes in a loop."""
 
@@ -260,15 +146,6 @@ def recommend(
     return ordered(problem, budget, families, calibrate)
 
 
-def recommend_family(problem: Problem, families: Iterable[str] | None = None) -> str:
-    """Name the first family for a problem, without timing anything: some microseconds.
-
-    Raises:
-        UnsupportedError: As :func:`recommend`.
-    """
-    return ordered(problem, None, families, calibrate=False)[0].family
-
-
 def exact_until(problem: Problem, families: Iterable[str] | None = None) -> int:
     """Find how many observations the exact model stays first for, without timing anything.
 
@@ -283,13 +160,13 @@ def exact_until(problem: Problem, families: Iterable[str] | None = None) -> int:
     """
     names = _admissible(problem, families)
     least, beyond = 0, _MOST
-
-    def first(n: int) -> bool:
-        return recommend_family(replace(problem, n=max(n, 1)), names) == "exact"
-
     while beyond - least > 1:
         middle = (least + beyond) // 2
-        least, beyond = (middle, beyond) if first(middle) else (least, middle)
+        order = ordered(replace(problem, n=middle), families=names, calibrate=False)
+        if order[0].family == "exact":
+            least = middle
+        else:
+            beyond = middle
     return least
 
 
@@ -361,3 +238,117 @@ def _bytes(value: float) -> str:
                 f"{value / unit:.2g} {name}" if value < 10 * unit else f"{value / unit:.0f} {name}"
             )
     return f"{value / 1e9:,.3g} GB"
+
+
+# --- the families: what they refuse, doubts and merits --------------------------------------------
+
+
+_FEW = 10_000
+"""Observations from which steps on a bound repay themselves."""
+
+_NOISE = 0.1
+"""Noise over signal where it is not known, as standard deviations."""
+
+_LOG_CONCAVE = frozenset(("gaussian", "bernoulli", "laplace", "logistic", "poisson"))
+
+_Judgement = Callable[[Problem, CostTable], str | None]
+
+
+def refusal(family: str, problem: Problem) -> str | None:
+    """Return why a family cannot take a problem; None if it takes it."""
+    likelihood = problem.likelihood
+    if (likelihood == "classes") != (family == "DirichletWISKI"):
+        takes = "takes class labels only" if likelihood != "classes" else "takes no class labels"
+        return f"{family} {takes}, and the likelihood is {likelihood!r}"
+    if family in ("WISKI", "DirichletWISKI") and not problem.gridded:
+        widest = max(map(len, problem.groups))
+        if widest > 4:
+            return (
+                f"{family} takes at most four inputs a grid, and a part of the kernel has {widest}"
+            )
+        return (
+            f"{family} takes products of one-dimensional kernels only: RBF, ProductMatern (or a "
+            "MaternKernel of one input), periodic and spectral mixture ones"
+        )
+    if family == "QSGP" and not problem.spectral:
+        return "QSGP takes RBF and Matérn kernels of all inputs only"
+    if family == "QSGP" and likelihood == "binomial":
+        return "QSGP's default covariance is far from the posterior of counts"
+    if family == "QSGP" and likelihood not in _LOG_CONCAVE:
+        return f"QSGP takes log-concave likelihoods only, and the likelihood is {likelihood!r}"
+    if likelihood in ("gaussian", "classes") or family in _ANY_LIKELIHOOD:
+        return None
+    if family in _COUNTS and likelihood == "binomial":
+        return None
+    taken = "Gaussian noise and counts" if family in _COUNTS else "Gaussian noise"
+    return f"{family} takes {taken} only, and the likelihood is {likelihood!r}"
+
+
+def _grid_doubt(problem: Problem, table: CostTable) -> str | None:
+    if not problem.bounded:
+        return "a grid needs the bounds of the inputs"
+    if problem.rough:
+        return "no default grid carries so rough a function"
+    noise = _NOISE if problem.noise is None else problem.noise
+    error = table.interpolation_error(problem)
+    if error > noise**2:
+        return f"its grid errs by {error:.0e} of the variance, the noise is {noise**2:.0e}"
+    return None
+
+
+def _points_doubt(problem: Problem, table: CostTable) -> str | None:
+    if problem.rough and problem.n > table.limits["points"]:
+        return "hundreds of points cannot express so rough a function"
+    return None
+
+
+def _steps_doubt(problem: Problem, table: CostTable) -> str | None:
+    if not problem.rough:
+        return "learns by steps, where others are exact in their updates"
+    if problem.n < _FEW:
+        return f"pays from some {_FEW:,} observations on"
+    return None
+
+
+DOUBTS: dict[str, _Judgement] = {
+    "exact": lambda problem, table: None,
+    "WISKI": _grid_doubt,
+    "OSGPR": _points_doubt,
+    "OSVGP": lambda problem, table: (
+        "OSGPR does the same without natural-gradient steps"
+        if problem.likelihood == "gaussian"
+        else _points_doubt(problem, table)
+    ),
+    "DirichletWISKI": _grid_doubt,
+    "ClusteredGP": lambda problem, table: (
+        f"moves inputs to at most {table.limits['centres']:,} centres: for numerical guarantees"
+    ),
+    "DecoupledGP": _steps_doubt,
+    "QSGP": lambda problem, table: (
+        _steps_doubt(problem, table) or "its variance is too small: for the mean"
+    ),
+    "LocalGP": lambda problem, table: (
+        "a baseline: small models know nothing of each other's data"
+        if problem.n > table.limits["local"]
+        else None
+    ),
+}
+"""The families, each with a rule: why its quality may not suffice; None: it suffices."""
+
+_ANY_LIKELIHOOD = frozenset(("OSVGP", "DecoupledGP", "QSGP"))
+
+_COUNTS = frozenset(("exact", "WISKI"))
+"""Families that take Gaussian noise and counts."""
+
+MERITS = {
+    "exact": "no approximation",
+    "WISKI": "exact updates on a grid, whatever n",
+    "OSGPR": "exact updates at points that place themselves, any number of inputs",
+    "OSVGP": "any likelihood, at points that place themselves",
+    "DirichletWISKI": "a stream of labels, whose classes may grow",
+    "ClusteredGP": "guaranteed condition numbers, in float32 too",
+    "DecoupledGP": "thousands of functions, learned by steps",
+    "QSGP": "up to millions of functions, learned by steps",
+    "LocalGP": "small exact models side by side",
+}
+"""The main reason for each family."""

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
 from bo_stream.bases.grid.kernel import GridKernel, sufficient_grid_size
 from bo_stream.bases.inducing import frozen, kernel_matrix
-from bo_stream.diagnostics.certificate import Stability, stability
 from bo_stream.diagnostics.cross_validation import all_variances
 from bo_stream.linalg import safe_cholesky
 from bo_stream.models.auto.auto import AutoGP, family_model
@@ -185,14 +183,6 @@ def capacity_of(model: StreamingGP) -> UsedCapacity | None:
     return None
 
 
-def certificate_of(model: StreamingGP) -> Stability | str:
-    """Certify a model's linear system; or return why that is not possible, in words."""
-    try:
-        return stability(model)
-    except (UnsupportedError, ValueError) as error:
-        return str(error)
-
-
 def finer(model: StreamingGP) -> str:
     """Return the line of code that makes a model's approximation finer."""
     kind: Any = family_model(model)
@@ -227,7 +217,7 @@ def finer(model: StreamingGP) -> str:
 
 
 @torch.no_grad()
-def sensitivities(model: StreamingGP, X: Tensor, seed: int = 0) -> list[float]:
+def sensitivities(model: StreamingGP, X: Tensor) -> list[float]:
     """Compute how far the posterior mean moves when an input's values are shuffled among rows.
 
     Root mean squared change, over rows and outputs, in standard deviations of the outcomes in the
@@ -237,12 +227,11 @@ def sensitivities(model: StreamingGP, X: Tensor, seed: int = 0) -> list[float]:
     Args:
         model: Stays as it is.
         X: Rows, ``n x d``.
-        seed: Of the shuffles.
 
     Returns:
         A number for each of the d inputs.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     before = _means(model, X)
     effects = []
     for i in range(X.shape[-1]):

@@ -1,4 +1,4 @@
-"""Predictions beside outcomes: of a batch before it is observed, and of observations in memory."""
+"""Predictions of outcomes: of a batch before it is observed, and of observations in memory."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def rows_of(value: Tensor) -> Array:
 
 Model = TypeVar("Model", bound=StreamingGP)
 
-_NOT_HELD = (
+_NOT_STORED = (
     "Expected observations that are in memory, each with the noise it entered with; got some that "
     "leave less to the other observations than nothing. Pass X, Y and Yvar as they were given to "
     "the model."
@@ -311,7 +311,7 @@ def retracts_exactly(model: StreamingGP) -> bool:
 
 def _checked_rows(
     model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None
-) -> _WeightSpaceRows | _HeldRows:
+) -> _WeightSpaceRows | _StoredRows:
     """Check that a model has observations as its present basis would take them; return them."""
     model = family_model(model)
     if not isinstance(model, GridModel | OSGPR | AutoGP) or (
@@ -336,7 +336,7 @@ def _checked_rows(
     if isinstance(model, AutoGP):
         stored, exact = model.memory.inner, model.memory.inference
         taken = replace(rows, sign=-1.0)
-        return _HeldRows(
+        return _StoredRows(
             cast(ObservationSpaceProcess, model.process()),
             stored.positions(rows),
             lambda: exact.process(stored.after(taken), None, prior)[0],
@@ -345,7 +345,7 @@ def _checked_rows(
         inference, memory, _ = model._process_part()
         if isinstance(memory, RowMemory):
             few = memory
-            return _HeldRows(
+            return _StoredRows(
                 cast(ObservationSpaceProcess, model.process()),
                 few.positions(rows),
                 lambda: inference.solve_rows(few.without(rows), prior),
@@ -370,7 +370,7 @@ def _checked_rows(
 
 
 @dataclass(frozen=True)
-class _HeldRows:
+class _StoredRows:
     """Observations to leave out of a model that stores all its rows.
 
     Attributes:
@@ -437,7 +437,7 @@ class _WeightSpaceRows:
             variances.append(variance if residual is None else variance + residual)
         mean, variance = torch.cat(means, -1), torch.cat(variances, -1)
         if not bool(((variance >= 0.0) & mean.isfinite()).all()):
-            raise InputDataError(_NOT_HELD)
+            raise InputDataError(_NOT_STORED)
         return mean, variance
 
     def process_without(self) -> WeightSpaceProcess:
@@ -447,5 +447,5 @@ class _WeightSpaceRows:
         try:
             weights = process.weights.retract(features, centred, self.noise)
         except NotPSDError as error:
-            raise InputDataError(_NOT_HELD) from error
+            raise InputDataError(_NOT_STORED) from error
         return WeightSpaceProcess(process.basis, weights, process.prior_mean)

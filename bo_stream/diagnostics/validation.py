@@ -1,16 +1,11 @@
-"""Progressive validation: each batch of a stream is predicted before the model learns from it.
-
-First the test for a drift, then the record of a stream.
-"""
+"""Progressive validation: each batch of a stream is predicted before the model learns from it."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -20,142 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bo_stream.diagnostics.cross_validation import PredictedBatch, predict_batch, rows_of
-from bo_stream.diagnostics.units import RepeatedRows, Reservoir, UnitTest
+from bo_stream.diagnostics.sketches import (
+    RepeatedRows,
+    Reservoir,
+    SignTest,
+    UnitTest,
+    threshold_for,
+)
 from bo_stream.models.base import StreamingGP
-
-DOWN = 2
-"""Steps that a cumulative sum goes down for an innovation against it; it goes up by one for an
-innovation with it. The sum then is the log likelihood ratio of signs of which 81 % agree (signs of
-normal innovations whose mean is 0.87 standard deviations off) against signs of which half do.
-"""
-
-_KEPT_SIGNALS = 100
-"""Number of the latest signals that are stored."""
-
-
-@dataclass
-class SignTest:
-    """A two-sided CUSUM of the signs of innovations: it signals where their median is not zero.
-
-    Under a model that predicts well, each innovation is above or below zero with probability 1/2,
-    given all before. One sum goes up by 1 for a positive and down by 2 for a negative one,
-    the other is its mirror image; neither goes below zero. A sum that reaches the threshold
-    signals, and both begin again. As only signs count, the level of the noise does not change the
-    rate of false signals, and :func:`false_alarm_rate` computes it exactly. Tails so heavy that
-    outliers move the model's mean do change it. [Page, Biometrika 41, 1954; of coins: Reynolds and
-    Stoumbos, Journal of Quality Technology 31, 1999]
-
-    Attributes:
-        threshold: Height at which a sum signals, a whole number.
-        seen: Number of innovations, zeros left out.
-        up: Sum that rises with positive innovations.
-        down: Sum that rises with negative ones.
-        began: Numbers of innovations at which the two sums last left zero.
-        signals: The latest signals, each as [innovation at which it came, innovation after which
-            the sum last was zero, sign]: the second estimates where the drift began.
-        count: Number of all signals.
-    """
-
-    threshold: int
-    seen: int = 0
-    up: int = 0
-    down: int = 0
-    began: list[int] = field(default_factory=lambda: [0, 0])
-    signals: list[list[int]] = field(default_factory=list)
-    count: int = 0
-
-    @property
-    def rate(self) -> float:
-        """Mean number of signals an innovation of a model without drift."""
-        return false_alarm_rate(self.threshold)
-
-    def observe(self, innovations: Iterable[float]) -> None:
-        """Add innovations in their order; zero and NaN, which have no sign, are left out."""
-        for value in innovations:
-            if value > 0.0:
-                self._step(1, -DOWN)
-            elif value < 0.0:
-                self._step(-DOWN, 1)
-
-    def _step(self, up: int, down: int) -> None:
-        self.began = [
-            self.seen if total == 0 else start
-            for total, start in zip((self.up, self.down), self.began, strict=True)
-        ]
-        self.seen += 1
-        self.up, self.down = max(0, self.up + up), max(0, self.down + down)
-        if max(self.up, self.down) >= self.threshold:
-            side = 0 if self.up > self.down else 1
-            self.signals.append([self.seen, self.began[side], 1 - 2 * side])
-            self.signals = self.signals[-_KEPT_SIGNALS:]
-            self.count += 1
-            self.up = self.down = 0
-
-    def within(self, last: int) -> list[list[int]]:
-        """Return the signals among the ``last`` latest innovations."""
-        return [signal for signal in self.signals if signal[0] > self.seen - last]
-
-    def false_alarm_probability(self, innovations: int) -> float:
-        """Compute the probability of a signal within a number of innovations without drift.
-
-        ``1 − exp(−rate · innovations)``: the time to a signal is about exponential.
-        """
-        return -math.expm1(-self.rate * innovations)
-
-    @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Build a test from its attributes, as ``vars`` returns them."""
-        return cls(**state)
-
-
-@lru_cache(maxsize=64)
-def false_alarm_rate(threshold: int, share: float = 0.5) -> float:
-    """Compute the mean number of signals an innovation, of signs that are independent coins.
-
-    Exact: one sum is a Markov chain on ``0 ... threshold − 1`` that begins again after a signal, so
-    that its mean run length solves ``(I − Q) L = 1`` with Q the transitions without a signal.
-    [Brook and Evans, Biometrika 59, 1972] The two sums never signal together, and when one signals
-    the other is at zero: their rates add.
-
-    Args:
-        threshold: Height at which a sum signals, at least 1.
-        share: Probability that an innovation is positive.
-
-    Raises:
-        ValueError: The threshold is not at least 1, or the share not in (0, 1).
-    """
-    if threshold < 1 or not 0.0 < share < 1.0:
-        raise ValueError(
-            f"Expected threshold of at least 1 and share in (0, 1), got {threshold} and {share}."
-        )
-    rate = 0.0
-    for p in (share, 1.0 - share):
-        transitions = np.zeros((threshold, threshold))
-        for state in range(threshold):
-            transitions[state, max(0, state - DOWN)] += 1.0 - p
-            if state + 1 < threshold:
-                transitions[state, state + 1] += p
-        lengths = np.linalg.solve(np.eye(threshold) - transitions, np.ones(threshold))
-        rate += 1.0 / float(lengths[0])
-    return rate
-
-
-def threshold_for(rate: float) -> int:
-    """Find the least threshold whose :func:`false_alarm_rate` is at most ``rate``.
-
-    Raises:
-        ValueError: The rate is not in [1e-12, 1).
-    """
-    if not 1e-12 <= rate < 1.0:
-        raise ValueError(f"Expected a rate of false alarms in [1e-12, 1), got {rate}.")
-    threshold = 1
-    while false_alarm_rate(threshold) > rate:
-        threshold += 1
-    return threshold
-
-
-# --- the record of a stream ----------------------------------------------------------------------
-
 
 Array = NDArray[np.float64]
 
@@ -388,7 +255,7 @@ class ProgressiveValidation:
             own[:] = (np.asarray(own) + np.bincount(column, minlength=_BINS)).tolist()
         deviation = batch.deviation
         if deviation is not None and np.isfinite(deviation).all():
-            earlier, same_units = self._sampled_outcomes, not model.prior.chain.fixed
+            earlier, same_units = self.sampled_outcomes, not model.prior.chain.fixed
             deviation = deviation * float(same_units)
             self.units.add(inputs, outcomes, batch.innovations, deviation, gain, powers, earlier)
 
@@ -412,10 +279,11 @@ class ProgressiveValidation:
     @property
     def positive(self) -> bool:
         """Whether all outcomes of the sample are positive."""
-        return bool((self._sampled_outcomes > 0.0).all())
+        return bool((self.sampled_outcomes > 0.0).all())
 
     @property
-    def _sampled_outcomes(self) -> Array:
+    def sampled_outcomes(self) -> Array:
+        """Outcomes of the sample, ``N x m``, or labels, ``N x 1``."""
         rows = self.reservoir.rows
         if rows is None:
             return np.zeros((0, self.outputs))
@@ -437,13 +305,14 @@ class ProgressiveValidation:
 
     def state(self) -> dict[str, Any]:
         """Return the whole record as plain values that JSON can write."""
+        counts = [list(item) for item in self.repeated.counts.items()]
         return {
             "false_alarms": self.false_alarms,
             "intervals": [asdict(interval) for interval in self.intervals],
             "histogram": self.histogram,
             "drift": [vars(test) for test in self.drift],
             "reservoir": self.reservoir.state(),
-            "repeated": self.repeated.state(),
+            "repeated": {"size": self.repeated.size, "counts": counts},
             "units": self.units.state(),
             "innovations": list(self.innovations),
             "widths": self._widths,
@@ -453,12 +322,13 @@ class ProgressiveValidation:
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
         """Build a record from :meth:`state`; it goes on as the saved one would have."""
-        record = cls(state["false_alarms"])
+        record, repeated = cls(state["false_alarms"]), state["repeated"]
         record.intervals = [Interval(**interval) for interval in state["intervals"]]
         record.histogram = [list(counts) for counts in state["histogram"]]
-        record.drift = [SignTest.of_state(test) for test in state["drift"]]
+        record.drift = [SignTest(**test) for test in state["drift"]]
         record.reservoir = Reservoir.of_state(state["reservoir"])
-        record.repeated = RepeatedRows.of_state(state["repeated"])
+        counts = {int(digest): int(number) for digest, number in repeated["counts"]}
+        record.repeated = RepeatedRows(int(repeated["size"]), counts)
         record.units = UnitTest.of_state(state["units"])
         record.innovations = deque(state["innovations"], maxlen=WINDOW)
         record._widths, record._end = list(state["widths"]), int(state["end"])

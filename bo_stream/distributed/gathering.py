@@ -1,4 +1,4 @@
-"""Stores through which replicas exchange: deltas are sent, gathered and compacted.
+"""Stores through which replicas exchange: deltas are sent, gathered and compacted, runs listed.
 
 Any ``MutableMapping[str, bytes]`` will do, such as those of ``zarr``, ``zict`` or ``fsspec``: a
 value is written whole, and a key that was written can be listed and read by all from then on.
@@ -7,15 +7,18 @@ value is written whole, and a key that was written can be listed and read by all
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, MutableMapping
+import platform
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from botorch.exceptions.errors import UnsupportedError
 
-from bo_stream.distributed.records import (
+from bo_stream.distributed.deltas import (
     Delta,
     Dot,
     Listing,
@@ -26,6 +29,7 @@ from bo_stream.distributed.records import (
     counted_key,
     delta_key,
     most_bytes_of_sums,
+    name_of,
     opened,
     sealed,
     snapshot_of,
@@ -102,17 +106,15 @@ class FolderStore(MutableMapping[str, bytes]):
             raise KeyError(key) from error
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._keys()))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self._keys())
-
-    def _keys(self) -> Iterator[str]:
+        keys = list[str]()
         for folder, folders, files in os.walk(self.path):
             folders[:] = [name for name in folders if not name.startswith(".")]
-            for name in files:
-                if not name.startswith("."):
-                    yield (Path(folder) / name).relative_to(self.path).as_posix()
+            parent = Path(folder).relative_to(self.path)
+            keys += [(parent / name).as_posix() for name in files if not name.startswith(".")]
+        return iter(sorted(keys))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
     def _file(self, key: str) -> Path:
         parts = key.split("/")
@@ -139,21 +141,6 @@ def _check_same(key: str, stored: bytes, value: bytes) -> None:
 # --- observations that a replica has not sent yet -------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Parcel:
-    """A delta as it is written, once or several times.
-
-    Attributes:
-        dot: Identity of the delta.
-        observations: Number of observations.
-        content: Bytes of the record, which has the identity in its header.
-    """
-
-    dot: Dot
-    observations: int
-    content: bytes
-
-
 class Outbox:
     """Packs observations into deltas; a delta that may have been written is not packed again.
 
@@ -167,8 +154,8 @@ class Outbox:
         """Begin with nothing to send, and the number 1."""
         self.run, self.search, self.template = run, search, template
         self._waiting: Delta | None = None
-        self._packed: Delta  # the delta that is in the parcel
-        self._parcel: Parcel | None = None
+        self._packed: Delta | None = None  # the delta of the present number
+        self._content: bytes | None = None  # its record, which has the number in its header
         self._number = 0
 
     def add(self, observed: Delta) -> None:
@@ -176,34 +163,34 @@ class Outbox:
         total = observed if self._waiting is None else self._waiting.plus([observed])
         self._waiting = total.settled(self.template)
 
-    def send(self, store: Store) -> Iterator[Parcel]:
-        """Write all deltas; yield each when it is written, for others to read.
+    def send(self, store: Store) -> Iterator[tuple[Dot, int, int]]:
+        """Write all deltas, for others to read.
 
         A number at which the store has a value that this run never wrote, such as a copy, is left
         out. A call that raises has lost nothing, and the next one goes on.
+
+        Yields:
+            The identity of each delta when it is written, and its numbers of observations and of
+            bytes.
         """
         while True:
-            if self._parcel is None:
-                if self._waiting is None:
-                    return
+            if self._packed is None:
                 self._packed, self._waiting = self._waiting, None
-                self._parcel = self._numbered()
-            parcel = self._parcel
+            if self._packed is None:
+                return
+            count = self._packed.observations
+            if self._content is None:
+                self._number += 1
+                key, arrays = delta_key((self.run, self._number)), self._packed.arrays()
+                self._content = sealed(key, self.search, {"count": count}, arrays)
+            dot, size = (self.run, self._number), len(self._content)
             try:
-                store[delta_key(parcel.dot)] = parcel.content
-            except TakenError:
-                self._parcel = self._numbered()
+                store[delta_key(dot)] = self._content
+            except TakenError:  # the next number may be free
+                self._content = None
                 continue
-            self._parcel = None
-            yield parcel
-
-    def _numbered(self) -> Parcel:
-        """Pack the delta under the next number."""
-        self._number += 1
-        dot, count = (self.run, self._number), self._packed.observations
-        key = delta_key(dot)
-        content = sealed(key, self.search, {"count": count}, self._packed.arrays())
-        return Parcel(dot, count, content)
+            self._content = self._packed = None
+            yield dot, count, size
 
 
 # --- reading the deltas of a store that a sum lacks: each once, in any order ----------------------
@@ -394,3 +381,90 @@ def _remove(store: Store, *keys: str) -> None:
     for key in keys:
         with suppress(KeyError):  # another one has removed it
             del store[key]
+
+
+# --- the runs that take part in a search ----------------------------------------------------------
+
+
+class Membership:
+    """A run among the runs in a store.
+
+    A run that starts later takes over the name of an earlier one, as when a replica died and comes
+    back. If the earlier run is alive, its next exchange raises an error, and the later run warns at
+    the exchange in which it sees a delta that the earlier one has sent since.
+
+    Attributes:
+        run: The run.
+    """
+
+    def __init__(self, run: str, search: str, facts: Mapping[str, Any], store: Store) -> None:
+        """Enter the list of runs.
+
+        Args:
+            run: The run.
+            search: Digest of the facts.
+            facts: The facts that decide whether statistics of replicas add up, by name.
+            store: The store.
+
+        Raises:
+            UsageError: The store has another search.
+        """
+        self.run, self._store = run, store
+        listing = Listing.of(store)
+        for other in listing.runs:
+            about = self._about(other)
+            if about and about.get("search") != search:
+                here, there = facts, about.get("facts", {})
+                differences = (
+                    f"{name}: here {here.get(name)!r}, there {there.get(name)!r}"
+                    for name in (*here, *there)
+                    if here.get(name) != there.get(name)
+                )
+                raise UsageError(
+                    f"The store has another search, that of replica {name_of(other)!r}; they "
+                    f"differ in {next(differences, 'nothing')}. Use the same settings and model, "
+                    "or another store."
+                )
+        self._previous = [other for other in listing.runs if name_of(other) == name_of(run)]
+        self._sent = {dot for dot in listing.deltas if dot[0] in self._previous}
+        about = {
+            "facts": dict(facts),
+            "host": platform.node(),
+            "process": os.getpid(),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        key = f"replica/{run}"
+        store[key] = sealed(key, search, about, {})
+
+    def _about(self, run: str) -> dict[str, Any]:
+        """Read the description of a run; return nothing where it cannot be read."""
+        try:
+            return opened(self._store, f"replica/{run}", None)[0]
+        except (VanishedError, UnusableError):
+            return {}
+
+    def still_alive(self, listing: Listing) -> list[str]:
+        """Return a remark on each previous run that has sent further deltas since the last call."""
+        new = {dot for dot in listing.deltas if dot[0] in self._previous} - self._sent
+        self._sent |= new
+        return [
+            f"Another replica of the name {name_of(run)!r}, {self._spelled(run)}, still sends "
+            "deltas. Nothing is lost; give each replica a name of its own."
+            for run in sorted({run for run, _ in new})
+        ]
+
+    def check_alone(self, listing: Listing) -> None:
+        """Raise a ``UsageError`` if another replica has taken this name since."""
+        name = name_of(self.run)
+        for run in listing.runs:
+            if name_of(run) == name and run not in (*self._previous, self.run):
+                raise UsageError(
+                    f"Another replica of the name {name!r} has started after this one: "
+                    f"{self._spelled(run)}. Its outcomes and those of this one are all in the "
+                    "store. Give each replica a name of its own."
+                )
+
+    def _spelled(self, run: str) -> str:
+        about = self._about(run)
+        where = (about.get(name, "?") for name in ("process", "host", "started"))
+        return "process {} on {}, started {}".format(*where)

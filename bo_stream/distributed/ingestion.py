@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, nullcontext
@@ -28,7 +29,7 @@ from rich.progress import (
 from torch import Tensor
 
 from bo_stream.bases.grid.statistics import gram_numbers
-from bo_stream.distributed.record import IngestRecord, opened_record
+from bo_stream.distributed.ingest_record import IngestRecord, opened_record
 from bo_stream.distributed.sources import (
     Array,
     ColumnNames,
@@ -41,7 +42,7 @@ from bo_stream.distributed.sources import (
     streamed,
 )
 from bo_stream.distributed.sums import Sums, finish, inner_memory, set_inner_memory, zero
-from bo_stream.distributed.tasks import SumTask, SumTree, done_by, done_here
+from bo_stream.distributed.tasks import SumTask, SumTree, sum_tasks
 from bo_stream.errors import UsageError, check_one_of, check_whole
 from bo_stream.executors import check_picklable, check_workers, executor_of
 from bo_stream.executors.engine import WorkerCount
@@ -179,33 +180,29 @@ def ingest(
         if workers is not None:
             check_workers(workers)
             check_picklable("model", start.model, workers)
-        tally = _Tally([] if listing is None else list(listing.faults))
         if task_rows is None:
             task_rows = _task_rows(start, listing, history, workers)
-        tree = SumTree()
+        tree, counts = SumTree(), Counter[str]()
         if history is not None:
             tree = history.begun(None if listing is None else listing.fragments, start, task_rows)
-            tally.resumed += sum(len(part.keys) for part in tree.nodes.values())
+            counts["resumed"] += sum(len(part.keys) for part in tree.nodes.values())
         fragments = streamed(source, columns) if listing is None else listing.fragments
-        tasks = _tasks(fragments, columns, on_error == "skip", task_rows, history, tree, tally)
-        if workers is None:
-            done = done_here(tasks, start)
-        else:
-            done = done_by(workers, tasks, start, at_once, retries)
-        with _Bar(progress, listing) as bar, closing(done):  # cancels tasks on an error
-            for each in done:
+        tasks = _tasks(fragments, columns, on_error == "skip", task_rows, history, tree, counts)
+        done = sum_tasks(workers, tasks, start, at_once, retries)
+        with _progress_bar(progress) as bar, closing(done):  # cancels tasks on an error
+            known = () if listing is None else listing.fragments
+            row = bar.add_task("", total=sum(each.size for each in known) or None)
+            for task, part, again in done:
                 if on_error == "raise":
-                    refuse(each.part.faults)
+                    refuse(part.faults)
                 if history is not None:
-                    history.check_new(each.task.fragments, each.part.digests)
-                tree.add(each.task.number, each.part)
-                tally.fragments += len(each.part.keys)
-                tally.bytes += each.task.size
-                tally.retried += each.again
-                bar.advance(each.task.size)
+                    history.check_new(task.fragments, part.digests)
+                tree.add(task.number, part)
+                size = sum(each.size for each in task.fragments)
+                counts.update(fragments=len(part.keys), bytes=size, retried=again)
+                bar.advance(row, size)
         total = tree.total()
-        if total is not None:
-            tally.faults += total.faults
+        faults = () if listing is None else listing.faults
         sums = None if total is None else total.sums
         if history is not None:  # the sums are in the record before they are in the model
             history.seal(total)
@@ -214,32 +211,13 @@ def ingest(
             finish(model, sums)
     return Ingested(
         model.num_observations - before,
-        tally.fragments,
-        tally.resumed,
-        tuple(tally.faults),
-        tally.retried,
-        tally.bytes,
+        counts["fragments"],
+        counts["resumed"],
+        faults if total is None else (*faults, *total.faults),
+        counts["retried"],
+        counts["bytes"],
         time.monotonic() - began,
     )
-
-
-@dataclass
-class _Tally:
-    """Counts of an ingest under way.
-
-    Attributes:
-        faults: Fragments that cannot be taken in.
-        fragments: Number of fragments that were read.
-        resumed: Number of fragments that the record had already.
-        retried: Number of tasks that were done again.
-        bytes: Size of the fragments that were read.
-    """
-
-    faults: list[Fault]
-    fragments: int = 0
-    resumed: int = 0
-    retried: int = 0
-    bytes: int = 0
 
 
 def _check_arguments(
@@ -327,12 +305,12 @@ def _tasks(
     task_rows: int,
     history: IngestRecord | None,
     tree: SumTree,
-    tally: _Tally,
+    counts: Counter[str],
 ) -> Iterator[SumTask]:
     """Draw tasks of consecutive fragments that have at least ``task_rows`` rows together.
 
-    Fragments that an ended ingest of the record took in are only counted, and tasks whose sums the
-    tree has at the start are left out.
+    Fragments that an ended ingest of the record took in are only counted, as ``resumed``, and tasks
+    whose sums the tree has at the start are left out.
     """
     resumed = SumTree(dict(tree.nodes))
 
@@ -340,7 +318,7 @@ def _tasks(
         group, rows = list[Fragment](), 0
         for fragment in fragments:
             if history is not None and history.is_in(fragment):
-                tally.resumed += 1
+                counts["resumed"] += 1
                 continue
             group.append(fragment)
             if fragment.num_rows is not None:
@@ -440,32 +418,17 @@ def bounds_of(source: Any, x: str | Sequence[str], file_format: Format | None = 
 # --- progress -------------------------------------------------------------------------------------
 
 
-class _Bar:
-    """A progress bar over bytes, or none."""
-
-    def __init__(self, wanted: bool, listing: FragmentListing | None) -> None:
-        size = 0 if listing is None else sum(each.size for each in listing.fragments)
-        console = Console(stderr=True, highlight=False)
-        self._progress = Progress(
-            TextColumn("ingest"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not (wanted and console.is_terminal),
-        )
-        self._task = self._progress.add_task("", total=size or None)
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def advance(self, size: int) -> None:
-        """Advance the bar by a number of bytes."""
-        self._progress.update(self._task, advance=size)
+def _progress_bar(wanted: bool) -> Progress:
+    """Prepare a progress bar over bytes; where standard error is no terminal nothing is drawn."""
+    console = Console(stderr=True, highlight=False)
+    return Progress(
+        TextColumn("ingest"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not (wanted and console.is_terminal),
+    )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from bo_stream.distributed.gathering import Gathering, Outbox, compact
-from bo_stream.distributed.membership import Membership, Search, arrays_of, set_from, template_of
-from bo_stream.distributed.records import (
+from bo_stream.distributed.deltas import (
     BestPoints,
     Delta,
     Listing,
@@ -29,12 +30,18 @@ from bo_stream.distributed.records import (
     opened,
     sealed,
 )
+from bo_stream.distributed.gathering import Gathering, Membership, Outbox, compact
+from bo_stream.distributed.sums import parts_of
 from bo_stream.errors import UsageError, check_whole
+from bo_stream.loops.models import AUTO, KERNELS, MOST_ON_GRID, build_model, checked_model
 from bo_stream.loops.optimization.acquisition import Situation, best_points
 from bo_stream.loops.optimization.objectives import LARGEST, OptimizationSettings
-from bo_stream.loops.optimization.optimizer import FEWEST, learn
+from bo_stream.loops.optimization.optimizer import FEWEST, learn, thin
 from bo_stream.loops.run import predict_mean
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.last_layer.last_layer import BayesianLastLayer
+from bo_stream.models.outcomes.gaussian import GaussianOutcomes
+from bo_stream.models.wiski.wiski import WISKI
 from bo_stream.warnings import users_stack_level
 
 CHOICES = ("TS", "random")
@@ -163,11 +170,12 @@ class Replica:
         check_whole("compact_above", compact_above, 1)
         self.settings, self.store, self.name, self.run = settings, store, name, new_run(name)
         self._template = template_of(settings, model)
-        search = Search.of(settings, self._template)
-        self._search, self._compact_above = search.digest, compact_above
-        self._members = Membership(self.run, search, store)
-        self._gathering = Gathering(store, search.digest, self._template)
-        self._outbox = Outbox(self.run, search.digest, self._template)
+        facts, self._compact_above = _facts_of(settings, self._template), compact_above
+        text = json.dumps(facts, sort_keys=True)  # its digest is in each record of the search
+        self._search = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._members = Membership(self.run, self._search, facts, store)
+        self._gathering = Gathering(store, self._search, self._template)
+        self._outbox = Outbox(self.run, self._search, self._template)
         self.model = deepcopy(self._template)
         self._best = self._observations([], []).best()
         self._clock, self._warned = VectorClock(), set[str]()
@@ -196,10 +204,10 @@ class Replica:
         few = self.observations < max(self.settings.initial, FEWEST)
         is_random = few or self.settings.acquisition == "random"
         if is_random:
-            position, names = self._members.position()
+            names = {name_of(run) for run in (*Listing.of(self.store).runs, self.run)}
             engine = SobolEngine(self.settings.dim, scramble=True, seed=self.settings.seed)
-            engine.fast_forward(self._asked * names + position)
-            points = engine.draw(count * names, dtype=torch.float64)[::names]
+            engine.fast_forward(self._asked * len(names) + sorted(names).index(self.name))
+            points = engine.draw(count * len(names), dtype=torch.float64)[:: len(names)]
         else:
             seed = zlib.crc32(f"{self.settings.seed} {self.name} {self._asked}".encode()) % 2**31
             X, means = self._means()
@@ -287,10 +295,10 @@ class Replica:
             OSError: The store cannot be reached; nothing is lost, and the next exchange goes on.
         """
         self._send_learned()
-        parcels = []
-        for parcel in self._outbox.send(self.store):
-            self._clock = self._clock.plus([parcel.dot])  # at once: the next one may fail
-            parcels.append(parcel)
+        sent = bytes_sent = 0
+        for dot, count, size in self._outbox.send(self.store):
+            self._clock = self._clock.plus([dot])  # at once: the next one may fail
+            sent, bytes_sent = sent + count, bytes_sent + size
         for _ in range(_ATTEMPTS):
             listing = Listing.of(self.store)
             try:
@@ -321,13 +329,13 @@ class Replica:
         self._members.check_alone(listing)
         removed = self.compact() if len(listing.deltas) > self._compact_above else 0
         return Exchanged(
-            sent=sum(parcel.observations for parcel in parcels),
+            sent=sent,
             deltas=gathered.deltas,
             anew=gathered.anew,
             learned=learned > 0,
             adopted=adopted > 0,
             removed=removed,
-            bytes_sent=sum(len(parcel.content) for parcel in parcels) + learned,
+            bytes_sent=bytes_sent + learned,
             bytes_taken=gathered.bytes + adopted,
             remarks=tuple(remarks),
         )
@@ -352,7 +360,7 @@ class Replica:
                 break
             try:
                 _, arrays, size = opened(self.store, key, self._search)
-                set_from(self.model, arrays)
+                _set_from(self.model, arrays)
             except VanishedError:
                 continue
             except UnusableError as error:
@@ -372,8 +380,137 @@ class Replica:
         if count < least or not self.settings.refit_is_due(count, [before] if before else []):
             return 0
         learn(self.model)
-        key = counted_key("learned", count, self.run)
-        content = sealed(key, self._search, {}, arrays_of(self.model))
+        key, state = counted_key("learned", count, self.run), self.model.state_dict()
+        arrays = {name: value.detach().cpu().clone() for name, value in state.items()}
+        content = sealed(key, self._search, {}, arrays)
         self._learned, self._unsent[key] = key, content
         self._send_learned()
         return len(content)
+
+
+# --- the model that all replicas begin with, and the facts that they share ------------------------
+
+
+_QUALIFIED = (
+    "Replicas exchange statistics that no hyperparameter changes. These are those of WISKI on the "
+    "unit cube, with one to four inputs or a covar_module that is a sum of kernels over groups of "
+    "them, and of BayesianLastLayer(window=0) with a network that is not learned."
+)
+_MOST_SPELLED = 12
+
+
+def template_of(settings: OptimizationSettings, model: StreamingGP | None) -> StreamingGP:
+    """Return the model without observations that all replicas begin with.
+
+    Args:
+        settings: Settings of the search.
+        model: A model of the user's own, which is copied; None: ``WISKI`` by the settings.
+
+    Raises:
+        UsageError: The statistics of the model depend on hyperparameters, or on the order in which
+            observations come; or it is not one of an outcome over the unit cube without
+            observations.
+    """
+    if model is not None:
+        fault = _fault(settings, model)
+        if fault is not None:
+            raise UsageError(
+                f"This {type(model).__name__} cannot be a replica's: {fault}. {_QUALIFIED}"
+            )
+        return deepcopy(model).eval()
+    name = "wiski" if settings.model == AUTO else settings.model
+    if name != "wiski" or settings.dim > MOST_ON_GRID:
+        raise UsageError(
+            f"Expected settings of model wiski (or auto) and at most {MOST_ON_GRID} inputs, or a "
+            f"model as an argument, got model {settings.model} and {settings.dim} inputs. "
+            f"{_QUALIFIED}"
+        )
+    like: dict[str, Any] = {"dtype": getattr(torch, settings.dtype), "device": settings.device}
+    X, Y = torch.empty(0, settings.dim, **like), torch.empty(0, 1, **like)
+    kernel = KERNELS[settings.kernel](settings.dim).to(X)
+    options = checked_model(name, settings.model_options)
+    return build_model(name, options, X, Y, kernel, settings.grid).eval()
+
+
+def _fault(settings: OptimizationSettings, model: StreamingGP) -> str | None:
+    """Return why a model does not qualify or fit the settings; None if it does."""
+    if type(model) not in (WISKI, BayesianLastLayer):
+        return "its statistics depend on hyperparameters, or on the order of the observations"
+    if not isinstance(model.outcomes, GaussianOutcomes):
+        return "its likelihood is not Gaussian"
+    if isinstance(model, BayesianLastLayer):
+        if any(parameter.requires_grad for parameter in model.network.parameters()):
+            return "its network is learned: say model.network.requires_grad_(False)"
+        if model.window > 0:
+            return "it holds the latest rows: build it with window=0"
+    if getattr(model, "input_transform", None) is not None or getattr(model, "stem", None):
+        return "it transforms inputs, by what it learns from the first: a replica scales them"
+    if model.num_observations > 0:
+        return f"it has {model.num_observations:g} observations: call clear(), or build it without"
+    if model.num_outputs != 1 or model.batch_shape:
+        return f"expected one outcome, got {model.num_outputs}, and batches {model.batch_shape}"
+    if model.input_dim != settings.dim:
+        return f"expected the {settings.dim} inputs of the bounds, got {model.input_dim}"
+    if isinstance(model, WISKI):
+        low, high = model.bounds
+        if not bool((low <= 0.0).all() and (high >= 1.0).all()):
+            return f"its grid does not cover the unit cube: its bounds are {model.bounds.tolist()}"
+    dtype = next(model.parameters()).dtype
+    if dtype != getattr(torch, settings.dtype):
+        return f"expected {settings.dtype} as in the settings, got {dtype}"
+    return None
+
+
+def _facts_of(settings: OptimizationSettings, template: StreamingGP) -> dict[str, Any]:
+    """List the facts that decide whether statistics of replicas add up, as plain values by name.
+
+    They are the bounds, the sense, and all of the model that :func:`template_of` returned.
+    """
+    facts: dict[str, Any] = {
+        "bounds": [list(pair) for pair in settings.bounds],
+        "maximize": settings.maximize,
+        "dtype": settings.dtype,
+        "model": type(template).__name__,
+    }
+    if isinstance(template, WISKI):
+        facts["grid_size"] = _plain(template.grid_size)
+        facts |= {"max_rank": template.max_rank, "tolerance": template.tolerance}
+    return facts | {name: _plain(value) for name, value in parts_of(template)}
+
+
+def _plain(value: object) -> Any:
+    """Return a value as JSON has it; of many numbers return a digest."""
+    if isinstance(value, Tensor):
+        if value.numel() > _MOST_SPELLED:
+            content = value.detach().cpu().contiguous().numpy().tobytes()
+            return f"{tuple(value.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
+        value = [str(number) for number in value.detach().flatten().tolist()]
+    return json.loads(json.dumps(value))
+
+
+def _set_from(model: StreamingGP, arrays: Mapping[str, Tensor]) -> None:
+    """Set a model's hyperparameters and standardisation, and compute again what depends on them.
+
+    Args:
+        model: The model.
+        arrays: Values by name, as of its ``state_dict``.
+
+    Raises:
+        ValueError: The arrays are of another model, or not finite; the model does not change.
+    """
+    own = model.state_dict()
+    if own.keys() != arrays.keys():
+        names = sorted(own.keys() ^ arrays.keys())
+        raise ValueError(f"expected the hyperparameters of the model, but {', '.join(names)}")
+    for name, value in own.items():
+        given = arrays[name]
+        if given.shape != value.shape or given.dtype != value.dtype:
+            raise ValueError(
+                f"expected {name} of shape {tuple(value.shape)} and {value.dtype}, got "
+                f"{tuple(given.shape)} and {given.dtype}"
+            )
+    for name, _ in model.named_parameters():
+        if not bool(arrays[name].isfinite().all()):
+            raise ValueError(f"{name} is not finite")
+    model.load_state_dict(dict(arrays))
+    thin(model)

@@ -224,7 +224,8 @@ def streamed(source: Any, columns: ColumnNames) -> Iterator[Fragment]:
             batch = _batch_of(table, columns)
         except UsageError as error:
             raise UsageError(f"{key}: {error}") from error
-        yield BatchFragment(key, batch.size, len(batch), batch)
+        size = sum(each.nbytes for each in (batch.X, batch.Y, batch.Yvar) if each is not None)
+        yield BatchFragment(key, size, len(batch), batch)
 
 
 def _is_of(source: object, package: str, method: str) -> bool:
@@ -250,11 +251,6 @@ class TableBatch:
 
     def __len__(self) -> int:
         return len(self.X)
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.X.nbytes + self.Y.nbytes + (0 if self.Yvar is None else self.Yvar.nbytes)
 
     def rows(self, start: int, stop: int) -> TableBatch:
         """Select rows."""
@@ -442,8 +438,6 @@ def _batch_of(table: Any, columns: ColumnNames) -> TableBatch:
     Raises:
         UsageError: It is neither, lacks a column, or has values that are not numbers.
     """
-    if isinstance(table, TableBatch):
-        return table
     if isinstance(table, tuple | list):
         if len(table) not in (2, 3):
             raise UsageError(
@@ -456,17 +450,13 @@ def _batch_of(table: Any, columns: ColumnNames) -> TableBatch:
             shapes = [each.shape for each in (X, Y, *rest)]
             raise UsageError(f"Expected batches of shapes n x d and n x m, got {shapes}.")
         return TableBatch(matrices[0], matrices[1], matrices[2] if rest else None)
-    names = getattr(table, "column_names", None) or None
-    if names is None and hasattr(table, "schema"):  # a record batch
-        names = list(table.schema.names)
-    elif names is None and hasattr(table, "columns"):
-        names = list(table.columns)
+    names = getattr(table, "column_names", getattr(table, "columns", None))  # Arrow's, pandas's
     if names is None:
         raise UsageError(
             "Expected batches to be tables of Arrow or pandas, or arrays (X, Y) or (X, Y, Yvar), "
             f"got a {type(table).__name__}."
         )
-    missing = [name for name in columns.all if name not in names]
+    missing = [name for name in columns.all if name not in list(names)]
     if missing:
         raise UsageError(f"it has no column {missing[0]!r}, but {sorted(map(str, names))}")
     arrays = list[Array]()

@@ -272,8 +272,13 @@ def check_alike(mine: StreamingGP, theirs: StreamingGP) -> None:
         _refuse("classes", type(mine).__name__, type(theirs).__name__)
     ours, others = dict(parts_of(mine)), dict(parts_of(theirs))
     for name in (*ours, *others):
-        if not _is_equal(ours.get(name), others.get(name)):
-            _refuse(name, ours.get(name), others.get(name))
+        a, b = ours.get(name), others.get(name)
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            is_equal = a.shape == b.shape and torch.equal(a, b.to(a))
+        else:
+            is_equal = type(a) is type(b) and a == b
+        if not is_equal:
+            _refuse(name, a, b)
     memories: list[Any] = [inner_memory(mine), inner_memory(theirs)]
     here, there = memories
     if isinstance(here, OnGrid) and isinstance(there, OnGrid):
@@ -281,11 +286,14 @@ def check_alike(mine: StreamingGP, theirs: StreamingGP) -> None:
         has_groups = grid.groups == other.groups
         other = other.aligned(grid, rounding) if has_groups else other
         if not has_groups or not other.lies_in(grid.grown_over(other)):  # other nodes
-            _refuse("grids", _grid(here), _grid(there))
+            texts = (
+                f"{each.grid.size} nodes over {each.grid.bounds.tolist()}" for each in memories
+            )
+            _refuse("grids", *texts)
     elif isinstance(here, InducingMemory) and here.allocator is None:
-        a, b = here.values.Z, there.values.Z
-        if not torch.equal(a, b):
-            _refuse("inducing points", a, b)
+        points = here.values.Z, there.values.Z
+        if not torch.equal(*points):
+            _refuse("inducing points", *points)
 
 
 def parts_of(model: StreamingGP) -> Iterator[tuple[str, Any]]:
@@ -305,24 +313,12 @@ def parts_of(model: StreamingGP) -> Iterator[tuple[str, Any]]:
                         yield f"{path}.{key}", option
 
 
-def _is_equal(a: object, b: object) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and torch.equal(a, b.to(a))
-    return type(a) is type(b) and a == b
-
-
-def _refuse(what: str, mine: object, theirs: object) -> None:
+def _refuse(what: str, *values: object) -> None:
+    """Raise an error that names what differs between two models, and both values."""
+    texts = [str(v.tolist()) if isinstance(v, Tensor) else repr(v) for v in values]
+    mine, theirs = (text if len(text) <= 80 else f"{text[:77]}..." for text in texts)
     raise UnsupportedError(
-        f"Expected sums of one model, got different {what}: {_spelled(mine)} and "
-        f"{_spelled(theirs)}. Make them from one zero(model), or express one of them in the other "
-        "hyperparameters by rebased(sums, model)."
+        f"Expected sums of one model, got different {what}: {mine} and {theirs}. Make them from "
+        "one zero(model), or express one of them in the other hyperparameters by rebased(sums, "
+        "model)."
     )
-
-
-def _spelled(value: object) -> str:
-    text = str(value.tolist()) if isinstance(value, Tensor) else repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _grid(memory: OnGrid) -> str:
-    return f"{memory.grid.size} nodes over {memory.grid.bounds.tolist()}"

@@ -50,11 +50,6 @@ class SumTask:
     driver: int
     recorded: bool = False
 
-    @property
-    def size(self) -> int:
-        """Size of the fragments in bytes, as far as known."""
-        return sum(each.size for each in self.fragments)
-
 
 @dataclass(frozen=True)
 class PartialSums:
@@ -86,6 +81,7 @@ class PartialSums:
 def run(task: SumTask, start: Sums) -> PartialSums:
     """Sum the fragments of a task. Memory O(size of the sums), for any number of rows.
 
+    A tolerant task sums each fragment apart, so that one which fails midway leaves nothing behind.
     In processes other than the driver's torch computes on one thread: there is a worker for each
     processor.
 
@@ -93,35 +89,27 @@ def run(task: SumTask, start: Sums) -> PartialSums:
         task: SumTask to do.
         start: Sums of no observations; not changed.
     """
+    keys, faults, digests = list[str](), list[Fault](), dict[str, str]()
     threads = torch.get_num_threads()
     if task.driver != os.getpid():
         torch.set_num_threads(1)
     try:
-        return _summed(task, start)
+        sums = start if task.tolerant else copy.deepcopy(start)
+        for fragment in task.fragments:
+            try:
+                if task.tolerant:
+                    own = _added(copy.deepcopy(start), fragment, task, digests)
+                    sums = merge(sums, own) if keys else own
+                else:
+                    sums = _added(sums, fragment, task, digests)
+            except _BAD_DATA as error:
+                faults.append(Fault.of(fragment.key, error))
+                if not task.tolerant:
+                    return PartialSums(start, (), tuple(faults))
+            else:
+                keys.append(fragment.key)
     finally:
         torch.set_num_threads(threads)
-
-
-def _summed(task: SumTask, start: Sums) -> PartialSums:
-    """Sum the fragments of a task.
-
-    A tolerant task sums each fragment apart, so that one which fails midway leaves nothing behind.
-    """
-    keys, faults, digests = list[str](), list[Fault](), dict[str, str]()
-    sums = start if task.tolerant else copy.deepcopy(start)
-    for fragment in task.fragments:
-        try:
-            if task.tolerant:
-                own = _added(copy.deepcopy(start), fragment, task, digests)
-                sums = merge(sums, own) if keys else own
-            else:
-                sums = _added(sums, fragment, task, digests)
-        except _BAD_DATA as error:
-            faults.append(Fault.of(fragment.key, error))
-            if not task.tolerant:
-                return PartialSums(start, (), tuple(faults))
-        else:
-            keys.append(fragment.key)
     return PartialSums(sums, tuple(keys), tuple(faults), digests)
 
 
@@ -148,7 +136,7 @@ def _added(sums: Sums, fragment: Fragment, task: SumTask, digests: dict[str, str
                 X, Y = tensor(part.X), tensor(part.Y)
                 sums = accumulate(sums, X, Y, None if part.Yvar is None else tensor(part.Yvar))
             except BotorchError as error:
-                raise UsageError(f"{_place(part, row, columns)}: {one_line(error)}") from error
+                raise UsageError(f"{_position(part, row, columns)}: {one_line(error)}") from error
             row += len(part)
     if task.recorded:
         if fragment.stamp() != stamp and fragment.digest(columns) != before:
@@ -157,7 +145,7 @@ def _added(sums: Sums, fragment: Fragment, task: SumTask, digests: dict[str, str
     return sums
 
 
-def _place(batch: TableBatch, first: int, columns: ColumnNames) -> str:
+def _position(batch: TableBatch, first: int, columns: ColumnNames) -> str:
     """Name the column and row of the first number that is not finite, else the rows of a batch."""
     names = (*(columns.x or ["X"] * batch.X.shape[1]), *(columns.y or ["Y"] * batch.Y.shape[1]))
     bad = np.argwhere(~np.isfinite(np.hstack((batch.X, batch.Y))))
@@ -170,43 +158,32 @@ def _place(batch: TableBatch, first: int, columns: ColumnNames) -> str:
 # --- tasks in this process or by an executor: a few at a time, lost ones again --------------------
 
 
-@dataclass(frozen=True)
-class Done:
-    """A task that is done.
-
-    Attributes:
-        task: The task.
-        part: Sums of the task.
-        again: How many times the task was lost before.
-    """
-
-    task: SumTask
-    part: PartialSums
-    again: int
-
-
-def done_here(tasks: Iterator[SumTask], start: Sums) -> Generator[Done, None, None]:
-    """Do tasks in this process, one after another."""
-    for task in tasks:
-        yield Done(task, run(task, start), 0)
-
-
-def done_by(
-    executor: Executor, tasks: Iterator[SumTask], start: Sums, at_once: int | None, retries: int
-) -> Generator[Done, None, None]:
-    """Do tasks by an executor; tasks under way are cancelled when the iterator is closed.
+def sum_tasks(
+    executor: Executor | None,
+    tasks: Iterator[SumTask],
+    start: Sums,
+    at_once: int | None,
+    retries: int,
+) -> Generator[tuple[SumTask, PartialSums, int], None, None]:
+    """Do tasks; those under way are cancelled when the iterator is closed.
 
     Args:
-        executor: Executor of any kind.
+        executor: Executor of any kind; None: tasks are done here, one after another.
         tasks: Drawn one by one as tasks end, so that tasks of an iterable do not pile up.
         start: Sums of no observations, sent along.
         at_once: Most tasks under way; None: twice the workers of the executor, which may come and
             go.
         retries: How many times a task whose worker died is done again.
 
+    Yields:
+        A task, its sums, and how many times it was lost before.
+
     Raises:
         UsageError: A task was lost more often, or the executor takes no more.
     """
+    if executor is None:
+        yield from ((each, run(each, start), 0) for each in tasks)
+        return
     capacity = WorkerCount(executor)
     under_way: dict[Future[PartialSums], tuple[SumTask, int]] = {}
     try:
@@ -226,7 +203,7 @@ def done_by(
                 except BaseException as cancelled:  # together with its engine
                     error = cancelled
                 if error is None:
-                    yield Done(task, future.result(), again)
+                    yield task, future.result(), again
                 elif again < retries:
                     under_way[_submitted(executor, task, start)] = (task, again + 1)
                 else:
@@ -256,7 +233,7 @@ def _submitted(executor: Executor, task: SumTask, start: Sums) -> Future[Partial
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class Node:
     """A node of the tree.
 
     Attributes:
@@ -273,14 +250,9 @@ class Place:
         return self.start + (1 << self.level)
 
     @property
-    def sibling(self) -> Place:
+    def sibling(self) -> Node:
         """Node that this one is merged with."""
-        return Place(self.start ^ (1 << self.level), self.level)
-
-    @property
-    def parent(self) -> Place:
-        """Node that this one and its sibling are merged into."""
-        return Place(min(self.start, self.sibling.start), self.level + 1)
+        return Node(self.start ^ (1 << self.level), self.level)
 
 
 @dataclass
@@ -295,23 +267,23 @@ class SumTree:
         keep: Called with each new node, its part, and the nodes that were merged into it.
     """
 
-    nodes: dict[Place, PartialSums] = field(default_factory=dict)
-    keep: Callable[[Place, PartialSums, tuple[Place, ...]], None] = lambda place, part, merged: None
+    nodes: dict[Node, PartialSums] = field(default_factory=dict)
+    keep: Callable[[Node, PartialSums, tuple[Node, ...]], None] = lambda node, part, merged: None
 
     def add(self, number: int, part: PartialSums) -> None:
         """Add the part of a task."""
-        place, merged = Place(number, 0), list[Place]()
-        while (sibling := place.sibling) in self.nodes:
+        node, merged = Node(number, 0), list[Node]()
+        while (sibling := node.sibling) in self.nodes:
             other = self.nodes.pop(sibling)
-            part = other.plus(part) if sibling < place else part.plus(other)
+            part = other.plus(part) if sibling < node else part.plus(other)
             merged.append(sibling)
-            place = place.parent
-        self.nodes[place] = part
-        self.keep(place, part, tuple(merged))
+            node = Node(min(node.start, sibling.start), node.level + 1)  # of both
+        self.nodes[node] = part
+        self.keep(node, part, tuple(merged))
 
     def holds(self, number: int) -> bool:
         """Return whether the tree has the part of a task."""
-        return any(place.start <= number < place.stop for place in self.nodes)
+        return any(node.start <= number < node.stop for node in self.nodes)
 
     def total(self) -> PartialSums | None:
         """Merge all parts in the order of their numbers; None without any."""

@@ -19,6 +19,7 @@ from distributed.protocol.pickle import dumps
 
 from bo_stream.errors import UsageError
 from bo_stream.executors.engine import (
+    SECONDS_TO_ANSWER,
     EngineExecutor,
     EngineFuture,
     LostTaskError,
@@ -33,8 +34,6 @@ SECONDS_TO_CONNECT = 5.0
 
 SECONDS_WITHOUT_SCHEDULER = 120.0
 """Most seconds until a scheduler that was lost must be back."""
-
-_SECONDS_TO_ANSWER = 10.0
 
 _began: dict[str, float] = {}
 """On a worker: the start of each task under way, by key, on its monotonic clock."""
@@ -74,11 +73,6 @@ class DaskExecutor(EngineExecutor):
         self._resources = dict(resources or {})
         self._client = _connected(address)
         self._stops: set[Future[dict[str, None]]] = set()
-
-    @property
-    def workers(self) -> None:
-        """No limit: a task that waits for a worker has not started."""
-        return None
 
     @property
     def capacity(self) -> int:
@@ -124,23 +118,6 @@ class DaskExecutor(EngineExecutor):
         )
         return DaskFuture(self, task)
 
-    def seconds_running(self, key: str, submitted: float) -> float | None:
-        """Return for how long a worker has been at a task; None if no worker is.
-
-        If the cluster does not answer, the time since the task was submitted is returned.
-        """
-        try:
-            seconds = self._on_all_workers(_seconds_since_begin, key).result(_SECONDS_TO_ANSWER)
-        except Exception:  # a cluster in trouble may raise anything
-            return time.monotonic() - submitted
-        return max((value for value in seconds.values() if value is not None), default=None)
-
-    def stop(self, key: str) -> None:
-        """End the worker that is at a task, if it has a nanny, which starts another one."""
-        with suppress(RuntimeError):  # the client's loop has ended
-            self._stops.add(stop := self._on_all_workers(_leave_if_at, key))
-            stop.add_done_callback(self._stops.discard)
-
     def _on_all_workers(self, fn: Callable[..., T], *args: Any) -> Future[dict[str, T]]:
         """Call a function on all workers without waiting; those without an answer are left out."""
         client = self._client
@@ -153,7 +130,7 @@ class DaskExecutor(EngineExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Disconnect; overrides ``Executor.shutdown``. The cluster goes on."""
-        wait_for_all(self._stops.copy(), _SECONDS_TO_ANSWER)
+        wait_for_all(self._stops.copy(), SECONDS_TO_ANSWER)
         self._client.close()
 
 
@@ -188,13 +165,24 @@ class DaskFuture(EngineFuture[T]):
             self._task.cancel() if self.cancelled() else self._task.release()
 
     def stop(self) -> None:
-        """Cancel the task, and end the worker that is at it."""
+        """Cancel the task, and end the worker that is at it, if a nanny starts another one."""
         self.cancel()
-        self._executor.stop(self._task.key)
+        stops = self._executor._stops
+        with suppress(RuntimeError):  # the client's loop has ended
+            stops.add(stop := self._executor._on_all_workers(_leave_if_at, self._task.key))
+            stop.add_done_callback(stops.discard)
 
     def seconds_running(self) -> float | None:
-        """Ask the cluster for how long the task has run."""
-        return self._executor.seconds_running(self._task.key, self._submitted)
+        """Return for how long a worker has been at the task; None if no worker is.
+
+        If the cluster does not answer, the time since the task was submitted is returned.
+        """
+        try:
+            answer = self._executor._on_all_workers(_seconds_since_begin, self._task.key)
+            seconds = answer.result(SECONDS_TO_ANSWER)
+        except Exception:  # a cluster in trouble may raise anything
+            return time.monotonic() - self._submitted
+        return max((value for value in seconds.values() if value is not None), default=None)
 
 
 def _connected(address: str) -> Client:

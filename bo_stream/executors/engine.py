@@ -30,7 +30,8 @@ T = TypeVar("T")
 SECONDS_BETWEEN_LOOKS = 5.0
 """Time between two looks at how many workers a cluster has."""
 
-_SECONDS_TO_ANSWER = 10.0
+SECONDS_TO_ANSWER = 10.0
+"""Time in which a Dask cluster must answer."""
 
 
 class LostTaskError(RuntimeError):
@@ -65,26 +66,29 @@ class EngineExecutor(Executor, ABC):
         """Do ``fn(*args, **kwargs)`` on a worker; a lost one gives a ``LostTaskError``."""
 
     @property
-    @abstractmethod
     def workers(self) -> int | None:
         """Most tasks that can run at a time, if further ones would count as running; else None."""
+        return None
 
     @property
-    @abstractmethod
     def capacity(self) -> int:
-        """Number of tasks that the executor does at a time now; at least 1.
+        """Number of tasks that the executor does at a time now, as far as known; at least 1.
 
         Raises:
             OSError: The cluster does not answer.
         """
+        return self.workers or os.cpu_count() or 1
 
-    @abstractmethod
     def dumps(self, value: Any) -> bytes:
-        """Pickle a value by the engine's own pickle."""
+        """Pickle a value by the engine's own pickle; by Python's where it has none."""
+        return pickle.dumps(value)
 
-    @abstractmethod
     def on_workers(self, fn: Callable[..., T], *args: Any) -> Mapping[str, T | Exception]:
-        """Call a function on each worker that might differ from here; return results by worker."""
+        """Call a function on each worker that might differ from here; return results by worker.
+
+        Workers of this machine, which run this interpreter, are not called.
+        """
+        return {}
 
 
 def threads_of(client: Any) -> int:
@@ -95,7 +99,7 @@ def threads_of(client: Any) -> int:
     """
     if client.status != "running":  # which the client would wait for
         raise ConnectionError("the Dask scheduler does not answer")
-    return max(1, sum(client.nthreads(callback_timeout=_SECONDS_TO_ANSWER).values()))
+    return max(1, sum(client.nthreads(callback_timeout=SECONDS_TO_ANSWER).values()))
 
 
 class WorkerCount:
@@ -160,10 +164,10 @@ def check_workers(executor: Executor) -> None:
     """
     if not isinstance(executor, EngineExecutor):
         return
-    for package in _PACKAGES:
+    for package, wanted in versions().items():
         for worker, result in executor.on_workers(version, package).items():
             if not isinstance(result, OSError):  # of a worker that is gone; tasks check again
-                _check_version(worker, package, result)
+                _check_version(worker, package, result, wanted)
 
 
 def check_versions(expected: Mapping[str, str]) -> None:
@@ -182,21 +186,16 @@ def versions() -> Mapping[str, str]:
     return {package: version(package) for package in _PACKAGES}
 
 
-def _check_version(worker: str, package: str, found: Any, wanted: str | None = None) -> None:
-    wanted = versions()[package] if wanted is None else wanted
+def _check_version(worker: str, package: str, found: str | Exception, wanted: str) -> None:
     name = package.replace("-", "_")
     if isinstance(found, Exception):
         found = f"no version of it ({type(found).__name__}: {found})"
-    if _release(str(found)) != _release(wanted):
+    # local parts do not count: builds for a processor or a GPU are alike
+    if found.partition("+")[0] != wanted.partition("+")[0]:
         raise UsageError(
             f"The worker {worker} has {name} {found}, and here is {wanted}: install {name} "
             f"{wanted} there, or start workers of this environment."
         )
-
-
-def _release(text: str) -> str:
-    """Return a version without its local part: builds for a processor or a GPU are alike."""
-    return text.partition("+")[0]
 
 
 def check_picklable(name: str, value: Any, executor: Executor | None = None) -> None:

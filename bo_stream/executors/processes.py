@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from queue import Empty, SimpleQueue
@@ -51,7 +50,7 @@ class ProcessExecutor(EngineExecutor):
         """
         check_whole("workers", count, 1)
         self._count, self._initializer = count, initializer
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[ProcessFuture[Any], bytes] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._processes: set[_Process] = set()
@@ -60,22 +59,9 @@ class ProcessExecutor(EngineExecutor):
         atexit.register(self.kill)  # which comes before multiprocessing waits for processes
 
     @property
-    def workers(self) -> None:
-        """No limit: a task that waits for a process has not started."""
-        return None
-
-    @property
     def capacity(self) -> int:
         """Largest number of processes."""
         return self._count
-
-    def dumps(self, value: Any) -> bytes:
-        """Pickle a value."""
-        return pickle.dumps(value)
-
-    def on_workers(self, fn: Callable[..., T], *args: Any) -> Mapping[str, T | Exception]:
-        """Return nothing: the processes are of this interpreter."""
-        return {}
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> ProcessFuture[T]:
         """Do ``fn(*args, **kwargs)`` in a process.
@@ -87,7 +73,7 @@ class ProcessExecutor(EngineExecutor):
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("The executor is shut down: expected one that is open.")
-            self._calls.put(_Call(future, pickle.dumps((fn, args, kwargs))))
+            self._calls.put((future, pickle.dumps((fn, args, kwargs))))
             self._open += 1
             if len(self._threads) < min(self._count, self._open):
                 self._threads.append(threading.Thread(target=self._serve, daemon=True))
@@ -98,25 +84,24 @@ class ProcessExecutor(EngineExecutor):
         """Do calls in a process of this thread, which is started again when it has died."""
         process: _Process | None = None
         while (call := self._calls.get()) is not None:
+            future, pickled = call
             try:
                 if process is None or not process.is_alive:
-                    process = self._started()
-                process.do(call)
+                    process = _Process(self._initializer)
+                    with self._lock:
+                        alive = {each for each in self._processes if each.is_alive}
+                        self._processes = alive | {process}
+                        if self._is_closed:
+                            process.kill()
+                    process.wait_until_ready()
+                process.do(future, pickled)
             except Exception as error:
-                call.fail(error)
+                if future.running() or future.set_running_or_notify_cancel():
+                    future.set_exception(error)
             with self._lock:
                 self._open -= 1
         if process is not None:
             process.end()
-
-    def _started(self) -> _Process:
-        process = _Process(self._initializer)
-        with self._lock:
-            self._processes = {each for each in self._processes if each.is_alive} | {process}
-            if self._is_closed:
-                process.kill()
-        process.wait_until_ready()
-        return process
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the processes when their tasks are done; overrides ``Executor.shutdown``."""
@@ -128,7 +113,7 @@ class ProcessExecutor(EngineExecutor):
             except Empty:
                 break
             if call is not None:
-                call.future.cancel()
+                call[0].cancel()
         for _ in self._threads:
             self._calls.put(None)
         if wait:
@@ -178,16 +163,6 @@ class ProcessFuture(EngineFuture[T]):
         return None if self._began is None else time.monotonic() - self._began
 
 
-@dataclass(frozen=True)
-class _Call:
-    future: ProcessFuture[Any]
-    pickled: bytes
-
-    def fail(self, error: Exception) -> None:
-        if self.future.running() or self.future.set_running_or_notify_cancel():
-            self.future.set_exception(error)
-
-
 class _Process:
     """A process and the connection to it."""
 
@@ -210,20 +185,20 @@ class _Process:
                 "in workers needs its code under: if __name__ == '__main__'."
             ) from None
 
-    def do(self, call: _Call) -> None:
-        """Do a call and settle its future."""
-        if not call.future.begin(self):
+    def do(self, future: ProcessFuture[Any], pickled: bytes) -> None:
+        """Do a pickled call and set the result or the error of its future."""
+        if not future.begin(self):
             return
         try:
-            self._connection.send_bytes(call.pickled)
+            self._connection.send_bytes(pickled)
             value, error = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             value, error = None, LostTaskError(f"the worker process died ({self.died()})")
-        call.future.end()
+        future.end()
         if error is None:
-            call.future.set_result(value)
+            future.set_result(value)
         else:
-            call.future.set_exception(error)
+            future.set_exception(error)
 
     def kill(self) -> None:
         self._process.kill()
@@ -323,11 +298,11 @@ def executor_of(
             "Expected executor to be a text or an Executor of concurrent.futures, got a "
             f"{type(spec).__name__}. One of submitit: SubmititExecutor(it) of bo_stream.executors."
         )
-    kind, rest = parsed(spec or "processes")
-    number = _number(rest, workers)
+    kind, number, address = parsed(spec or "processes")
+    number = number or workers or os.cpu_count() or 1
+    check_whole("workers", number, 1)
     if kind in ("processes", "threads") and resources:
         raise UsageError(f"An executor of {kind} has no resources: they are for dask and ray.")
-    address = "" if rest.isdigit() else rest
     if kind == "processes":
         processes = ProcessExecutor(number)
         try:
@@ -346,8 +321,8 @@ def executor_of(
         yield from _ray(address, number, resources)
 
 
-def parsed(spec: str) -> tuple[str, str]:
-    """Return the kind of a specification, and its number or address as text, or nothing.
+def parsed(spec: str) -> tuple[str, int | None, str]:
+    """Return the kind of a specification, its number or None, and its address or nothing.
 
     Raises:
         UsageError: There is no such kind, the number is 0, or processes or threads have an address.
@@ -356,28 +331,21 @@ def parsed(spec: str) -> tuple[str, str]:
     check_one_of("executor", kind, KINDS)
     if kind in ("processes", "threads") and rest and not rest.isdigit():
         raise UsageError(f"Expected {kind}:N with a number of workers, got {spec!r}.")
-    if rest.isdigit():
-        check_whole("workers", int(rest), 1)
-    return kind, rest
-
-
-def _number(rest: str, workers: int | None = None) -> int:
-    number = int(rest) if rest.isdigit() else workers or os.cpu_count() or 1
-    check_whole("workers", number, 1)
-    return number
+    if not rest.isdigit():
+        return kind, None, rest
+    check_whole("workers", int(rest), 1)
+    return kind, int(rest), ""
 
 
 def places(spec: str | Executor) -> int | None:
     """Return how many tasks threads can run at a time; None for other kinds."""
-    if isinstance(spec, str) and parsed(spec)[0] == "threads":
-        return _number(parsed(spec)[1])
-    return None
+    kind, number, _ = parsed(spec) if isinstance(spec, str) else ("", None, "")
+    return (number or os.cpu_count() or 1) if kind == "threads" else None
 
 
 def has_address(spec: str) -> bool:
     """Return whether a specification leads to something that runs already."""
-    _, rest = parsed(spec)
-    return bool(rest) and not rest.isdigit()
+    return parsed(spec)[2] != ""
 
 
 def _dask(address: str, count: int, resources: Mapping[str, float] | None) -> Iterator[Executor]:

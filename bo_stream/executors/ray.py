@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
@@ -52,11 +51,6 @@ class RayExecutor(EngineExecutor):
         if not self._cpus:
             return None
         return max(1, int(ray.cluster_resources().get("CPU", 0.0) / self._cpus))
-
-    @property
-    def capacity(self) -> int:
-        """Number of tasks for which there are processors; those here if no task needs any."""
-        return self.workers or os.cpu_count() or 1
 
     def dumps(self, value: Any) -> bytes:
         """Pickle a value by Ray's pickle, which also takes functions of a script."""

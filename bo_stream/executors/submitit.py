@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from threading import Lock, Thread
@@ -56,21 +56,12 @@ class SubmititExecutor(EngineExecutor):
 
     @property
     def workers(self) -> int:
-        """Most jobs that are to be submitted at a time."""
-        return self._at_once
-
-    @property
-    def capacity(self) -> int:
         """Most jobs that are to be submitted at a time; the cluster decides how many run."""
         return self._at_once
 
     def dumps(self, value: Any) -> bytes:
         """Pickle a value by submitit's pickle, which also takes functions of a script."""
         return dumps(value)
-
-    def on_workers(self, fn: Callable[..., T], *args: Any) -> Mapping[str, T | Exception]:
-        """Return nothing: jobs are of this interpreter."""
-        return {}
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> SubmititFuture[T]:
         """Do ``fn(*args, **kwargs)`` in a job."""

@@ -201,17 +201,6 @@ def _parsed(path: Path, content: bytes) -> dict[str, Any]:
 MODEL_FILE = FileFormat("bo_stream model", 1)
 
 
-def write_archive(path: str | Path, about: Mapping[str, Any], arrays: dict[str, Tensor]) -> None:
-    """Write arrays with a header and a digest to a file, as :func:`archive_bytes` returns them.
-
-    Raises:
-        OSError: The file cannot be written; an old one stays.
-    """
-    content = archive_bytes(about, arrays, MODEL_FILE)
-    with atomic_write(path) as file:
-        file.write(content)
-
-
 def archive_bytes(
     about: Mapping[str, Any], arrays: dict[str, Tensor], kind: FileFormat = MODEL_FILE
 ) -> bytes:
@@ -231,7 +220,7 @@ def archive_bytes(
 
 
 def read_archive(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the header and the arrays that :func:`write_archive` wrote.
+    """Read the header and the arrays of a model's file, which :func:`archive_bytes` returned.
 
     Raises:
         OSError: The file cannot be opened.

@@ -41,10 +41,10 @@ from torch import Tensor
 
 from bo_stream.storage.archive import (
     archive_bytes,
+    atomic_write,
     one_line,
     read_archive,
     read_archive_bytes,
-    write_archive,
 )
 from bo_stream.storage.trusted import (
     Trusted,
@@ -75,20 +75,18 @@ def write_model(path: str | Path, model: object, about: Mapping[str, Any]) -> No
         OSError: The file cannot be written; an old one stays.
         ValueError: The model has a value that a file cannot have.
     """
-    write_archive(path, {"class": type(model).__name__, **about}, _arrays_of(model))
+    content = model_bytes(model, about)
+    with atomic_write(path) as file:
+        file.write(content)
 
 
 def model_bytes(model: object, about: Mapping[str, Any]) -> bytes:
     """Return the bytes of the file that :func:`write_model` would write, with its ValueError."""
-    return archive_bytes({"class": type(model).__name__, **about}, _arrays_of(model))
-
-
-def _arrays_of(model: object) -> dict[str, Tensor]:
     writer = _Writer()
     document = {"model": writer.node(model, ""), "names": writer.names}
     content = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
     writer.arrays[_OBJECTS] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    return writer.arrays
+    return archive_bytes({"class": type(model).__name__, **about}, writer.arrays)
 
 
 def read_model(

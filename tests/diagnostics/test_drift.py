@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bo_stream.diagnostics.validation import DOWN, SignTest, false_alarm_rate, threshold_for
+from bo_stream.diagnostics.sketches import DOWN, SignTest, false_alarm_rate, threshold_for
 
 
 def rate_of_both(threshold: int, share: float) -> float:
@@ -63,7 +63,7 @@ def test_it_goes_on_from_its_state() -> None:
     whole, parts = SignTest(6), SignTest(6)
     whole.observe(values)
     parts.observe(values[:137])
-    parts = SignTest.of_state(vars(parts))
+    parts = SignTest(**vars(parts))
     parts.observe(values[137:])
     assert vars(parts) == vars(whole)
     assert whole.count > 0

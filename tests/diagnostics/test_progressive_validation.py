@@ -29,7 +29,7 @@ from scipy import integrate, stats
 from bo_stream import OSGPR, OSVGP, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.diagnostics import ProgressiveValidation
 from bo_stream.diagnostics.cross_validation import predict_batch
-from bo_stream.diagnostics.units import RepeatedRows, Reservoir
+from bo_stream.diagnostics.sketches import RepeatedRows, Reservoir
 from bo_stream.diagnostics.validation import SAMPLE, model_bytes
 from bo_stream.models.base import StreamingGP
 from bo_stream.testing.streams import assert_close
@@ -357,10 +357,10 @@ def test_repetitions_are_counted_however_far_apart(make: Callable[[int], int]) -
     assert set(sketch.counts.values()) <= set(every.values())
     share = 1.0 - len(every) / 3000.0
     assert sketch.share == pytest.approx(share, abs=1e-12)
-    again = RepeatedRows.of_state(json.loads(json.dumps(sketch.state())))
+    again = RepeatedRows(50, dict(sketch.counts))
     again.add(rows)
     sketch.add(rows)
-    assert again.state() == sketch.state()
+    assert again == sketch
 
 
 def test_zeros_of_either_sign_are_one_row() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bo_stream import WISKI
 from bo_stream.distributed import MemoryStore, Replica
-from bo_stream.distributed.membership import template_of
+from bo_stream.distributed.replica import template_of
 from bo_stream.loops.optimization import OptimizationSettings
 from bo_stream.models.base import StreamingGP
 from bo_stream.testing.streams import assert_close

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bo_stream.distributed.records import Dot, VectorClock, spelled
+from bo_stream.distributed.deltas import Dot, VectorClock, spelled
 
 ALL: list[Dot] = [(writer, number) for writer in "ab" for number in range(1, 8)]
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from bo_stream import WISKI
 from bo_stream.distributed import accumulate, zero
-from bo_stream.distributed import records as deltas_module
-from bo_stream.distributed.membership import template_of
-from bo_stream.distributed.records import BestPoints, Delta, most_bytes_of_sums
+from bo_stream.distributed import deltas as deltas_module
+from bo_stream.distributed.deltas import BestPoints, Delta, most_bytes_of_sums
+from bo_stream.distributed.replica import template_of
 from tests.distributed.replicas import settings
 
 TEMPLATE = template_of(settings(), None)

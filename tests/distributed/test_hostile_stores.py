@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bo_stream.distributed import FolderStore, MemoryStore, Replica
-from bo_stream.distributed.records import Listing, VectorClock, sealed
+from bo_stream.distributed.deltas import Listing, VectorClock, sealed
 from bo_stream.distributed.replica import ReplicaWarning
 from tests.distributed.replicas import assert_same, expected, points, settings, told
 

@@ -16,7 +16,7 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from pyarrow import csv, parquet
 
-from bo_stream.distributed import ingest, record
+from bo_stream.distributed import ingest, ingest_record
 from bo_stream.distributed.sources import ColumnNames, FileFragment
 from bo_stream.errors import UsageError
 from bo_stream.storage.archive import FileFormat, write_index
@@ -54,7 +54,7 @@ def ending_at(number: int, patch: pytest.MonkeyPatch) -> None:
         return act
 
     for name in ("atomic_write", "write_index"):
-        patch.setattr(record, name, then(getattr(record, name)))
+        patch.setattr(ingest_record, name, then(getattr(ingest_record, name)))
     patch.setattr(Path, "unlink", then(Path.unlink))
 
 
@@ -245,8 +245,9 @@ def test_a_damaged_record_is_said_to_be_so(folder: Path, kept: Path, name: str) 
 
 
 def test_two_processes_do_not_use_one_record(folder: Path, kept: Path) -> None:
+    columns = ColumnNames.of(["a", "b"], "value", None)
     with (
-        record.opened_record(kept, grid_model(), ColumnNames.of(["a", "b"], "value", None), ()),
+        ingest_record.opened_record(kept, grid_model(), columns, ()),
         pytest.raises(UsageError, match="is in use"),
     ):
         ingest(grid_model(), folder, **COLUMNS, record=kept)

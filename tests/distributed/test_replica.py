@@ -14,8 +14,8 @@ from gpytorch.kernels import AdditiveKernel, RBFKernel, ScaleKernel
 
 from bo_stream import OSGPR, WISKI, BayesianLastLayer, BinomialLikelihood
 from bo_stream.distributed import BestPoint, MemoryStore, Replica, ReplicaWarning
-from bo_stream.distributed import records as deltas_module
-from bo_stream.distributed.records import Listing, counted_key, delta_key, sealed
+from bo_stream.distributed import deltas as deltas_module
+from bo_stream.distributed.deltas import Listing, counted_key, delta_key, name_of, sealed
 from bo_stream.errors import UsageError
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski.memory import StreamMemory
@@ -563,7 +563,7 @@ def test_a_store_of_another_search_is_refused_by_what_differs() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             Replica(dataclasses.replace(UNLEARNED, **changes), store, "B")
-    assert Listing.of(store).names == ["A"]
+    assert {name_of(run) for run in Listing.of(store).runs} == {"A"}
 
 
 def damaged(store: MemoryStore, key: str) -> None:

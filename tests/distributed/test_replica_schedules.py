@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bo_stream.distributed import Replica
-from bo_stream.distributed.records import Listing
+from bo_stream.distributed.deltas import Listing
 from tests.distributed.replicas import (
     LaggingStore,
     Point,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bo_stream.distributed.tasks import Place, SumTree
+from bo_stream.distributed.tasks import Node, SumTree
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,18 @@ def test_few_parts_are_held_of_many_in_order() -> None:
 
 
 def test_each_node_that_is_new_is_kept_with_those_it_was_made_of() -> None:
-    kept: dict[Place, str] = {}
+    kept: dict[Node, str] = {}
 
-    def keep(place: Place, part: Any, former: tuple[Place, ...]) -> None:
+    def keep(node: Node, part: Any, former: tuple[Node, ...]) -> None:
         for each in former:
             del kept[each]
-        kept[place] = part.text
+        kept[node] = part.text
 
     tree: Any = SumTree(keep=keep)
     for number in (0, 2, 1, 3, 5):
         tree.add(number, Spelled(str(number)))
-        assert kept == {place: part.text for place, part in tree.nodes.items()}
-    assert kept == {Place(0, 2): "((01)(23))", Place(5, 0): "5"}
+        assert kept == {node: part.text for node, part in tree.nodes.items()}
+    assert kept == {Node(0, 2): "((01)(23))", Node(5, 0): "5"}
 
 
 @pytest.mark.parametrize(("number", "held"), [(0, True), (3, True), (4, False), (5, True)])

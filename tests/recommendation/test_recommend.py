@@ -18,8 +18,8 @@ from bo_stream.recommendation import (
     MERITS,
     Recommendations,
     exact_until,
+    ordered,
     recommend,
-    recommend_family,
 )
 
 TABLE = CostTable.shipped()
@@ -112,8 +112,10 @@ def test_exact_stays_first_up_to_one_n() -> None:
         problem = problem_of(1, d, 1, 1, *DEFAULTS)
         last = exact_until(problem)
         assert 100 < last < 10_000
-        assert recommend_family(replace(problem, n=last)) == "exact"
-        assert recommend_family(replace(problem, n=last + 1)) == ("WISKI" if d <= 4 else "OSGPR")
+        at, beyond = (
+            ordered(replace(problem, n=n), calibrate=False)[0].family for n in (last, last + 1)
+        )
+        assert (at, beyond) == ("exact", "WISKI" if d <= 4 else "OSGPR")
     assert exact_until(problem, ("OSGPR",)) == 0
     assert exact_until(problem, ("exact",)) == 2**20 - 1
 

@@ -288,7 +288,8 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             yield file
 
-    monkeypatch.setattr("bo_stream.storage.archive.atomic_write", full)
+    for module in ("archive", "objects"):
+        monkeypatch.setattr(f"bo_stream.storage.{module}.atomic_write", full)
     with pytest.raises(OSError, match="No space left"):
         campaign.save(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

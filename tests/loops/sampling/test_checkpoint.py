@@ -18,7 +18,7 @@ from bo_stream.loops.run import StopRequest, run_with_checkpoints
 from bo_stream.loops.sampling.campaign import Campaign, Step
 from bo_stream.loops.sampling.settings import Strategy
 from bo_stream.models.base import StreamingGP
-from bo_stream.storage.archive import describe_file, read_archive, write_archive
+from bo_stream.storage.archive import archive_bytes, describe_file, read_archive
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, write_npz
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
@@ -211,7 +211,7 @@ def test_a_planted_model_is_not_run(path: Path, folder: Path, tmp_path: Path) ->
     document["model"]["state"]["planted"] = call
     content = json.dumps(document).encode()
     arrays["objects.json"] = torch.tensor([*content], dtype=torch.uint8)
-    write_archive(file, {"class": about["class"]}, arrays)
+    file.write_bytes(archive_bytes({"class": about["class"]}, arrays))
     edit_model(folder, sha256=describe_file(file)["sha256"])
     refused(folder, r"names os\.system.*not trusted")
     assert not mark.exists()

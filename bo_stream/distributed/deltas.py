@@ -231,11 +231,6 @@ class Listing:
         runs = tuple(m["run"] for m in found["replica"])
         return cls(runs, deltas, clocks, learned, tuple(foreign))
 
-    @property
-    def names(self) -> list[str]:
-        """Names of replicas, sorted."""
-        return sorted({name_of(run) for run in self.runs})
-
 
 def sealed(key: str, search: str, about: Mapping[str, Any], arrays: dict[str, Tensor]) -> bytes:
     """Return the bytes of a record.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from bo_stream.distributed.sources import ColumnNames, Fault, FileFragment, Fragment, digest_of
 from bo_stream.distributed.sums import Sums, check_alike, merge
-from bo_stream.distributed.tasks import PartialSums, Place, SumTree
+from bo_stream.distributed.tasks import Node, PartialSums, SumTree
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import hold_folder
 from bo_stream.models.base import StreamingGP
@@ -123,7 +123,7 @@ class IngestRecord:
         self.base: Sums | None = None
         self._read_sealed(model)
         if not self._state.plan:
-            self._remove(folder.glob("node-*"))  # of an ingest that ended just before its process
+            self._remove("node-*")  # of an ingest that ended just before its process
 
     # --- an ingest under way ------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class IngestRecord:
         """End an ingest: its sums become one node, and nothing is under way."""
         rows = 0.0 if part is None else part.sums.rows
         if part is not None and part.keys:
-            digest = self._write(_sealed(len(self._state.sealed)), part)
+            digest = self._write(f"sealed-{len(self._state.sealed)}", part)
             self._took(part.digests)
             self.base = part.sums if self.base is None else merge(self.base, part.sums)
             sealed = (*self._state.sealed, (rows, digest))
@@ -207,29 +207,23 @@ class IngestRecord:
         else:
             self._write_state(replace(self._state, plan=""))
         self._under_way = {}
-        self._remove(self._folder.glob("node-*"))
+        self._remove("node-*")
 
     def _took(self, digests: Mapping[str, str]) -> None:
         self._digests |= digests
         self._contents |= {digest: key for key, digest in digests.items()}
 
-    def _keep(self, place: Place, part: PartialSums, merged: tuple[Place, ...]) -> None:
-        self._write(_name(place), part)
+    def _keep(self, node: Node, part: PartialSums, merged: tuple[Node, ...]) -> None:
+        self._write(_name(node), part)
         for each in merged:
-            self._remove([self._names(_name(each)), self._sums(_name(each))])
+            self._remove(_name(each))
 
     # --- files ----------------------------------------------------------------------------------
-
-    def _names(self, name: str) -> Path:
-        return self._folder / f"{name}.json"
-
-    def _sums(self, name: str) -> Path:
-        return self._folder / f"{name}.safetensors"
 
     def _write(self, name: str, part: PartialSums) -> str:
         """Write a node; return the digest of its sums."""
         content = part.sums.to_bytes()
-        with atomic_write(self._sums(name)) as file:
+        with atomic_write(self._folder / f"{name}.safetensors") as file:
             file.write(content)
         digest = hashlib.sha256(content).hexdigest()
         about = {
@@ -238,7 +232,7 @@ class IngestRecord:
             "digests": dict(part.digests),
             "faults": [asdict(fault) for fault in part.faults],
         }
-        write_index(self._names(name), _FORMAT, about)
+        write_index(self._folder / f"{name}.json", _FORMAT, about)
         return digest
 
     def _bears(self, name: str) -> dict[str, Any]:
@@ -250,14 +244,14 @@ class IngestRecord:
     def _read(self, name: str, model: StreamingGP, digest: str | None = None) -> PartialSums:
         """Read a node, and compare its sums with their digest where it is known."""
         try:
-            about = read_index(self._names(name), _FORMAT)
+            about = read_index(self._folder / f"{name}.json", _FORMAT)
             for word, own in self._bears(name).items():
                 if about[word] != own:
                     raise ValueError(
                         f"it says that it is of the {word} {about[word]!r}, expected {own!r}: it "
                         "was copied or renamed."
                     )
-            content = self._sums(name).read_bytes()
+            content = (self._folder / f"{name}.safetensors").read_bytes()
             actual = hashlib.sha256(content).hexdigest()
             if actual != about["sums"] or actual != (digest or actual):
                 raise ValueError("its sums are not those that were written with it.")
@@ -289,42 +283,41 @@ class IngestRecord:
                 f"{model.num_observations:,g}. {_CURE}"
             )
         ended = len(self._state.sealed)
-        if self._names(_sealed(ended)).exists() and not any(self._folder.glob("node-*.json")):
+        newer = self._folder / f"sealed-{ended}.json"
+        if newer.exists() and not any(self._folder.glob("node-*.json")):
             raise UsageError(  # one whose process ended before the index was written has nodes
-                f"{self._folder / _INDEX} is older than {_sealed(ended)}.json beside it: it knows "
-                f"of {ended} ingests only. Restore all files from one copy, or give another folder "
+                f"{self._folder / _INDEX} is older than {newer.name} beside it: it knows of "
+                f"{ended} ingests only. Restore all files from one copy, or give another folder "
                 "and build the model anew."
             )
         for number, (_, digest) in enumerate(self._state.sealed):
-            part = self._read(_sealed(number), model, digest)
+            part = self._read(f"sealed-{number}", model, digest)
             self._took(part.digests)
             if number >= fits[-1]:
                 self.base = part.sums if self.base is None else merge(self.base, part.sums)
 
-    def _read_nodes(self, start: Sums) -> dict[Place, PartialSums]:
+    def _read_nodes(self, start: Sums) -> dict[Node, PartialSums]:
         """Read the nodes of an interrupted ingest, and remove those that are in larger ones."""
         names = (path.stem.split("-") for path in self._folder.glob("node-*.json"))
-        places = [Place(int(start), int(level)) for _, start, level in names]
-        nodes = dict[Place, PartialSums]()
-        for place in sorted(places, key=lambda place: -place.level):
-            if any(each.start <= place.start < each.stop for each in nodes):
-                self._remove([self._names(_name(place)), self._sums(_name(place))])
+        written = [Node(int(start), int(level)) for _, start, level in names]
+        nodes = dict[Node, PartialSums]()
+        for node in sorted(written, key=lambda node: -node.level):
+            if SumTree(nodes).holds(node.start):
+                self._remove(_name(node))
             else:
-                nodes[place] = self._read(_name(place), start.model)
-                self._under_way |= nodes[place].digests
+                nodes[node] = self._read(_name(node), start.model)
+                self._under_way |= nodes[node].digests
         return nodes
 
-    def _remove(self, paths: Iterable[Path]) -> None:
-        for path in sorted(paths, key=lambda p: p.suffix):  # names first
-            path.unlink(missing_ok=True)
+    def _remove(self, nodes: str) -> None:
+        """Remove the files of the nodes whose names match a pattern."""
+        for suffix in (".json", ".safetensors"):  # names first
+            for path in sorted(self._folder.glob(nodes + suffix)):
+                path.unlink(missing_ok=True)
 
 
-def _sealed(number: int) -> str:
-    return f"sealed-{number}"
-
-
-def _name(place: Place) -> str:
-    return f"node-{place.start}-{place.level}"
+def _name(node: Node) -> str:
+    return f"node-{node.start}-{node.level}"
 
 
 @contextmanager
