@@ -22,7 +22,7 @@ from bo_stream.bases.kernels import stacked_correlation, stacked_kernel
 from bo_stream.linalg import inverse_lower, safe_cholesky, scaled_prior, solve_lower
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inference import Inference, InferenceOption, Prior
-from bo_stream.models.memory import Observations
+from bo_stream.models.memory import Memory, Observations
 from bo_stream.process import Joint, Points, PosteriorProcess, Residual
 from bo_stream.tensors import State, is_same, map_tensors, state_of, zip_tensors
 from bo_stream.warnings import warn_of_neighbours
@@ -178,7 +178,7 @@ class LocalRows:
 
 
 @dataclass(frozen=True)
-class LocalMemory:
+class LocalMemory(Memory):
     """The last s observations of each of C local models, and the sums of all there ever were.
 
     Each batch element and output has models of its own, the first ones of the C.
@@ -280,23 +280,15 @@ class LocalMemory:
         entered = self.entered.index_select(axis, index)
         return LocalMemory(rows, entered, self.totals[..., outputs, :, :])
 
-    def to(self, device: torch.device) -> LocalMemory:
-        """Move the memory to another device."""
-        return map_tensors(self, lambda tensor: tensor.to(device))
-
-    @property
-    def counts(self) -> Tensor:
-        """Number of observations, those forgotten among them, ``batch_shape x m``."""
-        return self.totals[..., 1, 1]
-
-    def mean_known_noise(self) -> Tensor | None:
-        """Mean of the known noise variances that are held, or None without any."""
+    def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Sum the known noise variances that are held; see :meth:`Memory.known_sums`."""
         if not bool(self.rows.known.any()):
             return None
-        weight = self.rows.weight * self.rows.known
-        total = (weight * self.rows.noise).sum(-1).sum(0)
-        count = weight.sum(-1).sum(0)
-        return total / torch.where(count > 0.0, count, 1.0)
+        weight, noise = self.rows.weight * self.rows.known, self.rows.noise
+        total, precision, count = (
+            values.sum(-1).sum(0) for values in (weight * noise, weight / noise, weight)
+        )
+        return total, precision, count
 
 
 def _taken(entered: Tensor, size: int) -> Tensor:

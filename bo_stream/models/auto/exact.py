@@ -22,7 +22,7 @@ from bo_stream.linalg import scaled_prior
 from bo_stream.marginal_likelihood import dense_log_marginal_likelihood
 from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.models.inference import Inference, Prior, Solved
-from bo_stream.models.memory import Observations, never_in
+from bo_stream.models.memory import Memory, Observations, never_in
 from bo_stream.observation_space import CentredRows, ObservationSpacePrior, ObservationSpaceProcess
 from bo_stream.process import PosteriorProcess
 from bo_stream.weights import target_columns
@@ -35,7 +35,7 @@ LEAST_WEIGHT = 1e-100
 
 
 @dataclass(frozen=True)
-class ExactMemory:
+class ExactMemory(Memory):
     """All observations as rows.
 
     Attributes:
@@ -53,7 +53,7 @@ class ExactMemory:
         return cls(rows, rows.targets[..., 0, :])
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.weight.shape[-1]
 
     def after(self, data: Observations) -> ExactMemory:
         """Append a batch, or take it out.
@@ -62,9 +62,7 @@ class ExactMemory:
             InputDataError: One to be taken out is not among the rows, or counts in part.
         """
         if data.sign > 0.0:
-            new = self.weight.new_ones(*self.weight.shape[:-1], len(data))
-            rows = Observations.joined((self.rows, data))
-            return ExactMemory(rows, torch.cat((self.weight, new), -1))
+            return self.followed_by(ExactMemory(data, torch.ones_like(data.targets[..., 0, :])))
         taken = self.positions(data)
         if bool((self.weight.gather(-1, taken) != 1.0).any()):
             raise never_in()
@@ -93,31 +91,17 @@ class ExactMemory:
         """Number of observations, ``... x m``."""
         return self.weight.sum(-1, keepdim=True).expand(self.rows.noise.shape[:-1])
 
-    def mean_known_noise(self) -> Tensor | None:
-        """Mean of the known noise variances, ``... x m``, or None without any."""
+    def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """See :meth:`Memory.known_sums`."""
         if not self.rows.any_known:
             return None
         noise, known = self.rows.known_group()
         weight = known * self.weight.unsqueeze(-2)
-        count = weight.sum(-1)
-        return (noise * weight).sum(-1) / torch.where(count > 0.0, count, 1.0)
+        return (noise * weight).sum(-1), (weight / noise).sum(-1), weight.sum(-1)
 
     def scale(self, factor: float) -> ExactMemory:
         """Let every observation count ``factor`` times."""
         return replace(self, weight=(self.weight * factor).clamp_min(LEAST_WEIGHT))
-
-    def map_targets(self, matrix: Tensor) -> ExactMemory:
-        """Turn targets into ``[Y, 1] @ matrix``, of which the last stays."""
-        targets = (target_columns(self.rows.targets) @ matrix)[..., 0]
-        return replace(self, rows=replace(self.rows, targets=targets))
-
-    def select(self, outputs: list[int]) -> ExactMemory:
-        """Copy the memory of some of the outputs."""
-        return replace(self, rows=self.rows.select(outputs))
-
-    def to(self, device: torch.device) -> ExactMemory:
-        """Move the memory to another device."""
-        return ExactMemory(self.rows.to(device), self.weight.to(device))
 
 
 @dataclass(frozen=True)
@@ -147,18 +131,16 @@ class KernelPrior(ObservationSpacePrior):
 
     def covariance(self, coordinates: Tensor, images: Tensor) -> Tensor:
         """Evaluate the kernel: once for all batches of points, where the others have none."""
-        batch = coordinates.shape[:-3]
-        if images.ndim > 3 or len(batch) == 0:
-            return self._matrix(coordinates, images)
-        matrix = self._matrix(coordinates.flatten(0, -2).unsqueeze(-3), images)
-        return matrix.unflatten(-2, (*batch, coordinates.shape[-2])).movedim(0, -3)
-
-    def _matrix(self, coordinates: Tensor, images: Tensor) -> Tensor:
+        *batch, _, n, _ = coordinates.shape
+        together = bool(batch) and images.ndim <= 3
+        points = coordinates.flatten(0, -2).unsqueeze(-3) if together else coordinates
         known, outputs = self._squared_exponential, self.mean.shape[-2]
         if known is None:
-            return stacked_kernel(self.kernel, coordinates, images, outputs)
-        matrix = known.matrix(coordinates, images)
-        return matrix.expand(*matrix.shape[:-3], outputs, *matrix.shape[-2:])
+            matrix = stacked_kernel(self.kernel, points, images, outputs)
+        else:
+            matrix = known.matrix(points, images)
+            matrix = matrix.expand(*matrix.shape[:-3], outputs, *matrix.shape[-2:])
+        return matrix.unflatten(-2, (*batch, n)).movedim(0, -3) if together else matrix
 
     @cached_property
     def _squared_exponential(self) -> SquaredExponential | None:

@@ -32,7 +32,7 @@ from bo_stream.models.auto.families import (
 from bo_stream.models.inducing.inference import MAX_POINTS, InducingCache
 from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.inference import Inference, Prior
-from bo_stream.models.memory import Observations
+from bo_stream.models.memory import Memory, Observations
 from bo_stream.models.wiski.inference import check_in_grid
 from bo_stream.process import PosteriorProcess
 from bo_stream.warnings import users_stack_level
@@ -91,7 +91,7 @@ class HandOver:
 
 
 @dataclass(frozen=True)
-class AutoMemory:
+class AutoMemory(Memory):
     """The memory of the family that is in use, and all rows while these can be held.
 
     Attributes:
@@ -133,30 +133,10 @@ class AutoMemory:
         counts: Tensor = self.inner.counts
         return counts
 
-    def mean_known_noise(self) -> Tensor | None:
-        """Mean of the known noise variances, ``... x m``, or None without any."""
-        noise: Tensor | None = self.inner.mean_known_noise()
-        return noise
-
-    def scale(self, factor: float) -> AutoMemory:
-        """Let every observation count ``factor`` times."""
-        rows = None if self.rows is None else self.rows.scale(factor)
-        return replace(self, inner=self.inner.scale(factor), rows=rows)
-
-    def map_targets(self, matrix: Tensor) -> AutoMemory:
-        """Turn targets into ``[Y, 1] @ matrix``."""
-        rows = None if self.rows is None else self.rows.map_targets(matrix)
-        return replace(self, inner=self.inner.map_targets(matrix), rows=rows)
-
-    def select(self, outputs: list[int]) -> AutoMemory:
-        """Copy the memory of some of the outputs."""
-        rows = None if self.rows is None else self.rows.select(outputs)
-        return replace(self, inner=self.inner.select(outputs), rows=rows)
-
-    def to(self, device: torch.device) -> AutoMemory:
-        """Move the memory to another device."""
-        rows = None if self.rows is None else self.rows.to(device)
-        return replace(self, inner=self.inner.to(device), rows=rows)
+    def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """See :meth:`Memory.known_sums`."""
+        sums: tuple[Tensor, Tensor, Tensor] | None = self.inner.known_sums()
+        return sums
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class InducingMemory(HoldsStatistics):
 
     def to(self, device: torch.device) -> InducingMemory:
         """Return a copy on a device."""
-        moved, allocator = map_tensors(self, lambda t: t.to(device)), self.allocator
+        moved, allocator = super().to(device), self.allocator
         return moved if allocator is None else replace(moved, allocator=allocator.to(moved.totals))
 
     @cached_property
@@ -208,13 +208,8 @@ class PointStatistics(HoldsStatistics):
 
     def scale(self, factor: float) -> PointStatistics:
         """Let every observation count ``factor`` times."""
-        statistics = self.statistics.map(lambda s: s.scale(factor))
         trace = map_tensors(self.trace, lambda total: total * factor)
-        return PointStatistics(self.values, statistics, trace)
-
-    def map_targets(self, matrix: Tensor) -> PointStatistics:
-        """Turn targets into ``[Y, 1] @ matrix``, exactly."""
-        return replace(self, statistics=self.statistics.map(lambda s: s.map_targets(matrix)))
+        return replace(super().scale(factor), trace=trace)
 
     def select(self, outputs: list[int]) -> PointStatistics:
         """Return a copy for some of the outputs."""
