@@ -229,8 +229,9 @@ class SquaredExponential:
         """Return the factors L and R of the exponent ``L Rᵀ``, ``... x m x n x (d + 2)``."""
         centre = A.detach().mean(-2, keepdim=True) if A.shape[-2] else 0.0
         a, b = ((points - centre) / self.lengthscale for points in (A, B))
-        left = torch.cat((a, _half_square(a) + self.log_scale, torch.ones_like(a[..., :1])), -1)
-        right = torch.cat((b, torch.ones_like(b[..., :1]), _half_square(b)), -1)
+        half_a, half_b = (-0.5 * points.square().sum(-1, keepdim=True) for points in (a, b))
+        left = torch.cat((a, half_a + self.log_scale, torch.ones_like(half_a)), -1)
+        right = torch.cat((b, torch.ones_like(half_b), half_b), -1)
         return left, right
 
 
@@ -271,10 +272,6 @@ def _exponential(left: Tensor, right: Tensor, most: Tensor, same: bool) -> Tenso
     if same:
         values.diagonal(dim1=-2, dim2=-1).copy_(most.squeeze(-1))
     return exponent.exp_()
-
-
-def _half_square(points: Tensor) -> Tensor:
-    return -0.5 * points.square().sum(-1, keepdim=True)
 
 
 # --- Matérn kernels that are products over inputs ------------------------------------------------
