@@ -94,7 +94,7 @@ from bo_stream.process import (
 )
 from bo_stream.storage.objects import read_model, write_model
 from bo_stream.storage.trusted import Trusted
-from bo_stream.tensors import outside_inference_mode
+from bo_stream.tensors import map_tensors, outside_inference_mode
 from bo_stream.warnings import NumericalEvent, NumericalLog, with_event
 
 P = ParamSpec("P")
@@ -1360,7 +1360,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         move_priors(self, fn)
         device = fn(torch.empty(0, dtype=self._dtype, device=self._outcomes.shift.device)).device
         if device != self._outcomes.shift.device:
-            self._outcomes = self._outcomes.map(lambda value: value.to(device))
+            self._outcomes = map_tensors(self._outcomes, lambda value: value.to(device))
             self._latest = self._latest.to(device)
             self._memory, self._cache = self._inference.moved(self._memory, self._cache, device)
         return self

@@ -138,20 +138,6 @@ class TrainInputs(Tensor):
         return torch.Tensor.__getitem__(self, index)
 
 
-def check_not_train_inputs(X: Tensor) -> None:
-    """Check that a distribution is not asked for at the training inputs, to compare outcomes with.
-
-    Raises:
-        UnsupportedError: It is, by BoTorch's cross-validation or by its criteria of fit.
-    """
-    if isinstance(X, TrainInputs):
-        raise UnsupportedError(
-            "A streaming model does not keep the data that loo_cv, efficient_loo_cv and "
-            "compute_in_sample_model_fit_metric read: take "
-            "bo_stream.diagnostics.leave_one_out(model, X, Y) or model.log_marginal_likelihood()."
-        )
-
-
 def _refuse(self: Tensor, *args: object, **kwargs: object) -> NoReturn:
     raise UnsupportedError(
         "A streaming model does not keep the outcomes that this function reads from train_targets: "
@@ -236,9 +222,15 @@ class BoTorchHooks(GPyTorchModel, GP, ABC):
         """Return the posterior at transformed inputs, in transformed units.
 
         Raises:
-            UnsupportedError: X is :attr:`train_inputs`, at which BoTorch expects the prior.
+            UnsupportedError: X is :attr:`train_inputs`, at which BoTorch's cross-validation and its
+                criteria of fit expect the prior, to compare outcomes with.
         """
-        check_not_train_inputs(X)
+        if isinstance(X, TrainInputs):
+            raise UnsupportedError(
+                "A streaming model does not keep the data that loo_cv, efficient_loo_cv and "
+                "compute_in_sample_model_fit_metric read: take bo_stream.diagnostics."
+                "leave_one_out(model, X, Y) or model.log_marginal_likelihood()."
+            )
         joint = self.process(X).joint(X.to(torch.float64))
         zero = torch.zeros_like(joint.mean[..., :1])
         return joint.distribution(zero, zero + 1.0, None, X.dtype)

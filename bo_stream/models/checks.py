@@ -145,7 +145,17 @@ def check_observations(
     if Yvar is not None:
         check_type("Yvar", Yvar, like)
         _check_shape("Yvar", Yvar, tuple(Y.shape))
-        _check_variances(Yvar)
+        unknown = Yvar.isnan()
+        if bool((unknown.any(-1) != unknown.all(-1)).any()):
+            raise InputDataError(
+                "Expected NaN (unknown noise) in Yvar for all outputs of a row or for none, got "
+                "rows with both. Use one model per output (botorch.models.ModelList) instead."
+            )
+        if bool((Yvar < 0).any() | Yvar.isinf().any()):
+            raise InputDataError(
+                "Expected Yvar to hold variances, zero or more and finite (NaN where unknown), got "
+                "a negative or infinite value."
+            )
 
 
 def checked_observations(
@@ -361,20 +371,6 @@ def _check_shape(name: str, tensor: Tensor, expected: tuple[int | None, ...]) ->
         readable = " x ".join("n" if size is None else str(size) for size in expected)
         raise BotorchTensorDimensionError(
             f"Expected {name} of shape `{readable}` (batch_shape x n x width), got {shape}."
-        )
-
-
-def _check_variances(Yvar: Tensor) -> None:
-    unknown = Yvar.isnan()
-    if bool((unknown.any(-1) != unknown.all(-1)).any()):
-        raise InputDataError(
-            "Expected NaN (unknown noise) in Yvar for all outputs of a row or for none, got rows "
-            "with both. Use one model per output (botorch.models.ModelList) instead."
-        )
-    if bool((Yvar < 0).any() | Yvar.isinf().any()):
-        raise InputDataError(
-            "Expected Yvar to hold variances, zero or more and finite (NaN where unknown), got a "
-            "negative or infinite value."
         )
 
 

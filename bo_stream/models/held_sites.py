@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
@@ -83,13 +81,6 @@ def fit_held(
     if ordinary is None:
         return fit_sites(process, expected, steps=STEPS, start=rows.sites)
     return fit_sites(process, expected, steps=STEPS, begin=_weighted(ordinary, weight))
-
-
-def with_sites(rows: Observations, covariance: Tensor, prior: Prior) -> Observations:
-    """Return the rows with the sites of :func:`fit_held`. Cost O(n³) a step."""
-    if len(rows) == 0:
-        return rows
-    return replace(rows, sites=fit_held(rows, covariance, prior).sites)
 
 
 def held_bound(

@@ -127,13 +127,16 @@ class LocalGP(StreamingGP):
         """
         return self._memory.centres.to(self.train_targets)
 
+    @torch.no_grad()
     def solved_gram(self) -> Tensor:
         """Return what the observations add to the identity in the matrices that a posterior solves.
 
         ``S K S`` of each local model, S the root of the noise precision, ``C x batch_shape x m x s
         x s``.
         """
-        return scaled_priors(self._memory, self.prior)
+        rows, prior = self._memory.rows, self.prior
+        K = stacked_kernel(frozen(prior.kernel), rows.X, rows.X, prior.num_outputs)
+        return scaled_prior(K, rows.weight / _centred(rows, prior)[1])[0]
 
 
 @dataclass(frozen=True)
@@ -516,14 +519,6 @@ def _warn_of_neighbours(memory: LocalMemory, process: LocalProcess, prior: Prior
     if most > MOST_RESIDUAL:
         model.says(NEIGHBOURS)
         warn_of_neighbours(most)
-
-
-@torch.no_grad()
-def scaled_priors(memory: LocalMemory, prior: Prior) -> Tensor:
-    """Compute ``S K S`` of each local model, ``C x batch_shape x m x s x s``."""
-    rows, kernel = memory.rows, frozen(prior.kernel)
-    K = stacked_kernel(kernel, rows.X, rows.X, prior.num_outputs)
-    return scaled_prior(K, rows.weight / _centred(rows, prior)[1])[0]
 
 
 FAINT = 1e-12

@@ -102,7 +102,12 @@ class Observations:
         X = torch.cat([batch.X for batch in batches], -2)
         columns = zip(*((b.targets, b.noise, b.known) for b in batches), strict=True)
         targets, noise, known = (torch.cat(each, -1) for each in columns)
-        return cls(X, targets, noise, known, batches[0].sign, _joined_sites(batches))
+        sites = None
+        if any(batch.sites is not None for batch in batches):  # others are without information
+            each = [batch.sites or Sites.none(batch.noise) for batch in batches]
+            precision, shift = zip(*((s.precision, s.shift) for s in each), strict=True)
+            sites = Sites(torch.cat(precision, -1), torch.cat(shift, -1))
+        return cls(X, targets, noise, known, batches[0].sign, sites)
 
     def __len__(self) -> int:
         return self.X.shape[-2]
@@ -186,10 +191,6 @@ class Observations:
         columns = map_tensors((self.targets, self.noise, self.known), gathered)
         return Observations(X, *columns, self.sign, map_tensors(self.sites, gathered))
 
-    def to(self, device: torch.device) -> Observations:
-        """Move the batch to another device."""
-        return map_tensors(self, lambda tensor: tensor.to(device))
-
     @property
     def any_known(self) -> bool:
         """Whether any noise variance is known."""
@@ -218,14 +219,6 @@ def staying(rows: Observations, data: Observations) -> Tensor:
         found = torch.nonzero(stay & rows.equal(data.rows(slice(i, i + 1)))).flatten()
         stay[found[:1]] = False
     return stay
-
-
-def _joined_sites(batches: Sequence[Observations]) -> Sites | None:
-    """Join the sites of batches, without information where a batch has none; None of none."""
-    if all(batch.sites is None for batch in batches):
-        return None
-    sites = [batch.sites or Sites.none(batch.noise) for batch in batches]
-    return Sites(*(torch.cat([getattr(s, f) for s in sites], -1) for f in ("precision", "shift")))
 
 
 class Memory(ABC):

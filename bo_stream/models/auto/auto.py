@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -187,7 +188,9 @@ class AutoGP(StreamingGP):
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, train_Yvar, 1.0)
         if "hyper_steps" not in options and self.family != EXACT:
-            self._memory = self._memory.with_options(hyper_steps=chosen["hyper_steps"] // FIRST)
+            begun: Any = self._memory.inference
+            begun = replace(begun, hyper_steps=chosen["hyper_steps"] // FIRST)
+            self._memory = replace(self._memory, inference=begun)
 
     @property
     def family(self) -> str:

@@ -19,7 +19,6 @@ from bo_stream.bases.inducing import (
 )
 from bo_stream.bases.kernels import SquaredExponential, stacked_kernel, stacked_variance
 from bo_stream.linalg import scaled_prior
-from bo_stream.marginal_likelihood import dense_log_marginal_likelihood
 from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.models.inference import Inference, Prior, Solved
 from bo_stream.models.memory import Memory, Observations, never_in
@@ -207,18 +206,11 @@ class ExactInference(Inference[ExactMemory, ExactCache]):
 
         ``N(y; f, s)ʷ`` is ``N(y; f, s / w)`` times ``(2 π s / w)^½ (2 π s)^(−w / 2)``. Cost O(n³).
         """
-        outcomes, noise = prior.standardized(memory.rows)
-        covariance = differentiable_matrix(
-            prior.kernel, memory.rows.X, memory.rows.X, prior.num_outputs
-        )
-        weight = memory.weight.unsqueeze(-2)
-        value = dense_log_marginal_likelihood(
-            covariance.expand(*outcomes.shape, outcomes.shape[-1]),
-            outcomes - prior.mean.unsqueeze(-1),
-            noise / weight,
-        )
+        rows, weight = memory.rows, memory.weight.unsqueeze(-2)
+        covariance = differentiable_matrix(prior.kernel, rows.X, rows.X, prior.num_outputs)
+        value = prior.log_evidence_of_rows(rows, covariance, weight)
         if bool((weight != 1.0).any()):
-            logs = (2.0 * math.pi * noise).log()
+            logs = (2.0 * math.pi * prior.standardized(rows)[1]).log()
             value = value + 0.5 * ((1.0 - weight) * logs - weight.log()).sum(-1)
         return value, cache
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -292,27 +291,6 @@ ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
-class Discrepancy:
-    """How far a posterior is from the exact one; all NaN where that is not known.
-
-    Attributes:
-        mean_error: Largest difference of the means at rows, in prior standard deviations.
-        variance_error: Largest difference of the variances at rows, in prior variances.
-        deviation: Largest difference of the means at rows, between rows and in the box, in exact
-            posterior standard deviations, at least :data:`RESOLVED` of the noise's.
-        least_ratio: Least ratio of the variance to the exact one there, of both no less than the
-            square of such a standard deviation.
-        largest_ratio: Largest such ratio.
-    """
-
-    mean_error: float = math.nan
-    variance_error: float = math.nan
-    deviation: float = math.nan
-    least_ratio: float = math.nan
-    largest_ratio: float = math.nan
-
-
-@dataclass(frozen=True)
 class ExactPosterior:
     """The exact posterior at rows, in the middle between neighbouring ones, and in the box.
 
@@ -362,13 +340,18 @@ class ExactPosterior:
         return cls(points, some, mean, variance, scale, floor)
 
     @torch.no_grad()
-    def discrepancy(self, process: PosteriorProcess) -> Discrepancy:
-        """Compare another posterior with it."""
+    def discrepancy(self, process: PosteriorProcess) -> tuple[float, float, float, float, float]:
+        """Compare another posterior with it.
+
+        Returns:
+            ``mean_error`` to ``largest_ratio`` of a
+            :class:`~bo_stream.models.auto.inference.HandOver`.
+        """
         mean, variance = process.marginals(self.points)
         error, exact = (mean - self.mean).abs(), torch.maximum(self.variance, self.floor)
         ratio = torch.maximum(variance, self.floor) / exact
         scale, at = self.prior_variance[..., : self.rows], slice(self.rows)
-        return Discrepancy(
+        return (
             float((error[..., at] / scale.sqrt()).max()),
             float(((variance - self.variance)[..., at].abs() / scale).max()),
             float((error / exact.sqrt()).max()),

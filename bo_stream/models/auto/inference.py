@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -24,7 +24,6 @@ from bo_stream.models.auto.families import (
     MEAN_ERROR,
     OSGPR,
     VARIANCE_RATIO,
-    Discrepancy,
     ExactPosterior,
     begin,
     exact_inference,
@@ -115,11 +114,6 @@ class AutoMemory(Memory):
     def held(self) -> ExactMemory | None:
         """All observations as rows, if they are held."""
         return self.inner if self.family == EXACT else self.rows
-
-    def with_options(self, **options: Any) -> AutoMemory:
-        """Change options of the family's inference."""
-        inference: Any = self.inference
-        return replace(self, inference=replace(inference, **options))
 
     @property
     def totals(self) -> Tensor:
@@ -265,9 +259,9 @@ class AutoInference(Inference[AutoMemory, Any]):
         inference, inner, own = self._of_rows(family, rows, prior, {**self.options, **options})
         process, own = inference.process(inner, own, prior, rows.rows.X)
         seconds = time.perf_counter() - begun
-        found = Discrepancy() if exact is None else exact.discrepancy(process)
+        errors = (math.nan,) * 5 if exact is None else exact.discrepancy(process)
         total = float(memory.counts.reshape(-1)[0])
-        move = HandOver(total, memory.family, family, seconds, *astuple(found))
+        move = HandOver(total, memory.family, family, seconds, *errors)
         if move.excess > 1.0:
             _warn_of(move)
         kept = rows if family != EXACT and len(rows) <= self.max_rows else None

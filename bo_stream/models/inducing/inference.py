@@ -26,7 +26,6 @@ from bo_stream.bases.inducing import (
 from bo_stream.linalg import check_memory, independent_rows
 from bo_stream.marginal_likelihood import (
     NoiseGroup,
-    dense_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
 from bo_stream.models.base import StreamingGP
@@ -70,11 +69,6 @@ class Settled:
 
     solved: SolvedWeights
     rows: Rows
-
-    @property
-    def alone(self) -> Settled:
-        """The same without outcomes that are held."""
-        return replace(self, rows=self.rows[:0])
 
 
 @dataclass(frozen=True)
@@ -132,10 +126,15 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         return solved.process, replace(cache, solved=solved)
 
     def solved(self, known: PointStatistics, basis: InducingBasis, prior: Prior) -> SolvedWeights:
-        """Solve for the weights of a basis from statistics in it. Cost O(M³)."""
+        """Solve for the weights of a basis from statistics in it; warn once of rounding. O(M³)."""
         groups = self.noise_groups(known.statistics, prior)
         weights = solve(prior.evidence_of(groups))
-        _warn_of_rounding(weights.mean, groups, known.counts, prior)
+        total = torch.stack([g.statistics.energy[..., 1, 1] / g.level for g in groups]).sum(0)
+        mean_square = total / known.counts.clamp_min(1.0)
+        error, model = error_of_rounding(weights.mean, mean_square), prior.model
+        if error > MOST_ERROR and not model.has_said(ROUNDING):
+            model.says(ROUNDING)
+            warn_of_rounding(error)
         process = WeightSpaceProcess(basis, weights, prior.mean.unsqueeze(-1).clone())
         return SolvedWeights(prior.state(), process)
 
@@ -161,24 +160,15 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         Titsias2009, eq. 9] While the window holds all observations it is that of a dense exact
         process, which takes no difference of numbers as large as the outcomes over the noise.
         """
-        if memory.holds_all_rows:
-            return self._objective_of_rows(memory, prior), cache
+        rows = memory.rows.data
+        if len(rows) > 0 and bool((memory.counts == len(rows)).all()):
+            covariance = differentiable_matrix(prior.kernel, rows.X, rows.X, prior.num_outputs)
+            return prior.log_evidence_of_rows(rows, covariance), cache
         told = memory.as_values
         covariance = told.values.prior(prior.kernel, prior.num_outputs)
         groups = self.noise_groups(told.statistics, prior)
         bound = subspace_log_marginal_likelihood(groups, prior.target_map(), covariance)
         return bound - 0.5 * self.trace_term(told.trace, prior), cache
-
-    def _objective_of_rows(self, memory: InducingMemory, prior: Prior) -> Tensor:
-        """Return the log marginal likelihood of the window's rows alone. Cost O(window³)."""
-        rows = memory.rows.data
-        outcomes, noise = prior.standardized(rows)
-        covariance = differentiable_matrix(prior.kernel, rows.X, rows.X, prior.num_outputs)
-        return dense_log_marginal_likelihood(
-            covariance.expand(*outcomes.shape, outcomes.shape[-1]),
-            outcomes - prior.mean.unsqueeze(-1),
-            noise,
-        )
 
     # --- memory --------------------------------------------------------------------------------
 
@@ -391,17 +381,6 @@ def log_basis(model: StreamingGP, basis: InducingBasis, memory: InducingMemory) 
     if basis.jitter > 0.0:
         what = "jitter on the kernel matrix of inducing points"
         model.log_event(what, basis.rank, basis.jitter, count)
-
-
-def _warn_of_rounding(
-    weights: Tensor, groups: list[NoiseGroup], counts: Tensor, prior: Prior
-) -> None:
-    """Warn once, where outcomes are too far out for float64."""
-    total = torch.stack([g.statistics.energy[..., 1, 1] / g.level for g in groups]).sum(0)
-    error, model = error_of_rounding(weights, total / counts.clamp_min(1.0)), prior.model
-    if error > MOST_ERROR and not model.has_said(ROUNDING):
-        model.says(ROUNDING)
-        warn_of_rounding(error)
 
 
 @torch.no_grad()

@@ -64,11 +64,6 @@ class InducingMemory(HoldsStatistics):
         """Statistics of all but the outcomes that are held."""
         return self.whole if self.held is None else self.held.before
 
-    @property
-    def holds_all_rows(self) -> bool:
-        """Whether every observation, and at least one, is among the recent rows."""
-        return len(self.rows) > 0 and bool((self.counts == len(self.rows)).all())
-
     @cached_property
     def absorbed(self) -> PointStatistics:
         """Statistics of all but the recent rows. Cost O(w M²)."""
@@ -87,7 +82,7 @@ class InducingMemory(HoldsStatistics):
             return self
         rows = Rows.of(self.rows.data, basis, self.counts.shape)
         whole = self.absorbed.in_basis(basis).with_rows(rows)
-        held = None if self.held is None else self.held.in_basis(basis)
+        held = self.held and replace(self.held, before=self.held.before.in_basis(basis))
         return replace(self, whole=whole, rows=rows, held=held)
 
     def grown(self, basis: InducingBasis) -> InducingMemory:
@@ -99,7 +94,7 @@ class InducingMemory(HoldsStatistics):
             statistics = self.statistics.continued(rows.features, rows.data)
             gone = TraceTerm.of(rows.data, rows.residual - self.rows.residual)
             whole = PointStatistics(basis.values, statistics, self.whole.trace + gone)
-        held = None if self.held is None else self.held.grown(basis)
+        held = self.held and replace(self.held, before=self.held.before.padded(basis))
         return replace(self, whole=whole, rows=rows, held=held)
 
     def after(self, new: Rows, window: int) -> InducingMemory:
@@ -127,7 +122,9 @@ class InducingMemory(HoldsStatistics):
         if moments is not None:
             moments = subset_moments(moments, torch.Size(batch), of, outputs)
         whole, rows = self.whole.select(outputs), self.rows.select(outputs)
-        held = None if self.held is None else self.held.select(outputs)
+        held = self.held
+        if held is not None:
+            held = HeldOutcomes(held.data.select(outputs), held.before.select(outputs))
         return InducingMemory(whole, rows, self.allocator, moments, held)
 
     def to(self, device: torch.device) -> InducingMemory:
@@ -229,18 +226,6 @@ class HeldOutcomes:
 
     data: Observations
     before: PointStatistics
-
-    def in_basis(self, basis: InducingBasis) -> HeldOutcomes:
-        """Express by other points and another kernel, as the statistics of all. O(M³)."""
-        return replace(self, before=self.before.in_basis(basis))
-
-    def grown(self, basis: InducingBasis) -> HeldOutcomes:
-        """Express in a basis with more points, after these. Cost O(M²)."""
-        return replace(self, before=self.before.padded(basis))
-
-    def select(self, outputs: list[int]) -> HeldOutcomes:
-        """Return a copy for some of the outputs."""
-        return HeldOutcomes(self.data.select(outputs), self.before.select(outputs))
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,9 @@ class SiteInference(InducingInference):
         now, update = self._begun(before, hyper, data, prior, placed, moved=steps > 0)
         if steps == 0:
             settled = self._settled(now, prior)
-            update = replace(update, settled=settled if placed is not None else settled.alone)
+            if placed is None:  # some of these outcomes leave
+                settled = replace(settled, rows=settled.rows[:0])
+            update = replace(update, settled=settled)
         now = self._kept(now, update, 0 if prior.is_gaussian else self.window)
         if data.sign < 0.0:
             self.check_solvable(now.memory, prior)

@@ -32,6 +32,7 @@ from bo_stream.models.checks import check_finite, check_instance, checked_observ
 from bo_stream.models.memory import Measured, Memory, Targets
 from bo_stream.models.outcomes.noise import NoiseFloor
 from bo_stream.process import PosteriorProcess
+from bo_stream.tensors import map_tensors
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
@@ -258,7 +259,11 @@ class OutcomeChain:
         if chosen is not None:
             left = [i for i in range(mean.shape[-1]) if i not in chosen]
             mean[..., left], stdv[..., left] = 0.0, 1.0
-        _assign(self.standardize, mean.unsqueeze(-2), stdv.unsqueeze(-2))
+        like = self.standardize.means
+        self.standardize.means = mean.unsqueeze(-2).to(like)
+        self.standardize.stdvs = stdv.unsqueeze(-2).to(like)
+        self.standardize._stdvs_sq = self.standardize.stdvs.square()
+        self.standardize._is_trained = torch.tensor(True, device=like.device)
 
 
 def _moments(totals: Tensor, standardize: Standardize) -> tuple[Tensor, Tensor]:
@@ -272,14 +277,6 @@ def _moments(totals: Tensor, standardize: Standardize) -> tuple[Tensor, Tensor]:
     faded = (count < 2.0) & sure
     last = standardize.stdvs.to(stdv).squeeze(-2)
     return mean, torch.where(faded, last, torch.where(usable, stdv, 1.0))
-
-
-def _assign(standardize: Standardize, means: Tensor, stdvs: Tensor) -> None:
-    like = standardize.means
-    standardize.means = means.to(like)
-    standardize.stdvs = stdvs.to(like)
-    standardize._stdvs_sq = standardize.stdvs.square()
-    standardize._is_trained = torch.tensor(True, device=like.device)
 
 
 def _check_step(step: OutcomeTransform, is_last_standardize: bool) -> None:
@@ -490,14 +487,13 @@ class Outcomes(ABC):
 
     def select(self, outputs: list[int]) -> Self:
         """Return the units of some of the outputs."""
-        return self.map(lambda value: value[..., outputs])
+        return map_tensors(self, lambda value: value[..., outputs])
 
-    # --- the units of the memory, as they follow a stream ----------------------------------------
+    # --- the units of the memory, as they follow a stream: by default they stay ------------------
 
     rescales: ClassVar[bool]
     """Whether targets in memory can be standardised anew."""
 
-    @abstractmethod
     def begun(self, targets: Tensor, scale: Tensor, zeros_apart: bool, share: float) -> Self:
         """Set the floor of known noise by the variance of the first outcomes.
 
@@ -507,8 +503,8 @@ class Outcomes(ABC):
             zeros_apart: Whether observations without noise are a group of their own.
             share: Smallest positive known noise variance, in parts of the outcomes' variance.
         """
+        return self
 
-    @abstractmethod
     def before(
         self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
     ) -> Self:
@@ -525,33 +521,26 @@ class Outcomes(ABC):
             UnsupportedError: It is not known to what variances that are taken out were raised; see
                 :meth:`NoiseFloor.check_retractable`.
         """
+        return self
 
-    @abstractmethod
     def found(self, is_found: bool) -> Self:
         """Say whether there are observations in memory; else the next ones set the shift."""
+        return self
 
-    @abstractmethod
     def settled(self, totals: Tensor) -> Self:
         """Let the noise of observations said to have none follow the outcomes' variance.
 
         Returns:
             These outcomes where that changes nothing.
         """
+        return self
 
-    @abstractmethod
     def merged(self, other: Self) -> Self:
         """Return the outcomes of two memories together; the other's shift if this one has none."""
-
-    @abstractmethod
-    def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a rule to all tensors."""
+        return self
 
 
 # --- outcomes at single points: their moments, log density and draws, with the noise in ----------
-
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -63,15 +63,12 @@ class GaussianOutcomes(Outcomes):
         Where all that are known are zero: what they are raised to.
         """
         inferred = prior.inferred_noise
-        return self.mean_known_noise(prior, memory) if inferred is None else inferred
-
-    def mean_known_noise(self, prior: Prior, memory: Memory) -> Tensor:
-        """Return the mean of the positive known noise variances, ``batch x m``."""
+        if inferred is not None:
+            return inferred
         scale, mean = prior.scale, memory.mean_known_noise()
-        if mean is None:
-            zeros = self.floor.any_zero
-            return prior.zero_noise if zeros else torch.full_like(scale, NOISE_FLOOR)
-        return (mean / scale.square()).clamp_min(LEAST_NOISE)
+        if mean is not None:
+            return (mean / scale.square()).clamp_min(LEAST_NOISE)
+        return prior.zero_noise if self.floor.any_zero else torch.full_like(scale, NOISE_FLOOR)
 
     def noise_variance(self, prior: Prior, memory: Memory) -> Tensor:
         """Return the noise level."""
@@ -213,10 +210,6 @@ class GaussianOutcomes(Outcomes):
         first = self if self.is_found else other
         floor = first.floor.joined(other.floor)
         return replace(self, shift=first.shift, floor=floor, is_found=first.is_found)
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a rule to all tensors."""
-        return replace(self, shift=rule(self.shift), floor=self.floor.map(rule))
 
 
 def reference_outcome(targets: Tensor) -> Tensor:

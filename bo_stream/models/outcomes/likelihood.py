@@ -169,32 +169,6 @@ class LikelihoodOutcomes(Outcomes):
         draw = self.model(prior).draw
         return lambda values, seed: (draw(values, seed), None)
 
-    def begun(self, targets: Tensor, scale: Tensor, zeros_apart: bool, share: float) -> Self:
-        """Stay as they are: there is no known noise; see :class:`Outcomes`."""
-        return self
-
-    def before(
-        self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
-    ) -> Self:
-        """Stay as they are: the units are those of the process; see :class:`Outcomes`."""
-        return self
-
-    def found(self, is_found: bool) -> Self:
-        """Stay as they are: there is no shift; see :class:`Outcomes`."""
-        return self
-
-    def settled(self, totals: Tensor) -> Self:
-        """Stay as they are: there is no known noise; see :class:`Outcomes`."""
-        return self
-
-    def merged(self, other: Self) -> Self:
-        """Stay as they are: both have the units of the process; see :class:`Outcomes`."""
-        return self
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a rule to all tensors."""
-        return replace(self, shift=rule(self.shift), floor=self.floor.map(rule))
-
 
 def check_transform(transform: OutcomeTransform | None, likelihood: Likelihood | None) -> None:
     """Check that outcomes stay as they are, or are standardised where the likelihood allows it.
@@ -315,14 +289,6 @@ class CountOutcomes(LikelihoodOutcomes):
 
     def _plus(self, examined: Tensor | float, surveys: Tensor | float) -> Self:
         return replace(self, examined=self.examined + examined, surveys=self.surveys + surveys)
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a rule to all tensors."""
-        examined, surveys = (
-            rule(value) if isinstance(value, Tensor) else value
-            for value in (self.examined, self.surveys)
-        )
-        return replace(super().map(rule), examined=examined, surveys=surveys)
 
 
 def outcomes_of(

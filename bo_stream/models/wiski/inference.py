@@ -16,7 +16,6 @@ from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.statistics import NodeStatistics, check_room
 from bo_stream.marginal_likelihood import (
-    dense_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
 from bo_stream.models.inference import Inference, Prior, Solved, SolvedWeights
@@ -75,18 +74,12 @@ def with_unseen_classes(memory: WiskiMemory, classes: int, scores: DirichletScor
         scores: Of labels; the targets of new outputs are shifted to zero.
     """
     if isinstance(memory, RowMemory):
-        return replace(memory, rows=_with_misses(memory.rows, classes, scores))
+        rows, (known, n) = memory.rows, memory.rows.targets.shape
+        targets = torch.cat((rows.targets, rows.targets.new_zeros(classes - known, n)))
+        missed = rows.noise.new_full((classes - known, n), scores.miss_noise)
+        noise = torch.cat((rows.noise, missed))
+        return replace(memory, rows=replace(rows, targets=targets, noise=noise))
     return memory.each(lambda part: _extended(part, classes, scores))
-
-
-def _with_misses(rows: Observations, classes: int, scores: DirichletScores) -> Observations:
-    """Let observations miss the further classes, with targets of zero."""
-    known, n = rows.targets.shape
-    targets = rows.targets.new_zeros(classes - known, n)
-    noise = torch.full_like(targets, scores.miss_noise)
-    return replace(
-        rows, targets=torch.cat((rows.targets, targets)), noise=torch.cat((rows.noise, noise))
-    )
 
 
 def _extended(memory: GridMemory, classes: int, scores: DirichletScores) -> GridMemory:
@@ -452,12 +445,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         self, memory: RowMemory, kernel: GridKernel, prior: Prior
     ) -> Tensor:
         """Return the log evidence of stored rows, ``batch_shape x m``. Differentiable, O(n³)."""
-        outcomes, noise = prior.standardized(memory.rows)
-        return dense_log_marginal_likelihood(
-            memory.covariance(kernel).expand(*outcomes.shape, outcomes.shape[-1]),
-            outcomes - prior.mean.unsqueeze(-1),
-            noise,
-        )
+        return prior.log_evidence_of_rows(memory.rows, memory.covariance(kernel))
 
     def batch_log_marginal_likelihood(
         self, grid: Mesh, inputs: Tensor, data: Measured, prior: Prior

@@ -30,7 +30,7 @@ from bo_stream.models.construction import (
     product_kernel,
     warn_of_scaling,
 )
-from bo_stream.models.held_sites import WINDOW, held_bound, marginal, with_held, with_sites
+from bo_stream.models.held_sites import WINDOW, fit_held, held_bound, marginal, with_held
 from bo_stream.models.inference import InferenceOption, Prior, Solved, SolvedWeights
 from bo_stream.models.memory import Measured, Observations
 from bo_stream.models.outcomes.likelihood import check_transform, latent_columns, outcomes_of
@@ -261,9 +261,13 @@ class SiteGridInference(GridInference):
 
     def _sited(self, memory: RowMemory, prior: Prior) -> RowMemory:
         """Find the sites of all rows anew, from those that they have. Cost O(n³) a step."""
+        rows = memory.rows
+        if len(rows) == 0:
+            return memory
         with torch.no_grad():
             covariance = memory.covariance(self.kernel(prior))
-        return replace(memory, rows=with_sites(memory.rows, covariance, prior))
+        sites = fit_held(rows, covariance, prior).sites
+        return replace(memory, rows=replace(rows, sites=sites))
 
     def _with_window(
         self, memory: StreamMemory, cache: GridCache | None, rows: Observations, prior: Prior
