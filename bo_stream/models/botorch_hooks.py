@@ -74,11 +74,6 @@ class LatestInputs:
         later = (rows.unsqueeze(1) == rows).all(-1).triu(1).sum(-1)
         return replace(self, parts=(held[..., later >= times, :],))
 
-    def to(self, device: torch.device) -> LatestInputs:
-        """Move the inputs to another device."""
-        parts = tuple(X.to(device) for X in self.parts)
-        return LatestInputs(parts, tuple(X.to(device) for X in self.hypothetical))
-
     def expanded(self, batch_shape: Size, like: Tensor, width: int) -> Tensor:
         """Return all of them in one tensor, ``batch_shape x k x d``.
 

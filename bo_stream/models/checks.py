@@ -260,15 +260,6 @@ def check_complete(Y: Tensor, outputs: int) -> None:
     check_finite("Y", Y)
 
 
-def check_sampler(sampler: object) -> None:
-    """Check that an argument draws from a posterior: a sampler, or any function of a posterior."""
-    if not callable(sampler) or isinstance(sampler, type):
-        raise UnsupportedError(
-            "Expected sampler to be an instance of MCSampler, such as "
-            f"SobolQMCNormalSampler(torch.Size([4])), got {spelled(sampler)}."
-        )
-
-
 _OBJECTIVES = (
     ExactMarginalLogLikelihood.forward,
     VariationalELBO.forward,

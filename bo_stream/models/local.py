@@ -571,7 +571,12 @@ class LocalProcess(PosteriorProcess):
         """
         amplitudes = self.amplitudes(X)
         used = (amplitudes > 0.0).flatten(0, -2).any(0).nonzero().squeeze(-1)
-        columns = self._columns(X, used) * amplitudes[..., used].unsqueeze(-1)
+        whitener, inputs = self.whitener[used], self.X[used]
+        shape = (len(used), *(1,) * max(0, X.ndim + 2 - inputs.ndim))
+        inputs = inputs.view(*shape, *inputs.shape[1:])
+        cross = stacked_kernel(self.kernel, inputs, X.unsqueeze(-3), self.outputs)
+        columns = whitener.view(*shape, *whitener.shape[1:]) @ cross
+        columns = columns.movedim(0, -1).movedim(-3, -1) * amplitudes[..., used].unsqueeze(-1)
         room = columns.new_zeros(*amplitudes.shape, columns.shape[-1])
         return Points(X, amplitudes, room.index_copy(-2, used, columns).flatten(-2))
 
@@ -590,16 +595,6 @@ class LocalProcess(PosteriorProcess):
         counts = counts & (similarity > 0.0)
         total = torch.where(counts, similarity, 0.0).sum(-1, keepdim=True)
         return torch.where(counts, torch.where(counts, similarity / total, 1.0).sqrt(), 0.0)
-
-    def _columns(self, X: Tensor, used: Tensor) -> Tensor:
-        """Compute ``L⁻¹ S k(X_c, x)`` of some models, ``... x m x n x C' x s``."""
-        whitener, inputs = self.whitener[used], self.X[used]
-        more = max(0, X.ndim + 2 - inputs.ndim)
-        shape = (len(used), *(1,) * more)
-        inputs = inputs.view(*shape, *inputs.shape[1:])
-        cross = stacked_kernel(self.kernel, inputs, X.unsqueeze(-3), self.outputs)
-        columns = whitener.view(*shape, *whitener.shape[1:]) @ cross
-        return columns.movedim(0, -1).movedim(-3, -1)
 
     def mean_at(self, points: Points) -> Tensor:
         """Compute ``prior_mean + Σ w_c mean_c``."""

@@ -196,7 +196,10 @@ class AutoInference(Inference[AutoMemory, Any]):
             exact = ExactPosterior.of(memory.inner, cache, prior, self.box)
         reasons: list[str] = []
         moved: list[_Candidate] = []
-        for family, options in self._candidates(others):
+        candidates: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in others]
+        if OSGPR in others and "max_points" not in self.options:  # once more, with twice as many
+            candidates.append((OSGPR, {"max_points": 2 * MAX_POINTS}))
+        for family, options in candidates:
             try:
                 with _heard(prior.model) as told:
                     found = self._moved(family, memory, prior, options, exact)
@@ -215,13 +218,6 @@ class AutoInference(Inference[AutoMemory, Any]):
             stacklevel=users_stack_level(),
         )
         return replace(memory, again=2.0 * len(memory.inner)), cache
-
-    def _candidates(self, families: list[str]) -> list[tuple[str, dict[str, Any]]]:
-        """List the families in order, and once more the inducing points, twice as many."""
-        named: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in families]
-        if OSGPR in families and "max_points" not in self.options:
-            named.append((OSGPR, {"max_points": 2 * MAX_POINTS}))
-        return named
 
     def moved_to(
         self,

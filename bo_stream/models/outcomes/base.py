@@ -494,7 +494,7 @@ class Outcomes(ABC):
     rescales: ClassVar[bool]
     """Whether targets in memory can be standardised anew."""
 
-    def begun(self, targets: Tensor, scale: Tensor, zeros_apart: bool, share: float) -> Self:
+    def initialized(self, targets: Tensor, scale: Tensor, zeros_apart: bool, share: float) -> Self:
         """Set the floor of known noise by the variance of the first outcomes.
 
         Args:
@@ -505,7 +505,7 @@ class Outcomes(ABC):
         """
         return self
 
-    def before(
+    def prepared_for(
         self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
     ) -> Self:
         """Let shift and floor follow the stream before a batch enters or leaves; warn of raises.
@@ -523,7 +523,7 @@ class Outcomes(ABC):
         """
         return self
 
-    def found(self, is_found: bool) -> Self:
+    def with_observations(self, is_found: bool) -> Self:
         """Say whether there are observations in memory; else the next ones set the shift."""
         return self
 

@@ -121,11 +121,11 @@ class GaussianOutcomes(Outcomes):
         """Return None: outcomes are drawn by adding Gaussian noise; see :class:`Outcomes`."""
         return None
 
-    def found(self, is_found: bool) -> Self:
+    def with_observations(self, is_found: bool) -> Self:
         """Say whether there are observations in memory; see :class:`Outcomes`."""
         return replace(self, is_found=is_found)
 
-    def begun(self, targets: Tensor, scale: Tensor, zeros_apart: bool, share: float) -> Self:
+    def initialized(self, targets: Tensor, scale: Tensor, zeros_apart: bool, share: float) -> Self:
         """Set the floor by the variance of the first outcomes; see :class:`Outcomes`."""
         totals = first_totals(targets, self.shift)
         scale, variance = scale.square(), outcome_variance(totals)
@@ -133,7 +133,7 @@ class GaussianOutcomes(Outcomes):
         floor = NoiseFloor.of(variance, share, typical_variance(targets.detach().double().mT))
         return replace(self, floor=floor, zeros_apart=zeros_apart)
 
-    def before(
+    def prepared_for(
         self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
     ) -> Self:
         """Let shift and floor follow the stream; see :class:`Outcomes`."""
@@ -157,7 +157,7 @@ class GaussianOutcomes(Outcomes):
         targets = prior.chain.to_targets(Y.detach(), None)[0].to(torch.float64).mT
         mean = (targets - self.shift.unsqueeze(-1)).mean(-1)
         moved = replace(self, shift=self.shift + mean, is_found=True)
-        return moved.begun(targets.mT, prior.scale, self.zeros_apart, self.floor.share)
+        return moved.initialized(targets.mT, prior.scale, self.zeros_apart, self.floor.share)
 
     def encode(self, prior: Prior, Y: Tensor, Yvar: Tensor | None, infers_noise: bool) -> Targets:
         """Subtract the shift and raise small variances; see :class:`Outcomes`."""

@@ -135,11 +135,11 @@ class LabelOutcomes(GaussianOutcomes):
             "density: use class_probabilities."
         )
 
-    def before(
+    def prepared_for(
         self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
     ) -> Self:
         """Take the shift from the first scores; their noise is never too small."""
-        return super().before(prior, memory, Y, None, sign)
+        return super().prepared_for(prior, memory, Y, None, sign)
 
     def check_whole(self, verb: str) -> None:
         """Check that there are the scores of all classes.

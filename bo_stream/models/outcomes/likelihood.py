@@ -271,7 +271,7 @@ class CountOutcomes(LikelihoodOutcomes):
 
         return draw
 
-    def before(
+    def prepared_for(
         self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
     ) -> Self:
         """Count those examined; see :class:`Outcomes`."""
@@ -279,7 +279,7 @@ class CountOutcomes(LikelihoodOutcomes):
         surveys = torch.full_like(examined, Y.shape[-2])
         return self._plus(sign * examined, sign * surveys)
 
-    def found(self, is_found: bool) -> Self:
+    def with_observations(self, is_found: bool) -> Self:
         """Count from zero where nothing is in memory; see :class:`Outcomes`."""
         return self if is_found else replace(self, examined=0.0, surveys=0.0)
 
