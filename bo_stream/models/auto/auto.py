@@ -152,7 +152,11 @@ class AutoGP(StreamingGP):
         max_rows = checked_number("max_rows", max_rows, least=0)
         gaussian = is_gaussian(likelihood)
         if not gaussian:  # real outcomes are standardised, labels and counts are not
-            outcome_transform = _transform_of(likelihood, outcome_transform, train_Y)
+            if isinstance(outcome_transform, _DefaultType):
+                real = isinstance(likelihood, REAL) and train_Y.ndim > 1
+                shape = train_Y.shape
+                outcome_transform = default_standardize(shape[-1], shape[:-2]) if real else None
+            check_transform(outcome_transform, likelihood)
         latent_Y = latent_columns(train_Y, likelihood)
         self._begin(train_X, latent_Y, train_Yvar, outcome_transform)
         input_transform, learned = split_transform(input_transform)
@@ -243,11 +247,9 @@ class AutoGP(StreamingGP):
         """
         self._check_not_conditioned("truncate")
         if self.family == ON_GRID:
-            inference, memory, _ = self._inference.part(self._memory, self._cache)
-            part: Any = inference.truncated(left_out, memory, self.prior), memory, None  # type: ignore[attr-defined]
-            self._inference, self._memory, self._cache = self._inference.with_part(
-                part, self._memory, self._cache
-            )
+            grid: Any = self._memory.inference
+            grid = grid.truncated(left_out, self._memory.inner, self.prior)
+            self._set_memory(replace(self._memory, inference=grid))
         return self
 
 
@@ -266,17 +268,6 @@ def _with_steps(model: AutoGP, options: dict[str, Any], in_fits: bool) -> dict[s
     model.likelihood.requires_grad_(learns and in_fits)
     steps = STEPS * learns * (1 if in_fits else FIRST)
     return {"hyper_steps": steps, **options, "fixed": fixed}
-
-
-def _transform_of(
-    likelihood: Likelihood | None, transform: OutcomeTransform | _DefaultType | None, Y: Tensor
-) -> OutcomeTransform | None:
-    """Standardise real outcomes under a likelihood that is not Gaussian by default."""
-    if isinstance(transform, _DefaultType):
-        real = isinstance(likelihood, REAL) and Y.ndim > 1
-        return default_standardize(Y.shape[-1], Y.shape[:-2]) if real else None
-    check_transform(transform, likelihood)
-    return transform
 
 
 # --- an automatic model as the public model of the family that it is in --------------------------

@@ -203,7 +203,9 @@ def check_family(family: str, prior: Prior, dim: int, box: Tensor | None) -> Non
     Raises:
         UnsupportedError: It cannot.
     """
-    able = _able(prior.likelihood)
+    able: tuple[str, ...] = FAMILIES[:3] if is_gaussian(prior.likelihood) else (OSVGP,)
+    if isinstance(prior.likelihood, BinomialLikelihood):
+        able = EXACT, OSVGP
     if family not in able:
         raise UnsupportedError(
             f"Expected families to be some of {', '.join(able)} with a "
@@ -216,13 +218,6 @@ def check_family(family: str, prior: Prior, dim: int, box: Tensor | None) -> Non
                 "Expected bounds, the box of all inputs, with family WISKI: its grid cannot grow "
                 "far beyond. Give bounds, or take OSGPR."
             )
-
-
-def _able(likelihood: Likelihood) -> tuple[str, ...]:
-    """Return the families that can take a likelihood."""
-    if isinstance(likelihood, BinomialLikelihood):
-        return EXACT, OSVGP
-    return FAMILIES[:3] if is_gaussian(likelihood) else (OSVGP,)
 
 
 def begin(

@@ -343,17 +343,6 @@ class AutoInference(Inference[AutoMemory, Any]):
         """Return the posterior of the family in use, in the weights of features."""
         return memory.inference.feature_process(memory.inner, cache, prior, X)
 
-    def part(self, memory: AutoMemory, cache: Any) -> tuple[Inference[Any, Any], Any, Any]:
-        """Return inference, memory and cache of the family in use."""
-        return memory.inference, memory.inner, cache
-
-    def with_part(
-        self, of: tuple[Inference[Any, Any], Any, Any], memory: AutoMemory, cache: object
-    ) -> tuple[AutoInference, AutoMemory, Any]:
-        """Return inference, memory and cache with another :meth:`part`."""
-        inference, inner, own = of
-        return self, replace(memory, inference=inference, inner=inner), own
-
     def check_reach(self, process: PosteriorProcess, X: Tensor | None) -> None:
         """Check that inputs are inside the grid, where the family in use has one."""
         check_in_grid(process, X)

@@ -185,8 +185,25 @@ class OutcomeChain:
         """
         chain = cls(transform)
         for step in (*chain.fixed, chain.standardize):
-            if step is not None:
-                _check_step(step, step is chain.standardize)
+            if step is None:
+                continue
+            check_instance("outcome_transform", step, OutcomeTransform, "Standardize(m=1)")
+            if isinstance(step, StratifiedStandardize):
+                fault = "its scale depends on the task, so statistics cannot be rescaled"
+            elif isinstance(step, _FIXED) and step._outputs is not None:
+                fault = (
+                    "BoTorch cannot undo it on some outputs only; use one model per output "
+                    "(ModelList)"
+                )
+            elif step is chain.standardize or isinstance(step, _FIXED):
+                continue
+            elif isinstance(step, Standardize):
+                fault = "a Standardize must be the last of a chain, or it cannot follow the stream"
+            else:
+                fault = "only Log, Power and Bilog, then Standardize, are known to work in a stream"
+            raise UnsupportedError(
+                f"outcome_transform {type(step).__name__} cannot be used in a stream: {fault}."
+            )
         return chain
 
     def to_targets(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -277,23 +294,6 @@ def _moments(totals: Tensor, standardize: Standardize) -> tuple[Tensor, Tensor]:
     faded = (count < 2.0) & sure
     last = standardize.stdvs.to(stdv).squeeze(-2)
     return mean, torch.where(faded, last, torch.where(usable, stdv, 1.0))
-
-
-def _check_step(step: OutcomeTransform, is_last_standardize: bool) -> None:
-    check_instance("outcome_transform", step, OutcomeTransform, "Standardize(m=1)")
-    if isinstance(step, StratifiedStandardize):
-        fault = "its scale depends on the task, so statistics cannot be rescaled"
-    elif isinstance(step, _FIXED) and step._outputs is not None:
-        fault = "BoTorch cannot undo it on some outputs only; use one model per output (ModelList)"
-    elif is_last_standardize or isinstance(step, _FIXED):
-        return
-    elif isinstance(step, Standardize):
-        fault = "a Standardize must be the last of a chain, or it cannot follow the stream"
-    else:
-        fault = "only Log, Power and Bilog, then Standardize, are known to work in a stream"
-    raise UnsupportedError(
-        f"outcome_transform {type(step).__name__} cannot be used in a stream: {fault}."
-    )
 
 
 # --- the interface of outcomes -------------------------------------------------------------------

@@ -248,7 +248,10 @@ class SiteGridInference(GridInference):
                 memory.without(data) if data.sign < 0.0 else memory.covering(data.X).observed(data)
             )
             if now is not None:
-                return self._sited(now, prior), _checked_as(cache, now)
+                if cache is not None:  # what was said of the grid's resolution stays with it
+                    same = cache.own.grid is now.grid
+                    cache = replace(GridCache.of(now), checked=cache.checked) if same else None
+                return self._sited(now, prior), cache
             data = Observations.joined((replace(memory.rows, sites=None), data))
             memory = memory.covering(data.X).emptied().on_grid()
         if data.sign < 0.0:
@@ -412,10 +415,3 @@ def _join_as_rows(memory: WiskiMemory, other: WiskiMemory) -> bool:
     if not isinstance(memory, RowMemory) or not isinstance(other, RowMemory):
         return False
     return len(memory.rows) + len(other.rows) <= memory.bound
-
-
-def _checked_as(cache: GridCache | None, memory: WiskiMemory) -> GridCache | None:
-    """Begin a cache anew, but for what was said of the grid's resolution, if that is the same."""
-    if cache is None or cache.own.grid is not memory.grid:
-        return None
-    return replace(GridCache.of(memory), checked=cache.checked)
