@@ -1,4 +1,4 @@
-"""What all memories share: observations on their way in, statistics in weights, and checks."""
+"""What all memories share: their base class, observations on their way in, statistics, checks."""
 
 from __future__ import annotations
 
@@ -22,6 +22,72 @@ from bo_stream.weights import (
     target_columns,
     weighted_statistics,
 )
+
+
+class Memory(ABC):
+    """What is left of the data: what any model can ask a memory, and do to it.
+
+    A memory is a frozen dataclass. What is done to it is done to its parts, those fields that are
+    statistics, observations or memories. A family overrides what changes otherwise, or in other
+    fields.
+    """
+
+    if TYPE_CHECKING:  # a property of most memories, and a field of some
+
+        @property
+        @abstractmethod
+        def totals(self) -> Tensor:
+            """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of observations, ``... x m``."""
+        return self.totals[..., 1, 1]
+
+    @abstractmethod
+    def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Sum known noise variances, their inverses, and ones, ``... x m`` each; None without."""
+
+    def mean_known_noise(self) -> Tensor | None:
+        """Mean of the known noise variances, ``... x m``, or None without any."""
+        sums = self.known_sums()
+        return None if sums is None else sums[0] / torch.where(sums[2] > 0.0, sums[2], 1.0)
+
+    def scale(self, factor: float) -> Self:
+        """Let every observation count ``factor`` times."""
+        return self._each(lambda part: part.scale(factor))
+
+    def map_targets(self, matrix: Tensor) -> Self:
+        """Turn targets into ``[Y, 1] @ matrix``, ``... x m x 2 x 2``, exactly; the last stays."""
+        return self._each(lambda part: part.map_targets(matrix))
+
+    def select(self, outputs: list[int]) -> Self:
+        """Copy the memory of some of the outputs."""
+        return self._each(lambda part: part.select(outputs))
+
+    def to(self, device: torch.device) -> Self:
+        """Move the memory to another device."""
+
+        def moved(item: Any) -> Any:
+            own = isinstance(item, Memory)
+            return item.to(device) if own else map_tensors(item, lambda t: t.to(device))
+
+        return self._each(moved, object)
+
+    def _each(self, rule: Callable[[Any], Any], *more: type) -> Self:
+        """Apply a rule to the parts, and to fields of ``more`` types; to each item of a tuple."""
+        types = (Memory, SufficientStatistics, Observations, *more)
+
+        def changed(item: Any) -> Any:
+            if isinstance(item, tuple):
+                return tuple(map(changed, item))
+            return rule(item) if isinstance(item, types) else item
+
+        own: Any = self
+        return replace(own, **{f.name: changed(getattr(own, f.name)) for f in fields(own)})
+
+
+# --- observations as a memory takes them ---------------------------------------------------------
 
 
 class Targets(NamedTuple):
@@ -221,67 +287,7 @@ def staying(rows: Observations, data: Observations) -> Tensor:
     return stay
 
 
-class Memory(ABC):
-    """What is left of the data: what any model can ask a memory, and do to it.
-
-    A memory is a frozen dataclass. What is done to it is done to its parts, those fields that are
-    statistics, observations or memories. A family overrides what changes otherwise, or in other
-    fields.
-    """
-
-    if TYPE_CHECKING:  # a property of most memories, and a field of some
-
-        @property
-        @abstractmethod
-        def totals(self) -> Tensor:
-            """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
-
-    @property
-    def counts(self) -> Tensor:
-        """Number of observations, ``... x m``."""
-        return self.totals[..., 1, 1]
-
-    @abstractmethod
-    def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Sum known noise variances, their inverses, and ones, ``... x m`` each; None without."""
-
-    def mean_known_noise(self) -> Tensor | None:
-        """Mean of the known noise variances, ``... x m``, or None without any."""
-        sums = self.known_sums()
-        return None if sums is None else sums[0] / torch.where(sums[2] > 0.0, sums[2], 1.0)
-
-    def scale(self, factor: float) -> Self:
-        """Let every observation count ``factor`` times."""
-        return self._each(lambda part: part.scale(factor))
-
-    def map_targets(self, matrix: Tensor) -> Self:
-        """Turn targets into ``[Y, 1] @ matrix``, ``... x m x 2 x 2``, exactly; the last stays."""
-        return self._each(lambda part: part.map_targets(matrix))
-
-    def select(self, outputs: list[int]) -> Self:
-        """Copy the memory of some of the outputs."""
-        return self._each(lambda part: part.select(outputs))
-
-    def to(self, device: torch.device) -> Self:
-        """Move the memory to another device."""
-
-        def moved(item: Any) -> Any:
-            own = isinstance(item, Memory)
-            return item.to(device) if own else map_tensors(item, lambda t: t.to(device))
-
-        return self._each(moved, object)
-
-    def _each(self, rule: Callable[[Any], Any], *more: type) -> Self:
-        """Apply a rule to the parts, and to fields of ``more`` types; to each item of a tuple."""
-        types = (Memory, SufficientStatistics, Observations, *more)
-
-        def changed(item: Any) -> Any:
-            if isinstance(item, tuple):
-                return tuple(map(changed, item))
-            return rule(item) if isinstance(item, types) else item
-
-        own: Any = self
-        return replace(own, **{f.name: changed(getattr(own, f.name)) for f in fields(own)})
+# --- statistics in weights -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -376,6 +382,9 @@ class HoldsStatistics(Memory):
     def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """See :meth:`Memory.known_sums`."""
         return self.statistics.known_sums()
+
+
+# --- whether what is left when observations are taken out can be of observations -----------------
 
 
 _ROUNDING = 1e-8

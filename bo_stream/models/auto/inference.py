@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -199,18 +198,23 @@ class AutoInference(Inference[AutoMemory, Any]):
         candidates: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in others]
         if OSGPR in others and "max_points" not in self.options:  # once more, with twice as many
             candidates.append((OSGPR, {"max_points": 2 * MAX_POINTS}))
+        model: Any = prior.model
+        said = model._said
         for family, options in candidates:
-            try:
-                with _heard(prior.model) as told:
+            with warnings.catch_warnings(record=True) as warned:  # given if the family is taken
+                warnings.simplefilter("always")
+                try:
                     found = self._moved(family, memory, prior, options, exact)
-            except (BotorchError, NotPSDError, ValueError) as error:
-                reasons.append(f"{family}: {error}")
-                continue
-            moved.append(_Candidate(*found, told))
+                except (BotorchError, NotPSDError, ValueError) as error:
+                    reasons.append(f"{family}: {error}")
+                    continue
+                finally:
+                    now_said, model._said = model._said, said
+            moved.append(_Candidate(*found, warned, now_said))
             if not moved[-1].excess > 1.0:  # NaN where it is not known
-                return moved[-1].taken(prior.model)
+                return moved[-1].taken(model)
         if moved:
-            return min(moved, key=lambda each: each.excess).taken(prior.model)
+            return min(moved, key=lambda each: each.excess).taken(model)
         warnings.warn(
             f"The model stays exact at {len(memory.inner)} observations, at a cost that grows with "
             f"their cube, for no other family could be begun. {' '.join(reasons)}",
@@ -225,7 +229,7 @@ class AutoInference(Inference[AutoMemory, Any]):
         memory: AutoMemory,
         cache: Any,
         prior: Prior,
-        options: dict[str, Any] | None = None,
+        options: dict[str, Any],
     ) -> tuple[AutoMemory, Any]:
         """Move to a family by way of all rows, and compare its posterior with the exact one.
 
@@ -240,7 +244,7 @@ class AutoInference(Inference[AutoMemory, Any]):
                 f" got one of {float(memory.counts.max()):g}. Build another from the data."
             )
         exact = ExactPosterior.of(rows, cache if memory.family == EXACT else None, prior, self.box)
-        return self._moved(family, memory, prior, options or {}, exact)
+        return self._moved(family, memory, prior, options, exact)
 
     def _moved(
         self,
@@ -259,7 +263,16 @@ class AutoInference(Inference[AutoMemory, Any]):
         total = float(memory.counts.reshape(-1)[0])
         move = HandOver(total, memory.family, family, seconds, *errors)
         if move.excess > 1.0:
-            _warn_of(move)
+            warnings.warn(
+                f"Since it moved from {move.before} to {move.after} at {move.observations:,.0f} "
+                f"observations, the model's posterior means are up to {move.deviation:.2g} "
+                "posterior standard deviations from the exact process's, and its variances "
+                f"{move.least_ratio:.2g} to {move.largest_ratio:.2g} times the exact ones (history "
+                "has these numbers). Raise max_exact, max_points or grid_size, or allow more "
+                "families.",
+                HandOverWarning,
+                stacklevel=users_stack_level(),
+            )
         kept = rows if family != EXACT and len(rows) <= self.max_rows else None
         return AutoMemory(family, inference, inner, kept, (*memory.history, move)), own
 
@@ -384,26 +397,21 @@ class AutoInference(Inference[AutoMemory, Any]):
         return replace(memory, inner=inner, rows=rows), cache
 
 
-@dataclass
-class _Told:
-    """Warnings that were held back while a family was begun, and the model's notes of them.
-
-    Attributes:
-        warned: The warnings.
-        said: Names of warnings that the model gives once, as they are if the family is taken.
-    """
-
-    warned: list[warnings.WarningMessage]
-    said: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class _Candidate:
-    """A family that has been begun, and may be taken."""
+    """A family that has been begun, and may be taken.
+
+    Attributes:
+        memory: Of the model in that family.
+        cache: Of the family.
+        warned: The warnings on the way.
+        said: Names of warnings that the model gives once, with those on the way.
+    """
 
     memory: AutoMemory
     cache: Any
-    told: _Told
+    warned: list[warnings.WarningMessage]
+    said: tuple[str, ...]
 
     @property
     def excess(self) -> float:
@@ -412,33 +420,7 @@ class _Candidate:
 
     def taken(self, model: Any) -> tuple[AutoMemory, Any]:
         """Return memory and cache, and give the warnings of this family, of no other."""
-        model._said = self.told.said
-        for each in self.told.warned:
+        model._said = self.said
+        for each in self.warned:
             warnings.warn(each.message, stacklevel=users_stack_level())
         return self.memory, self.cache
-
-
-@contextmanager
-def _heard(model: Any) -> Iterator[_Told]:
-    """Hold warnings back, and leave the model's notes of those given as they were."""
-    said = model._said
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        told = _Told(warned)
-        try:
-            yield told
-        finally:
-            told.said, model._said = model._said, said
-
-
-def _warn_of(move: HandOver) -> None:
-    """Warn of a move that changes the posterior, with what there is to do."""
-    warnings.warn(
-        f"Since it moved from {move.before} to {move.after} at {move.observations:,.0f} "
-        f"observations, the model's posterior means are up to {move.deviation:.2g} posterior "
-        f"standard deviations from the exact process's, and its variances {move.least_ratio:.2g} "
-        f"to {move.largest_ratio:.2g} times the exact ones (history has these numbers). Raise "
-        "max_exact, max_points or grid_size, or allow more families.",
-        HandOverWarning,
-        stacklevel=users_stack_level(),
-    )
