@@ -26,6 +26,11 @@ from bo_stream.marginal_likelihood import NoiseGroup, combine, dense_log_margina
 from bo_stream.models.memory import Measured, Memory, Observations, WhitenedMemory
 from bo_stream.models.outcomes.base import NoiseAtInputs, OutcomeChain, Outcomes
 from bo_stream.models.outcomes.noise import LEAST_NOISE
+from bo_stream.observation_space import (
+    CentredRows,
+    ObservationSpacePrior,
+    ObservationSpaceProcess,
+)
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import State, is_in, state_of
 from bo_stream.weights import InformationForm
@@ -149,6 +154,24 @@ class Prior:
             outcomes - self.mean.unsqueeze(-1),
             noise if weight is None else noise / weight,
         )
+
+    def given_rows(
+        self, before: ObservationSpacePrior, rows: Observations, weight: Tensor | None = None
+    ) -> ObservationSpaceProcess:
+        """Condition a process on n rows, exactly; put a jitter on the model's record. Cost O(n³).
+
+        Args:
+            before: The process with these hyperparameters, detached.
+            rows: In the memory's units.
+            weight: As for :meth:`log_evidence_of_rows`.
+        """
+        outcomes, noise = self.standardized(rows.told)
+        noise = noise if weight is None else noise / weight
+        told = CentredRows(rows.X, outcomes - before.mean, noise)
+        process, jitter = ObservationSpaceProcess.of(before, told)
+        if jitter > 0.0:
+            self.model.log_event("jitter on the observations' covariance", len(rows), jitter)
+        return process
 
     def target_map(self) -> Tensor:
         """See :meth:`Outcomes.target_map`."""

@@ -27,9 +27,8 @@ from bo_stream.weights import (
 class Memory(ABC):
     """What is left of the data: what any model can ask a memory, and do to it.
 
-    A memory is a frozen dataclass. What is done to it is done to its parts, those fields that are
-    statistics, observations or memories. A family overrides what changes otherwise, or in other
-    fields.
+    A memory is a frozen dataclass. What is done to it is done to its parts: to those of its fields
+    that are statistics, observations or memories. A family overrides what other fields follow in.
     """
 
     if TYPE_CHECKING:  # a property of most memories, and a field of some

@@ -22,7 +22,7 @@ from bo_stream.linalg import scaled_prior
 from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.models.inference import Inference, Prior, Solved
 from bo_stream.models.memory import Memory, Observations, never_in
-from bo_stream.observation_space import CentredRows, ObservationSpacePrior, ObservationSpaceProcess
+from bo_stream.observation_space import ObservationSpacePrior, ObservationSpaceProcess
 from bo_stream.process import PosteriorProcess
 from bo_stream.weights import target_columns
 
@@ -180,15 +180,8 @@ class ExactInference(Inference[ExactMemory, ExactCache]):
     ) -> tuple[PosteriorProcess, ExactCache]:
         """Solve in O(n³), unless that has been done."""
         if cache is None or not prior.is_in(cache.state):
-            outcomes, noise = prior.standardized(memory.rows.told)
-            mean = prior.mean.unsqueeze(-1).clone()
-            noise = noise / memory.weight.unsqueeze(-2)
-            told = CentredRows(memory.rows.X, outcomes - mean, noise)
-            before = KernelPrior(frozen(prior.kernel), mean)
-            process, jitter = ObservationSpaceProcess.of(before, told)
-            if jitter > 0.0:
-                what = "jitter on the observations' covariance"
-                prior.model.log_event(what, len(memory), jitter)
+            before = KernelPrior(frozen(prior.kernel), prior.mean.unsqueeze(-1).clone())
+            process = prior.given_rows(before, memory.rows, memory.weight.unsqueeze(-2))
             cache = Solved(prior.state(), process)
         return cache.process, cache
 

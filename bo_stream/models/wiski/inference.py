@@ -48,7 +48,7 @@ from bo_stream.models.wiski.resolution import (
     warn_of_resolution,
     warn_of_truncation,
 )
-from bo_stream.observation_space import CentredRows, ObservationSpaceProcess
+from bo_stream.observation_space import ObservationSpaceProcess
 from bo_stream.process import (
     ConditionedProcess,
     PosteriorProcess,
@@ -363,16 +363,10 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         self, memory: RowMemory, prior: Prior, grid: Mesh | None = None
     ) -> ObservationSpaceProcess:
         """Solve in the space of the rows, on their own grid if none is given. Cost O(n³)."""
-        outcomes, noise = prior.standardized(memory.rows.told)
-        mean = prior.mean.unsqueeze(-1).clone()
         kernel, grid = self.kernel(prior).detached(), memory.grid if grid is None else grid
+        mean = prior.mean.unsqueeze(-1).clone()
         before = GridPrior(kernel, grid, mean, self.tolerance, self.max_rank)
-        told = CentredRows(memory.rows.X, outcomes - mean, noise)
-        process, jitter = ObservationSpaceProcess.of(before, told)
-        if jitter > 0.0:
-            what = "jitter on the observations' covariance"
-            prior.model.log_event(what, len(memory.rows), jitter)
-        return process
+        return prior.given_rows(before, memory.rows)
 
     @torch.no_grad()
     def whitened(
