@@ -149,7 +149,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     to inputs, not to hyperparameters; those are learned from ``compute_custom_loss``.
 
     Models are final classes below this one: a constructor and a few properties. What differs
-    between them is held in :attr:`outcomes`, :attr:`memory` and :attr:`inference`, and in a cache
+    between them is stored in :attr:`outcomes`, :attr:`memory` and :attr:`inference`, and in a cache
     of what was derived from these under one state of the hyperparameters. What only routines of
     BoTorch and GPyTorch ask for is in :class:`BoTorchHooks`.
     """
@@ -1392,7 +1392,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         write_model(path, self, self._description())
 
     def _description(self) -> dict[str, Any]:
-        """Return what a file says of the model beside its class; see :func:`describe_file`."""
+        """Return what a file says of the model besides its class; see :func:`describe_file`."""
         return {
             "dtype": str(self._dtype).removeprefix("torch."),
             "observations": self.num_observations,

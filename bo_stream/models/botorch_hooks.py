@@ -24,7 +24,7 @@ LATEST = 64
 """How many inputs of the latest observations a model holds."""
 
 WAITING = 16
-"""At most so many parts, of at most ``2 LATEST`` rows, are held before they are joined."""
+"""At most so many parts, of at most ``2 LATEST`` rows, are stored before they are joined."""
 
 
 @dataclass(frozen=True)

@@ -370,7 +370,7 @@ def check_mergeable(model: StreamingGP, other: StreamingGP) -> None:
 
     Raises:
         UnsupportedError: They differ in class, shape, transforms or kind of noise, or in a
-            standardisation that cannot be learned anew.
+            standardisation that cannot be learned again.
     """
     mine, theirs = _signature(model), _signature(other)
     for name, value in mine.items():

@@ -1,4 +1,4 @@
-"""Sites of rows that a memory holds: found together, and anew whenever something has changed."""
+"""Sites of rows that a memory holds: found together, and again whenever something has changed."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def with_held(held: Observations | None, data: Observations, prior: Prior) -> Ob
     """Return all outcomes whose sites are to be found: those held, with a batch or without it.
 
     Args:
-        held: The latest outcomes, in a window beside statistics of those before; None: none.
+        held: The latest outcomes, in a window alongside statistics of those before; None: none.
         data: Is added, or taken out if its sign is negative.
         prior: The hyperparameters.
 

@@ -417,7 +417,7 @@ class Inference(ABC, Generic[M, C]):
 
     @abstractmethod
     def objective(self, memory: M, cache: C | None, prior: Prior) -> tuple[Tensor, C | None]:
-        """Return what a fit maximises beside the priors of hyperparameters, and the cache.
+        """Return what a fit maximises alongside the priors of hyperparameters, and the cache.
 
         Differentiable in the hyperparameters, ``batch_shape x m``.
         """
@@ -454,7 +454,7 @@ class Inference(ABC, Generic[M, C]):
         raise UnsupportedError(f"Expected {prior.num_outputs} outputs, got {outputs}.")
 
     def moved(self, memory: M, cache: C | None, device: torch.device) -> tuple[M, C | None]:
-        """Return the memory on another device, and a cache of it, if that is not solved anew."""
+        """Return the memory on another device, and a cache of it, if that is not solved again."""
         return memory.to(device), None
 
 

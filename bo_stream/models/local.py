@@ -284,7 +284,7 @@ class LocalMemory(Memory):
         return LocalMemory(rows, entered, self.totals[..., outputs, :, :])
 
     def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Sum the known noise variances that are held; see :meth:`Memory.known_sums`."""
+        """Sum the known noise variances that are stored; see :meth:`Memory.known_sums`."""
         if not bool(self.rows.known.any()):
             return None
         weight, noise = self.rows.weight * self.rows.known, self.rows.noise
@@ -326,7 +326,7 @@ class LocalCache:
     """The posterior of all local models, and which of them have changed since.
 
     Attributes:
-        state: Of all that the local models depend on beside the memory.
+        state: Of all that the local models depend on besides the memory.
         process: The blended local models.
         touched: Which have taken an observation since, ``max_models``.
     """
@@ -338,7 +338,7 @@ class LocalCache:
 
 @dataclass(frozen=True)
 class LocalInference(Inference[LocalMemory, LocalCache]):
-    """Local models of at most s observations, of which only those that changed are solved anew.
+    """Local models of at most s observations, of which only those that changed are solved again.
 
     The options are those of :class:`~bo_stream.LocalGP`, ``max_size`` is s.
     """

@@ -48,7 +48,7 @@ first observations take."""
 class AutoGP(StreamingGP):
     """A Gaussian process that is exact while that is cheapest, and streams from then on.
 
-    All observations are held, and the posterior, its gradients, fantasies and the marginal
+    All observations are stored, and the posterior, its gradients, fantasies and the marginal
     likelihood are those of the exact Gaussian process (Rasmussen and Williams, 2006), until there
     are more than ``max_exact``. The update that brings in one more hands all of them over to the
     first streaming family that can take the model: :class:`~bo_stream.WISKI`, if ``bounds`` are
@@ -72,7 +72,7 @@ class AutoGP(StreamingGP):
       a :class:`~bo_stream.HandOverWarning` says how far.
     - Exact: everything, until the hand-over; the hand-over itself in the data.
     - Approximate: from then on what is so in the family. Of counts that are still held as rows the
-      sites are found anew, together, after each fit; between fits a stream is off its batch as in
+      sites are found again, together, after each fit; between fits a stream is off its batch as in
       OSVGP.
     - ``merge``: rows join while both models are exact, else as in the family that one of them is
       in, which then takes the other's rows.
@@ -261,7 +261,7 @@ def _names(families: str | Sequence[str]) -> tuple[str, ...]:
 def _with_steps(model: AutoGP, options: dict[str, Any], in_fits: bool) -> dict[str, Any]:
     """Add how a likelihood's own parameters are learned: in updates, where a fit cannot.
 
-    A fit can while all rows are held; the updates of the family that follows then go on.
+    A fit can while all rows are stored; the updates of the family that follows then go on.
     """
     fixed = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
     learns = any(p.requires_grad for p in model.likelihood.parameters())

@@ -1,4 +1,4 @@
-"""Exact inference from observations that are held as rows."""
+"""Exact inference from observations that are stored as rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bo_stream.process import PosteriorProcess
 from bo_stream.weights import target_columns
 
 MOST_AT_ONCE = 64
-"""Observations that a solved posterior takes in O(n²) each; of more it is solved anew."""
+"""Observations that a solved posterior takes in O(n²) each; of more it is solved again."""
 
 LEAST_WEIGHT = 1e-100
 """Least weight of an observation that is forgotten in part: no noise variance is infinite."""
@@ -178,7 +178,7 @@ class ExactInference(Inference[ExactMemory, ExactCache]):
     def process(
         self, memory: ExactMemory, cache: ExactCache | None, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, ExactCache]:
-        """Solve in O(n³), unless that has been done."""
+        """Solve in O(n³), unless cached."""
         if cache is None or not prior.is_in(cache.state):
             before = KernelPrior(frozen(prior.kernel), prior.mean.unsqueeze(-1).clone())
             process = prior.given_rows(before, memory.rows, memory.weight.unsqueeze(-2))

@@ -51,14 +51,14 @@ class SiteExactInference(ExactInference):
     def process(
         self, memory: ExactMemory, cache: ExactCache | None, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, ExactCache]:
-        """Find the sites at the hyperparameters as they are, and solve, unless that is kept."""
+        """Find the sites at the hyperparameters as they are, and solve, unless cached."""
         if cache is None or not prior.is_in(cache.state):
             memory = self.sited(memory, prior)
         return super().process(memory, cache, prior, X)
 
     @torch.no_grad()
     def sited(self, memory: ExactMemory, prior: Prior) -> ExactMemory:
-        """Find the sites of all rows anew, from those that they have. Cost O(n³) a step."""
+        """Find the sites of all rows again, from those that they have. Cost O(n³) a step."""
         rows, weight = memory.rows, memory.weight.unsqueeze(-2)
         if len(rows) == 0:
             return memory
@@ -112,10 +112,10 @@ OPTIONS = ("grid_size", "tolerance", "max_rank", "max_points", "window", "hyper_
 """Names of the streaming families' options."""
 
 MOST_EXACT = 2000
-"""Most observations that are held exactly by default, where another family is allowed."""
+"""Most observations that are stored exactly by default, where another family is allowed."""
 
 MOST_COUNTS = 512
-"""Most rows of counts that are held so: a step of sites costs several exact posteriors."""
+"""Most rows of counts that are stored exactly: a step of sites costs several exact posteriors."""
 
 Begun = tuple[Inference[Any, Any], Any]
 """An inference, and a memory of no observations."""
@@ -177,7 +177,7 @@ def _takes(family: str, prior: Prior, dim: int, box: Tensor | None) -> bool:
 
 
 def most_exact(families: Sequence[str], prior: Prior, dim: int, box: Tensor | None) -> int:
-    """Choose up to how many observations are held exactly before the next family follows.
+    """Choose up to how many observations are stored exactly before the next family follows.
 
     It is the number up to which :func:`bo_stream.recommend` puts the exact model before that
     family, and at most ``MOST_EXACT``.

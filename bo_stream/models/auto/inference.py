@@ -53,7 +53,7 @@ class HandOver:
         after: Name of the family since.
         seconds: That it took, on the clock, the comparison left out.
         mean_error: Largest difference of the posterior means from the exact posterior's at rows
-            that are held, in prior standard deviations; NaN if the likelihood has no exact one,
+            that are stored, in prior standard deviations; NaN if the likelihood has no exact one,
             or if there are more than ``COMPARABLE`` rows.
         variance_error: Largest difference of the posterior variances from the exact posterior's
             there, in prior variances; NaN as ``mean_error``.
@@ -111,7 +111,7 @@ class AutoMemory(Memory):
 
     @property
     def held(self) -> ExactMemory | None:
-        """All observations as rows, if they are held."""
+        """All observations as rows, if they are stored."""
         return self.inner if self.family == EXACT else self.rows
 
     @property
@@ -140,8 +140,8 @@ class AutoInference(Inference[AutoMemory, Any]):
 
     Attributes:
         families: Names of those allowed, in the order in which they are tried.
-        max_exact: Most observations that are held exactly, where other families are allowed.
-        max_rows: Most observations that are held as rows beside another family's memory.
+        max_exact: Most observations that are stored exactly, where other families are allowed.
+        max_rows: Most observations that are stored as rows alongside another family's memory.
         box: Box in which the inputs of the process lie, ``2 x d``; None where it is not known.
         options: Of the streaming families, see :func:`begin`.
     """
@@ -254,7 +254,7 @@ class AutoInference(Inference[AutoMemory, Any]):
         options: dict[str, Any],
         exact: ExactPosterior | None,
     ) -> tuple[AutoMemory, Any]:
-        """Move by way of all rows, which are held, and say so where it is far from exact."""
+        """Move by way of all rows, which are stored, and say so where it is far from exact."""
         rows, begun = cast(ExactMemory, memory.held), time.perf_counter()
         inference, inner, own = self._of_rows(family, rows, prior, {**self.options, **options})
         process, own = inference.process(inner, own, prior, rows.rows.X)
@@ -373,7 +373,7 @@ class AutoInference(Inference[AutoMemory, Any]):
     def refitted(self, memory: AutoMemory, cache: Any, prior: Prior) -> tuple[AutoMemory, Any]:
         """Let the family in use follow new hyperparameters.
 
-        Counts that are still held enter anew, together, if these have changed: their sites become
+        Counts that are still held enter again, together, if these have changed: their sites become
         those of the batch. Cost as of a hand-over.
         """
         solved = cache.solved if isinstance(cache, InducingCache) else None
@@ -386,7 +386,7 @@ class AutoInference(Inference[AutoMemory, Any]):
         return replace(memory, inner=inner), cache
 
     def cleared(self, memory: AutoMemory, prior: Prior) -> AutoMemory:
-        """Begin anew in the first of the families."""
+        """Begin again in the first of the families."""
         like = prior.model.train_targets.new_empty(0, prior.model._process_dim)
         return replace(self.start(prior, like), history=memory.history)
 

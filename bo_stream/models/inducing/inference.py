@@ -52,7 +52,7 @@ MEMORY_LIMIT_GIB = 4.0
 """Of all matrices over the inducing points together."""
 
 MATRICES = 3
-"""As many of them are held for each output: the kernel's root, the gram, the posterior's root."""
+"""As many of them are stored for each output: the kernel's root, the gram, the posterior's root."""
 
 COARSE, ROUNDING = "coarse points", "rounding"
 """What a model says once."""
@@ -118,7 +118,7 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
     def process(
         self, memory: InducingMemory, cache: Cached, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, InducingCache]:
-        """Solve for the weights in O(M³), unless that has been done."""
+        """Solve for the weights in O(M³), unless cached."""
         if cache is not None and cache.solved is not None and prior.is_in(cache.solved.state):
             return cache.solved.process, cache
         cache = self.current(memory, cache, prior)
@@ -139,7 +139,7 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         return SolvedWeights(prior.state(), process)
 
     def current(self, memory: InducingMemory, cache: Cached, prior: Prior) -> InducingCache:
-        """Express the memory in the basis of the kernel as it is, in O(M³), unless that is kept."""
+        """Express the memory in the basis of the kernel as it is, in O(M³), unless cached."""
         if cache is not None and is_in(prior.kernel, cache.state):
             if cache.memory.allocator is not memory.allocator:  # for it was set since
                 cache = replace(cache, memory=replace(cache.memory, allocator=memory.allocator))
@@ -201,7 +201,7 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
     def moved(
         self, memory: InducingMemory, cache: Cached, device: torch.device
     ) -> tuple[InducingMemory, Cached]:
-        """Keep the basis, for one that is made anew differs by rounding or a jitter."""
+        """Keep the basis, for one that is made again differs by rounding or a jitter."""
         after = memory.to(device)
         if cache is None:
             return after, None
@@ -278,7 +278,7 @@ class CollapsedInference(InducingInference):
     Nguyen and Turner, 2017).
 
     Attributes:
-        window: How many of the latest observations are held as rows.
+        window: How many of the latest observations are stored as rows.
     """
 
     window: int
@@ -305,7 +305,7 @@ class CollapsedInference(InducingInference):
     def refitted(
         self, memory: InducingMemory, cache: Cached, prior: Prior
     ) -> tuple[InducingMemory, Cached]:
-        """Place the points anew for the new kernel, among the rows of the window."""
+        """Place the points again for the new kernel, among the rows of the window."""
         now = before = self.current(memory, cache, prior)
         if memory.is_in(before.basis):
             return memory, before

@@ -21,7 +21,7 @@ from bo_stream.weights import MatrixMap, padded, weighted_statistics
 class InducingMemory(HoldsStatistics):
     """Statistics of all observations at inducing points, and the latest of them also as rows.
 
-    When points or hyperparameters move, rows are expressed anew, exactly, and hyperparameters are
+    When points or hyperparameters move, rows are expressed again, exactly, and hyperparameters are
     learned from their full covariance.
 
     Attributes:
@@ -29,7 +29,7 @@ class InducingMemory(HoldsStatistics):
         rows: The latest of them; none in a model without a window.
         allocator: Where the points go as the stream goes by; None: they stay.
         moments: Adam's, where updates learn hyperparameters and have done so.
-        held: The latest outcomes of another likelihood than a Gaussian one; None: none are held.
+        held: The latest outcomes of another likelihood than a Gaussian one; None: none are stored.
     """
 
     whole: PointStatistics
@@ -61,7 +61,7 @@ class InducingMemory(HoldsStatistics):
 
     @property
     def settled(self) -> PointStatistics:
-        """Statistics of all but the outcomes that are held."""
+        """Statistics of all but the outcomes that are stored."""
         return self.whole if self.held is None else self.held.before
 
     @cached_property
@@ -134,7 +134,7 @@ class InducingMemory(HoldsStatistics):
 
     @cached_property
     def as_values(self) -> PointStatistics:
-        """Statistics in which each recent row is a value at its own input, beside the points.
+        """Statistics in which each recent row is a value at its own input, alongside the points.
 
         So nothing of the rows enters the trace term, whatever the kernel becomes.
         """
@@ -217,7 +217,7 @@ class PointStatistics(HoldsStatistics):
 
 @dataclass(frozen=True)
 class HeldOutcomes:
-    """The latest outcomes of another likelihood, whose sites are found anew at each update.
+    """The latest outcomes of another likelihood, whose sites are found again at each update.
 
     Attributes:
         data: The outcomes as they came, with the sites that they have in the statistics of all.

@@ -143,7 +143,7 @@ class OutcomeChain:
     """An outcome transform split into its fixed part and the standardisation behind it.
 
     The memory holds outcomes after the fixed part. The standardisation is affine in them, so it can
-    be learned anew from the running sums, exactly, at any time.
+    be learned again from the running sums, exactly, at any time.
 
     Attributes:
         transform: That was checked, or None.
@@ -318,7 +318,7 @@ their noise variances where these are not the model's own.
 
 
 class Outcomes(ABC):
-    """How outcomes are held in memory as targets, and what the process is told of these.
+    """How outcomes are stored in memory as targets, and what the process is told of these.
 
     A value: methods return what has changed, and leave this one as it is.
 
@@ -492,7 +492,7 @@ class Outcomes(ABC):
     # --- the units of the memory, as they follow a stream: by default they stay ------------------
 
     rescales: ClassVar[bool]
-    """Whether targets in memory can be standardised anew."""
+    """Whether targets in memory can be standardised again."""
 
     def initialized(self, targets: Tensor, scale: Tensor, zeros_apart: bool, share: float) -> Self:
         """Set the floor of known noise by the variance of the first outcomes.

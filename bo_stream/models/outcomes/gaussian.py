@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class GaussianOutcomes(Outcomes):
     """Outcomes less a shift, with noise variances above a floor: what a memory holds.
 
-    Targets are in the units of the outcomes, which may be standardised anew at any time, exactly.
+    Targets are in the units of the outcomes, which may be standardised again at any time, exactly.
 
     Attributes:
         shift: Subtracted from outcomes after the fixed part of their transform, ``batch x m``: sums

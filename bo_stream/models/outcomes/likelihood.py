@@ -246,7 +246,7 @@ class CountOutcomes(LikelihoodOutcomes):
         return self.beta * logit_noise(examined, mean, variance, likelihood.concentration)
 
     def noise_level(self, prior: Prior, memory: Memory) -> Tensor:
-        """Return the harmonic mean of the noise of sites that are held as observations.
+        """Return the harmonic mean of the noise of sites that are stored as observations.
 
         Raises:
             UnsupportedError: They are not held so.
@@ -260,7 +260,7 @@ class CountOutcomes(LikelihoodOutcomes):
         return super().noise_level(prior, memory)
 
     def drawing(self, prior: Prior, observation_noise: Tensor | None) -> Drawing | None:
-        """Return draws of positives beside the number examined; see :class:`Outcomes`."""
+        """Return draws of positives alongside the number examined; see :class:`Outcomes`."""
         positives = super().drawing(prior, observation_noise)
         assert positives is not None  # noqa: S101 (only for a Gaussian likelihood)
         trials = self.model(prior).likelihood.trials

@@ -1,4 +1,4 @@
-"""Learn log noise variances from squared residuals, beside the process."""
+"""Learn log noise variances from squared residuals, alongside the process."""
 
 from __future__ import annotations
 
@@ -451,7 +451,7 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
         X: Tensor | None = None,
         in_features: bool = False,
     ) -> tuple[PosteriorProcess, Caches]:
-        """Solve for the mean, unless that is kept."""
+        """Solve for the mean, unless cached."""
         cache = cache or Caches()
         process, of_mean = self.mean.process(memory.mean, cache.mean, prior, X, in_features)
         return process, cache if of_mean is cache.mean else replace(cache, mean=of_mean)
@@ -474,7 +474,7 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
         X: Tensor | None = None,
         process: PosteriorProcess | None = None,
     ) -> tuple[LogNormalNoise, Caches]:
-        """Solve for the log noise variance, unless that is kept."""
+        """Solve for the log noise variance, unless cached."""
         cache = cache or Caches()
         if process is not None:
             X = (grid_of(process) or memory.grid).bounds.to(memory.counts.device)
@@ -513,7 +513,7 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
 
 
 def noise_prior(prior: Prior) -> Prior:
-    """Return the hyperparameters of the log noise variance, beside those of the mean."""
+    """Return the hyperparameters of the log noise variance, alongside those of the mean."""
     model: Any = prior.model
     found: Prior = model._modules["noise_model"].prior
     return found

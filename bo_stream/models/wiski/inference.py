@@ -138,7 +138,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         tolerance: Part of the kernel's trace that may be left out.
         max_rank: Cap on r.
         chose_grid: Whether the grid's size is the default.
-        window: How many of the latest outcomes are held on the grid, of counts.
+        window: How many of the latest outcomes are stored on the grid, of counts.
     """
 
     on_grid: ClassVar[bool] = True
@@ -274,7 +274,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
     def merged(
         self, memory: WiskiMemory, cache: GridCache | None, other: WiskiMemory, prior: Prior
     ) -> tuple[WiskiMemory, GridCache | None]:
-        """Join rows while they are few, else statistics; a different grid is kept beside.
+        """Join rows while they are few, else statistics; a different grid is kept alongside.
 
         Raises:
             UnsupportedError: The grids are of other groups of inputs.
@@ -318,7 +318,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         X: Tensor | None = None,
         in_features: bool = False,
     ) -> tuple[PosteriorProcess, GridCache]:
-        """Solve in the space of the rows, or in the weights of features, unless that is kept.
+        """Solve in the space of the rows, or in the weights of features, unless cached.
 
         Inputs outside the bounds are predicted from a wider grid, whose kernel is the same, with
         features of its own; what the model predicts inside the bounds stays as it is.

@@ -231,18 +231,18 @@ class StreamMemory(OnGrid):
         return self.each(lambda memory: left if memory is holder else memory)
 
     def whitened(self, basis: GridBasis) -> WhitenedMemory:
-        """Pull all statistics back to the whitened weights of a basis, and add what is held."""
+        """Pull all statistics back to the whitened weights of a basis, and add what is stored."""
         first, *others = (memory.whitened(basis) for memory in self)
         return self.with_held(sum(others, start=first), basis)
 
     def with_held(self, statistics: WhitenedMemory, basis: GridBasis) -> WhitenedMemory:
-        """Add the sites that are held to statistics in the weights of a basis. Cost O(n r²)."""
+        """Add the sites that are stored to statistics in the weights of a basis. Cost O(n r²)."""
         if self.held is None:
             return statistics
         return statistics.observed(basis.features(self.held.X), self.held.told)
 
     def settled(self) -> StreamMemory:
-        """Copy the memory with the sites that are held in the statistics, for good."""
+        """Copy the memory with the sites that are stored in the statistics, for good."""
         if self.held is None:
             return self
         current = self.current.scale(1.0).observe(self.held.told)
@@ -256,12 +256,12 @@ class StreamMemory(OnGrid):
     def map_targets(self, matrix: Tensor) -> StreamMemory:
         """Copy with the target columns ``[Y, 1] @ matrix``, ``... x m x 2 x 2``.
 
-        Those of outcomes that are held stay: outcomes with sites have no other units.
+        Those of outcomes that are stored stay: outcomes with sites have no other units.
         """
         return self.each(lambda memory: memory.map_targets(matrix).scale(1.0))
 
     def scale(self, factor: float) -> StreamMemory:
-        """Let every observation count ``factor`` times: what is held enters the statistics."""
+        """Let every observation count ``factor`` times: what is stored enters the statistics."""
         if self.held is not None:
             return self if factor == 1.0 else self.settled().scale(factor)
         return self.each(lambda memory: memory.scale(factor))
@@ -272,7 +272,7 @@ class StreamMemory(OnGrid):
         return replace(moved, first=self.first.aligned(grid, rounding))
 
     def absorb(self, other: StreamMemory) -> StreamMemory:
-        """Join both memories: grids that share their nodes become one, others are kept beside.
+        """Join both memories: grids that share their nodes become one, others are kept alongside.
 
         Both are of grids over the same groups of inputs. The other's tensors are taken as they are:
         pass a copy of a memory that goes on changing. What the other holds comes last.
@@ -295,7 +295,7 @@ class StreamMemory(OnGrid):
         return replace(self, current=current, earlier=tuple(earlier), held=held)
 
     def refined(self, grid: Mesh) -> StreamMemory:
-        """Begin an empty current grid, which takes what is held; statistics stay on theirs."""
+        """Begin an empty current grid, which takes what is stored; statistics stay on theirs."""
         lead, outputs = self.counts.shape[:-1], self.counts.shape[-1]
         fresh = StreamMemory.empty(grid, lead, outputs, self.counts.device)
         kept = tuple(memory for memory in self if bool(memory.counts.any()))
@@ -306,7 +306,7 @@ class StreamMemory(OnGrid):
 
 
 MOST_ROWS = 300
-"""Up to this many observations are held as rows, if a model may have as many features."""
+"""Up to this many observations are stored as rows, if a model may have as many features."""
 
 NODES_OF_PAIRS = 40
 """Square of the number of nodes in a dimension, in numbers of rows, from which a covariance is
@@ -326,7 +326,7 @@ class RowMemory(OnGrid):
         grid: The nodes that the kernel is interpolated from.
         first: The grid before it grew.
         rows: The observations, each to be added.
-        most: Up to how many are held.
+        most: Up to how many are stored.
         rounding: Relative rounding error of the inputs, by which nodes that are the same differ.
     """
 
@@ -358,7 +358,7 @@ class RowMemory(OnGrid):
 
     @property
     def bound(self) -> int:
-        """Up to how many rows are held: no more than there are nodes, hence features."""
+        """Up to how many rows are stored: no more than there are nodes, hence features."""
         return min(self.most, sum(grid.num_nodes for grid in self.grid.parts))
 
     @property
