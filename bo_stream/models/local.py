@@ -158,14 +158,6 @@ class LocalRows:
     weight: Tensor
 
     @classmethod
-    def of(cls, data: Observations) -> LocalRows:
-        """Hold a batch, the same inputs for every output."""
-        shape = data.targets.shape
-        X = data.X.unsqueeze(-3).expand(*shape, data.X.shape[-1])
-        known = data.known.expand(shape)
-        return cls(X, data.targets, data.noise, known, torch.ones_like(data.targets))
-
-    @classmethod
     def none(cls, shape: tuple[int, ...], dim: int, device: torch.device) -> LocalRows:
         """Make room for observations, ``... x m x n``."""
         zero = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -357,7 +349,10 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
                 "LocalGP cannot retract: an observation may have been dropped already. Build it "
                 "anew, or take a model whose memory subtracts (WISKI, OSGPR)."
             )
-        kernel, rows, step = frozen(prior.kernel), LocalRows.of(data), min(ROWS, self.max_size)
+        targets, kernel, step = data.targets, frozen(prior.kernel), min(ROWS, self.max_size)
+        X = data.X.unsqueeze(-3).expand(*targets.shape, -1)  # the same for every output
+        known = data.known.expand(targets.shape)
+        rows = LocalRows(X, targets, data.noise, known, torch.ones_like(targets))
         touched = memory.entered.new_zeros(self.max_models, dtype=torch.bool)
         for start in range(0, len(rows), step):
             part = rows[slice(start, start + step)]
@@ -366,7 +361,7 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
             touched[models.flatten()] = True
         if cache is not None:
             cache = replace(cache, touched=cache.touched | touched)
-        columns = target_columns(rows.targets)
+        columns = target_columns(targets)
         return replace(memory, totals=memory.totals + columns.mT @ columns), cache
 
     @torch.no_grad()

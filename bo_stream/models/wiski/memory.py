@@ -362,11 +362,6 @@ class RowMemory(OnGrid):
         return min(self.most, sum(grid.num_nodes for grid in self.grid.parts))
 
     @property
-    def earlier(self) -> tuple[()]:
-        """No other grids: rows are interpolated from the present one."""
-        return ()
-
-    @property
     def totals(self) -> Tensor:
         """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
         columns = target_columns(self.rows.told.targets)
