@@ -126,8 +126,9 @@ class ObservationSpaceProcess(PosteriorProcess):
         new = CentredRows(X, outcomes - self.prior.mean, noise)
         points = self.at(new.X)
         images = self.prior.images(points.prior)
-        corner = self.cross_covariance(points, points) + torch.diag_embed(new.noise)
-        below = safe_cholesky(corner)
+        explained = row_product(points.posterior, points.posterior.mT)
+        corner = self.prior.covariance(points.prior, images) - explained
+        below = safe_cholesky(corner + torch.diag_embed(new.noise))
         innovation = new.residual.unsqueeze(-1) - points.posterior @ self.whitened
         above = self.factor.new_zeros(*self.factor.shape[:-1], new.X.shape[-2])
         return replace(

@@ -61,10 +61,6 @@ class SufficientStatistics(Generic[G]):
         """Weight every observation by ``factor``: exponential forgetting."""
         return map_tensors(self, lambda tensor: tensor * factor)
 
-    def to(self, device: torch.device) -> Self:
-        """Move the statistics to a device."""
-        return map_tensors(self, lambda tensor: tensor.to(device))
-
     def select(self, outputs: list[int]) -> Self:
         """Copy the statistics of some of the outputs; a gram of all outputs stays whole."""
         return replace(

@@ -229,9 +229,10 @@ class SquaredExponential:
         """Return the factors L and R of the exponent ``L Rᵀ``, ``... x m x n x (d + 2)``."""
         centre = A.detach().mean(-2, keepdim=True) if A.shape[-2] else 0.0
         a, b = ((points - centre) / self.lengthscale for points in (A, B))
-        squares = [-0.5 * points.square().sum(-1, keepdim=True) for points in (a, b)]
-        left = torch.cat((a, squares[0] + self.log_scale, torch.ones_like(a[..., :1])), -1)
-        return left, torch.cat((b, torch.ones_like(b[..., :1]), squares[1]), -1)
+        half_a, half_b = (-0.5 * points.square().sum(-1, keepdim=True) for points in (a, b))
+        left = torch.cat((a, half_a + self.log_scale, torch.ones_like(half_a)), -1)
+        right = torch.cat((b, torch.ones_like(half_b), half_b), -1)
+        return left, right
 
 
 class _WeightedExponential(torch.autograd.Function):

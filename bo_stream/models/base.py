@@ -46,7 +46,7 @@ from bo_stream.models.checks import (
     check_mergeable,
     check_noise,
     check_objective,
-    check_sampler,
+    spelled,
 )
 from bo_stream.models.construction import (
     adapt_priors,
@@ -94,7 +94,7 @@ from bo_stream.process import (
 )
 from bo_stream.storage.objects import read_model, write_model
 from bo_stream.storage.trusted import Trusted
-from bo_stream.tensors import outside_inference_mode
+from bo_stream.tensors import map_tensors, outside_inference_mode
 from bo_stream.warnings import NumericalEvent, NumericalLog, with_event
 
 P = ParamSpec("P")
@@ -149,7 +149,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     to inputs, not to hyperparameters; those are learned from ``compute_custom_loss``.
 
     Models are final classes below this one: a constructor and a few properties. What differs
-    between them is held in :attr:`outcomes`, :attr:`memory` and :attr:`inference`, and in a cache
+    between them is stored in :attr:`outcomes`, :attr:`memory` and :attr:`inference`, and in a cache
     of what was derived from these under one state of the hyperparameters. What only routines of
     BoTorch and GPyTorch ask for is in :class:`BoTorchHooks`.
     """
@@ -291,7 +291,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         if self._inference.restarts and "stem" not in self._modules:
             self._first_values = hyperparameters(self)
         fixed = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-        self._outcomes = self._outcomes.begun(
+        self._outcomes = self._outcomes.initialized(
             targets, self.outcome_scale(), zeros_apart=fixed, share=self._inference.least_noise
         )
 
@@ -357,7 +357,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         if X.shape[-2] > 0:
             with self._undone_on_error():
                 self._observe(X, Y, Yvar, -1.0)
-                self._outcomes = self._outcomes.found(self.num_observations > 1e-6)
+                self._outcomes = self._outcomes.with_observations(self.num_observations > 1e-6)
         return self
 
     @keeps_tensors
@@ -385,7 +385,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             UnsupportedError: The model is conditioned on hypothetical data.
         """
         self._check_not_conditioned("clear")
-        self._outcomes = self._outcomes.found(False)
+        self._outcomes = self._outcomes.with_observations(False)
         self._latest = LatestInputs()
         self._set_memory(self._inference.cleared(self._memory, self.prior))
         return self
@@ -450,7 +450,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
         """Put checked observations into memory, or take them out if the sign is negative."""
         former, latest, prior = self._outcomes.floor.zero, self._latest, self.prior
-        self._outcomes = self._outcomes.before(prior, self._memory, Y, Yvar, sign)
+        self._outcomes = self._outcomes.prepared_for(prior, self._memory, Y, Yvar, sign)
         if self._outcomes.floor.zero is not former:
             self._set_memory(self._memory)
         prior = replace(prior, outcomes=self._outcomes)
@@ -676,7 +676,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             noise: Tensor | None = observation_noise.to(torch.float64).mT
         else:
             noise = self.noise_at(inputs) if observation_noise else None
-        offset, scale = self._offset_and_scale()
+        chain = self._outcome_chain
+        offset, scale = (t.unsqueeze(-1) for t in chain.offset_and_scale(self._outcomes.shift))
         if chosen is not None:
             joint, offset, scale = (
                 joint.select(chosen),
@@ -685,7 +686,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             )
             noise = None if noise is None else noise[..., chosen, :]
         normal = joint.distribution(offset, scale, noise, X.dtype)
-        return self._outcome_chain.untransform(GPyTorchPosterior(normal), chosen)
+        return chain.untransform(GPyTorchPosterior(normal), chosen)
 
     def predictive(self, X: Tensor) -> Predictive:
         """Mean and variance of outcomes at single points; differentiable in X.
@@ -919,7 +920,13 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             )
         self._leave_training()
         inputs = self.hypothetical_inputs(X)
-        check_sampler(sampler)
+        if not callable(sampler) or isinstance(
+            sampler, type
+        ):  # any function of a posterior will do
+            raise UnsupportedError(
+                "Expected sampler to be an instance of MCSampler, such as "
+                f"SobolQMCNormalSampler(torch.Size([4])), got {spelled(sampler)}."
+            )
         noise, drawing = observation_noise, self._outcomes.drawing(self.prior, observation_noise)
         process = self._solved(self._inference.process, inputs)
         if drawing is not None:
@@ -1360,8 +1367,9 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         move_priors(self, fn)
         device = fn(torch.empty(0, dtype=self._dtype, device=self._outcomes.shift.device)).device
         if device != self._outcomes.shift.device:
-            self._outcomes = self._outcomes.map(lambda value: value.to(device))
-            self._latest = self._latest.to(device)
+            self._outcomes, self._latest = map_tensors(
+                (self._outcomes, self._latest), lambda value: value.to(device)
+            )
             self._memory, self._cache = self._inference.moved(self._memory, self._cache, device)
         return self
 
@@ -1384,7 +1392,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         write_model(path, self, self._description())
 
     def _description(self) -> dict[str, Any]:
-        """Return what a file says of the model beside its class; see :func:`describe_file`."""
+        """Return what a file says of the model besides its class; see :func:`describe_file`."""
         return {
             "dtype": str(self._dtype).removeprefix("torch."),
             "observations": self.num_observations,

@@ -24,7 +24,7 @@ LATEST = 64
 """How many inputs of the latest observations a model holds."""
 
 WAITING = 16
-"""At most so many parts, of at most ``2 LATEST`` rows, are held before they are joined."""
+"""At most so many parts, of at most ``2 LATEST`` rows, are stored before they are joined."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,6 @@ class LatestInputs:
         times = (rows.unsqueeze(1) == removed).all(-1).sum(-1)
         later = (rows.unsqueeze(1) == rows).all(-1).triu(1).sum(-1)
         return replace(self, parts=(held[..., later >= times, :],))
-
-    def to(self, device: torch.device) -> LatestInputs:
-        """Move the inputs to another device."""
-        parts = tuple(X.to(device) for X in self.parts)
-        return LatestInputs(parts, tuple(X.to(device) for X in self.hypothetical))
 
     def expanded(self, batch_shape: Size, like: Tensor, width: int) -> Tensor:
         """Return all of them in one tensor, ``batch_shape x k x d``.
@@ -136,20 +131,6 @@ class TrainInputs(Tensor):
         if isinstance(index, int) and index == -1:
             return self.last_input()
         return torch.Tensor.__getitem__(self, index)
-
-
-def check_not_train_inputs(X: Tensor) -> None:
-    """Check that a distribution is not asked for at the training inputs, to compare outcomes with.
-
-    Raises:
-        UnsupportedError: It is, by BoTorch's cross-validation or by its criteria of fit.
-    """
-    if isinstance(X, TrainInputs):
-        raise UnsupportedError(
-            "A streaming model does not keep the data that loo_cv, efficient_loo_cv and "
-            "compute_in_sample_model_fit_metric read: take "
-            "bo_stream.diagnostics.leave_one_out(model, X, Y) or model.log_marginal_likelihood()."
-        )
 
 
 def _refuse(self: Tensor, *args: object, **kwargs: object) -> NoReturn:
@@ -236,9 +217,15 @@ class BoTorchHooks(GPyTorchModel, GP, ABC):
         """Return the posterior at transformed inputs, in transformed units.
 
         Raises:
-            UnsupportedError: X is :attr:`train_inputs`, at which BoTorch expects the prior.
+            UnsupportedError: X is :attr:`train_inputs`, at which BoTorch's cross-validation and its
+                criteria of fit expect the prior, to compare outcomes with.
         """
-        check_not_train_inputs(X)
+        if isinstance(X, TrainInputs):
+            raise UnsupportedError(
+                "A streaming model does not keep the data that loo_cv, efficient_loo_cv and "
+                "compute_in_sample_model_fit_metric read: take bo_stream.diagnostics."
+                "leave_one_out(model, X, Y) or model.log_marginal_likelihood()."
+            )
         joint = self.process(X).joint(X.to(torch.float64))
         zero = torch.zeros_like(joint.mean[..., :1])
         return joint.distribution(zero, zero + 1.0, None, X.dtype)

@@ -145,7 +145,17 @@ def check_observations(
     if Yvar is not None:
         check_type("Yvar", Yvar, like)
         _check_shape("Yvar", Yvar, tuple(Y.shape))
-        _check_variances(Yvar)
+        unknown = Yvar.isnan()
+        if bool((unknown.any(-1) != unknown.all(-1)).any()):
+            raise InputDataError(
+                "Expected NaN (unknown noise) in Yvar for all outputs of a row or for none, got "
+                "rows with both. Use one model per output (botorch.models.ModelList) instead."
+            )
+        if bool((Yvar < 0).any() | Yvar.isinf().any()):
+            raise InputDataError(
+                "Expected Yvar to hold variances, zero or more and finite (NaN where unknown), got "
+                "a negative or infinite value."
+            )
 
 
 def checked_observations(
@@ -248,15 +258,6 @@ def check_complete(Y: Tensor, outputs: int) -> None:
             "enumerate(Y.isfinite().mT))), and update each with rows of its own."
         )
     check_finite("Y", Y)
-
-
-def check_sampler(sampler: object) -> None:
-    """Check that an argument draws from a posterior: a sampler, or any function of a posterior."""
-    if not callable(sampler) or isinstance(sampler, type):
-        raise UnsupportedError(
-            "Expected sampler to be an instance of MCSampler, such as "
-            f"SobolQMCNormalSampler(torch.Size([4])), got {spelled(sampler)}."
-        )
 
 
 _OBJECTIVES = (
@@ -364,26 +365,12 @@ def _check_shape(name: str, tensor: Tensor, expected: tuple[int | None, ...]) ->
         )
 
 
-def _check_variances(Yvar: Tensor) -> None:
-    unknown = Yvar.isnan()
-    if bool((unknown.any(-1) != unknown.all(-1)).any()):
-        raise InputDataError(
-            "Expected NaN (unknown noise) in Yvar for all outputs of a row or for none, got rows "
-            "with both. Use one model per output (botorch.models.ModelList) instead."
-        )
-    if bool((Yvar < 0).any() | Yvar.isinf().any()):
-        raise InputDataError(
-            "Expected Yvar to hold variances, zero or more and finite (NaN where unknown), got a "
-            "negative or infinite value."
-        )
-
-
 def check_mergeable(model: StreamingGP, other: StreamingGP) -> None:
     """Check that two memories speak of the same quantities.
 
     Raises:
         UnsupportedError: They differ in class, shape, transforms or kind of noise, or in a
-            standardisation that cannot be learned anew.
+            standardisation that cannot be learned again.
     """
     mine, theirs = _signature(model), _signature(other)
     for name, value in mine.items():

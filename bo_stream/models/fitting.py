@@ -405,9 +405,13 @@ def fit_elements(
         return fit_gpytorch_mll_scipy(mll, closure=closure, options=options, **kwargs)
     parameters, given = get_parameters_and_bounds(mll)
     learned = {name: value for name, value in parameters.items() if value.requires_grad}
-    bounds = {
-        name: [_of_elements(bound, learned[name], shape) for bound in given[name]]
-        for name in given.keys() & learned.keys()
+    bounds = {  # numbers or tensors, expanded to ``elements x entries of each``
+        name: [
+            torch.as_tensor(bound).to(value).expand(value.shape).reshape(shape.numel(), -1)
+            for bound in given[name]
+        ]
+        for name, value in learned.items()
+        if name in given
     }
     if any(bool((bound != bound[0]).any()) for pair in bounds.values() for bound in pair):
         each: Any = {name: (low.flatten(), high.flatten()) for name, (low, high) in bounds.items()}
@@ -425,12 +429,6 @@ def fit_elements(
         objective.state = start
         return fit_to_stall(mll, options=options)
     return _result(losses, ends)
-
-
-def _of_elements(bound: Any, parameter: Tensor, shape: torch.Size) -> Tensor:
-    """Expand a parameter's bound, a number or tensor, to ``elements x entries of each``."""
-    whole = torch.as_tensor(bound).to(parameter).expand(parameter.shape)
-    return whole.reshape(shape.numel(), -1)
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any] | None:

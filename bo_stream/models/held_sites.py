@@ -1,8 +1,6 @@
-"""Sites of rows that a memory holds: found together, and anew whenever something has changed."""
+"""Sites of rows that a memory holds: found together, and again whenever something has changed."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -85,13 +83,6 @@ def fit_held(
     return fit_sites(process, expected, steps=STEPS, begin=_weighted(ordinary, weight))
 
 
-def with_sites(rows: Observations, covariance: Tensor, prior: Prior) -> Observations:
-    """Return the rows with the sites of :func:`fit_held`. Cost O(n³) a step."""
-    if len(rows) == 0:
-        return rows
-    return replace(rows, sites=fit_held(rows, covariance, prior).sites)
-
-
 def held_bound(
     rows: Observations, covariance: Tensor, prior: Prior, weight: Tensor | None = None
 ) -> Tensor:
@@ -124,7 +115,7 @@ def with_held(held: Observations | None, data: Observations, prior: Prior) -> Ob
     """Return all outcomes whose sites are to be found: those held, with a batch or without it.
 
     Args:
-        held: The latest outcomes, in a window beside statistics of those before; None: none.
+        held: The latest outcomes, in a window alongside statistics of those before; None: none.
         data: Is added, or taken out if its sign is negative.
         prior: The hyperparameters.
 

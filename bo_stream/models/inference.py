@@ -22,10 +22,15 @@ from torch.nn import Module as TorchModule
 from torch.nn import Parameter
 
 from bo_stream.bases.inducing import Basis
-from bo_stream.marginal_likelihood import NoiseGroup, combine
+from bo_stream.marginal_likelihood import NoiseGroup, combine, dense_log_marginal_likelihood
 from bo_stream.models.memory import Measured, Memory, Observations, WhitenedMemory
 from bo_stream.models.outcomes.base import NoiseAtInputs, OutcomeChain, Outcomes
 from bo_stream.models.outcomes.noise import LEAST_NOISE
+from bo_stream.observation_space import (
+    CentredRows,
+    ObservationSpacePrior,
+    ObservationSpaceProcess,
+)
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import State, is_in, state_of
 from bo_stream.weights import InformationForm
@@ -72,9 +77,11 @@ class Prior:
         """Copy the hyperparameters in float64, to move them apart from the model."""
         return Hyperparameters(self.kernel, self.mean_module, self.likelihood)
 
+    @torch.no_grad()
     def take_over(self, hyper: Hyperparameters) -> None:
         """Set the model's hyperparameters to others, which are rounded to its dtype."""
-        hyper.rounded(next(self.kernel.parameters()).dtype).copy_to(self.model)
+        for name, value in hyper.rounded(next(self.kernel.parameters()).dtype).named_parameters():
+            self.model.get_parameter(name).copy_(value)
 
     @property
     def shape(self) -> torch.Size:
@@ -130,6 +137,41 @@ class Prior:
     def standardized(self, data: Measured) -> tuple[Tensor, Tensor]:
         """Return outcomes and noise variances as the process has them, ``batch x m x n`` each."""
         return self.outcomes.standardized(self.chain, self.common_noise, data)
+
+    def log_evidence_of_rows(
+        self, rows: Measured, covariance: Tensor, weight: Tensor | None = None
+    ) -> Tensor:
+        """Return the log marginal likelihood of n rows, ``batch_shape x m``. Cost O(n³).
+
+        Args:
+            rows: In the memory's units.
+            covariance: Of the process at their inputs, ``... x n x n``.
+            weight: Their noise variances are divided by it, ``... x n``.
+        """
+        outcomes, noise = self.standardized(rows)
+        return dense_log_marginal_likelihood(
+            covariance.expand(*outcomes.shape, outcomes.shape[-1]),
+            outcomes - self.mean.unsqueeze(-1),
+            noise if weight is None else noise / weight,
+        )
+
+    def given_rows(
+        self, before: ObservationSpacePrior, rows: Observations, weight: Tensor | None = None
+    ) -> ObservationSpaceProcess:
+        """Condition a process on n rows, exactly; put a jitter on the model's record. Cost O(n³).
+
+        Args:
+            before: The process with these hyperparameters, detached.
+            rows: In the memory's units.
+            weight: As for :meth:`log_evidence_of_rows`.
+        """
+        outcomes, noise = self.standardized(rows.told)
+        noise = noise if weight is None else noise / weight
+        told = CentredRows(rows.X, outcomes - before.mean, noise)
+        process, jitter = ObservationSpaceProcess.of(before, told)
+        if jitter > 0.0:
+            self.model.log_event("jitter on the observations' covariance", len(rows), jitter)
+        return process
 
     def target_map(self) -> Tensor:
         """See :meth:`Outcomes.target_map`."""
@@ -188,12 +230,6 @@ class Hyperparameters(Module):
             for parameter in self.parameters():
                 parameter.copy_(parameter.to(dtype))
         return self
-
-    @torch.no_grad()
-    def copy_to(self, model: TorchModule) -> None:
-        """Set a model's parameters of the same names to these values."""
-        for name, value in self.named_parameters():
-            model.get_parameter(name).copy_(value)
 
     def learned(self, fixed: Iterable[str]) -> list[Parameter]:
         """Return the parameters but some, by name."""
@@ -381,7 +417,7 @@ class Inference(ABC, Generic[M, C]):
 
     @abstractmethod
     def objective(self, memory: M, cache: C | None, prior: Prior) -> tuple[Tensor, C | None]:
-        """Return what a fit maximises beside the priors of hyperparameters, and the cache.
+        """Return what a fit maximises alongside the priors of hyperparameters, and the cache.
 
         Differentiable in the hyperparameters, ``batch_shape x m``.
         """
@@ -418,7 +454,7 @@ class Inference(ABC, Generic[M, C]):
         raise UnsupportedError(f"Expected {prior.num_outputs} outputs, got {outputs}.")
 
     def moved(self, memory: M, cache: C | None, device: torch.device) -> tuple[M, C | None]:
-        """Return the memory on another device, and a cache of it, if that is not solved anew."""
+        """Return the memory on another device, and a cache of it, if that is not solved again."""
         return memory.to(device), None
 
 

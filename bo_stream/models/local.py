@@ -22,7 +22,7 @@ from bo_stream.bases.kernels import stacked_correlation, stacked_kernel
 from bo_stream.linalg import inverse_lower, safe_cholesky, scaled_prior, solve_lower
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inference import Inference, InferenceOption, Prior
-from bo_stream.models.memory import Observations
+from bo_stream.models.memory import Memory, Observations
 from bo_stream.process import Joint, Points, PosteriorProcess, Residual
 from bo_stream.tensors import State, is_same, map_tensors, state_of, zip_tensors
 from bo_stream.warnings import warn_of_neighbours
@@ -127,13 +127,16 @@ class LocalGP(StreamingGP):
         """
         return self._memory.centres.to(self.train_targets)
 
+    @torch.no_grad()
     def solved_gram(self) -> Tensor:
         """Return what the observations add to the identity in the matrices that a posterior solves.
 
         ``S K S`` of each local model, S the root of the noise precision, ``C x batch_shape x m x s
         x s``.
         """
-        return scaled_priors(self._memory, self.prior)
+        rows, prior = self._memory.rows, self.prior
+        K = stacked_kernel(frozen(prior.kernel), rows.X, rows.X, prior.num_outputs)
+        return scaled_prior(K, rows.weight / _centred(rows, prior)[1])[0]
 
 
 @dataclass(frozen=True)
@@ -155,14 +158,6 @@ class LocalRows:
     weight: Tensor
 
     @classmethod
-    def of(cls, data: Observations) -> LocalRows:
-        """Hold a batch, the same inputs for every output."""
-        shape = data.targets.shape
-        X = data.X.unsqueeze(-3).expand(*shape, data.X.shape[-1])
-        known = data.known.expand(shape)
-        return cls(X, data.targets, data.noise, known, torch.ones_like(data.targets))
-
-    @classmethod
     def none(cls, shape: tuple[int, ...], dim: int, device: torch.device) -> LocalRows:
         """Make room for observations, ``... x m x n``."""
         zero = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -178,7 +173,7 @@ class LocalRows:
 
 
 @dataclass(frozen=True)
-class LocalMemory:
+class LocalMemory(Memory):
     """The last s observations of each of C local models, and the sums of all there ever were.
 
     Each batch element and output has models of its own, the first ones of the C.
@@ -280,23 +275,15 @@ class LocalMemory:
         entered = self.entered.index_select(axis, index)
         return LocalMemory(rows, entered, self.totals[..., outputs, :, :])
 
-    def to(self, device: torch.device) -> LocalMemory:
-        """Move the memory to another device."""
-        return map_tensors(self, lambda tensor: tensor.to(device))
-
-    @property
-    def counts(self) -> Tensor:
-        """Number of observations, those forgotten among them, ``batch_shape x m``."""
-        return self.totals[..., 1, 1]
-
-    def mean_known_noise(self) -> Tensor | None:
-        """Mean of the known noise variances that are held, or None without any."""
+    def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Sum the known noise variances that are stored; see :meth:`Memory.known_sums`."""
         if not bool(self.rows.known.any()):
             return None
-        weight = self.rows.weight * self.rows.known
-        total = (weight * self.rows.noise).sum(-1).sum(0)
-        count = weight.sum(-1).sum(0)
-        return total / torch.where(count > 0.0, count, 1.0)
+        weight, noise = self.rows.weight * self.rows.known, self.rows.noise
+        total, precision, count = (
+            values.sum(-1).sum(0) for values in (weight * noise, weight / noise, weight)
+        )
+        return total, precision, count
 
 
 def _taken(entered: Tensor, size: int) -> Tensor:
@@ -331,7 +318,7 @@ class LocalCache:
     """The posterior of all local models, and which of them have changed since.
 
     Attributes:
-        state: Of all that the local models depend on beside the memory.
+        state: Of all that the local models depend on besides the memory.
         process: The blended local models.
         touched: Which have taken an observation since, ``max_models``.
     """
@@ -343,7 +330,7 @@ class LocalCache:
 
 @dataclass(frozen=True)
 class LocalInference(Inference[LocalMemory, LocalCache]):
-    """Local models of at most s observations, of which only those that changed are solved anew.
+    """Local models of at most s observations, of which only those that changed are solved again.
 
     The options are those of :class:`~bo_stream.LocalGP`, ``max_size`` is s.
     """
@@ -362,7 +349,10 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
                 "LocalGP cannot retract: an observation may have been dropped already. Build it "
                 "anew, or take a model whose memory subtracts (WISKI, OSGPR)."
             )
-        kernel, rows, step = frozen(prior.kernel), LocalRows.of(data), min(ROWS, self.max_size)
+        targets, kernel, step = data.targets, frozen(prior.kernel), min(ROWS, self.max_size)
+        X = data.X.unsqueeze(-3).expand(*targets.shape, -1)  # the same for every output
+        known = data.known.expand(targets.shape)
+        rows = LocalRows(X, targets, data.noise, known, torch.ones_like(targets))
         touched = memory.entered.new_zeros(self.max_models, dtype=torch.bool)
         for start in range(0, len(rows), step):
             part = rows[slice(start, start + step)]
@@ -371,7 +361,7 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
             touched[models.flatten()] = True
         if cache is not None:
             cache = replace(cache, touched=cache.touched | touched)
-        columns = target_columns(rows.targets)
+        columns = target_columns(targets)
         return replace(memory, totals=memory.totals + columns.mT @ columns), cache
 
     @torch.no_grad()
@@ -526,14 +516,6 @@ def _warn_of_neighbours(memory: LocalMemory, process: LocalProcess, prior: Prior
         warn_of_neighbours(most)
 
 
-@torch.no_grad()
-def scaled_priors(memory: LocalMemory, prior: Prior) -> Tensor:
-    """Compute ``S K S`` of each local model, ``C x batch_shape x m x s x s``."""
-    rows, kernel = memory.rows, frozen(prior.kernel)
-    K = stacked_kernel(kernel, rows.X, rows.X, prior.num_outputs)
-    return scaled_prior(K, rows.weight / _centred(rows, prior)[1])[0]
-
-
 FAINT = 1e-12
 """Correlations with a centre below this are equal: far from all centres all models count alike."""
 
@@ -584,7 +566,12 @@ class LocalProcess(PosteriorProcess):
         """
         amplitudes = self.amplitudes(X)
         used = (amplitudes > 0.0).flatten(0, -2).any(0).nonzero().squeeze(-1)
-        columns = self._columns(X, used) * amplitudes[..., used].unsqueeze(-1)
+        whitener, inputs = self.whitener[used], self.X[used]
+        shape = (len(used), *(1,) * max(0, X.ndim + 2 - inputs.ndim))
+        inputs = inputs.view(*shape, *inputs.shape[1:])
+        cross = stacked_kernel(self.kernel, inputs, X.unsqueeze(-3), self.outputs)
+        columns = whitener.view(*shape, *whitener.shape[1:]) @ cross
+        columns = columns.movedim(0, -1).movedim(-3, -1) * amplitudes[..., used].unsqueeze(-1)
         room = columns.new_zeros(*amplitudes.shape, columns.shape[-1])
         return Points(X, amplitudes, room.index_copy(-2, used, columns).flatten(-2))
 
@@ -603,16 +590,6 @@ class LocalProcess(PosteriorProcess):
         counts = counts & (similarity > 0.0)
         total = torch.where(counts, similarity, 0.0).sum(-1, keepdim=True)
         return torch.where(counts, torch.where(counts, similarity / total, 1.0).sqrt(), 0.0)
-
-    def _columns(self, X: Tensor, used: Tensor) -> Tensor:
-        """Compute ``L⁻¹ S k(X_c, x)`` of some models, ``... x m x n x C' x s``."""
-        whitener, inputs = self.whitener[used], self.X[used]
-        more = max(0, X.ndim + 2 - inputs.ndim)
-        shape = (len(used), *(1,) * more)
-        inputs = inputs.view(*shape, *inputs.shape[1:])
-        cross = stacked_kernel(self.kernel, inputs, X.unsqueeze(-3), self.outputs)
-        columns = whitener.view(*shape, *whitener.shape[1:]) @ cross
-        return columns.movedim(0, -1).movedim(-3, -1)
 
     def mean_at(self, points: Points) -> Tensor:
         """Compute ``prior_mean + Σ w_c mean_c``."""

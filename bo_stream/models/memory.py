@@ -1,11 +1,12 @@
-"""What all memories share: observations on their way in, statistics in weights, and checks."""
+"""What all memories share: their base class, observations on their way in, statistics, checks."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Generic, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self
 
 import torch
 from botorch.exceptions.errors import InputDataError
@@ -13,34 +14,79 @@ from torch import Tensor
 
 from bo_stream.likelihoods.sites import Sites
 from bo_stream.tensors import map_tensors
-from bo_stream.weights import G, SufficientStatistics, Whitened, continued, weighted_statistics
+from bo_stream.weights import (
+    G,
+    SufficientStatistics,
+    Whitened,
+    continued,
+    target_columns,
+    weighted_statistics,
+)
 
 
-class Memory(Protocol):
-    """What is left of the data: what any model can ask a memory, and do to it."""
+class Memory(ABC):
+    """What is left of the data: what any model can ask a memory, and do to it.
 
-    @property
-    def totals(self) -> Tensor:
-        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
+    A memory is a frozen dataclass. What is done to it is done to its parts: to those of its fields
+    that are statistics, observations or memories. A family overrides what other fields follow in.
+    """
+
+    if TYPE_CHECKING:  # a property of most memories, and a field of some
+
+        @property
+        @abstractmethod
+        def totals(self) -> Tensor:
+            """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
 
     @property
     def counts(self) -> Tensor:
         """Number of observations, ``... x m``."""
+        return self.totals[..., 1, 1]
+
+    @abstractmethod
+    def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Sum known noise variances, their inverses, and ones, ``... x m`` each; None without."""
 
     def mean_known_noise(self) -> Tensor | None:
         """Mean of the known noise variances, ``... x m``, or None without any."""
+        sums = self.known_sums()
+        return None if sums is None else sums[0] / torch.where(sums[2] > 0.0, sums[2], 1.0)
 
-    def scale(self, factor: float, /) -> Memory:
+    def scale(self, factor: float) -> Self:
         """Let every observation count ``factor`` times."""
+        return self._each(lambda part: part.scale(factor))
 
-    def map_targets(self, matrix: Tensor, /) -> Self:
-        """Turn targets into ``[Y, 1] @ matrix``, exactly."""
+    def map_targets(self, matrix: Tensor) -> Self:
+        """Turn targets into ``[Y, 1] @ matrix``, ``... x m x 2 x 2``, exactly; the last stays."""
+        return self._each(lambda part: part.map_targets(matrix))
 
-    def select(self, outputs: list[int], /) -> Self:
+    def select(self, outputs: list[int]) -> Self:
         """Copy the memory of some of the outputs."""
+        return self._each(lambda part: part.select(outputs))
 
-    def to(self, device: torch.device, /) -> Self:
+    def to(self, device: torch.device) -> Self:
         """Move the memory to another device."""
+
+        def moved(item: Any) -> Any:
+            own = isinstance(item, Memory)
+            return item.to(device) if own else map_tensors(item, lambda t: t.to(device))
+
+        return self._each(moved, object)
+
+    def _each(self, rule: Callable[[Any], Any], *more: type) -> Self:
+        """Apply a rule to the parts, and to fields of ``more`` types; to each item of a tuple."""
+        types = (Memory, SufficientStatistics, Observations, *more)
+
+        def changed(item: Any) -> Any:
+            if isinstance(item, tuple):
+                return tuple(map(changed, item))
+            return rule(item) if isinstance(item, types) else item
+
+        own: Any = self
+        return replace(own, **{f.name: changed(getattr(own, f.name)) for f in fields(own)})
+
+
+# --- observations as a memory takes them ---------------------------------------------------------
 
 
 class Targets(NamedTuple):
@@ -121,7 +167,12 @@ class Observations:
         X = torch.cat([batch.X for batch in batches], -2)
         columns = zip(*((b.targets, b.noise, b.known) for b in batches), strict=True)
         targets, noise, known = (torch.cat(each, -1) for each in columns)
-        return cls(X, targets, noise, known, batches[0].sign, _joined_sites(batches))
+        sites = None
+        if any(batch.sites is not None for batch in batches):  # others are without information
+            each = [batch.sites or Sites.none(batch.noise) for batch in batches]
+            precision, shift = zip(*((s.precision, s.shift) for s in each), strict=True)
+            sites = Sites(torch.cat(precision, -1), torch.cat(shift, -1))
+        return cls(X, targets, noise, known, batches[0].sign, sites)
 
     def __len__(self) -> int:
         return self.X.shape[-2]
@@ -138,6 +189,10 @@ class Observations:
         targets = columns[..., outputs, :, :].flatten(-3, -2)
         sites = map_tensors(self.sites, lambda values: values[..., outputs, :])
         return replace(self, targets=targets, noise=self.noise[..., outputs, :], sites=sites)
+
+    def map_targets(self, matrix: Tensor) -> Observations:
+        """Map the target columns to ``[Y, 1] @ matrix``, of which the last stays."""
+        return replace(self, targets=(target_columns(self.targets) @ matrix)[..., 0])
 
     @property
     def told(self) -> Observations:
@@ -201,10 +256,6 @@ class Observations:
         columns = map_tensors((self.targets, self.noise, self.known), gathered)
         return Observations(X, *columns, self.sign, map_tensors(self.sites, gathered))
 
-    def to(self, device: torch.device) -> Observations:
-        """Move the batch to another device."""
-        return map_tensors(self, lambda tensor: tensor.to(device))
-
     @property
     def any_known(self) -> bool:
         """Whether any noise variance is known."""
@@ -235,16 +286,11 @@ def staying(rows: Observations, data: Observations) -> Tensor:
     return stay
 
 
-def _joined_sites(batches: Sequence[Observations]) -> Sites | None:
-    """Join the sites of batches, without information where a batch has none; None of none."""
-    if all(batch.sites is None for batch in batches):
-        return None
-    sites = [batch.sites or Sites.none(batch.noise) for batch in batches]
-    return Sites(*(torch.cat([getattr(s, f) for s in sites], -1) for f in ("precision", "shift")))
+# --- statistics in weights -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class NoiseGroups(Generic[G]):
+class NoiseGroups(Memory, Generic[G]):
     """Statistics of the observations whose noise is inferred, and of those whose noise is known.
 
     Attributes:
@@ -271,19 +317,14 @@ class NoiseGroups(Generic[G]):
         learned, known = self.learned, self.known
         return learned.totals if known is None else learned.totals + known.totals
 
-    def select(self, outputs: list[int]) -> Self:
-        """Copy the memory of some of the outputs."""
-        return self.map(lambda statistics: statistics.select(outputs))
+    def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """See :meth:`Memory.known_sums`."""
+        known = self.known
+        return None if known is None else (known.noise_sum, known.energy[..., 1, 1], known.count)
 
 
 class WhitenedMemory(NoiseGroups[Tensor]):
     """The memory in the weights of one basis, whitened or values at centres: what a solve needs."""
-
-    def mean_known_noise(self) -> Tensor | None:
-        """Mean of the known noise variances, ``... x m``, or None without any."""
-        if self.known is None:
-            return None
-        return self.known.noise_sum / torch.where(self.known.count > 0, self.known.count, 1.0)
 
     def leading(self, rank: int) -> WhitenedMemory:
         """Keep the first weights only."""
@@ -327,7 +368,7 @@ def added(
     return first + second
 
 
-class HoldsStatistics:
+class HoldsStatistics(Memory):
     """A memory of ``statistics``, which answer what any memory is asked; see :class:`Memory`."""
 
     statistics: WhitenedMemory
@@ -337,14 +378,12 @@ class HoldsStatistics:
         """``[Y, 1]ᵀ [Y, 1]`` of all observations."""
         return self.statistics.totals
 
-    @property
-    def counts(self) -> Tensor:
-        """Number of observations."""
-        return self.totals[..., 1, 1]
+    def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """See :meth:`Memory.known_sums`."""
+        return self.statistics.known_sums()
 
-    def mean_known_noise(self) -> Tensor | None:
-        """Mean of the known noise variances, or None without any."""
-        return self.statistics.mean_known_noise()
+
+# --- whether what is left when observations are taken out can be of observations -----------------
 
 
 _ROUNDING = 1e-8

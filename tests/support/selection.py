@@ -22,14 +22,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+MODELS = ROOT / "bo_stream" / "models"
 FAMILIES = tuple(
     sorted(
-        path.parent.name
-        for path in (ROOT / "bo_stream" / "models").glob("*/__init__.py")
-        if path.parent.name not in ("outcomes", "stochastic")  # which families share
+        {path.parent.name for path in MODELS.glob("*/__init__.py")}
+        - {"outcomes", "stochastic"}  # which families share
+        | {"local"}  # of one file
     )
 )
-"""Markers of the folders of models, and of what is tested of their models elsewhere."""
+"""Markers of the families of models, and of what is tested of their models elsewhere."""
 
 MOST_WORKERS = 8
 MOST_SECONDS = 3.0

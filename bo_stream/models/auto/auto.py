@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -47,7 +48,7 @@ first observations take."""
 class AutoGP(StreamingGP):
     """A Gaussian process that is exact while that is cheapest, and streams from then on.
 
-    All observations are held, and the posterior, its gradients, fantasies and the marginal
+    All observations are stored, and the posterior, its gradients, fantasies and the marginal
     likelihood are those of the exact Gaussian process (Rasmussen and Williams, 2006), until there
     are more than ``max_exact``. The update that brings in one more hands all of them over to the
     first streaming family that can take the model: :class:`~bo_stream.WISKI`, if ``bounds`` are
@@ -71,7 +72,7 @@ class AutoGP(StreamingGP):
       a :class:`~bo_stream.HandOverWarning` says how far.
     - Exact: everything, until the hand-over; the hand-over itself in the data.
     - Approximate: from then on what is so in the family. Of counts that are still held as rows the
-      sites are found anew, together, after each fit; between fits a stream is off its batch as in
+      sites are found again, together, after each fit; between fits a stream is off its batch as in
       OSVGP.
     - ``merge``: rows join while both models are exact, else as in the family that one of them is
       in, which then takes the other's rows.
@@ -151,7 +152,11 @@ class AutoGP(StreamingGP):
         max_rows = checked_number("max_rows", max_rows, least=0)
         gaussian = is_gaussian(likelihood)
         if not gaussian:  # real outcomes are standardised, labels and counts are not
-            outcome_transform = _transform_of(likelihood, outcome_transform, train_Y)
+            if isinstance(outcome_transform, _DefaultType):
+                real = isinstance(likelihood, REAL) and train_Y.ndim > 1
+                shape = train_Y.shape
+                outcome_transform = default_standardize(shape[-1], shape[:-2]) if real else None
+            check_transform(outcome_transform, likelihood)
         latent_Y = latent_columns(train_Y, likelihood)
         self._begin(train_X, latent_Y, train_Yvar, outcome_transform)
         input_transform, learned = split_transform(input_transform)
@@ -187,7 +192,9 @@ class AutoGP(StreamingGP):
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, train_Yvar, 1.0)
         if "hyper_steps" not in options and self.family != EXACT:
-            self._memory = self._memory.with_options(hyper_steps=chosen["hyper_steps"] // FIRST)
+            begun: Any = self._memory.inference
+            begun = replace(begun, hyper_steps=chosen["hyper_steps"] // FIRST)
+            self._memory = replace(self._memory, inference=begun)
 
     @property
     def family(self) -> str:
@@ -240,11 +247,9 @@ class AutoGP(StreamingGP):
         """
         self._check_not_conditioned("truncate")
         if self.family == ON_GRID:
-            inference, memory, _ = self._inference.part(self._memory, self._cache)
-            part: Any = inference.truncated(left_out, memory, self.prior), memory, None  # type: ignore[attr-defined]
-            self._inference, self._memory, self._cache = self._inference.with_part(
-                part, self._memory, self._cache
-            )
+            grid: Any = self._memory.inference
+            grid = grid.truncated(left_out, self._memory.inner, self.prior)
+            self._set_memory(replace(self._memory, inference=grid))
         return self
 
 
@@ -256,24 +261,13 @@ def _names(families: str | Sequence[str]) -> tuple[str, ...]:
 def _with_steps(model: AutoGP, options: dict[str, Any], in_fits: bool) -> dict[str, Any]:
     """Add how a likelihood's own parameters are learned: in updates, where a fit cannot.
 
-    A fit can while all rows are held; the updates of the family that follows then go on.
+    A fit can while all rows are stored; the updates of the family that follows then go on.
     """
     fixed = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
     learns = any(p.requires_grad for p in model.likelihood.parameters())
     model.likelihood.requires_grad_(learns and in_fits)
     steps = STEPS * learns * (1 if in_fits else FIRST)
     return {"hyper_steps": steps, **options, "fixed": fixed}
-
-
-def _transform_of(
-    likelihood: Likelihood | None, transform: OutcomeTransform | _DefaultType | None, Y: Tensor
-) -> OutcomeTransform | None:
-    """Standardise real outcomes under a likelihood that is not Gaussian by default."""
-    if isinstance(transform, _DefaultType):
-        real = isinstance(likelihood, REAL) and Y.ndim > 1
-        return default_standardize(Y.shape[-1], Y.shape[:-2]) if real else None
-    check_transform(transform, likelihood)
-    return transform
 
 
 # --- an automatic model as the public model of the family that it is in --------------------------

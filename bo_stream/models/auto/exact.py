@@ -1,4 +1,4 @@
-"""Exact inference from observations that are held as rows."""
+"""Exact inference from observations that are stored as rows."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from bo_stream.bases.inducing import (
 )
 from bo_stream.bases.kernels import SquaredExponential, stacked_kernel, stacked_variance
 from bo_stream.linalg import scaled_prior
-from bo_stream.marginal_likelihood import dense_log_marginal_likelihood
 from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.models.inference import Inference, Prior, Solved
-from bo_stream.models.memory import Observations, never_in
-from bo_stream.observation_space import CentredRows, ObservationSpacePrior, ObservationSpaceProcess
+from bo_stream.models.memory import Memory, Observations, never_in
+from bo_stream.observation_space import ObservationSpacePrior, ObservationSpaceProcess
 from bo_stream.process import PosteriorProcess
 from bo_stream.weights import target_columns
 
 MOST_AT_ONCE = 64
-"""Observations that a solved posterior takes in O(n²) each; of more it is solved anew."""
+"""Observations that a solved posterior takes in O(n²) each; of more it is solved again."""
 
 LEAST_WEIGHT = 1e-100
 """Least weight of an observation that is forgotten in part: no noise variance is infinite."""
 
 
 @dataclass(frozen=True)
-class ExactMemory:
+class ExactMemory(Memory):
     """All observations as rows.
 
     Attributes:
@@ -53,7 +52,7 @@ class ExactMemory:
         return cls(rows, rows.targets[..., 0, :])
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.weight.shape[-1]
 
     def after(self, data: Observations) -> ExactMemory:
         """Append a batch, or take it out.
@@ -62,9 +61,7 @@ class ExactMemory:
             InputDataError: One to be taken out is not among the rows, or counts in part.
         """
         if data.sign > 0.0:
-            new = self.weight.new_ones(*self.weight.shape[:-1], len(data))
-            rows = Observations.joined((self.rows, data))
-            return ExactMemory(rows, torch.cat((self.weight, new), -1))
+            return self.followed_by(ExactMemory(data, torch.ones_like(data.targets[..., 0, :])))
         taken = self.positions(data)
         if bool((self.weight.gather(-1, taken) != 1.0).any()):
             raise never_in()
@@ -93,31 +90,17 @@ class ExactMemory:
         """Number of observations, ``... x m``."""
         return self.weight.sum(-1, keepdim=True).expand(self.rows.noise.shape[:-1])
 
-    def mean_known_noise(self) -> Tensor | None:
-        """Mean of the known noise variances, ``... x m``, or None without any."""
+    def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """See :meth:`Memory.known_sums`."""
         if not self.rows.any_known:
             return None
         noise, known = self.rows.known_group()
         weight = known * self.weight.unsqueeze(-2)
-        count = weight.sum(-1)
-        return (noise * weight).sum(-1) / torch.where(count > 0.0, count, 1.0)
+        return (noise * weight).sum(-1), (weight / noise).sum(-1), weight.sum(-1)
 
     def scale(self, factor: float) -> ExactMemory:
         """Let every observation count ``factor`` times."""
         return replace(self, weight=(self.weight * factor).clamp_min(LEAST_WEIGHT))
-
-    def map_targets(self, matrix: Tensor) -> ExactMemory:
-        """Turn targets into ``[Y, 1] @ matrix``, of which the last stays."""
-        targets = (target_columns(self.rows.targets) @ matrix)[..., 0]
-        return replace(self, rows=replace(self.rows, targets=targets))
-
-    def select(self, outputs: list[int]) -> ExactMemory:
-        """Copy the memory of some of the outputs."""
-        return replace(self, rows=self.rows.select(outputs))
-
-    def to(self, device: torch.device) -> ExactMemory:
-        """Move the memory to another device."""
-        return ExactMemory(self.rows.to(device), self.weight.to(device))
 
 
 @dataclass(frozen=True)
@@ -147,18 +130,16 @@ class KernelPrior(ObservationSpacePrior):
 
     def covariance(self, coordinates: Tensor, images: Tensor) -> Tensor:
         """Evaluate the kernel: once for all batches of points, where the others have none."""
-        batch = coordinates.shape[:-3]
-        if images.ndim > 3 or len(batch) == 0:
-            return self._matrix(coordinates, images)
-        matrix = self._matrix(coordinates.flatten(0, -2).unsqueeze(-3), images)
-        return matrix.unflatten(-2, (*batch, coordinates.shape[-2])).movedim(0, -3)
-
-    def _matrix(self, coordinates: Tensor, images: Tensor) -> Tensor:
+        *batch, _, n, _ = coordinates.shape
+        together = bool(batch) and images.ndim <= 3
+        points = coordinates.flatten(0, -2).unsqueeze(-3) if together else coordinates
         known, outputs = self._squared_exponential, self.mean.shape[-2]
         if known is None:
-            return stacked_kernel(self.kernel, coordinates, images, outputs)
-        matrix = known.matrix(coordinates, images)
-        return matrix.expand(*matrix.shape[:-3], outputs, *matrix.shape[-2:])
+            matrix = stacked_kernel(self.kernel, points, images, outputs)
+        else:
+            matrix = known.matrix(points, images)
+            matrix = matrix.expand(*matrix.shape[:-3], outputs, *matrix.shape[-2:])
+        return matrix.unflatten(-2, (*batch, n)).movedim(0, -3) if together else matrix
 
     @cached_property
     def _squared_exponential(self) -> SquaredExponential | None:
@@ -197,17 +178,10 @@ class ExactInference(Inference[ExactMemory, ExactCache]):
     def process(
         self, memory: ExactMemory, cache: ExactCache | None, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, ExactCache]:
-        """Solve in O(n³), unless that has been done."""
+        """Solve in O(n³), unless cached."""
         if cache is None or not prior.is_in(cache.state):
-            outcomes, noise = prior.standardized(memory.rows.told)
-            mean = prior.mean.unsqueeze(-1).clone()
-            noise = noise / memory.weight.unsqueeze(-2)
-            told = CentredRows(memory.rows.X, outcomes - mean, noise)
-            before = KernelPrior(frozen(prior.kernel), mean)
-            process, jitter = ObservationSpaceProcess.of(before, told)
-            if jitter > 0.0:
-                what = "jitter on the observations' covariance"
-                prior.model.log_event(what, len(memory), jitter)
+            before = KernelPrior(frozen(prior.kernel), prior.mean.unsqueeze(-1).clone())
+            process = prior.given_rows(before, memory.rows, memory.weight.unsqueeze(-2))
             cache = Solved(prior.state(), process)
         return cache.process, cache
 
@@ -225,18 +199,11 @@ class ExactInference(Inference[ExactMemory, ExactCache]):
 
         ``N(y; f, s)ʷ`` is ``N(y; f, s / w)`` times ``(2 π s / w)^½ (2 π s)^(−w / 2)``. Cost O(n³).
         """
-        outcomes, noise = prior.standardized(memory.rows)
-        covariance = differentiable_matrix(
-            prior.kernel, memory.rows.X, memory.rows.X, prior.num_outputs
-        )
-        weight = memory.weight.unsqueeze(-2)
-        value = dense_log_marginal_likelihood(
-            covariance.expand(*outcomes.shape, outcomes.shape[-1]),
-            outcomes - prior.mean.unsqueeze(-1),
-            noise / weight,
-        )
+        rows, weight = memory.rows, memory.weight.unsqueeze(-2)
+        covariance = differentiable_matrix(prior.kernel, rows.X, rows.X, prior.num_outputs)
+        value = prior.log_evidence_of_rows(rows, covariance, weight)
         if bool((weight != 1.0).any()):
-            logs = (2.0 * math.pi * noise).log()
+            logs = (2.0 * math.pi * prior.standardized(rows)[1]).log()
             value = value + 0.5 * ((1.0 - weight) * logs - weight.log()).sum(-1)
         return value, cache
 

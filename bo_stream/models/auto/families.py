@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,14 +51,14 @@ class SiteExactInference(ExactInference):
     def process(
         self, memory: ExactMemory, cache: ExactCache | None, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, ExactCache]:
-        """Find the sites at the hyperparameters as they are, and solve, unless that is kept."""
+        """Find the sites at the hyperparameters as they are, and solve, unless cached."""
         if cache is None or not prior.is_in(cache.state):
             memory = self.sited(memory, prior)
         return super().process(memory, cache, prior, X)
 
     @torch.no_grad()
     def sited(self, memory: ExactMemory, prior: Prior) -> ExactMemory:
-        """Find the sites of all rows anew, from those that they have. Cost O(n³) a step."""
+        """Find the sites of all rows again, from those that they have. Cost O(n³) a step."""
         rows, weight = memory.rows, memory.weight.unsqueeze(-2)
         if len(rows) == 0:
             return memory
@@ -113,10 +112,10 @@ OPTIONS = ("grid_size", "tolerance", "max_rank", "max_points", "window", "hyper_
 """Names of the streaming families' options."""
 
 MOST_EXACT = 2000
-"""Most observations that are held exactly by default, where another family is allowed."""
+"""Most observations that are stored exactly by default, where another family is allowed."""
 
 MOST_COUNTS = 512
-"""Most rows of counts that are held so: a step of sites costs several exact posteriors."""
+"""Most rows of counts that are stored exactly: a step of sites costs several exact posteriors."""
 
 Begun = tuple[Inference[Any, Any], Any]
 """An inference, and a memory of no observations."""
@@ -178,7 +177,7 @@ def _takes(family: str, prior: Prior, dim: int, box: Tensor | None) -> bool:
 
 
 def most_exact(families: Sequence[str], prior: Prior, dim: int, box: Tensor | None) -> int:
-    """Choose up to how many observations are held exactly before the next family follows.
+    """Choose up to how many observations are stored exactly before the next family follows.
 
     It is the number up to which :func:`bo_stream.recommend` puts the exact model before that
     family, and at most ``MOST_EXACT``.
@@ -204,7 +203,9 @@ def check_family(family: str, prior: Prior, dim: int, box: Tensor | None) -> Non
     Raises:
         UnsupportedError: It cannot.
     """
-    able = _able(prior.likelihood)
+    able: tuple[str, ...] = FAMILIES[:3] if is_gaussian(prior.likelihood) else (OSVGP,)
+    if isinstance(prior.likelihood, BinomialLikelihood):
+        able = EXACT, OSVGP
     if family not in able:
         raise UnsupportedError(
             f"Expected families to be some of {', '.join(able)} with a "
@@ -217,13 +218,6 @@ def check_family(family: str, prior: Prior, dim: int, box: Tensor | None) -> Non
                 "Expected bounds, the box of all inputs, with family WISKI: its grid cannot grow "
                 "far beyond. Give bounds, or take OSGPR."
             )
-
-
-def _able(likelihood: Likelihood) -> tuple[str, ...]:
-    """Return the families that can take a likelihood."""
-    if isinstance(likelihood, BinomialLikelihood):
-        return EXACT, OSVGP
-    return FAMILIES[:3] if is_gaussian(likelihood) else (OSVGP,)
 
 
 def begin(
@@ -292,27 +286,6 @@ ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
-class Discrepancy:
-    """How far a posterior is from the exact one; all NaN where that is not known.
-
-    Attributes:
-        mean_error: Largest difference of the means at rows, in prior standard deviations.
-        variance_error: Largest difference of the variances at rows, in prior variances.
-        deviation: Largest difference of the means at rows, between rows and in the box, in exact
-            posterior standard deviations, at least :data:`RESOLVED` of the noise's.
-        least_ratio: Least ratio of the variance to the exact one there, of both no less than the
-            square of such a standard deviation.
-        largest_ratio: Largest such ratio.
-    """
-
-    mean_error: float = math.nan
-    variance_error: float = math.nan
-    deviation: float = math.nan
-    least_ratio: float = math.nan
-    largest_ratio: float = math.nan
-
-
-@dataclass(frozen=True)
 class ExactPosterior:
     """The exact posterior at rows, in the middle between neighbouring ones, and in the box.
 
@@ -362,13 +335,18 @@ class ExactPosterior:
         return cls(points, some, mean, variance, scale, floor)
 
     @torch.no_grad()
-    def discrepancy(self, process: PosteriorProcess) -> Discrepancy:
-        """Compare another posterior with it."""
+    def discrepancy(self, process: PosteriorProcess) -> tuple[float, float, float, float, float]:
+        """Compare another posterior with it.
+
+        Returns:
+            ``mean_error`` to ``largest_ratio`` of a
+            :class:`~bo_stream.models.auto.inference.HandOver`.
+        """
         mean, variance = process.marginals(self.points)
         error, exact = (mean - self.mean).abs(), torch.maximum(self.variance, self.floor)
         ratio = torch.maximum(variance, self.floor) / exact
         scale, at = self.prior_variance[..., : self.rows], slice(self.rows)
-        return Discrepancy(
+        return (
             float((error[..., at] / scale.sqrt()).max()),
             float(((variance - self.variance)[..., at].abs() / scale).max()),
             float((error / exact.sqrt()).max()),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -24,7 +23,6 @@ from bo_stream.models.auto.families import (
     MEAN_ERROR,
     OSGPR,
     VARIANCE_RATIO,
-    Discrepancy,
     ExactPosterior,
     begin,
     exact_inference,
@@ -32,7 +30,7 @@ from bo_stream.models.auto.families import (
 from bo_stream.models.inducing.inference import MAX_POINTS, InducingCache
 from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.inference import Inference, Prior
-from bo_stream.models.memory import Observations
+from bo_stream.models.memory import Memory, Observations
 from bo_stream.models.wiski.inference import check_in_grid
 from bo_stream.process import PosteriorProcess
 from bo_stream.warnings import users_stack_level
@@ -55,7 +53,7 @@ class HandOver:
         after: Name of the family since.
         seconds: That it took, on the clock, the comparison left out.
         mean_error: Largest difference of the posterior means from the exact posterior's at rows
-            that are held, in prior standard deviations; NaN if the likelihood has no exact one,
+            that are stored, in prior standard deviations; NaN if the likelihood has no exact one,
             or if there are more than ``COMPARABLE`` rows.
         variance_error: Largest difference of the posterior variances from the exact posterior's
             there, in prior variances; NaN as ``mean_error``.
@@ -91,7 +89,7 @@ class HandOver:
 
 
 @dataclass(frozen=True)
-class AutoMemory:
+class AutoMemory(Memory):
     """The memory of the family that is in use, and all rows while these can be held.
 
     Attributes:
@@ -113,13 +111,8 @@ class AutoMemory:
 
     @property
     def held(self) -> ExactMemory | None:
-        """All observations as rows, if they are held."""
+        """All observations as rows, if they are stored."""
         return self.inner if self.family == EXACT else self.rows
-
-    def with_options(self, **options: Any) -> AutoMemory:
-        """Change options of the family's inference."""
-        inference: Any = self.inference
-        return replace(self, inference=replace(inference, **options))
 
     @property
     def totals(self) -> Tensor:
@@ -133,30 +126,10 @@ class AutoMemory:
         counts: Tensor = self.inner.counts
         return counts
 
-    def mean_known_noise(self) -> Tensor | None:
-        """Mean of the known noise variances, ``... x m``, or None without any."""
-        noise: Tensor | None = self.inner.mean_known_noise()
-        return noise
-
-    def scale(self, factor: float) -> AutoMemory:
-        """Let every observation count ``factor`` times."""
-        rows = None if self.rows is None else self.rows.scale(factor)
-        return replace(self, inner=self.inner.scale(factor), rows=rows)
-
-    def map_targets(self, matrix: Tensor) -> AutoMemory:
-        """Turn targets into ``[Y, 1] @ matrix``."""
-        rows = None if self.rows is None else self.rows.map_targets(matrix)
-        return replace(self, inner=self.inner.map_targets(matrix), rows=rows)
-
-    def select(self, outputs: list[int]) -> AutoMemory:
-        """Copy the memory of some of the outputs."""
-        rows = None if self.rows is None else self.rows.select(outputs)
-        return replace(self, inner=self.inner.select(outputs), rows=rows)
-
-    def to(self, device: torch.device) -> AutoMemory:
-        """Move the memory to another device."""
-        rows = None if self.rows is None else self.rows.to(device)
-        return replace(self, inner=self.inner.to(device), rows=rows)
+    def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """See :meth:`Memory.known_sums`."""
+        sums: tuple[Tensor, Tensor, Tensor] | None = self.inner.known_sums()
+        return sums
 
 
 @dataclass(frozen=True)
@@ -167,8 +140,8 @@ class AutoInference(Inference[AutoMemory, Any]):
 
     Attributes:
         families: Names of those allowed, in the order in which they are tried.
-        max_exact: Most observations that are held exactly, where other families are allowed.
-        max_rows: Most observations that are held as rows beside another family's memory.
+        max_exact: Most observations that are stored exactly, where other families are allowed.
+        max_rows: Most observations that are stored as rows alongside another family's memory.
         box: Box in which the inputs of the process lie, ``2 x d``; None where it is not known.
         options: Of the streaming families, see :func:`begin`.
     """
@@ -222,18 +195,26 @@ class AutoInference(Inference[AutoMemory, Any]):
             exact = ExactPosterior.of(memory.inner, cache, prior, self.box)
         reasons: list[str] = []
         moved: list[_Candidate] = []
-        for family, options in self._candidates(others):
-            try:
-                with _heard(prior.model) as told:
+        candidates: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in others]
+        if OSGPR in others and "max_points" not in self.options:  # once more, with twice as many
+            candidates.append((OSGPR, {"max_points": 2 * MAX_POINTS}))
+        model: Any = prior.model
+        said = model._said
+        for family, options in candidates:
+            with warnings.catch_warnings(record=True) as warned:  # given if the family is taken
+                warnings.simplefilter("always")
+                try:
                     found = self._moved(family, memory, prior, options, exact)
-            except (BotorchError, NotPSDError, ValueError) as error:
-                reasons.append(f"{family}: {error}")
-                continue
-            moved.append(_Candidate(*found, told))
+                except (BotorchError, NotPSDError, ValueError) as error:
+                    reasons.append(f"{family}: {error}")
+                    continue
+                finally:
+                    now_said, model._said = model._said, said
+            moved.append(_Candidate(*found, warned, now_said))
             if not moved[-1].excess > 1.0:  # NaN where it is not known
-                return moved[-1].taken(prior.model)
+                return moved[-1].taken(model)
         if moved:
-            return min(moved, key=lambda each: each.excess).taken(prior.model)
+            return min(moved, key=lambda each: each.excess).taken(model)
         warnings.warn(
             f"The model stays exact at {len(memory.inner)} observations, at a cost that grows with "
             f"their cube, for no other family could be begun. {' '.join(reasons)}",
@@ -242,20 +223,13 @@ class AutoInference(Inference[AutoMemory, Any]):
         )
         return replace(memory, again=2.0 * len(memory.inner)), cache
 
-    def _candidates(self, families: list[str]) -> list[tuple[str, dict[str, Any]]]:
-        """List the families in order, and once more the inducing points, twice as many."""
-        named: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in families]
-        if OSGPR in families and "max_points" not in self.options:
-            named.append((OSGPR, {"max_points": 2 * MAX_POINTS}))
-        return named
-
     def moved_to(
         self,
         family: str,
         memory: AutoMemory,
         cache: Any,
         prior: Prior,
-        options: dict[str, Any] | None = None,
+        options: dict[str, Any],
     ) -> tuple[AutoMemory, Any]:
         """Move to a family by way of all rows, and compare its posterior with the exact one.
 
@@ -270,7 +244,7 @@ class AutoInference(Inference[AutoMemory, Any]):
                 f" got one of {float(memory.counts.max()):g}. Build another from the data."
             )
         exact = ExactPosterior.of(rows, cache if memory.family == EXACT else None, prior, self.box)
-        return self._moved(family, memory, prior, options or {}, exact)
+        return self._moved(family, memory, prior, options, exact)
 
     def _moved(
         self,
@@ -280,16 +254,25 @@ class AutoInference(Inference[AutoMemory, Any]):
         options: dict[str, Any],
         exact: ExactPosterior | None,
     ) -> tuple[AutoMemory, Any]:
-        """Move by way of all rows, which are held, and say so where it is far from exact."""
+        """Move by way of all rows, which are stored, and say so where it is far from exact."""
         rows, begun = cast(ExactMemory, memory.held), time.perf_counter()
         inference, inner, own = self._of_rows(family, rows, prior, {**self.options, **options})
         process, own = inference.process(inner, own, prior, rows.rows.X)
         seconds = time.perf_counter() - begun
-        found = Discrepancy() if exact is None else exact.discrepancy(process)
+        errors = (math.nan,) * 5 if exact is None else exact.discrepancy(process)
         total = float(memory.counts.reshape(-1)[0])
-        move = HandOver(total, memory.family, family, seconds, *astuple(found))
+        move = HandOver(total, memory.family, family, seconds, *errors)
         if move.excess > 1.0:
-            _warn_of(move)
+            warnings.warn(
+                f"Since it moved from {move.before} to {move.after} at {move.observations:,.0f} "
+                f"observations, the model's posterior means are up to {move.deviation:.2g} "
+                "posterior standard deviations from the exact process's, and its variances "
+                f"{move.least_ratio:.2g} to {move.largest_ratio:.2g} times the exact ones (history "
+                "has these numbers). Raise max_exact, max_points or grid_size, or allow more "
+                "families.",
+                HandOverWarning,
+                stacklevel=users_stack_level(),
+            )
         kept = rows if family != EXACT and len(rows) <= self.max_rows else None
         return AutoMemory(family, inference, inner, kept, (*memory.history, move)), own
 
@@ -373,17 +356,6 @@ class AutoInference(Inference[AutoMemory, Any]):
         """Return the posterior of the family in use, in the weights of features."""
         return memory.inference.feature_process(memory.inner, cache, prior, X)
 
-    def part(self, memory: AutoMemory, cache: Any) -> tuple[Inference[Any, Any], Any, Any]:
-        """Return inference, memory and cache of the family in use."""
-        return memory.inference, memory.inner, cache
-
-    def with_part(
-        self, of: tuple[Inference[Any, Any], Any, Any], memory: AutoMemory, cache: object
-    ) -> tuple[AutoInference, AutoMemory, Any]:
-        """Return inference, memory and cache with another :meth:`part`."""
-        inference, inner, own = of
-        return self, replace(memory, inference=inference, inner=inner), own
-
     def check_reach(self, process: PosteriorProcess, X: Tensor | None) -> None:
         """Check that inputs are inside the grid, where the family in use has one."""
         check_in_grid(process, X)
@@ -401,7 +373,7 @@ class AutoInference(Inference[AutoMemory, Any]):
     def refitted(self, memory: AutoMemory, cache: Any, prior: Prior) -> tuple[AutoMemory, Any]:
         """Let the family in use follow new hyperparameters.
 
-        Counts that are still held enter anew, together, if these have changed: their sites become
+        Counts that are still held enter again, together, if these have changed: their sites become
         those of the batch. Cost as of a hand-over.
         """
         solved = cache.solved if isinstance(cache, InducingCache) else None
@@ -414,7 +386,7 @@ class AutoInference(Inference[AutoMemory, Any]):
         return replace(memory, inner=inner), cache
 
     def cleared(self, memory: AutoMemory, prior: Prior) -> AutoMemory:
-        """Begin anew in the first of the families."""
+        """Begin again in the first of the families."""
         like = prior.model.train_targets.new_empty(0, prior.model._process_dim)
         return replace(self.start(prior, like), history=memory.history)
 
@@ -425,26 +397,21 @@ class AutoInference(Inference[AutoMemory, Any]):
         return replace(memory, inner=inner, rows=rows), cache
 
 
-@dataclass
-class _Told:
-    """Warnings that were held back while a family was begun, and the model's notes of them.
-
-    Attributes:
-        warned: The warnings.
-        said: Names of warnings that the model gives once, as they are if the family is taken.
-    """
-
-    warned: list[warnings.WarningMessage]
-    said: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class _Candidate:
-    """A family that has been begun, and may be taken."""
+    """A family that has been begun, and may be taken.
+
+    Attributes:
+        memory: Of the model in that family.
+        cache: Of the family.
+        warned: The warnings on the way.
+        said: Names of warnings that the model gives once, with those on the way.
+    """
 
     memory: AutoMemory
     cache: Any
-    told: _Told
+    warned: list[warnings.WarningMessage]
+    said: tuple[str, ...]
 
     @property
     def excess(self) -> float:
@@ -453,33 +420,7 @@ class _Candidate:
 
     def taken(self, model: Any) -> tuple[AutoMemory, Any]:
         """Return memory and cache, and give the warnings of this family, of no other."""
-        model._said = self.told.said
-        for each in self.told.warned:
+        model._said = self.said
+        for each in self.warned:
             warnings.warn(each.message, stacklevel=users_stack_level())
         return self.memory, self.cache
-
-
-@contextmanager
-def _heard(model: Any) -> Iterator[_Told]:
-    """Hold warnings back, and leave the model's notes of those given as they were."""
-    said = model._said
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        told = _Told(warned)
-        try:
-            yield told
-        finally:
-            told.said, model._said = model._said, said
-
-
-def _warn_of(move: HandOver) -> None:
-    """Warn of a move that changes the posterior, with what there is to do."""
-    warnings.warn(
-        f"Since it moved from {move.before} to {move.after} at {move.observations:,.0f} "
-        f"observations, the model's posterior means are up to {move.deviation:.2g} posterior "
-        f"standard deviations from the exact process's, and its variances {move.least_ratio:.2g} "
-        f"to {move.largest_ratio:.2g} times the exact ones (history has these numbers). Raise "
-        "max_exact, max_points or grid_size, or allow more families.",
-        HandOverWarning,
-        stacklevel=users_stack_level(),
-    )

@@ -34,7 +34,6 @@ from bo_stream.models.clustered.solver import (
 from bo_stream.models.inference import Inference, Prior
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, check_remainder
 from bo_stream.process import PosteriorProcess
-from bo_stream.tensors import map_tensors
 from bo_stream.warnings import ProjectionWarning, users_stack_level, warn_of_coarse_centres
 from bo_stream.weights import InformationForm, Regrouping, Whitened, grouped_statistics
 
@@ -163,21 +162,12 @@ class ClusterMemory(HoldsStatistics):
 
     def scale(self, factor: float) -> ClusterMemory:
         """Let every observation count ``factor`` times."""
-        statistics = self.statistics.map(lambda s: s.scale(factor))
-        moves = self.moves * factor
-        return replace(self, statistics=statistics, sizes=self.sizes * factor, moves=moves)
-
-    def map_targets(self, matrix: Tensor) -> ClusterMemory:
-        """Turn targets into ``[Y, 1] @ matrix``, exactly."""
-        return replace(self, statistics=self.statistics.map(lambda s: s.map_targets(matrix)))
-
-    def select(self, outputs: list[int]) -> ClusterMemory:
-        """Copy the memory of some of the outputs."""
-        return replace(self, statistics=self.statistics.select(outputs))
+        scaled = super().scale(factor)
+        return replace(scaled, sizes=self.sizes * factor, moves=self.moves * factor)
 
     def to(self, device: torch.device) -> ClusterMemory:
         """Move the memory to another device."""
-        moved = map_tensors(self, lambda tensor: tensor.to(device))
+        moved = super().to(device)
         return replace(moved, tree=self.tree.to(moved.centres))
 
 

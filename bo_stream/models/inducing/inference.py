@@ -26,7 +26,6 @@ from bo_stream.bases.inducing import (
 from bo_stream.linalg import check_memory, independent_rows
 from bo_stream.marginal_likelihood import (
     NoiseGroup,
-    dense_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
 from bo_stream.models.base import StreamingGP
@@ -53,7 +52,7 @@ MEMORY_LIMIT_GIB = 4.0
 """Of all matrices over the inducing points together."""
 
 MATRICES = 3
-"""As many of them are held for each output: the kernel's root, the gram, the posterior's root."""
+"""As many of them are stored for each output: the kernel's root, the gram, the posterior's root."""
 
 COARSE, ROUNDING = "coarse points", "rounding"
 """What a model says once."""
@@ -70,11 +69,6 @@ class Settled:
 
     solved: SolvedWeights
     rows: Rows
-
-    @property
-    def alone(self) -> Settled:
-        """The same without outcomes that are held."""
-        return replace(self, rows=self.rows[:0])
 
 
 @dataclass(frozen=True)
@@ -124,7 +118,7 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
     def process(
         self, memory: InducingMemory, cache: Cached, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, InducingCache]:
-        """Solve for the weights in O(M³), unless that has been done."""
+        """Solve for the weights in O(M³), unless cached."""
         if cache is not None and cache.solved is not None and prior.is_in(cache.solved.state):
             return cache.solved.process, cache
         cache = self.current(memory, cache, prior)
@@ -132,15 +126,20 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         return solved.process, replace(cache, solved=solved)
 
     def solved(self, known: PointStatistics, basis: InducingBasis, prior: Prior) -> SolvedWeights:
-        """Solve for the weights of a basis from statistics in it. Cost O(M³)."""
+        """Solve for the weights of a basis from statistics in it; warn once of rounding. O(M³)."""
         groups = self.noise_groups(known.statistics, prior)
         weights = solve(prior.evidence_of(groups))
-        _warn_of_rounding(weights.mean, groups, known.counts, prior)
+        total = torch.stack([g.statistics.energy[..., 1, 1] / g.level for g in groups]).sum(0)
+        mean_square = total / known.counts.clamp_min(1.0)
+        error, model = error_of_rounding(weights.mean, mean_square), prior.model
+        if error > MOST_ERROR and not model.has_said(ROUNDING):
+            model.says(ROUNDING)
+            warn_of_rounding(error)
         process = WeightSpaceProcess(basis, weights, prior.mean.unsqueeze(-1).clone())
         return SolvedWeights(prior.state(), process)
 
     def current(self, memory: InducingMemory, cache: Cached, prior: Prior) -> InducingCache:
-        """Express the memory in the basis of the kernel as it is, in O(M³), unless that is kept."""
+        """Express the memory in the basis of the kernel as it is, in O(M³), unless cached."""
         if cache is not None and is_in(prior.kernel, cache.state):
             if cache.memory.allocator is not memory.allocator:  # for it was set since
                 cache = replace(cache, memory=replace(cache.memory, allocator=memory.allocator))
@@ -161,24 +160,15 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         Titsias2009, eq. 9] While the window holds all observations it is that of a dense exact
         process, which takes no difference of numbers as large as the outcomes over the noise.
         """
-        if memory.holds_all_rows:
-            return self._objective_of_rows(memory, prior), cache
+        rows = memory.rows.data
+        if len(rows) > 0 and bool((memory.counts == len(rows)).all()):
+            covariance = differentiable_matrix(prior.kernel, rows.X, rows.X, prior.num_outputs)
+            return prior.log_evidence_of_rows(rows, covariance), cache
         told = memory.as_values
         covariance = told.values.prior(prior.kernel, prior.num_outputs)
         groups = self.noise_groups(told.statistics, prior)
         bound = subspace_log_marginal_likelihood(groups, prior.target_map(), covariance)
         return bound - 0.5 * self.trace_term(told.trace, prior), cache
-
-    def _objective_of_rows(self, memory: InducingMemory, prior: Prior) -> Tensor:
-        """Return the log marginal likelihood of the window's rows alone. Cost O(window³)."""
-        rows = memory.rows.data
-        outcomes, noise = prior.standardized(rows)
-        covariance = differentiable_matrix(prior.kernel, rows.X, rows.X, prior.num_outputs)
-        return dense_log_marginal_likelihood(
-            covariance.expand(*outcomes.shape, outcomes.shape[-1]),
-            outcomes - prior.mean.unsqueeze(-1),
-            noise,
-        )
 
     # --- memory --------------------------------------------------------------------------------
 
@@ -211,7 +201,7 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
     def moved(
         self, memory: InducingMemory, cache: Cached, device: torch.device
     ) -> tuple[InducingMemory, Cached]:
-        """Keep the basis, for one that is made anew differs by rounding or a jitter."""
+        """Keep the basis, for one that is made again differs by rounding or a jitter."""
         after = memory.to(device)
         if cache is None:
             return after, None
@@ -288,7 +278,7 @@ class CollapsedInference(InducingInference):
     Nguyen and Turner, 2017).
 
     Attributes:
-        window: How many of the latest observations are held as rows.
+        window: How many of the latest observations are stored as rows.
     """
 
     window: int
@@ -315,7 +305,7 @@ class CollapsedInference(InducingInference):
     def refitted(
         self, memory: InducingMemory, cache: Cached, prior: Prior
     ) -> tuple[InducingMemory, Cached]:
-        """Place the points anew for the new kernel, among the rows of the window."""
+        """Place the points again for the new kernel, among the rows of the window."""
         now = before = self.current(memory, cache, prior)
         if memory.is_in(before.basis):
             return memory, before
@@ -391,17 +381,6 @@ def log_basis(model: StreamingGP, basis: InducingBasis, memory: InducingMemory) 
     if basis.jitter > 0.0:
         what = "jitter on the kernel matrix of inducing points"
         model.log_event(what, basis.rank, basis.jitter, count)
-
-
-def _warn_of_rounding(
-    weights: Tensor, groups: list[NoiseGroup], counts: Tensor, prior: Prior
-) -> None:
-    """Warn once, where outcomes are too far out for float64."""
-    total = torch.stack([g.statistics.energy[..., 1, 1] / g.level for g in groups]).sum(0)
-    error, model = error_of_rounding(weights, total / counts.clamp_min(1.0)), prior.model
-    if error > MOST_ERROR and not model.has_said(ROUNDING):
-        model.says(ROUNDING)
-        warn_of_rounding(error)
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from bo_stream.weights import MatrixMap, padded, weighted_statistics
 class InducingMemory(HoldsStatistics):
     """Statistics of all observations at inducing points, and the latest of them also as rows.
 
-    When points or hyperparameters move, rows are expressed anew, exactly, and hyperparameters are
+    When points or hyperparameters move, rows are expressed again, exactly, and hyperparameters are
     learned from their full covariance.
 
     Attributes:
@@ -29,7 +29,7 @@ class InducingMemory(HoldsStatistics):
         rows: The latest of them; none in a model without a window.
         allocator: Where the points go as the stream goes by; None: they stay.
         moments: Adam's, where updates learn hyperparameters and have done so.
-        held: The latest outcomes of another likelihood than a Gaussian one; None: none are held.
+        held: The latest outcomes of another likelihood than a Gaussian one; None: none are stored.
     """
 
     whole: PointStatistics
@@ -61,13 +61,8 @@ class InducingMemory(HoldsStatistics):
 
     @property
     def settled(self) -> PointStatistics:
-        """Statistics of all but the outcomes that are held."""
+        """Statistics of all but the outcomes that are stored."""
         return self.whole if self.held is None else self.held.before
-
-    @property
-    def holds_all_rows(self) -> bool:
-        """Whether every observation, and at least one, is among the recent rows."""
-        return len(self.rows) > 0 and bool((self.counts == len(self.rows)).all())
 
     @cached_property
     def absorbed(self) -> PointStatistics:
@@ -87,7 +82,7 @@ class InducingMemory(HoldsStatistics):
             return self
         rows = Rows.of(self.rows.data, basis, self.counts.shape)
         whole = self.absorbed.in_basis(basis).with_rows(rows)
-        held = None if self.held is None else self.held.in_basis(basis)
+        held = self.held and replace(self.held, before=self.held.before.in_basis(basis))
         return replace(self, whole=whole, rows=rows, held=held)
 
     def grown(self, basis: InducingBasis) -> InducingMemory:
@@ -99,7 +94,7 @@ class InducingMemory(HoldsStatistics):
             statistics = self.statistics.continued(rows.features, rows.data)
             gone = TraceTerm.of(rows.data, rows.residual - self.rows.residual)
             whole = PointStatistics(basis.values, statistics, self.whole.trace + gone)
-        held = None if self.held is None else self.held.grown(basis)
+        held = self.held and replace(self.held, before=self.held.before.padded(basis))
         return replace(self, whole=whole, rows=rows, held=held)
 
     def after(self, new: Rows, window: int) -> InducingMemory:
@@ -127,17 +122,19 @@ class InducingMemory(HoldsStatistics):
         if moments is not None:
             moments = subset_moments(moments, torch.Size(batch), of, outputs)
         whole, rows = self.whole.select(outputs), self.rows.select(outputs)
-        held = None if self.held is None else self.held.select(outputs)
+        held = self.held
+        if held is not None:
+            held = HeldOutcomes(held.data.select(outputs), held.before.select(outputs))
         return InducingMemory(whole, rows, self.allocator, moments, held)
 
     def to(self, device: torch.device) -> InducingMemory:
         """Return a copy on a device."""
-        moved, allocator = map_tensors(self, lambda t: t.to(device)), self.allocator
+        moved, allocator = super().to(device), self.allocator
         return moved if allocator is None else replace(moved, allocator=allocator.to(moved.totals))
 
     @cached_property
     def as_values(self) -> PointStatistics:
-        """Statistics in which each recent row is a value at its own input, beside the points.
+        """Statistics in which each recent row is a value at its own input, alongside the points.
 
         So nothing of the rows enters the trace term, whatever the kernel becomes.
         """
@@ -208,13 +205,8 @@ class PointStatistics(HoldsStatistics):
 
     def scale(self, factor: float) -> PointStatistics:
         """Let every observation count ``factor`` times."""
-        statistics = self.statistics.map(lambda s: s.scale(factor))
         trace = map_tensors(self.trace, lambda total: total * factor)
-        return PointStatistics(self.values, statistics, trace)
-
-    def map_targets(self, matrix: Tensor) -> PointStatistics:
-        """Turn targets into ``[Y, 1] @ matrix``, exactly."""
-        return replace(self, statistics=self.statistics.map(lambda s: s.map_targets(matrix)))
+        return replace(super().scale(factor), trace=trace)
 
     def select(self, outputs: list[int]) -> PointStatistics:
         """Return a copy for some of the outputs."""
@@ -225,7 +217,7 @@ class PointStatistics(HoldsStatistics):
 
 @dataclass(frozen=True)
 class HeldOutcomes:
-    """The latest outcomes of another likelihood, whose sites are found anew at each update.
+    """The latest outcomes of another likelihood, whose sites are found again at each update.
 
     Attributes:
         data: The outcomes as they came, with the sites that they have in the statistics of all.
@@ -234,18 +226,6 @@ class HeldOutcomes:
 
     data: Observations
     before: PointStatistics
-
-    def in_basis(self, basis: InducingBasis) -> HeldOutcomes:
-        """Express by other points and another kernel, as the statistics of all. O(M³)."""
-        return replace(self, before=self.before.in_basis(basis))
-
-    def grown(self, basis: InducingBasis) -> HeldOutcomes:
-        """Express in a basis with more points, after these. Cost O(M²)."""
-        return replace(self, before=self.before.padded(basis))
-
-    def select(self, outputs: list[int]) -> HeldOutcomes:
-        """Return a copy for some of the outputs."""
-        return HeldOutcomes(self.data.select(outputs), self.before.select(outputs))
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class InducingModel(StreamingGP, ABC):
 
 
 WINDOW = 512
-"""Rows that are held beside the statistics."""
+"""Rows that are stored alongside the statistics."""
 
 
 class OSGPR(InducingModel):
@@ -180,7 +180,7 @@ class OSGPR(InducingModel):
                 well.
             window: How many of the latest observations to hold as rows beside the statistics. They
                 are expressed exactly when points or hyperparameters move; hyperparameters are
-                learned from their full covariance, and points placed anew among them. 0: none.
+                learned from their full covariance, and points placed again among them. 0: none.
 
         Raises:
             BotorchTensorDimensionError: Shapes do not fit together.
@@ -278,7 +278,7 @@ class OSVGP(InducingModel):
       found, so that a stream differs a little from its batch: after 400 counts of at most 5
       examined by up to 0.8 of a posterior's standard deviation, with the window of 300 that counts
       have by default by 0.003; ``elbo`` bounds the likelihood of the last batch times those sites,
-      not of all data; a site of negative precision (Student-t, at outliers) is held at zero. What
+      not of all data; a site of negative precision (Student-t, at outliers) is set to zero. What
       is approximate in OSGPR.
     - Learned: kernel and mean from memory alone, sites held, by
       ``fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data))``, whose ``num_data``
@@ -360,7 +360,7 @@ class OSVGP(InducingModel):
                 hundredths of a standard deviation of the exact posterior where the process has one
                 of about 1, and rough where nothing is known of a process of large scale; three are
                 enough there.
-            window: How many of the latest outcomes are held, whose sites are found anew at each
+            window: How many of the latest outcomes are stored, whose sites are found again at each
                 update, and which can be retracted. Default: 300 of a ``BinomialLikelihood``, whose
                 rows can say little each, so that many errors add up; 0 of any other. Without
                 effect on a Gaussian likelihood.

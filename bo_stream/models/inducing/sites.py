@@ -42,7 +42,7 @@ from bo_stream.weights import (
 )
 
 ROUND = 20
-"""Steps of the hyperparameters before the inducing points are placed anew for them."""
+"""Steps of the hyperparameters before the inducing points are placed again for them."""
 
 WARM_STEPS = 3
 """Most natural-gradient steps after one step of the hyperparameters."""
@@ -95,7 +95,9 @@ class SiteInference(InducingInference):
         now, update = self._begun(before, hyper, data, prior, placed, moved=steps > 0)
         if steps == 0:
             settled = self._settled(now, prior)
-            update = replace(update, settled=settled if placed is not None else settled.alone)
+            if placed is None:  # some of these outcomes leave
+                settled = replace(settled, rows=settled.rows[:0])
+            update = replace(update, settled=settled)
         now = self._kept(now, update, 0 if prior.is_gaussian else self.window)
         if data.sign < 0.0:
             self.check_solvable(now.memory, prior)
@@ -237,7 +239,7 @@ class OnlineUpdate:
         return fit_sites(prior, expected, power, steps, options.natural_rate, start, begin)
 
     def settled_after(self, fit: Fit, left: int) -> Settled | None:
-        """Carry along what is settled as the first of the batch enter it; None: begin anew."""
+        """Carry along what is settled as the first of the batch enter it; None: begin again."""
         if self.settled is None or not self.options.collective.is_alone or self.data.sign < 0.0:
             return None
         solved, (features, residual) = self.settled.solved, self._features

@@ -18,7 +18,7 @@ from bo_stream.models.inference import Hyperparameters, Inference, Prior, Solved
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, check_remainder
 from bo_stream.models.stochastic.budget import ConstrainedAdam
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
-from bo_stream.tensors import is_same, map_tensors
+from bo_stream.tensors import is_same
 from bo_stream.warnings import warn_of_few_features
 from bo_stream.weights import (
     InformationForm,
@@ -262,11 +262,11 @@ class LastLayerMemory(HoldsStatistics):
     @torch.no_grad()
     def carried(self) -> Carried:
         """Prepare the statistics for a change of features. Cost O(w r² + r³) for w rows."""
-        features, others = self.features(self.rows.X), self.statistics.map(lambda s: s.scale(0.0))
+        features, others = self.features(self.rows.X), self.statistics.scale(0.0)
         counts, held = self.counts, float(self.weight.sum())
         if bool((counts - held > _NOTHING * (1.0 + counts)).any()):
             rows = _observed(others, features, self.rows, self.weight)
-            others = self.statistics + rows.map(lambda s: s.scale(-1.0))
+            others = self.statistics + rows.scale(-1.0)
         return Carried(self.rows, self.weight, features, others, _regression(features))
 
     def plus(self, other: LastLayerMemory) -> LastLayerMemory:
@@ -277,24 +277,19 @@ class LastLayerMemory(HoldsStatistics):
 
     def scale(self, factor: float) -> LastLayerMemory:
         """Let every observation count ``factor`` times."""
-        statistics = self.statistics.map(lambda s: s.scale(factor))
+        statistics = self.statistics.scale(factor)
         return replace(self, statistics=statistics, weight=self.weight * factor)
 
     def map_targets(self, matrix: Tensor) -> LastLayerMemory:
         """Turn targets into ``[Y, 1] @ matrix``, exactly."""
-        statistics = self.statistics.map(lambda s: s.map_targets(matrix))
+        statistics = self.statistics.map_targets(matrix)
         factor, shift = (matrix[..., i, 0].unsqueeze(-1) for i in (0, 1))
         rows = replace(self.rows, targets=self.rows.targets * factor + shift)
         return replace(self, statistics=statistics, rows=rows)
 
-    def select(self, outputs: list[int]) -> LastLayerMemory:
-        """Copy the memory of some of the outputs."""
-        statistics, rows = self.statistics.select(outputs), self.rows.select(outputs)
-        return replace(self, statistics=statistics, rows=rows)
-
     def to(self, device: torch.device) -> LastLayerMemory:
         """Move the memory to another device."""
-        moved = map_tensors(self, lambda tensor: tensor.to(device))
+        moved = super().to(device)
         return replace(moved, network=frozen_network(self.network).to(device))
 
 
@@ -344,7 +339,7 @@ class Carried:
         """Drop the rows at ``k`` places, and keep the weight of all."""
         share = len(index) / len(self.rows)
         rows, weight, former = self.rows.rows(index), self.weight[index], self.former[..., index, :]
-        others = self.others.map(lambda s: s.scale(share))
+        others = self.others.scale(share)
         return Carried(rows, weight, former, others, _regression(former))
 
 

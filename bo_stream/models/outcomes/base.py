@@ -32,6 +32,7 @@ from bo_stream.models.checks import check_finite, check_instance, checked_observ
 from bo_stream.models.memory import Measured, Memory, Targets
 from bo_stream.models.outcomes.noise import NoiseFloor
 from bo_stream.process import PosteriorProcess
+from bo_stream.tensors import map_tensors
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
@@ -142,7 +143,7 @@ class OutcomeChain:
     """An outcome transform split into its fixed part and the standardisation behind it.
 
     The memory holds outcomes after the fixed part. The standardisation is affine in them, so it can
-    be learned anew from the running sums, exactly, at any time.
+    be learned again from the running sums, exactly, at any time.
 
     Attributes:
         transform: That was checked, or None.
@@ -184,8 +185,25 @@ class OutcomeChain:
         """
         chain = cls(transform)
         for step in (*chain.fixed, chain.standardize):
-            if step is not None:
-                _check_step(step, step is chain.standardize)
+            if step is None:
+                continue
+            check_instance("outcome_transform", step, OutcomeTransform, "Standardize(m=1)")
+            if isinstance(step, StratifiedStandardize):
+                fault = "its scale depends on the task, so statistics cannot be rescaled"
+            elif isinstance(step, _FIXED) and step._outputs is not None:
+                fault = (
+                    "BoTorch cannot undo it on some outputs only; use one model per output "
+                    "(ModelList)"
+                )
+            elif step is chain.standardize or isinstance(step, _FIXED):
+                continue
+            elif isinstance(step, Standardize):
+                fault = "a Standardize must be the last of a chain, or it cannot follow the stream"
+            else:
+                fault = "only Log, Power and Bilog, then Standardize, are known to work in a stream"
+            raise UnsupportedError(
+                f"outcome_transform {type(step).__name__} cannot be used in a stream: {fault}."
+            )
         return chain
 
     def to_targets(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -258,7 +276,11 @@ class OutcomeChain:
         if chosen is not None:
             left = [i for i in range(mean.shape[-1]) if i not in chosen]
             mean[..., left], stdv[..., left] = 0.0, 1.0
-        _assign(self.standardize, mean.unsqueeze(-2), stdv.unsqueeze(-2))
+        like = self.standardize.means
+        self.standardize.means = mean.unsqueeze(-2).to(like)
+        self.standardize.stdvs = stdv.unsqueeze(-2).to(like)
+        self.standardize._stdvs_sq = self.standardize.stdvs.square()
+        self.standardize._is_trained = torch.tensor(True, device=like.device)
 
 
 def _moments(totals: Tensor, standardize: Standardize) -> tuple[Tensor, Tensor]:
@@ -272,31 +294,6 @@ def _moments(totals: Tensor, standardize: Standardize) -> tuple[Tensor, Tensor]:
     faded = (count < 2.0) & sure
     last = standardize.stdvs.to(stdv).squeeze(-2)
     return mean, torch.where(faded, last, torch.where(usable, stdv, 1.0))
-
-
-def _assign(standardize: Standardize, means: Tensor, stdvs: Tensor) -> None:
-    like = standardize.means
-    standardize.means = means.to(like)
-    standardize.stdvs = stdvs.to(like)
-    standardize._stdvs_sq = standardize.stdvs.square()
-    standardize._is_trained = torch.tensor(True, device=like.device)
-
-
-def _check_step(step: OutcomeTransform, is_last_standardize: bool) -> None:
-    check_instance("outcome_transform", step, OutcomeTransform, "Standardize(m=1)")
-    if isinstance(step, StratifiedStandardize):
-        fault = "its scale depends on the task, so statistics cannot be rescaled"
-    elif isinstance(step, _FIXED) and step._outputs is not None:
-        fault = "BoTorch cannot undo it on some outputs only; use one model per output (ModelList)"
-    elif is_last_standardize or isinstance(step, _FIXED):
-        return
-    elif isinstance(step, Standardize):
-        fault = "a Standardize must be the last of a chain, or it cannot follow the stream"
-    else:
-        fault = "only Log, Power and Bilog, then Standardize, are known to work in a stream"
-    raise UnsupportedError(
-        f"outcome_transform {type(step).__name__} cannot be used in a stream: {fault}."
-    )
 
 
 # --- the interface of outcomes -------------------------------------------------------------------
@@ -321,7 +318,7 @@ their noise variances where these are not the model's own.
 
 
 class Outcomes(ABC):
-    """How outcomes are held in memory as targets, and what the process is told of these.
+    """How outcomes are stored in memory as targets, and what the process is told of these.
 
     A value: methods return what has changed, and leave this one as it is.
 
@@ -490,15 +487,14 @@ class Outcomes(ABC):
 
     def select(self, outputs: list[int]) -> Self:
         """Return the units of some of the outputs."""
-        return self.map(lambda value: value[..., outputs])
+        return map_tensors(self, lambda value: value[..., outputs])
 
-    # --- the units of the memory, as they follow a stream ----------------------------------------
+    # --- the units of the memory, as they follow a stream: by default they stay ------------------
 
     rescales: ClassVar[bool]
-    """Whether targets in memory can be standardised anew."""
+    """Whether targets in memory can be standardised again."""
 
-    @abstractmethod
-    def begun(self, targets: Tensor, scale: Tensor, zeros_apart: bool, share: float) -> Self:
+    def initialized(self, targets: Tensor, scale: Tensor, zeros_apart: bool, share: float) -> Self:
         """Set the floor of known noise by the variance of the first outcomes.
 
         Args:
@@ -507,9 +503,9 @@ class Outcomes(ABC):
             zeros_apart: Whether observations without noise are a group of their own.
             share: Smallest positive known noise variance, in parts of the outcomes' variance.
         """
+        return self
 
-    @abstractmethod
-    def before(
+    def prepared_for(
         self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
     ) -> Self:
         """Let shift and floor follow the stream before a batch enters or leaves; warn of raises.
@@ -525,26 +521,23 @@ class Outcomes(ABC):
             UnsupportedError: It is not known to what variances that are taken out were raised; see
                 :meth:`NoiseFloor.check_retractable`.
         """
+        return self
 
-    @abstractmethod
-    def found(self, is_found: bool) -> Self:
+    def with_observations(self, is_found: bool) -> Self:
         """Say whether there are observations in memory; else the next ones set the shift."""
+        return self
 
-    @abstractmethod
     def settled(self, totals: Tensor) -> Self:
         """Let the noise of observations said to have none follow the outcomes' variance.
 
         Returns:
             These outcomes where that changes nothing.
         """
+        return self
 
-    @abstractmethod
     def merged(self, other: Self) -> Self:
         """Return the outcomes of two memories together; the other's shift if this one has none."""
-
-    @abstractmethod
-    def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a rule to all tensors."""
+        return self
 
 
 # --- outcomes at single points: their moments, log density and draws, with the noise in ----------

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class GaussianOutcomes(Outcomes):
     """Outcomes less a shift, with noise variances above a floor: what a memory holds.
 
-    Targets are in the units of the outcomes, which may be standardised anew at any time, exactly.
+    Targets are in the units of the outcomes, which may be standardised again at any time, exactly.
 
     Attributes:
         shift: Subtracted from outcomes after the fixed part of their transform, ``batch x m``: sums
@@ -63,15 +63,12 @@ class GaussianOutcomes(Outcomes):
         Where all that are known are zero: what they are raised to.
         """
         inferred = prior.inferred_noise
-        return self.mean_known_noise(prior, memory) if inferred is None else inferred
-
-    def mean_known_noise(self, prior: Prior, memory: Memory) -> Tensor:
-        """Return the mean of the positive known noise variances, ``batch x m``."""
+        if inferred is not None:
+            return inferred
         scale, mean = prior.scale, memory.mean_known_noise()
-        if mean is None:
-            zeros = self.floor.any_zero
-            return prior.zero_noise if zeros else torch.full_like(scale, NOISE_FLOOR)
-        return (mean / scale.square()).clamp_min(LEAST_NOISE)
+        if mean is not None:
+            return (mean / scale.square()).clamp_min(LEAST_NOISE)
+        return prior.zero_noise if self.floor.any_zero else torch.full_like(scale, NOISE_FLOOR)
 
     def noise_variance(self, prior: Prior, memory: Memory) -> Tensor:
         """Return the noise level."""
@@ -124,11 +121,11 @@ class GaussianOutcomes(Outcomes):
         """Return None: outcomes are drawn by adding Gaussian noise; see :class:`Outcomes`."""
         return None
 
-    def found(self, is_found: bool) -> Self:
+    def with_observations(self, is_found: bool) -> Self:
         """Say whether there are observations in memory; see :class:`Outcomes`."""
         return replace(self, is_found=is_found)
 
-    def begun(self, targets: Tensor, scale: Tensor, zeros_apart: bool, share: float) -> Self:
+    def initialized(self, targets: Tensor, scale: Tensor, zeros_apart: bool, share: float) -> Self:
         """Set the floor by the variance of the first outcomes; see :class:`Outcomes`."""
         totals = first_totals(targets, self.shift)
         scale, variance = scale.square(), outcome_variance(totals)
@@ -136,7 +133,7 @@ class GaussianOutcomes(Outcomes):
         floor = NoiseFloor.of(variance, share, typical_variance(targets.detach().double().mT))
         return replace(self, floor=floor, zeros_apart=zeros_apart)
 
-    def before(
+    def prepared_for(
         self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
     ) -> Self:
         """Let shift and floor follow the stream; see :class:`Outcomes`."""
@@ -160,7 +157,7 @@ class GaussianOutcomes(Outcomes):
         targets = prior.chain.to_targets(Y.detach(), None)[0].to(torch.float64).mT
         mean = (targets - self.shift.unsqueeze(-1)).mean(-1)
         moved = replace(self, shift=self.shift + mean, is_found=True)
-        return moved.begun(targets.mT, prior.scale, self.zeros_apart, self.floor.share)
+        return moved.initialized(targets.mT, prior.scale, self.zeros_apart, self.floor.share)
 
     def encode(self, prior: Prior, Y: Tensor, Yvar: Tensor | None, infers_noise: bool) -> Targets:
         """Subtract the shift and raise small variances; see :class:`Outcomes`."""
@@ -213,10 +210,6 @@ class GaussianOutcomes(Outcomes):
         first = self if self.is_found else other
         floor = first.floor.joined(other.floor)
         return replace(self, shift=first.shift, floor=floor, is_found=first.is_found)
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a rule to all tensors."""
-        return replace(self, shift=rule(self.shift), floor=self.floor.map(rule))
 
 
 def reference_outcome(targets: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from bo_stream.models.checks import check_inputs, check_type
 from bo_stream.models.memory import Memory
 from bo_stream.models.outcomes.base import Drawing
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
+from bo_stream.tensors import map_tensors
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
@@ -134,11 +135,11 @@ class LabelOutcomes(GaussianOutcomes):
             "density: use class_probabilities."
         )
 
-    def before(
+    def prepared_for(
         self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
     ) -> Self:
         """Take the shift from the first scores; their noise is never too small."""
-        return super().before(prior, memory, Y, None, sign)
+        return super().prepared_for(prior, memory, Y, None, sign)
 
     def check_whole(self, verb: str) -> None:
         """Check that there are the scores of all classes.
@@ -179,12 +180,12 @@ class LabelOutcomes(GaussianOutcomes):
         if more == 0:
             return self
         shift = _longer(self.shift, more, self.scores.miss_target)
-        floor = self.floor.map(lambda values: _longer(values, more, float(values[0])))
+        floor = map_tensors(self.floor, lambda values: _longer(values, more, float(values[0])))
         return replace(self, shift=shift, floor=floor)
 
     def select(self, outputs: list[int]) -> Self:
         """Return the units of some classes, which take no labels."""
-        return replace(self.map(lambda value: value[..., outputs]), is_whole=False)
+        return replace(super().select(outputs), is_whole=False)
 
 
 def _longer(values: Tensor, more: int, value: float) -> Tensor:
@@ -265,11 +266,6 @@ def checked_labels(labels: Tensor, X: Tensor, name: str = "labels") -> Tensor:
             f"{tuple(labels.shape)}."
         )
     values = column.squeeze(-1).detach()
-    _check_whole(values, name)
-    return values.long()
-
-
-def _check_whole(values: Tensor, name: str) -> None:
     if values.is_complex():
         raise InputDataError(f"Expected {name} to be whole numbers, got {values.dtype}.")
     bad = (values < 0) | (values != values.double().floor()) | ~torch.isfinite(values)
@@ -278,6 +274,7 @@ def _check_whole(values: Tensor, name: str) -> None:
             f"Expected {name} to be whole numbers from 0, one for each class, got "
             f"{values[bad].unique().tolist()[:5]}."
         )
+    return values.long()
 
 
 def check_no_variances(Yvar: Tensor | None) -> None:

@@ -169,32 +169,6 @@ class LikelihoodOutcomes(Outcomes):
         draw = self.model(prior).draw
         return lambda values, seed: (draw(values, seed), None)
 
-    def begun(self, targets: Tensor, scale: Tensor, zeros_apart: bool, share: float) -> Self:
-        """Stay as they are: there is no known noise; see :class:`Outcomes`."""
-        return self
-
-    def before(
-        self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
-    ) -> Self:
-        """Stay as they are: the units are those of the process; see :class:`Outcomes`."""
-        return self
-
-    def found(self, is_found: bool) -> Self:
-        """Stay as they are: there is no shift; see :class:`Outcomes`."""
-        return self
-
-    def settled(self, totals: Tensor) -> Self:
-        """Stay as they are: there is no known noise; see :class:`Outcomes`."""
-        return self
-
-    def merged(self, other: Self) -> Self:
-        """Stay as they are: both have the units of the process; see :class:`Outcomes`."""
-        return self
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a rule to all tensors."""
-        return replace(self, shift=rule(self.shift), floor=self.floor.map(rule))
-
 
 def check_transform(transform: OutcomeTransform | None, likelihood: Likelihood | None) -> None:
     """Check that outcomes stay as they are, or are standardised where the likelihood allows it.
@@ -272,7 +246,7 @@ class CountOutcomes(LikelihoodOutcomes):
         return self.beta * logit_noise(examined, mean, variance, likelihood.concentration)
 
     def noise_level(self, prior: Prior, memory: Memory) -> Tensor:
-        """Return the harmonic mean of the noise of sites that are held as observations.
+        """Return the harmonic mean of the noise of sites that are stored as observations.
 
         Raises:
             UnsupportedError: They are not held so.
@@ -286,7 +260,7 @@ class CountOutcomes(LikelihoodOutcomes):
         return super().noise_level(prior, memory)
 
     def drawing(self, prior: Prior, observation_noise: Tensor | None) -> Drawing | None:
-        """Return draws of positives beside the number examined; see :class:`Outcomes`."""
+        """Return draws of positives alongside the number examined; see :class:`Outcomes`."""
         positives = super().drawing(prior, observation_noise)
         assert positives is not None  # noqa: S101 (only for a Gaussian likelihood)
         trials = self.model(prior).likelihood.trials
@@ -297,7 +271,7 @@ class CountOutcomes(LikelihoodOutcomes):
 
         return draw
 
-    def before(
+    def prepared_for(
         self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
     ) -> Self:
         """Count those examined; see :class:`Outcomes`."""
@@ -305,7 +279,7 @@ class CountOutcomes(LikelihoodOutcomes):
         surveys = torch.full_like(examined, Y.shape[-2])
         return self._plus(sign * examined, sign * surveys)
 
-    def found(self, is_found: bool) -> Self:
+    def with_observations(self, is_found: bool) -> Self:
         """Count from zero where nothing is in memory; see :class:`Outcomes`."""
         return self if is_found else replace(self, examined=0.0, surveys=0.0)
 
@@ -315,14 +289,6 @@ class CountOutcomes(LikelihoodOutcomes):
 
     def _plus(self, examined: Tensor | float, surveys: Tensor | float) -> Self:
         return replace(self, examined=self.examined + examined, surveys=self.surveys + surveys)
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a rule to all tensors."""
-        examined, surveys = (
-            rule(value) if isinstance(value, Tensor) else value
-            for value in (self.examined, self.surveys)
-        )
-        return replace(super().map(rule), examined=examined, surveys=surveys)
 
 
 def outcomes_of(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -74,12 +73,6 @@ class NoiseFloor:
         """Set the floor by a variance of the outcomes; nothing was raised yet."""
         former, zero = torch.zeros_like(variance), NOISE_FLOOR * variance
         return cls(variance, former, zero, share=share, typical=typical)
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> NoiseFloor:
-        """Apply a rule to all variances."""
-        typical = None if self.typical is None else rule(self.typical)
-        variance, former, zero = (rule(each) for each in (self.variance, self.former, self.zero))
-        return NoiseFloor(variance, former, zero, self.any_zero, self.share, typical)
 
     def joined(self, other: NoiseFloor) -> NoiseFloor:
         """Join the floors of two memories: no variance stored in either is below the result."""

@@ -17,6 +17,7 @@ from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb
 from bo_stream.models.inference import Prior
+from bo_stream.models.memory import Memory
 from bo_stream.tensors import map_tensors
 from bo_stream.weights import target_columns
 
@@ -355,7 +356,7 @@ def _pair(dataset: Dataset[Any], i: int) -> Batch:
     return Batch(x.unsqueeze(0), y.reshape(1, -1))
 
 
-class HoldsRows(ABC):
+class HoldsRows(Memory):
     """A memory whose observations are in ``replay``, in units of the process."""
 
     replay: Replay
@@ -374,9 +375,8 @@ class HoldsRows(ABC):
             total = total + columns.mT @ columns
         return self.replay.collective.sum(total) * self.replay.weight
 
-    def mean_known_noise(self) -> Tensor | None:
+    def known_sums(self) -> None:
         """Return None: the noise is the likelihood's."""
-        return None
 
     def map_targets(self, matrix: Tensor) -> Self:
         """Return the same: under a likelihood all models have their targets in one unit."""

@@ -34,7 +34,7 @@ from bo_stream.tensors import State, is_in
 from bo_stream.weights import InformationForm, evidence_of, log_marginal_likelihood, solve
 
 WHITENED_ROWS = 512
-"""Larger updates drop what was whitened, which is then pulled back from the grid anew."""
+"""Larger updates drop what was whitened, which is then pulled back from the grid again."""
 
 _ROUNDING = 1e-12
 
@@ -106,7 +106,7 @@ MOST_LEFT_OUT = 0.05
 """The same until a space with more features is chosen."""
 
 RADIUS = 0.25
-"""How far the log of a kernel's parameter may move before the subspace is chosen anew."""
+"""How far the log of a kernel's parameter may move before the subspace is chosen again."""
 
 MOST_OUTSIDE = 1e-4
 """Prior variance that a move may bring outside all features, in parts of the noise variance."""
@@ -320,7 +320,7 @@ class WithHeld:
 class GridSolution:
     """The posterior from one grid, as far as it is known: the memory's own, or a wider one.
 
-    Of a memory that holds outcomes beside its statistics, whitening and weights are of the
+    Of a memory that holds outcomes alongside its statistics, whitening and weights are of the
     statistics alone.
 
     Attributes:
@@ -329,7 +329,7 @@ class GridSolution:
         weights: The posterior in the weights of those features.
         rows: The posterior in observation space.
         asked: Whether it has served a query since the last update.
-        whole: The posterior with the outcomes that are held.
+        whole: The posterior with the outcomes that are stored.
     """
 
     grid: Mesh
@@ -399,7 +399,7 @@ class GridCache:
         return cls(GridSolution(memory.grid))
 
     def whole(self, before: WeightSpaceProcess, held: Observations) -> WithHeld | None:
-        """Return the posterior with the outcomes that are held, if it is known."""
+        """Return the posterior with the outcomes that are stored, if it is known."""
         for solution in (self.own, *self.wider):
             whole = solution.whole
             if whole is not None and whole.before is before and whole.held is held:
@@ -407,7 +407,7 @@ class GridCache:
         return None
 
     def with_whole(self, whole: WithHeld) -> GridCache:
-        """Keep a posterior beside that given the statistics alone."""
+        """Keep a posterior alongside that given the statistics alone."""
 
         def kept(solution: GridSolution) -> GridSolution:
             weights = solution.weights
@@ -417,7 +417,7 @@ class GridCache:
         return replace(self, own=kept(self.own), wider=tuple(map(kept, self.wider)))
 
     def of_statistics(self) -> GridCache:
-        """Keep what does not depend on the outcomes that are held."""
+        """Keep what does not depend on the outcomes that are stored."""
         own, *wider = (replace(each, whole=None) for each in (self.own, *self.wider))
         return GridCache(own, tuple(wider), checked=self.checked)
 

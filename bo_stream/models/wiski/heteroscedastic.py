@@ -53,7 +53,7 @@ class HeteroscedasticWISKI(GridModel):
       ``merge``, ``forget``, ``refine``, and :meth:`withdraw` of an :class:`Entry`.
     - Approximate: the noise variances, and those of old observations are of their time. Hence
       order and batch sizes matter; a large update is predicted as a whole. If the data are kept
-      elsewhere, ``model.clear().update(X, Y)`` enters them anew.
+      elsewhere, ``model.clear().update(X, Y)`` enters them again.
     - Learned: hyperparameters of both models by one ``fit_gpytorch_mll``, which maximises the sum
       of both marginal likelihoods.
     - First observations (20 and more into an empty memory): noise by ``rounds`` rounds of fits to

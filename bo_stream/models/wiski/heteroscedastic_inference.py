@@ -1,4 +1,4 @@
-"""Learn log noise variances from squared residuals, beside the process."""
+"""Learn log noise variances from squared residuals, alongside the process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.kernels import default_kernel
 from bo_stream.models.fitting import relearn
 from bo_stream.models.inference import Inference, Prior
-from bo_stream.models.memory import Observations
+from bo_stream.models.memory import Memory, Observations
 from bo_stream.models.outcomes.base import default_standardize
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.wiski.cache import GridCache
@@ -243,7 +243,7 @@ FIRST_ROWS = 20
 
 
 @dataclass(frozen=True)
-class Memories:
+class Memories(Memory):
     """What is left of the observations, and of their log squared residuals.
 
     Attributes:
@@ -264,30 +264,13 @@ class Memories:
         """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
         return self.mean.totals
 
-    @property
-    def counts(self) -> Tensor:
-        """Number of observations, ``... x m``."""
-        return self.mean.counts
-
-    def mean_known_noise(self) -> Tensor | None:
-        """Return the mean of the noise variances that entered, ``... x m``, or None."""
-        return self.mean.mean_known_noise()
+    def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Sum the noise variances that entered; see :meth:`Memory.known_sums`."""
+        return self.mean.known_sums()
 
     def map_targets(self, matrix: Tensor) -> Memories:
         """Return a copy with the target columns ``[Y, 1] @ matrix``; the noise's stay."""
         return Memories(self.mean.map_targets(matrix), self.noise.scale(1.0))
-
-    def scale(self, factor: float) -> Memories:
-        """Let every observation and residual count ``factor`` times."""
-        return Memories(self.mean.scale(factor), self.noise.scale(factor))
-
-    def select(self, outputs: list[int]) -> Memories:
-        """Return a copy for some of the outputs."""
-        return Memories(self.mean.select(outputs), self.noise.select(outputs))
-
-    def to(self, device: torch.device) -> Memories:
-        """Return the memory on another device."""
-        return Memories(self.mean.to(device), self.noise.to(device))
 
 
 @dataclass(frozen=True)
@@ -468,7 +451,7 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
         X: Tensor | None = None,
         in_features: bool = False,
     ) -> tuple[PosteriorProcess, Caches]:
-        """Solve for the mean, unless that is kept."""
+        """Solve for the mean, unless cached."""
         cache = cache or Caches()
         process, of_mean = self.mean.process(memory.mean, cache.mean, prior, X, in_features)
         return process, cache if of_mean is cache.mean else replace(cache, mean=of_mean)
@@ -491,7 +474,7 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
         X: Tensor | None = None,
         process: PosteriorProcess | None = None,
     ) -> tuple[LogNormalNoise, Caches]:
-        """Solve for the log noise variance, unless that is kept."""
+        """Solve for the log noise variance, unless cached."""
         cache = cache or Caches()
         if process is not None:
             X = (grid_of(process) or memory.grid).bounds.to(memory.counts.device)
@@ -530,7 +513,7 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
 
 
 def noise_prior(prior: Prior) -> Prior:
-    """Return the hyperparameters of the log noise variance, beside those of the mean."""
+    """Return the hyperparameters of the log noise variance, alongside those of the mean."""
     model: Any = prior.model
     found: Prior = model._modules["noise_model"].prior
     return found

@@ -16,7 +16,6 @@ from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.statistics import NodeStatistics, check_room
 from bo_stream.marginal_likelihood import (
-    dense_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
 from bo_stream.models.inference import Inference, Prior, Solved, SolvedWeights
@@ -49,7 +48,7 @@ from bo_stream.models.wiski.resolution import (
     warn_of_resolution,
     warn_of_truncation,
 )
-from bo_stream.observation_space import CentredRows, ObservationSpaceProcess
+from bo_stream.observation_space import ObservationSpaceProcess
 from bo_stream.process import (
     ConditionedProcess,
     PosteriorProcess,
@@ -75,18 +74,12 @@ def with_unseen_classes(memory: WiskiMemory, classes: int, scores: DirichletScor
         scores: Of labels; the targets of new outputs are shifted to zero.
     """
     if isinstance(memory, RowMemory):
-        return replace(memory, rows=_with_misses(memory.rows, classes, scores))
+        rows, (known, n) = memory.rows, memory.rows.targets.shape
+        targets = torch.cat((rows.targets, rows.targets.new_zeros(classes - known, n)))
+        missed = rows.noise.new_full((classes - known, n), scores.miss_noise)
+        noise = torch.cat((rows.noise, missed))
+        return replace(memory, rows=replace(rows, targets=targets, noise=noise))
     return memory.each(lambda part: _extended(part, classes, scores))
-
-
-def _with_misses(rows: Observations, classes: int, scores: DirichletScores) -> Observations:
-    """Let observations miss the further classes, with targets of zero."""
-    known, n = rows.targets.shape
-    targets = rows.targets.new_zeros(classes - known, n)
-    noise = torch.full_like(targets, scores.miss_noise)
-    return replace(
-        rows, targets=torch.cat((rows.targets, targets)), noise=torch.cat((rows.noise, noise))
-    )
 
 
 def _extended(memory: GridMemory, classes: int, scores: DirichletScores) -> GridMemory:
@@ -145,7 +138,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         tolerance: Part of the kernel's trace that may be left out.
         max_rank: Cap on r.
         chose_grid: Whether the grid's size is the default.
-        window: How many of the latest outcomes are held on the grid, of counts.
+        window: How many of the latest outcomes are stored on the grid, of counts.
     """
 
     on_grid: ClassVar[bool] = True
@@ -281,7 +274,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
     def merged(
         self, memory: WiskiMemory, cache: GridCache | None, other: WiskiMemory, prior: Prior
     ) -> tuple[WiskiMemory, GridCache | None]:
-        """Join rows while they are few, else statistics; a different grid is kept beside.
+        """Join rows while they are few, else statistics; a different grid is kept alongside.
 
         Raises:
             UnsupportedError: The grids are of other groups of inputs.
@@ -325,7 +318,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         X: Tensor | None = None,
         in_features: bool = False,
     ) -> tuple[PosteriorProcess, GridCache]:
-        """Solve in the space of the rows, or in the weights of features, unless that is kept.
+        """Solve in the space of the rows, or in the weights of features, unless cached.
 
         Inputs outside the bounds are predicted from a wider grid, whose kernel is the same, with
         features of its own; what the model predicts inside the bounds stays as it is.
@@ -370,16 +363,10 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         self, memory: RowMemory, prior: Prior, grid: Mesh | None = None
     ) -> ObservationSpaceProcess:
         """Solve in the space of the rows, on their own grid if none is given. Cost O(n³)."""
-        outcomes, noise = prior.standardized(memory.rows.told)
-        mean = prior.mean.unsqueeze(-1).clone()
         kernel, grid = self.kernel(prior).detached(), memory.grid if grid is None else grid
+        mean = prior.mean.unsqueeze(-1).clone()
         before = GridPrior(kernel, grid, mean, self.tolerance, self.max_rank)
-        told = CentredRows(memory.rows.X, outcomes - mean, noise)
-        process, jitter = ObservationSpaceProcess.of(before, told)
-        if jitter > 0.0:
-            what = "jitter on the observations' covariance"
-            prior.model.log_event(what, len(memory.rows), jitter)
-        return process
+        return prior.given_rows(before, memory.rows)
 
     @torch.no_grad()
     def whitened(
@@ -452,12 +439,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         self, memory: RowMemory, kernel: GridKernel, prior: Prior
     ) -> Tensor:
         """Return the log evidence of stored rows, ``batch_shape x m``. Differentiable, O(n³)."""
-        outcomes, noise = prior.standardized(memory.rows)
-        return dense_log_marginal_likelihood(
-            memory.covariance(kernel).expand(*outcomes.shape, outcomes.shape[-1]),
-            outcomes - prior.mean.unsqueeze(-1),
-            noise,
-        )
+        return prior.log_evidence_of_rows(memory.rows, memory.covariance(kernel))
 
     def batch_log_marginal_likelihood(
         self, grid: Mesh, inputs: Tensor, data: Measured, prior: Prior

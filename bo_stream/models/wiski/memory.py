@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,7 +26,7 @@ from bo_stream.bases.grid.interpolation import (
 from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.statistics import NodeGram, accumulate, check_room, embed, zero_statistics
-from bo_stream.models.memory import NoiseGroups, Observations, WhitenedMemory
+from bo_stream.models.memory import Memory, NoiseGroups, Observations, WhitenedMemory
 from bo_stream.observation_space import ObservationSpacePrior
 from bo_stream.tensors import outside_inference_mode
 from bo_stream.weights import target_columns, weighted_statistics
@@ -37,7 +37,7 @@ MAX_GROWTH = 4
 EPS = torch.finfo(torch.float64).eps
 
 
-class OnGrid(ABC):
+class OnGrid(Memory):
     """A memory of rows, or of statistics, that grows with its grid.
 
     Attributes:
@@ -52,21 +52,12 @@ class OnGrid(ABC):
     def _on(self, grid: Mesh) -> Self:
         """Move to a grid with the same nodes and more; exact."""
 
-    @abstractmethod
-    def _known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Sum the known noise variances, their inverses, and ones, ``... x m``; None of none."""
-
-    def mean_known_noise(self) -> Tensor | None:
-        """Mean of the known noise variances, ``... x m``, or None without any."""
-        sums = self._known_sums()
-        return None if sums is None else sums[0] / torch.where(sums[2] > 0, sums[2], 1.0)
-
     def typical_known_noise(self) -> Tensor | None:
         """Harmonic mean of the known noise variances, ``... x m``, or None without any.
 
         It is near the least ones: a few imprecise observations do not move it.
         """
-        sums = self._known_sums()
+        sums = self.known_sums()
         return None if sums is None else torch.where(sums[2] > 0, sums[2] / sums[1], torch.inf)
 
     def covering(self, X: Tensor) -> Self:
@@ -193,14 +184,9 @@ class StreamMemory(OnGrid):
         columns = target_columns(self.held.told.targets)
         return totals + columns.mT @ columns
 
-    @property
-    def counts(self) -> Tensor:
-        """Number of observations, ``... x m``."""
-        return self.totals[..., 1, 1]
-
-    def _known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        groups = [memory.known for memory in self if memory.known is not None]
-        sums = [(g.noise_sum, g.energy[..., 1, 1], g.count) for g in groups]
+    def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """See :meth:`Memory.known_sums`."""
+        sums = [each for memory in self if (each := memory.known_sums()) is not None]
         if self.held is not None:
             sums.append(self.held.told.known_sums())
         if not sums:
@@ -223,7 +209,7 @@ class StreamMemory(OnGrid):
 
     def _holder(self) -> GridMemory:
         """Return the memory of the one grid that has observations, the current one if none has."""
-        held = [memory for memory in self if bool((memory.totals[..., 1, 1] > 0.0).any())]
+        held = [memory for memory in self if bool((memory.counts > 0.0).any())]
         if len(held) > 1:
             raise UnsupportedError(
                 f"Cannot take observations out of a memory on {len(held)} grids, one more since "
@@ -241,26 +227,26 @@ class StreamMemory(OnGrid):
     def without(self, data: Observations) -> StreamMemory:
         """Copy without observations, on whichever grid they are. Cost O(7^d p)."""
         holder = self._holder()
-        left = holder.map(lambda statistics: statistics.scale(1.0)).observe(data)
+        left = holder.scale(1.0).observe(data)
         return self.each(lambda memory: left if memory is holder else memory)
 
     def whitened(self, basis: GridBasis) -> WhitenedMemory:
-        """Pull all statistics back to the whitened weights of a basis, and add what is held."""
+        """Pull all statistics back to the whitened weights of a basis, and add what is stored."""
         first, *others = (memory.whitened(basis) for memory in self)
         return self.with_held(sum(others, start=first), basis)
 
     def with_held(self, statistics: WhitenedMemory, basis: GridBasis) -> WhitenedMemory:
-        """Add the sites that are held to statistics in the weights of a basis. Cost O(n r²)."""
+        """Add the sites that are stored to statistics in the weights of a basis. Cost O(n r²)."""
         if self.held is None:
             return statistics
         return statistics.observed(basis.features(self.held.X), self.held.told)
 
     def settled(self) -> StreamMemory:
-        """Copy the memory with the sites that are held in the statistics, for good."""
+        """Copy the memory with the sites that are stored in the statistics, for good."""
         if self.held is None:
             return self
-        current = self.current.map(lambda statistics: statistics.scale(1.0))
-        return replace(self, current=current.observe(self.held.told), held=None)
+        current = self.current.scale(1.0).observe(self.held.told)
+        return replace(self, current=current, held=None)
 
     def each(self, rule: Callable[[GridMemory], GridMemory]) -> StreamMemory:
         """Apply a rule to the statistics on each grid."""
@@ -270,26 +256,15 @@ class StreamMemory(OnGrid):
     def map_targets(self, matrix: Tensor) -> StreamMemory:
         """Copy with the target columns ``[Y, 1] @ matrix``, ``... x m x 2 x 2``.
 
-        Those of outcomes that are held stay: outcomes with sites have no other units.
+        Those of outcomes that are stored stay: outcomes with sites have no other units.
         """
-        return self.each(lambda memory: memory.map(lambda s: s.map_targets(matrix).scale(1.0)))
+        return self.each(lambda memory: memory.map_targets(matrix).scale(1.0))
 
     def scale(self, factor: float) -> StreamMemory:
-        """Let every observation count ``factor`` times: what is held enters the statistics."""
+        """Let every observation count ``factor`` times: what is stored enters the statistics."""
         if self.held is not None:
             return self if factor == 1.0 else self.settled().scale(factor)
-        return self.each(lambda memory: memory.map(lambda statistics: statistics.scale(factor)))
-
-    def select(self, outputs: list[int]) -> StreamMemory:
-        """Copy the memory of some of the outputs."""
-        held = None if self.held is None else self.held.select(outputs)
-        return replace(self.each(lambda memory: memory.select(outputs)), held=held)
-
-    def to(self, device: torch.device) -> StreamMemory:
-        """Move the memory to another device."""
-        held = None if self.held is None else self.held.to(device)
-        moved = self.each(lambda memory: memory.map(lambda statistics: statistics.to(device)))
-        return replace(moved, held=held)
+        return self.each(lambda memory: memory.scale(factor))
 
     def aligned(self, grid: Mesh, rounding: float) -> StreamMemory:
         """Move to another grid's nodes where its own are them but for rounding."""
@@ -297,7 +272,7 @@ class StreamMemory(OnGrid):
         return replace(moved, first=self.first.aligned(grid, rounding))
 
     def absorb(self, other: StreamMemory) -> StreamMemory:
-        """Join both memories: grids that share their nodes become one, others are kept beside.
+        """Join both memories: grids that share their nodes become one, others are kept alongside.
 
         Both are of grids over the same groups of inputs. The other's tensors are taken as they are:
         pass a copy of a memory that goes on changing. What the other holds comes last.
@@ -320,10 +295,10 @@ class StreamMemory(OnGrid):
         return replace(self, current=current, earlier=tuple(earlier), held=held)
 
     def refined(self, grid: Mesh) -> StreamMemory:
-        """Begin an empty current grid, which takes what is held; statistics stay on theirs."""
+        """Begin an empty current grid, which takes what is stored; statistics stay on theirs."""
         lead, outputs = self.counts.shape[:-1], self.counts.shape[-1]
         fresh = StreamMemory.empty(grid, lead, outputs, self.counts.device)
-        kept = tuple(memory for memory in self if bool(memory.totals[..., 1, 1].any()))
+        kept = tuple(memory for memory in self if bool(memory.counts.any()))
         return replace(fresh, earlier=kept, rounding=self.rounding, held=self.held)
 
 
@@ -331,7 +306,7 @@ class StreamMemory(OnGrid):
 
 
 MOST_ROWS = 300
-"""Up to this many observations are held as rows, if a model may have as many features."""
+"""Up to this many observations are stored as rows, if a model may have as many features."""
 
 NODES_OF_PAIRS = 40
 """Square of the number of nodes in a dimension, in numbers of rows, from which a covariance is
@@ -351,7 +326,7 @@ class RowMemory(OnGrid):
         grid: The nodes that the kernel is interpolated from.
         first: The grid before it grew.
         rows: The observations, each to be added.
-        most: Up to how many are held.
+        most: Up to how many are stored.
         rounding: Relative rounding error of the inputs, by which nodes that are the same differ.
     """
 
@@ -383,13 +358,8 @@ class RowMemory(OnGrid):
 
     @property
     def bound(self) -> int:
-        """Up to how many rows are held: no more than there are nodes, hence features."""
+        """Up to how many rows are stored: no more than there are nodes, hence features."""
         return min(self.most, sum(grid.num_nodes for grid in self.grid.parts))
-
-    @property
-    def earlier(self) -> tuple[()]:
-        """No other grids: rows are interpolated from the present one."""
-        return ()
 
     @property
     def totals(self) -> Tensor:
@@ -402,7 +372,8 @@ class RowMemory(OnGrid):
         """Number of observations, ``... x m``."""
         return self.rows.noise.new_full(self.rows.noise.shape[:-1], float(len(self.rows)))
 
-    def _known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
+    def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """See :meth:`Memory.known_sums`."""
         told = self.rows.told
         return told.known_sums() if told.any_known else None
 
@@ -497,22 +468,9 @@ class RowMemory(OnGrid):
         learned = weighted_statistics(features, rows.targets, *rows.learned_group())
         return WhitenedMemory(learned, known)
 
-    def scale(self, factor: float) -> WiskiMemory:
+    def scale(self, factor: float) -> WiskiMemory:  # type: ignore[override]
         """Let every observation count ``factor`` times: on the grid, for rows count once."""
         return self if factor == 1.0 else self.on_grid().scale(factor)
-
-    def select(self, outputs: list[int]) -> RowMemory:
-        """Copy the memory of some of the outputs."""
-        return replace(self, rows=self.rows.select(outputs))
-
-    def to(self, device: torch.device) -> RowMemory:
-        """Move the memory to another device."""
-        return replace(self, rows=self.rows.to(device))
-
-    def map_targets(self, matrix: Tensor) -> RowMemory:
-        """Map the target columns to ``[Y, 1] @ matrix``, of which the last stays."""
-        targets = (target_columns(self.rows.targets) @ matrix)[..., 0]
-        return replace(self, rows=replace(self.rows, targets=targets))
 
 
 WiskiMemory = RowMemory | StreamMemory

@@ -34,7 +34,19 @@ def check_dim(dim: int, kernel: Kernel | None = None) -> int:
     """
     groups = (tuple(range(dim)),) if kernel is None else kernel_factors(kernel, dim).groups(dim)
     if len(groups) > 1:
-        _check_groups(groups, dim)
+        wide = [group for group in groups if len(group) > MAX_DIM]
+        if wide:
+            raise UnsupportedError(
+                "Expected each part of a covar_module that is a sum to act on 1 to "
+                f"{MAX_DIM} inputs, got one that acts on {wide[0]}. Give it active_dims."
+            )
+        unused = sorted(set(range(dim)).difference(*groups))
+        if unused:
+            raise UnsupportedError(
+                f"Expected a covar_module that is a sum to act on all {dim} inputs, but no part "
+                f"acts on {unused}. Leave these out of train_X, e.g. by "
+                "input_transform=FilterFeatures(...)."
+            )
     elif not 1 <= dim <= MAX_DIM:
         raise UnsupportedError(
             f"Expected train_X with 1 to {MAX_DIM} inputs (after its input transform), got {dim}: "
@@ -44,21 +56,6 @@ def check_dim(dim: int, kernel: Kernel | None = None) -> int:
             f"kernels with at most {MAX_DIM} active_dims each."
         )
     return dim
-
-
-def _check_groups(groups: Groups, dim: int) -> None:
-    wide = [group for group in groups if len(group) > MAX_DIM]
-    if wide:
-        raise UnsupportedError(
-            f"Expected each part of a covar_module that is a sum to act on 1 to {MAX_DIM} inputs, "
-            f"got one that acts on {wide[0]}. Give it active_dims."
-        )
-    unused = sorted(set(range(dim)).difference(*groups))
-    if unused:
-        raise UnsupportedError(
-            f"Expected a covar_module that is a sum to act on all {dim} inputs, but no part acts "
-            f"on {unused}. Leave these out of train_X, e.g. by input_transform=FilterFeatures(...)."
-        )
 
 
 GridSize = int | Sequence[int] | Sequence[Sequence[int]]

@@ -30,7 +30,7 @@ from bo_stream.models.construction import (
     product_kernel,
     warn_of_scaling,
 )
-from bo_stream.models.held_sites import WINDOW, held_bound, marginal, with_held, with_sites
+from bo_stream.models.held_sites import WINDOW, fit_held, held_bound, marginal, with_held
 from bo_stream.models.inference import InferenceOption, Prior, Solved, SolvedWeights
 from bo_stream.models.memory import Measured, Observations
 from bo_stream.models.outcomes.likelihood import check_transform, latent_columns, outcomes_of
@@ -59,7 +59,7 @@ class WISKI(GridModel):
     - Update: O(n 7^d) for n observations, and O(n r²) for the whitened statistics; the next
       posterior solves once in O(r³), r = ``rank``. Inputs outside the bounds grow the grid by whole
       cells, hyperparameters kept, to at most four times its first width per dimension.
-    - Counts: a ``window`` of w rows is held besides, in O(w d), and an update of n looks at them
+    - Counts: a ``window`` of w rows is stored besides, in O(w d), and an update of n looks at them
       again: O((n + w) r²) once, and O(k³ + (n + w) k²) for each natural-gradient step, as many as
       five, with k the lesser of n + w and r.
     - A fantasy: O(q) cross-covariances and one q x q factor.
@@ -122,12 +122,12 @@ class WISKI(GridModel):
                 :class:`~bo_stream.BinomialLikelihood`, which is copied: train_Y then has two
                 columns, positives and examined, of one output, the logit of prevalence, and each
                 row enters as a Gaussian observation, its *site*, as in :class:`~bo_stream.OSVGP`.
-                Of the few rows that are held all sites are found anew in each update and fit: a
+                Of the few rows that are stored all sites are found again in each update and fit: a
                 stream ends where its batch ends, rows can be retracted, and a refit learns a
                 concentration, too. On the grid the same holds for a ``window`` of the latest rows;
                 sites of earlier ones stay as they were found, so that a stream differs a little
                 from its batch. There a refit learns kernel and mean, sites held, and
-                ``clear().update(X, Y)`` then finds the sites of all anew.
+                ``clear().update(X, Y)`` then finds the sites of all again.
             covar_module: RBF, Matérn 1/2, 3/2, 5/2, periodic and spectral mixture kernels, scaled,
                 multiplied and added as you like. A sum gives a grid to each of its parts, over that
                 part's ``active_dims`` (at most four; parts may share inputs); parts on one and the
@@ -137,7 +137,7 @@ class WISKI(GridModel):
                 product of one-dimensional mixtures. Default: BoTorch's own default, with its
                 first lengthscales in parts of the box's widths.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
-            outcome_transform: Default: ``Standardize``, learned anew from the running sums,
+            outcome_transform: Default: ``Standardize``, learned again from the running sums,
                 exactly, whenever the model is refitted. ``Log``, ``Power`` and ``Bilog``, alone or
                 chained with a final ``Standardize``, work too; others raise.
             input_transform: Any without parameters to learn; bounds that it learns come from the
@@ -160,7 +160,7 @@ class WISKI(GridModel):
                 kernel then acts; the grid covers the unit cube that it projects to. One that is
                 not calibrated yet is so on train_X.
             window: How many of the latest counts are held on the grid, beside the statistics of
-                earlier ones. Their sites are found anew, together, in each update, retraction and
+                earlier ones. Their sites are found again, together, in each update, retraction and
                 merge, and after a refit; fantasies leave them as they are. They can be retracted,
                 and move to another grid as they are; ``forget`` lets them go into the statistics.
                 Without effect on Gaussian noise.
@@ -234,7 +234,7 @@ class SiteGridInference(GridInference):
         prior: Prior,
         held: bool = False,
     ) -> tuple[WiskiMemory, GridCache | None]:
-        """Find the sites of all rows that are held, or of a batch and the window on the grid.
+        """Find the sites of all rows that are stored, or of a batch and the window on the grid.
 
         Cost O(n³) a step for rows, O(n r² + r³) on the grid, beside a solve; n counts the outcomes
         in the window, too. Rows that become too many move to the grid together with the batch, as
@@ -248,7 +248,10 @@ class SiteGridInference(GridInference):
                 memory.without(data) if data.sign < 0.0 else memory.covering(data.X).observed(data)
             )
             if now is not None:
-                return self._sited(now, prior), _checked_as(cache, now)
+                if cache is not None:  # what was said of the grid's resolution stays with it
+                    same = cache.own.grid is now.grid
+                    cache = replace(GridCache.of(now), checked=cache.checked) if same else None
+                return self._sited(now, prior), cache
             data = Observations.joined((replace(memory.rows, sites=None), data))
             memory = memory.covering(data.X).emptied().on_grid()
         if data.sign < 0.0:
@@ -260,10 +263,14 @@ class SiteGridInference(GridInference):
         return memory, cache
 
     def _sited(self, memory: RowMemory, prior: Prior) -> RowMemory:
-        """Find the sites of all rows anew, from those that they have. Cost O(n³) a step."""
+        """Find the sites of all rows again, from those that they have. Cost O(n³) a step."""
+        rows = memory.rows
+        if len(rows) == 0:
+            return memory
         with torch.no_grad():
             covariance = memory.covariance(self.kernel(prior))
-        return replace(memory, rows=with_sites(memory.rows, covariance, prior))
+        sites = fit_held(rows, covariance, prior).sites
+        return replace(memory, rows=replace(rows, sites=sites))
 
     def _with_window(
         self, memory: StreamMemory, cache: GridCache | None, rows: Observations, prior: Prior
@@ -342,7 +349,7 @@ class SiteGridInference(GridInference):
     def merged(
         self, memory: WiskiMemory, cache: GridCache | None, other: WiskiMemory, prior: Prior
     ) -> tuple[WiskiMemory, GridCache | None]:
-        """Join rows, or statistics and windows, and find the sites of all rows anew."""
+        """Join rows, or statistics and windows, and find the sites of all rows again."""
         if self.window > 0 and not _join_as_rows(memory, other):
             memory, other = (
                 part.held_on_grid() if isinstance(part, RowMemory) else part
@@ -354,7 +361,7 @@ class SiteGridInference(GridInference):
     def refitted(
         self, memory: WiskiMemory, cache: GridCache | None, prior: Prior
     ) -> tuple[WiskiMemory, GridCache]:
-        """Find the sites of rows and of the window anew, and check the grid for the kernel."""
+        """Find the sites of rows and of the window again, and check the grid for the kernel."""
         solved = None
         if cache is not None:
             solved = cache.own.rows if isinstance(memory, RowMemory) else cache.own.weights
@@ -365,7 +372,7 @@ class SiteGridInference(GridInference):
     def _renewed(
         self, memory: WiskiMemory, cache: GridCache | None, prior: Prior
     ) -> tuple[WiskiMemory, GridCache | None]:
-        """Find the sites of all rows that are held anew. Cost as of an update."""
+        """Find the sites of all stored rows again. Cost as of an update."""
         if isinstance(memory, RowMemory):
             return self._sited(memory, prior), cache
         if memory.held is None:
@@ -408,10 +415,3 @@ def _join_as_rows(memory: WiskiMemory, other: WiskiMemory) -> bool:
     if not isinstance(memory, RowMemory) or not isinstance(other, RowMemory):
         return False
     return len(memory.rows) + len(other.rows) <= memory.bound
-
-
-def _checked_as(cache: GridCache | None, memory: WiskiMemory) -> GridCache | None:
-    """Begin a cache anew, but for what was said of the grid's resolution, if that is the same."""
-    if cache is None or cache.own.grid is not memory.grid:
-        return None
-    return replace(GridCache.of(memory), checked=cache.checked)
