@@ -111,13 +111,15 @@ def start(
 
 def _check_place(survey: Survey, source: str, yes: bool) -> None:
     """Say where the sites lie, and ask whether that is right, or judge by what is plausible."""
-    from bo_stream.loops.survey.places import position_columns, quoted
+    from bo_stream.loops.survey.places import Whereabouts, position_columns, quoted
 
-    where = survey.whereabouts
+    coordinates = survey.coordinates
+    places = survey.sites[list(coordinates.names)].to_numpy()
+    where = Whereabouts.of(places, coordinates)
     _say(f"{'Place:':12}{where.in_words()}")
     names = [str(name) for name in survey.table.columns]
     columns = position_columns(names, survey.settings, source)
-    swapped = f"If {survey.coordinates.names[0]} and {survey.coordinates.names[1]} are swapped, say"
+    swapped = f"If {coordinates.names[0]} and {coordinates.names[1]} are swapped, say"
     advice = f"{swapped} --x {quoted(columns[1])} {quoted(columns[0])}; if all is right, --yes."
     if yes:
         return
@@ -458,7 +460,7 @@ def say_columns(survey: Survey, truth: str | None = None) -> None:
     ]
     covariates = ", ".join(map(repr, survey.settings.covariates)) or "none"
     _say(f"Columns:    {', '.join(used)}, covariates: {covariates}.")
-    unused = [name for name in survey.unused_columns if name != truth]
+    unused = [name for name in survey.labels if name not in (survey.settings.stratum, truth)]
     if unused:
         _say(
             f"Not used:   {', '.join(map(repr, unused))}. Tables keep them; those that prevalence "

@@ -32,7 +32,6 @@ from bo_stream.loops.survey.model import (
     reasons,
     survey_model,
 )
-from bo_stream.loops.survey.places import Whereabouts
 from bo_stream.loops.survey.results import ResultsTable, Told
 from bo_stream.loops.survey.settings import USUAL_TRIALS, Coordinates, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
@@ -286,28 +285,9 @@ class Survey:
         return TableFormat.of(self.table)
 
     @property
-    def whereabouts(self) -> Whereabouts:
-        """Where the sites of the list lie: box, extent, countries or sea."""
-        return Whereabouts.of(self._sites.X[:, :2].numpy(), self.coordinates)
-
-    @property
     def fingerprint(self) -> str:
         """SHA-256 of sites and results, regardless of the order in which results came."""
         return self._facts.fingerprint
-
-    @property
-    def sites_fingerprint(self) -> str:
-        """SHA-256 of the list of sites."""
-        return self._sites.fingerprint
-
-    @property
-    def table_with_ids(self) -> pd.DataFrame:
-        """Table of the sites as given, with a column of ids in front if it had none."""
-        if self._sites.id_column is not None:
-            return self.table
-        table = self.table.copy()
-        table.insert(0, "id", self._sites.ids)
-        return table
 
     @property
     def labels(self) -> pd.DataFrame:
@@ -335,16 +315,9 @@ class Survey:
     @property
     def columns(self) -> dict[str, str]:
         """Columns of the list by their meaning: id, positions, examined, positive, cost, ..."""
-        settings = self.settings
-        named = {"cost": settings.cost, "stratum": settings.stratum}
-        named["reachable"] = settings.reachable
-        known = {name: column for name, column in named.items() if column is not None}
+        named = {role: getattr(self.settings, role) for role in ("cost", "stratum", "reachable")}
+        known = {role: column for role, column in named.items() if column is not None}
         return {**self._sites.columns, **known}
-
-    @property
-    def unused_columns(self) -> list[str]:
-        """Columns of the list that mean nothing to the survey; tables keep them."""
-        return [name for name in self._sites.labels if name != self.settings.stratum]
 
     def status(self) -> SurveyStatus:
         """Return how far the survey is, without building a model."""
@@ -575,7 +548,10 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
                 "Restore that file from a copy, or give another folder."
             )
         ledger.unlink(missing_ok=True)  # an empty one of a survey just begun
-        table, many = survey.table_with_ids, len(survey.table) >= MANY
+        table, many = survey.table, len(survey.table) >= MANY
+        if survey._sites.id_column is None:
+            table = table.copy()
+            table.insert(0, "id", survey._sites.ids)
         for name in (SITES, _MANY_SITES):
             (folder / name).unlink(missing_ok=True)
         with atomic_write(folder / (_MANY_SITES if many else SITES)) as file:
@@ -584,7 +560,7 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
             else:
                 file.write(TableFormat().write(table))
         survey.ledger.move_to(folder)
-        content = {"settings": asdict(survey.settings), "sites": survey.sites_fingerprint}
+        content = {"settings": asdict(survey.settings), "sites": survey._sites.fingerprint}
         content["table_format"] = asdict(survey.table_format)
         SURVEY.save(folder, content, {})
     survey.cache.move_to(folder)
@@ -613,7 +589,7 @@ def load_survey(folder: str | Path, trusted: Collection[str] = ()) -> Survey:
     ledger, cache = SurveyLedger.open(folder), ModelCache(folder)
     table = written.given_to(read_table(path))
     survey = Survey(table, settings, str(path), None, ledger, cache, trusted)
-    if survey.sites_fingerprint != fingerprint:
+    if survey._sites.fingerprint != fingerprint:
         raise UsageError(
             f"{path} is not the table that the survey began with. Restore it from a copy, or start "
             "another survey with it in another folder."
