@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +47,8 @@ def draw_calibration(held_out: pd.DataFrame) -> Figure:
     figure = Figure(figsize=_SIZE, layout="constrained")
     axes = figure.subplots()
     examined = held_out["examined"].to_numpy()
-    shares = {name: held_out[name].to_numpy() / examined for name in _SHARES}
-    expected, found, low, high = shares.values()
+    columns = ("expected", "positive", "low_95", "high_95")
+    expected, found, low, high = (held_out[name].to_numpy() / examined for name in columns)
     inside = (low <= found) & (found <= high)
     axes.vlines(expected, low, high, color="0.75", lw=0.8, zorder=1)
     for rows, shape, colour, text in (
@@ -72,9 +72,6 @@ def draw_calibration(held_out: pd.DataFrame) -> Figure:
     _finish(axes)
     figure.legend(loc="outside lower left", ncols=2, fontsize=11, frameon=False)
     return figure
-
-
-_SHARES = ("expected", "positive", "low_95", "high_95")
 
 
 def draw_forecast(forecast: pd.DataFrame) -> Figure:
@@ -136,7 +133,7 @@ def draw_replay(scores: pd.DataFrame) -> Figure:
                 axes.axhline(y.iloc[-1], color=colour, lw=1.0, ls=":", label="random at the end")
         axes.set(ylabel=_LABELS[measure])
         if measure in ("accuracy", "sensitivity"):
-            axes.yaxis.set_major_formatter(_per_cent())
+            axes.yaxis.set_major_formatter(FuncFormatter(_per_cent))
         _finish(axes)
     for axes in panels[-1]:
         axes.set_xlabel("sites surveyed")
@@ -149,11 +146,11 @@ def draw_replay(scores: pd.DataFrame) -> Figure:
 def _in_per_cent(axis: Axis, values: list[float]) -> None:
     axis.set_major_locator(FixedLocator(values))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(_per_cent())
+    axis.set_major_formatter(FuncFormatter(_per_cent))
 
 
-def _per_cent() -> FuncFormatter:
-    return FuncFormatter(lambda value, _: f"{100 * value:g} %")
+def _per_cent(value: float, _: int) -> str:
+    return f"{100 * value:g} %"
 
 
 def _finish(axes: Axes) -> None:
@@ -209,7 +206,8 @@ class Ground:
         if isinstance(plane, Kilometres):
             middle = float(plane.centre[0])
             positions[:, 0] = (positions[:, 0] - middle + 180.0) % 360.0 - 180.0 + middle
-        return cls(plane, _in_kilometres(plane, positions), positions, coordinates)
+        sites: Array = plane.transform(torch.from_numpy(positions)).numpy()
+        return cls(plane, sites, positions, coordinates)
 
     def extent(self, tallest: float, widest: float) -> tuple[tuple[float, float], ...]:
         """Return limits east and north, in kilometres, that have all sites and some margin.
@@ -226,16 +224,8 @@ class Ground:
 
     def place(self, positions: Array) -> Array:
         """Map positions, ``n x 2``, to kilometres."""
-        return _in_kilometres(self.plane, positions)
-
-    def place_sites(self, table: pd.DataFrame) -> Array:
-        """Map the positions of a table's sites to kilometres, ``n x 2``."""
-        return self.place(table[list(self.coordinates.names)].to_numpy(float))
-
-
-def _in_kilometres(plane: InputTransform, positions: Array) -> Array:
-    found: Array = plane.transform(torch.tensor(positions)).numpy()
-    return found
+        placed: Array = self.plane.transform(torch.tensor(positions)).numpy()
+        return placed
 
 
 def draw_values(
@@ -270,10 +260,7 @@ def draw_values(
     bar.ax.tick_params(labelsize=11)
     if mark is not None:
         bar.ax.axvline(mark, color="black", lw=2.5)
-    nobody = table[:0] if chosen is None else chosen
-    marks = _mark_surveyed(axes, ground, table) + _mark_chosen(axes, ground, nobody)
-    _legend(figure, marks)
-    _number(figure, axes, ground, nobody)
+    _mark(figure, axes, ground, table, table[:0] if chosen is None else chosen)
     return figure
 
 
@@ -301,15 +288,12 @@ def draw_classes(
         coordinates: Units and names of positions.
     """
     figure, axes, ground = _canvas(table, coordinates)
-    colours = table["class"].map(COLOURS).to_numpy()
-    _dots(axes, ground, c=colours)
+    _dots(axes, ground, c=table["class"].map(COLOURS).to_numpy())
     classes = [
         Line2D([], [], marker="o", ms=8, ls="none", color=COLOURS[name], label=text)
         for name, text in labels.items()
     ]
-    marks = _mark_surveyed(axes, ground, table) + _mark_chosen(axes, ground, chosen)
-    _legend(figure, [*classes, *marks])
-    _number(figure, axes, ground, chosen)
+    _mark(figure, axes, ground, table, chosen, classes)
     return figure
 
 
@@ -410,34 +394,53 @@ def without_white(name: str) -> Colormap:
     return ListedColormap(colormaps[name](np.linspace(0.15, 1.0, 256)))
 
 
-def _mark_surveyed(axes: Axes, ground: Ground, table: pd.DataFrame) -> list[Line2D]:
-    surveyed = table["examined"].notna().to_numpy()
-    if not surveyed.any():
-        return []
-    x, y = ground.sites[surveyed].T
-    size = 4.5 if surveyed.sum() < 400 else 3.0
-    label = f"surveyed ({surveyed.sum():,})"
-    return axes.plot(x, y, "o", ms=size, mfc="none", mec="black", mew=0.8, zorder=4, label=label)
+def _mark(
+    figure: Figure,
+    axes: Axes,
+    ground: Ground,
+    table: pd.DataFrame,
+    chosen: pd.DataFrame,
+    marks: Sequence[Line2D] = (),
+) -> None:
+    """Mark surveyed and chosen sites, explain all marks in a legend, and number the chosen ones.
+
+    Args:
+        figure: The picture, complete but for these.
+        axes: The map.
+        ground: Its positions.
+        table: All sites, with a column ``examined``.
+        chosen: Sites to be surveyed next.
+        marks: Further marks to be explained, which come first.
+    """
+    marks, surveyed = list(marks), table["examined"].notna().to_numpy()
+    if surveyed.any():
+        marks += axes.plot(
+            *ground.sites[surveyed].T, "o", ms=4.5 if surveyed.sum() < 400 else 3.0, mfc="none",
+            mec="black", mew=0.8, zorder=4, label=f"surveyed ({surveyed.sum():,})",
+        )  # fmt: skip
+    sites = ground.place(chosen[list(ground.coordinates.names)].to_numpy(float))
+    are_few = len(sites) <= MOST_NUMBERS
+    if len(sites):
+        shape, size = ("o", 4.0) if are_few else ("D", 5.0)
+        label = f"next ({len(sites):,})"
+        marks += axes.plot(
+            *sites.T, shape, color="black", mec="white", ms=size, zorder=7, label=label
+        )
+    if marks:
+        figure.legend(
+            handles=marks, loc="outside lower left", ncols=2, fontsize=11, frameon=False,
+            handletextpad=0.3, columnspacing=1.0,
+        )  # fmt: skip
+    if len(sites) and are_few:
+        _number(figure, axes, sites)
 
 
-def _mark_chosen(axes: Axes, ground: Ground, chosen: pd.DataFrame) -> list[Line2D]:
-    if not len(chosen):
-        return []
-    x, y = ground.place_sites(chosen).T
-    shape, size = ("o", 4.0) if len(chosen) <= MOST_NUMBERS else ("D", 5.0)
-    label = f"next ({len(x):,})"
-    return axes.plot(x, y, shape, color="black", mec="white", ms=size, zorder=7, label=label)
-
-
-def _number(figure: Figure, axes: Axes, ground: Ground, chosen: pd.DataFrame) -> None:
-    """Number chosen sites by discs that do not cover each other, each with a line to its site.
+def _number(figure: Figure, axes: Axes, sites: Array) -> None:
+    """Number sites by discs that do not cover each other, each with a line to its site.
 
     The picture must be complete but for them: their room is that of the final axes.
     """
-    if not 0 < len(chosen) <= MOST_NUMBERS:
-        return
     figure.draw_without_rendering()
-    sites = ground.place_sites(chosen)
     points = 72.0 / figure.dpi  # of a pixel
     at = points * np.asarray(axes.transData.transform(sites))
     box = points * np.asarray(axes.get_window_extent().get_points())
@@ -483,11 +486,3 @@ def spread_apart(points: Array, distance: float, low: Array, high: Array) -> Arr
                 moved[row] = places[int(free.argmax())]
                 break
     return moved
-
-
-def _legend(figure: Figure, marks: list[Line2D]) -> None:
-    if marks:
-        figure.legend(
-            handles=marks, loc="outside lower left", ncols=2, fontsize=11, frameon=False,
-            handletextpad=0.3, columnspacing=1.0,
-        )  # fmt: skip

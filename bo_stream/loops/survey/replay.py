@@ -334,7 +334,12 @@ class ReplayRun:
             for site in score.sites
         ]
         picks = pd.DataFrame(rows, columns=["design", "seed", "round", "id"])
-        write_files(folder, {_SCORES: _as_csv(self.table), _PICKS: _as_csv(picks)})
+        tables = {_SCORES: self.table, _PICKS: picks}
+        written = {
+            name: table.to_csv(index=False, lineterminator="\n").encode()
+            for name, table in tables.items()
+        }
+        write_files(folder, written)
         content = {
             "settings": asdict(self.finished_survey.settings),
             "plan": asdict(self.plan),
@@ -412,10 +417,6 @@ class ReplayRun:
 
 
 _COLUMNS = ("design", "seed", "round", "surveyed", "left", *MEASURES)
-
-
-def _as_csv(table: pd.DataFrame) -> bytes:
-    return table.to_csv(index=False, lineterminator="\n").encode()
 
 
 def mean_curves(table: pd.DataFrame) -> pd.DataFrame:
