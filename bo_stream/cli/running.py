@@ -70,6 +70,16 @@ def escape(text: str) -> str:
     return markup.escape("".join(printable))
 
 
+def say(text: str) -> None:
+    """Print a text of a user's file, or one with such texts in it, as one paragraph."""
+    OUT.print(escape(text), soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """Print a warning."""
+    ERR.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
+
+
 app = typer.Typer(
     name="bo-stream",
     add_completion=False,
@@ -231,7 +241,8 @@ def with_survey_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of :func:`_survey_settings` after its own.
 
     Args:
-        command: Its argument ``settings`` is what that function returns.
+        command: Its argument ``settings`` has their values by the names of ``SurveySettings``;
+            quotas and shares are texts yet.
     """
     own = dict(inspect.signature(command, eval_str=True).parameters)
     shared = inspect.signature(_survey_settings, eval_str=True).parameters
@@ -239,7 +250,9 @@ def with_survey_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
-        chosen = _survey_settings(**{name: given.pop(name) for name in shared})
+        chosen = {name: given.pop(name) for name in shared}
+        chosen["quotas"] = chosen.pop("quota")
+        chosen["covariates"] = tuple(chosen["covariates"] or ())
         command(**given, settings=chosen)
 
     parameters = [
@@ -380,17 +393,8 @@ def _survey_settings(
             "--overdispersion/--no-overdispersion",
         ),
     ] = _DEFAULT.overdispersion,
-) -> dict[str, Any]:
-    """Collect options by the names of ``SurveySettings``; quotas and shares are texts yet."""
-    return {
-        "goal": goal, "threshold": threshold, "certainty": certainty, "miss_cost": miss_cost,
-        "stop_when": stop_when, "criterion": criterion, "loss": loss, "id": id, "x": x,
-        "units": units,
-        "covariates": tuple(covariates or ()), "examined": examined, "positive": positive,
-        "cost": cost, "stratum": stratum, "reachable": reachable, "budget": budget,
-        "minimum_distance": minimum_distance, "quotas": quota, "base": base,
-        "cost_per_km": cost_per_km, "trials": trials, "overdispersion": overdispersion,
-    }  # fmt: skip
+) -> None:
+    """Declare options, which are this function's parameters."""
 
 
 # --- errors, folder, comparison of settings, progress and report ---------------------------------
@@ -435,7 +439,7 @@ def reported_problems() -> Iterator[Caught]:
     ) -> None:
         caught.append(warnings.WarningMessage(message, category, filename, lineno, file, line))
         if issubclass(category, WaitingWarning):
-            _show_warning(str(message))
+            warn(str(message))
 
     try:
         with warnings.catch_warnings():
@@ -581,10 +585,6 @@ def run_with_bar(
     return stop.made and not campaign.finished
 
 
-def _show_warning(text: str) -> None:
-    ERR.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
-
-
 def notes(caught: Iterable[warnings.WarningMessage]) -> list[str]:
     """Return the text of the last warning of each kind."""
     from bo_stream.models.wiski.resolution import GridResolutionWarning
@@ -622,10 +622,10 @@ def show_end(
     for alarm in () if trust is None else trust.alarms:
         OUT.print(f"[yellow]trust:[/] {escape(str(alarm))}", soft_wrap=True)
     for note in notes(each for each in caught if not issubclass(each.category, WaitingWarning)):
-        _show_warning(note)
+        warn(note)
     events = [str(event) for log in logs for event in log]
     if events:
-        OUT.print(escape(f"Numerical record: {'; '.join(events)}."), soft_wrap=True)
+        say(f"Numerical record: {'; '.join(events)}.")
     OUT.print(f"{files} are in [bold]{escape(str(folder))}[/].")
     if stopped:
         again = shlex.join(["bo-stream", *command, "--out", str(folder), "--resume"])

@@ -43,6 +43,7 @@ from bo_stream.loops.survey.next_files import (
     shown_labels,
     table,
 )
+from bo_stream.loops.survey.settings import Coordinates
 from bo_stream.storage.archive import package_version
 
 Array = NDArray[np.float64]
@@ -90,17 +91,16 @@ def survey_page(findings: SurveyFindings, written: date) -> bytes:
     parts += [*_next_sites(findings), *_called(findings), *_trust(findings)]
     if findings.notes:
         parts += [element("h2", "What looks odd in the tables")]
-        parts += [element("ul", *_items(findings.notes))]
+        parts += [element("ul", *(element("li", text) for text in findings.notes))]
     parts += [element("h2", "Settings")]
     parts += [table(["Setting", "Value"], findings.settings.items(), numbers=[])]
-    parts += [element("h2", "What to keep in mind"), element("ul", *_items(_CAVEATS))]
+    parts += [element("h2", "What to keep in mind")]
+    parts += [element("ul", *(element("li", text) for text in _CAVEATS))]
     version = f"Written on {written.isoformat()} by bo_stream {package_version('bo-stream')}."
-    zoomed = script() if _is_zoomable(findings) else ""
-    return page(title, *parts, element("p", version, class_="small"), script=zoomed)
-
-
-def _items(texts: tuple[str, ...]) -> Iterator[Content]:
-    return (element("li", text) for text in texts)
+    script = ""
+    if len(findings.predictions) <= MOST_ZOOMED:
+        script = Path(__file__).with_name("map.js").read_text(encoding="utf-8")
+    return page(title, *parts, element("p", version, class_="small"), script=script)
 
 
 # --- headline -----------------------------------------------------------------------------------
@@ -122,20 +122,19 @@ def headline(findings: SurveyFindings) -> str:
             f"half of them it is known to within a 95 % interval of {100 * width:.2g} percentage "
             "points or less."
         )
-    counts, line = findings.class_counts(), per_cent(findings.threshold)
+    line = per_cent(findings.threshold)
+    above, uncertain, below = (
+        f"{_number(count)} ({per_cent(count / total)})"
+        for count in findings.class_counts().values()
+    )
     missed = ""
     if findings.miss_cost != 1.0:
         missed = f" (a missed site counts as {findings.miss_cost:g} false alarms)"
     return (
-        f"{said} {per_cent(findings.certainty)} sure or more: above {line} "
-        f"{_sites(counts[ABOVE], total)}, below it {_sites(counts[BELOW], total)}; uncertain: "
-        f"{_sites(counts[UNCERTAIN], total)}. If every site had to be called today{missed}, about "
+        f"{said} {per_cent(findings.certainty)} sure or more: above {line} {above}, below it "
+        f"{below}; uncertain: {uncertain}. If every site had to be called today{missed}, about "
         f"{findings.expected_errors():,.0f} of {total:,} calls would be wrong."
     )
-
-
-def _sites(count: int, total: int) -> str:
-    return f"{_number(count)} ({per_cent(count / total)})"
 
 
 def advice(findings: SurveyFindings) -> str:
@@ -236,14 +235,10 @@ def _maps(findings: SurveyFindings) -> Iterator[Content]:
             f"{some}. Numbers: the sites to survey next.",
         )
     )
-    if _is_zoomable(findings):
+    if len(shown) <= MOST_ZOOMED:
         first, *pictures = pictures
         yield from zoomable_map(findings, first)
     yield element("div", *pictures, class_="pictures")
-
-
-def _is_zoomable(findings: SurveyFindings) -> bool:
-    return len(findings.predictions) <= MOST_ZOOMED
 
 
 # --- next sites ---------------------------------------------------------------------------------
@@ -254,12 +249,12 @@ def _next_sites(findings: SurveyFindings) -> Iterator[Content]:
         return
     yield element("h2", "Sites to survey next")
     who = _Described.of(findings)
-    head = ("No.", *who.head, *_place_head(findings), "Expected gain", "Cost", "Why")
+    head = ("No.", *who.head, who.place_head, "Expected gain", "Cost", "Why")
     rows = [
         (
             str(number),
             *who.cells(site["id"]),
-            _place(findings, site),
+            who.place(site),
             "" if pd.isna(site["gain"]) else per_cent(site["gain"]),
             f"{site['cost']:,.6g}",
             str(site["reason"]),
@@ -287,11 +282,13 @@ class _Described:
         head: Headings.
         labels: Texts by id, without the column of ids.
         named: Whether the first of them is a name, which stands above the id.
+        coordinates: Units and names of positions.
     """
 
     head: tuple[str, ...]
     labels: pd.DataFrame
     named: bool
+    coordinates: Coordinates
 
     @classmethod
     def of(cls, findings: SurveyFindings) -> _Described:
@@ -299,7 +296,7 @@ class _Described:
         name, others = shown_labels(findings.labels)
         columns = [*([] if name is None else [name]), *others]
         labels = findings.labels[columns].fillna("").astype(str)
-        return cls(("Site", *others), labels, name is not None)
+        return cls(("Site", *others), labels, name is not None, findings.coordinates)
 
     def cells(self, site: str) -> list[Content]:
         """Return the cells of a site; outside the list all but the id are empty."""
@@ -313,19 +310,19 @@ class _Described:
         named: Content = both if name else site
         return [named, *others]
 
+    @property
+    def place_head(self) -> str:
+        """Heading of the cell of a position."""
+        return "Latitude, longitude" if self.coordinates.are_degrees else "East, north"
 
-def _place_head(findings: SurveyFindings) -> tuple[str]:
-    return (("Latitude, longitude" if findings.coordinates.are_degrees else "East, north"),)
-
-
-def _place(findings: SurveyFindings, site: Mapping[Hashable, Any]) -> Content:
-    """Return a position, which opens a map where the phone has one."""
-    coordinates = findings.coordinates
-    east, north = (coordinates.text(float(site[name])) for name in coordinates.names)
-    if not coordinates.are_degrees:
-        return f"{east}, {north}"
-    address = geo_address(float(site["longitude"]), float(site["latitude"]))
-    return element("a", f"{north}, {east}", href=address)
+    def place(self, site: Mapping[Hashable, Any]) -> Content:
+        """Return the cell of a position, which opens a map where the phone has one."""
+        coordinates = self.coordinates
+        east, north = (coordinates.text(float(site[name])) for name in coordinates.names)
+        if not coordinates.are_degrees:
+            return f"{east}, {north}"
+        address = geo_address(float(site["longitude"]), float(site["latitude"]))
+        return element("a", f"{north}, {east}", href=address)
 
 
 def _called(findings: SurveyFindings) -> Iterator[Content]:
@@ -340,7 +337,7 @@ def _called(findings: SurveyFindings) -> Iterator[Content]:
     yield element("p", said)
     head = (
         *who.head, "Prevalence", "95 % interval", f"Chance of being above {line}", "Result",
-        *_place_head(findings),
+        who.place_head,
     )  # fmt: skip
     texts = {ABOVE: f"Above {line}", UNCERTAIN: "Uncertain", BELOW: f"Below {line}"}
     for name, text in texts.items():
@@ -354,7 +351,7 @@ def _called(findings: SurveyFindings) -> Iterator[Content]:
                 f"{per_cent(site['lower'])} to {per_cent(site['upper'])}",
                 chance_in_words(site["probability"]),
                 element("span", result, class_="whole") if result else "",
-                _place(findings, site),
+                who.place(site),
             )
             rows.append(row)
         few = {"open": "open"} if 0 < len(sites) <= _MOST_OPEN else {}
@@ -450,7 +447,7 @@ def outlook(forecast: pd.DataFrame) -> str:
 
 
 def zoomable_map(findings: SurveyFindings, still: Element) -> list[Element]:
-    """Make a map of all sites with their data, to be drawn by :func:`script`.
+    """Make a map of all sites with their data, to be drawn by ``map.js``.
 
     The data are lists of numbers and texts, an entry a site; they take some hundred bytes a site.
 
@@ -515,11 +512,6 @@ def zoomable_map(findings: SurveyFindings, still: Element) -> list[Element]:
         _numbers("Uncertainty", spread, "BuPu", 0.0),
     ]
     return [element("div", still, id="map", class_="zoomable"), data("map-data", values)]
-
-
-def script() -> str:
-    """Return the JavaScript that draws the map."""
-    return Path(__file__).with_name("map.js").read_text(encoding="utf-8")
 
 
 def _named(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]]]:
