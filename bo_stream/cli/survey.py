@@ -149,7 +149,7 @@ def choose(
     - `bo-stream survey next 2026 -q 10`
     """
     from bo_stream.loops.run import write_files
-    from bo_stream.loops.survey.next_files import check_form_is_told, next_files, waypoint_files
+    from bo_stream.loops.survey.findings import check_form_is_told, next_files, waypoint_files
     from bo_stream.loops.survey.survey import load_survey
 
     with _command():
@@ -477,9 +477,8 @@ def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
     """List the first sites of each kind of call, with their names and numbers."""
     import pandas as pd
 
-    from bo_stream.loops.survey.findings import CALLED
+    from bo_stream.loops.survey.findings import CALLED, shown_labels
     from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, per_cent
-    from bo_stream.loops.survey.next_files import shown_labels
 
     sure, line = per_cent(survey.settings.certainty), per_cent(threshold)
     name, others = shown_labels(survey.labels)

@@ -1,4 +1,4 @@
-"""Maps and charts of a survey."""
+"""Maps and charts of a survey, and the data of a map to zoom."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from botorch.models.transforms.input import InputTransform
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.colors import Colormap, ListedColormap, PowerNorm
+from matplotlib.colors import Colormap, ListedColormap, PowerNorm, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
@@ -22,7 +22,13 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
-from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN
+from bo_stream.loops.survey.findings import (
+    SurveyFindings,
+    chance_in_words,
+    result_in_words,
+    shown_labels,
+)
+from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, per_cent
 from bo_stream.loops.survey.settings import DEGREES, Coordinates
 from bo_stream.mapping import Kilometres
 
@@ -486,3 +492,108 @@ def spread_apart(points: Array, distance: float, low: Array, high: Array) -> Arr
                 moved[row] = places[int(free.argmax())]
                 break
     return moved
+
+
+# --- the map to zoom ------------------------------------------------------------------------------
+
+
+_STEPS = 24
+"""Colours of a layer of numbers."""
+
+_TALLEST_ZOOMED = 2.0
+"""Height over width of the map to zoom at most, so that a phone shows it whole."""
+
+
+def zoomable_map(findings: SurveyFindings) -> dict[str, Any]:
+    """Return the data of a map of all sites, to be drawn by ``map.js``.
+
+    They are lists of numbers and texts, an entry a site, and take some hundred bytes a site.
+    """
+    table, coordinates = findings.predictions, findings.coordinates
+    ground = Ground.of(table, coordinates)
+    (left, right), (bottom, top) = ground.extent(_TALLEST_ZOOMED, _WIDEST)
+    width, height = right - left, top - bottom
+    apart = min(2.0 * nearest(ground.sites), width, height)
+    east, north = ground.sites.T
+    chosen = pd.Index(table["id"]).get_indexer(pd.Index(findings.chosen["id"]))
+    names, labels = _named(findings)
+    values: dict[str, Any] = {
+        "width": round(width, 3),
+        "height": round(height, 3),
+        "apart": round(apart, 4),
+        "zoom": float(np.clip(max(width, height) / max(apart, 1e-9), 8.0, 1000.0)),
+        "x": (east - left).round(3).tolist(),
+        "y": (top - north).round(3).tolist(),
+        "names": names,
+        "labels": [[name, cells] for name, cells in labels.items()],
+        "mean": _rounded(table["prevalence"]),
+        "low": _rounded(table["lower"]),
+        "high": _rounded(table["upper"]),
+        "chance": None,
+        "places": None,
+        "results": {  # in words, by the index of the site
+            str(index): result_in_words(row)
+            for index, row in enumerate(table.to_dict("records"))
+            if not pd.isna(row["examined"])
+        },
+        "next": chosen[chosen >= 0].tolist(),
+        "layers": [],
+        "marks": [[f"surveyed ({len(findings.surveyed):,})", "ring"]],
+    }
+    if coordinates.are_degrees:
+        longitude = (table["longitude"] + 180.0) % 360.0 - 180.0
+        values["places"] = [table["latitude"].round(5).tolist(), longitude.round(5).tolist()]
+    if len(findings.chosen):
+        values["marks"].append([f"to survey next ({len(findings.chosen):,})", "disc"])
+    if findings.threshold is not None:
+        line = per_cent(findings.threshold)
+        values["above"] = f"Above {line}"
+        values["called"] = ["called above", "uncertain", "called below"]
+        values["chance"] = [chance_in_words(chance) for chance in table["exceedance"]]
+        order, counts = [ABOVE, UNCERTAIN, BELOW], findings.class_counts()
+        texts = zip((f"above {line}", "uncertain", f"below {line}"), order, strict=True)
+        values["layers"].append(
+            {
+                "name": "Calls",
+                "colours": [COLOURS[name] for name in order],
+                "index": [order.index(name) for name in table["class"]],
+                "legend": [[f"{text} ({counts[name]:,})", COLOURS[name]] for text, name in texts],
+            }
+        )
+    mean, spread = table["prevalence"].to_numpy(), (table["upper"] - table["lower"]).to_numpy()
+    values["layers"] += [
+        _layer("Prevalence", mean, "YlOrBr", findings.threshold or 0.0),
+        _layer("Uncertainty", spread, "BuPu", 0.0),
+    ]
+    return values
+
+
+def _named(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the name of each site, else its id, and what else says which it is, by heading."""
+    ids = findings.predictions["id"].astype(str)
+    name, others = shown_labels(findings.labels)
+    labels = findings.labels.reindex(findings.predictions["id"]).fillna("").astype(str)
+    texts = {other: labels[other].str.strip().tolist() for other in others}
+    if name is None:
+        return ids.tolist(), texts
+    names = labels[name].str.strip().to_numpy()
+    return np.where(names == "", ids, names).tolist(), {**texts, "Id": ids.tolist()}
+
+
+def _rounded(shares: pd.Series[float]) -> list[float]:
+    """Return shares in per cent, to a digit."""
+    return (100.0 * shares).round(1).tolist()
+
+
+def _layer(name: str, values: Array, colours: str, mark: float) -> dict[str, Any]:
+    """Return a layer of shares, coloured as in the still maps."""
+    top = max(float(np.quantile(values, 0.995)), mark, 1e-9)
+    norm, palette = PowerNorm(0.5, 0.0, top, clip=True), without_white(colours)
+    steps = np.minimum(np.asarray(norm(values)) * _STEPS, _STEPS - 1).astype(int)
+    ticks = bar_ticks(top)
+    return {
+        "name": name,
+        "colours": [to_hex(palette((step + 0.5) / _STEPS)) for step in range(_STEPS)],
+        "index": steps.tolist(),
+        "legend": [[f"{100 * tick:.3g} %", to_hex(palette(float(norm(tick))))] for tick in ticks],
+    }

@@ -27,8 +27,8 @@ from bo_stream.loops.survey.cells import (
     read_dates,
 )
 from bo_stream.loops.survey.columns import find_column, required_column
+from bo_stream.loops.survey.findings import FORM, listed_as
 from bo_stream.loops.survey.ledger import SiteResult
-from bo_stream.loops.survey.next_files import FORM, listed_as
 from bo_stream.loops.survey.places import check_places, position_columns_if_any
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.sites import SurveySites, read_inputs

@@ -149,8 +149,7 @@ class Survey:
                 for pick, reason in zip(picks, why, strict=True)
             ]
             self._facts.apply([self.ledger.append("ask", {"sites": sites, "total": total})])
-        asked = self.pending.tail(len(sites))
-        return asked.reset_index(drop=True).drop(columns=["round", "asked"])
+        return self.pending.tail(len(sites)).reset_index(drop=True).drop(columns=["round", "asked"])
 
     def tell(self, results: pd.DataFrame, source: str = "The table of results") -> Told:
         """Take in results, all of a table or, if there is a fault in it, none.
@@ -166,9 +165,9 @@ class Survey:
                 to the folder.
         """
         with self._writing():
-            known, pending = self._facts.results, self._facts.pending
+            known = self._facts.results
             table = self.read_results(results, source)
-            told = table.compared(self._sites, known, pending)
+            told = table.compared(self._sites, known, self._facts.pending)
             records = table.records(self._sites, known)
             if records:
                 warnings = [f"{source}: {text}" for text in table.warnings]
@@ -182,8 +181,7 @@ class Survey:
         Raises:
             UsageError: A fault of the table, named by row and column.
         """
-        known = self._facts.results
-        return ResultsTable.of(results, self.settings, self._sites, known, source)
+        return ResultsTable.of(results, self.settings, self._sites, self._facts.results, source)
 
     @property
     def told_so_far(self) -> set[tuple[str, Counts]]:
