@@ -103,8 +103,8 @@ def replay(
     - `bo-stream survey replay last.csv --threshold 0.1 --compare random --out old`
     - `bo-stream survey replay last.csv --out old --resume --seeds 9`
     """
-    from bo_stream.loops.survey.choice import grouped_by_position
     from bo_stream.loops.survey.replay import FinishedSurvey, ReplayRun
+    from bo_stream.loops.survey.results import grouped_by_position
     from bo_stream.loops.survey.survey import holds_survey
     from bo_stream.loops.survey.tables import read_table
 

@@ -89,7 +89,7 @@ def start(
     - `bo-stream survey start villages.csv --goal map --x lng lat --cost days --budget 9 --out 2026`
     - `bo-stream survey start utm.csv --threshold 0.1 --x easting northing --units m --out 2026`
     """
-    from bo_stream.loops.survey.choice import grouped_by_position
+    from bo_stream.loops.survey.results import grouped_by_position
     from bo_stream.loops.survey.survey import Survey, holds_survey, save_survey
     from bo_stream.loops.survey.tables import read_table
 
@@ -206,7 +206,7 @@ def tell(
 
     - `bo-stream survey tell 2026 results.csv`
     """
-    from bo_stream.loops.survey.choice import grouped_by_id
+    from bo_stream.loops.survey.results import grouped_by_id
     from bo_stream.loops.survey.survey import load_survey
     from bo_stream.loops.survey.tables import read_table
 

@@ -280,6 +280,7 @@ class ReplayRun:
         plan.check(len(finished_survey), finished_survey.source)
         self.finished_survey, self.plan, self.truth = finished_survey, plan, truth
         self.designs, self.seeds, self.seconds = tuple(designs), seeds, seconds
+        self._pairs = [(design, seed) for seed in range(seeds) for design in self.designs]
         self.ended = dict(ended or {})
         self.scores = list(scores)
         self.scores = [one for one in scores if self._is_done(one.design, one.seed)]
@@ -362,7 +363,7 @@ class ReplayRun:
     @property
     def steps(self) -> int:
         """Number of scores at the end."""
-        return len(self.designs) * self.seeds * (self.plan.rounds + 1)
+        return len(self._pairs) * (self.plan.rounds + 1)
 
     @property
     def steps_done(self) -> int:
@@ -387,10 +388,6 @@ class ReplayRun:
                     yield score
             except UsageError as error:  # the settings allow no further site
                 self.ended[design, seed] = str(error)
-
-    @property
-    def _pairs(self) -> list[tuple[Design, int]]:
-        return [(design, seed) for seed in range(self.seeds) for design in self.designs]
 
     def _is_done(self, design: Design, seed: int) -> bool:
         """Return whether a pair is complete."""

@@ -133,20 +133,15 @@ class Survey:
             total: float | None = None
             if self._facts.results:
                 picks, total = choice.next(self.model, q, self.trials)
-                X = self._sites.X[[pick.index for pick in picks]]
+                X = self._sites.X[[index for index, _, _ in picks]]
                 predictions = predict_prevalence(self.model, X, self.settings)
                 why = reasons(predictions, self.settings.threshold)
             else:
                 picks = choice.first(q)
                 why = [_SPREAD_OUT] * len(picks)
             sites = [
-                {
-                    "id": str(self._sites.ids[pick.index]),
-                    "reason": reason,
-                    "gain": pick.gain,
-                    "cost": pick.cost,
-                }
-                for pick, reason in zip(picks, why, strict=True)
+                {"id": str(self._sites.ids[index]), "reason": reason, "gain": gain, "cost": cost}
+                for (index, gain, cost), reason in zip(picks, why, strict=True)
             ]
             self._facts.apply([self.ledger.append("ask", {"sites": sites, "total": total})])
         return self.pending.tail(len(sites)).reset_index(drop=True).drop(columns=["round", "asked"])
