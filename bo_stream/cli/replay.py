@@ -15,16 +15,8 @@ import typer
 from rich.table import Table
 
 from bo_stream.cli import running
-from bo_stream.cli.running import (
-    OUT,
-    Group,
-    SurveyCommand,
-    escape,
-    option,
-    say,
-    with_survey_settings,
-)
-from bo_stream.cli.survey import commands, parse_settings, say_columns
+from bo_stream.cli.running import OUT, escape, option, say, with_survey_settings
+from bo_stream.cli.survey import Group, SurveyCommand, commands, parse_settings, say_columns
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.settings import DESIGNS, SEEDS, ReplayPlan, SurveySettings
 

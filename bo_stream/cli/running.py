@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 from rich import markup
@@ -38,7 +38,10 @@ from bo_stream.loops.survey.settings import SurveySettings as _DEFAULT
 
 if TYPE_CHECKING:
     from bo_stream.diagnostics.trust import TrustReport
+    from bo_stream.loops.optimization.campaign import OptimizationCampaign
     from bo_stream.loops.run import StopRequest
+    from bo_stream.loops.sampling.campaign import Campaign
+    from bo_stream.loops.survey.replay import ReplayRun
     from bo_stream.warnings import NumericalLog
 
 
@@ -47,9 +50,6 @@ ERR = Console(stderr=True, highlight=False)
 
 _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 """Environment of every OpenMP (GNU's included), and of Intel's and LLVM's."""
-
-_WAITING = (*_PASSIVE, "GOMP_SPINCOUNT")
-"""Variables by which a user may have chosen already."""
 
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Categories of Unicode."""
@@ -107,7 +107,7 @@ def main(
     # Threads that spin while they wait keep the cores from those that compute: alongside a busy
     # process an update can take a hundred times as long. OpenMP reads the environment once, when
     # torch is loaded, so this must come before; worker processes inherit it.
-    if not any(name in os.environ for name in _WAITING):
+    if os.environ.keys().isdisjoint((*_PASSIVE, "GOMP_SPINCOUNT")):  # else the user has chosen
         os.environ.update(_PASSIVE)
 
 
@@ -223,18 +223,6 @@ Resume = Annotated[
 
 
 # --- options of a survey's settings ---------------------------------------------------------------
-
-
-SurveyCommand = spreading("--covariates", "--quota")
-"""Class of the commands that have the options of a survey's settings."""
-
-Group = Annotated[
-    bool,
-    option(
-        "Columns", "Add up the rows of each position: of people or visits, one village.", "--group"
-    ),
-]
-"""Option of the commands that read a list of sites."""
 
 
 def with_survey_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -407,18 +395,6 @@ _BAD_INPUT = 2
 STOPPED = 130
 
 
-class Stepwise(Protocol):
-    """A campaign that goes on step by step."""
-
-    @property
-    def steps_done(self) -> int:
-        """Number of steps so far."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether no step is left."""
-
-
 @contextmanager
 def reported_problems() -> Iterator[Caught]:
     """Collect warnings, and turn errors that a user can correct into one line and an exit code.
@@ -429,15 +405,8 @@ def reported_problems() -> Iterator[Caught]:
 
     caught: Caught = []
 
-    def keep(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        caught.append(warnings.WarningMessage(message, category, filename, lineno, file, line))
+    def keep(message: Warning | str, category: type[Warning], *at: Any, **more: Any) -> None:
+        caught.append(warnings.WarningMessage(message, category, *at, **more))
         if issubclass(category, WaitingWarning):
             warn(str(message))
 
@@ -543,7 +512,7 @@ def check_unchanged(
 
 
 def run_with_bar(
-    campaign: Stepwise,
+    campaign: OptimizationCampaign | Campaign | ReplayRun,
     total: int | None,
     status: Callable[[], str],
     run: Callable[[StopRequest, Callable[[Any], None]], None],
@@ -571,10 +540,8 @@ def run_with_bar(
         console=ERR,
     )
 
-    def say_stopping() -> None:
-        bar.console.print(f"{stopping}; Ctrl-C again to stop at once.")
-
-    with bar, StopRequest(say_stopping) as stop:
+    message = f"{stopping}; Ctrl-C again to stop at once."
+    with bar, StopRequest(lambda: bar.console.print(message)) as stop:
         task = bar.add_task("", total=total, completed=campaign.steps_done, status=status())
 
         def show(_: Any = None) -> None:

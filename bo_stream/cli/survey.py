@@ -21,12 +21,11 @@ from bo_stream.cli import running
 from bo_stream.cli.running import (
     ERR,
     OUT,
-    Group,
-    SurveyCommand,
     app,
     escape,
     option,
     say,
+    spreading,
     warn,
     with_survey_settings,
 )
@@ -52,6 +51,17 @@ commands = typer.Typer(
     help="Survey villages round by round: which next, what is known, what is still uncertain.",
 )
 app.add_typer(commands)
+
+SurveyCommand = spreading("--covariates", "--quota")
+"""Class of the commands that have the options of a survey's settings."""
+
+Group = Annotated[
+    bool,
+    option(
+        "Columns", "Add up the rows of each position: of people or visits, one village.", "--group"
+    ),
+]
+"""Option of the commands that read a list of sites."""
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the survey.")]
 Loss = Annotated[
