@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from bo_stream.cli import running
-from bo_stream.cli.running import OUT, app, escape, option, parse_settings
+from bo_stream.cli.running import OUT, app, option, parse_settings, say
 from bo_stream.errors import UsageError
 from bo_stream.loops.optimization.objectives import ACQUISITIONS, Bounds, OptimizationSettings
 
@@ -264,12 +264,9 @@ def _run_and_report(
     if plan.asynchronous:
         steps = f"{plan.total * settings.q}, each when a worker is free,"
         stopping = "Stopping when the evaluations under way have ended"
-    OUT.print(
-        escape(
-            f"{verb} {objective.function} over {box}: {settings.initial} initial points, "
-            f"then {steps} by {settings.acquisition}; results in {folder}."
-        ),
-        soft_wrap=True,
+    say(
+        f"{verb} {objective.function} over {box}: {settings.initial} initial points, "
+        f"then {steps} by {settings.acquisition}; results in {folder}."
     )
     if campaign.steps:
         OUT.print(f"Going on after step {campaign.steps_done}.")

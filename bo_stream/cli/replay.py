@@ -15,8 +15,8 @@ import typer
 from rich.table import Table
 
 from bo_stream.cli import running
-from bo_stream.cli.running import OUT, Group, SurveyCommand, escape, option, with_survey_settings
-from bo_stream.cli.survey import commands, parse_settings, say_columns
+from bo_stream.cli.running import OUT, escape, option, say, with_survey_settings
+from bo_stream.cli.survey import Group, SurveyCommand, commands, parse_settings, say_columns
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.settings import DESIGNS, SEEDS, ReplayPlan, SurveySettings
 
@@ -95,8 +95,8 @@ def replay(
     - `bo-stream survey replay last.csv --threshold 0.1 --compare random --out old`
     - `bo-stream survey replay last.csv --out old --resume --seeds 9`
     """
-    from bo_stream.loops.survey.choice import grouped_by_position
     from bo_stream.loops.survey.replay import FinishedSurvey, ReplayRun
+    from bo_stream.loops.survey.results import grouped_by_position
     from bo_stream.loops.survey.survey import holds_survey
     from bo_stream.loops.survey.tables import read_table
 
@@ -108,7 +108,7 @@ def replay(
             return read
         grouped, said = grouped_by_position(read, chosen, str(sites))
         for text in said:
-            OUT.print(escape(text), soft_wrap=True)
+            say(text)
         return grouped
 
     def begin() -> ReplayRun:
@@ -146,12 +146,11 @@ def _run_and_report(replays: ReplayRun, folder: Path, sites: Path, caught: runni
 
     finished, plan = replays.finished_survey, replays.plan
     say_columns(finished.begin(), replays.truth)
-    OUT.print(
-        f"{escape(finished.source)}: {len(finished):,} sites with results, to find "
+    say(
+        f"{finished.source}: {len(finished):,} sites with results, to find "
         f"{goal_in_words(finished.settings)}. {plan.start:,} first sites, then {plan.rounds:,} "
         f"rounds of {plan.q:,}; {' and '.join(replays.designs)}, {replays.seeds:,} times each; "
-        f"results in {escape(str(folder))}.",
-        soft_wrap=True,
+        f"results in {folder}."
     )
     if replays.steps_done:
         done = len({(score.design, score.seed) for score in replays.scores})
@@ -226,4 +225,4 @@ def _compare(scores: pd.DataFrame) -> None:
         reached = "the adaptive design did not reach that."
     elif needed == means["surveyed"].min():
         reached = f"the first {needed:,.0f} sites had that, before there was anything to choose."
-    OUT.print(f"Random sites came to {text} after {taken:,.0f} surveyed; {reached}", soft_wrap=True)
+    say(f"Random sites came to {text} after {taken:,.0f} surveyed; {reached}")

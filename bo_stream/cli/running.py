@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 from rich import markup
@@ -38,7 +38,10 @@ from bo_stream.loops.survey.settings import SurveySettings as _DEFAULT
 
 if TYPE_CHECKING:
     from bo_stream.diagnostics.trust import TrustReport
+    from bo_stream.loops.optimization.campaign import OptimizationCampaign
     from bo_stream.loops.run import StopRequest
+    from bo_stream.loops.sampling.campaign import Campaign
+    from bo_stream.loops.survey.replay import ReplayRun
     from bo_stream.warnings import NumericalLog
 
 
@@ -47,9 +50,6 @@ ERR = Console(stderr=True, highlight=False)
 
 _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 """Environment of every OpenMP (GNU's included), and of Intel's and LLVM's."""
-
-_WAITING = (*_PASSIVE, "GOMP_SPINCOUNT")
-"""Variables by which a user may have chosen already."""
 
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Categories of Unicode."""
@@ -68,6 +68,16 @@ def escape(text: str) -> str:
         for letter in text
     )
     return markup.escape("".join(printable))
+
+
+def say(text: str) -> None:
+    """Print a text of a user's file, or one with such texts in it, as one paragraph."""
+    OUT.print(escape(text), soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """Print a warning."""
+    ERR.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
 
 
 app = typer.Typer(
@@ -97,7 +107,7 @@ def main(
     # Threads that spin while they wait keep the cores from those that compute: alongside a busy
     # process an update can take a hundred times as long. OpenMP reads the environment once, when
     # torch is loaded, so this must come before; worker processes inherit it.
-    if not any(name in os.environ for name in _WAITING):
+    if os.environ.keys().isdisjoint((*_PASSIVE, "GOMP_SPINCOUNT")):  # else the user has chosen
         os.environ.update(_PASSIVE)
 
 
@@ -215,23 +225,12 @@ Resume = Annotated[
 # --- options of a survey's settings ---------------------------------------------------------------
 
 
-SurveyCommand = spreading("--covariates", "--quota")
-"""Class of the commands that have the options of a survey's settings."""
-
-Group = Annotated[
-    bool,
-    option(
-        "Columns", "Add up the rows of each position: of people or visits, one village.", "--group"
-    ),
-]
-"""Option of the commands that read a list of sites."""
-
-
 def with_survey_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of :func:`_survey_settings` after its own.
 
     Args:
-        command: Its argument ``settings`` is what that function returns.
+        command: Its argument ``settings`` has their values by the names of ``SurveySettings``;
+            quotas and shares are texts yet.
     """
     own = dict(inspect.signature(command, eval_str=True).parameters)
     shared = inspect.signature(_survey_settings, eval_str=True).parameters
@@ -239,7 +238,9 @@ def with_survey_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
-        chosen = _survey_settings(**{name: given.pop(name) for name in shared})
+        chosen = {name: given.pop(name) for name in shared}
+        chosen["quotas"] = chosen.pop("quota")
+        chosen["covariates"] = tuple(chosen["covariates"] or ())
         command(**given, settings=chosen)
 
     parameters = [
@@ -380,17 +381,8 @@ def _survey_settings(
             "--overdispersion/--no-overdispersion",
         ),
     ] = _DEFAULT.overdispersion,
-) -> dict[str, Any]:
-    """Collect options by the names of ``SurveySettings``; quotas and shares are texts yet."""
-    return {
-        "goal": goal, "threshold": threshold, "certainty": certainty, "miss_cost": miss_cost,
-        "stop_when": stop_when, "criterion": criterion, "loss": loss, "id": id, "x": x,
-        "units": units,
-        "covariates": tuple(covariates or ()), "examined": examined, "positive": positive,
-        "cost": cost, "stratum": stratum, "reachable": reachable, "budget": budget,
-        "minimum_distance": minimum_distance, "quotas": quota, "base": base,
-        "cost_per_km": cost_per_km, "trials": trials, "overdispersion": overdispersion,
-    }  # fmt: skip
+) -> None:
+    """Declare options, which are this function's parameters."""
 
 
 # --- errors, folder, comparison of settings, progress and report ---------------------------------
@@ -403,18 +395,6 @@ _BAD_INPUT = 2
 STOPPED = 130
 
 
-class Stepwise(Protocol):
-    """A campaign that goes on step by step."""
-
-    @property
-    def steps_done(self) -> int:
-        """Number of steps so far."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether no step is left."""
-
-
 @contextmanager
 def reported_problems() -> Iterator[Caught]:
     """Collect warnings, and turn errors that a user can correct into one line and an exit code.
@@ -425,17 +405,10 @@ def reported_problems() -> Iterator[Caught]:
 
     caught: Caught = []
 
-    def keep(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        caught.append(warnings.WarningMessage(message, category, filename, lineno, file, line))
+    def keep(message: Warning | str, category: type[Warning], *at: Any, **more: Any) -> None:
+        caught.append(warnings.WarningMessage(message, category, *at, **more))
         if issubclass(category, WaitingWarning):
-            _show_warning(str(message))
+            warn(str(message))
 
     try:
         with warnings.catch_warnings():
@@ -539,7 +512,7 @@ def check_unchanged(
 
 
 def run_with_bar(
-    campaign: Stepwise,
+    campaign: OptimizationCampaign | Campaign | ReplayRun,
     total: int | None,
     status: Callable[[], str],
     run: Callable[[StopRequest, Callable[[Any], None]], None],
@@ -567,10 +540,8 @@ def run_with_bar(
         console=ERR,
     )
 
-    def say_stopping() -> None:
-        bar.console.print(f"{stopping}; Ctrl-C again to stop at once.")
-
-    with bar, StopRequest(say_stopping) as stop:
+    message = f"{stopping}; Ctrl-C again to stop at once."
+    with bar, StopRequest(lambda: bar.console.print(message)) as stop:
         task = bar.add_task("", total=total, completed=campaign.steps_done, status=status())
 
         def show(_: Any = None) -> None:
@@ -579,10 +550,6 @@ def run_with_bar(
         run(stop, show)
         show()
     return stop.made and not campaign.finished
-
-
-def _show_warning(text: str) -> None:
-    ERR.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
 
 
 def notes(caught: Iterable[warnings.WarningMessage]) -> list[str]:
@@ -622,10 +589,10 @@ def show_end(
     for alarm in () if trust is None else trust.alarms:
         OUT.print(f"[yellow]trust:[/] {escape(str(alarm))}", soft_wrap=True)
     for note in notes(each for each in caught if not issubclass(each.category, WaitingWarning)):
-        _show_warning(note)
+        warn(note)
     events = [str(event) for log in logs for event in log]
     if events:
-        OUT.print(escape(f"Numerical record: {'; '.join(events)}."), soft_wrap=True)
+        say(f"Numerical record: {'; '.join(events)}.")
     OUT.print(f"{files} are in [bold]{escape(str(folder))}[/].")
     if stopped:
         again = shlex.join(["bo-stream", *command, "--out", str(folder), "--resume"])

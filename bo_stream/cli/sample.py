@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from bo_stream.cli import running
-from bo_stream.cli.running import OUT, app, escape, option, parse_settings, spreading
+from bo_stream.cli.running import OUT, app, option, parse_settings, say, spreading
 from bo_stream.errors import UsageError
 from bo_stream.loops.models import KERNELS
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy, strategy_name
@@ -162,11 +162,10 @@ def _run_and_report(campaign: Campaign, folder: Path, caught: running.Caught) ->
     data, settings = campaign.data, campaign.main.settings
     if campaign.origin.path is None:
         OUT.print("No DATA given: sampling a simulated prevalence map.")
-    OUT.print(
-        f"{escape(data.source)}: {len(data.y):,} sites, target {escape(data.target)}. "
-        f"{settings.steps:,} choices of {settings.q} from {settings.pool:,} sites, scored on "
-        f"{settings.test:,} others; results in {escape(str(folder))}.",
-        soft_wrap=True,
+    say(
+        f"{data.source}: {len(data.y):,} sites, target {data.target}. {settings.steps:,} choices "
+        f"of {settings.q} from {settings.pool:,} sites, scored on {settings.test:,} others; "
+        f"results in {folder}."
     )
     if campaign.steps_done:
         OUT.print(f"Going on after step {campaign.steps_done:,}.")
@@ -178,10 +177,9 @@ def _run_and_report(campaign: Campaign, folder: Path, caught: running.Caught) ->
     for name, loop in campaign.begun.items():
         rows = loop.outlying_rows()
         if rows:
-            OUT.print(
+            say(
                 f"Left out as outliers by {strategy_name(name, settings.goal)} (--outliers 0 keeps "
-                f"them): rows {', '.join(map(str, rows))} of the data.",
-                soft_wrap=True,
+                f"them): rows {', '.join(map(str, rows))} of the data."
             )
     logs = [loop.model.numerical_log for loop in campaign.begun.values()]
     files = "picks.csv, curve.csv, map.png, curve.png, trust.png, trust.json and run.json"

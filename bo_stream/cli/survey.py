@@ -21,11 +21,12 @@ from bo_stream.cli import running
 from bo_stream.cli.running import (
     ERR,
     OUT,
-    Group,
-    SurveyCommand,
     app,
     escape,
     option,
+    say,
+    spreading,
+    warn,
     with_survey_settings,
 )
 from bo_stream.errors import UsageError
@@ -50,6 +51,17 @@ commands = typer.Typer(
     help="Survey villages round by round: which next, what is known, what is still uncertain.",
 )
 app.add_typer(commands)
+
+SurveyCommand = spreading("--covariates", "--quota")
+"""Class of the commands that have the options of a survey's settings."""
+
+Group = Annotated[
+    bool,
+    option(
+        "Columns", "Add up the rows of each position: of people or visits, one village.", "--group"
+    ),
+]
+"""Option of the commands that read a list of sites."""
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the survey.")]
 Loss = Annotated[
@@ -87,13 +99,13 @@ def start(
     - `bo-stream survey start villages.csv --goal map --x lng lat --cost days --budget 9 --out 2026`
     - `bo-stream survey start utm.csv --threshold 0.1 --x easting northing --units m --out 2026`
     """
-    from bo_stream.loops.survey.choice import grouped_by_position
+    from bo_stream.loops.survey.results import grouped_by_position
     from bo_stream.loops.survey.survey import Survey, holds_survey, save_survey
     from bo_stream.loops.survey.tables import read_table
 
     with _command():
         parse_settings(settings)
-        with _spinner("Reading the sites"):
+        with ERR.status("Reading the sites ..."):
             table, chosen = read_table(sites), SurveySettings(**settings)
             said: list[str] = []
             if group:
@@ -103,7 +115,7 @@ def start(
             _check_place(survey, str(sites), yes)
         save_survey(out, survey)
         for text in said:
-            _say(text)
+            say(text)
         say_columns(survey)
         _say_status(survey, out)
         _say_next_step(f"survey next {out} -q 10{_own(survey)}", "choose the first sites")
@@ -111,19 +123,21 @@ def start(
 
 def _check_place(survey: Survey, source: str, yes: bool) -> None:
     """Say where the sites lie, and ask whether that is right, or judge by what is plausible."""
-    from bo_stream.loops.survey.places import position_columns, quoted
+    from bo_stream.loops.survey.places import Whereabouts, position_columns, quoted
 
-    where = survey.whereabouts
-    _say(f"{'Place:':12}{where.in_words()}")
+    coordinates = survey.coordinates
+    places = survey.sites[list(coordinates.names)].to_numpy()
+    where = Whereabouts.of(places, coordinates)
+    say(f"{'Place:':12}{where.in_words()}")
     names = [str(name) for name in survey.table.columns]
     columns = position_columns(names, survey.settings, source)
-    swapped = f"If {survey.coordinates.names[0]} and {survey.coordinates.names[1]} are swapped, say"
+    swapped = f"If {coordinates.names[0]} and {coordinates.names[1]} are swapped, say"
     advice = f"{swapped} --x {quoted(columns[1])} {quoted(columns[0])}; if all is right, --yes."
     if yes:
         return
     if _asks():
         if where.doubt:
-            _warn(f"{where.doubt}.")
+            warn(f"{where.doubt}.")
         if not typer.confirm("Do the sites lie there?", default=not where.doubt):
             raise UsageError(f"Nothing was begun. {advice}")
     elif where.doubt:
@@ -145,14 +159,14 @@ def choose(
     - `bo-stream survey next 2026 -q 10`
     """
     from bo_stream.loops.run import write_files
-    from bo_stream.loops.survey.next_files import check_form_is_told, next_files, waypoint_files
+    from bo_stream.loops.survey.findings import check_form_is_told, next_files, waypoint_files
     from bo_stream.loops.survey.survey import load_survey
 
     with _command():
-        survey = load_survey(folder, _trusted(loss))
+        survey = load_survey(folder, () if loss is None else (loss,))
         check_form_is_told(folder, survey)
         earlier = len(survey.pending)
-        with _spinner("Choosing sites"):
+        with ERR.status("Choosing sites ..."):
             chosen = survey.ask(q)
         files = {
             **next_files(survey),
@@ -161,22 +175,22 @@ def choose(
         write_files(folder, files)
         OUT.print(_sites_table(chosen, survey.coordinates))
         if len(chosen) < q:
-            _say(f"Only {len(chosen)} of {q}: no other site is left that the settings allow.")
+            say(f"Only {len(chosen)} of {q}: no other site is left that the settings allow.")
         if earlier:
-            _say(
+            say(
                 f"{_count(earlier, 'site')} of earlier rounds still wait for results; the new ones "
                 "were chosen to be of use beside them. Those that will not be surveyed: bo-stream "
                 f"survey withdraw {folder} ID"
             )
         if chosen["gain"].notna().any():
-            _say(
+            say(
                 "gain: the part of today's uncertainty over all sites that a site is expected to "
                 "take away, given those above it."
             )
         if survey.settings.stop_when is not None and len(survey.results):
-            _say(survey.stopping().in_words())
+            say(survey.stopping().in_words())
         form = folder / next(iter(files))
-        _say(f"All pending sites are in {', '.join(str(folder / name) for name in files)}.")
+        say(f"All pending sites are in {', '.join(str(folder / name) for name in files)}.")
         _say_next_step(f"survey tell {folder} {form}", "once examined and positive are filled in")
 
 
@@ -202,7 +216,7 @@ def tell(
 
     - `bo-stream survey tell 2026 results.csv`
     """
-    from bo_stream.loops.survey.choice import grouped_by_id
+    from bo_stream.loops.survey.results import grouped_by_id
     from bo_stream.loops.survey.survey import load_survey
     from bo_stream.loops.survey.tables import read_table
 
@@ -211,11 +225,11 @@ def tell(
         if group:
             table, said = grouped_by_id(table, survey.settings, str(results))
             for text in said:
-                _say(text)
+                say(text)
         told = survey.tell(table, source=str(results))
         if not (told.new or told.corrected):  # else the status says them
             for text in told.warnings:
-                _warn(text)
+                warn(text)
         for ids, kind in (
             (told.new, "new"),
             (told.corrected, "corrected"),
@@ -224,11 +238,11 @@ def tell(
             (told.outside, "of these not in the list of sites"),
         ):
             if ids:
-                _say(f"{_count(len(ids), 'result')} {kind}: {_listed(ids)}.")
+                say(f"{_count(len(ids), 'result')} {kind}: {_listed(ids)}.")
         if told.empty:
-            _say(f"{_count(told.empty, 'row')} without numbers passed over.")
+            say(f"{_count(told.empty, 'row')} without numbers passed over.")
         for text in told.remarks:
-            _warn(text)
+            warn(text)
         _say_status(survey, folder)
         _say_next_step(f"survey report {folder}{_own(survey)}", "see the maps")
 
@@ -250,7 +264,7 @@ def withdraw(
     with _command():
         survey = load_survey(folder)
         survey.withdraw(ids, ask_again)
-        _say(f"Withdrawn: {_listed(ids)}.")
+        say(f"Withdrawn: {_listed(ids)}.")
         _say_status(survey, folder)
 
 
@@ -274,19 +288,19 @@ def status(
 
     with _command():
         share = parse_share("--stop-when", stop_when)
-        survey = load_survey(folder, _trusted(loss))
+        survey = load_survey(folder, () if loss is None else (loss,))
         _say_status(survey, folder)
         if len(survey.pending):
             OUT.print(_sites_table(survey.pending, survey.coordinates))
         threshold = survey.settings.threshold
         if threshold is None or not len(survey.results):
             return
-        with _spinner("Learning from the results"):
+        with ERR.status("Learning from the results ..."):
             predictions = survey.predictions()
             calls = survey.calls(predictions)
         _say_calls(survey, calls, threshold)
         if share is not None or survey.settings.stop_when is not None:
-            _say(survey.stopping(share, predictions).in_words())
+            say(survey.stopping(share, predictions).in_words())
 
 
 @commands.command()
@@ -309,7 +323,7 @@ def report(
     from bo_stream.loops.survey.survey import load_survey
 
     with _command():
-        survey = load_survey(folder, _trusted(loss))
+        survey = load_survey(folder, () if loss is None else (loss,))
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         hidden = not ERR.is_terminal
         with Progress(*columns, console=ERR, transient=True, disable=hidden) as bar:
@@ -329,13 +343,13 @@ def report(
         if findings.threshold is not None:
             files[findings.called_file] = written.write(_rounded(findings.calls_made))
         write_files(folder, files)
-        _say(headline(findings))
+        say(headline(findings))
         if findings.stopping is not None:
-            _say(findings.stopping.in_words())
+            say(findings.stopping.in_words())
         for note in findings.notes:
-            _warn(note)
+            warn(note)
         *others_said, last = sorted(files)
-        _say(f"{', '.join(others_said)} and {last} are in {folder}.")
+        say(f"{', '.join(others_said)} and {last} are in {folder}.")
 
 
 # --- values of options ---------------------------------------------------------------------------
@@ -398,10 +412,6 @@ def parse_quotas(texts: Sequence[str] | None) -> dict[str, int]:
 # --- messages and tables -------------------------------------------------------------------------
 
 
-def _trusted(loss: str | None) -> tuple[str, ...]:
-    return () if loss is None else (loss,)
-
-
 def _own(survey: Survey) -> str:
     """Return the option that a survey with a loss of its own needs, empty for others."""
     return "" if survey.settings.loss is None else f" --loss {survey.settings.loss}"
@@ -422,21 +432,7 @@ def _command() -> Iterator[None]:
     with running.reported_problems() as caught:
         yield
         for text in running.notes(caught):
-            _warn(text)
-
-
-@contextmanager
-def _spinner(text: str) -> Iterator[None]:
-    with ERR.status(f"{text} ..."):
-        yield
-
-
-def _say(text: str) -> None:
-    OUT.print(escape(text), soft_wrap=True)
-
-
-def _warn(text: str) -> None:
-    ERR.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
+            warn(text)
 
 
 def _say_next_step(command: str, why: str) -> None:
@@ -457,10 +453,10 @@ def say_columns(survey: Survey, truth: str | None = None) -> None:
         for meaning, column in (ids | survey.columns | known).items()
     ]
     covariates = ", ".join(map(repr, survey.settings.covariates)) or "none"
-    _say(f"Columns:    {', '.join(used)}, covariates: {covariates}.")
-    unused = [name for name in survey.unused_columns if name != truth]
+    say(f"Columns:    {', '.join(used)}, covariates: {covariates}.")
+    unused = [name for name in survey.labels if name not in (survey.settings.stratum, truth)]
     if unused:
-        _say(
+        say(
             f"Not used:   {', '.join(map(repr, unused))}. Tables keep them; those that prevalence "
             "may depend on are named by --covariates."
         )
@@ -482,18 +478,17 @@ def _say_status(survey: Survey, folder: Path) -> None:
         "Last entry": now.last or "none",
     }
     for name, text in lines.items():
-        _say(f"{name + ':':12}{text}")
+        say(f"{name + ':':12}{text}")
     for note in now.notes:
-        _warn(note)
+        warn(note)
 
 
 def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
     """List the first sites of each kind of call, with their names and numbers."""
     import pandas as pd
 
-    from bo_stream.loops.survey.findings import CALLED
+    from bo_stream.loops.survey.findings import CALLED, shown_labels
     from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, per_cent
-    from bo_stream.loops.survey.next_files import shown_labels
 
     sure, line = per_cent(survey.settings.certainty), per_cent(threshold)
     name, others = shown_labels(survey.labels)

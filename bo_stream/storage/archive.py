@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from io import RawIOBase
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from uuid import uuid4
@@ -53,26 +52,74 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def write_whole(file: RawIOBase, content: bytes, start: int) -> None:
-    """Write bytes at a position of a file and to the disk; on failure the file ends there again.
+class AppendOnlyFile:
+    """A file of lines that only grows, by lines that are on the disk before a method returns.
 
-    Args:
-        file: Not buffered: a buffer would be written later, after the error was raised.
-        content: The bytes.
-        start: The position, at which the file ends if the bytes cannot be written whole.
+    A process that is killed leaves whole lines and at most one that is cut short, which was never
+    confirmed to anyone: it is not read as a line, and the next lines take its position.
 
-    Raises:
-        OSError: The disk is full or the file cannot be written.
+    Attributes:
+        path: Path of the file.
+        end: Number of bytes of the lines that were written, or read and accepted.
     """
-    try:
-        file.seek(start)
-        left = memoryview(content)
-        while len(left) > 0:  # the last bytes before a disk is full are written without an error
-            left = left[file.write(left) or 0 :]
-        os.fsync(file.fileno())
-    except BaseException:
-        file.truncate(start)
-        raise
+
+    def __init__(self, path: Path, torn: Path | None = None) -> None:
+        """Prepare to read or write; the file need not exist yet.
+
+        Args:
+            path: Path of the file.
+            torn: File to which a line that was cut short goes before it is overwritten, if any.
+        """
+        self.path, self.end, self._torn = path, 0, torn
+
+    def write(self, lines: bytes) -> None:
+        """Replace the file by one of these lines, whole or not at all.
+
+        Raises:
+            OSError: The disk is full or the file cannot be written; an old one stays.
+        """
+        with atomic_write(self.path) as file:
+            file.write(lines)
+        self.end = len(lines)
+
+    def append(self, lines: bytes) -> None:
+        """Add lines behind ``end``.
+
+        Raises:
+            OSError: The disk is full or the file cannot be written; the file ends as before.
+        """
+        # A buffer would be written later, after the error was raised.
+        with self.path.open("r+b", buffering=0) as file:
+            file.seek(self.end)
+            if self._torn is not None and (rest := file.readall()):
+                with self._torn.open("ab") as aside:
+                    aside.write(rest + b"\n")
+                    aside.flush()
+                    os.fsync(aside.fileno())
+            file.truncate(self.end)
+            try:
+                file.seek(self.end)
+                left = memoryview(lines)
+                while len(left) > 0:  # the last bytes before a disk is full go without an error
+                    left = left[file.write(left) or 0 :]
+                os.fsync(file.fileno())
+            except BaseException:
+                file.truncate(self.end)
+                raise
+        self.end += len(lines)
+
+    def read(self) -> tuple[list[bytes], bytes]:
+        """Return the whole lines behind ``end``, without their ends, and a last one cut short.
+
+        Raises:
+            EOFError: The file is shorter than ``end``.
+        """
+        with self.path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self.end:
+                raise EOFError(f"{self.path} has become shorter")
+            file.seek(self.end)
+            *lines, rest = file.read().split(b"\n")
+        return lines, rest
 
 
 @cache

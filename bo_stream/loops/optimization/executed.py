@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 import warnings
 from collections import deque
@@ -18,7 +17,6 @@ from concurrent.futures import CancelledError, Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from io import FileIO
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock
@@ -54,7 +52,7 @@ from bo_stream.loops.optimization.objectives import (
     in_one_line,
 )
 from bo_stream.loops.run import from_record
-from bo_stream.storage.archive import atomic_write, write_whole
+from bo_stream.storage.archive import AppendOnlyFile
 
 JOURNAL = "trials.jsonl"
 """Name of the file, in the folder of the checkpoint."""
@@ -75,7 +73,7 @@ class Journal:
         self.name = uuid4().hex
         self._path = folder / JOURNAL
         self._lock = Lock()
-        self._file: FileIO | None = None
+        self._file: AppendOnlyFile | None = None
         self._recent: list[Trial] = []
 
     def add(self, trials: Iterable[Trial]) -> None:
@@ -88,8 +86,7 @@ class Journal:
             new = list(trials)
             self._recent += new
             if self._file is not None:
-                end = self._file.seek(0, os.SEEK_END)
-                write_whole(self._file, b"".join(map(_line, new)), end)
+                self._file.append(b"".join(map(_line, new)))
 
     def mark(self) -> int:
         """Return the number of trials so far, for :meth:`begin`, before a checkpoint is written."""
@@ -107,20 +104,14 @@ class Journal:
         """
         with self._lock:
             self._recent = self._recent[mark:]
-            with atomic_write(self._path) as file:
-                file.write(json.dumps({"journal": self.name}).encode() + b"\n")
-                file.write(b"".join(map(_line, self._recent)))
-            self._close()
-            self._file = self._path.open("ab", buffering=0)
+            file = AppendOnlyFile(self._path)
+            head = json.dumps({"journal": self.name}).encode() + b"\n"
+            file.write(head + b"".join(map(_line, self._recent)))
+            self._file = file
 
     def close(self) -> None:
-        """Close the file, which stays."""
+        """Write no more; the file stays."""
         with self._lock:
-            self._close()
-
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
             self._file = None
 
 
@@ -135,10 +126,11 @@ def journaled_trials(folder: Path, name: str) -> Iterator[Trial]:
     path = folder / JOURNAL
     if not path.is_file():
         return
-    head, *lines = path.read_bytes().split(b"\n")
+    lines, rest = AppendOnlyFile(path).read()
+    head, *lines = lines or [rest]
     if json.loads(head) != {"journal": name}:
         return
-    for number, line in enumerate(lines[:-1], 2):  # after the last end of line is what was cut off
+    for number, line in enumerate(lines, 2):
         try:
             yield from_record(Trial, json.loads(line))
         except (ValueError, TypeError, LookupError) as error:

@@ -313,10 +313,12 @@ def _check_positive(cells: Cells, column: str, positive: Array, examined: Array)
     if broken is not None:
         share, people = positive[broken], examined[broken]
         text = f"expected a whole number of people, got {share:g}."
-        if 0.0 < share < 1.0:
-            text += _instead("share", share * people, people)
-        elif 0.0 < share < 100.0:
-            text += _instead("prevalence in per cent", share * people / 100.0, people)
+        if 0.0 < share < 100.0:
+            kind, whole = ("share", 1.0) if share < 1.0 else ("prevalence in per cent", 100.0)
+            text += (
+                f" It looks like a {kind}: give the number of people who tested positive, here "
+                f"about {round(share * people / whole)} of {people:g}."
+            )
         raise cells.fault(broken, column, text)
     negative = first(positive < 0.0)
     if negative is not None:
@@ -328,13 +330,6 @@ def _check_positive(cells: Cells, column: str, positive: Array, examined: Array)
             f"{positive[more]:.15g} positive, but only {examined[more]:.15g} examined. Give "
             "numbers of people, not per cent, and see that the columns are not swapped.",
         )  # fmt: skip
-
-
-def _instead(what: str, count: float, people: float) -> str:
-    return (
-        f" It looks like a {what}: give the number of people who tested positive, here about "
-        f"{round(count)} of {people:g}."
-    )
 
 
 # --- dates of results, as tables have them: read where they can mean one day only ----------------

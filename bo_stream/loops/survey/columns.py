@@ -52,19 +52,6 @@ class _Role:
     later: tuple[str, ...] = ()
     pattern: str = "(?!)"
 
-    def ranked(self, names: Sequence[str]) -> list[str]:
-        """Return the columns that are likeliest to have this meaning, all alike."""
-        keys = {name: squeezed(name) for name in names}
-        usual = re.compile(self.pattern)
-        for group in (
-            [name for name in names if normalised(name) == self.name],
-            [n for n, key in keys.items() if key in self.others or usual.fullmatch(key)],
-            [name for name, key in keys.items() if key in self.later],
-        ):
-            if group:
-                return group
-        return []
-
 
 _PLACES = (
     "site", "village", "cluster", "grappe", "conglomerado", "localite", "localidad", "localidade",
@@ -188,16 +175,21 @@ def find_column(names: Sequence[str], role: str, given: str | None, source: str)
     Raises:
         UsageError: The given column is not there, or two could be meant.
     """
+    known = _ROLES[role]
     if given is not None:
-        return given_column(names, given, source, _ROLES[role].option)
-    found = _ROLES[role].ranked(names)
-    if len(found) > 1:
-        listed = ", ".join(repr(name) for name in found)
+        return given_column(names, given, source, known.option)
+    keys, usual = {name: squeezed(name) for name in names}, re.compile(known.pattern)
+    likely = (
+        [name for name in names if normalised(name) == role]
+        or [n for n, key in keys.items() if key in known.others or usual.fullmatch(key)]
+        or [name for name, key in keys.items() if key in known.later]
+    )
+    if len(likely) > 1:
         raise UsageError(
-            f"{source}: columns {listed} could each be that of {_ROLES[role].meaning}. Say which "
-            f"by {_ROLES[role].option}, or rename one {role!r}."
+            f"{source}: columns {', '.join(map(repr, likely))} could each be that of "
+            f"{known.meaning}. Say which by {known.option}, or rename one {role!r}."
         )
-    return found[0] if found else None
+    return likely[0] if likely else None
 
 
 def required_column(names: Sequence[str], role: str, given: str | None, source: str) -> str:

@@ -1,14 +1,22 @@
-"""Findings of a survey: the tables that a report shows, and its summary in numbers and words."""
+"""Findings of a survey, in tables and in words, and the files for the next visits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import json
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+import numpy as np
 import pandas as pd
 
+from bo_stream.errors import UsageError
+from bo_stream.loops.survey.cells import DATE
+from bo_stream.loops.survey.columns import normalised
 from bo_stream.loops.survey.model import (
     ABOVE,
     BELOW,
@@ -19,7 +27,10 @@ from bo_stream.loops.survey.model import (
     per_cent,
 )
 from bo_stream.loops.survey.settings import DEGREES, Coordinates, CriterionName, SurveySettings
-from bo_stream.loops.survey.survey import Survey
+from bo_stream.loops.survey.tables import NoRowsError, read_table
+
+if TYPE_CHECKING:
+    from bo_stream.loops.survey.survey import Survey
 
 CALLED = "called"
 """Name of the file of all calls, without its ending."""
@@ -223,3 +234,267 @@ def goal_in_words(settings: SurveySettings) -> str:
     if settings.goal == "map" or settings.threshold is None:
         return "the prevalence everywhere"
     return f"which sites have a prevalence above {per_cent(settings.threshold)}"
+
+
+# --- columns of the list that say which site it is ------------------------------------------------
+
+
+_MOST = 3
+"""Columns that are shown alongside a name."""
+
+_NAME = re.compile(
+    r"(site_|village_|school_|cluster_|place_|locality_|community_)?name|village|locality|settlement"
+    r"|community|school|localite|nom(_du|_de_la|_de)?(_village|_localite|_site)?|nome|nombre|aldeia"
+    r"|comunidade|comunidad|localidad|localidade"
+)
+_DISTRICT = re.compile(
+    r"adm(in)?_?\d(_name)?|.*(district|distrito|region|regiao|provin|county|commune|municip|ward"
+    r"|departe?ment|departamento|chiefdom|parish|island|constituency|cercle|woreda|health_area).*"
+    r"|zone|state|lga|ta|t_a|area|sector"
+)
+
+
+def shown_labels(labels: pd.DataFrame) -> tuple[str | None, list[str]]:
+    """Choose the columns that say which site it is.
+
+    Args:
+        labels: Further columns of a list, such as ``Survey.labels``.
+
+    Returns:
+        The column of names, None if there is none by its usual names; and up to three others:
+        districts and the like first, then other columns of texts that differ between sites.
+    """
+    columns = [str(name) for name in labels.columns]
+    name = next((one for one in columns if _NAME.fullmatch(normalised(one))), None)
+    others = [one for one in columns if one != name]
+    districts = [one for one in others if _DISTRICT.fullmatch(normalised(one))]
+    texts = [one for one in others if one not in districts and _has_texts(labels[one])]
+    return name, [*districts, *texts][:_MOST]
+
+
+def _has_texts(column: pd.Series[str]) -> bool:
+    """Return whether a column has texts with letters, and not the same in all rows."""
+    texts = column.dropna().astype(str).str.strip()
+    texts = texts[texts != ""]
+    lettered = texts.str.contains(r"[^\W\d_]", regex=True)
+    return bool(len(texts)) and bool(lettered.mean() > 0.5) and texts.nunique() > 1
+
+
+# --- points that a phone's map reads: KML, GPX, and addresses ---------------------------------
+
+
+KML, GPX = "next.kml", "next.gpx"
+
+_NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that no file of XML can hold [XML 1.0, section 2.2]."""
+
+
+@dataclass(frozen=True)
+class Waypoint:
+    """A named position.
+
+    Attributes:
+        name: For the map.
+        text: What is known of it.
+        longitude: In degrees, from -180 to 360.
+        latitude: In degrees.
+    """
+
+    name: str
+    text: str
+    longitude: float
+    latitude: float
+
+
+def waypoint_files(
+    pending: pd.DataFrame, labels: pd.DataFrame, coordinates: Coordinates
+) -> dict[str, bytes]:
+    """Return next.kml and next.gpx, by name; nothing where positions are not in degrees.
+
+    A site has its number in the order of choice and its name, else its id, as name, and district,
+    id and reason as text.
+
+    Args:
+        pending: Of a survey.
+        labels: Further columns of its list, indexed by id.
+        coordinates: Of its positions.
+    """
+    if not coordinates.are_degrees:
+        return {}
+    name, others = shown_labels(labels)
+    texts = labels.reindex(pending["id"]).fillna("").astype(str)
+    points = []
+    for number, (site, row) in enumerate(
+        zip(pending.to_dict("records"), texts.to_dict("records"), strict=True), start=1
+    ):
+        title = "" if name is None else row[name].strip()
+        said = [f"{other}: {row[other].strip()}" for other in others if row[other].strip()]
+        said += [f"id: {site['id']}", str(site["reason"])]
+        points.append(
+            Waypoint(
+                f"{number}. {title or site['id']}",
+                "\n".join(said),
+                float(site["longitude"]),
+                float(site["latitude"]),
+            )
+        )
+    title = "Sites to survey next"
+    return {KML: kml(title, points), GPX: gpx(title, points)}
+
+
+def kml(title: str, points: Sequence[Waypoint]) -> bytes:
+    """Return points as KML 2.2, coordinates as longitude, latitude, altitude 0.
+
+    Args:
+        title: Of the whole.
+        points: In their order.
+    """
+    root = Element("kml", xmlns="http://www.opengis.net/kml/2.2")
+    document = SubElement(root, "Document")
+    _text(document, "name", title)
+    for point in points:
+        mark = SubElement(document, "Placemark")
+        _text(mark, "name", point.name)
+        _text(mark, "description", point.text)
+        longitude, latitude = _degrees(point)
+        _text(SubElement(mark, "Point"), "coordinates", f"{longitude},{latitude},0")
+    return _written(root)
+
+
+def gpx(title: str, points: Sequence[Waypoint]) -> bytes:
+    """Return points as waypoints of GPX 1.1.
+
+    Args:
+        title: Of the whole.
+        points: In their order.
+    """
+    space = "http://www.topografix.com/GPX/1/1"
+    root = Element("gpx", version="1.1", creator="bo_stream", xmlns=space)
+    _text(SubElement(root, "metadata"), "name", title)
+    for point in points:
+        longitude, latitude = _degrees(point)
+        mark = SubElement(root, "wpt", lat=latitude, lon=longitude)
+        _text(mark, "name", point.name)
+        _text(mark, "desc", point.text)
+    return _written(root)
+
+
+def geo_address(longitude: float, latitude: float) -> str:
+    """Return the address ``geo:latitude,longitude`` [RFC 5870], which a phone's map opens."""
+    return f"geo:{latitude:.6f},{turned(longitude):.6f}"
+
+
+def turned(longitude: float) -> float:
+    """Return a longitude between -180 and 180 degrees."""
+    return longitude - 360.0 if longitude > 180.0 else longitude
+
+
+def _degrees(point: Waypoint) -> tuple[str, str]:
+    """Write longitude and latitude to a decimetre, without exponents."""
+    return f"{turned(point.longitude):.6f}", f"{point.latitude:.6f}"
+
+
+def _text(parent: Element, tag: str, text: str) -> None:
+    SubElement(parent, tag).text = _NO_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _written(root: Element) -> bytes:
+    indent(root)
+    return b'<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="utf-8") + b"\n"
+
+
+# --- files of the sites that are pending: a form to fill in, and points for a map ----------------
+
+
+_NEXT, POINTS = "next", "next.geojson"
+"""Name of the form without its suffix, which is the list's; and of the points."""
+
+_TO_FILL = ["examined", "positive"]
+
+FORM = (
+    *("round", "id", "longitude", "latitude", "east", "north", "reason", "gain", "cost"),
+    *_TO_FILL,
+    DATE,
+)
+"""Columns of the form, besides the columns of the list."""
+
+
+def listed_as(name: str) -> str:
+    """Name a column of the list in the form, which has a column of that name itself."""
+    return f"listed_{name}" if name in FORM else name
+
+
+def next_files(survey: Survey) -> dict[str, bytes]:
+    """Return next.csv and, of positions in degrees, next.geojson, by name.
+
+    Both have all pending sites, with all columns of the list. The table is written as the list was
+    (next.xlsx of a workbook) and ends in empty columns ``examined``, ``positive`` and ``date``:
+    filled in, the last or not, it is a table of results. The points are in longitude and latitude,
+    the only coordinates that GeoJSON has [RFC 7946, section 4], with the other columns as
+    properties.
+    """
+    pending, coordinates = survey.pending, survey.coordinates
+    pending = pending.round({"gain": 6})
+    table = pending[["round", "id", *coordinates.names, "reason", "gain", "cost"]]
+    others = survey.others(pending["id"].tolist()).rename(columns=listed_as)
+    table = pd.concat((table[["round", "id"]], others, table.iloc[:, 2:]), axis=1)
+    form = table.assign(**dict.fromkeys((*_TO_FILL, DATE), ""))
+    files = {survey.table_format.name(_NEXT): survey.table_format.write(form)}
+    if not coordinates.are_degrees:
+        return files
+    features = [
+        {
+            "type": "Feature",
+            "geometry": {"type": "Point", "coordinates": [turned(longitude), latitude]},
+            "properties": {name: _plain(value) for name, value in row.items()},
+        }
+        for longitude, latitude, row in zip(
+            table["longitude"].tolist(),
+            table["latitude"].tolist(),
+            table.drop(columns=["longitude", "latitude"]).to_dict("records"),
+            strict=True,
+        )
+    ]
+    lines = ",\n".join(json.dumps(feature, ensure_ascii=False) for feature in features)
+    points = f'{{"type": "FeatureCollection", "features": [\n{lines}\n]}}\n'
+    return {**files, POINTS: points.encode()}
+
+
+def _plain(value: Any) -> str | float | None:
+    """Return a cell as a value of JSON."""
+    if pd.isna(value):
+        return None
+    plain = value.item() if isinstance(value, np.generic) else value
+    return plain if isinstance(plain, (int, float)) else str(plain)
+
+
+def check_form_is_told(folder: Path, survey: Survey) -> None:
+    """Check that next.csv, which is to be replaced, has no numbers that were not told.
+
+    Raises:
+        UsageError: It has, or it may have, for it cannot be read.
+    """
+    path = folder / survey.table_format.name(_NEXT)
+    if not path.is_file():
+        return
+    try:
+        form = read_table(path)
+        names = [str(name) for name in form if normalised(str(name)) in _TO_FILL]
+        filled = [name for name in names if bool((form[name] != "").any())]
+        if not filled:
+            return
+        counts = survey.read_results(form, str(path)).counts
+    except NoRowsError:
+        return
+    except UsageError as error:
+        raise UsageError(
+            f"{path} would be replaced, and may have numbers that were not told: it cannot be told "
+            f"as it is. {error} Or move it to another folder."
+        ) from error
+    told = survey.told_so_far
+    new = [site for site, count in counts.items() if (site, count) not in told]
+    if new:
+        raise UsageError(
+            f"{path} has numbers of site {new[0]} that were not told, and would be replaced. Tell "
+            f"them first: bo-stream survey tell {folder} {path}."
+        )

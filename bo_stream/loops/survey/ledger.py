@@ -25,7 +25,7 @@ from bo_stream.errors import UsageError
 from bo_stream.loops.run import hold_folder
 from bo_stream.loops.survey.cells import Counts
 from bo_stream.loops.survey.sites import SurveySites
-from bo_stream.storage.archive import atomic_write, write_whole
+from bo_stream.storage.archive import AppendOnlyFile
 
 Verb = Literal["ask", "tell", "withdraw"]
 
@@ -79,15 +79,13 @@ class SurveyLedger:
 
     Attributes:
         events: In their order.
-        folder: Of the file; None: there is none yet.
         torn: Text of a last line that was cut short, empty if there is none.
     """
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.folder: Path | None = None
         self.torn = ""
-        self._end = 0
+        self._file: AppendOnlyFile | None = None
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -97,8 +95,8 @@ class SurveyLedger:
             UsageError: A line other than the last is damaged.
         """
         ledger = cls()
-        ledger.folder = folder
-        ledger._read_new()
+        ledger._file = _file(folder)
+        ledger._read_new(ledger._file)
         return ledger
 
     @property
@@ -120,9 +118,8 @@ class SurveyLedger:
         """
         if (folder / RESULTS).exists():
             raise UsageError(f"{folder} holds a survey already.")
-        content = "".join(event.line() for event in self.events).encode()
-        with atomic_write(folder / RESULTS) as file:
-            file.write(content)
+        file = _file(folder)
+        file.write("".join(event.line() for event in self.events).encode())
         try:  # to make the new file's name durable
             descriptor = os.open(folder, os.O_RDONLY)
         except OSError:  # Windows opens no folders
@@ -132,7 +129,7 @@ class SurveyLedger:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-        self.folder, self._end = folder, len(content)
+        self._file = file
 
     @contextmanager
     def writing(self) -> Iterator[list[Event]]:
@@ -141,11 +138,11 @@ class SurveyLedger:
         Raises:
             UsageError: Another process is writing.
         """
-        if self.folder is None:
+        if self._file is None:
             yield []
             return
-        with hold_folder(self.folder, "Wait until it has finished, then try again."):
-            yield self._read_new()
+        with hold_folder(self._file.path.parent, "Wait until it has finished, then try again."):
+            yield self._read_new(self._file)
 
     def append(self, verb: Verb, values: Mapping[str, Any]) -> Event:
         """Add an event within :meth:`writing`; it is on the disk when this returns.
@@ -155,42 +152,23 @@ class SurveyLedger:
         """
         time = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         event = Event(len(self.events) + 1, time, verb, values)
-        if self.folder is not None:
-            line = event.line().encode()
-            with (self.folder / RESULTS).open("r+b", buffering=0) as file:
-                file.seek(self._end)
-                # A line that was cut short is overwritten: it was never confirmed, but somebody
-                # may miss it.
-                if torn := file.readall():
-                    with (self.folder / TORN).open("ab") as aside:
-                        aside.write(torn + b"\n")
-                        aside.flush()
-                        os.fsync(aside.fileno())
-                self.torn = ""
-                file.truncate(self._end)
-                write_whole(file, line, self._end)
-            self._end += len(line)
+        if self._file is not None:
+            self._file.append(event.line().encode())
+            self.torn = ""
         self.events.append(event)
         return event
 
-    def _read_new(self) -> list[Event]:
+    def _read_new(self, file: AppendOnlyFile) -> list[Event]:
         """Read the events behind those that are known."""
-        if self.folder is None:
-            return []
-        path = self.folder / RESULTS
         try:
-            with path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(self._end)
-                tail = file.read()
+            lines, rest = file.read()
         except FileNotFoundError as error:
             raise UsageError(
-                f"{self.folder} has no {RESULTS}, which holds all results of a survey. Restore it "
-                "from a copy."
+                f"{file.path.parent} has no {RESULTS}, which holds all results of a survey. "
+                "Restore it from a copy."
             ) from error
-        if size < self._end:
-            raise UsageError(f"{path} has become shorter. Restore it from a copy.")
-        *lines, rest = tail.split(b"\n")
+        except EOFError as error:
+            raise UsageError(f"{error}. Restore it from a copy.") from error
         new: list[Event] = []
         for line in lines:
             number = len(self.events) + len(new) + 1
@@ -200,14 +178,19 @@ class SurveyLedger:
                     raise ValueError(f"it has the number {event.sequence}")
             except (ValueError, TypeError) as error:
                 raise UsageError(
-                    f"{path}, line {number}, is damaged ({error}). Restore the file from a copy: "
-                    "the lines before are whole."
+                    f"{file.path}, line {number}, is damaged ({error}). Restore the file from a "
+                    "copy: the lines before are whole."
                 ) from error
             new.append(event)
-            self._end += len(line) + 1
+        file.end += sum(len(line) + 1 for line in lines)
         self.torn = rest.decode(errors="replace")
         self.events += new
         return new
+
+
+def _file(folder: Path) -> AppendOnlyFile:
+    """Return the file of a folder; somebody may miss a line that was cut short."""
+    return AppendOnlyFile(folder / RESULTS, folder / TORN)
 
 
 def _digest(content: Mapping[str, Any]) -> str:

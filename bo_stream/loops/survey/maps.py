@@ -1,9 +1,9 @@
-"""Maps and charts of a survey."""
+"""Maps and charts of a survey, and the data of a map to zoom."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from botorch.models.transforms.input import InputTransform
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.colors import Colormap, ListedColormap, PowerNorm
+from matplotlib.colors import Colormap, ListedColormap, PowerNorm, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
@@ -22,7 +22,13 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
-from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN
+from bo_stream.loops.survey.findings import (
+    SurveyFindings,
+    chance_in_words,
+    result_in_words,
+    shown_labels,
+)
+from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, per_cent
 from bo_stream.loops.survey.settings import DEGREES, Coordinates
 from bo_stream.mapping import Kilometres
 
@@ -47,8 +53,8 @@ def draw_calibration(held_out: pd.DataFrame) -> Figure:
     figure = Figure(figsize=_SIZE, layout="constrained")
     axes = figure.subplots()
     examined = held_out["examined"].to_numpy()
-    shares = {name: held_out[name].to_numpy() / examined for name in _SHARES}
-    expected, found, low, high = shares.values()
+    columns = ("expected", "positive", "low_95", "high_95")
+    expected, found, low, high = (held_out[name].to_numpy() / examined for name in columns)
     inside = (low <= found) & (found <= high)
     axes.vlines(expected, low, high, color="0.75", lw=0.8, zorder=1)
     for rows, shape, colour, text in (
@@ -72,9 +78,6 @@ def draw_calibration(held_out: pd.DataFrame) -> Figure:
     _finish(axes)
     figure.legend(loc="outside lower left", ncols=2, fontsize=11, frameon=False)
     return figure
-
-
-_SHARES = ("expected", "positive", "low_95", "high_95")
 
 
 def draw_forecast(forecast: pd.DataFrame) -> Figure:
@@ -136,7 +139,7 @@ def draw_replay(scores: pd.DataFrame) -> Figure:
                 axes.axhline(y.iloc[-1], color=colour, lw=1.0, ls=":", label="random at the end")
         axes.set(ylabel=_LABELS[measure])
         if measure in ("accuracy", "sensitivity"):
-            axes.yaxis.set_major_formatter(_per_cent())
+            axes.yaxis.set_major_formatter(FuncFormatter(_per_cent))
         _finish(axes)
     for axes in panels[-1]:
         axes.set_xlabel("sites surveyed")
@@ -149,11 +152,11 @@ def draw_replay(scores: pd.DataFrame) -> Figure:
 def _in_per_cent(axis: Axis, values: list[float]) -> None:
     axis.set_major_locator(FixedLocator(values))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(_per_cent())
+    axis.set_major_formatter(FuncFormatter(_per_cent))
 
 
-def _per_cent() -> FuncFormatter:
-    return FuncFormatter(lambda value, _: f"{100 * value:g} %")
+def _per_cent(value: float, _: int) -> str:
+    return f"{100 * value:g} %"
 
 
 def _finish(axes: Axes) -> None:
@@ -209,7 +212,8 @@ class Ground:
         if isinstance(plane, Kilometres):
             middle = float(plane.centre[0])
             positions[:, 0] = (positions[:, 0] - middle + 180.0) % 360.0 - 180.0 + middle
-        return cls(plane, _in_kilometres(plane, positions), positions, coordinates)
+        sites: Array = plane.transform(torch.from_numpy(positions)).numpy()
+        return cls(plane, sites, positions, coordinates)
 
     def extent(self, tallest: float, widest: float) -> tuple[tuple[float, float], ...]:
         """Return limits east and north, in kilometres, that have all sites and some margin.
@@ -226,16 +230,8 @@ class Ground:
 
     def place(self, positions: Array) -> Array:
         """Map positions, ``n x 2``, to kilometres."""
-        return _in_kilometres(self.plane, positions)
-
-    def place_sites(self, table: pd.DataFrame) -> Array:
-        """Map the positions of a table's sites to kilometres, ``n x 2``."""
-        return self.place(table[list(self.coordinates.names)].to_numpy(float))
-
-
-def _in_kilometres(plane: InputTransform, positions: Array) -> Array:
-    found: Array = plane.transform(torch.tensor(positions)).numpy()
-    return found
+        placed: Array = self.plane.transform(torch.tensor(positions)).numpy()
+        return placed
 
 
 def draw_values(
@@ -270,10 +266,7 @@ def draw_values(
     bar.ax.tick_params(labelsize=11)
     if mark is not None:
         bar.ax.axvline(mark, color="black", lw=2.5)
-    nobody = table[:0] if chosen is None else chosen
-    marks = _mark_surveyed(axes, ground, table) + _mark_chosen(axes, ground, nobody)
-    _legend(figure, marks)
-    _number(figure, axes, ground, nobody)
+    _mark(figure, axes, ground, table, table[:0] if chosen is None else chosen)
     return figure
 
 
@@ -301,15 +294,12 @@ def draw_classes(
         coordinates: Units and names of positions.
     """
     figure, axes, ground = _canvas(table, coordinates)
-    colours = table["class"].map(COLOURS).to_numpy()
-    _dots(axes, ground, c=colours)
+    _dots(axes, ground, c=table["class"].map(COLOURS).to_numpy())
     classes = [
         Line2D([], [], marker="o", ms=8, ls="none", color=COLOURS[name], label=text)
         for name, text in labels.items()
     ]
-    marks = _mark_surveyed(axes, ground, table) + _mark_chosen(axes, ground, chosen)
-    _legend(figure, [*classes, *marks])
-    _number(figure, axes, ground, chosen)
+    _mark(figure, axes, ground, table, chosen, classes)
     return figure
 
 
@@ -410,34 +400,53 @@ def without_white(name: str) -> Colormap:
     return ListedColormap(colormaps[name](np.linspace(0.15, 1.0, 256)))
 
 
-def _mark_surveyed(axes: Axes, ground: Ground, table: pd.DataFrame) -> list[Line2D]:
-    surveyed = table["examined"].notna().to_numpy()
-    if not surveyed.any():
-        return []
-    x, y = ground.sites[surveyed].T
-    size = 4.5 if surveyed.sum() < 400 else 3.0
-    label = f"surveyed ({surveyed.sum():,})"
-    return axes.plot(x, y, "o", ms=size, mfc="none", mec="black", mew=0.8, zorder=4, label=label)
+def _mark(
+    figure: Figure,
+    axes: Axes,
+    ground: Ground,
+    table: pd.DataFrame,
+    chosen: pd.DataFrame,
+    marks: Sequence[Line2D] = (),
+) -> None:
+    """Mark surveyed and chosen sites, explain all marks in a legend, and number the chosen ones.
+
+    Args:
+        figure: The picture, complete but for these.
+        axes: The map.
+        ground: Its positions.
+        table: All sites, with a column ``examined``.
+        chosen: Sites to be surveyed next.
+        marks: Further marks to be explained, which come first.
+    """
+    marks, surveyed = list(marks), table["examined"].notna().to_numpy()
+    if surveyed.any():
+        marks += axes.plot(
+            *ground.sites[surveyed].T, "o", ms=4.5 if surveyed.sum() < 400 else 3.0, mfc="none",
+            mec="black", mew=0.8, zorder=4, label=f"surveyed ({surveyed.sum():,})",
+        )  # fmt: skip
+    sites = ground.place(chosen[list(ground.coordinates.names)].to_numpy(float))
+    are_few = len(sites) <= MOST_NUMBERS
+    if len(sites):
+        shape, size = ("o", 4.0) if are_few else ("D", 5.0)
+        label = f"next ({len(sites):,})"
+        marks += axes.plot(
+            *sites.T, shape, color="black", mec="white", ms=size, zorder=7, label=label
+        )
+    if marks:
+        figure.legend(
+            handles=marks, loc="outside lower left", ncols=2, fontsize=11, frameon=False,
+            handletextpad=0.3, columnspacing=1.0,
+        )  # fmt: skip
+    if len(sites) and are_few:
+        _number(figure, axes, sites)
 
 
-def _mark_chosen(axes: Axes, ground: Ground, chosen: pd.DataFrame) -> list[Line2D]:
-    if not len(chosen):
-        return []
-    x, y = ground.place_sites(chosen).T
-    shape, size = ("o", 4.0) if len(chosen) <= MOST_NUMBERS else ("D", 5.0)
-    label = f"next ({len(x):,})"
-    return axes.plot(x, y, shape, color="black", mec="white", ms=size, zorder=7, label=label)
-
-
-def _number(figure: Figure, axes: Axes, ground: Ground, chosen: pd.DataFrame) -> None:
-    """Number chosen sites by discs that do not cover each other, each with a line to its site.
+def _number(figure: Figure, axes: Axes, sites: Array) -> None:
+    """Number sites by discs that do not cover each other, each with a line to its site.
 
     The picture must be complete but for them: their room is that of the final axes.
     """
-    if not 0 < len(chosen) <= MOST_NUMBERS:
-        return
     figure.draw_without_rendering()
-    sites = ground.place_sites(chosen)
     points = 72.0 / figure.dpi  # of a pixel
     at = points * np.asarray(axes.transData.transform(sites))
     box = points * np.asarray(axes.get_window_extent().get_points())
@@ -485,9 +494,106 @@ def spread_apart(points: Array, distance: float, low: Array, high: Array) -> Arr
     return moved
 
 
-def _legend(figure: Figure, marks: list[Line2D]) -> None:
-    if marks:
-        figure.legend(
-            handles=marks, loc="outside lower left", ncols=2, fontsize=11, frameon=False,
-            handletextpad=0.3, columnspacing=1.0,
-        )  # fmt: skip
+# --- the map to zoom ------------------------------------------------------------------------------
+
+
+_STEPS = 24
+"""Colours of a layer of numbers."""
+
+_TALLEST_ZOOMED = 2.0
+"""Height over width of the map to zoom at most, so that a phone shows it whole."""
+
+
+def zoomable_map(findings: SurveyFindings) -> dict[str, Any]:
+    """Return the data of a map of all sites, to be drawn by ``map.js``.
+
+    They are lists of numbers and texts, an entry a site, and take some hundred bytes a site.
+    """
+    table, coordinates = findings.predictions, findings.coordinates
+    ground = Ground.of(table, coordinates)
+    (left, right), (bottom, top) = ground.extent(_TALLEST_ZOOMED, _WIDEST)
+    width, height = right - left, top - bottom
+    apart = min(2.0 * nearest(ground.sites), width, height)
+    east, north = ground.sites.T
+    chosen = pd.Index(table["id"]).get_indexer(pd.Index(findings.chosen["id"]))
+    names, labels = _named(findings)
+    values: dict[str, Any] = {
+        "width": round(width, 3),
+        "height": round(height, 3),
+        "apart": round(apart, 4),
+        "zoom": float(np.clip(max(width, height) / max(apart, 1e-9), 8.0, 1000.0)),
+        "x": (east - left).round(3).tolist(),
+        "y": (top - north).round(3).tolist(),
+        "names": names,
+        "labels": [[name, cells] for name, cells in labels.items()],
+        "mean": _rounded(table["prevalence"]),
+        "low": _rounded(table["lower"]),
+        "high": _rounded(table["upper"]),
+        "chance": None,
+        "places": None,
+        "results": {  # in words, by the index of the site
+            str(index): result_in_words(row)
+            for index, row in enumerate(table.to_dict("records"))
+            if not pd.isna(row["examined"])
+        },
+        "next": chosen[chosen >= 0].tolist(),
+        "layers": [],
+        "marks": [[f"surveyed ({len(findings.surveyed):,})", "ring"]],
+    }
+    if coordinates.are_degrees:
+        longitude = (table["longitude"] + 180.0) % 360.0 - 180.0
+        values["places"] = [table["latitude"].round(5).tolist(), longitude.round(5).tolist()]
+    if len(findings.chosen):
+        values["marks"].append([f"to survey next ({len(findings.chosen):,})", "disc"])
+    if findings.threshold is not None:
+        line = per_cent(findings.threshold)
+        values["above"] = f"Above {line}"
+        values["called"] = ["called above", "uncertain", "called below"]
+        values["chance"] = [chance_in_words(chance) for chance in table["exceedance"]]
+        order, counts = [ABOVE, UNCERTAIN, BELOW], findings.class_counts()
+        texts = zip((f"above {line}", "uncertain", f"below {line}"), order, strict=True)
+        values["layers"].append(
+            {
+                "name": "Calls",
+                "colours": [COLOURS[name] for name in order],
+                "index": [order.index(name) for name in table["class"]],
+                "legend": [[f"{text} ({counts[name]:,})", COLOURS[name]] for text, name in texts],
+            }
+        )
+    mean, spread = table["prevalence"].to_numpy(), (table["upper"] - table["lower"]).to_numpy()
+    values["layers"] += [
+        _layer("Prevalence", mean, "YlOrBr", findings.threshold or 0.0),
+        _layer("Uncertainty", spread, "BuPu", 0.0),
+    ]
+    return values
+
+
+def _named(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the name of each site, else its id, and what else says which it is, by heading."""
+    ids = findings.predictions["id"].astype(str)
+    name, others = shown_labels(findings.labels)
+    labels = findings.labels.reindex(findings.predictions["id"]).fillna("").astype(str)
+    texts = {other: labels[other].str.strip().tolist() for other in others}
+    if name is None:
+        return ids.tolist(), texts
+    names = labels[name].str.strip().to_numpy()
+    return np.where(names == "", ids, names).tolist(), {**texts, "Id": ids.tolist()}
+
+
+def _rounded(shares: pd.Series[float]) -> list[float]:
+    """Return shares in per cent, to a digit."""
+    return (100.0 * shares).round(1).tolist()
+
+
+def _layer(name: str, values: Array, colours: str, mark: float) -> dict[str, Any]:
+    """Return a layer of shares, coloured as in the still maps."""
+    top = max(float(np.quantile(values, 0.995)), mark, 1e-9)
+    norm, palette = PowerNorm(0.5, 0.0, top, clip=True), without_white(colours)
+    steps = np.minimum(np.asarray(norm(values)) * _STEPS, _STEPS - 1).astype(int)
+    ticks = bar_ticks(top)
+    return {
+        "name": name,
+        "colours": [to_hex(palette((step + 0.5) / _STEPS)) for step in range(_STEPS)],
+        "index": steps.tolist(),
+        "legend": [[f"{100 * tick:.3g} %", to_hex(palette(float(norm(tick))))] for tick in ticks],
+    }

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -51,13 +52,12 @@ def position_columns(
         UsageError: There are none, or several that could be meant.
     """
     if settings.x is not None:
-        first_column, second = (given_column(names, name, source, "--x") for name in settings.x)
-        return first_column, second
+        for name in settings.x:
+            given_column(names, name, source, "--x")
+        return settings.x
     free = settings.unclaimed(names)
-    first_column, second = (
-        required_column(free, role, None, source) for role in settings.coordinates.names
-    )
-    return first_column, second
+    one, other = (required_column(free, role, None, source) for role in settings.coordinates.names)
+    return one, other
 
 
 def position_columns_if_any(cells: Cells, settings: SurveySettings) -> tuple[str, str] | None:
@@ -71,10 +71,9 @@ def position_columns_if_any(cells: Cells, settings: SurveySettings) -> tuple[str
     names = settings.unclaimed(cells.names)
     if settings.x is not None and set(settings.x) <= set(names):
         return settings.x
-    first_column, second = (
-        find_column(names, role, None, cells.source) for role in settings.coordinates.names
-    )
-    return None if first_column is None or second is None else (first_column, second)
+    roles = settings.coordinates.names
+    one, other = (find_column(names, role, None, cells.source) for role in roles)
+    return None if one is None or other is None else (one, other)
 
 
 def check_places(
@@ -324,12 +323,12 @@ class Whereabouts:
             return cls(", ".join(spans), extent, "", "")
         # Where they are, and whether they are likelier to be there the other way round.
         given = _looked_up(places)
-        other = None
-        if bool((np.abs(places[:, 0]) <= 90.0).all()):
-            other = _looked_up(places[:, ::-1])
+        is_scattered = given.largest < _SCATTERED and len(given.countries) > _MOST_NAMED
+        may_be_turned = bool((np.abs(places[:, 0]) <= 90.0).all())
+        other = _looked_up(places[:, ::-1]) if may_be_turned else None
         likelier = other is not None and (
             (given.land < _NEARLY_ALL and other.land >= given.land + _BETTER)
-            or (given.is_scattered and other.largest >= _NEARLY_ALL)
+            or (is_scattered and other.largest >= _NEARLY_ALL)
         )
         doubt = ""
         if given.land < _ON_LAND or likelier:
@@ -354,28 +353,25 @@ class _CountryCounts:
     seas: Counter[str]
 
     @property
+    def total(self) -> int:
+        """Number of sites."""
+        return self.countries.total() + self.seas.total()
+
+    @property
     def land(self) -> float:
         """Share of the sites that are on land."""
-        on_land, at_sea = self.countries.total(), self.seas.total()
-        return on_land / (on_land + at_sea)
+        return self.countries.total() / self.total
 
     @property
     def largest(self) -> float:
         """Share of the sites that are in one country, that with most."""
-        total = self.countries.total() + self.seas.total()
-        return max(self.countries.values(), default=0) / total
-
-    @property
-    def is_scattered(self) -> bool:
-        """Whether the sites are in more countries than lists of neighbouring ones mostly are."""
-        return self.largest < _SCATTERED and len(self.countries) > _MOST_NAMED
+        return max(self.countries.values(), default=0) / self.total
 
     def in_words(self) -> str:
         """Name the countries, or the sea, with most sites."""
-        total = self.countries.total() + self.seas.total()
         both = (self.countries + self.seas).most_common()
         texts = [
-            f"{name} ({100.0 * count / total:.0f} %)" if len(both) > 1 else name
+            f"{name} ({100.0 * count / self.total:.0f} %)" if len(both) > 1 else name
             for name, count in both[:_MOST_NAMED]
         ]
         more = f" and {len(both) - _MOST_NAMED} more" if len(both) > _MOST_NAMED else ""
@@ -387,11 +383,11 @@ def _looked_up(places: Array) -> _CountryCounts:
     turned = places.copy()
     turned[:, 0] = (turned[:, 0] + 180.0) % 360.0 - 180.0
     cells = np.floor(turned / _CELL).astype(int)
-    table = _table()
+    table, steps = _table(), ((0, 0), *product((-1, 0, 1), repeat=2))  # its own cell first
     countries: Counter[str] = Counter()
     seas: Counter[str] = Counter()
     for (column, row), (longitude, latitude) in zip(cells.tolist(), turned.tolist(), strict=True):
-        around = (table.get((row + up, column + right)) for up, right in ((0, 0), *_NEIGHBOURS))
+        around = (table.get((row + up, column + right)) for up, right in steps)
         name = next((one for one in around if one is not None), None)
         if name is None:
             inside = (
@@ -403,11 +399,6 @@ def _looked_up(places: Array) -> _CountryCounts:
         else:
             countries[name] += 1
     return _CountryCounts(countries, seas)
-
-
-_NEIGHBOURS = tuple(
-    (up, right) for up in (-1, 0, 1) for right in (-1, 0, 1) if (up, right) != (0, 0)
-)
 
 
 @lru_cache(maxsize=1)

@@ -280,6 +280,7 @@ class ReplayRun:
         plan.check(len(finished_survey), finished_survey.source)
         self.finished_survey, self.plan, self.truth = finished_survey, plan, truth
         self.designs, self.seeds, self.seconds = tuple(designs), seeds, seconds
+        self._pairs = [(design, seed) for seed in range(seeds) for design in self.designs]
         self.ended = dict(ended or {})
         self.scores = list(scores)
         self.scores = [one for one in scores if self._is_done(one.design, one.seed)]
@@ -334,7 +335,12 @@ class ReplayRun:
             for site in score.sites
         ]
         picks = pd.DataFrame(rows, columns=["design", "seed", "round", "id"])
-        write_files(folder, {_SCORES: _as_csv(self.table), _PICKS: _as_csv(picks)})
+        tables = {_SCORES: self.table, _PICKS: picks}
+        written = {
+            name: table.to_csv(index=False, lineterminator="\n").encode()
+            for name, table in tables.items()
+        }
+        write_files(folder, written)
         content = {
             "settings": asdict(self.finished_survey.settings),
             "plan": asdict(self.plan),
@@ -357,7 +363,7 @@ class ReplayRun:
     @property
     def steps(self) -> int:
         """Number of scores at the end."""
-        return len(self.designs) * self.seeds * (self.plan.rounds + 1)
+        return len(self._pairs) * (self.plan.rounds + 1)
 
     @property
     def steps_done(self) -> int:
@@ -382,10 +388,6 @@ class ReplayRun:
                     yield score
             except UsageError as error:  # the settings allow no further site
                 self.ended[design, seed] = str(error)
-
-    @property
-    def _pairs(self) -> list[tuple[Design, int]]:
-        return [(design, seed) for seed in range(self.seeds) for design in self.designs]
 
     def _is_done(self, design: Design, seed: int) -> bool:
         """Return whether a pair is complete."""
@@ -412,10 +414,6 @@ class ReplayRun:
 
 
 _COLUMNS = ("design", "seed", "round", "surveyed", "left", *MEASURES)
-
-
-def _as_csv(table: pd.DataFrame) -> bytes:
-    return table.to_csv(index=False, lineterminator="\n").encode()
 
 
 def mean_curves(table: pd.DataFrame) -> pd.DataFrame:

@@ -2,59 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+import base64
+import hashlib
+import io
+import json
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
-from xml.etree.ElementTree import Element
+from xml.etree.ElementTree import Element, tostring
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import PowerNorm, to_hex
-from numpy.typing import NDArray
+from matplotlib.figure import Figure
+from PIL import Image
 
 from bo_stream.loops.survey.cells import span
 from bo_stream.loops.survey.findings import (
     LEAST_HELD_OUT,
     SurveyFindings,
     chance_in_words,
+    geo_address,
     result_in_words,
+    shown_labels,
 )
 from bo_stream.loops.survey.maps import (
     COLOURS,
-    Ground,
-    bar_ticks,
     draw_calibration,
     draw_classes,
     draw_forecast,
     draw_values,
-    nearest,
-    without_white,
+    zoomable_map,
 )
 from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, coverage, per_cent
-from bo_stream.loops.survey.next_files import (
-    Content,
-    data,
-    element,
-    geo_address,
-    page,
-    picture,
-    shown_labels,
-    table,
-)
+from bo_stream.loops.survey.settings import Coordinates
 from bo_stream.storage.archive import package_version
 
-Array = NDArray[np.float64]
+Content = Element | str
 
 MOST_ZOOMED = 20_000
 """Sites of a zoomable map; of more there is the picture alone, which keeps the page small."""
-
-_STEPS = 24
-"""Colours of a layer of numbers."""
-
-_TALLEST, _WIDEST = 2.0, 0.5
-"""Height over width of the map at most, at least, so that a phone shows it whole."""
 
 MOST_LISTED = 200
 """Sites of a call that the page lists; a file has all."""
@@ -90,17 +79,16 @@ def survey_page(findings: SurveyFindings, written: date) -> bytes:
     parts += [*_next_sites(findings), *_called(findings), *_trust(findings)]
     if findings.notes:
         parts += [element("h2", "What looks odd in the tables")]
-        parts += [element("ul", *_items(findings.notes))]
+        parts += [element("ul", *(element("li", text) for text in findings.notes))]
     parts += [element("h2", "Settings")]
     parts += [table(["Setting", "Value"], findings.settings.items(), numbers=[])]
-    parts += [element("h2", "What to keep in mind"), element("ul", *_items(_CAVEATS))]
+    parts += [element("h2", "What to keep in mind")]
+    parts += [element("ul", *(element("li", text) for text in _CAVEATS))]
     version = f"Written on {written.isoformat()} by bo_stream {package_version('bo-stream')}."
-    zoomed = script() if _is_zoomable(findings) else ""
-    return page(title, *parts, element("p", version, class_="small"), script=zoomed)
-
-
-def _items(texts: tuple[str, ...]) -> Iterator[Content]:
-    return (element("li", text) for text in texts)
+    script = ""
+    if len(findings.predictions) <= MOST_ZOOMED:
+        script = Path(__file__).with_name("map.js").read_text(encoding="utf-8")
+    return page(title, *parts, element("p", version, class_="small"), script=script)
 
 
 # --- headline -----------------------------------------------------------------------------------
@@ -122,20 +110,19 @@ def headline(findings: SurveyFindings) -> str:
             f"half of them it is known to within a 95 % interval of {100 * width:.2g} percentage "
             "points or less."
         )
-    counts, line = findings.class_counts(), per_cent(findings.threshold)
+    line = per_cent(findings.threshold)
+    above, uncertain, below = (
+        f"{_number(count)} ({per_cent(count / total)})"
+        for count in findings.class_counts().values()
+    )
     missed = ""
     if findings.miss_cost != 1.0:
         missed = f" (a missed site counts as {findings.miss_cost:g} false alarms)"
     return (
-        f"{said} {per_cent(findings.certainty)} sure or more: above {line} "
-        f"{_sites(counts[ABOVE], total)}, below it {_sites(counts[BELOW], total)}; uncertain: "
-        f"{_sites(counts[UNCERTAIN], total)}. If every site had to be called today{missed}, about "
+        f"{said} {per_cent(findings.certainty)} sure or more: above {line} {above}, below it "
+        f"{below}; uncertain: {uncertain}. If every site had to be called today{missed}, about "
         f"{findings.expected_errors():,.0f} of {total:,} calls would be wrong."
     )
-
-
-def _sites(count: int, total: int) -> str:
-    return f"{_number(count)} ({per_cent(count / total)})"
 
 
 def advice(findings: SurveyFindings) -> str:
@@ -236,14 +223,11 @@ def _maps(findings: SurveyFindings) -> Iterator[Content]:
             f"{some}. Numbers: the sites to survey next.",
         )
     )
-    if _is_zoomable(findings):
-        first, *pictures = pictures
-        yield from zoomable_map(findings, first)
+    if len(shown) <= MOST_ZOOMED:
+        still, *pictures = pictures  # for paper, and for browsers without a script
+        yield element("div", still, id="map", class_="zoomable")
+        yield data("map-data", zoomable_map(findings))
     yield element("div", *pictures, class_="pictures")
-
-
-def _is_zoomable(findings: SurveyFindings) -> bool:
-    return len(findings.predictions) <= MOST_ZOOMED
 
 
 # --- next sites ---------------------------------------------------------------------------------
@@ -254,12 +238,12 @@ def _next_sites(findings: SurveyFindings) -> Iterator[Content]:
         return
     yield element("h2", "Sites to survey next")
     who = _Described.of(findings)
-    head = ("No.", *who.head, *_place_head(findings), "Expected gain", "Cost", "Why")
+    head = ("No.", *who.head, who.place_head, "Expected gain", "Cost", "Why")
     rows = [
         (
             str(number),
             *who.cells(site["id"]),
-            _place(findings, site),
+            who.place(site),
             "" if pd.isna(site["gain"]) else per_cent(site["gain"]),
             f"{site['cost']:,.6g}",
             str(site["reason"]),
@@ -287,11 +271,13 @@ class _Described:
         head: Headings.
         labels: Texts by id, without the column of ids.
         named: Whether the first of them is a name, which stands above the id.
+        coordinates: Units and names of positions.
     """
 
     head: tuple[str, ...]
     labels: pd.DataFrame
     named: bool
+    coordinates: Coordinates
 
     @classmethod
     def of(cls, findings: SurveyFindings) -> _Described:
@@ -299,7 +285,7 @@ class _Described:
         name, others = shown_labels(findings.labels)
         columns = [*([] if name is None else [name]), *others]
         labels = findings.labels[columns].fillna("").astype(str)
-        return cls(("Site", *others), labels, name is not None)
+        return cls(("Site", *others), labels, name is not None, findings.coordinates)
 
     def cells(self, site: str) -> list[Content]:
         """Return the cells of a site; outside the list all but the id are empty."""
@@ -313,19 +299,19 @@ class _Described:
         named: Content = both if name else site
         return [named, *others]
 
+    @property
+    def place_head(self) -> str:
+        """Heading of the cell of a position."""
+        return "Latitude, longitude" if self.coordinates.are_degrees else "East, north"
 
-def _place_head(findings: SurveyFindings) -> tuple[str]:
-    return (("Latitude, longitude" if findings.coordinates.are_degrees else "East, north"),)
-
-
-def _place(findings: SurveyFindings, site: Mapping[Hashable, Any]) -> Content:
-    """Return a position, which opens a map where the phone has one."""
-    coordinates = findings.coordinates
-    east, north = (coordinates.text(float(site[name])) for name in coordinates.names)
-    if not coordinates.are_degrees:
-        return f"{east}, {north}"
-    address = geo_address(float(site["longitude"]), float(site["latitude"]))
-    return element("a", f"{north}, {east}", href=address)
+    def place(self, site: Mapping[Hashable, Any]) -> Content:
+        """Return the cell of a position, which opens a map where the phone has one."""
+        coordinates = self.coordinates
+        east, north = (coordinates.text(float(site[name])) for name in coordinates.names)
+        if not coordinates.are_degrees:
+            return f"{east}, {north}"
+        address = geo_address(float(site["longitude"]), float(site["latitude"]))
+        return element("a", f"{north}, {east}", href=address)
 
 
 def _called(findings: SurveyFindings) -> Iterator[Content]:
@@ -340,7 +326,7 @@ def _called(findings: SurveyFindings) -> Iterator[Content]:
     yield element("p", said)
     head = (
         *who.head, "Prevalence", "95 % interval", f"Chance of being above {line}", "Result",
-        *_place_head(findings),
+        who.place_head,
     )  # fmt: skip
     texts = {ABOVE: f"Above {line}", UNCERTAIN: "Uncertain", BELOW: f"Below {line}"}
     for name, text in texts.items():
@@ -354,7 +340,7 @@ def _called(findings: SurveyFindings) -> Iterator[Content]:
                 f"{per_cent(site['lower'])} to {per_cent(site['upper'])}",
                 chance_in_words(site["probability"]),
                 element("span", result, class_="whole") if result else "",
-                _place(findings, site),
+                who.place(site),
             )
             rows.append(row)
         few = {"open": "open"} if 0 < len(sites) <= _MOST_OPEN else {}
@@ -446,107 +432,121 @@ def outlook(forecast: pd.DataFrame) -> str:
     return f"{said}; {int(last['sites']):,} sites in {len(forecast)} rounds, {more}."
 
 
-# --- the map to zoom ------------------------------------------------------------------------------
+# --- elements of the page -------------------------------------------------------------------------
 
 
-def zoomable_map(findings: SurveyFindings, still: Element) -> list[Element]:
-    """Make a map of all sites with their data, to be drawn by :func:`script`.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+"""What a browser may load: pictures inside the page and its own style, and nothing else."""
 
-    The data are lists of numbers and texts, an entry a site; they take some hundred bytes a site.
+_COLOURS = 255
+"""Of a picture; more are drawn as the nearest of these."""
+
+_STYLE = Path(__file__).with_name("page.css")
+
+
+def element(tag: str, *children: Content, **attributes: str) -> Element:
+    """Make an element of HTML; text, children's and attributes', is escaped when it is written.
 
     Args:
-        findings: At most ``MOST_ZOOMED`` sites.
-        still: Picture with a caption, for paper and for browsers without a script.
+        tag: Name of the element.
+        children: Elements and texts, in order.
+        attributes: By name; ``class_`` stands for ``class``.
     """
-    table, coordinates = findings.predictions, findings.coordinates
-    ground = Ground.of(table, coordinates)
-    (left, right), (bottom, top) = ground.extent(_TALLEST, _WIDEST)
-    width, height = right - left, top - bottom
-    apart = min(2.0 * nearest(ground.sites), width, height)
-    east, north = ground.sites.T
-    chosen = pd.Index(table["id"]).get_indexer(pd.Index(findings.chosen["id"]))
-    names, labels = _named(findings)
-    values: dict[str, Any] = {
-        "width": round(width, 3),
-        "height": round(height, 3),
-        "apart": round(apart, 4),
-        "zoom": float(np.clip(max(width, height) / max(apart, 1e-9), 8.0, 1000.0)),
-        "x": (east - left).round(3).tolist(),
-        "y": (top - north).round(3).tolist(),
-        "names": names,
-        "labels": [[name, cells] for name, cells in labels.items()],
-        "mean": _in_per_cent(table["prevalence"]),
-        "low": _in_per_cent(table["lower"]),
-        "high": _in_per_cent(table["upper"]),
-        "chance": None,
-        "places": None,
-        "results": {  # in words, by the index of the site
-            str(index): result_in_words(row)
-            for index, row in enumerate(table.to_dict("records"))
-            if not pd.isna(row["examined"])
-        },
-        "next": chosen[chosen >= 0].tolist(),
-        "layers": [],
-        "marks": [[f"surveyed ({len(findings.surveyed):,})", "ring"]],
-    }
-    if coordinates.are_degrees:
-        longitude = (table["longitude"] + 180.0) % 360.0 - 180.0
-        values["places"] = [table["latitude"].round(5).tolist(), longitude.round(5).tolist()]
-    if len(findings.chosen):
-        values["marks"].append([f"to survey next ({len(findings.chosen):,})", "disc"])
-    if findings.threshold is not None:
-        line = per_cent(findings.threshold)
-        values["above"] = f"Above {line}"
-        values["called"] = ["called above", "uncertain", "called below"]
-        values["chance"] = [chance_in_words(chance) for chance in table["exceedance"]]
-        order, counts = [ABOVE, UNCERTAIN, BELOW], findings.class_counts()
-        texts = zip((f"above {line}", "uncertain", f"below {line}"), order, strict=True)
-        values["layers"].append(
-            {
-                "name": "Calls",
-                "colours": [COLOURS[name] for name in order],
-                "index": [order.index(name) for name in table["class"]],
-                "legend": [[f"{text} ({counts[name]:,})", COLOURS[name]] for text, name in texts],
-            }
-        )
-    mean, spread = table["prevalence"].to_numpy(), (table["upper"] - table["lower"]).to_numpy()
-    values["layers"] += [
-        _numbers("Prevalence", mean, "YlOrBr", findings.threshold or 0.0),
-        _numbers("Uncertainty", spread, "BuPu", 0.0),
+    made = Element(tag, {name.rstrip("_"): value for name, value in attributes.items()})
+    for child in children:
+        if isinstance(child, Element):
+            made.append(child)
+        elif len(made):
+            made[-1].tail = (made[-1].tail or "") + child
+        else:
+            made.text = (made.text or "") + child
+    return made
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[Content]], numbers: Sequence[int]
+) -> Element:
+    """Make a table; rows of three cells or more are cards where a screen is narrow.
+
+    Args:
+        head: Headings of the columns.
+        rows: Contents of the cells.
+        numbers: Columns of numbers, which are set flush right.
+    """
+    looks = ["number" if column in numbers else "text" for column in range(len(head))]
+
+    def row(cells: Sequence[Content]) -> Element:
+        made = [
+            element("td", cell, class_=look, role="cell", **{"data-head": heading})
+            for cell, look, heading in zip(cells, looks, head, strict=True)
+        ]
+        return element("tr", *made, role="row")
+
+    headings = [
+        element("th", heading, class_=look, role="columnheader")
+        for heading, look in zip(head, looks, strict=True)
     ]
-    return [element("div", still, id="map", class_="zoomable"), data("map-data", values)]
+    top = element("thead", element("tr", *headings, role="row"), role="rowgroup")
+    body = element("tbody", *(row(cells) for cells in rows), role="rowgroup")
+    return element("table", top, body, class_="cards" if len(head) > 2 else "pairs", role="table")
 
 
-def script() -> str:
-    """Return the JavaScript that draws the map."""
-    return Path(__file__).with_name("map.js").read_text(encoding="utf-8")
+def picture(figure: Figure, text: str, caption: str) -> Element:
+    """Make a picture with its caption, its pixels within the page.
+
+    Args:
+        figure: The picture.
+        text: What it shows, for those who cannot see it.
+        caption: What to read from it.
+    """
+    raw, file = io.BytesIO(), io.BytesIO()
+    figure.savefig(raw, format="png", dpi=160, pil_kwargs={"compress_level": 1})
+    drawn = Image.open(raw).convert("RGB")
+    kept = drawn.quantize(_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    kept.save(file, format="png", optimize=True)
+    data = base64.b64encode(file.getvalue()).decode()
+    image = element("img", src=f"data:image/png;base64,{data}", alt=text)
+    return element("figure", image, element("figcaption", caption))
 
 
-def _named(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the name of each site, else its id, and what else says which it is, by heading."""
-    ids = findings.predictions["id"].astype(str)
-    name, others = shown_labels(findings.labels)
-    labels = findings.labels.reindex(findings.predictions["id"]).fillna("").astype(str)
-    texts = {other: labels[other].str.strip().tolist() for other in others}
-    if name is None:
-        return ids.tolist(), texts
-    names = labels[name].str.strip().to_numpy()
-    return np.where(names == "", ids, names).tolist(), {**texts, "Id": ids.tolist()}
+def data(name: str, values: Any) -> Element:
+    """Make an element of values that the page's script reads, as JSON.
+
+    Args:
+        name: Of the element.
+        values: Lists, dicts, texts, finite numbers and None.
+    """
+    text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    inert = text.replace("<", "\\u003c")  # no text ends the element
+    return element("script", inert, id=name, type="application/json")
 
 
-def _in_per_cent(shares: pd.Series[float]) -> list[float]:
-    return (100.0 * shares).round(1).tolist()
+def page(title: str, *content: Content, script: str = "") -> bytes:
+    """Return a whole page in UTF-8, which a browser opens without any other file.
+
+    Args:
+        title: Of the page.
+        content: Of its body.
+        script: JavaScript that runs at the end; a browser runs no other.
+    """
+    script, policy = _spaced(script), _POLICY
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy += f"; script-src 'sha256-{digest}'"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", **{"http-equiv": "Content-Security-Policy", "content": policy}),
+        element("title", title),
+        element("style", _STYLE.read_text(encoding="utf-8")),
+    )
+    scripts = [element("script", script)] if script else []
+    whole = element("html", head, element("body", element("main", *content), *scripts), lang="en")
+    text = f"<!DOCTYPE html>\n{tostring(whole, encoding='unicode', method='html')}\n"
+    return _spaced(text).encode("utf-8", "replace")
 
 
-def _numbers(name: str, values: Array, colours: str, mark: float) -> dict[str, Any]:
-    """Return a layer of shares, coloured as in the still maps."""
-    top = max(float(np.quantile(values, 0.995)), mark, 1e-9)
-    norm, palette = PowerNorm(0.5, 0.0, top, clip=True), without_white(colours)
-    steps = np.minimum(np.asarray(norm(values)) * _STEPS, _STEPS - 1).astype(int)
-    ticks = bar_ticks(top)
-    return {
-        "name": name,
-        "colours": [to_hex(palette((step + 0.5) / _STEPS)) for step in range(_STEPS)],
-        "index": steps.tolist(),
-        "legend": [[f"{100 * tick:.3g} %", to_hex(palette(float(norm(tick))))] for tick in ticks],
-    }
+def _spaced(text: str) -> str:
+    """Keep per cent signs on the line of their number."""
+    return re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text)

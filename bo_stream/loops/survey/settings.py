@@ -186,8 +186,8 @@ class SurveySettings:
                     f"{self.x}."
                 )
         named = [*self.covariates, *(self.x or ())]
-        named += [name for name in (self.id, self.examined, self.positive) if name is not None]
-        named += [name for name in (self.stratum, self.reachable) if name is not None]
+        others = (self.id, self.examined, self.positive, self.stratum, self.reachable)
+        named += [name for name in others if name is not None]
         twice = sorted({name for name in named if named.count(name) > 1})
         if twice:
             raise UsageError(
@@ -344,11 +344,6 @@ class ReplayPlan:
         for name in ("start", "q", "rounds"):
             check_whole(name, getattr(self, name), 1)
 
-    @property
-    def total(self) -> int:
-        """Number of sites that are surveyed at the end."""
-        return self.start + self.q * self.rounds
-
     def check(self, sites: int, source: str) -> None:
         """Check that there are enough sites with results to leave at least one at the end.
 
@@ -359,7 +354,7 @@ class ReplayPlan:
         Raises:
             UsageError: They are too few.
         """
-        if self.total < sites:
+        if self.start + self.q * self.rounds < sites:
             return
         most = (sites - 1 - self.start) // self.q
         advice = (

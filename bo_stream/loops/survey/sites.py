@@ -11,7 +11,6 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 import torch
-from botorch.models.transforms.input import InputTransform
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -119,11 +118,9 @@ class SurveySites:
         # Labels are the columns that mean nothing to the survey, and the stratum.
         known = {*used.values(), *settings.covariates, settings.cost, settings.reachable}
         labels = tuple(name for name in names if name not in known)
-        unused = []
-        if not counted:
-            unused = [name for name in look_like_counts(labels) if _has_counts(cells, name)]
         notes += [*remarks, *without_quota, *_alike(cells, ids, raw)]
-        if unused:
+        unused = [name for name in look_like_counts(labels) if _has_counts(cells, name)]
+        if unused and not counted:
             notes.append(
                 f"{' and '.join(repr(name) for name in unused)} may be numbers of people, but are "
                 "not used: no result was read. If they are results, say which: --examined NAME "
@@ -146,14 +143,13 @@ class SurveySites:
             MappingProxyType(dates),
         )
 
-    @cached_property
-    def index(self) -> pd.Index[str]:
-        """Ids as an index."""
-        return pd.Index(self.ids, dtype=object)
-
     def positions(self, ids: Sequence[str]) -> NDArray[np.intp]:
         """Return the positions of ids in the list, -1 for one that is not in it."""
-        return self.index.get_indexer(pd.Index(ids, dtype=object))
+        return self._index.get_indexer(pd.Index(ids, dtype=object))
+
+    @cached_property
+    def _index(self) -> pd.Index[str]:
+        return pd.Index(self.ids, dtype=object)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -170,11 +166,7 @@ class SurveySites:
 
     def on_plane(self, X: Tensor) -> Tensor:
         """Map positions of any sites to that plane, ``n x d -> n x 2``."""
-        return self._plane.transform(X[:, :2])
-
-    @cached_property
-    def _plane(self) -> InputTransform:
-        return self.coordinates.plane(self.X[:, :2])
+        return self.coordinates.plane(self.X[:, :2]).transform(X[:, :2])
 
     def fill(self, raw: Tensor) -> Tensor:
         """Fill missing covariates of other sites, ``n x d``, from the nearest site of the list."""
@@ -313,8 +305,7 @@ def _checked_inputs(
 def _costs(cells: Cells, settings: SurveySettings) -> Array:
     if settings.cost is None:
         return np.ones(len(cells))
-    names = cells.names
-    column = given_column(names, settings.cost, cells.source, "--cost")
+    column = given_column(cells.names, settings.cost, cells.source, "--cost")
     costs = cells.numbers(column, "a cost above 0")
     bad = first(~(costs > 0.0))
     if bad is None:
@@ -328,8 +319,7 @@ def _strata(cells: Cells, settings: SurveySettings) -> tuple[Texts | None, list[
     """Read the strata, and remark on those without a quota: their names may be misspelt."""
     if settings.stratum is None:
         return None, []
-    names = cells.names
-    column = given_column(names, settings.stratum, cells.source, "--stratum")
+    column = given_column(cells.names, settings.stratum, cells.source, "--stratum")
     labels = cells.texts(column)
     gap = first(labels == "")
     if gap is not None:
@@ -351,8 +341,7 @@ def _strata(cells: Cells, settings: SurveySettings) -> tuple[Texts | None, list[
 def _reachable(cells: Cells, settings: SurveySettings) -> Mask:
     if settings.reachable is None:
         return np.ones(len(cells), dtype=bool)
-    names = cells.names
-    column = given_column(names, settings.reachable, cells.source, "--reachable")
+    column = given_column(cells.names, settings.reachable, cells.source, "--reachable")
     words = np.array([word.casefold() for word in cells.texts(column)], dtype=object)
     bad = first(~np.isin(words, [*_YES, *_NO]))
     if bad is not None:

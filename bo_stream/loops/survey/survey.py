@@ -32,7 +32,6 @@ from bo_stream.loops.survey.model import (
     reasons,
     survey_model,
 )
-from bo_stream.loops.survey.places import Whereabouts
 from bo_stream.loops.survey.results import ResultsTable, Told
 from bo_stream.loops.survey.settings import USUAL_TRIALS, Coordinates, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
@@ -134,24 +133,18 @@ class Survey:
             total: float | None = None
             if self._facts.results:
                 picks, total = choice.next(self.model, q, self.trials)
-                X = self._sites.X[[pick.index for pick in picks]]
+                X = self._sites.X[[index for index, _, _ in picks]]
                 predictions = predict_prevalence(self.model, X, self.settings)
                 why = reasons(predictions, self.settings.threshold)
             else:
                 picks = choice.first(q)
                 why = [_SPREAD_OUT] * len(picks)
             sites = [
-                {
-                    "id": str(self._sites.ids[pick.index]),
-                    "reason": reason,
-                    "gain": pick.gain,
-                    "cost": pick.cost,
-                }
-                for pick, reason in zip(picks, why, strict=True)
+                {"id": str(self._sites.ids[index]), "reason": reason, "gain": gain, "cost": cost}
+                for (index, gain, cost), reason in zip(picks, why, strict=True)
             ]
             self._facts.apply([self.ledger.append("ask", {"sites": sites, "total": total})])
-        asked = self.pending.tail(len(sites))
-        return asked.reset_index(drop=True).drop(columns=["round", "asked"])
+        return self.pending.tail(len(sites)).reset_index(drop=True).drop(columns=["round", "asked"])
 
     def tell(self, results: pd.DataFrame, source: str = "The table of results") -> Told:
         """Take in results, all of a table or, if there is a fault in it, none.
@@ -167,9 +160,9 @@ class Survey:
                 to the folder.
         """
         with self._writing():
-            known, pending = self._facts.results, self._facts.pending
+            known = self._facts.results
             table = self.read_results(results, source)
-            told = table.compared(self._sites, known, pending)
+            told = table.compared(self._sites, known, self._facts.pending)
             records = table.records(self._sites, known)
             if records:
                 warnings = [f"{source}: {text}" for text in table.warnings]
@@ -183,8 +176,7 @@ class Survey:
         Raises:
             UsageError: A fault of the table, named by row and column.
         """
-        known = self._facts.results
-        return ResultsTable.of(results, self.settings, self._sites, known, source)
+        return ResultsTable.of(results, self.settings, self._sites, self._facts.results, source)
 
     @property
     def told_so_far(self) -> set[tuple[str, Counts]]:
@@ -286,28 +278,9 @@ class Survey:
         return TableFormat.of(self.table)
 
     @property
-    def whereabouts(self) -> Whereabouts:
-        """Where the sites of the list lie: box, extent, countries or sea."""
-        return Whereabouts.of(self._sites.X[:, :2].numpy(), self.coordinates)
-
-    @property
     def fingerprint(self) -> str:
         """SHA-256 of sites and results, regardless of the order in which results came."""
         return self._facts.fingerprint
-
-    @property
-    def sites_fingerprint(self) -> str:
-        """SHA-256 of the list of sites."""
-        return self._sites.fingerprint
-
-    @property
-    def table_with_ids(self) -> pd.DataFrame:
-        """Table of the sites as given, with a column of ids in front if it had none."""
-        if self._sites.id_column is not None:
-            return self.table
-        table = self.table.copy()
-        table.insert(0, "id", self._sites.ids)
-        return table
 
     @property
     def labels(self) -> pd.DataFrame:
@@ -335,16 +308,9 @@ class Survey:
     @property
     def columns(self) -> dict[str, str]:
         """Columns of the list by their meaning: id, positions, examined, positive, cost, ..."""
-        settings = self.settings
-        named = {"cost": settings.cost, "stratum": settings.stratum}
-        named["reachable"] = settings.reachable
-        known = {name: column for name, column in named.items() if column is not None}
+        named = {role: getattr(self.settings, role) for role in ("cost", "stratum", "reachable")}
+        known = {role: column for role, column in named.items() if column is not None}
         return {**self._sites.columns, **known}
-
-    @property
-    def unused_columns(self) -> list[str]:
-        """Columns of the list that mean nothing to the survey; tables keep them."""
-        return [name for name in self._sites.labels if name != self.settings.stratum]
 
     def status(self) -> SurveyStatus:
         """Return how far the survey is, without building a model."""
@@ -575,7 +541,10 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
                 "Restore that file from a copy, or give another folder."
             )
         ledger.unlink(missing_ok=True)  # an empty one of a survey just begun
-        table, many = survey.table_with_ids, len(survey.table) >= MANY
+        table, many = survey.table, len(survey.table) >= MANY
+        if survey._sites.id_column is None:
+            table = table.copy()
+            table.insert(0, "id", survey._sites.ids)
         for name in (SITES, _MANY_SITES):
             (folder / name).unlink(missing_ok=True)
         with atomic_write(folder / (_MANY_SITES if many else SITES)) as file:
@@ -584,7 +553,7 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
             else:
                 file.write(TableFormat().write(table))
         survey.ledger.move_to(folder)
-        content = {"settings": asdict(survey.settings), "sites": survey.sites_fingerprint}
+        content = {"settings": asdict(survey.settings), "sites": survey._sites.fingerprint}
         content["table_format"] = asdict(survey.table_format)
         SURVEY.save(folder, content, {})
     survey.cache.move_to(folder)
@@ -613,7 +582,7 @@ def load_survey(folder: str | Path, trusted: Collection[str] = ()) -> Survey:
     ledger, cache = SurveyLedger.open(folder), ModelCache(folder)
     table = written.given_to(read_table(path))
     survey = Survey(table, settings, str(path), None, ledger, cache, trusted)
-    if survey.sites_fingerprint != fingerprint:
+    if survey._sites.fingerprint != fingerprint:
         raise UsageError(
             f"{path} is not the table that the survey began with. Restore it from a copy, or start "
             "another survey with it in another folder."

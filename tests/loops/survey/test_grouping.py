@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from bo_stream.errors import UsageError
-from bo_stream.loops.survey.choice import grouped_by_id, grouped_by_position
+from bo_stream.loops.survey.results import grouped_by_id, grouped_by_position
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from bo_stream.loops.survey.next_files import shown_labels
+from bo_stream.loops.survey.findings import shown_labels
 
 
 def labels(**columns: list[object]) -> pd.DataFrame:

@@ -14,9 +14,8 @@ import torch
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import Cells
-from bo_stream.loops.survey.findings import in_words
+from bo_stream.loops.survey.findings import in_words, next_files
 from bo_stream.loops.survey.maps import draw_values
-from bo_stream.loops.survey.next_files import next_files
 from bo_stream.loops.survey.places import check_places
 from bo_stream.loops.survey.settings import Coordinates, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites

@@ -6,7 +6,7 @@ from xml.etree.ElementTree import Element, fromstring
 
 import pytest
 
-from bo_stream.loops.survey.next_files import Waypoint, geo_address, gpx, kml
+from bo_stream.loops.survey.findings import Waypoint, geo_address, gpx, kml
 
 HOSTILE = 'Ñ <b>&amp; "M\'banga" ]]> \x1b[31m\x00 \ud800'
 SAFE = 'Ñ <b>&amp; "M\'banga" ]]> \ufffd[31m\ufffd \ufffd'
