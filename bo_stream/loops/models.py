@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -351,7 +351,31 @@ SMOOTHNESS = ("matern12", "matern32", "matern52", "rbf")
 """Names of kernels from rough to smooth."""
 
 
-# --- settings that sampling and optimization have in common ---------------------------------------
+# --- settings that sampling and optimization have in common, and when a model is learned again ----
+
+
+REFIT = 1.3
+"""Growth of the data beyond ``OFTEN`` at which hyperparameters are learned again."""
+
+OFTEN = 100
+"""Number of observations up to which they are learned at every trial, as in Ax."""
+
+
+def refit_is_due(count: int, fitted_at: int, growth: float | None) -> bool:
+    """Return whether hyperparameters are to be learned again from a number of observations.
+
+    Args:
+        count: The number of observations.
+        fitted_at: Their number at the last refit; 0: none yet.
+        growth: Factor by which it must have grown; 0: learn once; None: with each new one up to
+            ``OFTEN``, then whenever the number beyond ``OFTEN`` has grown by ``REFIT``.
+    """
+    if fitted_at == 0:
+        return True
+    if growth is None:
+        often = count <= OFTEN or count - OFTEN >= REFIT * (fitted_at - OFTEN)
+        return count > fitted_at and often
+    return 0.0 < growth * fitted_at <= count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,10 +433,6 @@ class RunSettings:
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UsageError(f"Device {self.device!r} cannot be used: {reason}") from error
-
-    def refit_is_due(self, observations: int, refits: Sequence[int]) -> bool:
-        """Return whether to learn again, after refits at other numbers of observations."""
-        return not refits or 0.0 < self.refit * refits[-1] <= observations
 
     def check_inputs(self, dim: int) -> None:
         """Raise a ``UsageError`` unless model and grid take ``dim`` inputs."""
