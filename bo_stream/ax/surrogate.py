@@ -41,7 +41,7 @@ from bo_stream.tensors import is_in, state_of
 
 logger = logging.getLogger("bo_stream.ax")
 
-_ASKED_FOR = " (asked for)"
+ASKED_FOR = " (asked for)"
 """End of the name of a configuration whose model was given by the user; stored by Ax."""
 
 _OTHER_WAYS = ("stem", "covar_module")
@@ -217,11 +217,6 @@ def _bounds(digest: SearchSpaceDigest) -> list[list[float]]:
     return [list(pair) for pair in digest.bounds]
 
 
-def name_of(model: type | None, default: type) -> str:
-    """Return a configuration's name, which Ax stores and which marks a model given by the user."""
-    return default.__name__ if model is None else f"{model.__name__}{_ASKED_FOR}"
-
-
 def suited(config: ModelConfig, dim: int) -> ModelConfig:
     """Return a configuration, with :class:`OSGPR` where a default of WISKI cannot take the inputs.
 
@@ -240,7 +235,7 @@ def suited(config: ModelConfig, dim: int) -> ModelConfig:
     kind: type[StreamingGP] = WISKI
     most = cast(int, MODELS["wiski"].most_inputs)
     if dim > most:
-        if config.name is not None and config.name.endswith(_ASKED_FOR):
+        if config.name is not None and config.name.endswith(ASKED_FOR):
             raise UnsupportedError(
                 f"The parameters are {dim} inputs and a grid takes {most}: pass model=OSGPR, or a "
                 "model of WISKI's kind with a projection to few inputs (stem)."

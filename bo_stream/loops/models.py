@@ -106,20 +106,14 @@ class ModelKind:
         return getattr(bo_stream, self.name)
 
 
-def checked_model(name: str, given: Options, dim: int | None = None) -> dict[str, Option]:
-    """Check a model's name and number of inputs, if known; convert its options to their types.
+def checked_model(name: str, given: Options) -> dict[str, Option]:
+    """Check a model's name and options, and convert these to their types.
 
     Raises:
-        UsageError: No such model or option, a value of another type, or too many inputs.
+        UsageError: No such model or option, or a value of another type.
     """
     check_one_of("model", name, MODELS)
     kind = MODELS[name]
-    if dim is not None and kind.most_inputs is not None and dim > kind.most_inputs:
-        others = ", ".join(key for key, other in MODELS.items() if other.most_inputs is None)
-        raise UsageError(
-            f"Expected at most {kind.most_inputs} inputs with model {name}, which is on a grid, "
-            f"got {dim}. Use fewer, or another model: {others}."
-        )
     checked: dict[str, Option] = {}
     for key, value in given.items():
         if key not in kind.options:
@@ -316,6 +310,24 @@ MODELS: dict[str, ModelKind] = {
 """Kinds by the name that a user gives."""
 
 
+def model_record(name: str, model: StreamingGP) -> dict[str, Any]:
+    """Return size, hyperparameters and log of a model of a kind in ``MODELS`` as plain values."""
+    values = {
+        key: {
+            name.replace("raw_", ""): (raw if limit is None else limit.transform(raw)).tolist()
+            for name, raw, limit in module.named_parameters_and_constraints()
+        }
+        for key, module in (("likelihood", model.likelihood), ("kernel", model.covar_module))
+    }
+    return {
+        "class": type(model).__name__,
+        **MODELS[name].describe(model),
+        **values,
+        "outcome_scale": model.outcome_scale().tolist(),
+        "numerical_log": [asdict(event) for event in model.numerical_log],
+    }
+
+
 def _scaled_matern(nu: float) -> Callable[[int], Kernel]:
     """Return a builder of scaled Matérn kernels with the priors of the WISKI malaria study."""
 
@@ -436,7 +448,13 @@ class RunSettings:
 
     def check_inputs(self, dim: int) -> None:
         """Raise a ``UsageError`` unless model and grid take ``dim`` inputs."""
-        checked_model(self.model, self.model_options, dim)
+        most = MODELS[self.model].most_inputs
+        if most is not None and dim > most:
+            others = ", ".join(name for name, kind in MODELS.items() if kind.most_inputs is None)
+            raise UsageError(
+                f"Expected at most {most} inputs with model {self.model}, which is on a grid, "
+                f"got {dim}. Use fewer, or another model: {others}."
+            )
         if self.grid is not None and dim > MOST_ON_GRID:
             raise UsageError(
                 f"Expected at most {MOST_ON_GRID} inputs on a grid, got {dim}. Give no grid."

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from bo_stream.diagnostics.trust import TrustReport, mark_hand_overs
 from bo_stream.loops.datasets import Array, Dataset
+from bo_stream.loops.models import model_record
 from bo_stream.loops.run import (
     Score,
     mean_over_run,
-    model_record,
     predict,
     record_file,
     write_files,

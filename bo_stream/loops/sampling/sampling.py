@@ -20,9 +20,11 @@ from bo_stream.acquisition.feature_nipv import lives_in_features
 from bo_stream.acquisition.pool import thinned
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.models import (
+    AUTO,
     EXACT,
     KERNELS,
     LEARNED,
+    MOST_ON_GRID,
     SMOOTHNESS,
     build_model,
     most_exact,
@@ -290,14 +292,10 @@ class ActiveSampling:
     @cached_property
     def _selector(self) -> PoolSelector:
         """Selector of the present model; its caches between choices only save time."""
-        in_features = lives_in_features(self.model)
-        points = self._points if in_features else self._some_points
+        points = self._points
+        if not lives_in_features(self.model):  # some stand for all
+            points = points[thinned(points, SOME_POINTS)]
         return PoolSelector(self.model, self._X, points)
-
-    @cached_property
-    def _some_points(self) -> Tensor:
-        """Points that stand for all, at which the variance is integrated."""
-        return self._points[thinned(self._points, SOME_POINTS)]
 
     @cached_property
     def _targets(self) -> Tensor:
@@ -382,7 +380,9 @@ class ActiveSampling:
     @property
     def _families(self) -> tuple[str | None, ...]:
         """Families that the model goes through, one after the other; None: as its class does."""
-        return (EXACT, "WISKI") if self.settings.goes_onto_grid(self._X.shape[-1]) else (None,)
+        settings, few = self.settings, self._X.shape[-1] <= MOST_ON_GRID
+        onto_grid = few and settings.model == AUTO and settings.grid is None
+        return (EXACT, "WISKI") if onto_grid else (None,)
 
     @property
     def _first_kernel(self) -> str:
