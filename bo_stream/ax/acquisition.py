@@ -211,15 +211,13 @@ def integrated_variance(
     The average is over ``mc_points``, ``N x d``, or without any over the box of the bounds.
     """
     box = torch.as_tensor(bounds, dtype=torch.float64).mT
-    streams = issubclass(kind, FeatureNIPV) and isinstance(model, StreamingGP)
-    if streams and lives_in_features(model):
+    in_closed_form = issubclass(kind, FeatureNIPV)
+    if in_closed_form and isinstance(model, StreamingGP) and lives_in_features(model):
         like = model.train_targets
         if mc_points is not None:
             return FeatureNIPV(model, mc_points.to(like), X_pending=X_pending)
-        # features on a grid are integrated over a box in closed form
-        if model.maps_boxes and isinstance(
-            getattr(model.feature_process(), "basis", None), GridBasis
-        ):
+        basis = getattr(model.feature_process(), "basis", None) if model.maps_boxes else None
+        if isinstance(basis, GridBasis):  # integrated over a box in closed form
             return FeatureNIPV(model, bounds=box.to(like), X_pending=X_pending)
     if mc_points is None:  # the same at each trial
         mc_points = draw_sobol_samples(box, n=NUM_MC_POINTS, q=1, seed=0).squeeze(-2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -445,6 +445,10 @@ class RunSettings:
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UsageError(f"Device {self.device!r} cannot be used: {reason}") from error
+
+    def refit_is_due(self, observations: int, refits: Sequence[int]) -> bool:
+        """Return whether to learn again, after refits at other numbers of observations."""
+        return refit_is_due(observations, refits[-1] if refits else 0, self.refit)
 
     def check_inputs(self, dim: int) -> None:
         """Raise a ``UsageError`` unless model and grid take ``dim`` inputs."""

@@ -29,7 +29,6 @@ from bo_stream.loops.models import (
     build_model,
     most_exact,
     names_that_retract,
-    refit_is_due,
     retracts,
 )
 from bo_stream.loops.run import ASKING, ModelFile, from_record, predict
@@ -438,9 +437,9 @@ class ActiveSampling:
                 KERNELS[state.kernel](self._X.shape[-1]).to(self._X),
             )
         )
-        last = state.refits[-1] if state.refits else 0
-        if not outgrown and not refit_is_due(self.observations, last, self.settings.refit):
+        if not outgrown and not self.settings.refit_is_due(self.observations, state.refits):
             return
+        last = state.refits[-1] if state.refits else 0
         self._update([i for i in state.outliers if i >= last])
         state.outliers = [i for i in state.outliers if i < last]
         if outgrown:  # with hyperparameters that were learned once, if there are no refits
