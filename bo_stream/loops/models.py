@@ -148,7 +148,7 @@ def build_model(
     Y: Tensor,
     kernel: Kernel,
     grid: tuple[int, ...] | None,
-    family: str | None = None,
+    family: str | tuple[str, ...] | None = None,
 ) -> StreamingGP:
     """Build a model of the first outcomes, ``n x 1``, at inputs in the unit cube, ``n x d``.
 
@@ -161,7 +161,8 @@ def build_model(
             kernels of the distance are taken for products over inputs, from the first outcome on.
         grid: Nodes per dimension of a model on a grid, one number or d; None: its default.
         family: That model auto is in and stays in: ``exact``, with the kernel as it is, or
-            ``WISKI``; None: all, one after the other. Given a grid it is WISKI.
+            ``WISKI``; or those that it goes through, one after the other; None: all. Given a grid
+            it is WISKI.
     """
     from bo_stream.bases.kernels import as_product
 
@@ -178,20 +179,6 @@ def build_model(
         return kind.build(X, Y, kernel, options)
     except ValueError as error:
         raise UsageError(f"This model cannot be built: {error}") from error
-
-
-def most_exact(given: Options, X: Tensor, kernel: Kernel) -> int:
-    """Return up to how many outcomes model auto is exact before it goes onto a grid.
-
-    Args:
-        given: Options of the model that differ from the defaults.
-        X: Inputs in the unit cube, ``n x d``, d at most ``MOST_ON_GRID``.
-        kernel: Kernel of d inputs.
-    """
-    from bo_stream.bases.kernels import as_product
-
-    product, options = as_product(kernel, X.shape[-1]), {**given, "families": (EXACT, "WISKI")}
-    return int(_auto(X[:0], X[:0, :1], product, options).max_exact)
 
 
 def options_help() -> str:

@@ -472,8 +472,6 @@ def worker_processes(
     Raises:
         UsageError: A number is out of range, or the work cannot be pickled.
     """
-    check_timeout(timeout)
-    check_picklable("work", work)
     executor = ProcessExecutor(count, work.prepare)
     try:
         with Executed(work, executor, timeout=timeout, resubmissions=0) as evaluator:
