@@ -7,7 +7,7 @@ variance is of one metric, over points in the user's parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -341,7 +341,7 @@ class PoolAcquisition(StreamAcquisition):
         metadata: Pool and name of each of the last proposals, which Ax stores.
     """
 
-    metadata: list[dict[str, Any]]
+    metadata: Sequence[dict[str, Any]] = ()
 
     def optimize(  # type: ignore[override]  # as Ax calls it
         self, n: int, search_space_digest: SearchSpaceDigest, **given: Any

@@ -21,11 +21,9 @@ from bo_stream.acquisition.feature_nipv import lives_in_features
 from bo_stream.acquisition.pool import thinned
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.models import (
-    AUTO,
     EXACT,
     KERNELS,
     LEARNED,
-    MOST_ON_GRID,
     SMOOTHNESS,
     build_model,
     names_that_retract,
@@ -380,9 +378,7 @@ class ActiveSampling:
     @property
     def _families(self) -> tuple[str | None, ...]:
         """Families that the model goes through, one after the other; None: as its class does."""
-        settings, few = self.settings, self._X.shape[-1] <= MOST_ON_GRID
-        onto_grid = few and settings.model == AUTO and settings.grid is None
-        return (EXACT, "WISKI") if onto_grid else (None,)
+        return (EXACT, "WISKI") if self.settings.goes_onto_grid(self._X.shape[-1]) else (None,)
 
     @property
     def _first_kernel(self) -> str:

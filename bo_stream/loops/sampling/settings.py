@@ -22,6 +22,7 @@ from bo_stream.loops.models import (
     KERNELS,
     LEARNED,
     MODELS,
+    MOST_ON_GRID,
     RunSettings,
     names_that_retract,
     retracts,
@@ -95,6 +96,10 @@ class SamplingSettings(RunSettings):
     def learns_smoothness(self) -> bool:
         """Whether kernels are compared by their marginal likelihoods."""
         return self.kernel == LEARNED and self.model == AUTO and self.grid is None
+
+    def goes_onto_grid(self, dim: int) -> bool:
+        """Return whether the model of ``dim`` inputs is exact at first and on a grid later."""
+        return self.model == AUTO and self.grid is None and dim <= MOST_ON_GRID
 
     def outlier_threshold(self, dim: int) -> float:
         """Return the threshold for ``dim`` inputs, 0 for none.
