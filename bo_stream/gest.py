@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -183,19 +183,17 @@ class Generator(gest_api.Generator):
                 Nothing is ingested then.
         """
         optimizer = self.optimizer
-        for result in [self._read(result) for result in results]:
-            key = result.key
+        for key, X, Y in [self._read(result) for result in results]:
             if key is None:
-                waiting = (trial.key for trial in optimizer.pending if trial.X == result.X)
-                key = next(waiting, None)
+                key = next((trial.key for trial in optimizer.pending if trial.X == X), None)
             if key is None:
-                key = optimizer.register(result.X).key
+                key = optimizer.register(X).key
             status = optimizer.ledger[key].status
-            if result.Y is not None:
+            if Y is not None:
                 if status in ("told", "withdrawn"):
-                    optimizer.amend(key, result.Y)
+                    optimizer.amend(key, Y)
                 else:
-                    optimizer.tell(key, result.Y)
+                    optimizer.tell(key, Y)
             elif status == "told":  # the earlier outcome turned out to be of no use
                 optimizer.withdraw(key)
             elif status != "withdrawn":
@@ -249,8 +247,15 @@ class Generator(gest_api.Generator):
 
     # --- results ------------------------------------------------------------------------------
 
-    def _read(self, result: Mapping[str, Any]) -> _Result:
-        """Check a result, which changes nothing."""
+    def _read(
+        self, result: Mapping[str, Any]
+    ) -> tuple[int | None, tuple[float, ...], float | None]:
+        """Check a result, which changes nothing.
+
+        Returns:
+            The key of its trial (None: not known yet), the point, in the order of the variables,
+            and its outcome (None: the evaluation failed).
+        """
         for name, constant in self.vocs.constants.items():
             if name in result and not np.array_equal(result[name], constant.value):
                 raise UsageError(
@@ -290,7 +295,7 @@ class Generator(gest_api.Generator):
                     f"{value!r}."
                 ) from error
             Y = number if abs(number) <= LARGEST else None
-        return _Result(key, X, Y)
+        return key, X, Y
 
     def _known_key(self, given: Any, X: tuple[float, ...]) -> int:
         """Return the key of a point that was suggested, if X is that point."""
@@ -308,21 +313,6 @@ class Generator(gest_api.Generator):
                 "point was evaluated."
             )
         return key
-
-
-@dataclass(frozen=True)
-class _Result:
-    """A checked result.
-
-    Attributes:
-        key: Key of a trial in the ledger; None: not known yet.
-        X: The point, in the order of the variables.
-        Y: Its outcome; None: the evaluation failed.
-    """
-
-    key: int | None
-    X: tuple[float, ...]
-    Y: float | None
 
 
 def explore(situation: Situation) -> AcquisitionFunction:

@@ -298,7 +298,10 @@ class OnlineLearner:
             )
         self.model = model.eval()
         self._mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        self._reservoir = ObservationReservoir(keep, seed)
+        if keep < 0:
+            raise ValueError(f"Expected to keep at least 0 observations, got {keep}.")
+        self._keep, self._seen, self._generator = keep, 0, torch.Generator().manual_seed(seed)
+        self._stored: list[StoredObservation] = []
         self._kernel = ConstrainedAdam(model, _hyperparameters(model), learning_rate)
         self._stem = ConstrainedAdam(model, _stem_parameters(model), stem_learning_rate)
 
@@ -341,18 +344,25 @@ class OnlineLearner:
     def offer(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> None:
         """Sample observations to store, as :meth:`step` does with its own.
 
-        For the observations of a pretraining, which entered the memory by the present stem.
+        For the observations of a pretraining, which entered the memory by the present stem. Source:
+        Vitter (1985), algorithm R.
         """
-        if self._reservoir.size == 0:
+        if self._keep == 0:
             return
         variances = [None] * len(X) if Yvar is None else [one.clone() for one in Yvar]
         for x, y, noise, at in zip(X, Y, variances, self.model.coordinates(X), strict=True):
-            self._reservoir.offer(StoredObservation(x.clone(), y.clone(), noise, at.clone()))
+            self._seen += 1
+            index = len(self._stored)
+            if index == self._keep:
+                index = int(torch.randint(self._seen, (), generator=self._generator))
+            if index < self._keep:  # append, or replace one
+                observation = StoredObservation(x.clone(), y.clone(), noise, at.clone())
+                self._stored[index : index + 1] = [observation]
 
     @property
     def num_kept(self) -> int:
         """Number of observations stored."""
-        return len(self._reservoir.kept)
+        return len(self._stored)
 
     def relearn(self, maxiter: int = 200) -> None:
         """Learn the stem and all hyperparameters again from the stored observations; refresh these.
@@ -365,10 +375,10 @@ class OnlineLearner:
             InputDataError: Fewer than ten observations are stored.
             UnsupportedError: The model has no stem.
         """
-        if not self._reservoir.kept:
+        if not self._stored:
             raise InputDataError("Expected kept observations, got none: give keep a budget.")
         learned = deepcopy(self.model)
-        pretrain(learned, *_columns(self._reservoir.kept), maxiter)
+        pretrain(learned, *_columns(self._stored), maxiter)
         self.model.load_state_dict(learned.state_dict())
         self.model.eval()
         self.refresh()
@@ -380,20 +390,16 @@ class OnlineLearner:
         stem. All others stay where they were projected when they came. With a budget for the whole
         stream the model equals one that is built from the stream by the present stem.
         """
-        kept = self._reservoir.kept[:n_kept]
         if n_kept is not None and not 0 <= n_kept <= self.num_kept:
             raise ValueError(f"Expected n_kept from 0 to the {self.num_kept} kept, got {n_kept}.")
-        self._reproject([one for one in kept if one.Yvar is None])
-        self._reproject([one for one in kept if one.Yvar is not None])
-
-    def _reproject(self, kept: list[StoredObservation]) -> None:
-        """Project observations again; the noise of all is known, or of none."""
-        if not kept:
-            return
-        X, Y, Yvar = _columns(kept)
-        self.model.reproject(X, Y, torch.stack([one.coordinates for one in kept]), Yvar)
-        for one, coordinates in zip(kept, self.model.coordinates(X), strict=True):
-            one.coordinates = coordinates
+        for is_known in (False, True):  # the noise of all is known, or of none
+            some = [one for one in self._stored[:n_kept] if (one.Yvar is not None) is is_known]
+            if not some:
+                continue
+            X, Y, Yvar = _columns(some)
+            self.model.reproject(X, Y, torch.stack([one.coordinates for one in some]), Yvar)
+            for one, coordinates in zip(some, self.model.coordinates(X), strict=True):
+                one.coordinates = coordinates
 
 
 class OnlineObjective:
@@ -495,33 +501,10 @@ class StoredObservation:
     coordinates: Tensor
 
 
-def _columns(kept: Sequence[StoredObservation]) -> tuple[Tensor, Tensor, Tensor | None]:
+def _columns(stored: Sequence[StoredObservation]) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return X, ``n x d``, Y, ``n x m``, and noise variances, ``n x m``, NaN where unknown."""
-    X, Y = torch.stack([one.X for one in kept]), torch.stack([one.Y for one in kept])
-    if all(one.Yvar is None for one in kept):
+    X, Y = torch.stack([one.X for one in stored]), torch.stack([one.Y for one in stored])
+    if all(one.Yvar is None for one in stored):
         return X, Y, None
     unknown = torch.full_like(Y[0], torch.nan)
-    return X, Y, torch.stack([unknown if one.Yvar is None else one.Yvar for one in kept])
-
-
-class ObservationReservoir:
-    """A uniform sample of a stream's observations. Source: Vitter (1985), algorithm R."""
-
-    def __init__(self, size: int, seed: int) -> None:
-        """Start empty; at most ``size`` observations are stored."""
-        if size < 0:
-            raise ValueError(f"Expected to keep at least 0 observations, got {size}.")
-        self.size = size
-        self.kept: list[StoredObservation] = []
-        self._seen = 0
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def offer(self, observation: StoredObservation) -> None:
-        """Store an observation, or not. Cost O(1)."""
-        self._seen += 1
-        if len(self.kept) < self.size:
-            self.kept.append(observation)
-            return
-        index = int(torch.randint(self._seen, (), generator=self._generator))
-        if index < self.size:
-            self.kept[index] = observation
+    return X, Y, torch.stack([unknown if one.Yvar is None else one.Yvar for one in stored])

@@ -21,7 +21,7 @@ from benchmarks.common.harness import Options, processor_seconds, start
 from benchmarks.common.report import Claim, at_least, at_most, finish, stated
 from benchmarks.optimization.problems import spelled
 from benchmarks.peers.ax_client import METRIC, Parameters, attach_trials, client_over, quiet
-from bo_stream.ax.surrogate import OFTEN, REFIT
+from bo_stream.loops.models import OFTEN, REFIT
 
 SLOWER = 1.2
 """Seconds of a call with few trials, in those of Ax's default."""

@@ -28,7 +28,7 @@ from benchmarks.common.report import Claim, at_least, at_most, finish, stated
 from benchmarks.optimization.problems import PROBLEMS, first_points
 from benchmarks.peers.ax_client import attach, client_of, complete, inputs_of, quiet
 from bo_stream.ax import StreamGenerator
-from bo_stream.ax.surrogate import REFIT
+from bo_stream.loops.models import REFIT
 
 PROBLEM = PROBLEMS["Levy"]
 FASTER = {1_000: 8.0, 3_000: 40.0}

@@ -7,7 +7,7 @@ variance is of one metric, over points in the user's parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -211,22 +211,17 @@ def integrated_variance(
     The average is over ``mc_points``, ``N x d``, or without any over the box of the bounds.
     """
     box = torch.as_tensor(bounds, dtype=torch.float64).mT
-    if issubclass(kind, FeatureNIPV) and isinstance(model, StreamingGP):
+    in_closed_form = issubclass(kind, FeatureNIPV)
+    if in_closed_form and isinstance(model, StreamingGP) and lives_in_features(model):
         like = model.train_targets
-        if mc_points is not None and lives_in_features(model):
+        if mc_points is not None:
             return FeatureNIPV(model, mc_points.to(like), X_pending=X_pending)
-        if mc_points is None and _integrates_boxes(model):
+        basis = getattr(model.feature_process(), "basis", None) if model.maps_boxes else None
+        if isinstance(basis, GridBasis):  # integrated over a box in closed form
             return FeatureNIPV(model, bounds=box.to(like), X_pending=X_pending)
     if mc_points is None:  # the same at each trial
         mc_points = draw_sobol_samples(box, n=NUM_MC_POINTS, q=1, seed=0).squeeze(-2)
     return qNegIntegratedPosteriorVariance(model, mc_points, X_pending=X_pending)
-
-
-def _integrates_boxes(model: StreamingGP) -> bool:
-    """Return whether a model's features can be integrated over a box in closed form."""
-    if not (model.maps_boxes and lives_in_features(model)):
-        return False
-    return isinstance(getattr(model.feature_process(), "basis", None), GridBasis)
 
 
 def check_options(kind: type[AcquisitionFunction], options: dict[str, Any]) -> None:
@@ -343,10 +338,10 @@ class PoolAcquisition(StreamAcquisition):
     first evaluated with few samples, and with all of them at some thousand; see :func:`best_of`.
 
     Attributes:
-        picks: Rows of the last proposals.
+        metadata: Pool and name of each of the last proposals, which Ax stores.
     """
 
-    picks: list[int]
+    metadata: Sequence[dict[str, Any]] = ()
 
     def optimize(  # type: ignore[override]  # as Ax calls it
         self, n: int, search_space_digest: SearchSpaceDigest, **given: Any
@@ -370,7 +365,8 @@ class PoolAcquisition(StreamAcquisition):
                 f"{type(self.acqf).__name__} cannot be evaluated at single candidates of a pool. "
                 "Take another acquisition function."
             )
-        choices, fixed = self._choices, given.get("fixed_features") or {}
+        choices: Choices = self.options[CHOICES]
+        fixed = given.get("fixed_features") or {}
         untried = choices.untried & agrees(choices.X, fixed)
         check_enough(n, int(untried.sum()), choices.pool, bool(fixed))
         if isinstance(self.acqf, INTEGRATED) and isinstance(self.acqf.model, StreamingGP):
@@ -381,23 +377,13 @@ class PoolAcquisition(StreamAcquisition):
                 nothing = pending.new_zeros(len(pending), 1)
                 conditioned = model.condition_on_observations(pending, nothing)
                 selector = PoolSelector(conditioned, choices.X, points)
-            self.picks = selector.select(n, exclude=~untried).tolist()
+            picks = selector.select(n, exclude=~untried)
         else:
             rows = untried.nonzero().squeeze(-1)
-            self.picks = rows[best_of(self.acqf, choices.X[rows], n, self._screening)].tolist()
-        X = choices.X[self.picks]
+            picks = rows[best_of(self.acqf, choices.X[rows], n, self._screening)]
+        pool, X = choices.pool, choices.X[picks]
+        self.metadata = [{POOL: pool.name, CANDIDATE: pool.name_at(row)} for row in picks.tolist()]
         return X, self.evaluate(X.unsqueeze(-2)).detach(), X.new_ones(n)
-
-    @property
-    def metadata(self) -> list[dict[str, Any]]:
-        """Return the pool and the name of each of the last proposals, which Ax stores."""
-        pool = self._choices.pool
-        return [{POOL: pool.name, CANDIDATE: pool.name_at(row)} for row in self.picks]
-
-    @property
-    def _choices(self) -> Choices:
-        choices: Choices = self.options[CHOICES]
-        return choices
 
     def _screening(self) -> AcquisitionFunction | None:
         """Make the function with few samples and nothing pending; None: it does not sample."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from typing import Any, cast
 from zlib import crc32
@@ -168,7 +168,9 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
             run = super().gen(
                 n, search_space, optimization_config, pending, fixed_features, options
             )
-            if self._are_new(run.arms, pending):
+            known = self._experiment.arms_by_signature_for_deduplication
+            others = {arm.signature for arm in (*self.failed, *_arms_of(pending))}
+            if not any(arm.signature in known or arm.signature in others for arm in run.arms):
                 return run
             self._check_some_are_left(pending)
             quasi_random = QuasiRandomAdapter(
@@ -178,12 +180,6 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
                 transforms=Cont_X_trans,
             )
             return quasi_random.gen(n, search_space, None, pending, fixed_features)
-
-    def _are_new(self, arms: Sequence[Arm], pending: Pending) -> bool:
-        """Return whether points have neither failed, nor been evaluated, nor are pending."""
-        known = self._experiment.arms_by_signature_for_deduplication
-        others = {arm.signature for arm in (*self.failed, *_arms_of(pending))}
-        return all(arm.signature not in known and arm.signature not in others for arm in arms)
 
     def _check_some_are_left(self, pending: Pending) -> None:
         """Check that points are left, before Ax draws ten thousand to find that there are none.

@@ -185,7 +185,11 @@ class PoolStart(ExternalGenerationNode):
         target = low + (high - low) * sobol.draw(1, dtype=X.dtype)
         scale = (high - low).clamp_min(torch.finfo(X.dtype).tiny)
         nearest = int(((X[rows] - target) / scale).square().sum(-1).argmin())
-        return completed(pool.parameters_at(int(rows[nearest])), self._space)
+        features = [ObservationFeatures(pool.parameters_at(int(rows[nearest])))]
+        # add the parameters that the search space fixes or derives, and cast each to its type
+        for transform in (RemoveFixed(search_space=self._space), Cast(search_space=self._space)):
+            features = transform.untransform_observation_features(features)
+        return features[0].parameters
 
     def _gen(  # type: ignore[override]
         self,
@@ -203,11 +207,3 @@ class PoolStart(ExternalGenerationNode):
         fixed: ObservationFeatures | None = generator_gen_kwargs.get("fixed_features")
         self._fixed = {} if fixed is None else fixed.parameters
         return super()._gen(experiment, data, n, pending_observations, **generator_gen_kwargs)
-
-
-def completed(parameters: TParameterization, space: SearchSpace | None) -> TParameterization:
-    """Add the parameters that a search space fixes or derives, and cast each to its type."""
-    features = [ObservationFeatures(parameters=dict(parameters))]
-    for transform in (RemoveFixed(search_space=space), Cast(search_space=space)):
-        features = transform.untransform_observation_features(features)
-    return features[0].parameters

@@ -69,7 +69,7 @@ from bo_stream.ax.adapters import (
 )
 from bo_stream.ax.initialization import EnoughTrials, PoolStart
 from bo_stream.ax.pool import MC_POINTS, POOL, Candidates, Pool, handle, pool_named
-from bo_stream.ax.surrogate import RefitRecord, StreamSurrogate, name_of
+from bo_stream.ax.surrogate import ASKED_FOR, RefitRecord, StreamSurrogate
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.auto.families import OPTIONS
 from bo_stream.models.base import StreamingGP
@@ -101,7 +101,7 @@ def surrogate_spec(
         botorch_model_class=model or default,
         model_options=dict(model_options or {}),
         outcome_transform_classes=[Standardize],
-        name=name_of(model, default),
+        name=default.__name__ if model is None else f"{model.__name__}{ASKED_FOR}",
     )
     return SurrogateSpec(model_configs=[config])
 

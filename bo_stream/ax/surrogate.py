@@ -29,7 +29,7 @@ from torch import Tensor
 
 from bo_stream.diagnostics import leave_one_out, without
 from bo_stream.diagnostics.cross_validation import retracts_exactly
-from bo_stream.loops.models import MODELS
+from bo_stream.loops.models import MODELS, refit_is_due
 from bo_stream.loops.optimization.optimizer import learn, thin
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.base import StreamingGP
@@ -41,7 +41,7 @@ from bo_stream.tensors import is_in, state_of
 
 logger = logging.getLogger("bo_stream.ax")
 
-_ASKED_FOR = " (asked for)"
+ASKED_FOR = " (asked for)"
 """End of the name of a configuration whose model was given by the user; stored by Ax."""
 
 _OTHER_WAYS = ("stem", "covar_module")
@@ -74,7 +74,7 @@ class StreamSurrogate(Surrogate):
 
         Args:
             *args: Arguments of Ax's ``Surrogate``.
-            refit: Growth at which hyperparameters are learned again: see ``is_due``.
+            refit: Growth at which hyperparameters are learned again: see ``refit_is_due``.
             learned: Records of the metrics' previous models, by name; written at each refit.
             units: Units of the outcomes, by metric.
             **kwargs: Arguments of Ax's ``Surrogate``; its ``surrogate_spec`` has one model.
@@ -126,9 +126,12 @@ class StreamSurrogate(Surrogate):
         if stream is None or reason is not None:
             stream = self._built(rows, taken, digest, config, kind)
         self._streams[names] = stream
-        if stream.refit_if_due(self.refit):
+        count = len(rows)
+        if refit_is_due(count, stream.fitted_at, self.refit):
+            learn(stream.model)
+            stream.fitted_at = count
             self.learned[_name(dataset)] = RefitRecord(
-                count=len(stream.rows),
+                count=count,
                 bounds=_bounds(digest),
                 unit=self._unit(dataset),
                 floor=self._floor(dataset),
@@ -198,7 +201,10 @@ class StreamSurrogate(Surrogate):
         stream = self._streams.get((name,))
         if stream is None or len(stream.rows) != len(gone):
             return None
-        return stream.predict_without(gone, X, observation_noise)
+        known = stream.left_out
+        if known is None or known.rows is not stream.rows or not is_in(stream.model, known.state):
+            known = stream.left_out = LeaveOutModel(stream.model, stream.rows)
+        return known.predict(gone, X, observation_noise)
 
 
 def _name(dataset: SupervisedDataset) -> str:
@@ -209,11 +215,6 @@ def _name(dataset: SupervisedDataset) -> str:
 def _bounds(digest: SearchSpaceDigest) -> list[list[float]]:
     """Return the bounds of the search space as JSON stores them."""
     return [list(pair) for pair in digest.bounds]
-
-
-def name_of(model: type | None, default: type) -> str:
-    """Return a configuration's name, which Ax stores and which marks a model given by the user."""
-    return default.__name__ if model is None else f"{model.__name__}{_ASKED_FOR}"
 
 
 def suited(config: ModelConfig, dim: int) -> ModelConfig:
@@ -234,7 +235,7 @@ def suited(config: ModelConfig, dim: int) -> ModelConfig:
     kind: type[StreamingGP] = WISKI
     most = cast(int, MODELS["wiski"].most_inputs)
     if dim > most:
-        if config.name is not None and config.name.endswith(_ASKED_FOR):
+        if config.name is not None and config.name.endswith(ASKED_FOR):
             raise UnsupportedError(
                 f"The parameters are {dim} inputs and a grid takes {most}: pass model=OSGPR, or a "
                 "model of WISKI's kind with a projection to few inputs (stem)."
@@ -288,12 +289,6 @@ def within_reach(
 
 Moments = tuple[Tensor, Tensor]
 """Means and variances."""
-
-REFIT = 1.3
-"""Growth of the data beyond ``OFTEN`` at which hyperparameters are learned again."""
-
-OFTEN = 100
-"""Number of observations up to which they are learned at every trial, as in Ax."""
 
 
 @dataclass(frozen=True)
@@ -369,13 +364,14 @@ class Stream:
         rows: The rows in its memory.
         bounded: Whether it was built with the bounds of the search space.
         fitted_at: Number of observations at the last refit; 0: none yet.
+        left_out: Its last predictions without some rows; None: none yet.
     """
 
     model: StreamingGP
     rows: DataRows
     bounded: bool
     fitted_at: int = 0
-    _left_out: LeaveOutModel | None = None
+    left_out: LeaveOutModel | None = None
 
     def follow(self, wanted: DataRows) -> str | None:
         """Bring the model to the rows that it should have, or return why this is not possible.
@@ -397,38 +393,6 @@ class Stream:
             return f"the model refused them: {error}"
         self.rows = wanted
         return None
-
-    def refit_if_due(self, growth: float | None) -> bool:
-        """Learn hyperparameters if it :func:`is_due`; return whether it was."""
-        count = len(self.rows)
-        if not is_due(count, self.fitted_at, growth):
-            return False
-        learn(self.model)
-        self.fitted_at = count
-        return True
-
-    def predict_without(self, gone: Tensor, X: Tensor, observation_noise: bool) -> Moments | None:
-        """Predict points given all rows except some; see :meth:`LeaveOutModel.predict`."""
-        known = self._left_out
-        if known is None or known.rows is not self.rows or not is_in(self.model, known.state):
-            known = self._left_out = LeaveOutModel(self.model, self.rows)
-        return known.predict(gone, X, observation_noise)
-
-
-def is_due(count: int, fitted_at: int, growth: float | None) -> bool:
-    """Return whether hyperparameters are to be learned again from a number of observations.
-
-    Args:
-        count: The number of observations.
-        fitted_at: Their number at the last refit; 0: none yet.
-        growth: Factor by which it must have grown; 0: learn once; None: with each new one up to
-            ``OFTEN``, then whenever the number beyond ``OFTEN`` has grown by ``REFIT``.
-    """
-    if fitted_at == 0:
-        return True
-    if growth is not None:
-        return growth > 0.0 and count >= growth * fitted_at
-    return count > fitted_at and (count <= OFTEN or count - OFTEN >= REFIT * (fitted_at - OFTEN))
 
 
 class RefitRecord(TypedDict):

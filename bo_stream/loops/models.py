@@ -106,20 +106,14 @@ class ModelKind:
         return getattr(bo_stream, self.name)
 
 
-def checked_model(name: str, given: Options, dim: int | None = None) -> dict[str, Option]:
-    """Check a model's name and number of inputs, if known; convert its options to their types.
+def checked_model(name: str, given: Options) -> dict[str, Option]:
+    """Check a model's name and options, and convert these to their types.
 
     Raises:
-        UsageError: No such model or option, a value of another type, or too many inputs.
+        UsageError: No such model or option, or a value of another type.
     """
     check_one_of("model", name, MODELS)
     kind = MODELS[name]
-    if dim is not None and kind.most_inputs is not None and dim > kind.most_inputs:
-        others = ", ".join(key for key, other in MODELS.items() if other.most_inputs is None)
-        raise UsageError(
-            f"Expected at most {kind.most_inputs} inputs with model {name}, which is on a grid, "
-            f"got {dim}. Use fewer, or another model: {others}."
-        )
     checked: dict[str, Option] = {}
     for key, value in given.items():
         if key not in kind.options:
@@ -154,7 +148,7 @@ def build_model(
     Y: Tensor,
     kernel: Kernel,
     grid: tuple[int, ...] | None,
-    family: str | None = None,
+    family: str | tuple[str, ...] | None = None,
 ) -> StreamingGP:
     """Build a model of the first outcomes, ``n x 1``, at inputs in the unit cube, ``n x d``.
 
@@ -167,7 +161,8 @@ def build_model(
             kernels of the distance are taken for products over inputs, from the first outcome on.
         grid: Nodes per dimension of a model on a grid, one number or d; None: its default.
         family: That model auto is in and stays in: ``exact``, with the kernel as it is, or
-            ``WISKI``; None: all, one after the other. Given a grid it is WISKI.
+            ``WISKI``; or those that it goes through, one after the other; None: all. Given a grid
+            it is WISKI.
     """
     from bo_stream.bases.kernels import as_product
 
@@ -184,20 +179,6 @@ def build_model(
         return kind.build(X, Y, kernel, options)
     except ValueError as error:
         raise UsageError(f"This model cannot be built: {error}") from error
-
-
-def most_exact(given: Options, X: Tensor, kernel: Kernel) -> int:
-    """Return up to how many outcomes model auto is exact before it goes onto a grid.
-
-    Args:
-        given: Options of the model that differ from the defaults.
-        X: Inputs in the unit cube, ``n x d``, d at most ``MOST_ON_GRID``.
-        kernel: Kernel of d inputs.
-    """
-    from bo_stream.bases.kernels import as_product
-
-    product, options = as_product(kernel, X.shape[-1]), {**given, "families": (EXACT, "WISKI")}
-    return int(_auto(X[:0], X[:0, :1], product, options).max_exact)
 
 
 def options_help() -> str:
@@ -316,6 +297,24 @@ MODELS: dict[str, ModelKind] = {
 """Kinds by the name that a user gives."""
 
 
+def model_record(name: str, model: StreamingGP) -> dict[str, Any]:
+    """Return size, hyperparameters and log of a model of a kind in ``MODELS`` as plain values."""
+    values = {
+        key: {
+            name.replace("raw_", ""): (raw if limit is None else limit.transform(raw)).tolist()
+            for name, raw, limit in module.named_parameters_and_constraints()
+        }
+        for key, module in (("likelihood", model.likelihood), ("kernel", model.covar_module))
+    }
+    return {
+        "class": type(model).__name__,
+        **MODELS[name].describe(model),
+        **values,
+        "outcome_scale": model.outcome_scale().tolist(),
+        "numerical_log": [asdict(event) for event in model.numerical_log],
+    }
+
+
 def _scaled_matern(nu: float) -> Callable[[int], Kernel]:
     """Return a builder of scaled Matérn kernels with the priors of the WISKI malaria study."""
 
@@ -351,7 +350,31 @@ SMOOTHNESS = ("matern12", "matern32", "matern52", "rbf")
 """Names of kernels from rough to smooth."""
 
 
-# --- settings that sampling and optimization have in common ---------------------------------------
+# --- settings that sampling and optimization have in common, and when a model is learned again ----
+
+
+REFIT = 1.3
+"""Growth of the data beyond ``OFTEN`` at which hyperparameters are learned again."""
+
+OFTEN = 100
+"""Number of observations up to which they are learned at every trial, as in Ax."""
+
+
+def refit_is_due(count: int, fitted_at: int, growth: float | None) -> bool:
+    """Return whether hyperparameters are to be learned again from a number of observations.
+
+    Args:
+        count: The number of observations.
+        fitted_at: Their number at the last refit; 0: none yet.
+        growth: Factor by which it must have grown; 0: learn once; None: with each new one up to
+            ``OFTEN``, then whenever the number beyond ``OFTEN`` has grown by ``REFIT``.
+    """
+    if fitted_at == 0:
+        return True
+    if growth is None:
+        often = count <= OFTEN or count - OFTEN >= REFIT * (fitted_at - OFTEN)
+        return count > fitted_at and often
+    return 0.0 < growth * fitted_at <= count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -412,11 +435,17 @@ class RunSettings:
 
     def refit_is_due(self, observations: int, refits: Sequence[int]) -> bool:
         """Return whether to learn again, after refits at other numbers of observations."""
-        return not refits or 0.0 < self.refit * refits[-1] <= observations
+        return refit_is_due(observations, refits[-1] if refits else 0, self.refit)
 
     def check_inputs(self, dim: int) -> None:
         """Raise a ``UsageError`` unless model and grid take ``dim`` inputs."""
-        checked_model(self.model, self.model_options, dim)
+        most = MODELS[self.model].most_inputs
+        if most is not None and dim > most:
+            others = ", ".join(name for name, kind in MODELS.items() if kind.most_inputs is None)
+            raise UsageError(
+                f"Expected at most {most} inputs with model {self.model}, which is on a grid, "
+                f"got {dim}. Use fewer, or another model: {others}."
+            )
         if self.grid is not None and dim > MOST_ON_GRID:
             raise UsageError(
                 f"Expected at most {MOST_ON_GRID} inputs on a grid, got {dim}. Give no grid."

@@ -11,19 +11,18 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 from uuid import uuid4
 
 import numpy as np
 import torch
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from filelock import FileLock, Timeout
-from gpytorch.module import Module
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
@@ -34,7 +33,6 @@ from bo_stream.acquisition.feature_nipv import in_weight_space, weight_space
 from bo_stream.diagnostics.trust import PICTURE, RECORD, TrustReport, report
 from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.errors import UsageError
-from bo_stream.loops.models import MODELS
 from bo_stream.models.base import StreamingGP
 from bo_stream.observation_space import ObservationSpaceProcess
 from bo_stream.process import ROWS, ConditionedProcess, PosteriorProcess
@@ -48,10 +46,6 @@ from bo_stream.storage.archive import (
     write_index,
 )
 from bo_stream.warnings import users_stack_level
-
-if TYPE_CHECKING:
-    from bo_stream.models.base import StreamingGP
-
 
 _LEAST_SECONDS = 1.0
 """Seconds of work before anything is concluded."""
@@ -180,9 +174,11 @@ class CheckpointFormat:
             records = {key: asdict(file) for key, file in files.items()}
             write_index(folder / self.name, self.format, {"models": records, **content})
         except BaseException:
-            _remove(set(folder.glob(_MODELS)) - previous)
+            for path in set(folder.glob(_MODELS)) - previous:
+                path.unlink(missing_ok=True)
             raise
-        _remove(previous)
+        for path in previous:
+            path.unlink(missing_ok=True)
 
     @contextmanager
     def opened(self, folder: Path) -> Iterator[dict[str, Any]]:
@@ -318,11 +314,6 @@ def hold_folder(
         except (OSError, ValueError, TypeError):
             holder = "another process"
         raise UsageError(f"{folder} is in use by {holder}. {advice}") from error
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
 
 
 def run_with_checkpoints(
@@ -596,24 +587,3 @@ def record_file(content: Mapping[str, Any], seconds: float, notes: list[str]) ->
         "warnings": notes,
     }
     return (json.dumps({**content, **circumstances}, indent=2) + "\n").encode()
-
-
-def model_record(name: str, model: StreamingGP) -> dict[str, Any]:
-    """Return size, hyperparameters and log of a model of a kind in ``MODELS`` as plain values."""
-    return {
-        "class": type(model).__name__,
-        **MODELS[name].describe(model),
-        "likelihood": _parameters(model.likelihood),
-        "kernel": _parameters(model.covar_module),
-        "outcome_scale": model.outcome_scale().tolist(),
-        "numerical_log": [asdict(event) for event in model.numerical_log],
-    }
-
-
-def _parameters(module: Module) -> dict[str, Any]:
-    """Return constrained values by name."""
-    values = {
-        name: parameter if constraint is None else constraint.transform(parameter)
-        for name, parameter, constraint in module.named_parameters_and_constraints()
-    }
-    return {name.replace("raw_", ""): value.tolist() for name, value in values.items()}

@@ -15,7 +15,7 @@ from ax.api.client import Client
 from ax.core.data import Data
 
 from bo_stream import OSGPR
-from bo_stream.ax.surrogate import OFTEN, REFIT, is_due
+from bo_stream.loops.models import OFTEN, REFIT, refit_is_due
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     adapter_of,
@@ -190,17 +190,17 @@ def test_hyperparameters_are_learned_when_the_data_have_grown(
 
 
 def test_hyperparameters_are_learned_at_every_trial_as_long_as_they_are_few() -> None:
-    assert is_due(1, 0, None)
+    assert refit_is_due(1, 0, None)
     fits = [0]
     for count in range(1, 1001):
-        if is_due(count, fits[-1], None):
+        if refit_is_due(count, fits[-1], None):
             fits.append(count)
     assert fits[1 : OFTEN + 1] == list(range(1, OFTEN + 1))
     later = [count - OFTEN for count in fits if count > OFTEN + 20]
     growths = [after / before for before, after in pairwise(later)]
     assert len(growths) > 5
     assert all(REFIT <= growth < REFIT + 0.05 for growth in growths)
-    assert not is_due(50, 50, None)
+    assert not refit_is_due(50, 50, None)
 
 
 @pytest.mark.integration

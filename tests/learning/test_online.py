@@ -17,10 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from bo_stream import WISKI, HeteroscedasticWISKI
 from bo_stream.bases.kernels import LinearStem, MLPStem, Stem
 from bo_stream.learning import (
-    ObservationReservoir,
     OnlineLearner,
     OnlineObjective,
-    StoredObservation,
     pretrain,
 )
 from bo_stream.testing.streams import assert_close, assert_untouched, fingerprint
@@ -173,7 +171,7 @@ def test_refreshing_some_moves_those() -> None:
     learner = OnlineLearner(model, 0.0, 0.3, keep=10)
     learner.step(*data[10:].astuple())
     expected = copy.deepcopy(model)
-    former = learner._reservoir.kept[0].coordinates
+    former = learner._stored[0].coordinates
     with torch.no_grad():
         for parameter in (*model.stem.parameters(), *expected.stem.parameters()):
             parameter.mul_(1.3)
@@ -186,13 +184,12 @@ def test_refreshing_some_moves_those() -> None:
 
 
 def test_what_is_kept_is_a_uniform_sample_of_bounded_size() -> None:
-    counts = torch.zeros(12)
+    counts, Y = torch.zeros(12), torch.arange(12.0).double().unsqueeze(-1)
+    model = WISKI(*observations(15, 2).astuple(), grid_size=8)
     for seed in range(400):
-        reservoir = ObservationReservoir(3, seed)
-        for i in range(12):
-            x = torch.tensor([float(i)])
-            reservoir.offer(StoredObservation(x, x, None, x))
-        chosen = [int(kept.X) for kept in reservoir.kept]
+        learner = OnlineLearner(model, keep=3, seed=seed)
+        learner.offer(torch.rand(12, 2).double(), Y)
+        chosen = [int(stored.Y) for stored in learner._stored]
         assert len(set(chosen)) == 3
         counts[chosen] += 1
     assert (counts - 100).abs().max() < 40  # sd 8.7

@@ -388,7 +388,7 @@ def test_too_many_inputs_name_the_models_that_take_them() -> None:
         replace(QUICK, grid=None, model="wiski").resolved(1_000, 5)
     with pytest.raises(UsageError, match="at most 4 inputs on a grid, got 5"):
         QUICK.resolved(1_000, 5)
-    assert checked_model("osvgp", {"max_points": "64", "likelihood": "laplace"}, 5) == {
+    assert checked_model("osvgp", {"max_points": "64", "likelihood": "laplace"}) == {
         "max_points": 64,
         "likelihood": "laplace",
     }

@@ -92,7 +92,8 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
         # joint samples of points that nearly coincide need a jitter: no news for a user
         warnings.simplefilter("ignore", NumericalWarning)
         for _ in range(q):
-            now = situation.with_pending(points)
+            waiting = torch.cat((pending, points))
+            now = replace(situation, X_pending=waiting if len(waiting) > 0 else None)
             acqf = builder(now)
             if ":" in name and len(points) > 0 and getattr(acqf, "X_pending", None) is None:
                 acqf.set_X_pending(now.X_pending)  # which the user's builder has ignored
@@ -144,12 +145,6 @@ class Situation:
     seed: int
     centre: float = 0.0
     unit: float = 1.0
-
-    def with_pending(self, X: Tensor) -> Situation:
-        """Return a copy with further pending points, ``n x d``."""
-        before = X[:0] if self.X_pending is None else self.X_pending
-        pending = torch.cat((before, X))
-        return replace(self, X_pending=pending if len(pending) > 0 else None)
 
     def sampler(self) -> SobolQMCNormalSampler:
         """Return a sampler of base samples that depend on the seed alone."""
@@ -382,7 +377,8 @@ def choose_by_fantasies(
     """
     process, inputs = process_at(model, X)
     candidates = Candidates(process, inputs, len(known.X) + q, seed)
-    reached = candidates.lowest.expand(FANTASIES, 1)
+    lowest = candidates.mean.min() - FAR * candidates.variance.max().sqrt()
+    reached = lowest.expand(FANTASIES, 1)
     for points, drawn in ((known.X, True), (known.means, False)):
         if len(points) > 0:
             at = model.transform_inputs(points).double()
@@ -430,11 +426,6 @@ class Candidates:
         # rows of the partial factor R, of which the explained covariance is R^T R
         self._factor = self.mean.new_zeros(room, len(self.mean))
         self._count = 0
-
-    @property
-    def lowest(self) -> Tensor:
-        """A value below all that are to be expected."""
-        return self.mean.min() - FAR * self.variance.max().sqrt()
 
     @property
     def sd(self) -> Tensor:

@@ -61,10 +61,6 @@ class AsynchronousPlan:
             if value is not None:
                 check_whole(name, value, least)
 
-    def most_ahead(self, at_once: int) -> int:
-        """Return the number of points to be chosen ahead of ``at_once`` evaluations under way."""
-        return math.ceil(AHEAD * at_once) if self.ahead is None else self.ahead
-
 
 def run_asynchronously(
     optimizer: Optimizer,
@@ -259,8 +255,8 @@ class AsynchronousRun:
 
         No more are chosen ahead than there are outcomes to choose them by.
         """
-        places = self._places()
-        ahead = min(self._plan.most_ahead(places), self._counts["told"])
+        places, most = self._places(), self._plan.ahead
+        ahead = min(math.ceil(AHEAD * places) if most is None else most, self._counts["told"])
         if len(self._ready) > ahead // 2:
             return 0
         room = places - len(self._under_way) + ahead - len(self._ready)

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from bo_stream.diagnostics.trust import TrustReport, mark_hand_overs
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.executors.processes import has_address, parsed
+from bo_stream.loops.models import model_record
 from bo_stream.loops.optimization.asynchronous import AsynchronousPlan, AsynchronousRun
 from bo_stream.loops.optimization.executed import PointEvaluator, check_timeout, point_evaluator
 from bo_stream.loops.optimization.objectives import (
@@ -36,7 +37,6 @@ from bo_stream.loops.run import (
     StopRequest,
     check_not_shorter,
     from_record,
-    model_record,
     record_file,
     run_with_checkpoints,
     write_files,
@@ -162,11 +162,6 @@ class OptimizationCampaign:
         chosen = plan.executor if executor is None else executor
         return point_evaluator(self.objective, plan.workers, plan.timeout, chosen, plan.resources)
 
-    def step_of(self) -> dict[int, int]:
-        """Return the number of the step of each trial, by key, the open step included."""
-        opened = [] if self._open is None else [self._open]
-        return {key: step.number for step in self.steps + opened for key in step.keys}
-
     def run_in(
         self,
         folder: Path,
@@ -210,15 +205,15 @@ class OptimizationCampaign:
         ledger = self.optimizer.ledger
         while not self.finished:
             step = self._filled_step()
-            pending = {t.key for t in self.optimizer.pending} & set(step.keys)
-            for key in sorted(pending):
-                self._submit(key, evaluator)
-            started = time.monotonic()
+            waiting = [trial for trial in self.optimizer.pending if trial.key in step.keys]
+            for trial in waiting:
+                evaluator.submit(Task(trial.key, trial.X, trial.attempts))
+            pending, started = {trial.key for trial in waiting}, time.monotonic()
             while pending:
                 end = evaluator.next_outcome()
                 trial = ledger.record(end.key, end.value, end.error, end.seconds, self.plan.retries)
                 if trial.status == "pending":  # it is tried again
-                    self._submit(trial.key, evaluator)
+                    evaluator.submit(Task(trial.key, trial.X, trial.attempts))
                 else:
                     pending.remove(trial.key)
                 waited = step.evaluation_seconds + time.monotonic() - started
@@ -257,10 +252,6 @@ class OptimizationCampaign:
     def _size(self, step: OptimizationStep) -> int:
         """Return the number of trials of a step."""
         return self.settings.q if step.number else self.settings.initial
-
-    def _submit(self, key: int, evaluator: PointEvaluator) -> None:
-        trial = self.optimizer.ledger[key]
-        evaluator.submit(Task(key, trial.X, trial.attempts))
 
     def _find_best(self) -> None:
         if self.optimizer.ledger.with_status("told"):
@@ -473,7 +464,8 @@ def write_optimization(
 
 def history(campaign: OptimizationCampaign) -> pd.DataFrame:
     """Return one row per trial, by key; ``best`` is the best outcome up to it."""
-    steps = campaign.step_of()
+    opened = [] if campaign._open is None else [campaign._open]
+    steps = {key: step.number for step in campaign.steps + opened for key in step.keys}
     rows = [
         {
             "key": trial.key,

@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock
-from typing import Any, Generic, Self, TypeAlias
+from typing import Any, Generic, TypeAlias
 from uuid import uuid4
 
 from bo_stream.errors import UsageError, check_whole
@@ -158,7 +158,7 @@ PointEvaluator: TypeAlias = Evaluator[tuple[float, ...], float]
 """Evaluator of points of d inputs with one outcome."""
 
 
-class Executed(Generic[P, V]):
+class Executed(Evaluator[P, V]):
     """An evaluator over an executor; see ``Evaluator``.
 
     A task that is lost with its worker is submitted again, at most ``RESUBMISSIONS`` times; this is
@@ -224,12 +224,6 @@ class Executed(Generic[P, V]):
         """Number of tasks that are done at a time, as far as the executor says, as it is now."""
         return self._capacity.now() if self._at_once is None else self._at_once
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
     def submit(self, task: Task[P]) -> None:
         """Add a task; it is given to the executor when that has room.
 
@@ -245,13 +239,12 @@ class Executed(Generic[P, V]):
 
     def _hand_out(self) -> None:
         """Give tasks that wait to the executor, while it has room."""
-        while self._waiting and self._has_room():
+        while self._waiting:
+            under_way = len(self._open) - len(self._waiting) + len(self._abandoned)
+            if self._is_limited and under_way >= self.capacity:
+                return
             self._begin(self._waiting[0])
             self._waiting.popleft()
-
-    def _has_room(self) -> bool:
-        under_way = len(self._open) - len(self._waiting) + len(self._abandoned)
-        return not self._is_limited or under_way < self.capacity
 
     def _is_full_of_abandoned(self) -> bool:
         return self._is_limited and len(self._abandoned) >= self.capacity
@@ -376,9 +369,13 @@ class Executed(Generic[P, V]):
             return None
         now = time.monotonic()
         for submission in self._open.values():
-            if submission.future is None or submission.next_look > now:
+            future = submission.future
+            if future is None or submission.next_look > now:
                 continue
-            seconds = submission.seconds_running() or 0.0
+            if isinstance(future, EngineFuture):
+                seconds = future.seconds_running() or 0.0
+            else:
+                seconds = now - submission.handed_out
             if seconds >= self._timeout:
                 done = "stopped" if self._dropped(submission) else "abandoned"
                 error = f"no outcome within {self._timeout:g} s: {done}"
@@ -437,11 +434,6 @@ class _Submission(Generic[P, V]):
     handed_out: float = 0.0
     next_look: float = 0.0
 
-    def seconds_running(self) -> float | None:
-        if isinstance(self.future, EngineFuture):
-            return self.future.seconds_running()
-        return time.monotonic() - self.handed_out
-
 
 def _attempt(work: Work[P, V], task: Task[P], expected: Mapping[str, str]) -> Outcome[V]:
     """Evaluate once, on a worker, which may have come later than all checks."""
@@ -472,8 +464,6 @@ def worker_processes(
     Raises:
         UsageError: A number is out of range, or the work cannot be pickled.
     """
-    check_timeout(timeout)
-    check_picklable("work", work)
     executor = ProcessExecutor(count, work.prepare)
     try:
         with Executed(work, executor, timeout=timeout, resubmissions=0) as evaluator:

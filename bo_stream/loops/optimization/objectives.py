@@ -10,20 +10,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from botorch.test_functions import synthetic
 from botorch.test_functions.base import ConstrainedBaseTestProblem
 from botorch.test_functions.synthetic import SyntheticTestFunction
+from torch import Tensor
 
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.models import RunSettings, import_function
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 ACQUISITIONS = ("qUCB", "qLogEI", "qLogNEI", "qSR", "TS", "random")
 """Names of the acquisitions; ``TS`` and ``random`` need no acquisition function."""
@@ -76,25 +73,15 @@ class OptimizationSettings(RunSettings):
 
     def to_unit_cube(self, X: Sequence[Sequence[float]]) -> Tensor:
         """Scale ``n x d`` inputs from the bounds to the unit cube, in which the model has them."""
-        import torch
-
-        low, high = self._box()
+        low, high = torch.tensor(self.bounds, dtype=torch.float64).unbind(-1)
         unit = (torch.tensor(X, dtype=torch.float64).reshape(-1, self.dim) - low) / (high - low)
         return unit.clamp(0.0, 1.0).to(getattr(torch, self.dtype)).to(self.device)
 
     def from_unit_cube(self, U: Tensor) -> list[tuple[float, ...]]:
         """Scale ``n x d`` points of the unit cube to the bounds."""
-        import torch
-
-        low, high = self._box()
+        low, high = torch.tensor(self.bounds, dtype=torch.float64).unbind(-1)
         X = low + U.detach().to("cpu", torch.float64).clamp(0.0, 1.0) * (high - low)
         return [tuple(row) for row in X.clamp(low, high).tolist()]
-
-    def _box(self) -> tuple[Tensor, Tensor]:
-        import torch
-
-        box = torch.tensor(self.bounds, dtype=torch.float64)
-        return box[:, 0], box[:, 1]
 
 
 def checked_bounds(bounds: Sequence[Sequence[float]]) -> Bounds:
@@ -193,7 +180,8 @@ class Ledger:
         if trial.status == "withdrawn":
             raise UsageError(f"Trial {key} was withdrawn. To bring it back, amend it.")
         if trial.status != "told":
-            return self.put(replace(_attempted(trial, seconds), status="told", Y=value))
+            ended = replace(trial, attempts=trial.attempts + 1, seconds=seconds)
+            return self.put(replace(ended, status="told", Y=value))
         if value != trial.Y:
             raise UsageError(
                 f"Trial {key} was told {trial.Y:g} already, got {value:g}. To correct it, amend it."
@@ -218,7 +206,8 @@ class Ledger:
                 f"Trial {key} is {trial.status}: it cannot fail any more. To drop its outcome, "
                 "withdraw it."
             )
-        return self.put(replace(_attempted(trial, seconds), status="failed", error=error))
+        ended = replace(trial, attempts=trial.attempts + 1, seconds=seconds)
+        return self.put(replace(ended, status="failed", error=error))
 
     def record(
         self, key: int, Y: float | None, error: str | None, seconds: float, retries: int
@@ -251,10 +240,6 @@ def all_failed(count: int, last: Trial) -> UsageError:
         f"All {count} trials failed, the last one with: {last.error}. Mend the function; a resumed "
         "run goes on with other points."
     )
-
-
-def _attempted(trial: Trial, seconds: float | None) -> Trial:
-    return replace(trial, attempts=trial.attempts + 1, seconds=seconds)
 
 
 def _checked_outcome(key: int, Y: float) -> float:
@@ -536,9 +521,11 @@ class Evaluator(Protocol[P, V]):
     An evaluator is a context manager that closes itself.
     """
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: Any) -> None: ...
+    def __exit__(self, *_: Any) -> None:
+        self.close()
 
     def submit(self, task: Task[P]) -> None:
         """Add a task, whose key no other task under way has."""
@@ -560,24 +547,19 @@ class Evaluator(Protocol[P, V]):
         """Drop all tasks and end the processes started for them."""
 
 
-class InProcess(Generic[P, V]):
-    """An evaluator in this process, one task after the other; nothing can stop one that hangs."""
+class InProcess(Evaluator[P, V]):
+    """An evaluator in this process, one task after the other; nothing can stop one that hangs.
+
+    Attributes:
+        capacity: Number of tasks that are done at a time.
+    """
+
+    capacity = 1
 
     def __init__(self, work: Work[P, V]) -> None:
         """Prepare to do a work for each task."""
         self._work = work
         self._tasks: deque[Task[P]] = deque()
-
-    @property
-    def capacity(self) -> int:
-        """Number of tasks that are done at a time."""
-        return 1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
     def submit(self, task: Task[P]) -> None:
         """Add a task."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -238,7 +237,12 @@ class Optimizer:
             open_points = [trial.X for trial in self.pending + failed]
             pending = self.settings.to_unit_cube(open_points) if open_points else None
             X = self.settings.to_unit_cube([trial.X for trial in self._shortlist()])
-            with self._own_randomness() as seed:
+            seed = (self.settings.seed * 1_000_003 + len(self.ledger)) % 2**31
+            device = torch.device(self.settings.device)
+            on_cpu = device.type == "cpu"
+            accelerator = "cuda" if on_cpu else device.type
+            with torch.random.fork_rng([] if on_cpu else [device], device_type=accelerator):
+                torch.manual_seed(seed)
                 means, order = predict_mean(model, X).sort(descending=True, stable=True)
                 best, beta = means[0].item(), self.settings.beta
                 situation = Situation(model, X[order], best, pending, beta, seed)
@@ -246,17 +250,6 @@ class Optimizer:
             chosen = self.settings.from_unit_cube(points)
             trials += [self.ledger.add(x, "model") for x in chosen]
         return trials
-
-    @contextmanager
-    def _own_randomness(self) -> Iterator[int]:
-        """Seed torch within the block by the settings' seed and the number of trials."""
-        seed = (self.settings.seed * 1_000_003 + len(self.ledger)) % 2**31
-        device = torch.device(self.settings.device)
-        on_cpu = device.type == "cpu"
-        accelerator = "cuda" if on_cpu else device.type
-        with torch.random.fork_rng([] if on_cpu else [device], device_type=accelerator):
-            torch.manual_seed(seed)
-            yield seed
 
     def _shortlist(self) -> list[Trial]:
         """Return the told trials of the best outcomes, by key."""

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from bo_stream.diagnostics.trust import TrustReport, mark_hand_overs
 from bo_stream.loops.datasets import Array, Dataset
+from bo_stream.loops.models import model_record
 from bo_stream.loops.run import (
     Score,
     mean_over_run,
-    model_record,
     predict,
     record_file,
     write_files,
@@ -141,7 +141,15 @@ def _draw_measure(
 
 def _maps(view: MapView) -> Figure:
     data, raster = view.data, _raster(view.data)
-    ratio = float(np.clip(_aspect(data) * _heights_per_width(data), 0.45, 1.8))
+    extent_x, extent_y = np.ptp(data.X[:, :2], axis=0)
+    stretch = float(extent_y / extent_x)
+    first, second = (name.lower() for name in data.columns[:2])
+    is_lon_lat = first.startswith(("lon", "lng")) and second.startswith("lat")
+    # height of a unit of the second input over the width of one of the first
+    aspect = 1.0 if 0.2 < stretch < 5.0 else 1.0 / stretch
+    if is_lon_lat:
+        aspect = 1.0 / math.cos(math.radians(float(np.median(data.X[:, 1]))))
+    ratio = float(np.clip(aspect * stretch, 0.45, 1.8))
     width, height = (4.6, 4.6 * ratio) if ratio < 1.0 else (4.6 / ratio, 4.6)
     figure = Figure(figsize=(2 * width + 2.4, 2 * height + 1.2), layout="constrained")
     axes = figure.subplots(2, 2, sharex=True, sharey=True)
@@ -155,7 +163,7 @@ def _maps(view: MapView) -> Figure:
     )
     for panel, (title, shown, colours) in zip(axes.flat, panels, strict=True):
         panel.set_title(title, fontsize=10)
-        panel.set_aspect(_aspect(data))
+        panel.set_aspect(aspect)
         painted: ScalarMappable
         if raster is None:
             size = float(np.clip(2e4 / len(shown), 1.0, 30.0))
@@ -180,28 +188,11 @@ def _maps(view: MapView) -> Figure:
             label = f"{name} ({len(picks):,})"
             axes[1, 1].plot(x, y, marker=marker, ms=size, color=colour, label=label, **line)
     axes[1, 1].legend(loc="best", fontsize=8, framealpha=0.85)
-    unit = " (degrees)" if _is_lon_lat(data) else ""
+    unit = " (degrees)" if is_lon_lat else ""
     for bottom, left in zip(axes[-1, :], axes[:, 0], strict=True):
         bottom.set_xlabel(data.columns[0] + unit, fontsize=9)
         left.set_ylabel(data.columns[1] + unit, fontsize=9)
     return figure
-
-
-def _heights_per_width(data: Dataset) -> float:
-    width, height = np.ptp(data.X[:, :2], axis=0)
-    return float(height / width)
-
-
-def _is_lon_lat(data: Dataset) -> bool:
-    first, second = (name.lower() for name in data.columns[:2])
-    return first.startswith(("lon", "lng")) and second.startswith("lat")
-
-
-def _aspect(data: Dataset) -> float:
-    """Return the height of a unit of the second input over the width of one of the first."""
-    if _is_lon_lat(data):
-        return 1.0 / math.cos(math.radians(float(np.median(data.X[:, 1]))))
-    return 1.0 if 0.2 < _heights_per_width(data) < 5.0 else 1.0 / _heights_per_width(data)
 
 
 _Raster = tuple[Array, Array, tuple[NDArray[np.intp], NDArray[np.intp]]]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -25,7 +26,6 @@ from bo_stream.loops.models import (
     LEARNED,
     SMOOTHNESS,
     build_model,
-    most_exact,
     names_that_retract,
     retracts,
 )
@@ -37,6 +37,7 @@ from bo_stream.loops.sampling.settings import (
     deviations_from_prediction,
     leave_outliers_out,
 )
+from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import (
     hyperparameters,
@@ -289,14 +290,10 @@ class ActiveSampling:
     @cached_property
     def _selector(self) -> PoolSelector:
         """Selector of the present model; its caches between choices only save time."""
-        in_features = lives_in_features(self.model)
-        points = self._points if in_features else self._some_points
+        points = self._points
+        if not lives_in_features(self.model):  # some stand for all
+            points = points[thinned(points, SOME_POINTS)]
         return PoolSelector(self.model, self._X, points)
-
-    @cached_property
-    def _some_points(self) -> Tensor:
-        """Points that stand for all, at which the variance is integrated."""
-        return self._points[thinned(self._points, SOME_POINTS)]
 
     @cached_property
     def _targets(self) -> Tensor:
@@ -390,7 +387,9 @@ class ActiveSampling:
             return self.settings.kernel
         return SMOOTHNESS[0] if self.settings.learns_smoothness else "matern52"
 
-    def _built(self, X: Tensor, Y: Tensor, kernel: str, family: str | None) -> StreamingGP:
+    def _built(
+        self, X: Tensor, Y: Tensor, kernel: str, family: str | tuple[str, ...] | None
+    ) -> StreamingGP:
         """Build a model of rows."""
         settings, module = self.settings, KERNELS[kernel](X.shape[-1]).to(X)
         options = settings.model_options
@@ -427,16 +426,10 @@ class ActiveSampling:
     def _learn_if_due(self) -> None:
         """Take in outcomes that wait for a refit, learn from them, and leave outliers out."""
         state, threshold = self.state, self._outlier_threshold
-        outgrown = (  # still exact, and would be cheaper on a grid
-            len(self._families) > 1
-            and self._family == EXACT
-            and self.observations
-            > most_exact(
-                self.settings.model_options,
-                self._X,
-                KERNELS[state.kernel](self._X.shape[-1]).to(self._X),
-            )
-        )
+        outgrown = False
+        if len(self._families) > 1 and self._family == EXACT:  # maybe cheaper on a grid by now
+            empty = self._built(self._X[:0], self._X[:0, :1], state.kernel, (EXACT, "WISKI"))
+            outgrown = self.observations > cast(AutoGP, empty).max_exact
         if not outgrown and not self.settings.refit_is_due(self.observations, state.refits):
             return
         last = state.refits[-1] if state.refits else 0

@@ -212,9 +212,8 @@ class SamplingState:
 
     def record(self) -> dict[str, Any]:
         """Return all but the model, as values for JSON."""
-        positions = {name: getattr(self, name) for name in _POSITIONS}
         return {
-            **positions,
+            **{name: getattr(self, name) for name in _POSITIONS},
             "outcomes": self.outcomes,
             "kernel": self.kernel,
             "kernels": self.kernels,
@@ -225,18 +224,15 @@ class SamplingState:
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> SamplingState:
         """Read a record of :meth:`record`, without a model."""
-        positions = {name: [int(n) for n in record[name]] for name in _POSITIONS}
-        outcomes = [float(value) for value in record["outcomes"]]
-        validation = ProgressiveValidation.of_state(record["validation"])
-        kernels, onto_grid_at = [str(name) for name in record["kernels"]], record["onto_grid_at"]
+        onto_grid_at = record["onto_grid_at"]
         return cls(
             None,
-            outcomes=outcomes,
+            **{name: [int(n) for n in record[name]] for name in _POSITIONS},
+            outcomes=[float(value) for value in record["outcomes"]],
             kernel=str(record["kernel"]),
-            kernels=kernels,
+            kernels=[str(name) for name in record["kernels"]],
             onto_grid_at=None if onto_grid_at is None else int(onto_grid_at),
-            validation=validation,
-            **positions,
+            validation=ProgressiveValidation.of_state(record["validation"]),
         )
 
     def load_model(
