@@ -27,13 +27,9 @@ from bo_stream.acquisition import FeatureNIPV
 from bo_stream.acquisition.feature_nipv import lives_in_features
 from bo_stream.errors import UsageError
 from bo_stream.loops.optimization.acquisition import Situation
-from bo_stream.loops.optimization.objectives import (
-    LARGEST,
-    NoOutcomeError,
-    OptimizationSettings,
-    as_number,
-)
+from bo_stream.loops.optimization.objectives import NoOutcomeError, as_number
 from bo_stream.loops.optimization.optimizer import Optimizer, load_optimizer, save_optimizer
+from bo_stream.loops.optimization.trials import LARGEST, OptimizationSettings
 
 ID = "_id"
 """Key of a point's identifier, by the standard."""

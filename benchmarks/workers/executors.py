@@ -43,7 +43,8 @@ from bo_stream.executors.engine import EngineExecutor
 from bo_stream.loops.optimization import OptimizationSettings, Optimizer
 from bo_stream.loops.optimization.campaign import OptimizationCampaign, Plan
 from bo_stream.loops.optimization.executed import Executed
-from bo_stream.loops.optimization.objectives import Objective, Trial
+from bo_stream.loops.optimization.objectives import Objective
+from bo_stream.loops.optimization.trials import Trial
 from bo_stream.loops.run import OPTIMIZATION
 
 OBJECTIVE = Objective(FUNCTION, BOX, len(BOX))

@@ -17,7 +17,7 @@ from rich.table import Table
 from bo_stream.cli import running
 from bo_stream.cli.running import OUT, app, option, parse_settings, say
 from bo_stream.errors import UsageError
-from bo_stream.loops.optimization.objectives import ACQUISITIONS, Bounds, OptimizationSettings
+from bo_stream.loops.optimization.trials import ACQUISITIONS, Bounds, OptimizationSettings
 
 if TYPE_CHECKING:
     from bo_stream.loops.optimization.campaign import History, OptimizationCampaign

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from bo_stream.distributed.sums import Sums, accumulate, finish, merge, rebased, zero
 from bo_stream.errors import UsageError
-from bo_stream.loops.optimization.objectives import LARGEST
 from bo_stream.loops.optimization.optimizer import SHORTLIST
+from bo_stream.loops.optimization.trials import LARGEST
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import FileFormat, archive_bytes, one_line, read_archive_bytes
 

@@ -28,7 +28,7 @@ from bo_stream.acquisition.feature_nipv import lives_in_features
 from bo_stream.errors import UsageError
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.loops.models import import_function
-from bo_stream.loops.optimization.objectives import ACQUISITIONS, OptimizationSettings
+from bo_stream.loops.optimization.trials import ACQUISITIONS, OptimizationSettings
 from bo_stream.loops.run import process_at
 from bo_stream.models.base import StreamingGP
 from bo_stream.process import PosteriorProcess

@@ -20,16 +20,15 @@ from bo_stream.executors.processes import has_address, parsed
 from bo_stream.loops.models import model_record
 from bo_stream.loops.optimization.asynchronous import AsynchronousPlan, AsynchronousRun
 from bo_stream.loops.optimization.executed import PointEvaluator, check_timeout, point_evaluator
-from bo_stream.loops.optimization.objectives import (
+from bo_stream.loops.optimization.objectives import Objective, Task
+from bo_stream.loops.optimization.optimizer import Best, Optimizer, parsed_optimizer, save_optimizer
+from bo_stream.loops.optimization.trials import (
     STATUSES,
-    Objective,
     OptimizationSettings,
     Status,
-    Task,
     Trial,
     all_failed,
 )
-from bo_stream.loops.optimization.optimizer import Best, Optimizer, parsed_optimizer, save_optimizer
 from bo_stream.loops.run import (
     OPTIMIZATION,
     SECONDS_BETWEEN_CHECKPOINTS,

@@ -45,12 +45,12 @@ from bo_stream.loops.optimization.objectives import (
     Outcome,
     P,
     Task,
-    Trial,
     V,
     Work,
     attempt,
     in_one_line,
 )
+from bo_stream.loops.optimization.trials import Trial
 from bo_stream.loops.run import from_record
 from bo_stream.storage.archive import AppendOnlyFile
 

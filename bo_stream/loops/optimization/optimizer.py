@@ -21,7 +21,7 @@ from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.models import KERNELS, MODELS, build_model
 from bo_stream.loops.optimization.acquisition import Situation, best_points, check_acquisition
 from bo_stream.loops.optimization.executed import journaled_trials
-from bo_stream.loops.optimization.objectives import Ledger, OptimizationSettings, Trial
+from bo_stream.loops.optimization.trials import Ledger, OptimizationSettings, Trial
 from bo_stream.loops.run import OPTIMIZATION, ModelFile, from_record, predict_mean
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.base import StreamingGP

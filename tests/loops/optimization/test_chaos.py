@@ -26,8 +26,8 @@ from bo_stream import OSGPR, AutoGP
 from bo_stream.errors import UsageError
 from bo_stream.loops.models import MODELS, unit_cube
 from bo_stream.loops.optimization import Optimizer, load_optimizer, save_optimizer
-from bo_stream.loops.optimization.objectives import Ledger, OptimizationSettings
 from bo_stream.loops.optimization.optimizer import Surrogate, thin
+from bo_stream.loops.optimization.trials import Ledger, OptimizationSettings
 from bo_stream.loops.run import predict
 from bo_stream.models.base import StreamingGP
 

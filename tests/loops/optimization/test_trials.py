@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bo_stream.errors import UsageError
-from bo_stream.loops.optimization.objectives import Ledger, Trial
+from bo_stream.loops.optimization.trials import Ledger, Trial
 from bo_stream.loops.run import from_record
 
 

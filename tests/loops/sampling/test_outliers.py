@@ -10,7 +10,7 @@ from torch import Tensor
 from bo_stream import WISKI
 from bo_stream.bases.kernels import as_product
 from bo_stream.loops.models import KERNELS
-from bo_stream.loops.sampling.settings import leave_outliers_out
+from bo_stream.loops.sampling.state import leave_outliers_out
 from bo_stream.models.fitting import relearn
 
 SITE = 60

@@ -1,0 +1,252 @@
+"""Settings and trials of an optimization."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+from bo_stream.errors import UsageError, check_whole
+from bo_stream.loops.models import RunSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ACQUISITIONS = ("qUCB", "qLogEI", "qLogNEI", "qSR", "TS", "random")
+"""Names of the acquisitions; ``TS`` and ``random`` need no acquisition function."""
+
+Bounds = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizationSettings(RunSettings):
+    """Settings that, with the trials so far, determine the next points; see also ``RunSettings``.
+
+    Attributes:
+        bounds: Low and high of each input, d pairs.
+        maximize: Whether large outcomes are good; else small ones are.
+        initial: Points of a scrambled Sobol sequence to begin with.
+        acquisition: A name in ``ACQUISITIONS``, or ``package.module:function`` of a builder of
+            one's own, see ``bo_stream.loops.optimization.acquisition``.
+        beta: Weight of the standard deviation in qUCB.
+        num_restarts: Starts of the search for the best candidate.
+        raw_samples: Points among which the starts are found.
+    """
+
+    bounds: Bounds = field(kw_only=False)
+    maximize: bool = False
+    q: int = 1
+    acquisition: str = "qLogEI"
+    beta: float = 2.0
+    num_restarts: int = 8
+    raw_samples: int = 256
+    refit: float = 1.3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bounds", checked_bounds(self.bounds))
+        super().__post_init__()
+        self.check_inputs(self.dim)
+        check_whole("num_restarts", self.num_restarts, 1)
+        check_whole("raw_samples", self.raw_samples, self.num_restarts)
+        if not 0.0 <= self.beta < math.inf:
+            raise UsageError(f"Expected beta of at least 0, got {self.beta}.")
+
+    @property
+    def dim(self) -> int:
+        """Number d of inputs."""
+        return len(self.bounds)
+
+    @property
+    def sign(self) -> float:
+        """Factor of the outcomes in the model, which always maximises."""
+        return 1.0 if self.maximize else -1.0
+
+    def to_unit_cube(self, X: Sequence[Sequence[float]]) -> Tensor:
+        """Scale ``n x d`` inputs from the bounds to the unit cube, in which the model has them."""
+        import torch  # late: the help pages do without
+
+        low, high = torch.tensor(self.bounds, dtype=torch.float64).unbind(-1)
+        unit = (torch.tensor(X, dtype=torch.float64).reshape(-1, self.dim) - low) / (high - low)
+        return unit.clamp(0.0, 1.0).to(getattr(torch, self.dtype)).to(self.device)
+
+    def from_unit_cube(self, U: Tensor) -> list[tuple[float, ...]]:
+        """Scale ``n x d`` points of the unit cube to the bounds."""
+        import torch  # late: the help pages do without
+
+        low, high = torch.tensor(self.bounds, dtype=torch.float64).unbind(-1)
+        X = low + U.detach().to("cpu", torch.float64).clamp(0.0, 1.0) * (high - low)
+        return [tuple(row) for row in X.clamp(low, high).tolist()]
+
+
+def checked_bounds(bounds: Sequence[Sequence[float]]) -> Bounds:
+    """Return bounds as pairs of floats; none, or no finite interval, is a ``UsageError``."""
+    if not bounds:
+        raise UsageError("Expected bounds of at least one input, got none.")
+    for i, pair in enumerate(bounds):
+        if len(pair) != 2 or not all(map(math.isfinite, pair)) or not pair[0] < pair[1]:
+            raise UsageError(
+                f"Expected bounds of input {i} to be finite, low < high, got {tuple(pair)}."
+            )
+    return tuple((float(low), float(high)) for low, high in bounds)
+
+
+# --- the ledger of an optimization: every trial, with its outcome --------------------------------
+
+
+Status = Literal["pending", "told", "failed", "withdrawn"]
+STATUSES: tuple[Status, ...] = ("pending", "told", "failed", "withdrawn")
+
+LARGEST = 1e75
+"""Largest absolute value of an outcome: the square of a larger one overflows in a model."""
+
+Origin = Literal["sobol", "model", "hand"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A point and the result of its evaluation.
+
+    Attributes:
+        key: Number from 0, in the order of asking.
+        X: The point, d numbers in the units of the bounds.
+        origin: Source of the point: the Sobol sequence, the model, or a person.
+        status: ``pending`` until told, failed or withdrawn.
+        Y: Outcome of a told trial.
+        attempts: Number of evaluations that ended, well or not.
+        error: Reason of the last failed attempt, even if a later one succeeds.
+        seconds: Duration of the last attempt, where it is known.
+    """
+
+    key: int
+    X: tuple[float, ...]
+    origin: Origin
+    status: Status = "pending"
+    Y: float | None = None
+    attempts: int = 0
+    error: str | None = None
+    seconds: float | None = None
+
+
+class Ledger:
+    """Trials by key; a method changes one trial, or raises a ``UsageError`` and changes none."""
+
+    def __init__(self, trials: Iterable[Trial] = ()) -> None:
+        """Begin with trials whose keys count from 0."""
+        self._trials = list(trials)
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    def __iter__(self) -> Iterator[Trial]:
+        return iter(self._trials)
+
+    def __getitem__(self, key: int) -> Trial:
+        if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < len(self._trials):
+            raise UsageError(
+                f"No trial has key {key!r}: {len(self._trials)} were asked for, with keys from 0. "
+                "For a point of your own, register it first."
+            )
+        return self._trials[key]
+
+    def with_status(self, *statuses: Status) -> list[Trial]:
+        """Return the trials of some statuses, by key, in O(n) of all trials."""
+        return [trial for trial in self._trials if trial.status in statuses]
+
+    def add(self, X: Sequence[float], origin: Origin) -> Trial:
+        """Add a pending trial."""
+        trial = Trial(len(self._trials), tuple(X), origin)
+        self._trials.append(trial)
+        return trial
+
+    def put(self, trial: Trial) -> Trial:
+        """Store a trial as it is: replace the one of its key, or append it."""
+        if trial.key == len(self._trials):
+            self._trials.append(trial)
+        self._trials[trial.key] = trial
+        return trial
+
+    def tell(self, key: int, Y: float, seconds: float | None = None) -> Trial:
+        """Record the finite outcome of a pending or failed trial.
+
+        Telling it again changes nothing; telling another one is an error.
+        """
+        trial, value = self[key], _checked_outcome(key, Y)
+        if trial.status == "withdrawn":
+            raise UsageError(f"Trial {key} was withdrawn. To bring it back, amend it.")
+        if trial.status != "told":
+            ended = replace(trial, attempts=trial.attempts + 1, seconds=seconds)
+            return self.put(replace(ended, status="told", Y=value))
+        if value != trial.Y:
+            raise UsageError(
+                f"Trial {key} was told {trial.Y:g} already, got {value:g}. To correct it, amend it."
+            )
+        return trial
+
+    def amend(self, key: int, Y: float) -> Trial:
+        """Set the outcome, a finite number, of a trial of any status."""
+        trial, value = self[key], _checked_outcome(key, Y)
+        attempts = max(trial.attempts, 1)
+        return self.put(replace(trial, status="told", Y=value, attempts=attempts))
+
+    def withdraw(self, key: int) -> Trial:
+        """Delete a trial, told or not; withdrawing it again changes nothing."""
+        return self.put(replace(self[key], status="withdrawn", Y=None))
+
+    def fail(self, key: int, error: str, seconds: float | None = None) -> Trial:
+        """Record that an attempt at a pending or failed trial failed."""
+        trial = self[key]
+        if trial.status in ("told", "withdrawn"):
+            raise UsageError(
+                f"Trial {key} is {trial.status}: it cannot fail any more. To drop its outcome, "
+                "withdraw it."
+            )
+        ended = replace(trial, attempts=trial.attempts + 1, seconds=seconds)
+        return self.put(replace(ended, status="failed", error=error))
+
+    def record(
+        self, key: int, Y: float | None, error: str | None, seconds: float, retries: int
+    ) -> Trial:
+        """Record how an attempt at a trial ended.
+
+        Args:
+            key: Of the trial.
+            Y: Its outcome; None: it failed.
+            error: Reason of the failure.
+            seconds: Duration of the attempt.
+            retries: How often a failed trial is tried again: it is pending then.
+        """
+        if Y is not None:
+            return self.tell(key, Y, seconds)
+        trial = self.fail(key, error or "no outcome", seconds)
+        return self.retry(key) if trial.attempts <= retries else trial
+
+    def retry(self, key: int) -> Trial:
+        """Make a failed trial pending again."""
+        trial = self[key]
+        if trial.status != "failed":
+            raise UsageError(f"Only a failed trial can be retried; trial {key} is {trial.status}.")
+        return self.put(replace(trial, status="pending"))
+
+
+def all_failed(count: int, last: Trial) -> UsageError:
+    """Return the error that ends a run of which every trial has failed."""
+    return UsageError(
+        f"All {count} trials failed, the last one with: {last.error}. Mend the function; a resumed "
+        "run goes on with other points."
+    )
+
+
+def _checked_outcome(key: int, Y: float) -> float:
+    try:
+        value = float(Y)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise UsageError(
+            f"Expected one number as the outcome of trial {key}, got {Y!r}."
+        ) from error
+    if not abs(value) <= LARGEST:
+        raise UsageError(
+            f"Expected a finite outcome of trial {key}, of at most {LARGEST:g} in size, got "
+            f"{value}. If its evaluation failed, say fail."
+        )
+    return value
