@@ -280,7 +280,7 @@ def test_fits_go_on_where_they_stopped() -> None:
 def test_hyperparameters_begin_with_an_exact_gp() -> None:
     X, Y = _data(60)
     model = QSGP(X, Y, basis=FourierFeatures(60), update_steps=0)
-    model.fit(steps=150, progress=False)
+    model.fit(steps=300, progress=False)
     noise = float(model.noise_level().detach() * model.outcome_scale().square())
     assert noise == pytest.approx(0.01, rel=0.8)
     T, expected = _data(200)
