@@ -117,7 +117,7 @@ def test_a_model_with_a_linear_part_is_saved(tmp_path: Path) -> None:
 
 
 def test_screening_finds_the_covariate_that_matters() -> None:
-    X, Y = surveyed(40)
+    X, Y = surveyed()
     table = screen_covariates(X, Y, names=["lon", "lat", "rain", "noise", "other"])
     assert isinstance(table, pd.DataFrame)
     assert table.index[0] == "rain"
@@ -129,9 +129,9 @@ def test_fits_to_screen_start_from_another_and_end_as_if_they_did_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     random, starts, ends = torch.Generator().manual_seed(0), [], []
-    X = torch.rand(30, 4, dtype=torch.float64, generator=random)
+    X = torch.rand(50, 4, dtype=torch.float64, generator=random)
     Y = 4.0 * X[:, 2:3] + torch.sin(6.0 * X[:, :1])
-    Y = Y + 0.3 * torch.randn(30, 1, dtype=torch.float64, generator=random)
+    Y = Y + 0.3 * torch.randn(50, 1, dtype=torch.float64, generator=random)
     fit = mapping.fit_gpytorch_mll
 
     def recording(mll: ExactMarginalLogLikelihood, **options: Any) -> None:
