@@ -146,7 +146,7 @@ def model(case: tuple[Acquisition, Tensor | None]) -> WISKI:
 
 
 def sloped(function: AcquisitionFunction, X: Tensor) -> Tensor:
-    """The first three candidates at which differences of a step of 1e-5 tell a gradient.
+    """The first two candidates at which differences of a step of 1e-5 tell a gradient.
 
     Where it is flat they are mere rounding. Where the logarithm of a value f that grows linearly
     has the slope g = f'/f, their relative error is (1e-5 g)² / 3: 1e-7 at 55.
@@ -154,7 +154,7 @@ def sloped(function: AcquisitionFunction, X: Tensor) -> Tensor:
     X = X.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(function(X).sum(), X)
     slope = gradient.flatten(1).norm(dim=-1)
-    return X.detach()[(slope > 1e-4) & (slope < 55.0)][:3]
+    return X.detach()[(slope > 1e-4) & (slope < 55.0)][:2]
 
 
 def test_values_and_gradients(model: WISKI, case: tuple[Acquisition, Tensor | None]) -> None:
@@ -162,7 +162,7 @@ def test_values_and_gradients(model: WISKI, case: tuple[Acquisition, Tensor | No
     function = acquisition.build(model, X_pending)
     X = sloped(function, smooth_points(model, 30, acquisition.augmented or acquisition.q))
     values = function(X)
-    assert values.shape == (3,)
+    assert values.shape == (2,)
     assert bool(values.isfinite().all())
     assert_gradient(lambda X: function(X).sum(), X)
 
@@ -171,7 +171,7 @@ def test_optimisation(model: WISKI, case: tuple[Acquisition, Tensor | None]) -> 
     acquisition, X_pending = case
     function = acquisition.build(model, X_pending)
     X, value = optimize_acqf(
-        function, UNIT, acquisition.q, num_restarts=2, raw_samples=4, options={"maxiter": 5}
+        function, UNIT, acquisition.q, num_restarts=2, raw_samples=4, options={"maxiter": 3}
     )
     assert X.shape == (acquisition.q, 2)
     assert bool(((X >= 0.0) & (X <= 1.0)).all())

@@ -1,6 +1,7 @@
 """BoTorch's acquisition functions of the logit of counts: gradients against differences."""
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -26,6 +27,11 @@ MODELS: dict[str, Callable[[BinomialLikelihood], StreamingGP]] = {
 }
 
 
+@cache
+def _model(name: str, overdispersed: bool) -> StreamingGP:
+    return MODELS[name](BinomialLikelihood(None, overdispersed))
+
+
 def _sampler(n: int) -> SobolQMCNormalSampler:
     return SobolQMCNormalSampler(torch.Size([n]), seed=1)
 
@@ -43,7 +49,7 @@ ACQUISITIONS: dict[str, Callable[[Model], AcquisitionFunction]] = {
 def test_gradients_are_those_of_differences(
     model: str, acquisition: str, overdispersed: bool
 ) -> None:
-    chosen = ACQUISITIONS[acquisition](MODELS[model](BinomialLikelihood(None, overdispersed)))
+    chosen = ACQUISITIONS[acquisition](_model(model, overdispersed))
     at = torch.tensor([[[0.21, 0.47], [0.62, 0.83]]], dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(chosen(at).sum(), at)
     along = torch.tensor([[[0.3, -0.8], [0.5, 0.6]]], dtype=torch.float64)

@@ -33,7 +33,7 @@ def model_and_pool(n: int = 40) -> tuple[DirichletWISKI, Tensor]:
 def joint_value(model: DirichletWISKI, X: Tensor, criterion: str, seed: int) -> Tensor:
     """Value of every set of points, ``N x q x d``, by enumeration over the same draws."""
     paths = sample_paths(model, 256, seed)
-    p = torch.stack([paths(points).softmax(-1) for points in X], 1).detach()
+    p = paths(X.flatten(0, 1)).softmax(-1).detach().unflatten(1, X.shape[:2])
     joint, expected = joint_entropies(p, 10_000, torch.Generator())
     return joint - expected if criterion == "BALD" else joint
 

@@ -23,7 +23,7 @@ from tests.support.moments import assert_moments
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel.s lengthscale is too short for the grid")
 
-DRAWS = 5000
+DRAWS = 3000
 
 AS_THEY_ARE = [
     stream

@@ -17,7 +17,7 @@ from bo_stream import OSGPR, WISKI, ClusteredGP, sample_paths
 from bo_stream.bases.kernels import as_product
 from bo_stream.models.base import StreamingGP
 
-DIM, FIRST, STEPS, BATCH = 3, 8, 10, 4
+DIM, FIRST, STEPS, BATCH = 3, 8, 7, 4
 UNIT = torch.tensor([[0.0] * DIM, [1.0] * DIM]).double()
 OPTIMUM = torch.tensor([0.31, 0.62, 0.47]).double()
 

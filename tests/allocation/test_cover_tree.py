@@ -52,15 +52,15 @@ def clusters(n: int, d: int, dtype: torch.dtype = torch.float64) -> Tensor:
 def test_every_level_is_separated_and_covers(
     d: int, radius: float, average: bool, voronoi: bool, device: torch.device
 ) -> None:
-    X = clusters(1500, d).to(device)
+    X = clusters(700, d).to(device)
     check_guarantees(CoverTree(radius, average, voronoi).insert(X), X)
 
 
 @pytest.mark.parametrize(("average", "voronoi"), OPTIONS)
 def test_insertion_keeps_the_guarantees_and_the_centres(average: bool, voronoi: bool) -> None:
-    X = torch.cat((clusters(400, 2), 30.0 * torch.randn(20, 2, dtype=torch.float64)))
+    X = torch.cat((clusters(200, 2), 30.0 * torch.randn(20, 2, dtype=torch.float64)))
     tree = CoverTree(0.05, average, voronoi)
-    for i, rows in enumerate((*X[:40].split(1), *X[40:].split(23))):
+    for i, rows in enumerate((*X[:20].split(1), *X[20:].split(23))):
         before = [] if i == 0 else [centres.clone() for centres in tree.levels]
         tree.insert(rows)
         for old, new in zip(reversed(before), reversed(tree.levels), strict=False):

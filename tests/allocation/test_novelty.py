@@ -67,7 +67,7 @@ def test_points_follow_a_stream_through_space_of_a_smooth_kernel(rows: int) -> N
 
 @pytest.mark.parametrize("rows", [1, 7, 400])
 def test_a_full_set_is_thinned_a_bounded_number_of_times(rows: int) -> None:
-    X, kernel, cap = torch.rand(1200, 2, dtype=torch.float64), matern(), 24
+    X, kernel, cap = torch.rand(700, 2, dtype=torch.float64), matern(), 24
     allocator, Z, thinned, least = Novelty(cap), X[:0], 0, math.ceil(KEPT * cap) - 1
     for batch in X.split(rows):
         new = allocator.update(Z, batch, kernel)

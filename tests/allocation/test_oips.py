@@ -37,13 +37,13 @@ KERNELS = {
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("rho", [0.3, 0.8, 0.95])
 def test_a_batch_is_its_rows_one_by_one_is_the_papers_loop(name: str, rho: float) -> None:
-    kernel, X = KERNELS[name](), torch.rand(120, 2, dtype=torch.float64)
+    kernel, X = KERNELS[name](), torch.rand(60, 2, dtype=torch.float64)
     whole = OIPS(rho).update(X[:0], X, kernel)
     steps = X[:0]
     for row in X.split(1):
         steps = OIPS(rho).update(steps, row, kernel)
     parts = X[:0]
-    for rows in X.split(41):
+    for rows in X.split(23):
         parts = OIPS(rho).update(parts, rows, kernel)
     with torch.no_grad():
         expected = X[oips(kernel(X).to_dense(), rho)]

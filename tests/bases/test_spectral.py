@@ -30,7 +30,7 @@ from bo_stream.testing.streams import assert_close, assert_gradient
 from tests.support.moments import assert_moments
 
 DIM = 3
-DRAWS = 20_000
+DRAWS = 10_000
 
 
 @pytest.fixture(autouse=True)

@@ -55,7 +55,7 @@ def test_points_and_hyperparameters_reach_a_better_bound_together(dtype: torch.d
     moved_alone = crowded(dtype=dtype)
     moved_alone.optimize_points()
     alone = float(moved_alone.bound_at(moved_alone.inducing_points.double()).detach())
-    learn_points(model, maxiter=60)
+    learn_points(model, maxiter=30)
     after = float(model.bound_at(model.inducing_points.double()).detach())
     assert after > alone + 1.0 > before + 1.0
     assert model.inducing_points.dtype == dtype

@@ -22,16 +22,21 @@ def _tensors(*values: float) -> list[Tensor]:
 @pytest.mark.parametrize(("mean", "deviation"), MOMENTS)
 def test_expectations(positives: int, trials: int, mean: float, deviation: float) -> None:
     y, n, m, v = _tensors(positives, trials, mean, deviation**2)
+    ways = math.log(math.comb(trials, positives))
 
     def density(f: float) -> float:
-        return float(norm.pdf(f, mean, deviation))
-
-    def likelihood(f: float) -> float:
-        return float(binom.pmf(positives, trials, 1 / (1 + math.exp(-f))))
+        return math.exp(-0.5 * ((f - mean) / deviation) ** 2) / math.sqrt(math.tau) / deviation
 
     def log_likelihood(f: float) -> float:
-        return float(log_prob(y, n, torch.tensor(f, dtype=torch.float64)))
+        log_one_plus = max(f, 0.0) + math.log1p(math.exp(-abs(f)))
+        return ways + positives * f - trials * log_one_plus
 
+    def likelihood(f: float) -> float:
+        return math.exp(log_likelihood(f))
+
+    exact = binom.logpmf(positives, trials, 1.0 / (1.0 + math.exp(-mean)))
+    assert log_likelihood(mean) == pytest.approx(float(exact), rel=1e-9, abs=1e-9)
+    assert float(log_prob(y, n, m)) == pytest.approx(float(exact), rel=1e-9, abs=1e-9)
     mode = math.log((positives + 0.5) / (trials - positives + 0.5))
     low, high = mean - 20 * deviation, mean + 20 * deviation
     points = sorted(min(max(point, low), high) for point in (mode - 1, mode, mode + 1, mean))

@@ -168,10 +168,10 @@ def test_many_trials_are_as_few(
     mean = torch.tensor([-6.0, -2.0, 0.5, 4.0], dtype=torch.float64).unsqueeze(-1)
     variance = torch.tensor([1.0, 0.01, 4.0, 0.5], dtype=torch.float64).unsqueeze(-1)
     s = None if concentration is None else torch.tensor([[concentration]], dtype=torch.float64)
-    trials = torch.tensor([[40.0], [300.0], [1000.0], [120.0]], dtype=torch.float64)
+    trials = torch.tensor([[40.0], [150.0], [300.0], [60.0]], dtype=torch.float64)
     rate = _rate(mean, variance)
     found = CountPosterior(rate, trials, s, Outliers(outliers, 0.5, 4.0))
-    y = torch.tensor([[0.0], [33.0], [700.0], [120.0]], dtype=torch.float64)
+    y = torch.tensor([[0.0], [17.0], [210.0], [60.0]], dtype=torch.float64)
     listed = found.cdf(y), found.interval(0.95)
     monkeypatch.setattr(counts_module, "LISTED", 0)
     torch.testing.assert_close(found.cdf(y), listed[0], rtol=0.0, atol=digits)
@@ -201,7 +201,7 @@ def test_many_overdispersed_trials_cost_two_nodes(
     """At the fewest trials and positives that two nodes are enough for; not 96 of them."""
     trials = math.ceil(NARROW * (s + 1.0))
     assert FAR <= y <= trials - FAR
-    logits = np.linspace(mean - 9.0 * sd, mean + 9.0 * sd, 801)
+    logits = np.linspace(mean - 9.0 * sd, mean + 9.0 * sd, 201)
     weight, chance = norm.pdf(logits, mean, sd), 1.0 / (1.0 + np.exp(-logits))
     each = betabinom.pmf(np.arange(y + 1)[:, None], trials, s * chance, s * (1.0 - chance)).sum(0)
     evaluated = []

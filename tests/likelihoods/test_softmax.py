@@ -94,5 +94,6 @@ def test_sampling_converges_to_the_quadrature() -> None:
     exact = softmax_moments(mean, variance).probabilities
     drawn = sampled_softmax(mean, variance, 20_000, seed=3)
     torch.testing.assert_close(drawn, exact, rtol=0.0, atol=0.01)
-    assert torch.equal(drawn, sampled_softmax(mean, variance, 20_000, seed=3))
-    assert not torch.equal(drawn, sampled_softmax(mean, variance, 20_000, seed=4))
+    few, same, other = (sampled_softmax(mean, variance, 50, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(few, same)
+    assert not torch.equal(few, other)

@@ -22,14 +22,19 @@ def dirichlet_observations(
     return torch.log(alpha) - noise / 2.0, noise
 
 
-def softmax_expectations(mean: Tensor, variance: Tensor, order: int = 120) -> tuple[Tensor, Tensor]:
-    """``E softmax(f)`` and the expected entropy of it, on a grid of all m scores at once."""
+def softmax_expectations(mean: Tensor, variance: Tensor, order: int = 160) -> tuple[Tensor, Tensor]:
+    """``E softmax(f)`` and the expected entropy of it, on a grid of all differences of m scores.
+
+    Of the differences from the first score, which have the variance of that one in common.
+    """
     nodes, weights = (torch.from_numpy(a) for a in hermegauss(order))
-    weights = weights / weights.sum()
-    scores = torch.cartesian_prod(
-        *(mu + v.sqrt() * nodes for mu, v in zip(mean, variance, strict=True))
+    weights, others = weights / weights.sum(), len(mean) - 1
+    root = torch.linalg.cholesky(variance[1:].diag() + variance[0])
+    grid, joint = (
+        torch.cartesian_prod(*[part] * others).reshape(-1, others) for part in (nodes, weights)
     )
-    joint = torch.cartesian_prod(*[weights] * len(mean)).prod(-1)
+    differences = mean[1:] - mean[0] + grid @ root.mT
+    scores, joint = torch.nn.functional.pad(differences, (1, 0)), joint.prod(-1)
     p = scores.softmax(-1)
     return joint @ p, joint @ -(p * scores.log_softmax(-1)).sum(-1)
 

@@ -51,7 +51,7 @@ from bo_stream import (
 from bo_stream.diagnostics import leave_one_out, report, stability, without
 from bo_stream.diagnostics.alarms import _relearning
 from bo_stream.diagnostics.approximation import finer
-from bo_stream.models.auto import families, inference
+from bo_stream.models.auto import auto, families, inference
 from bo_stream.testing.streams import assert_close, assert_gradient, gaussian
 from tests.oracles.gaussian_process import DenseGP
 
@@ -108,6 +108,12 @@ def assert_on_grid_always(model: AutoGP, X: Tensor, Y: Tensor) -> None:
     always = raw(X, Y, families="WISKI", bounds=UNIT)
     T = torch.rand(6, 2, dtype=torch.float64)
     same(model.posterior(T), always.posterior(T))
+
+
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A likelihood's own parameters take ten steps with the first observations, not a hundred."""
+    monkeypatch.setattr(auto, "FIRST", 2)
 
 
 class TestExact:
@@ -184,7 +190,7 @@ class TestExact:
         X, Y = data(25)
         model = raw(X, Y)
         T = torch.rand(3, 2, dtype=torch.float64)
-        draws = sample_paths(model, n=4096, seed=0)(T).squeeze(-1).detach()
+        draws = sample_paths(model, n=1500, seed=0)(T).squeeze(-1).detach()
         posterior = model.posterior(T)
         deviation = posterior.variance.squeeze(-1).sqrt()
         assert bool(((draws.mean(0) - posterior.mean.squeeze(-1)).abs() < 0.15 * deviation).all())
@@ -449,7 +455,9 @@ class TestDiagnostics:
             assert len(model.history) == 1
 
     @pytest.mark.parametrize("max_rows", [100, 0])
-    def test_the_line_that_learns_the_noise_of_heavy_tails_works(self, max_rows: int) -> None:
+    def test_the_line_that_learns_the_noise_of_heavy_tails_works(
+        self, max_rows: int, few_steps: None
+    ) -> None:
         X, Y = data(40)
         model = AutoGP(X, Y, likelihood=StudentTLikelihood(), hyper_steps=0, max_rows=max_rows)
         before = model.likelihood.noise.clone()
@@ -478,7 +486,9 @@ class TestFamilies:
         assert AutoGP(*data(), bounds=UNIT, input_transform=warped).families == ("exact", "OSGPR")
 
     @pytest.mark.parametrize("likelihood", [LaplaceLikelihood(), StudentTLikelihood()])
-    def test_heavy_tails_are_standardised_and_learned(self, likelihood: Likelihood) -> None:
+    def test_heavy_tails_are_standardised_and_learned(
+        self, likelihood: Likelihood, few_steps: None
+    ) -> None:
         X, Y = data()
         model = AutoGP(X, 1e3 * Y + 7.0, likelihood=likelihood)
         assert model.family == "OSVGP"

@@ -263,12 +263,12 @@ def test_single_precision_throughout_without_jitter(
 
 
 def test_a_large_number_of_centres_by_conjugate_gradients() -> None:
-    X, Y, kernel = crowded(4000)
+    X, Y, kernel = crowded(2200)
     kernel.lengthscale = 0.05
     options = {"covar_module": kernel, "resolution": 0.015}
     exact = raw(X, Y, **options)
     model = raw(X, Y, solver="cg", arithmetic=torch.float32, **options)
-    assert len(model.centres) > 1500
+    assert len(model.centres) > 1000
     T = X[:20]
     ours, theirs = (m.posterior(T) for m in (model, exact))
     assert_close(ours.mean.detach().float(), theirs.mean.detach())

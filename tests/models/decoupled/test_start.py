@@ -23,7 +23,7 @@ from tests.support.problems.likelihoods import LIKELIHOODS, OTHERS, outcomes
 D, NOISE = 2, 0.01
 
 
-def data(n: int = 200, outputs: int = 1) -> tuple[Tensor, Tensor]:
+def data(n: int = 60, outputs: int = 1) -> tuple[Tensor, Tensor]:
     X = torch.rand(n, D, dtype=torch.float64)
     phase = 9.0 * X[:, :1] + torch.arange(outputs)
     return X, phase.sin() + X[:, 1:] ** 2 + NOISE**0.5 * torch.randn(n, outputs).double()
@@ -51,7 +51,7 @@ def exact_likelihood(model: DecoupledGP, X: Tensor, Y: Tensor) -> float:
 
 
 def test_the_exact_process_is_more_likely_than_by_the_median_trick() -> None:
-    X, Y = data()
+    X, Y = data(200)
     model = small(X, Y)
     before = exact_likelihood(model, X, Y)
     assert model.fit(0, progress=False).steps == 0
@@ -87,7 +87,7 @@ def test_a_good_start_is_worth_many_steps() -> None:
 def test_only_the_first_call_begins_anew() -> None:
     X, Y = data()
     model = small(X, Y)
-    model.fit(30, progress=False)
+    model.fit(3, progress=False)
     found = values(model)
     model.fit(0, progress=False)
     assert same(found, values(model)) == set(found)
@@ -96,7 +96,7 @@ def test_only_the_first_call_begins_anew() -> None:
 
 def test_what_a_stream_has_taught_is_kept() -> None:
     X, Y = data()
-    model = small(X, Y, update_steps=100)
+    model = small(X, Y, num_mean=10, num_covar=5, update_steps=100)
     before = values(model)
     model.fit(0, progress=False)
     assert same(before, values(model)) == set(before)
@@ -132,12 +132,12 @@ def test_hyperparameters_that_stay_do_so() -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_of_other_likelihoods_lengthscales_are_learned(name: str) -> None:
-    X = torch.rand(150, D, dtype=torch.float64)
+    X = torch.rand(60, D, dtype=torch.float64)
     model = small(X, outcomes(name, X), likelihood=LIKELIHOODS[name]())
     before = values(model)
     model.fit(0, progress=False)
     assert "covar_module.base_kernel.raw_lengthscale" not in same(before, values(model))
-    model.fit(20, progress=False)
+    model.fit(3, progress=False)
     assert model.elbo().isfinite()
 
 
@@ -205,8 +205,8 @@ def test_torch_s_own_random_numbers_are_left_alone() -> None:
 
 
 def test_labels_of_one_class_begin() -> None:
-    X, _ = data(50)
-    model = small(X, torch.ones(50, 1).double(), likelihood=BernoulliLikelihood())
+    X, _ = data(30)
+    model = small(X, torch.ones(30, 1).double(), likelihood=BernoulliLikelihood())
     model.fit(3, progress=False)
     assert model.elbo().isfinite()
 

@@ -134,14 +134,13 @@ def test_streams_in_any_order_end_near_the_batch(
     X, Y = surveys(most)
     whole = count_model(X, Y, X, overdispersed)
     mean, deviation = logits(whole, X)
-    for seed in (0, 1):
-        order = torch.randperm(N, generator=torch.Generator().manual_seed(seed))
-        stream = count_model(X[:0], Y[:0], X, overdispersed, window=0)
-        for rows in order.split(batch):
-            stream.update(X[rows], Y[rows])
-        found, spread = logits(stream, X)
-        assert (np.abs(found - mean) < 0.25 * deviation).all()
-        assert spread == pytest.approx(deviation, rel=0.2)
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(batch))
+    stream = count_model(X[:0], Y[:0], X, overdispersed, window=0)
+    for rows in order.split(batch):
+        stream.update(X[rows], Y[rows])
+    found, spread = logits(stream, X)
+    assert (np.abs(found - mean) < 0.25 * deviation).all()
+    assert spread == pytest.approx(deviation, rel=0.2)
 
 
 @pytest.mark.integration
@@ -175,9 +174,9 @@ def test_only_counts_are_held_by_default() -> None:
 def test_what_an_update_carries_along_is_what_it_would_solve_for(window: int) -> None:
     """The posterior before the window and its features, as rows settle and are taken out."""
     X, Y = surveys(5)
-    model = count_model(X[:6], Y[:6], X, window=window)
+    model = count_model(X[:10], Y[:10], X, window=window)
     assert solved_as_anew(model, X)
-    for i in range(6, N):
+    for i in range(10, N):
         anew = copy.deepcopy(model)
         anew._cache = None
         for each in (model, anew):

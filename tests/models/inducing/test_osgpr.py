@@ -366,20 +366,20 @@ def test_a_fit_from_memory_alone_finds_hyperparameters() -> None:
     "allocator", [OIPS(0.85), CoverTree(0.15), GreedyVariance(30), KMeans(30), Random(30)]
 )
 def test_a_stream_with_points_that_place_themselves(allocator: Allocator) -> None:
-    X = torch.rand(600, 2, dtype=torch.float64)
-    Y = (5.0 * X).sin().sum(-1, keepdim=True) + 0.05 * torch.randn(600, 1).double()
+    X = torch.rand(300, 2, dtype=torch.float64)
+    Y = (5.0 * X).sin().sum(-1, keepdim=True) + 0.05 * torch.randn(300, 1).double()
     kernel = RBFKernel().double()
     kernel.lengthscale = 0.3
     model = OSGPR(X[:50], Y[:50], covar_module=kernel, allocator=allocator)
     with torch.no_grad():
         model.likelihood.noise = 0.01
-    for rows in torch.arange(50, 600).split(25):
+    for rows in torch.arange(50, 300).split(25):
         model.update(X[rows], Y[rows])
     assert 5 <= len(model.inducing_points) <= 60
     test_X = torch.rand(100, 2, dtype=torch.float64)
     error = model.posterior(test_X).mean - (5.0 * test_X).sin().sum(-1, keepdim=True)
     assert float(error.square().mean().sqrt()) < 0.1
-    assert model.num_observations == 600
+    assert model.num_observations == 300
 
 
 def test_the_users_allocator_is_copied() -> None:

@@ -93,9 +93,9 @@ def expected(
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize(("nearest", "size"), [(1, 100), (3, 7), (99, 100)])
+@pytest.mark.parametrize(("nearest", "size"), [(1, 100), (3, 4), (99, 100)])
 def test_one_by_one_is_the_paper(name: str, nearest: int, size: int) -> None:
-    X, Y = data(40)
+    X, Y = data(24)
     kernel = KERNELS[name]().double()
     options = {"covar_module": kernel, "nearest": nearest, "max_size": size, "w_gen": 0.6}
     model = one_by_one(X, Y, **options)
@@ -118,22 +118,22 @@ def clusters(n: int) -> tuple[Tensor, Tensor]:
     return X, X.sum(-1, keepdim=True).sin()
 
 
-@pytest.mark.parametrize("batches", [(200,), (1, 150, 49), (40,) * 5])
-def test_where_models_are_far_apart_any_batching_is_one_by_one(batches: tuple[int, ...]) -> None:
-    X, Y = clusters(200)
-    options = {"covar_module": KERNELS["rbf"]().double(), "max_size": 30}
-    first, *others = zip(X.split(list(batches)), Y.split(list(batches)), strict=True)
-    model = raw(*first, **options)
-    for rows in others:
-        model.update(*rows)
+def test_where_models_are_far_apart_any_batching_is_one_by_one() -> None:
+    X, Y = clusters(80)
+    options = {"covar_module": KERNELS["rbf"]().double(), "max_size": 12}
     alone = one_by_one(X, Y, **options)
-    assert model.num_models.tolist() == [4]
-    for mine, theirs in zip(held(model), held(alone), strict=True):
-        assert torch.equal(mine, theirs)
-    assert torch.equal(held(model)[1], X[1::4][-30:])
-    assert model.num_observations == 200
     T = 3.0 * torch.rand(5, 2, dtype=torch.float64)
-    assert_close(model.posterior(T).mean, alone.posterior(T).mean)
+    for batches in ([80], [1, 60, 19], [16] * 5):
+        first, *others = zip(X.split(batches), Y.split(batches), strict=True)
+        model = raw(*first, **options)
+        for rows in others:
+            model.update(*rows)
+        assert model.num_models.tolist() == [4]
+        for mine, theirs in zip(held(model), held(alone), strict=True):
+            assert torch.equal(mine, theirs)
+        assert torch.equal(held(model)[1], X[1::4][-12:])
+        assert model.num_observations == 80
+        assert_close(model.posterior(T).mean, alone.posterior(T).mean)
 
 
 def test_one_model_that_is_not_full_is_the_exact_gp() -> None:
@@ -328,7 +328,7 @@ def test_bad_options(options: dict[str, float], message: str) -> None:
 
 @pytest.mark.parametrize("name", ["rbf", "matern"])
 def test_inputs_far_from_zero_lose_no_digits(name: str) -> None:
-    X = torch.randint(128, (60, 2)).double() / 64.0  # adding the distance to it is exact
+    X = torch.randint(128, (24, 2)).double() / 64.0  # adding the distance to it is exact
     Y, far = X.sum(-1, keepdim=True).sin(), 2.0**20
     T = X[:9] + 0.125
     here, there = (one_by_one(at, Y, covar_module=KERNELS[name]()) for at in (X, X + far))
@@ -336,7 +336,7 @@ def test_inputs_far_from_zero_lose_no_digits(name: str) -> None:
     assert_close(actual.mean, expected.mean)
     assert_close(actual.variance, expected.variance)
     likelihood = there.log_marginal_likelihood()
-    assert_close(likelihood / 60, here.log_marginal_likelihood() / 60)
+    assert_close(likelihood / 24, here.log_marginal_likelihood() / 24)
 
 
 def test_outcomes_are_compared_with_averages_when_another_model_is_begun(

@@ -77,8 +77,8 @@ def test_adding_moves_few_rows() -> None:
 
 
 def test_a_sample_is_uniform_over_all_that_came() -> None:
-    """Each of 40 in 5 places, by batches of 7: 1/8, within 4 standard errors of 800 samples."""
-    trials, hits = 800, torch.zeros(40)
+    """Each of 40 in 5 places, by batches of 7: 1/8, within 4 standard errors of 400 samples."""
+    trials, hits = 400, torch.zeros(40)
     for seed in range(trials):
         replay = stream(7, 7, 7, 7, 7, 5, capacity=5, seed=seed)
         assert (replay.count, replay.held) == (40, 5)
