@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 FAMILIES = tuple(
     sorted(
-        path.parent.name
-        for path in (ROOT / "bo_stream" / "models").glob("*/__init__.py")
-        if path.parent.name not in ("outcomes", "stochastic")  # which families share
+        path.name
+        for path in (ROOT / "tests" / "models").iterdir()
+        if path.is_dir() and path.name not in ("__pycache__", "stochastic")  # which families share
     )
 )
 """Markers of the folders of models, and of what is tested of their models elsewhere."""
