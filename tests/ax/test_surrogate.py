@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +31,29 @@ from tests.ax.experiments import (
 )
 
 pytestmark = NEARLY_WITHOUT_NOISE
+
+
+class Said(logging.Handler):
+    """What is said to those who listen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text += f"{record.getMessage()}\n"
+
+
+@pytest.fixture
+def said() -> Iterator[Said]:
+    """What the models say in Ax during the test."""
+    logger, handler = logging.getLogger("bo_stream.ax"), Said()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(level)
 
 
 def test_each_observation_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +150,7 @@ def attach_batch(client: Client, arms: int) -> None:
 
 @pytest.mark.parametrize("change", ["widened", "narrowed"])
 def test_another_search_space_builds_the_model_anew(
-    change: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    change: str, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     client = after(6)
     space = client._experiment.search_space.clone()
@@ -135,10 +159,9 @@ def test_another_search_space_builds_the_model_anew(
     client._experiment.search_space = space
     client.attach_data(2, {"loss": 7.0})
     traffic = watch(monkeypatch)
-    with caplog.at_level(logging.INFO, "bo_stream.ax"):
-        client.get_next_trials(1)
+    client.get_next_trials(1)
     assert traffic.built == [6]
-    assert "the search space has changed" in caplog.text
+    assert "the search space has changed" in said.text
     assert_is_a_batch_of_the_data(client)
 
 
@@ -164,15 +187,14 @@ def test_standard_errors(sems: str) -> None:
 
 
 def test_a_model_that_cannot_take_out_is_built_anew(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     client = after(5, model=OSGPR)
     traffic = watch(monkeypatch, OSGPR)
     client.attach_data(2, {"loss": 7.0})
-    with caplog.at_level(logging.INFO, "bo_stream.ax"):
-        client.get_next_trials(1)
+    client.get_next_trials(1)
     assert (traffic.built, traffic.left) == ([5], [])
-    assert "OSGPR cannot take them out" in caplog.text
+    assert "OSGPR cannot take them out" in said.text
 
 
 def test_hyperparameters_are_learned_when_the_data_have_grown(
@@ -231,9 +253,7 @@ def test_outcomes_of_any_unit_are_searched_alike(scale: float) -> None:
     assert last == pytest.approx(other, abs=1e-3)
 
 
-def test_another_order_of_outcomes_is_another_unit(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_order_of_outcomes_is_another_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     client = after(5)
     unit = surrogate_of(client).units["loss"]
     client.complete_trial(client.attach_trial({"a": 1.0, "b": 0.0}), {"loss": -1e9})
