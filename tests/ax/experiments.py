@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,7 +20,9 @@ from bo_stream.ax.adapters import StreamAdapter
 from bo_stream.ax.surrogate import DataRows
 from bo_stream.models.base import StreamingGP
 
-QUICK = {"num_restarts": 1, "raw_samples": 8}
+QUICK: dict[str, Any] = {"num_restarts": 1, "raw_samples": 8}
+"""A search; of a box it ends after few iterations, but in integration tests."""
+PLAIN = dict(QUICK)
 NEARLY_WITHOUT_NOISE = [
     pytest.mark.filterwarnings("ignore:A not p.d."),
     pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short"),
@@ -50,7 +54,7 @@ def started(
     settings = {
         "acquisition": "qUCB",
         "initialization": 3,
-        "search": QUICK,
+        "search": QUICK if parameters is None else PLAIN,
         "refit": 2.0,
         "winsorize": False,
     }
@@ -72,7 +76,17 @@ def run(client: Client, trials: int, measure: Callable[[Any], Any] = loss) -> No
 
 
 def after(trials: int, measure: Any = loss, parameters: Any = None, **settings: Any) -> Client:
-    """Return an experiment that has been asked for its next candidate."""
+    """Return an experiment that has been asked for its next candidate.
+
+    Those of settings that can be told apart are run once, and a test gets a copy.
+    """
+    if parameters is None and all(isinstance(value, Hashable) for value in settings.values()):
+        return deepcopy(_asked(trials, measure, **settings))
+    return _asked.__wrapped__(trials, measure, parameters, **settings)
+
+
+@cache
+def _asked(trials: int, measure: Any, parameters: Any = None, **settings: Any) -> Client:
     client = started(parameters, **settings)
     run(client, trials, measure)
     client.get_next_trials(1)

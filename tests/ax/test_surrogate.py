@@ -59,9 +59,9 @@ def said() -> Iterator[Said]:
 def test_each_observation_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     traffic = watch(monkeypatch)
     client = started()
-    run(client, 9)
+    run(client, 7)
     assert traffic.built == [3]
-    assert traffic.entered == [1, 1, 1, 1, 1]
+    assert traffic.entered == [1, 1, 1]
     assert traffic.left == []
     client.get_next_trials(1)
     assert_is_a_batch_of_the_data(client)
@@ -206,9 +206,9 @@ def test_hyperparameters_are_learned_when_the_data_have_grown(
         counts.append(int(model.num_observations))
 
     monkeypatch.setattr("bo_stream.ax.surrogate.learn", counted)
-    client = started(refit=2.0)
-    run(client, 13)
-    assert counts == [3, 6, 12]
+    client = started(refit=2.0, initialization=2)
+    run(client, 9)
+    assert counts == [2, 4, 8]
 
 
 def test_hyperparameters_are_learned_at_every_trial_as_long_as_they_are_few() -> None:
@@ -245,11 +245,11 @@ def test_outcomes_of_any_unit_are_searched_alike(scale: float) -> None:
     factor = float(2.0 ** round(math.log2(scale)))
     client = started(acquisition="qLogEI")
     torch.manual_seed(5)
-    run(client, 8, lambda p: factor * loss(p))
+    run(client, 6, lambda p: factor * loss(p))
     plain = started(acquisition="qLogEI")
     torch.manual_seed(5)
-    run(plain, 8)
-    last, other = (c._experiment.trials[7].arms[0].parameters for c in (client, plain))
+    run(plain, 6)
+    last, other = (c._experiment.trials[5].arms[0].parameters for c in (client, plain))
     assert last == pytest.approx(other, abs=1e-3)
 
 
