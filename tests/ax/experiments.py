@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from copy import deepcopy
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import pytest
@@ -76,17 +74,7 @@ def run(client: Client, trials: int, measure: Callable[[Any], Any] = loss) -> No
 
 
 def after(trials: int, measure: Any = loss, parameters: Any = None, **settings: Any) -> Client:
-    """Return an experiment that has been asked for its next candidate.
-
-    Those of settings that can be told apart are run once, and a test gets a copy.
-    """
-    if parameters is None and all(isinstance(value, Hashable) for value in settings.values()):
-        return deepcopy(_asked(trials, measure, **settings))
-    return _asked.__wrapped__(trials, measure, parameters, **settings)
-
-
-@cache
-def _asked(trials: int, measure: Any, parameters: Any = None, **settings: Any) -> Client:
+    """Return an experiment that has been asked for its next candidate."""
     client = started(parameters, **settings)
     run(client, trials, measure)
     client.get_next_trials(1)

@@ -104,8 +104,8 @@ def test_predictions_are_the_models() -> None:
 
 
 def test_the_best_trial_by_the_model_and_by_the_outcomes() -> None:
-    noise = torch.randn(12, generator=torch.Generator().manual_seed(0)).mul(0.05).tolist()
-    client = completed(lambda p: loss(p) + noise.pop(), 12)
+    noise = torch.randn(30, generator=torch.Generator().manual_seed(0)).mul(0.05).tolist()
+    client = completed(lambda p: loss(p) + noise.pop(), 25)
     X, outcomes = inputs_of(client), surrogate_of(client).training_data[0].Y
     means = model_of(client).posterior(X).mean
     for predicted, values in ((True, means), (False, outcomes)):

@@ -85,12 +85,12 @@ def test_trials_completed_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_value_reported_anew_replaces_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = after(6)
+    client = after(4)
     traffic = watch(monkeypatch)
     client.attach_data(2, {"loss": 7.0})
     client.get_next_trials(1)
     assert (traffic.entered, traffic.left, traffic.built) == ([1], [1], [])
-    assert model_of(client).num_observations == 6
+    assert model_of(client).num_observations == 4
     assert_is_a_batch_of_the_data(client)
 
 
@@ -108,14 +108,14 @@ def test_abandoned_and_failed_trials_leave_or_never_enter(monkeypatch: pytest.Mo
 
 
 def test_deleted_data_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = after(6)
+    client = after(4)
     traffic = watch(monkeypatch)
     experiment = client._experiment
     frame = experiment.lookup_data().full_df
     experiment.data = Data(df=frame[frame["trial_index"] != 1])
     client.get_next_trials(1)
     assert (traffic.entered, traffic.left, traffic.built) == ([], [1], [])
-    assert model_of(client).num_observations == 5
+    assert model_of(client).num_observations == 3
     assert_is_a_batch_of_the_data(client)
 
 
@@ -152,7 +152,7 @@ def attach_batch(client: Client, arms: int) -> None:
 def test_another_search_space_builds_the_model_anew(
     change: str, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
-    client = after(6)
+    client = after(4)
     space = client._experiment.search_space.clone()
     upper = 3.0 if change == "widened" else 1.9999
     space.parameters["a"].update_range(upper=upper)
@@ -160,7 +160,7 @@ def test_another_search_space_builds_the_model_anew(
     client.attach_data(2, {"loss": 7.0})
     traffic = watch(monkeypatch)
     client.get_next_trials(1)
-    assert traffic.built == [6]
+    assert traffic.built == [4]
     assert "the search space has changed" in said.text
     assert_is_a_batch_of_the_data(client)
 
@@ -189,11 +189,11 @@ def test_standard_errors(sems: str) -> None:
 def test_a_model_that_cannot_take_out_is_built_anew(
     monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
-    client = after(5, model=OSGPR)
+    client = after(4, model=OSGPR)
     traffic = watch(monkeypatch, OSGPR)
     client.attach_data(2, {"loss": 7.0})
     client.get_next_trials(1)
-    assert (traffic.built, traffic.left) == ([5], [])
+    assert (traffic.built, traffic.left) == ([4], [])
     assert "OSGPR cannot take them out" in said.text
 
 
@@ -254,11 +254,11 @@ def test_outcomes_of_any_unit_are_searched_alike(scale: float) -> None:
 
 
 def test_another_order_of_outcomes_is_another_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = after(5)
+    client = after(3)
     unit = surrogate_of(client).units["loss"]
     client.complete_trial(client.attach_trial({"a": 1.0, "b": 0.0}), {"loss": -1e9})
     traffic = watch(monkeypatch)
     client.get_next_trials(1)
     assert surrogate_of(client).units["loss"] > 1e6 * unit
-    assert traffic.built == [6]
+    assert traffic.built == [4]
     assert_is_a_batch_of_the_data(client)

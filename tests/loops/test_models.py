@@ -276,7 +276,7 @@ def test_each_survives_a_stop_and_says_what_it_is(name: str, tmp_path: Path) -> 
     ],
 )
 def test_options_reach_the_model(name: str, what: str, most: int) -> None:
-    loop = sampling(name, model_options=FEWER[name])
+    loop = sampling(name, steps=1, model_options=FEWER[name])
     list(loop.run())
     assert 0 < MODELS[name].describe(loop.model)[what] <= most
 

@@ -218,12 +218,12 @@ def test_a_planted_model_is_not_run(path: Path, folder: Path, tmp_path: Path) ->
     campaign.save(folder)
     (file,) = folder.glob("model-chosen-*")
     about, arrays = read_archive(file)
-    document = json.loads(bytes(arrays["objects.json"]))
+    document = json.loads(arrays["objects.json"].numpy().tobytes())
     document["names"]["it"] = "os.system"
     call = {"partial": {"function": "it"}, "args": [f"touch {mark}"], "keywords": {}}
     document["model"]["state"]["planted"] = call
     content = json.dumps(document).encode()
-    arrays["objects.json"] = torch.tensor([*content], dtype=torch.uint8)
+    arrays["objects.json"] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     write_archive(file, {"class": about["class"]}, arrays)
     edit_model(folder, sha256=describe_file(file)["sha256"])
     refused(folder, r"names os\.system.*not trusted")
