@@ -204,7 +204,7 @@ def test_all_cards_and_the_trial_after_them(kind: str, monkeypatch: pytest.Monke
         "constraint": (two, {"constraints": ["cost >= 0.5"]}),
         "choice": (loss, {"parameters": [*RANGES, choice]}),
     }[kind]
-    client = completed(measure, **options)
+    client = completed(measure, 12, **options)
     found = computed(client)
     expected = {"ArmEffectsPlot", "SensitivityAnalysisPlot", "CrossValidationPlot", "Summary"}
     assert found.keys() >= expected
