@@ -18,11 +18,15 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from bo_stream.loops.optimization import acquisition
+from bo_stream.loops.survey import model as survey
 from bo_stream.models import fitting
 
 WHOLE = dict(fitting._FIT_OPTIONS)
 SHORT = {**WHOLE, "maxiter": 2}
 """Options of a refit: all its iterations, and as few as tell a fitted model from one as built."""
+
+ROUNDS = {"FIRST_ROUNDS": survey.FIRST_ROUNDS, "ROUNDS": survey.ROUNDS}
+"""Rounds of a survey's fit, of which a draft takes the first."""
 
 FEW = {
     "_SAMPLES": 16,
@@ -79,6 +83,8 @@ def drafts() -> Iterator[None]:
     """Let refits and searches of a run end after few iterations, and save blank pictures."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting, "_FIT_OPTIONS", SHORT)
+        for name in ROUNDS:
+            patch.setattr(survey, name, 1)
         patch.setattr(acquisition, "_search_options", _few_iterations)
         for name, value in FEW.items():
             patch.setattr(acquisition, name, value)
@@ -99,6 +105,8 @@ def whole_in_integration(request: pytest.FixtureRequest) -> None:
 def whole_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let refits take all their iterations."""
     monkeypatch.setattr(fitting, "_FIT_OPTIONS", WHOLE)
+    for name, value in ROUNDS.items():
+        monkeypatch.setattr(survey, name, value)
 
 
 @pytest.fixture
