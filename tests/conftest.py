@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads; see test_waiting
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker for each processor instead
 
 import pytest
-import torch
-from botorch.acquisition.multi_objective import logei
+import xdist
 
-from bo_stream.models.wiski import memory as row_memory
+if TYPE_CHECKING:
+    import torch
 
-pytest_plugins = ["tests.support.selection"]
+pytest_plugins = ["tests.support.selection"]  # like this file, it loads no torch
 
-logei._load_attempted = True  # half a minute of compiling otherwise, for the same numbers
+TESTED_ON_PURPOSE = [
+    # models of few inducing points and of coarse centres
+    "ignore:.* inducing points leave:bo_stream.CoarsePointsWarning",
+    "ignore:At a resolution of .* the process differs:bo_stream.CoarsePointsWarning",
+    "ignore:.* features leave outcomes:bo_stream.CoarsePointsWarning",
+    "ignore:Averages of neighbouring local models:bo_stream.CoarsePointsWarning",
+    # short trainings
+    "ignore::bo_stream.ShortTrainingWarning",
+]
+"""Warnings of the package; they are no part of the settings, which every process imports them for.
+
+The process that spreads the tests over workers runs none and needs neither these nor torch.
+"""
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -32,20 +47,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not xdist.is_xdist_controller(session):
+        for line in TESTED_ON_PURPOSE:
+            session.config.addinivalue_line("filterwarnings", line)
+
+
 def pytest_collection_finish() -> None:
     """Set apart what was imported: collections of garbage, which are rarer, pass it over."""
+    from botorch.acquisition.multi_objective import logei
+
+    logei._load_attempted = True  # half a minute of compiling otherwise, for the same numbers
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("cuda") is not None and not torch.cuda.is_available():
+    if item.get_closest_marker("cuda") is not None and not has_cuda():
         pytest.skip("needs a CUDA device")
 
 
-_manual_seed = (torch if torch.cuda.is_available() else torch.default_generator).manual_seed
-"""Without a GPU the former records a stack trace for each kind of device that is not there."""
+@cache
+def has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@cache
+def manual_seed() -> Callable[[int], Any]:
+    """Return torch's function that seeds all devices, or its generator's where there is no GPU.
+
+    Without a GPU the former records a stack trace for each kind of device that is not there.
+    """
+    import torch
+
+    return (torch if has_cuda() else torch.default_generator).manual_seed
 
 
 @pytest.fixture(autouse=True)
@@ -53,30 +91,35 @@ def seed(request: pytest.FixtureRequest) -> int:
     """Seed torch's generator before each test by ``--seed`` (0 by default); return the seed."""
     fixed = request.node.get_closest_marker("fixed_seed") is not None
     chosen: int = 0 if fixed else request.config.getoption("--seed")
-    _manual_seed(chosen)
+    manual_seed()(chosen)
     return chosen
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request: pytest.FixtureRequest) -> torch.device:
+    import torch
+
     return torch.device(request.param)
 
 
-@pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.fixture(params=["float64", "float32"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    return request.param
+    import torch
+
+    return getattr(torch, request.param)
 
 
 @pytest.fixture
 def in_features(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grid models that are built in the test hold no rows: they solve in features at once."""
-    monkeypatch.setattr(row_memory, "MOST_ROWS", 0)
+    monkeypatch.setattr("bo_stream.models.wiski.memory.MOST_ROWS", 0)
 
 
-@pytest.fixture(params=[row_memory.MOST_ROWS, 0], ids=["rows", "features"])
-def both_spaces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["rows", "features"])
+def both_spaces(request: pytest.FixtureRequest) -> None:
     """Grid models that are built in the test hold few observations as rows, or none."""
-    monkeypatch.setattr(row_memory, "MOST_ROWS", request.param)
+    if request.param == "features":
+        request.getfixturevalue("in_features")
 
 
 @pytest.fixture(scope="session")

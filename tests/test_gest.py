@@ -19,6 +19,15 @@ from bo_stream.errors import UsageError
 from bo_stream.gest import Generator
 from bo_stream.loops.optimization import OptimizationSettings, Optimizer, save_optimizer
 from tests.loops.optimizing import QUICK, started
+from tests.support.drafts import (
+    drafts,
+    whole_fits,
+    whole_in_integration,
+    whole_pictures,
+    whole_searches,
+)
+
+__all__ = ["drafts", "whole_fits", "whole_in_integration", "whole_pictures", "whole_searches"]
 
 QUICKLY: dict[str, Any] = {"initial": 4, "num_restarts": 2, "raw_samples": 16, "grid": (24,)}
 Point = dict[str, Any]
@@ -85,6 +94,7 @@ def test_suggests_what_the_optimizer_would_ask_for() -> None:
     assert [point["x"] for point in points] == expected[4:]
 
 
+@pytest.mark.usefixtures("whole_fits")
 @pytest.mark.parametrize(("objective", "best"), [("MINIMIZE", 0.7), ("MAXIMIZE", -2.0)])
 def test_finds_the_best_point_in_the_direction_of_the_vocs(objective: str, best: float) -> None:
     generator = Generator(line(objective), **QUICKLY)

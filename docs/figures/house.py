@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from pathlib import Path
 
@@ -124,6 +125,7 @@ def box_of(module: str) -> str | None:
     return SMALL.get(own, own) if own is not None else None
 
 
+@cache
 def imports() -> list[Arrow]:
     """List the imports between boxes, each once."""
     public = _public_names()

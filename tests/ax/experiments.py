@@ -18,7 +18,9 @@ from bo_stream.ax.adapters import StreamAdapter
 from bo_stream.ax.surrogate import DataRows
 from bo_stream.models.base import StreamingGP
 
-QUICK = {"num_restarts": 1, "raw_samples": 8}
+QUICK: dict[str, Any] = {"num_restarts": 1, "raw_samples": 8}
+"""A search; of a box it ends after few iterations, but in integration tests."""
+PLAIN = dict(QUICK)
 NEARLY_WITHOUT_NOISE = [
     pytest.mark.filterwarnings("ignore:A not p.d."),
     pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short"),
@@ -50,7 +52,7 @@ def started(
     settings = {
         "acquisition": "qUCB",
         "initialization": 3,
-        "search": QUICK,
+        "search": QUICK if parameters is None else PLAIN,
         "refit": 2.0,
         "winsorize": False,
     }

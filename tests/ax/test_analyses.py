@@ -47,7 +47,7 @@ def two(parameters: Any) -> dict[str, float]:
     return {"loss": loss(parameters), "cost": float(parameters["a"]) + 0.1 * loss(parameters)}
 
 
-def completed(measure: Callable[[Any], Any] = loss, trials: int = 12, **options: Any) -> Client:
+def completed(measure: Callable[[Any], Any] = loss, trials: int = 8, **options: Any) -> Client:
     """Return an experiment whose models hold all trials, and one trial more that runs."""
     client = started(**{"initialization": trials, "refit": 0.0, **options})
     for index, parameters in client.get_next_trials(trials).items():
@@ -117,7 +117,7 @@ def test_the_best_trial_by_the_model_and_by_the_outcomes() -> None:
 
 
 def test_the_best_trial_keeps_the_constraints() -> None:
-    client = completed(two, 20, constraints=["cost >= 1.0"])
+    client = completed(two, 12, constraints=["cost >= 1.0"])
     *_, index, _ = client.get_best_parameterization()
     surrogate = surrogate_of(client)
     means = surrogate.predict(inputs_of(client))[0]
@@ -127,7 +127,7 @@ def test_the_best_trial_keeps_the_constraints() -> None:
 
 
 def test_the_frontier_of_the_model_and_of_the_outcomes() -> None:
-    client = completed(two, 20, objective="-loss, -cost")
+    client = completed(two, 12, objective="-loss, -cost")
     surrogate = surrogate_of(client)
     means = surrogate.predict(inputs_of(client))[0]
     outcomes = torch.cat([data.Y for data in surrogate.training_data], -1)
@@ -204,7 +204,7 @@ def test_all_cards_and_the_trial_after_them(kind: str, monkeypatch: pytest.Monke
         "constraint": (two, {"constraints": ["cost >= 0.5"]}),
         "choice": (loss, {"parameters": [*RANGES, choice]}),
     }[kind]
-    client = completed(measure, **options)
+    client = completed(measure, 12, **options)
     found = computed(client)
     expected = {"ArmEffectsPlot", "SensitivityAnalysisPlot", "CrossValidationPlot", "Summary"}
     assert found.keys() >= expected

@@ -73,7 +73,7 @@ def test_points_are_those_that_were_given(kind: str) -> None:
 def test_points_are_brought_to_the_model(kind: str) -> None:
     """Also logarithms and one-hot columns."""
     frame = mixed_frame(12)
-    client = after(5, mixed_loss, MIXED, acquisition=kind, acquisition_options={"mc_points": frame})
+    client = after(3, mixed_loss, MIXED, acquisition=kind, acquisition_options={"mc_points": frame})
     columns = adapter_of(client).parameters
     points = dict(zip(columns, points_of(client).T, strict=True))
     np.testing.assert_allclose(points["rate"], np.log10(frame.rate), rtol=1e-15)
@@ -90,7 +90,7 @@ def test_both_kinds_agree_and_with_a_dense_formula() -> None:
     """Pending points are observed in any case."""
     table, points = sites(20), sites(25)
     client = started(acquisition="FeatureNIPV", acquisition_options={"mc_points": points})
-    run(client, 5)
+    run(client, 4)
     client.get_next_trials(2)
     first = acquisition_of(client).acqf
     X = torch.tensor(table.frame.to_numpy()).unsqueeze(-2)
@@ -103,7 +103,7 @@ def test_both_kinds_agree_and_with_a_dense_formula() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_running_trials_are_pending(kind: str) -> None:
     client = started(acquisition=kind, acquisition_options={"num_mc_points": 16})
-    run(client, 4)
+    run(client, 3)
     pending = list(client.get_next_trials(2).values())
     client.get_next_trials(1)
     expected = sorted((float(p["a"]), float(p["b"])) for p in pending)
@@ -114,7 +114,7 @@ def test_running_trials_are_pending(kind: str) -> None:
 def test_the_variance_falls_where_the_points_are() -> None:
     corner = [{"a": 1.6 + 0.1 * i, "b": 0.6 + 0.1 * j} for i in range(5) for j in range(5)]
     client = started(acquisition="FeatureNIPV", acquisition_options={"mc_points": corner})
-    run(client, 4)
+    run(client, 3)
     ((_, parameters),) = client.get_next_trials(1).items()
     assert parameters["a"] > 1.2
     assert parameters["b"] > 0.2
@@ -122,7 +122,7 @@ def test_the_variance_falls_where_the_points_are() -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, qNegIntegratedPosteriorVariance])
 def test_a_number_of_points(kind: Any) -> None:
-    client = after(4, acquisition=kind, acquisition_options={"num_mc_points": 40})
+    client = after(3, acquisition=kind, acquisition_options={"num_mc_points": 40})
     points = points_of(client)
     assert points.shape == (40, 2)
     assert bool(
@@ -134,14 +134,14 @@ def test_a_number_of_points(kind: Any) -> None:
 
 
 def test_a_box_is_integrated_over_in_closed_form() -> None:
-    client = after(4, acquisition="FeatureNIPV")
+    client = after(3, acquisition="FeatureNIPV")
     assert points_of(client) is None
     assert isinstance(acquisition_of(client).acqf.measure, BoxMeasure)
 
 
 @pytest.mark.integration
 def test_points_of_a_space_that_is_no_box() -> None:
-    client = after(5, mixed_loss, MIXED, acquisition="FeatureNIPV")
+    client = after(3, mixed_loss, MIXED, acquisition="FeatureNIPV")
     columns = adapter_of(client).parameters
     points = dict(zip(columns, points_of(client).T, strict=True))
     assert len(points["rate"]) == NUM_MC_POINTS
@@ -159,7 +159,7 @@ def test_points_keep_to_parameter_constraints(kind: str) -> None:
     client.configure_experiment(box, parameter_constraints=["a + b <= 0.5"], name="part")
     client.configure_optimization("loss")
     client.set_generation_strategy(generation_strategy(acquisition=kind, initialization=3))
-    run(client, 4)
+    run(client, 3)
     client.get_next_trials(1)
     points = points_of(client)
     assert points.shape == (NUM_MC_POINTS, 2)
@@ -168,10 +168,10 @@ def test_points_keep_to_parameter_constraints(kind: str) -> None:
 
 def test_points_of_a_pool_are_some_of_its_candidates() -> None:
     pool = sites(50)
-    client = after(4, pool=pool, acquisition="FeatureNIPV")
+    client = after(3, pool=pool, acquisition="FeatureNIPV")
     assert points_of(client).shape == (50, 2)
     client = after(
-        4, pool=pool, acquisition="FeatureNIPV", acquisition_options={"num_mc_points": 7}
+        3, pool=pool, acquisition="FeatureNIPV", acquisition_options={"num_mc_points": 7}
     )
     rows = pool.rows([{"a": a, "b": b} for a, b in points_of(client).tolist()])
     assert len(set(rows.tolist())) == 7
@@ -179,7 +179,7 @@ def test_points_of_a_pool_are_some_of_its_candidates() -> None:
 
 
 def test_models_with_a_residual_get_the_general_form() -> None:
-    client = after(4, acquisition="FeatureNIPV", model=OSGPR)
+    client = after(3, acquisition="FeatureNIPV", model=OSGPR)
     assert type(acquisition_of(client).acqf) is qNegIntegratedPosteriorVariance
     assert acquisition_of(client).acqf.mc_points.shape == (NUM_MC_POINTS, 2)
 
@@ -187,7 +187,7 @@ def test_models_with_a_residual_get_the_general_form() -> None:
 @pytest.mark.parametrize("kind", OFTEN)
 def test_the_only_objective_is_meant(kind: str) -> None:
     """Neither the metric of a constraint nor one that is only tracked is meant."""
-    client = after(4, two, acquisition=kind, constraints=["cost >= 0.1"])
+    client = after(3, two, acquisition=kind, constraints=["cost >= 0.1"])
     model = acquisition_of(client).acqf.model
     assert model is surrogate_of(client)._submodels[("loss",)]
 
@@ -197,18 +197,18 @@ def test_the_only_objective_is_meant(kind: str) -> None:
 def test_of_several_objectives_one_is_named(kind: str) -> None:
     settings = {"acquisition": kind, "objective": "-loss, -cost"}
     with pytest.raises(UnsupportedError, match=r"objectives are of .*\{'metric': "):
-        after(4, two, **settings)
-    client = after(4, two, **settings, acquisition_options={"metric": "cost"})
+        after(3, two, **settings)
+    client = after(3, two, **settings, acquisition_options={"metric": "cost"})
     assert acquisition_of(client).acqf.model is surrogate_of(client)._submodels[("cost",)]
 
 
 def test_a_weighted_sum_of_metrics_is_none_of_them() -> None:
     with pytest.raises(UnsupportedError, match="is about the variance of one metric"):
-        after(4, two, acquisition="FeatureNIPV", objective="-loss - 2 * cost")
+        after(3, two, acquisition="FeatureNIPV", objective="-loss - 2 * cost")
 
 
 def test_a_list_of_models_says_what_to_do() -> None:
-    client = after(4, two, acquisition="qUCB", constraints=["cost >= 0.1"])
+    client = after(3, two, acquisition="qUCB", constraints=["cost >= 0.1"])
     construct = get_acqf_input_constructor(FeatureNIPV)
     with pytest.raises(UnsupportedError, match=r"one output.*model\.models"):
         FeatureNIPV(
@@ -220,7 +220,7 @@ def test_a_list_of_models_says_what_to_do() -> None:
 @pytest.mark.parametrize("options", [{"mc_points": sites(20).frame}, {"num_mc_points": 16}])
 def test_a_reloaded_experiment_has_the_same_points(options: Any, kind: str, tmp_path: Path) -> None:
     client = started(acquisition=kind, acquisition_options=options)
-    run(client, 4)
+    run(client, 3)
     other = from_json(client, tmp_path)
     for each in (client, other):
         torch.manual_seed(1)
@@ -235,7 +235,7 @@ def test_another_process_must_register_the_points(
     forgetful: dict[str, Pool], tmp_path: Path
 ) -> None:
     client = started(acquisition="FeatureNIPV", acquisition_options={"mc_points": sites(9)})
-    run(client, 4)
+    run(client, 3)
     other = from_json(client, tmp_path)
     forgetful.clear()
     with pytest.raises(ValueError, match=f"No pool is registered as '{sites(9).name}'"):
@@ -272,7 +272,7 @@ def test_points_may_be_equal() -> None:
 
 def test_points_can_be_ranked() -> None:
     points = sites(20)
-    client = after(4, acquisition="FeatureNIPV", acquisition_options={"mc_points": points})
+    client = after(3, acquisition="FeatureNIPV", acquisition_options={"mc_points": points})
     features = [ObservationFeatures(parameters={"a": a, "b": 0.0}) for a in (0.2, 1.7)]
     worth = adapter_of(client).evaluate_acquisition_function(features)
     X = torch.tensor([[[0.2, 0.0]], [[1.7, 0.0]]], dtype=torch.float64)

@@ -46,7 +46,7 @@ ONE_OBJECTIVE = [name for name in ACQUISITIONS if name != "qLogNEHVI"]
 @pytest.mark.parametrize("acquisition", [None, *ONE_OBJECTIVE])
 def test_acquisitions(acquisition: str | None) -> None:
     client = started(acquisition=acquisition)
-    run(client, 5)
+    run(client, 3)
     assert client.get_next_trials(2)
     if acquisition is not None:
         assert type(acquisition_of(client).acqf) is ACQUISITIONS[acquisition]
@@ -59,11 +59,11 @@ def test_acquisitions(acquisition: str | None) -> None:
 def test_two_objectives_and_a_tracking_metric(acquisition: str | None) -> None:
     client = started(objective="-loss, -cost", acquisition=acquisition)
     client.configure_metrics([])
-    run(client, 6, lambda p: {**two(p), "note": 1.0 + float(p["b"])})
+    run(client, 4, lambda p: {**two(p), "note": 1.0 + float(p["b"])})
     client.get_next_trials(1)
     surrogate = surrogate_of(client)
     assert isinstance(surrogate.model, ModelListGP)
-    assert {len(stream.rows) for stream in surrogate._streams.values()} == {6}
+    assert {len(stream.rows) for stream in surrogate._streams.values()} == {4}
     assert len(client.get_pareto_frontier()) > 0
 
 
@@ -99,7 +99,7 @@ def test_parameters_of_all_kinds(default: type[StreamingGP]) -> None:
     acquisition = "qNIPV" if default is OSGPR else "qUCB"
     options = {"model_options": {"max_points": 64}, "acquisition": acquisition}
     client = started(mixed_parameters(), **options)
-    run(client, 5, mixed_loss)
+    run(client, 4, mixed_loss)
     assert isinstance(model_of(client), default)
     for trial in client._experiment.trials.values():
         assert trial.arms[0].parameters["kind"] in ("p", "q", "r")
@@ -231,7 +231,7 @@ def test_the_first_trials_keep_fixed_parameters() -> None:
 def test_axs_own_surrogate_takes_the_models(kind: Any, sems: tuple[float | None, ...]) -> None:
     """Ax needs nothing but the model class, as with any of BoTorch's."""
     spec = SurrogateSpec(model_configs=[ModelConfig(botorch_model_class=kind)])
-    client = started(initialization=5)
+    client = started()
     node = client._generation_strategy.nodes_by_name["Stream"]
     node.generator_specs = [
         GeneratorSpec(
@@ -240,7 +240,7 @@ def test_axs_own_surrogate_takes_the_models(kind: Any, sems: tuple[float | None,
             generator_gen_kwargs={"model_gen_options": {"optimizer_kwargs": QUICK}},
         )
     ]
-    for count in range(7):
+    for count in range(5):
         sem = sems[count % len(sems)]
         for index, p in client.get_next_trials(1).items():
             client.complete_trial(index, {"loss": loss(p) if sem is None else (loss(p), sem)})

@@ -40,6 +40,7 @@ def test_help_names_every_option() -> None:
     assert "qLogNEI" in text
 
 
+@pytest.mark.usefixtures("small_pictures")
 def test_a_test_function_with_noise() -> None:
     result = optimize("Branin", "--noise", "0.5", *QUICK, "--out", "run")
     assert result.exit_code == 0, result.stderr
@@ -63,12 +64,13 @@ def test_a_test_function_with_noise() -> None:
 
 @pytest.mark.integration
 @pytest.mark.smoke
-def test_the_installed_command_runs_a_function_of_one_s_own_in_workers() -> None:
-    process = installed(*own("cost", "--workers", "2", "--retries", "1", "--out", "run"))
+def test_the_installed_command_runs_a_function_of_one_s_own_in_a_worker() -> None:
+    few = ["--steps", "1", "--retries", "1"]
+    process = installed(*own("cost", "--workers", "1", *few, "--out", "run"))
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "Traceback" not in err
-    assert optimize(*own("cost", "--retries", "1", "--out", "serial")).exit_code == 0
+    assert optimize(*own("cost", *few, "--out", "serial")).exit_code == 0
     pd.testing.assert_frame_equal(table("run"), table("serial"))
     failed = table("run").query("status == 'failed'")
     assert (failed["x0"] < 0.2).all()

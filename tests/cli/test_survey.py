@@ -21,7 +21,6 @@ from bo_stream.errors import UsageError
 from bo_stream.loops.run import LOCK
 from bo_stream.loops.survey import load_survey
 from tests.cli.commands import assert_one_clear_error
-from tests.cli.test_sample import command
 
 OPTIONS = ["--threshold", "0.1", "--covariates", "rain", "--out", "run"]
 
@@ -75,15 +74,10 @@ def ledger() -> list[str]:
     return Path("run/results.jsonl").read_text().splitlines()
 
 
-@pytest.mark.integration
-@pytest.mark.smoke
-def test_the_installed_command_goes_from_a_table_to_a_report() -> None:
+@pytest.mark.usefixtures("small_pictures")
+def test_the_commands_go_from_a_table_to_a_report() -> None:
     assert "40, of which 12 surveyed" in done("start", "sites.csv", *OPTIONS)
-    process = command("survey", "next", "run", "-q", "3")
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    assert "bo-stream survey tell run run/next.csv" in out
-    assert "Traceback" not in err
+    assert "bo-stream survey tell run run/next.csv" in done("next", "run", "-q", "3")
     fill_in(2)
     assert "2 results new" in done("tell", "run", "run/next.csv")
     assert "1 site pending" in done("status", "run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -59,7 +60,8 @@ def spectrum(kernel: Kernel, Z: Tensor) -> Tensor:
         return torch.linalg.eigvalsh(kernel(Z).to_dense())
 
 
-def covered(d: int, epsilon: float, n: int = 1500) -> Tensor:
+@cache
+def covered(d: int, epsilon: float, n: int = 400) -> Tensor:
     return CoverTree(epsilon).insert(torch.rand(n, d, dtype=torch.float64)).centres
 
 

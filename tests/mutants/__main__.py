@@ -96,14 +96,16 @@ def failed(copy: Path, arguments: Sequence[str]) -> list[str]:
 def near(mutant: Mutant) -> list[str]:
     """Arguments of pytest: the tests that mirror a file, and the laws of its family."""
     path = Path(mutant.file)
-    folder = next(f for f in (Path("tests") / path).parents if (ROOT / f).is_dir())
+    own = Path("tests") / path.with_suffix("")
+    folder = next(f for f in (own, *own.parents) if (ROOT / f).is_dir())
     mirror = folder / f"test_{path.name}"
     others = [] if folder == Path("tests") else sorted((ROOT / folder).glob("test_*.py"))
     files = [*mutant.first, *([str(mirror)] if (ROOT / mirror).exists() else [])]
     files += [str(other.relative_to(ROOT)) for other in others]
-    if path.parts[0] != "models" or path.parts[1] not in FAMILIES:
+    family = Path(path.parts[1]).stem if path.parts[0] == "models" else ""
+    if family not in FAMILIES:
         return [*dict.fromkeys(files), "tests/laws"]
-    names = [path.parts[1], *(Path(test).stem for test in mutant.first)]
+    names = [family, *(Path(test).stem for test in mutant.first)]
     return [*dict.fromkeys(files), "tests/laws", "-k", " or ".join(names)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from functools import cache
 from itertools import combinations
 
 import bo_stream
@@ -81,6 +82,7 @@ MOST_CALLED_ONCE = 355
 FILES = {path: path.read_text(encoding="utf-8") for path in house.SOURCE.rglob("*.py")}
 
 
+@cache
 def definitions(text: str) -> list[ast.FunctionDef | ast.ClassDef]:
     """Functions and classes of a module, and methods."""
     top = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]

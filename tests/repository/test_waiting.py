@@ -18,6 +18,7 @@ class Watch:
 
 sys.meta_path.insert(0, Watch())
 import tests.conftest
+import torch
 """
 
 

@@ -74,11 +74,20 @@ def model_with(kernel: Kernel) -> OSGPR:
     return OSGPR(*observations(12).astuple(), covar_module=kernel).eval()
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A model's file, which is written once."""
+    path = tmp_path_factory.mktemp("model") / "model.safetensors"
+    model_with(RBFKernel()).save(path)
+    return path.read_bytes()
+
+
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """A model's file."""
-    model_with(RBFKernel()).save(tmp_path / "model.safetensors")
-    return tmp_path / "model.safetensors"
+def file(saved: bytes, tmp_path: Path) -> Path:
+    """A file of it for each test."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(saved)
+    return path
 
 
 def refusal(file: Path, kind: type[StreamingGP] = OSGPR, **options: Any) -> str:
@@ -92,10 +101,10 @@ def refusal(file: Path, kind: type[StreamingGP] = OSGPR, **options: Any) -> str:
 def rewritten(file: Path, edit: Callable[[dict[str, Any]], Any]) -> Path:
     """The file with an edited tree of objects, and a digest that fits."""
     about, arrays = read_archive(file)
-    document = json.loads(bytes(arrays["objects.json"]))
+    document = json.loads(arrays["objects.json"].numpy().tobytes())
     edit(document)
     content = json.dumps(document).encode()
-    arrays["objects.json"] = torch.tensor([*content], dtype=torch.uint8)
+    arrays["objects.json"] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     rest = {name: v for name, v in about.items() if name not in (*MODEL_FILE.head(), "sha256")}
     file.write_bytes(archive_bytes(rest, arrays))
     return file
@@ -359,7 +368,7 @@ def test_a_deep_tree(file: Path) -> None:
     OSGPR.load(rewritten(file, planted(node)))
     about, arrays = read_archive(file)
     content = b'{"names":{},"model":' + b'{"list":[' * 20_000 + b"]}" * 20_000 + b"}"
-    arrays["objects.json"] = torch.tensor([*content], dtype=torch.uint8)
+    arrays["objects.json"] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     file.write_bytes(archive_bytes({"class": about["class"]}, arrays))
     assert "cannot be built" in refusal(file)
 

@@ -1,31 +1,78 @@
-"""Fixtures of the tests of loops and commands: runs whose fits and pictures are drafts.
+"""Fixtures of the tests of loops, commands and Ax: runs of rough fits, searches and pictures.
 
-What these tests assert is what a run does with a model and with its pictures, not how well it fits
-or how sharp they are. A test of that asks for ``whole_fits`` or ``whole_pictures``; integration
-tests have both.
+What these tests assert is what a run does with a model and with the points that it chooses, not
+how well it fits, how good they are, or what its pictures show: those are blank. A test of that asks
+for ``whole_fits``, ``whole_searches`` and ``whole_pictures``, which integration tests have, or for
+``small_pictures``, which are drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from io import BytesIO
+from typing import IO, Any
 
 import pytest
+import torch
 from matplotlib.figure import Figure
+from PIL import Image
 
+from bo_stream.loops.optimization import acquisition
+from bo_stream.loops.survey import model as survey
 from bo_stream.models import fitting
 
 WHOLE = dict(fitting._FIT_OPTIONS)
-SHORT = {**WHOLE, "maxiter": 3}
+SHORT = {**WHOLE, "maxiter": 2}
 """Options of a refit: all its iterations, and as few as tell a fitted model from one as built."""
 
+ROUNDS = {"FIRST_ROUNDS": survey.FIRST_ROUNDS, "ROUNDS": survey.ROUNDS}
+"""Rounds of a survey's fit, of which a draft takes the first."""
+
+FEW = {
+    "_SAMPLES": 16,
+    "_THOMPSON_SAMPLES": 64,
+    "_JOINT_SAMPLES": 64,
+    "_CANDIDATES": 64,
+    "_DRAWN": 8,
+    "_SOBOL_BEFORE_DRAWS": 64,
+    "_DRAWS": 64,
+}
+"""Points and draws of a search."""
+
+MANY = {name: getattr(acquisition, name) for name in FEW}
+
+MOST_ITERATIONS = 3
+"""Iterations of a search from its starts."""
+
 SMALL = 25
-"""Dots per inch of a draft."""
+"""Dots per inch of a small picture."""
 
 _savefig = Figure.savefig
 
 
-def _save_small(figure: Figure, file: Any, **options: Any) -> None:
+_search_options = acquisition._search_options
+
+
+def _few_iterations(dtype: torch.dtype, maxiter: int = MOST_ITERATIONS) -> dict[str, Any]:
+    return _search_options(dtype, min(maxiter, MOST_ITERATIONS))
+
+
+def _blank() -> bytes:
+    file = BytesIO()
+    Image.new("RGB", (8, 8), "white").save(file, "png")
+    return file.getvalue()
+
+
+BLANK = _blank()
+
+
+def _save_blank(figure: Figure, file: IO[bytes], **options: Any) -> None:
+    """Save a picture of nothing."""
+    assert options["format"] == "png"
+    file.write(BLANK)
+
+
+def save_small(figure: Figure, file: Any, **options: Any) -> None:
     """Save without the layout, which costs as much as all of the rest."""
     figure.set_layout_engine("none")
     _savefig(figure, file, **{**options, "dpi": SMALL})
@@ -33,10 +80,15 @@ def _save_small(figure: Figure, file: Any, **options: Any) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def drafts() -> Iterator[None]:
-    """Let refits of a run end after few iterations, and save small pictures."""
+    """Let refits and searches of a run end after few iterations, and save blank pictures."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting, "_FIT_OPTIONS", SHORT)
-        patch.setattr(Figure, "savefig", _save_small)
+        for name in ROUNDS:
+            patch.setattr(survey, name, 1)
+        patch.setattr(acquisition, "_search_options", _few_iterations)
+        for name, value in FEW.items():
+            patch.setattr(acquisition, name, value)
+        patch.setattr(Figure, "savefig", _save_blank)
         yield
 
 
@@ -45,6 +97,7 @@ def whole_in_integration(request: pytest.FixtureRequest) -> None:
     """Run integration tests as a user runs the loops."""
     if request.node.get_closest_marker("integration") is not None:
         request.getfixturevalue("whole_fits")
+        request.getfixturevalue("whole_searches")
         request.getfixturevalue("whole_pictures")
 
 
@@ -52,6 +105,24 @@ def whole_in_integration(request: pytest.FixtureRequest) -> None:
 def whole_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let refits take all their iterations."""
     monkeypatch.setattr(fitting, "_FIT_OPTIONS", WHOLE)
+    for name, value in ROUNDS.items():
+        monkeypatch.setattr(survey, name, value)
+
+
+@pytest.fixture
+def whole_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let searches for points be as long as a user's."""
+    monkeypatch.setattr(acquisition, "_search_options", _search_options)
+    for name, value in MANY.items():
+        monkeypatch.setattr(acquisition, name, value)
+
+
+@pytest.fixture
+def small_pictures() -> Iterator[None]:
+    """Draw pictures, of few pixels."""
+    with pytest.MonkeyPatch.context() as patch:  # which a test's own does not undo
+        patch.setattr(Figure, "savefig", save_small)
+        yield
 
 
 @pytest.fixture

@@ -298,6 +298,7 @@ def test_a_line_search_that_stalls_is_no_news(monkeypatch: pytest.MonkeyPatch) -
     assert len(started(replace(TWO_INPUTS, acquisition="TS")).ask(3)) == 3
 
 
+@pytest.mark.usefixtures("whole_searches")
 @pytest.mark.parametrize("q", [20, acquisition_module.MANY])
 def test_thompson_sampling_finds_the_maximum_of_each_function(q: int) -> None:
     model = of(started(TWO_INPUTS, steps=2))

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, writ
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
 
 BOTH: tuple[Strategy, ...] = ("chosen", "random")
+ALL = 10
+"""Steps of both strategies, the first observations included."""
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return write_npz(tmp_path / "map.npz", small_map())
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_npz(tmp_path_factory.mktemp("data") / "map.npz", small_map())
 
 
 @pytest.fixture
@@ -39,6 +41,16 @@ def folder(tmp_path: Path) -> Path:
 
 def begin(path: Path) -> Campaign:
     return Campaign.begin(path, None, None, QUICK, BOTH)
+
+
+@cache
+def begun(path: Path, steps: int) -> Campaign:
+    return advance(begin(path), steps)
+
+
+def after(path: Path, steps: int) -> Campaign:
+    """A run of its own after some steps, which are made once."""
+    return copy.deepcopy(begun(path, steps))
 
 
 def finish(campaign: Campaign) -> Campaign:
@@ -74,7 +86,7 @@ def edit(folder: Path, **changes: Any) -> None:
 
 
 def test_stopped_after_every_step_a_run_makes_the_same_choices(path: Path, folder: Path) -> None:
-    expected = outcome(finish(begin(path)))
+    expected = outcome(after(path, ALL))
     campaign = begin(path)
     while not campaign.finished:
         advance(campaign, 1).save(folder)
@@ -110,7 +122,7 @@ def test_strategies_step_in_turn(path: Path) -> None:
 
 
 def test_a_finished_run_can_be_asked_for_more(path: Path, folder: Path) -> None:
-    campaign = finish(begin(path))
+    campaign = after(path, ALL)
     campaign.save(folder)
     longer = finish(Campaign.resume(folder, steps=6))
     assert longer.main.steps_done == 6
@@ -121,7 +133,7 @@ def test_a_finished_run_can_be_asked_for_more(path: Path, folder: Path) -> None:
 
 
 def test_time_goes_on(path: Path, folder: Path) -> None:
-    campaign = advance(begin(path), 2)
+    campaign = after(path, 2)
     campaign.seconds += 1000.0
     campaign.save(folder)
     assert finish(Campaign.resume(folder)).seconds > campaign.seconds
@@ -139,7 +151,8 @@ def test_only_the_last_models_are_kept(path: Path, folder: Path) -> None:
     ]
 
 
-def test_the_data_may_move_but_not_change(path: Path, folder: Path, tmp_path: Path) -> None:
+def test_the_data_may_move_but_not_change(folder: Path, tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "map.npz", small_map())
     advance(begin(path), 3).save(folder)
     moved = path.rename(tmp_path / "moved.npz")
     with pytest.raises(UsageError, match=r"No such file: .*map\.npz"):
@@ -155,7 +168,7 @@ def test_the_data_may_move_but_not_change(path: Path, folder: Path, tmp_path: Pa
 def test_checkpoints_that_cannot_be_used(path: Path, folder: Path) -> None:
     with pytest.raises(UsageError, match=r"no run to resume in .*: it has no checkpoint\.json"):
         Campaign.resume(folder)
-    advance(begin(path), 1).save(folder)
+    after(path, 1).save(folder)
     good = (folder / "checkpoint.json").read_bytes()
     edit(folder, version=0)
     with pytest.raises(UsageError, match=r"version 0 of the format.*Read it with that version"):
@@ -187,7 +200,7 @@ def refused(folder: Path, message: str) -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "text", "zeros", "foreign"])
 def test_a_model_that_cannot_be_read(path: Path, folder: Path, damage: str) -> None:
-    advance(begin(path), 2).save(folder)
+    after(path, 2).save(folder)
     (file,), (other,) = folder.glob("model-random-0000005-*"), folder.glob("model-chosen-*")
     whole = file.read_bytes()
     assert len(whole) > 3 * 4096
@@ -201,16 +214,16 @@ def test_a_model_that_cannot_be_read(path: Path, folder: Path, damage: str) -> N
 
 def test_a_planted_model_is_not_run(path: Path, folder: Path, tmp_path: Path) -> None:
     """Not even one whose digest the index names."""
-    campaign, mark = advance(begin(path), 2), tmp_path / "mark"
+    campaign, mark = after(path, 2), tmp_path / "mark"
     campaign.save(folder)
     (file,) = folder.glob("model-chosen-*")
     about, arrays = read_archive(file)
-    document = json.loads(bytes(arrays["objects.json"]))
+    document = json.loads(arrays["objects.json"].numpy().tobytes())
     document["names"]["it"] = "os.system"
     call = {"partial": {"function": "it"}, "args": [f"touch {mark}"], "keywords": {}}
     document["model"]["state"]["planted"] = call
     content = json.dumps(document).encode()
-    arrays["objects.json"] = torch.tensor([*content], dtype=torch.uint8)
+    arrays["objects.json"] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     file.write_bytes(archive_bytes({"class": about["class"]}, arrays))
     edit_model(folder, sha256=describe_file(file)["sha256"])
     refused(folder, r"names os\.system.*not trusted")
@@ -231,7 +244,7 @@ def edit_model(folder: Path, **changes: Any) -> None:
 def test_a_model_elsewhere_is_not_read(
     path: Path, folder: Path, tmp_path: Path, where: str
 ) -> None:
-    advance(begin(path), 2).save(folder)
+    after(path, 2).save(folder)
     (file,) = folder.glob("model-chosen-*")
     (folder / "sub").mkdir()
     for place in (tmp_path, folder / "sub"):
@@ -248,7 +261,7 @@ def test_a_model_elsewhere_is_not_read(
 
 
 def test_picks_that_are_not_the_model_s(path: Path, folder: Path) -> None:
-    advance(begin(path), 6).save(folder)
+    after(path, 6).save(folder)
     good = (folder / "checkpoint.json").read_bytes()
     run = json.loads(good)["runs"]["chosen"]
     picks, outcomes = run["picks"], run["outcomes"]
@@ -268,7 +281,7 @@ def test_picks_that_are_not_the_model_s(path: Path, folder: Path) -> None:
 
 
 def test_an_index_that_was_changed_anywhere(path: Path, folder: Path) -> None:
-    advance(begin(path), 2).save(folder)
+    after(path, 2).save(folder)
     index = folder / "checkpoint.json"
     good = json.loads(index.read_text())
     for place in places(good):
@@ -332,7 +345,7 @@ def test_an_interrupt_within_a_step_leaves_the_checkpoint_before(
     monkeypatch.undo()
     resumed = Campaign.resume(folder)
     assert resumed.loops["chosen"].state.refits == [5]
-    assert outcome(finish(resumed)) == outcome(finish(begin(path)))
+    assert outcome(finish(resumed)) == outcome(after(path, ALL))
 
 
 @pytest.mark.matrix
@@ -341,7 +354,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(
     path: Path, folder: Path, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two models and the index are written; any of them may be the one that fails."""
-    campaign = advance(begin(path), 4)
+    campaign = after(path, 4)
     campaign.save(folder)
     before = contents(folder)
     advance(campaign, 2)

@@ -152,6 +152,7 @@ def test_random_choice_starts_from_the_same_points_and_goes_on_in_random_order()
     assert random.picked_rows() == random.split.pool_rows[:17].tolist()
 
 
+@pytest.mark.usefixtures("whole_fits")
 def test_choosing_leaves_less_variance_than_random_choice() -> None:
     settings = replace(QUICK, steps=8, refit=0.0)  # so that both have the same hyperparameters
     chosen, random = begin(settings), begin(replace(settings, strategy="random"))

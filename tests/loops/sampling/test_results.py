@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from bo_stream.loops.datasets import Dataset
@@ -21,6 +22,7 @@ from bo_stream.loops.sampling.settings import Settings, Strategy
 from bo_stream.models.auto.inference import HandOver
 from bo_stream.storage.archive import atomic_write
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, write_npz
+from tests.support.drafts import save_small
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
 
@@ -32,7 +34,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Campaign, Path]:
     campaign = Campaign.begin(path, None, None, QUICK, ("chosen", "random"))
     for _ in campaign.run():
         pass
-    write_results(campaign, folder, ["a warning"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", save_small)
+        write_results(campaign, folder, ["a warning"])
     return campaign, folder
 
 
@@ -134,6 +138,7 @@ def test_pictures_show_something(results: tuple[Campaign, Path], tmp_path: Path)
         assert picture[..., :3].std() > 0.1
 
 
+@pytest.mark.usefixtures("small_pictures")
 @pytest.mark.parametrize(
     "failing", [1, *(pytest.param(n, marks=pytest.mark.integration) for n in (2, 3))]
 )
@@ -164,6 +169,7 @@ def test_results_are_written_all_or_none(
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 
 
+@pytest.mark.usefixtures("small_pictures")
 @pytest.mark.parametrize("error", [MemoryError("7.5 GiB"), ValueError("Image size\nis too large")])
 def test_a_picture_that_cannot_be_drawn_loses_no_result(
     results: tuple[Campaign, Path],

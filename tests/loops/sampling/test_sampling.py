@@ -311,6 +311,7 @@ def test_a_given_grid_is_there_from_the_start() -> None:
     assert family(begun()) == "WISKI"
 
 
+@pytest.mark.usefixtures("whole_fits")
 @pytest.mark.parametrize("told", [50, 70], ids=["exact", "on the grid"])
 def test_a_staged_sampling_is_saved_and_goes_on_to_the_same_choices(
     told: int, tmp_path: Path

@@ -99,12 +99,13 @@ def test_scores_are_those_of_the_formulas(adaptive: list[RoundScore]) -> None:
 
 
 def test_a_result_that_is_not_told_changes_no_choice(adaptive: list[RoundScore]) -> None:
-    other, told = surveyed(), {site for score in adaptive for site in score.sites}
+    first = adaptive[:2]
+    other, told = surveyed(), {site for score in first for site in score.sites}
     untold = ~other["village"].isin(told)
     other.loc[untold, "positives"] = other["tested"] - other["positives"]
-    changed = play(other, "adaptive")
-    assert [score.sites for score in changed] == [score.sites for score in adaptive]
-    for one, another in zip(changed, adaptive, strict=True):
+    changed = play(other, "adaptive", rounds=1)
+    assert [score.sites for score in changed] == [score.sites for score in first]
+    for one, another in zip(changed, first, strict=True):
         assert one.log_score != another.log_score
         assert (one.accuracy, one.rmse) == (another.accuracy, another.rmse)  # of the truth
 

@@ -1,0 +1,29 @@
+"""Fits, searches and pictures of these tests are drafts, unless a test asks for whole ones."""
+
+import pytest
+
+from tests.ax.experiments import QUICK
+from tests.support.drafts import (
+    drafts,
+    small_pictures,
+    whole_fits,
+    whole_in_integration,
+    whole_pictures,
+    whole_searches,
+)
+
+__all__ = [
+    "drafts",
+    "small_pictures",
+    "whole_fits",
+    "whole_in_integration",
+    "whole_pictures",
+    "whole_searches",
+]
+
+
+@pytest.fixture(autouse=True)
+def brief_searches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let searches of a box end after few iterations, but in integration tests."""
+    if request.node.get_closest_marker("integration") is None:
+        monkeypatch.setitem(QUICK, "options", {"maxiter": 2})
