@@ -1,4 +1,4 @@
-"""A pytest plugin: which tests a run takes, what workers say, and how long a test may take.
+"""A pytest plugin: which tests a run takes, how it spreads them, and how long a test may take.
 
 Without ``-m`` a run takes all tests without a marker, a share of those marked ``matrix`` and, of
 those marked ``integration``, the ones also marked ``smoke``. The share covers pairs: of the tests
@@ -19,7 +19,6 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,8 +36,6 @@ MOST_SECONDS = 3.0
 """Processor time that a test without a marker may take."""
 MARGIN = 2.0
 """How much more it may be on a machine whose caches and cores others use."""
-WORTH_SAYING = 0.005
-"""Seconds of a fixture that ``--durations`` is told of by a worker."""
 
 Factors = tuple[Hashable, ...]
 
@@ -187,23 +184,6 @@ def parts_of(factors: Factors) -> Iterator[Factors]:
 def position(rotation: int, name: str) -> int:
     """Return a number that is the same in every process."""
     return int.from_bytes(hashlib.sha256(f"{rotation} {name}".encode()).digest()[:8])
-
-
-# --- workers ------------------------------------------------------------------------------------
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Spare the process that spreads the tests what a worker would say of fixtures in no time."""
-    if not hasattr(item.config, "workerinput"):
-        return None
-    test = {"nodeid": item.nodeid, "location": item.location}
-    item.ihook.pytest_runtest_logstart(**test)
-    for report in runtestprotocol(item, nextitem=nextitem, log=False):
-        if report.when == "call" or not report.passed or report.duration > WORTH_SAYING:
-            item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(**test)
-    return True
 
 
 # --- time ---------------------------------------------------------------------------------------
