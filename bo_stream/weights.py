@@ -327,7 +327,8 @@ class WeightPosterior:
         gain = rows.mT - self.downdate @ explained.mT
         factor, _ = cholesky_with_jitter(rows @ gain + torch.diag_embed(noise))
         innovation = residual.unsqueeze(-1) - features @ self.base_mean - rows @ self.shift
-        columns, whitened = solve_lower(factor, gain.mT).mT, solve_lower(factor, innovation)
+        columns = torch.linalg.solve_triangular(factor, gain.mT, upper=False).mT
+        whitened = torch.linalg.solve_triangular(factor, innovation, upper=False)
         return replace(
             self,
             shift=self.shift + columns @ whitened,

@@ -135,7 +135,7 @@ def test_rows_that_cannot_be_left_out_stay(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(*args: object) -> None:
         raise InputDataError("Expected observations that are in memory.")
 
-    monkeypatch.setattr("bo_stream.loops.sampling.settings.leave_one_out", fail)
+    monkeypatch.setattr("bo_stream.loops.sampling.state.leave_one_out", fail)
     assert refit(model, X, Y) == []
     assert model.num_observations == 150
     assert "rounding hides" in str(next(iter(model.numerical_log)))
