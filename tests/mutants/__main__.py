@@ -101,9 +101,10 @@ def near(mutant: Mutant) -> list[str]:
     others = [] if folder == Path("tests") else sorted((ROOT / folder).glob("test_*.py"))
     files = [*mutant.first, *([str(mirror)] if (ROOT / mirror).exists() else [])]
     files += [str(other.relative_to(ROOT)) for other in others]
-    if path.parts[0] != "models" or path.parts[1] not in FAMILIES:
+    family = Path(path.parts[1]).stem if path.parts[0] == "models" else ""
+    if family not in FAMILIES:
         return [*dict.fromkeys(files), "tests/laws"]
-    names = [path.parts[1], *(Path(test).stem for test in mutant.first)]
+    names = [family, *(Path(test).stem for test in mutant.first)]
     return [*dict.fromkeys(files), "tests/laws", "-k", " or ".join(names)]
 
 
