@@ -113,8 +113,8 @@ def what_is_hypothetical_stays_when_the_model_moves_on(stream: ModelStream) -> N
         for parameter in model.parameters():
             parameter.mul_(1.1)
     for actual, expected in zip(moments(conditioned, stream.points), before, strict=True):
-        same = torch.equal(actual, expected)
-        expect(same, f"Expected moments as before, {expected}, got {actual}.")
+        if not torch.equal(actual, expected):
+            raise AssertionError(f"Expected moments as before, {expected}, got {actual}.")
 
 
 @law
@@ -157,11 +157,11 @@ def variance_never_grows(stream: ModelStream) -> None:
     if stream.case.blended or stream.case.renews_sites:
         del after["an update"]
     for what, each in after.items():
-        variance = gaussian(each.posterior(stream.points)).variance
-        ratio = variance / before
-        said = f"Expected variances that {what} makes smaller, got {ratio} times those before."
-        expect((variance <= before * (1.0 + slack)).all(), said)
-        expect((variance < 0.999 * before).any(), said)
+        ratio = gaussian(each.posterior(stream.points)).variance / before
+        if bool((ratio > 1.0 + slack).any()) or not bool((ratio < 0.999).any()):
+            raise AssertionError(
+                f"Expected variances that {what} makes smaller, got {ratio} times those before."
+            )
 
 
 @law
