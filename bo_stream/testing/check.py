@@ -144,8 +144,8 @@ def check_model(
     """Check that a model of one's own obeys the laws of all models, and report what it breaks.
 
     All laws are run in all settings, then one error reports all that are broken: what was expected,
-    what came, and what to do. Cost: some hundred models of 8 to 30 observations, and one stream of
-    10,000 a setting.
+    what came, and what to do. Cost: some hundred models of ten observations or fewer, and one
+    stream of 5,000 a setting.
 
     Args:
         factory: Builds a model: ``factory(X, Y)``, with X of ``batch_shape x n x d`` and Y of

@@ -538,7 +538,7 @@ class ModelStream:
 
     @cached_property
     def points(self) -> Tensor:
-        """Test inputs, ``batch_shape x 5 x d``; what is drawn after them does not depend on them."""
+        """Test inputs, ``batch_shape x 5 x d``: of draws of their own, whoever asks first."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch.initial_seed() + 1)
             return self.inputs(5)

@@ -160,7 +160,7 @@ SPOILT = [
 )
 @pytest.mark.parametrize("stream", SPOILT, ids=str)
 def test_bad_input_is_named_and_changes_nothing(stream: Stream, fault: Fault, verb: str) -> None:
-    model = stream.model(stream.data(8))
+    model = stream.model(stream.data(10))
     model.posterior(stream.points)
     before = fingerprint(model)
     X, Y, _ = fault.spoil(stream.data(4))
@@ -193,7 +193,7 @@ def test_bad_first_input_is_named(stream: Stream, fault: Fault) -> None:
 def test_bad_variances_are_named_and_change_nothing(
     stream: Stream, spoil: Callable[[Tensor], Any], error: type[Exception]
 ) -> None:
-    model, more = stream.model(stream.data(8)), stream.data(4)
+    model, more = stream.model(stream.data(10)), stream.data(4)
     model.posterior(stream.points)
     before = fingerprint(model)
     bad = spoil(0.1 + torch.rand_like(more.Y))
@@ -207,7 +207,7 @@ def test_bad_variances_are_named_and_change_nothing(
 
 def test_noise_known_for_some_outputs_only_is_named() -> None:
     stream = SPOILT[0]
-    model, more = stream.model(stream.data(8)), stream.data(4)
+    model, more = stream.model(stream.data(10)), stream.data(4)
     Yvar = torch.rand_like(more.Y)
     Yvar[1, 0] = torch.nan
     with pytest.raises(Exception, match=r"NaN .* in Yvar for all outputs of a row or for none"):
