@@ -53,6 +53,19 @@ from bo_stream.testing.streams import (
 
 
 @law
+def the_same_data_build_the_same_model(stream: ModelStream) -> None:
+    """Check that a model is the same, to the bit, whenever it is built of the same data.
+
+    Where it is not: kernels, networks and samples that are made with a model must be drawn from a
+    generator of its own, with a seed, and not from torch's.
+    """
+    data = stream.data(10)
+    first = stream.model(data)
+    torch.rand(7)
+    assert_same_posterior(stream.built(data), first, stream.points, bits=True)
+
+
+@law
 @orderless
 def updating_in_pieces_is_updating_once(stream: ModelStream) -> None:
     """Check that several updates give the model of one, with posteriors asked for between them.
