@@ -539,9 +539,9 @@ class ModelStream:
     @cached_property
     def points(self) -> Tensor:
         """Test inputs, ``batch_shape x 5 x d``: of draws of their own, whoever asks first."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch.initial_seed() + 1)
-            return self.inputs(5)
+        s, generator = self.setting, torch.Generator().manual_seed(torch.initial_seed() + 1)
+        shape = (*s.batch_shape, 5, self.case.input_dim)
+        return torch.rand(shape, generator=generator, dtype=s.dtype).to(s.device)
 
     def inputs(self, n: int, *leading: int) -> Tensor:
         """Draw uniform inputs, ``leading x batch_shape x n x d``."""
