@@ -16,6 +16,8 @@ from botorch.acquisition.multi_objective import logei
 
 from bo_stream.models.wiski import memory as row_memory
 
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # filterwarnings have loaded it before
+
 pytest_plugins = ["tests.support.selection"]
 
 logei._load_attempted = True  # half a minute of compiling otherwise, for the same numbers
