@@ -1,4 +1,4 @@
-"""Bad first input, variances and sizes are named; :mod:`bo_stream.testing.input` has the rest."""
+"""Bad first input, variances and sizes are named; :mod:`bo_stream.testing` has the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from botorch.exceptions.errors import (
 from torch import Tensor
 
 from bo_stream import WISKI
-from bo_stream.testing.input import FAULTS, Fault
+from bo_stream.testing.memory import FAULTS, InputFault
 from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.laws.cases import CASES
 from tests.laws.registry import Setting, Stream
@@ -52,7 +52,7 @@ SPOILT = [
     ids=str,
 )
 @pytest.mark.parametrize("stream", SPOILT, ids=str)
-def test_bad_first_input_is_named(stream: Stream, fault: Fault) -> None:
+def test_bad_first_input_is_named(stream: Stream, fault: InputFault) -> None:
     name = f"(train_)?({fault.argument})"
     if "batch" in fault.name or "dtype" in fault.name or "device" in fault.name:
         name = "(train_)?[XY]"  # which of the two is the odd one cannot be known
