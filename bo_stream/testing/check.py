@@ -28,7 +28,9 @@ SUBJECTS = (memory, posteriors)
 """Importing a module of laws puts them on the list."""
 
 
-_manual_seed = (torch if torch.cuda.is_available() else torch.default_generator).manual_seed
+_manual_seed: Callable[[int], Any] = (
+    torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+)
 """Without a GPU the former records a stack trace for each kind of device that is not there."""
 
 

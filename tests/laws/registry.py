@@ -78,7 +78,7 @@ class Stream(ModelStream):
 
 
 MOST_KEPT = 64
-_KEPT: OrderedDict[Hashable, tuple[Case, StreamingGP]] = OrderedDict()
+_KEPT: OrderedDict[Hashable, tuple[AnyCase, StreamingGP]] = OrderedDict()
 
 
 EVERY_SETTING = tuple(
