@@ -209,7 +209,7 @@ def _qsgp(**options: Any) -> Callable[[Observations], QSGP]:
         defaults: dict[str, Any] = {
             "covar_module": _scaled_rbf(data),
             "basis": FourierFeatures(40),
-            "update_steps": 8,
+            "update_steps": 3,
             "max_rows": 50,
             "outcome_transform": None,
         }
@@ -219,9 +219,9 @@ def _qsgp(**options: Any) -> Callable[[Observations], QSGP]:
 
 
 def _qsrvm(data: Observations) -> QSRVM:
-    options: dict[str, Any] = {"max_points": 12, "max_rows": 50, "freeze_steps": 5}
+    options: dict[str, Any] = {"max_points": 12, "max_rows": 50, "freeze_steps": 2}
     return QSRVM(
-        data.X, data.Y, covar_module=_rbf(data), update_steps=8, outcome_transform=None, **options
+        data.X, data.Y, covar_module=_rbf(data), update_steps=3, outcome_transform=None, **options
     )
 
 

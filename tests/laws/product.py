@@ -1,4 +1,4 @@
-"""The product of all laws with all cases and settings."""
+"""The product of all laws with all cases and settings: all laws of a stream, then of the next."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from bo_stream.testing.streams import applies
 from tests.laws.cases import STREAMS
 
 PRODUCT = [
-    (law, stream) for law in LAWS.values() for stream in STREAMS if applies(law, stream.case)
+    (law, stream) for stream in STREAMS for law in LAWS.values() if applies(law, stream.case)
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +19,8 @@ from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.testing import SETTINGS as SETTINGS
 from bo_stream.testing import Setting as Setting
 from bo_stream.testing.streams import Case as AnyCase
+from bo_stream.testing.streams import ExampleData, ModelStream
 from bo_stream.testing.streams import Law as Law
-from bo_stream.testing.streams import ModelStream as Stream
 from bo_stream.testing.streams import applies as applies
 from bo_stream.testing.streams import condition_on as condition_on
 from tests.support.smooth_points import is_smooth_at
@@ -45,6 +47,38 @@ class Case(AnyCase):
         """The family of the model."""
         module: str = getattr(bo_stream, self.name.partition(",")[0]).__module__
         return module.split(".")[2]
+
+
+@dataclass(frozen=True)
+class Stream(ModelStream):
+    """One whose models are built once in a process, and given as copies."""
+
+    def model(self, data: ExampleData, seed: int = 1) -> StreamingGP:
+        return self._copied(("model", seed), data, lambda: self.built(data, seed))
+
+    def settled(self, data: ExampleData) -> StreamingGP:
+        if not self.case.residual:
+            return self.model(data)
+        return self._copied(("settled",), data, lambda: super(Stream, self).settled(data))
+
+    def _copied(
+        self, how: Hashable, data: ExampleData, build: Callable[[], StreamingGP]
+    ) -> StreamingGP:
+        """Give a copy of a model of the same data, which is built if none is kept."""
+        values = tuple(None if t is None else t.cpu().numpy().tobytes() for t in data.astuple())
+        key = (id(self.case), self.setting, how, len(data), values)
+        if key in _KEPT:
+            _KEPT.move_to_end(key)
+        else:
+            with torch.random.fork_rng(devices=[]):  # what is drawn later depends on no copies
+                _KEPT[key] = self.case, build()
+            if len(_KEPT) > MOST_KEPT:
+                _KEPT.popitem(last=False)
+        return copy.deepcopy(_KEPT[key][1])
+
+
+MOST_KEPT = 64
+_KEPT: OrderedDict[Hashable, tuple[AnyCase, StreamingGP]] = OrderedDict()
 
 
 EVERY_SETTING = tuple(

@@ -61,6 +61,8 @@ def models() -> set[type[StreamingGP]]:
 
 
 def test_every_model_is_in_the_registry() -> None:
-    streams = [Stream(case, Setting()) for case in CASES]
+    of_each = {case.name.partition(",")[0]: case for case in CASES}
+    streams = [Stream(case, case.settings[0]) for case in of_each.values()]
     registered = {type(stream.model(stream.data(3))) for stream in streams}
     assert registered == models()
+    assert {kind.__name__ for kind in registered} == of_each.keys()

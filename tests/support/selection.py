@@ -164,14 +164,19 @@ def covering(group: Mapping[str, Factors], rotation: int) -> set[str]:
         rotation: Any number.
     """
     order = sorted(group, key=lambda name: position(rotation, name))
-    parts = {name: set(parts_of(group[name])) for name in order}
-    missing = set().union(*parts.values())
+    numbers: dict[Factors, int] = {}
+    parts = {
+        name: [numbers.setdefault(part, len(numbers)) for part in parts_of(group[name])]
+        for name in order
+    }
+    missing = [True] * len(numbers)
     taken: set[str] = set()
     for least in range(max(map(len, parts.values()), default=0), 0, -1):
         for name in order:
-            if len(parts[name] & missing) >= least:
+            if sum(missing[part] for part in parts[name]) >= least:
                 taken.add(name)
-                missing -= parts[name]
+                for part in parts[name]:
+                    missing[part] = False
     return taken
 
 
