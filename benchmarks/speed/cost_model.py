@@ -49,9 +49,9 @@ from benchmarks.speed.cost_measurements import (
 )
 from bo_stream.costs import OPERATIONS, CostTable, Problem, problem_of
 from bo_stream.models.clustered.clustered import MAX_CENTRES
-from bo_stream.models.held_sites import WINDOW as COUNTS_WINDOW
 from bo_stream.models.inducing.inference import MAX_POINTS
 from bo_stream.models.inducing.osgpr import WINDOW
+from bo_stream.models.outcomes.likelihood import WINDOW as COUNTS_WINDOW
 from bo_stream.models.wiski.cache import LEARNING_RANK
 from bo_stream.models.wiski.memory import MOST_ROWS
 

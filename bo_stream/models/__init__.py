@@ -9,7 +9,6 @@ What every model shares:
 - ``outcomes``: units of the outcomes, their transform, noise, likelihood or labels.
 - ``memory``: what is left of the data, and observations on their way into it.
 - ``inference``: the prior, and the interface of a way from a memory to a posterior.
-- ``held_sites``: Gaussian sites of outcomes that are stored as rows.
 - ``fitting``: fits of hyperparameters: batch elements apart, from two starts, in a run.
 
 Families, each with its models, memory and inference:

@@ -138,13 +138,13 @@ def check_observations(
     """
     for name, tensor in (("X", X), ("Y", Y)):
         check_type(name, tensor, like)
-    _check_shape("X", X, (*batch_shape, None, dim))
-    _check_shape("Y", Y, (*batch_shape, X.shape[-2], outputs))
+    check_shape("X", X, (*batch_shape, None, dim))
+    check_shape("Y", Y, (*batch_shape, X.shape[-2], outputs))
     check_finite("X", X)
     check_complete(Y, outputs // columns)
     if Yvar is not None:
         check_type("Yvar", Yvar, like)
-        _check_shape("Yvar", Yvar, tuple(Y.shape))
+        check_shape("Yvar", Yvar, tuple(Y.shape))
         unknown = Yvar.isnan()
         if bool((unknown.any(-1) != unknown.all(-1)).any()):
             raise InputDataError(
@@ -353,7 +353,8 @@ def _check_rows(name: str, tensor: Tensor, X: Tensor, rows: set[int], outputs: i
         )
 
 
-def _check_shape(name: str, tensor: Tensor, expected: tuple[int | None, ...]) -> None:
+def check_shape(name: str, tensor: Tensor, expected: tuple[int | None, ...]) -> None:
+    """Check the shape of an argument; None: any size."""
     shape = tuple(tensor.shape)
     wrong = len(shape) != len(expected) or any(
         want is not None and have != want for have, want in zip(shape, expected, strict=False)

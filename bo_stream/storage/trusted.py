@@ -100,6 +100,7 @@ _FORMER: Mapping[str, str] = {
     "bo_stream.models.decoupled.bound": "bo_stream.models.decoupled.posterior",
     "bo_stream.models.decoupled.growth": "bo_stream.models.decoupled.collapse",
     "bo_stream.models.decoupled.memory": "bo_stream.models.decoupled.posterior",
+    "bo_stream.models.held_sites": "bo_stream.models.outcomes.likelihood",
     "bo_stream.models.inducing.inducing_model": "bo_stream.models.inducing.osgpr",
     "bo_stream.models.inducing.osvgp": "bo_stream.models.inducing.osgpr",
     "bo_stream.models.input_transforms": "bo_stream.models.construction",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing import memory, posteriors
+from bo_stream.testing import faults, memory, posteriors
 from bo_stream.testing.streams import (
     LAWS,
     SETTINGS,
@@ -24,7 +24,7 @@ from bo_stream.testing.streams import (
     laws_of,
 )
 
-SUBJECTS = (memory, posteriors)
+SUBJECTS = (memory, faults, posteriors)
 """Importing a module of laws puts them on the list."""
 
 

@@ -21,13 +21,13 @@ from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.sites import Sites
 from bo_stream.models.auto.exact import ExactCache, ExactInference, ExactMemory
 from bo_stream.models.construction import check_rank
-from bo_stream.models.held_sites import WINDOW as SITES_WINDOW
-from bo_stream.models.held_sites import fit_held, held_bound
 from bo_stream.models.inducing.inference import MAX_POINTS, CollapsedInference, empty_memory
 from bo_stream.models.inducing.osgpr import WINDOW
 from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.inference import Inference, Prior
 from bo_stream.models.memory import Observations
+from bo_stream.models.outcomes.likelihood import WINDOW as SITES_WINDOW
+from bo_stream.models.outcomes.likelihood import fit_held, held_bound
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import check_dim
 from bo_stream.process import PosteriorProcess

@@ -24,7 +24,6 @@ from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_type
 from bo_stream.models.construction import latent_kernel, split_transform
-from bo_stream.models.held_sites import WINDOW as SITE_WINDOW
 from bo_stream.models.inducing.inference import (
     MAX_POINTS,
     CollapsedInference,
@@ -36,6 +35,7 @@ from bo_stream.models.inducing.inference import (
 from bo_stream.models.inducing.memory import InducingMemory
 from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.inference import InferenceOption
+from bo_stream.models.outcomes.likelihood import WINDOW as SITE_WINDOW
 from bo_stream.models.outcomes.likelihood import (
     LikelihoodOutcomes,
     check_transform,

@@ -14,7 +14,6 @@ from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import Fit, Sites, fit_sites
 from bo_stream.marginal_likelihood import NoiseGroup, expected_misfit
-from bo_stream.models.held_sites import marginal, with_held
 from bo_stream.models.inducing.inference import (
     InducingCache,
     InducingInference,
@@ -30,6 +29,7 @@ from bo_stream.models.inducing.memory import (
 )
 from bo_stream.models.inference import Hyperparameters, Prior
 from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.outcomes.likelihood import marginal, with_held
 from bo_stream.models.stochastic.budget import ConstrainedAdam
 from bo_stream.tensors import map_tensors, state_of
 from bo_stream.weights import (

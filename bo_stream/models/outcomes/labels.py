@@ -11,7 +11,7 @@ import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
 from torch import Tensor
 
-from bo_stream.models.checks import check_inputs, check_type
+from bo_stream.models.checks import check_inputs, check_shape, check_type
 from bo_stream.models.memory import Memory
 from bo_stream.models.outcomes.base import Drawing
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
@@ -89,6 +89,7 @@ class LabelOutcomes(GaussianOutcomes):
         self.check_whole(verb)
         check_no_variances(Yvar)
         check_inputs(X, model._input_dim, next(model.covar_module.parameters()), finite=True)
+        check_shape("X", X, (None, model._input_dim))
         labels, outputs = checked_labels(Y, X), model._num_outputs
         if verb == "update" and self.num_classes is None:
             outputs = number_of_classes(labels, at_least=outputs)

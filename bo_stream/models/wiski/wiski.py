@@ -30,10 +30,18 @@ from bo_stream.models.construction import (
     product_kernel,
     warn_of_scaling,
 )
-from bo_stream.models.held_sites import WINDOW, fit_held, held_bound, marginal, with_held
 from bo_stream.models.inference import InferenceOption, Prior, Solved, SolvedWeights
 from bo_stream.models.memory import Measured, Observations
-from bo_stream.models.outcomes.likelihood import check_transform, latent_columns, outcomes_of
+from bo_stream.models.outcomes.likelihood import (
+    WINDOW,
+    check_transform,
+    fit_held,
+    held_bound,
+    latent_columns,
+    marginal,
+    outcomes_of,
+    with_held,
+)
 from bo_stream.models.wiski.cache import GridCache, GridSolution, Whitening, WithHeld
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.inference import GridInference
