@@ -78,7 +78,7 @@ def with_prior_weights(model: QSGP, seed: int) -> QSGP:
 
 def place_support(model: QSGP) -> None:
     """Let its control variate begin at the weights as they are."""
-    model._set_memory(model._inference._supported(model._memory, model.prior))
+    model._set_memory(model._inference.supported(model._memory, model.prior))
 
 
 def gradient(model: QSGP, seed: int) -> tuple[Tensor, Tensor]:

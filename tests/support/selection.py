@@ -24,9 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 FAMILIES = tuple(
     sorted(
-        path.name
-        for path in (ROOT / "tests" / "models").iterdir()
-        if path.is_dir() and path.name not in ("__pycache__", "stochastic")  # which families share
+        {
+            path.parent.name
+            for package in ("bo_stream", "tests")  # a family of one file has a folder of tests
+            for path in (ROOT / package / "models").glob("*/__init__.py")
+            if path.parent.name not in ("outcomes", "stochastic")  # which families share
+        }
     )
 )
 """Markers of the families of models, and of what is tested of their models elsewhere."""

@@ -139,9 +139,7 @@ def test_pictures_show_something(results: tuple[Campaign, Path], tmp_path: Path)
 
 
 @pytest.mark.usefixtures("small_pictures")
-@pytest.mark.parametrize(
-    "failing", [1, *(pytest.param(n, marks=pytest.mark.integration) for n in (2, 3))]
-)
+@pytest.mark.parametrize("failing", [1, 2, 3])
 def test_results_are_written_all_or_none(
     results: tuple[Campaign, Path], tmp_path: Path, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
