@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from bo_stream.cli import running
 from bo_stream.cli.running import OUT, app, option, parse_settings, say
@@ -20,6 +19,8 @@ from bo_stream.errors import UsageError
 from bo_stream.loops.optimization.trials import ACQUISITIONS, Bounds, OptimizationSettings
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from bo_stream.loops.optimization.campaign import History, OptimizationCampaign
 
 _DEFAULT = OptimizationSettings
@@ -314,6 +315,8 @@ def summary(campaign: OptimizationCampaign) -> str:
 
 
 def _best_table(campaign: OptimizationCampaign) -> Table:
+    from rich.table import Table
+
     table = Table()
     table.add_column("what")
     table.add_column("value", justify="right")

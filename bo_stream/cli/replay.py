@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from bo_stream.cli import running
 from bo_stream.cli.running import OUT, escape, option, say, with_survey_settings
@@ -22,6 +21,7 @@ from bo_stream.loops.survey.settings import DESIGNS, SEEDS, ReplayPlan, SurveySe
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.table import Table
 
     from bo_stream.loops.survey.replay import ReplayRun
 
@@ -185,6 +185,8 @@ def _last_score(replays: ReplayRun) -> str:
 
 def _final_table(scores: pd.DataFrame) -> Table:
     """Show mean scores after the first sites and at the end of each design, with their errors."""
+    from rich.table import Table
+
     from bo_stream.loops.survey.replay import MEASURES, mean_curves, standard_errors
 
     means, errors = mean_curves(scores), standard_errors(scores)

@@ -19,19 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 import typer
 from rich import markup
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from typer.core import TyperCommand
 
 from bo_stream import __version__
 from bo_stream.errors import UsageError
-from bo_stream.executors.engine import WaitingWarning
 from bo_stream.loops.models import KERNELS, MODELS, Option, checked_model, options_help
 from bo_stream.loops.survey.settings import CRITERIA
 from bo_stream.loops.survey.settings import SurveySettings as _DEFAULT
@@ -403,6 +394,8 @@ def reported_problems() -> Iterator[Caught]:
     """
     from botorch.exceptions.errors import BotorchError
 
+    from bo_stream.executors.engine import WaitingWarning
+
     caught: Caught = []
 
     def keep(message: Warning | str, category: type[Warning], *at: Any, **more: Any) -> None:
@@ -527,6 +520,15 @@ def run_with_bar(
         run: Does the steps, and calls its second argument after each event.
         stopping: Text shown at a first Ctrl-C.
     """
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     from bo_stream.loops.run import StopRequest
 
     bar = Progress(
@@ -586,6 +588,8 @@ def show_end(
     Raises:
         Exit: The run was stopped.
     """
+    from bo_stream.executors.engine import WaitingWarning
+
     for alarm in () if trust is None else trust.alarms:
         OUT.print(f"[yellow]trust:[/] {escape(str(alarm))}", soft_wrap=True)
     for note in notes(each for each in caught if not issubclass(each.category, WaitingWarning)):

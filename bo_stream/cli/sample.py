@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from bo_stream.cli import running
 from bo_stream.cli.running import OUT, app, option, parse_settings, say, spreading
@@ -21,6 +20,8 @@ from bo_stream.loops.models import KERNELS
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy, strategy_name
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from bo_stream.loops.run import Score
     from bo_stream.loops.sampling.campaign import Campaign
 
@@ -201,6 +202,8 @@ def _final_table(
     finals: Mapping[Strategy, Score], means: Mapping[Strategy, Score], campaign: Campaign
 ) -> Table:
     """Return a table of two lines a strategy: at the end, and the mean over the run."""
+    from rich.table import Table
+
     table = Table(title=f"Held-out error after {campaign.seconds:.0f} s", title_justify="left")
     threshold, goal = campaign.main.settings.threshold, campaign.main.settings.goal
     calls = () if threshold is None else ("wrong calls",)

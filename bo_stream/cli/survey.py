@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from bo_stream.cli import running
 from bo_stream.cli.running import (
@@ -34,6 +32,7 @@ from bo_stream.loops.survey.settings import SurveySettings
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.table import Table
 
     from bo_stream.loops.survey.settings import Coordinates
     from bo_stream.loops.survey.survey import Survey
@@ -316,6 +315,7 @@ def report(
     threshold, lists these, says how far to trust them and what more surveys would bring.
     """
     import pandas as pd
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from bo_stream.loops.run import write_files
     from bo_stream.loops.survey.findings import find
@@ -486,6 +486,7 @@ def _say_status(survey: Survey, folder: Path) -> None:
 def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
     """List the first sites of each kind of call, with their names and numbers."""
     import pandas as pd
+    from rich.table import Table
 
     from bo_stream.loops.survey.findings import CALLED, shown_labels
     from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, per_cent
@@ -524,6 +525,7 @@ def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
 
 def _sites_table(sites: pd.DataFrame, coordinates: Coordinates) -> Table:
     import pandas as pd
+    from rich.table import Table
 
     from bo_stream.loops.survey.model import per_cent
 
