@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads; see test_waiting
@@ -75,23 +74,14 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-@cache
-def manual_seed() -> Callable[[int], Any]:
-    """Return torch's function that seeds all devices, or its generator's where there is no GPU.
-
-    Without a GPU the former records a stack trace for each kind of device that is not there.
-    """
-    import torch
-
-    return (torch if has_cuda() else torch.default_generator).manual_seed
-
-
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> int:
     """Seed torch's generator before each test by ``--seed`` (0 by default); return the seed."""
+    from bo_stream.testing.streams import manual_seed
+
     fixed = request.node.get_closest_marker("fixed_seed") is not None
     chosen: int = 0 if fixed else request.config.getoption("--seed")
-    manual_seed()(chosen)
+    manual_seed(chosen)
     return chosen
 
 

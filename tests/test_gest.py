@@ -19,15 +19,7 @@ from bo_stream.errors import UsageError
 from bo_stream.gest import Generator
 from bo_stream.loops.optimization import OptimizationSettings, Optimizer, save_optimizer
 from tests.loops.optimizing import QUICK, started
-from tests.support.drafts import (
-    drafts,
-    whole_fits,
-    whole_in_integration,
-    whole_pictures,
-    whole_searches,
-)
-
-__all__ = ["drafts", "whole_fits", "whole_in_integration", "whole_pictures", "whole_searches"]
+from tests.support.drafts import *  # noqa: F403 (fixtures, by their names in __all__)
 
 QUICKLY: dict[str, Any] = {"initial": 4, "num_restarts": 2, "raw_samples": 16, "grid": (24,)}
 Point = dict[str, Any]

@@ -920,9 +920,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             )
         self._leave_training()
         inputs = self.hypothetical_inputs(X)
-        if not callable(sampler) or isinstance(
-            sampler, type
-        ):  # any function of a posterior will do
+        # any function of a posterior will do
+        if not callable(sampler) or isinstance(sampler, type):
             raise UnsupportedError(
                 "Expected sampler to be an instance of MCSampler, such as "
                 f"SobolQMCNormalSampler(torch.Size([4])), got {spelled(sampler)}."

@@ -22,16 +22,11 @@ from bo_stream.testing.streams import (
     Setting,
     Traits,
     laws_of,
+    manual_seed,
 )
 
 SUBJECTS = (memory, faults, posteriors)
 """Importing a module of laws puts them on the list."""
-
-
-_manual_seed: Callable[[int], Any] = (
-    torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
-)
-"""Without a GPU the former records a stack trace for each kind of device that is not there."""
 
 
 class BrokenLawError(AssertionError):
@@ -75,7 +70,7 @@ class Check:
             BrokenLawError: The law does not hold, or the model raises something else.
         """
         with torch.random.fork_rng(devices=[]):
-            _manual_seed(self.seed)
+            manual_seed(self.seed)
             try:
                 self.law(self.stream)
             except Exception as error:

@@ -26,6 +26,13 @@ TOLERANCE: dict[torch.dtype, float] = {torch.float64: 1e-8, torch.float32: 1e-3}
 GRADIENT_TOLERANCE = 1e-6
 """An analytic gradient against central differences in float64, relative to the largest entry."""
 
+manual_seed: Callable[[int], Any] = (
+    torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+)
+"""Seeds torch's generators. Without a GPU ``torch.manual_seed`` records a stack trace for each kind
+of device that is not there."""
+
+
 # --- expectations -------------------------------------------------------------------------------
 
 

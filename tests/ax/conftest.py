@@ -3,23 +3,7 @@
 import pytest
 
 from tests.ax.experiments import QUICK
-from tests.support.drafts import (
-    drafts,
-    small_pictures,
-    whole_fits,
-    whole_in_integration,
-    whole_pictures,
-    whole_searches,
-)
-
-__all__ = [
-    "drafts",
-    "small_pictures",
-    "whole_fits",
-    "whole_in_integration",
-    "whole_pictures",
-    "whole_searches",
-]
+from tests.support.drafts import *  # noqa: F403 (fixtures, by their names in __all__)
 
 
 @pytest.fixture(autouse=True)

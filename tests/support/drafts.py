@@ -21,6 +21,15 @@ from bo_stream.loops.optimization import acquisition
 from bo_stream.loops.survey import model as survey
 from bo_stream.models import fitting
 
+__all__ = [
+    "drafts",
+    "small_pictures",
+    "whole_fits",
+    "whole_in_integration",
+    "whole_pictures",
+    "whole_searches",
+]
+
 WHOLE = dict(fitting._FIT_OPTIONS)
 SHORT = {**WHOLE, "maxiter": 2}
 """Options of a refit: all its iterations, and as few as tell a fitted model from one as built."""

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 import torch
+from botorch.models.transforms.input import InputTransform
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -166,7 +167,11 @@ class SurveySites:
 
     def on_plane(self, X: Tensor) -> Tensor:
         """Map positions of any sites to that plane, ``n x d -> n x 2``."""
-        return self.coordinates.plane(self.X[:, :2]).transform(X[:, :2])
+        return self._plane.transform(X[:, :2])
+
+    @cached_property
+    def _plane(self) -> InputTransform:
+        return self.coordinates.plane(self.X[:, :2])
 
     def fill(self, raw: Tensor) -> Tensor:
         """Fill missing covariates of other sites, ``n x d``, from the nearest site of the list."""
