@@ -162,10 +162,10 @@ class ObservationSpaceProcess(PosteriorProcess):
         ``k(x, X) C⁻¹ residual`` (Rasmussen and Williams, 2006, eq. 2.23): no system is solved for.
         """
         cross = self.prior.covariance(self.prior.coordinates(X), self.images)
-        return self.prior.mean + row_product(cross, self._representer_weights).squeeze(-1)
+        return self.prior.mean + row_product(cross, self.representer_weights).squeeze(-1)
 
     @cached_property
-    def _representer_weights(self) -> Tensor:
+    def representer_weights(self) -> Tensor:
         """``C⁻¹ residual``, ``... x m x n x 1``."""
         return torch.linalg.solve_triangular(self.factor.mT, self.whitened, upper=True)
 

@@ -27,6 +27,7 @@ from bo_stream.acquisition.conditional_mean import (
     conditional_mean,
     drawn_weights,
     is_weighted_sum,
+    kernel_sum,
 )
 from bo_stream.acquisition.feature_nipv import in_weight_space, weight_space
 from bo_stream.allocation.allocator import checked_number
@@ -127,11 +128,13 @@ def mean_path(model: StreamingGP) -> SamplePaths:
     process = model.process()
     if in_weight_space(process):
         process = _folded(model)
-    rows = isinstance(process, ObservationSpaceProcess)
-    terms: _Terms = (PathTerm(process.regression if rows else process.mean),)
+    terms: _Terms = (PathTerm(process.mean),)
     if isinstance(process, WeightSpaceProcess) and not process.basis.has_residual:
         features = PathTerm(partial(_features, process.basis), (process.weights.mean,))
         terms = _constant(process.prior_mean), features
+    elif isinstance(process, ObservationSpaceProcess):
+        rule, drawn = kernel_sum(process.prior, process.images, process.representer_weights)
+        terms = (PathTerm(rule, (drawn,)),)
     return SamplePaths(model, terms, _shape_of(process))
 
 
