@@ -44,7 +44,7 @@ from bo_stream.process import (
 )
 from bo_stream.tensors import zip_tensors
 
-NUGGET = 1e-9
+NUGGET = 1e-8
 """Added to the variances in Σ, as a share of them: points that lie close together have weights of
 no more than its inverse root, so that rounding errors of covariances stay below what they mean."""
 
