@@ -214,6 +214,27 @@ def by_columns(rule: Callable[[Tensor], Tensor], columns: Tensor, batch: int) ->
     return rule(together.movedim(0, -1)).movedim(-1, 0).reshape(columns.shape)
 
 
+def inverse_root_product(covariance: Tensor, columns: Tensor, share: float) -> Tensor:
+    """Compute ``L⁻ᵀ columns``, with L the factor of a covariance with a nugget.
+
+    Of independent columns of variance 1 the product has the inverse's covariance. Where rounding
+    leaves no factor, only rows that the others do not determine are among the product's that are
+    not zero. Cost O(N³ + N² k) for k columns.
+
+    Args:
+        covariance: ``batch x N x N``.
+        columns: ``draws x batch x N x 1``.
+        share: Of its diagonal that is added, see :func:`cholesky_with_nugget`.
+    """
+    try:
+        return solve_columns_transposed(cholesky_with_nugget(covariance, share), columns)
+    except NotPSDError:
+        rows = independent_rows(covariance)
+        factor = cholesky_with_nugget(covariance[..., rows[:, None], rows], share)
+        some = solve_columns_transposed(factor, columns[..., rows, :])
+        return torch.zeros_like(columns).index_copy(-2, rows, some)
+
+
 def scaled_prior(K: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
     """Compute ``S K S``, ``... x s x s``, and the diagonal of S, the root of the noise precision.
 

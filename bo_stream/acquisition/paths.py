@@ -23,12 +23,6 @@ from botorch.sampling.pathwise.update_strategies import gaussian_update
 from gpytorch.kernels import Kernel
 from torch import Size, Tensor
 
-from bo_stream.acquisition.conditional_mean import (
-    conditional_mean,
-    drawn_weights,
-    is_weighted_sum,
-    kernel_sum,
-)
 from bo_stream.acquisition.feature_nipv import in_weight_space, weight_space
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.grid.interpolation import GridBasis
@@ -42,6 +36,7 @@ from bo_stream.bases.inducing import (
 from bo_stream.bases.spectral import FourierFunctions, KernelFunctions, RandomDraws, draw_prior
 from bo_stream.linalg import (
     by_columns,
+    inverse_root_product,
     row_product,
     solve_columns,
     solve_columns_transposed,
@@ -52,7 +47,7 @@ from bo_stream.models.clustered.solver import ClusteredProcess, cross_matrix
 from bo_stream.models.decoupled.posterior import KernelExpansion, ShiftedProcess
 from bo_stream.models.local import LocalProcess
 from bo_stream.models.quadruply_stochastic.function_process import FunctionProcess
-from bo_stream.observation_space import ObservationSpaceProcess
+from bo_stream.observation_space import ObservationSpaceProcess, conditional_mean
 from bo_stream.process import (
     ConditionedProcess,
     Points,
@@ -79,12 +74,13 @@ def sample_paths(
     With N inputs ``at`` there are no frequencies, and any kernel will do. The values v there are
     one joint draw from the posterior, and each function is the posterior mean given its own v,
     ``f(x) = E f(x) + cov(f(x), f(at)) w`` with ``L Lᵀ = cov(f(at), f(at))``, ``w = L⁻ᵀ e``, e
-    normal (Rasmussen and Williams, 2006, eq. 2.19): normal everywhere, of the posterior's law
-    ``at`` these inputs, and of less variance between them the farther they are. It is as smooth as
-    the posterior mean. Cost O(N³ + N² M + n N²), of an exact model of M rows or of M inducing
-    points then O(q (M + N) d) a function; of other models q covariances with N points. Functions
-    that are sums of known ones (of ``WISKI``, ``BayesianLastLayer``, ``QSGP`` in Fourier features)
-    are exact everywhere: ``at`` changes nothing there but that they can be evaluated at these.
+    normal (Rasmussen and Williams, 2006, eq. 2.19): normal everywhere, of the posterior's law at
+    these inputs but for 1e-8 of their variances, and of less variance the farther from them. First
+    derivatives only. Cost O(N³ + N² M + n N²) of an exact model of M rows or of M inducing points,
+    then O(q (M + N) d) a function where the kernel is an RBF or a Matérn one; else q covariances
+    with N points. Functions that are sums of known ones (of ``WISKI``, ``BayesianLastLayer``,
+    ``QSGP`` in Fourier features) are exact everywhere: ``at`` changes nothing there but that they
+    can be evaluated at these inputs.
 
     Args:
         model: Any, ``LocalGP`` only with ``at``: its functions jump where its mean does. It may be
@@ -94,7 +90,7 @@ def sample_paths(
         n: Number of functions.
         seed: Seed of a generator of its own; torch's global one if omitted.
         at: Inputs, ``N x d`` or ``batch_shape x N x d``, N > 0, in the user's units, of the model's
-            dtype and device, such as the candidates of a search. Equal ones have equal values.
+            dtype and device, such as the candidates of a search.
 
     Returns:
         A deterministic model of batch shape ``n x model.batch_shape``, in the outcomes' units, that
@@ -133,9 +129,14 @@ def mean_path(model: StreamingGP) -> SamplePaths:
         features = PathTerm(partial(_features, process.basis), (process.weights.mean,))
         terms = _constant(process.prior_mean), features
     elif isinstance(process, ObservationSpaceProcess):
-        rule, drawn = kernel_sum(process.prior, process.images, process.representer_weights)
+        rule, drawn = process.prior.weighted(process.images, process.representer_weights)
         terms = (PathTerm(rule, (drawn,)),)
     return SamplePaths(model, terms, _shape_of(process))
+
+
+NUGGET = 1e-8
+"""Added to variances at the points of a draw, as a share of them, so that points close together
+have no weights whose rounding errors are larger than what the weights mean."""
 
 
 @torch.no_grad()
@@ -151,7 +152,9 @@ def _draw(
         return SamplePaths(model, _draw_terms(process, draws), shape)
     points = process.at(inputs)
     covariance = process.cross_covariance(points, points)
-    weights = drawn_weights(covariance.expand(*_shape_of(process), *covariance.shape[-2:]), draws)
+    covariance = covariance.expand(*_shape_of(process), *covariance.shape[-2:])
+    normal = draws.normal(covariance.shape[-1], 1)
+    weights = inverse_root_product(covariance, normal, NUGGET)
     rule, drawn = conditional_mean(process, points, weights)
     return SamplePaths(model, (PathTerm(rule, (drawn,)),), shape)
 
@@ -185,6 +188,15 @@ def _folded(model: StreamingGP, inputs: Tensor | None = None) -> PosteriorProces
     """Return the posterior, on a grid with hypothetical observations folded into its weights."""
     process = model.feature_process(inputs)
     return weight_space(process) if in_weight_space(process) else process
+
+
+def is_weighted_sum(process: PosteriorProcess) -> bool:
+    """Tell whether functions of a process are sums of finitely many known ones, with weights."""
+    while isinstance(process, ConditionedProcess | SelectedProcess | ShiftedProcess):
+        process = process.base
+    if isinstance(process, FunctionProcess):
+        return process.noise is None or not isinstance(process.basis, KernelFunctions)
+    return in_weight_space(process)
 
 
 class SamplePaths(DeterministicModel):
@@ -361,8 +373,8 @@ def _draw_terms(process: PosteriorProcess, draws: RandomDraws) -> _Terms:
 def _(process: LocalProcess, draws: RandomDraws) -> _Terms:
     raise UnsupportedError(
         "LocalGP has no functions to draw, for its nearest models change abruptly from place to "
-        "place: draw values at points by model.posterior(X).rsample(), or take OSGPR, ClusteredGP "
-        "or WISKI."
+        "place: name the points that matter, as at=X, draw values at points by "
+        "model.posterior(X).rsample(), or take OSGPR, ClusteredGP or WISKI."
     )
 
 
