@@ -145,13 +145,6 @@ _ACQUISITION = (
         ("tests/acquisition/test_paths_of_models.py", "tests/acquisition/test_paths.py"),
     ),
     Mutant(
-        "a function drawn at points that takes hypothetical observations twice",
-        "observation_space.py",
-        "missing = process.whitened_innovation - solve_columns(factor, explained)",
-        "missing = process.whitened_innovation + solve_columns(factor, explained)",
-        ("tests/acquisition/test_paths_at.py",),
-    ),
-    Mutant(
         "features left out before a refit",
         "loops/optimization/optimizer.py",
         "model.truncate(0.0)",
