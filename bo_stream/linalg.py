@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -190,6 +191,48 @@ def solve_rows(factor: Tensor, rows: Tensor) -> Tensor:
     together = rows.flatten(0, len(leading) - 1).movedim(0, -3).flatten(-3, -2)
     solved = solve_lower(factor, together.mT).mT.unflatten(-2, (leading.numel(), q))
     return solved.movedim(-3, 0).unflatten(0, leading)
+
+
+def solve_columns(factor: Tensor, columns: Tensor) -> Tensor:
+    """Compute ``factor⁻¹ columns`` for a lower triangular factor; see :func:`by_columns`."""
+    return by_columns(partial(solve_lower, factor), columns, factor.ndim - 2)
+
+
+def solve_columns_transposed(factor: Tensor, columns: Tensor) -> Tensor:
+    """Compute ``factor⁻ᵀ columns`` for a lower triangular factor; see :func:`by_columns`."""
+    solve = partial(torch.linalg.solve_triangular, factor.mT, upper=True)
+    return by_columns(solve, columns, factor.ndim - 2)
+
+
+def by_columns(rule: Callable[[Tensor], Tensor], columns: Tensor, batch: int) -> Tensor:
+    """Apply a linear rule to columns, draws side by side: its matrix is not copied for each.
+
+    The rule takes ``batch x n x k``, the columns are ``draws x batch x n x 1``.
+    """
+    ahead = columns.shape[: columns.ndim - 2 - batch]
+    together = columns.squeeze(-1).reshape(ahead.numel(), *columns.shape[len(ahead) : -1])
+    return rule(together.movedim(0, -1)).movedim(-1, 0).reshape(columns.shape)
+
+
+def inverse_root_product(covariance: Tensor, columns: Tensor, share: float) -> Tensor:
+    """Compute ``L⁻ᵀ columns``, with L the factor of a covariance with a nugget.
+
+    Of independent columns of variance 1 the product has the inverse's covariance. Where rounding
+    leaves no factor, only rows that the others do not determine are among the product's that are
+    not zero. Cost O(N³ + N² k) for k columns.
+
+    Args:
+        covariance: ``batch x N x N``.
+        columns: ``draws x batch x N x 1``.
+        share: Of its diagonal that is added, see :func:`cholesky_with_nugget`.
+    """
+    try:
+        return solve_columns_transposed(cholesky_with_nugget(covariance, share), columns)
+    except NotPSDError:
+        rows = independent_rows(covariance)
+        factor = cholesky_with_nugget(covariance[..., rows[:, None], rows], share)
+        some = solve_columns_transposed(factor, columns[..., rows, :])
+        return torch.zeros_like(columns).index_copy(-2, rows, some)
 
 
 def scaled_prior(K: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:

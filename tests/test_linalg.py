@@ -16,6 +16,7 @@ from bo_stream.linalg import (
     cholesky_with_jitter,
     inverse_lower,
     inverse_root,
+    inverse_root_product,
     product_of_triangular_root,
     row_product,
     safe_cholesky,
@@ -53,6 +54,23 @@ def test_cholesky_of_a_singular_matrix_gets_a_relative_jitter(scale: float) -> N
 def test_cholesky_refuses_what_no_jitter_repairs(matrix: Tensor) -> None:
     with pytest.raises(NotPSDError, match=r"shape \(3, 3\)"):
         safe_cholesky(matrix)
+
+
+def test_inverse_root_product_has_the_covariance_of_the_inverse() -> None:
+    """Of unit columns of a batch of two matrices, with a nugget of a quarter."""
+    A = torch.rand(2, 4, 6, dtype=torch.float64)
+    matrix = A @ A.mT
+    columns = torch.eye(4, dtype=torch.float64)[:, None, :, None].expand(4, 2, 4, 1)
+    found = inverse_root_product(matrix, columns, 0.25).squeeze(-1).movedim(0, -1)
+    wide = matrix + 0.25 * torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))
+    assert_close(found @ found.mT @ wide, torch.eye(4).double().expand(2, 4, 4))
+
+
+def test_inverse_root_product_leaves_out_rows_that_are_rounding() -> None:
+    """One of no variance, and one that is equal to another up to a variance below zero."""
+    matrix = torch.tensor([[4.0, 0.0, 4.0], [0.0, -1e-3, 0.0], [4.0, 0.0, 4.0 - 1e-2]]).double()
+    found = inverse_root_product(matrix, torch.full((1, 3, 1), 6.0).double(), 0.0)
+    assert_close(found, torch.tensor([[[3.0], [0.0], [0.0]]]).double())
 
 
 def test_inverse_root_is_a_root_of_the_inverse() -> None:

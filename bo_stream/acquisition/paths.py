@@ -34,14 +34,20 @@ from bo_stream.bases.inducing import (
     kernel_variance,
 )
 from bo_stream.bases.spectral import FourierFunctions, KernelFunctions, RandomDraws, draw_prior
-from bo_stream.linalg import row_product, solve_lower
+from bo_stream.linalg import (
+    by_columns,
+    inverse_root_product,
+    row_product,
+    solve_columns,
+    solve_columns_transposed,
+)
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_inputs
 from bo_stream.models.clustered.solver import ClusteredProcess, cross_matrix
 from bo_stream.models.decoupled.posterior import KernelExpansion, ShiftedProcess
 from bo_stream.models.local import LocalProcess
 from bo_stream.models.quadruply_stochastic.function_process import FunctionProcess
-from bo_stream.observation_space import ObservationSpaceProcess
+from bo_stream.observation_space import ObservationSpaceProcess, conditional_mean
 from bo_stream.process import (
     ConditionedProcess,
     Points,
@@ -52,7 +58,9 @@ from bo_stream.process import (
 from bo_stream.tensors import map_tensors
 
 
-def sample_paths(model: StreamingGP, n: int, seed: int | None = None) -> SamplePaths:
+def sample_paths(
+    model: StreamingGP, n: int, seed: int | None = None, at: Tensor | None = None
+) -> SamplePaths:
     """Draw n functions from the posterior, each of them one function of all inputs.
 
     Continuous, and differentiable where the kernel's own sample paths are. On a grid (``WISKI``)
@@ -63,28 +71,48 @@ def sample_paths(model: StreamingGP, n: int, seed: int | None = None) -> SampleP
     draws the mean and the covariance are the posterior's, while one draw is normal only in so far
     as 1,024 cosines are. Cost O(n M²), then O(q (M + 1024) d).
 
+    With N inputs ``at`` there are no frequencies, and any kernel will do. The values v there are
+    one joint draw from the posterior, and each function is the posterior mean given its own v,
+    ``f(x) = E f(x) + cov(f(x), f(at)) w`` with ``L Lᵀ = cov(f(at), f(at))``, ``w = L⁻ᵀ e``, e
+    normal (Rasmussen and Williams, 2006, eq. 2.19): normal everywhere, of the posterior's law at
+    these inputs but for 1e-8 of their variances, and of less variance the farther from them. First
+    derivatives only. Cost O(N³ + N² M + n N²) of an exact model of M rows or of M inducing points,
+    then O(q (M + N) d) a function where the kernel is an RBF or a Matérn one; else q covariances
+    with N points. Functions that are sums of known ones (of ``WISKI``, ``BayesianLastLayer``,
+    ``QSGP`` in Fourier features) are exact everywhere: ``at`` changes nothing there but that they
+    can be evaluated at these inputs.
+
     Args:
-        model: Any but ``LocalGP``; it may be conditioned on hypothetical observations. Kernels
-            beyond a grid: RBF, Matérn, rational quadratic, periodic and constant ones, their sums,
-            products and multiples.
+        model: Any, ``LocalGP`` only with ``at``: its functions jump where its mean does. It may be
+            conditioned on hypothetical observations. Kernels beyond a grid without ``at``: RBF,
+            Matérn, rational quadratic, periodic and constant ones, their sums, products and
+            multiples.
         n: Number of functions.
         seed: Seed of a generator of its own; torch's global one if omitted.
+        at: Inputs, ``N x d`` or ``batch_shape x N x d``, N > 0, in the user's units, of the model's
+            dtype and device, such as the candidates of a search.
 
     Returns:
         A deterministic model of batch shape ``n x model.batch_shape``, in the outcomes' units, that
         later changes of the model leave as it is. Under a likelihood that is not Gaussian they are
-        functions of the latent process, as ``model.posterior`` is.
+        functions of the latent process, as ``model.posterior`` is. Their values at the inputs are
+        ``paths(at)``.
 
     Raises:
+        BotorchTensorDimensionError: ``at`` has another shape, or no rows.
+        InputDataError: ``at`` has a wrong dtype or device, is not finite, or is out of reach of
+            the model's grid.
         ValueError: n is less than one.
-        UnsupportedError: A ``LocalGP``, or a kernel whose spectral measure is not known.
+        UnsupportedError: Without ``at``, a ``LocalGP``, or a kernel whose spectral measure is not
+            known.
 
     Example:
         >>> paths = sample_paths(model, n=16, seed=0)
         >>> X, values = optimize_posterior_samples(paths, bounds)
         >>> X, value = optimize_acqf(PosteriorMean(paths.path(0)), bounds, q=1, num_restarts=4)
+        >>> best = candidates[sample_paths(model, n=16, at=candidates)(candidates).argmax(-2)]
     """
-    return _draw(model, Size([checked_number("n", n)]), seed)
+    return _draw(model, Size([checked_number("n", n)]), seed, at)
 
 
 def mean_path(model: StreamingGP) -> SamplePaths:
@@ -93,26 +121,82 @@ def mean_path(model: StreamingGP) -> SamplePaths:
     A deterministic model of the model's batch shape. Undoing an outcome transform that is not
     affine makes it the posterior median.
     """
-    process = _folded(model)
+    process = model.process()
+    if in_weight_space(process):
+        process = _folded(model)
     terms: _Terms = (PathTerm(process.mean),)
     if isinstance(process, WeightSpaceProcess) and not process.basis.has_residual:
         features = PathTerm(partial(_features, process.basis), (process.weights.mean,))
         terms = _constant(process.prior_mean), features
+    elif isinstance(process, ObservationSpaceProcess):
+        rule, drawn = process.prior.weighted(process.images, process.representer_weights)
+        terms = (PathTerm(rule, (drawn,)),)
     return SamplePaths(model, terms, _shape_of(process))
 
 
+NUGGET = 1e-8
+"""Added to variances at the points of a draw, as a share of them, so that points close together
+have no weights whose rounding errors are larger than what the weights mean."""
+
+
 @torch.no_grad()
-def _draw(model: StreamingGP, sample_shape: Size, seed: int | None) -> SamplePaths:
-    process, device = _folded(model), model.train_targets.device
+def _draw(
+    model: StreamingGP, sample_shape: Size, seed: int | None, at: Tensor | None = None
+) -> SamplePaths:
+    process, inputs = (_folded(model), None) if at is None else _posterior_at(model, at)
+    device = model.train_targets.device
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
     shape = Size((*sample_shape, *_shape_of(process)))
-    return SamplePaths(model, _draw_terms(process, RandomDraws(shape, device, generator)), shape)
+    draws = RandomDraws(shape, device, generator)
+    if inputs is None:
+        return SamplePaths(model, _draw_terms(process, draws), shape)
+    points = process.at(inputs)
+    covariance = process.cross_covariance(points, points)
+    covariance = covariance.expand(*_shape_of(process), *covariance.shape[-2:])
+    normal = draws.normal(covariance.shape[-1], 1)
+    weights = inverse_root_product(covariance, normal, NUGGET)
+    rule, drawn = conditional_mean(process, points, weights)
+    return SamplePaths(model, (PathTerm(rule, (drawn,)),), shape)
 
 
-def _folded(model: StreamingGP) -> PosteriorProcess:
+def _posterior_at(model: StreamingGP, at: Tensor) -> tuple[PosteriorProcess, Tensor | None]:
+    """Return the posterior and transformed inputs, or None where its functions are exact anywhere.
+
+    Raises:
+        BotorchTensorDimensionError: Inputs have a wrong shape, or no rows.
+        InputDataError: They are not of the model's dtype and device, not finite or out of reach.
+    """
+    check_inputs(at, model.input_dim, model.train_targets, finite=True, name="at")
+    batch, ahead = model.batch_shape, at.shape[:-2]
+    own = batch[max(0, len(batch) - len(ahead)) :]
+    fits = len(own) == len(ahead) and all(a in (1, b) for a, b in zip(ahead, own, strict=True))
+    if not fits or at.shape[-2] == 0:
+        raise BotorchTensorDimensionError(
+            f"Expected at of shape `N x {model.input_dim}` with N > 0, its leading dimensions none "
+            f"or those of the model, {tuple(batch)}, got {tuple(at.shape)}."
+        )
+    try:
+        inputs = model.process_inputs(at)
+        process = model.process(inputs)
+        exact = is_weighted_sum(process)
+        return (_folded(model, inputs), None) if exact else (process, inputs)
+    except InputDataError as error:
+        raise InputDataError(f"Of the inputs at: {error}") from error
+
+
+def _folded(model: StreamingGP, inputs: Tensor | None = None) -> PosteriorProcess:
     """Return the posterior, on a grid with hypothetical observations folded into its weights."""
-    process = model.feature_process()
+    process = model.feature_process(inputs)
     return weight_space(process) if in_weight_space(process) else process
+
+
+def is_weighted_sum(process: PosteriorProcess) -> bool:
+    """Tell whether functions of a process are sums of finitely many known ones, with weights."""
+    while isinstance(process, ConditionedProcess | SelectedProcess | ShiftedProcess):
+        process = process.base
+    if isinstance(process, FunctionProcess):
+        return process.noise is None or not isinstance(process.basis, KernelFunctions)
+    return in_weight_space(process)
 
 
 class SamplePaths(DeterministicModel):
@@ -289,8 +373,8 @@ def _draw_terms(process: PosteriorProcess, draws: RandomDraws) -> _Terms:
 def _(process: LocalProcess, draws: RandomDraws) -> _Terms:
     raise UnsupportedError(
         "LocalGP has no functions to draw, for its nearest models change abruptly from place to "
-        "place: draw values at points by model.posterior(X).rsample(), or take OSGPR, ClusteredGP "
-        "or WISKI."
+        "place: name the points that matter, as at=X, draw values at points by "
+        "model.posterior(X).rsample(), or take OSGPR, ClusteredGP or WISKI."
     )
 
 
@@ -318,7 +402,7 @@ def _(process: ClusteredProcess, draws: RandomDraws) -> _Terms:
     noisy = process.root.mT * prior(process.Z.double()).unsqueeze(-1)
     noisy = noisy + draws.normal(len(process.Z), 1)
     batch = process.solution.ndim - 2
-    drawn = _by_columns(process.solver.solve, noisy.to(process.solution), batch)
+    drawn = by_columns(process.solver.solve, noisy.to(process.solution), batch)
     weights = process.root.mT * (process.solution - drawn)
     weighted = partial(_weighted_kernels, process.kernel, process.Z, process.outputs)
     return *terms, PathTerm(weighted, (weights,))
@@ -356,9 +440,9 @@ def _(process: ConditionedProcess, draws: RandomDraws) -> _Terms:
     own = _noise_in(factor, base.variance_at(points))
     values = _sum_of(terms, points.X.double()) - base.mean_at(points)
     values = (values + own.sqrt() * draws.normal(factor.shape[-1])).unsqueeze(-1)
-    missing = process.whitened_innovation - _solve(factor, values)
+    missing = process.whitened_innovation - solve_columns(factor, values)
     update = partial(_update, base, points)
-    return *terms, PathTerm(update, (_solve_transposed(factor, missing),))
+    return *terms, PathTerm(update, (solve_columns_transposed(factor, missing),))
 
 
 @_draw_terms.register
@@ -389,8 +473,8 @@ def _(basis: InducingBasis, weights: Tensor, draws: RandomDraws) -> _Terms:
         return (term,)
     own = _noise_in(basis.root, kernel_variance(basis.kernel, basis.Z, basis.outputs))
     values = prior(basis.Z) + own.sqrt() * draws.normal(basis.rank)
-    missing = weights - _solve(basis.root, values.unsqueeze(-1))
-    a = _solve_transposed(basis.root, missing)
+    missing = weights - solve_columns(basis.root, values.unsqueeze(-1))
+    a = solve_columns_transposed(basis.root, missing)
     weighted = partial(_weighted_kernels, basis.kernel, basis.Z, basis.outputs)
     return term, PathTerm(weighted, (a,))
 
@@ -410,7 +494,7 @@ def _(basis: FunctionBasis, weights: Tensor, draws: RandomDraws) -> _Terms:
         covariance = basis.combination.mT @ covariance @ basis.combination
     own = _noise_in(basis.factor, covariance.diagonal(dim1=-2, dim2=-1))
     values = values + (own.sqrt() * draws.normal(basis.rank)).unsqueeze(-1)
-    a = _solve_transposed(basis.factor, weights - _solve(basis.factor, values))
+    a = solve_columns_transposed(basis.factor, weights - solve_columns(basis.factor, values))
     a = a if basis.combination is None else row_product(basis.combination, a)
     expansion = partial(_expansion, kernel, basis.functions)
     return term, PathTerm(expansion, (a.squeeze(-1),))
@@ -474,24 +558,3 @@ def _selected(outputs: list[int], *terms_and_inputs: Any) -> Tensor:
 def _noise_in(factor: Tensor, variance: Tensor) -> Tensor:
     """Return the diagonal of ``F Fᵀ`` beyond a variance: noise and jitter, ``... x m x n``."""
     return (factor.square().sum(-1) - variance).clamp_min(0.0)
-
-
-def _solve(factor: Tensor, columns: Tensor) -> Tensor:
-    """Compute ``F⁻¹ columns`` for a lower triangular F."""
-    return _by_columns(partial(solve_lower, factor), columns, factor.ndim - 2)
-
-
-def _solve_transposed(factor: Tensor, columns: Tensor) -> Tensor:
-    """Compute ``F⁻ᵀ columns`` for a lower triangular F."""
-    solve = partial(torch.linalg.solve_triangular, factor.mT, upper=True)
-    return _by_columns(solve, columns, factor.ndim - 2)
-
-
-def _by_columns(rule: Callable[[Tensor], Tensor], columns: Tensor, batch: int) -> Tensor:
-    """Apply a linear rule to columns, draws side by side: its matrix is not copied for each.
-
-    The rule takes ``batch x n x k``, the columns are ``draws x batch x n x 1``.
-    """
-    ahead = columns.shape[: columns.ndim - 2 - batch]
-    together = columns.squeeze(-1).reshape(ahead.numel(), *columns.shape[len(ahead) : -1])
-    return rule(together.movedim(0, -1)).movedim(-1, 0).reshape(columns.shape)

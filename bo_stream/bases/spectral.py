@@ -424,7 +424,8 @@ def _drawn(kernel: Kernel, space: _Space) -> _Spectrum:
     names = ", ".join(k.__name__ for k in _drawn_by_class.registry if issubclass(k, Kernel))
     raise UnsupportedError(
         f"Functions can be drawn from the prior of {names}, got {type(kernel).__name__}: its "
-        "spectral measure is not known. Draw values at points by model.posterior(X).rsample()."
+        "spectral measure is not known. Draw functions at points, which needs none, by "
+        "sample_paths(model, n, at=X)."
     )
 
 

@@ -282,7 +282,9 @@ def check_objective(mll: MarginalLogLikelihood) -> None:
         )
 
 
-def check_inputs(X: Tensor, dim: int | None, like: Tensor, finite: bool = False) -> None:
+def check_inputs(
+    X: Tensor, dim: int | None, like: Tensor, finite: bool = False, name: str = "X"
+) -> None:
     """Check inputs to a prediction: ``... x q x dim``, of the model's dtype and device.
 
     Args:
@@ -290,15 +292,16 @@ def check_inputs(X: Tensor, dim: int | None, like: Tensor, finite: bool = False)
         dim: Their width; None: any.
         like: A tensor of the model's dtype and device.
         finite: Whether to look at the values, too, for which a device waits.
+        name: Of the argument.
     """
-    check_type("X", X, like)
+    check_type(name, X, like)
     if X.ndim < 2 or dim not in (None, X.shape[-1]):
         width = "d" if dim is None else dim
         raise BotorchTensorDimensionError(
-            f"Expected X of shape `batch_shape x q x {width}`, got {tuple(X.shape)}."
+            f"Expected {name} of shape `batch_shape x q x {width}`, got {tuple(X.shape)}."
         )
     if finite:
-        check_finite("X", X)
+        check_finite(name, X)
 
 
 def check_hypothetical(X: Tensor, Y: Tensor, noise: Tensor | None, outputs: int) -> None:

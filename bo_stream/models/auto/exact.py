@@ -22,7 +22,11 @@ from bo_stream.linalg import scaled_prior
 from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.models.inference import Inference, Prior, Solved
 from bo_stream.models.memory import Memory, Observations, never_in
-from bo_stream.observation_space import ObservationSpacePrior, ObservationSpaceProcess
+from bo_stream.observation_space import (
+    ObservationSpacePrior,
+    ObservationSpaceProcess,
+    RadialKernel,
+)
 from bo_stream.process import PosteriorProcess
 from bo_stream.weights import target_columns
 
@@ -148,6 +152,10 @@ class KernelPrior(ObservationSpacePrior):
     def variance(self, coordinates: Tensor, images: Tensor) -> Tensor:
         """Evaluate the kernel's diagonal."""
         return stacked_variance(self.kernel, coordinates, self.mean.shape[-2])
+
+    def radial(self, images: Tensor) -> RadialKernel | None:
+        """Return a squared-exponential or Matérn kernel of all inputs."""
+        return RadialKernel.of(self.kernel, images, self.mean.shape[-2])
 
     def basis_for(self, X: Tensor, batch: torch.Size) -> InducingBasis:
         """Make every distinct input an inducing point."""

@@ -523,6 +523,9 @@ class GridPrior(ObservationSpacePrior):
         """Multiply the products of all dimensions, each point with itself."""
         return self._interpolated.variance(coordinates, images)
 
+    def radial(self, images: Tensor) -> None:
+        """Return nothing: on a grid kernels are products over inputs, interpolated."""
+
     def basis_for(self, X: Tensor, batch: torch.Size) -> GridBasis:
         """Build the kernel's features, whatever the observations."""
         return grid_basis(self.mesh, self.kernel, batch, self.tolerance, self.max_rank)
