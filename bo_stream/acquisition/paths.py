@@ -59,7 +59,11 @@ from bo_stream.tensors import map_tensors
 
 
 def sample_paths(
-    model: StreamingGP, n: int, seed: int | None = None, at: Tensor | None = None
+    model: StreamingGP,
+    n: int,
+    seed: int | None = None,
+    at: Tensor | None = None,
+    spread: Tensor | None = None,
 ) -> SamplePaths:
     """Draw n functions from the posterior, each of them one function of all inputs.
 
@@ -91,6 +95,8 @@ def sample_paths(
         seed: Seed of a generator of its own; torch's global one if omitted.
         at: Inputs, ``N x d`` or ``batch_shape x N x d``, N > 0, in the user's units, of the model's
             dtype and device, such as the candidates of a search.
+        spread: For each function the factor of its deviation from the posterior mean, ``n``: 0 is
+            the mean, 1 (default) a draw.
 
     Returns:
         A deterministic model of batch shape ``n x model.batch_shape``, in the outcomes' units, that
@@ -102,7 +108,7 @@ def sample_paths(
         BotorchTensorDimensionError: ``at`` has another shape, or no rows.
         InputDataError: ``at`` has a wrong dtype or device, is not finite, or is out of reach of
             the model's grid.
-        ValueError: n is less than one.
+        ValueError: n is less than one, or ``spread`` is not n finite numbers.
         UnsupportedError: Without ``at``, a ``LocalGP``, or a kernel whose spectral measure is not
             known.
 
@@ -112,7 +118,10 @@ def sample_paths(
         >>> X, value = optimize_acqf(PosteriorMean(paths.path(0)), bounds, q=1, num_restarts=4)
         >>> best = candidates[sample_paths(model, n=16, at=candidates)(candidates).argmax(-2)]
     """
-    return _draw(model, Size([checked_number("n", n)]), seed, at)
+    n = checked_number("n", n)
+    if spread is not None and (spread.shape != (n,) or not bool(spread.isfinite().all())):
+        raise ValueError(f"Expected spread to be {n} finite numbers, got {spread}.")
+    return _draw(model, Size([n]), seed, at, spread)
 
 
 def mean_path(model: StreamingGP) -> SamplePaths:
@@ -124,6 +133,11 @@ def mean_path(model: StreamingGP) -> SamplePaths:
     process = model.process()
     if in_weight_space(process):
         process = _folded(model)
+    return SamplePaths(model, _mean_terms(process), _shape_of(process))
+
+
+def _mean_terms(process: PosteriorProcess) -> _Terms:
+    """Return the posterior mean in terms."""
     terms: _Terms = (PathTerm(process.mean),)
     if isinstance(process, WeightSpaceProcess) and not process.basis.has_residual:
         features = PathTerm(partial(_features, process.basis), (process.weights.mean,))
@@ -131,7 +145,7 @@ def mean_path(model: StreamingGP) -> SamplePaths:
     elif isinstance(process, ObservationSpaceProcess):
         rule, drawn = process.prior.weighted(process.images, process.representer_weights)
         terms = (PathTerm(rule, (drawn,)),)
-    return SamplePaths(model, terms, _shape_of(process))
+    return terms
 
 
 NUGGET = 1e-8
@@ -141,19 +155,29 @@ have no weights whose rounding errors are larger than what the weights mean."""
 
 @torch.no_grad()
 def _draw(
-    model: StreamingGP, sample_shape: Size, seed: int | None, at: Tensor | None = None
+    model: StreamingGP,
+    sample_shape: Size,
+    seed: int | None,
+    at: Tensor | None = None,
+    spread: Tensor | None = None,
 ) -> SamplePaths:
     process, inputs = (_folded(model), None) if at is None else _posterior_at(model, at)
     device = model.train_targets.device
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
     shape = Size((*sample_shape, *_shape_of(process)))
     draws = RandomDraws(shape, device, generator)
+    if spread is not None:
+        spread = spread.to(device, torch.float64).reshape(-1, *[1] * len(shape))
     if inputs is None:
-        return SamplePaths(model, _draw_terms(process, draws), shape)
+        terms = _draw_terms(process, draws)
+        if spread is not None:
+            terms = (PathTerm(partial(_deviating, _mean_terms(process)), (spread, *terms)),)
+        return SamplePaths(model, terms, shape)
     points = process.at(inputs)
     covariance = process.cross_covariance(points, points)
     covariance = covariance.expand(*_shape_of(process), *covariance.shape[-2:])
     normal = draws.normal(covariance.shape[-1], 1)
+    normal = normal if spread is None else normal * spread.unsqueeze(-1)
     weights = inverse_root_product(covariance, normal, NUGGET)
     rule, drawn = conditional_mean(process, points, weights)
     return SamplePaths(model, (PathTerm(rule, (drawn,)),), shape)
@@ -553,6 +577,13 @@ def _selected(outputs: list[int], *terms_and_inputs: Any) -> Tensor:
     """Evaluate some outputs of a sum of functions."""
     *terms, X = terms_and_inputs
     return _sum_of(terms, X)[..., outputs, :]
+
+
+def _deviating(mean: _Terms, spread: Tensor, *terms_and_inputs: Any) -> Tensor:
+    """Evaluate the sum of some functions, its deviation from the mean multiplied by a factor."""
+    *terms, X = terms_and_inputs
+    centre = _sum_of(mean, X)
+    return centre + spread * (_sum_of(terms, X) - centre)
 
 
 def _noise_in(factor: Tensor, variance: Tensor) -> Tensor:

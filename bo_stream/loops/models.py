@@ -343,6 +343,39 @@ KERNELS: dict[str, Callable[[int], Kernel]] = {
 }
 """Functions of the number of inputs that build a kernel, by name."""
 
+def many_input_kernel(name: str, dim: int) -> Kernel:
+    """Build a scaled kernel whose lengthscales are expected to grow with the root of the inputs.
+
+    Their prior is that of Hvarfner et al. (2024), log-normal of location ``√2 + log(d) / 2`` and
+    scale √3, and so is where they begin, its mode. All are learned as logarithms.
+
+    Args:
+        name: A name in ``KERNELS``.
+        dim: Number d of inputs, in the unit cube.
+    """
+    import torch
+    from gpytorch.constraints import Positive
+    from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+    from gpytorch.priors import LogNormalPrior
+
+    location = math.sqrt(2.0) + 0.5 * math.log(dim)
+
+    def positive(initial: float) -> Positive:
+        return Positive(transform=torch.exp, inv_transform=torch.log, initial_value=initial)
+
+    options = {
+        "ard_num_dims": dim,
+        "lengthscale_prior": LogNormalPrior(location, math.sqrt(3.0)),
+        "lengthscale_constraint": positive(math.exp(location - 3.0)),
+    }
+    smoothness = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
+    if name == "rbf":
+        stationary: Kernel = RBFKernel(**options)
+    else:
+        stationary = MaternKernel(nu=smoothness[name], **options)
+    return ScaleKernel(stationary, outputscale_constraint=positive(1.0))
+
+
 LEARNED = "learned"
 """Name of the choice among ``SMOOTHNESS``."""
 

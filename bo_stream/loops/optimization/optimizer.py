@@ -21,6 +21,7 @@ from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.models import KERNELS, MODELS, build_model
 from bo_stream.loops.optimization.acquisition import Situation, best_points, check_acquisition
 from bo_stream.loops.optimization.executed import journaled_trials
+from bo_stream.loops.optimization.region_search import RegionSurrogate
 from bo_stream.loops.optimization.trials import Ledger, OptimizationSettings, Trial
 from bo_stream.loops.run import OPTIMIZATION, ModelFile, from_record, predict_mean
 from bo_stream.models.auto.auto import AutoGP
@@ -200,13 +201,16 @@ class Optimizer:
         self,
         settings: OptimizationSettings,
         ledger: Ledger | None = None,
-        surrogate: Surrogate | None = None,
+        surrogate: Surrogate | RegionSurrogate | None = None,
     ) -> None:
         """Begin, or go on with the parts of an earlier optimizer (see ``load_optimizer``)."""
         check_acquisition(settings.acquisition)
         self.settings = settings
         self.ledger = Ledger() if ledger is None else ledger
-        self.surrogate = Surrogate(settings) if surrogate is None else surrogate
+        if surrogate is None:
+            in_region = settings.search == "region"
+            surrogate = RegionSurrogate(settings) if in_region else Surrogate(settings)
+        self.surrogate = surrogate
 
     # --- points -------------------------------------------------------------------------------
 
@@ -218,10 +222,7 @@ class Optimizer:
         """
         count = self.settings.q if q is None else q
         check_whole("q", count, 1)
-        told = len(self.ledger.with_status("told"))
-        first = min(count, max(0, self.settings.initial - told - len(self.pending)))
-        if self.settings.acquisition == "random" or told < FEWEST:
-            first = count
+        first = int(min(count, self._sobol_due()))
         trials = []
         if first:
             drawn = sum(trial.origin == "sobol" for trial in self.ledger)
@@ -230,26 +231,42 @@ class Optimizer:
             chosen = self.settings.from_unit_cube(points)
             trials += [self.ledger.add(x, "sobol") for x in chosen]
         if count > first:
-            model = self.surrogate.follow(self.ledger)
-            if model is None:
-                raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
-            failed = self.ledger.with_status("failed")[-AVOIDED_FAILURES:]
-            open_points = [trial.X for trial in self.pending + failed]
-            pending = self.settings.to_unit_cube(open_points) if open_points else None
-            X = self.settings.to_unit_cube([trial.X for trial in self._shortlist()])
-            seed = (self.settings.seed * 1_000_003 + len(self.ledger)) % 2**31
-            device = torch.device(self.settings.device)
-            on_cpu = device.type == "cpu"
-            accelerator = "cuda" if on_cpu else device.type
-            with torch.random.fork_rng([] if on_cpu else [device], device_type=accelerator):
-                torch.manual_seed(seed)
-                means, order = predict_mean(model, X).sort(descending=True, stable=True)
-                best, beta = means[0].item(), self.settings.beta
-                situation = Situation(model, X[order], best, pending, beta, seed)
-                points = best_points(self.settings, situation, count - first)
-            chosen = self.settings.from_unit_cube(points)
+            chosen = self.settings.from_unit_cube(self._model_points(count - first))
             trials += [self.ledger.add(x, "model") for x in chosen]
         return trials
+
+    def _sobol_due(self) -> float:
+        """Return how many Sobol points come before the next one that the model chooses."""
+        told, surrogate = len(self.ledger.with_status("told")), self.surrogate
+        if self.settings.acquisition == "random" or told < FEWEST:
+            return math.inf
+        due = max(0, self.settings.initial - told - len(self.pending))
+        if due == 0 and isinstance(surrogate, RegionSurrogate):
+            return surrogate.sobol_due(self.ledger)
+        return due
+
+    def _model_points(self, q: int) -> Tensor:
+        """Choose the next points by the model, ``q x d`` in the unit cube."""
+        settings, surrogate = self.settings, self.surrogate
+        model = surrogate.follow(self.ledger)
+        if model is None:
+            raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
+        seed = (settings.seed * 1_000_003 + len(self.ledger)) % 2**31
+        device = torch.device(settings.device)
+        on_cpu = device.type == "cpu"
+        accelerator = "cuda" if on_cpu else device.type
+        with torch.random.fork_rng([] if on_cpu else [device], device_type=accelerator):
+            torch.manual_seed(seed)
+            if isinstance(surrogate, RegionSurrogate):
+                return surrogate.propose(self.ledger, q, seed)
+            failed = self.ledger.with_status("failed")[-AVOIDED_FAILURES:]
+            open_points = [trial.X for trial in self.pending + failed]
+            pending = settings.to_unit_cube(open_points) if open_points else None
+            X = settings.to_unit_cube([trial.X for trial in self._shortlist()])
+            means, order = predict_mean(model, X).sort(descending=True, stable=True)
+            best = means[0].item()
+            situation = Situation(model, X[order], best, pending, settings.beta, seed)
+            return best_points(settings, situation, q)
 
     def _shortlist(self) -> list[Trial]:
         """Return the told trials of the best outcomes, by key."""
@@ -303,6 +320,9 @@ class Optimizer:
         shortlist = self._shortlist()
         if not shortlist:
             raise UsageError("There is no best point yet: no outcome was told.")
+        if isinstance(self.surrogate, RegionSurrogate):
+            key, value = self.surrogate.best(self.ledger)
+            return Best(self.ledger[key], self.settings.sign * value)
         model = self.surrogate.follow(self.ledger)
         if model is None:
             return Best(max(shortlist, key=self._gain), None)
@@ -345,21 +365,22 @@ def save_optimizer(
         OSError: The folder cannot be written, or the disk is full; the old files stand.
     """
     surrogate = optimizer.surrogate
-    if not surrogate.is_whole:
-        surrogate = Surrogate(optimizer.settings)
+    if isinstance(surrogate, RegionSurrogate):
+        about: dict[str, Any] = {"region": asdict(surrogate.state)}
+        models: dict[str, StreamingGP] = {}
+    else:
+        if not surrogate.is_whole:
+            surrogate = Surrogate(optimizer.settings)
+        about = {"held": list(surrogate.held.items()), "unit": surrogate.unit}
+        models = {} if surrogate.model is None else {"surrogate": surrogate.model}
+    about |= {"refits": surrogate.refits, "validation": surrogate.validation.state()}
     content = {
         "settings": asdict(optimizer.settings),
         "trials": [vars(trial) for trial in optimizer.ledger],
-        "surrogate": {
-            "held": list(surrogate.held.items()),
-            "refits": surrogate.refits,
-            "unit": surrogate.unit,
-            "validation": surrogate.validation.state(),
-        },
+        "surrogate": about,
         "run": None if run is None else dict(run),
         "journal": journal,
     }
-    models = {} if surrogate.model is None else {"surrogate": surrogate.model}
     OPTIMIZATION.save(folder, content, models)
 
 
@@ -394,12 +415,16 @@ def parsed_optimizer(
             "called. If you trust it, name it too: as FUNCTION or --acquisition of the command, or "
             "by trusted=[...]."
         )
-    settings = from_record(OptimizationSettings, content["settings"])
+    # runs of versions without a region are of the box
+    settings = from_record(OptimizationSettings, {"search": "box", **content["settings"]})
     ledger = Ledger(from_record(Trial, record) for record in content["trials"])
     if content["journal"] is not None:
         for trial in journaled_trials(folder, content["journal"]):
             ledger.put(trial)
     state, model = content["surrogate"], None
+    validation = ProgressiveValidation.of_state(state["validation"])
+    if "region" in state:
+        return Optimizer(settings, ledger, RegionSurrogate.of_record(settings, state, validation))
     held = {int(key): float(Y) for key, Y in state["held"]}
     if "surrogate" in content["models"]:
         file = from_record(ModelFile, content["models"]["surrogate"])
@@ -409,7 +434,6 @@ def parsed_optimizer(
                 f"of {file.observations:,}."
             )
         model = file.read(folder, MODELS[settings.model].model, settings.device)
-    validation = ProgressiveValidation.of_state(state["validation"])
     surrogate = Surrogate(settings, model, held, state["refits"], float(state["unit"]), validation)
     return Optimizer(settings, ledger, surrogate)
 

@@ -179,7 +179,7 @@ def maximize_paths(paths: SamplePaths, starts: Tensor, bounds: Tensor, iteration
         X = torch.from_numpy(flat).to(starts).reshape(starts.shape).requires_grad_()
         value = -paths(X.unsqueeze(-2)).sum()
         (gradient,) = torch.autograd.grad(value, X)
-        return float(value), gradient.reshape(-1).cpu().double().numpy()
+        return float(value.detach()), gradient.reshape(-1).cpu().double().numpy()
 
     low, high = (side.expand(starts.shape).reshape(-1).cpu().double().numpy() for side in bounds)
     result = minimize(

@@ -7,14 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from bo_stream.errors import UsageError, check_whole
-from bo_stream.loops.models import RunSettings
+from bo_stream.errors import UsageError, check_one_of, check_whole
+from bo_stream.loops.models import AUTO, RunSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ACQUISITIONS = ("qUCB", "qLogEI", "qLogNEI", "qSR", "TS", "random")
 """Names of the acquisitions; ``TS`` and ``random`` need no acquisition function."""
+
+SEARCHES = ("box", "region")
+"""Names of the searches: of the whole box, or of a trust region in it."""
+
+MOST_IN_BOX = 10
+"""Most inputs of which the whole box is searched unless another search is named."""
 
 Bounds = tuple[tuple[float, float], ...]
 
@@ -26,8 +32,12 @@ class OptimizationSettings(RunSettings):
     Attributes:
         bounds: Low and high of each input, d pairs.
         maximize: Whether large outcomes are good; else small ones are.
-        initial: Points of a scrambled Sobol sequence to begin with.
-        acquisition: A name in ``ACQUISITIONS``, or ``package.module:function`` of a builder of
+        initial: Points of a scrambled Sobol sequence to begin with; 0: 10, or twice the number of
+            inputs where a region is searched.
+        search: A name in ``SEARCHES``: ``box``, or ``region``, a trust region about the best point
+            with a model of the nearest outcomes. Default (empty): ``region`` in more than
+            ``MOST_IN_BOX`` inputs, unless an acquisition, a model or a grid is named.
+        acquisition: Of the search of the box: a name in ``ACQUISITIONS``, or ``package.module:function`` of a builder of
             one's own, see ``bo_stream.loops.optimization.acquisition``.
         beta: Weight of the standard deviation in qUCB.
         num_restarts: Starts of the search for the best candidate.
@@ -37,6 +47,8 @@ class OptimizationSettings(RunSettings):
     bounds: Bounds = field(kw_only=False)
     maximize: bool = False
     q: int = 1
+    initial: int = 0
+    search: str = ""
     acquisition: str = "qLogEI"
     beta: float = 2.0
     num_restarts: int = 8
@@ -45,12 +57,29 @@ class OptimizationSettings(RunSettings):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds", checked_bounds(self.bounds))
+        self._choose_search()
+        if self.initial == 0:
+            object.__setattr__(self, "initial", 2 * self.dim if self.search == "region" else 10)
         super().__post_init__()
         self.check_inputs(self.dim)
         check_whole("num_restarts", self.num_restarts, 1)
         check_whole("raw_samples", self.raw_samples, self.num_restarts)
         if not 0.0 <= self.beta < math.inf:
             raise UsageError(f"Expected beta of at least 0, got {self.beta}.")
+
+    def _choose_search(self) -> None:
+        """Set the search where none is named, and check that the other settings go with it."""
+        others = {"acquisition": "qLogEI", "model": AUTO, "model_options": {}, "grid": None}
+        named = [name for name, default in others.items() if getattr(self, name) != default]
+        if not self.search:
+            many = self.dim > MOST_IN_BOX and not named
+            object.__setattr__(self, "search", "region" if many else "box")
+        check_one_of("search", self.search, SEARCHES)
+        if self.search == "region" and named:
+            raise UsageError(
+                f"A region is searched with draws of an exact model of the nearest outcomes: leave "
+                f"out {' and '.join(named)}, or search the box."
+            )
 
     @property
     def dim(self) -> int:
