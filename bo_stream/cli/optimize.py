@@ -16,7 +16,13 @@ import typer
 from bo_stream.cli import running
 from bo_stream.cli.running import OUT, app, option, parse_settings, say
 from bo_stream.errors import UsageError
-from bo_stream.loops.optimization.trials import ACQUISITIONS, Bounds, OptimizationSettings
+from bo_stream.loops.optimization.trials import (
+    ACQUISITIONS,
+    MOST_IN_BOX,
+    SEARCHES,
+    Bounds,
+    OptimizationSettings,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -141,7 +147,20 @@ def optimize(
             "those under way). 0: none, for evaluations of hours.",
         ),
     ] = None,
-    initial: Annotated[int, option("Search", "Sobol points to start with.")] = _DEFAULT.initial,
+    initial: Annotated[
+        int,
+        option("Search", "Sobol points to start with; 0: 10, or twice the inputs in a region."),
+    ] = _DEFAULT.initial,
+    search: Annotated[
+        str,
+        option(
+            "Search",
+            "Where points are looked for: in the whole box, or in a trust region about the best "
+            "point, for more than ten inputs. Default: region there, unless --acquisition, "
+            "--model or --grid is given; else box.",
+            metavar="|".join(SEARCHES),
+        ),
+    ] = _DEFAULT.search,
     acquisition: Annotated[
         str,
         option(
@@ -170,7 +189,8 @@ def optimize(
     """Find where a function is smallest (or largest), in few evaluations.
 
     Starts from Sobol points. Again and again it chooses the points that promise most, has them
-    evaluated, maybe by several processes at a time, and learns. An evaluation that raises, hangs,
+    evaluated, maybe by several processes at a time, and learns. In more than ten inputs it
+    searches a region about the best point, whatever the number of evaluations. An evaluation that raises, hangs,
     dies or returns anything but one finite number is recorded and repeated as asked; the model
     never sees it.
 
@@ -185,6 +205,7 @@ def optimize(
 
     - `bo-stream optimize Branin --noise 1 --out run`
     - `bo-stream optimize Hartmann --dim 6 --set max_exact=200`
+    - `bo-stream optimize Ackley --dim 20 -q 10 --steps 100`
     - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --workers 4 -q 4 --timeout 60 --out run`
     - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --executor dask:tcp://host:8786 -q 8`
     - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --workers 8 --asynchronous --steps 200`
@@ -197,7 +218,7 @@ def optimize(
 
     settings: dict[str, Any] = {
         "maximize": maximize, "q": q, "initial": initial, "acquisition": acquisition,
-        "beta": beta, "seed": seed, "kernel": kernel, "grid": grid, "refit": refit,
+        "search": search, "beta": beta, "seed": seed, "kernel": kernel, "grid": grid, "refit": refit,
         "device": device, "dtype": dtype, "model": model, "model_options": model_options,
     }  # fmt: skip
     target: dict[str, Any] = {"function": function, "dim": dim, "noise": noise, "bounds": bounds}
@@ -259,16 +280,20 @@ def _run_and_report(
 
     settings, plan, objective = campaign.settings, campaign.plan, campaign.objective
     verb = "Maximising" if settings.maximize else "Minimising"
-    box = " x ".join(f"[{low:g}, {high:g}]" for low, high in settings.bounds)
+    sides = [f"[{low:g}, {high:g}]" for low, high in settings.bounds]
+    alike = len(sides) > 3 and len(set(sides)) == 1
+    box = f"{sides[0]}^{len(sides)}" if alike else " x ".join(sides)
     steps = f"{plan.total} steps of {settings.q}"
     stopping = "Stopping after this step"
     if plan.asynchronous:
         steps = f"{plan.total * settings.q}, each when a worker is free,"
         stopping = "Stopping when the evaluations under way have ended"
+    how = "draws in a region" if settings.search == "region" else settings.acquisition
     say(
         f"{verb} {objective.function} over {box}: {settings.initial} initial points, "
-        f"then {steps} by {settings.acquisition}; results in {folder}."
+        f"then {steps} by {how}; results in {folder}."
     )
+    say(reason_of_search(settings))
     if campaign.steps:
         OUT.print(f"Going on after step {campaign.steps_done}.")
     with campaign.evaluator() as evaluating:
@@ -290,6 +315,22 @@ def _run_and_report(
     if plan.names_address:
         again += ["--executor", str(plan.executor)]
     running.show_end(folder, files, caught, logs, stopped, again, trust)
+
+
+def reason_of_search(settings: OptimizationSettings) -> str:
+    """Say which search runs, and why, in one line."""
+    inputs = f"{settings.dim} inputs"
+    if settings.search == "region":
+        return (
+            f"Searching a region about the best point, as of {inputs} no number of points fills "
+            "the whole box; --search box searches all of it."
+        )
+    if settings.dim > MOST_IN_BOX:
+        return (
+            f"Searching the whole box of {inputs}; --search region, about the best point, is "
+            f"faster and better in more than {MOST_IN_BOX}."
+        )
+    return f"Searching the whole box, as there are {inputs}."
 
 
 def best_so_far(campaign: OptimizationCampaign) -> str:
