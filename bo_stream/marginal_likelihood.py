@@ -5,11 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bo_stream.linalg import safe_cholesky, solve_lower, solve_one_plus_product
+from bo_stream.linalg import (
+    cholesky_with_jitter,
+    safe_cholesky,
+    solve_lower,
+    solve_one_plus_product,
+)
+from bo_stream.tensors import first_derivatives_only
 from bo_stream.weights import (
     InformationForm,
     SufficientStatistics,
@@ -139,8 +146,7 @@ def combine(groups: Sequence[NoiseGroup], residual: Tensor) -> InformationForm:
 def dense_log_marginal_likelihood(covariance: Tensor, residual: Tensor, noise: Tensor) -> Tensor:
     """Compute ``log N(residual; 0, covariance + diag(noise))``, ``... x m``, and exact gradients.
 
-    The gradient in the covariance C is ``½ (a aᵀ − C⁻¹)`` with ``a = C⁻¹ residual`` (Rasmussen and
-    Williams, 2006, eq. 5.9): the factorisation is not differentiated. Cost O(n³).
+    First derivatives only. Cost O(n³), for the value a third of what it is with gradients.
 
     Args:
         covariance: Prior covariance at n observations, ``... x m x n x n``; may require gradients.
@@ -150,17 +156,43 @@ def dense_log_marginal_likelihood(covariance: Tensor, residual: Tensor, noise: T
     Raises:
         NotPSDError: Hyperparameters are NaN or infinite.
     """
-    with torch.no_grad():
-        factor = safe_cholesky(covariance + torch.diag_embed(noise))
-        precision = torch.cholesky_inverse(factor)
+    value: Tensor = _LogNormalDensity.apply(covariance, residual, noise)  # type: ignore[no-untyped-call]
+    return value
+
+
+class _LogNormalDensity(torch.autograd.Function):
+    """Function ``log N(y; 0, C + diag(s))``; first derivatives only.
+
+    With ``A = (C + diag(s))⁻¹`` and ``a = A y`` the gradient in C is ``Q = ½ (a aᵀ − A)``, that in
+    s its diagonal and that in y ``−a`` [Rasmussen and Williams, 2006, eq. 5.9]. A jitter of j times
+    the mean of the diagonal is differentiated, too: it adds ``j tr(Q) / n`` to the diagonal of Q.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, covariance: Tensor, residual: Tensor, noise: Tensor) -> Tensor:
+        matrix = covariance.clone(memory_format=torch.contiguous_format)
+        matrix.diagonal(dim1=-2, dim2=-1).add_(noise)
+        factor, ctx.jitter = cholesky_with_jitter(matrix)
         weights = torch.cholesky_solve(residual.unsqueeze(-1), factor).squeeze(-1)
+        ctx.save_for_backward(factor, weights)
         logs = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         constant = 0.5 * residual.shape[-1] * math.log(2.0 * math.pi)
-        value = -0.5 * (weights * residual).sum(-1) - logs - constant
-        sensitivity = 0.5 * (weights.unsqueeze(-1) * weights.unsqueeze(-2) - precision)
-    change = (sensitivity * covariance).sum((-2, -1)) - (weights * residual).sum(-1)
-    change = change + (sensitivity.diagonal(dim1=-2, dim2=-1) * noise).sum(-1)
-    return value + (change - change.detach())
+        return -0.5 * (weights * residual).sum(-1) - logs - constant
+
+    @staticmethod
+    @first_derivatives_only
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        factor, weights = ctx.saved_tensors
+        of_residual = -slope.unsqueeze(-1) * weights
+        if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[2]):
+            return None, of_residual, None
+        half = 0.5 * slope[..., None, None]
+        Q = torch.cholesky_inverse(factor).mT.mul_(-half)  # symmetric, and by rows as C is
+        Q.addcmul_(half * weights.unsqueeze(-1), weights.unsqueeze(-2))
+        diagonal = Q.diagonal(dim1=-2, dim2=-1)
+        if ctx.jitter > 0.0:
+            diagonal += ctx.jitter * diagonal.mean(-1, keepdim=True)
+        return Q, of_residual, diagonal.clone()
 
 
 def subspace_log_marginal_likelihood(

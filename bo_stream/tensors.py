@@ -1,16 +1,18 @@
-"""Values made of tensors: mapping, comparison with an earlier state, and inference mode."""
+"""Values made of tensors: mapping, comparison with an earlier state, and modes of autograd."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar, cast
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 State = tuple[Tensor, ...]
 """Parameters and buffers of a module at some time."""
@@ -98,3 +100,23 @@ def outside_inference_mode() -> Iterator[None]:
     differentiated = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(differentiated):
         yield
+
+
+def first_derivatives_only(backward: Callable[P, T]) -> Callable[P, T]:
+    """Let an autograd function's ``backward`` refuse to be differentiated again.
+
+    ``once_differentiable`` of torch refuses only where the gradient that comes in is differentiated
+    itself; elsewhere it takes the one that goes out for a constant, and second derivatives are
+    wrong without a word. This one refuses ``create_graph=True``.
+    """
+
+    @wraps(backward)
+    def once(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "Expected a first derivative, got create_graph=True: this gradient is in closed "
+                "form and cannot be differentiated again. Take differences of gradients instead."
+            )
+        return backward(*args, **kwargs)
+
+    return once

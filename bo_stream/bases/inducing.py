@@ -17,6 +17,7 @@ from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 
 from bo_stream.bases.kernels import SquaredExponential, stacked_kernel, stacked_variance
+from bo_stream.bases.radial import RadialKernel
 from bo_stream.linalg import (
     cholesky_with_jitter,
     safe_cholesky,
@@ -262,7 +263,14 @@ def in_dtype(module: T, dtype: torch.dtype, rule: Callable[[T], Tensor]) -> Tens
 
 
 def differentiable_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
-    """Compute ``k(A, B)`` in the dtype of A, differentiable in the kernel's parameters."""
+    """Compute ``k(A, B)`` in the dtype of A, differentiable in the kernel's parameters.
+
+    Once, where A is B: see :meth:`RadialKernel.matrix`, by which it is computed if it can be.
+    """
+    known = RadialKernel.of(kernel, outputs, A.dtype) if A is B else None
+    if known is not None:
+        matrix = known.matrix(A.unsqueeze(-3))
+        return matrix.expand(*matrix.shape[:-3], outputs, *matrix.shape[-2:])
     return in_dtype(kernel, A.dtype, lambda copy: kernel_matrix(copy, A, B, outputs))
 
 

@@ -30,6 +30,8 @@ from gpytorch.priors import LogNormalPrior
 from torch import Size, Tensor
 from torch.autograd.function import once_differentiable
 
+from bo_stream.bases.radial import RadialKernel
+
 
 def stacked_kernel(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
     """Compute ``k(A, B)``, ``... x m x n x d`` and ``... x m x n' x d`` to ``... x m x n x n'``."""
@@ -194,15 +196,12 @@ class SquaredExponential:
     @classmethod
     def of(cls, kernel: Kernel, outputs: int) -> SquaredExponential | None:
         """Take over a kernel's hyperparameters, differentiable; None for another kind."""
-        base = kernel.base_kernel if type(kernel) is ScaleKernel else kernel
-        chosen = kernel.active_dims is not None or base.active_dims is not None
-        if type(base) is not RBFKernel or chosen:
+        known = RadialKernel.of(kernel, outputs)
+        if known is None or known.nu is not None:
             return None
-        lengthscale, scaled = base.lengthscale, base is not kernel
-        log_scale = kernel.outputscale.log() if scaled else torch.zeros_like(lengthscale[..., 0, 0])
-        if outputs == 1:
-            log_scale, lengthscale = log_scale.unsqueeze(-1), lengthscale.unsqueeze(-3)
-        return cls(log_scale[..., None, None], lengthscale)
+        lengthscale, scale = known.lengthscale, known.scale
+        ones = torch.ones_like(lengthscale[..., :1]) if scale is None else scale
+        return cls(ones.log(), lengthscale)
 
     def matrix(self, A: Tensor, B: Tensor) -> Tensor:
         """Compute ``k(A, B)``, ``... x m x n x n'``, from points ``... x m x n x d``.

@@ -69,6 +69,13 @@ _PROCESSES = (
 
 _BASES = (
     Mutant(
+        "a gradient in lengthscales of half the pairs",
+        "bases/radial.py",
+        "weights = weights + weights.mT",
+        "weights = 0.5 * (weights + weights.mT)",
+        ("tests/models/auto/test_exact_gradient.py",),
+    ),
+    Mutant(
         "the last cell never found",
         "bases/grid/mesh.py",
         "(torch.tensor(grid.cells) - 1).to(device)",
@@ -110,6 +117,12 @@ _BASES = (
 )
 
 _LIKELIHOODS_AND_POINTS = (
+    Mutant(
+        "a jitter that is not differentiated",
+        "marginal_likelihood.py",
+        "if ctx.jitter > 0.0:",
+        "if ctx.jitter < 0.0:",
+    ),
     Mutant(
         "a divergence with a sign turned",
         "likelihoods/sites.py",

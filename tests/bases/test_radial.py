@@ -1,0 +1,145 @@
+"""Matrices of kernels of the distance, and their gradients in closed form."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
+from torch import Tensor
+
+from bo_stream.bases.inducing import differentiable_matrix, kernel_matrix
+from bo_stream.bases.kernels import ProductMatern
+from bo_stream.bases.radial import RadialKernel
+from tests.oracles.kernels import dense_kernel
+
+DOUBLE = torch.float64
+NU = [None, 0.5, 1.5, 2.5]
+
+
+def kernel_of(nu: float | None, batch: torch.Size, dims: int | None, scaled: bool) -> Kernel:
+    kind = RBFKernel if nu is None else MaternKernel
+    options = {} if nu is None else {"nu": nu}
+    base = kind(ard_num_dims=dims, batch_shape=batch, **options).to(DOUBLE)
+    base.lengthscale = 0.3 + torch.rand(*batch, 1, dims or 1, dtype=DOUBLE)
+    if not scaled:
+        return base
+    kernel = ScaleKernel(base, batch_shape=batch).to(DOUBLE)
+    kernel.outputscale = 0.5 + torch.rand(batch, dtype=DOUBLE)
+    return kernel
+
+
+def matrix_of(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
+    known = RadialKernel.of(kernel, outputs)
+    assert known is not None
+    return known.matrix(X)
+
+
+def expected_matrix(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
+    """The oracle's, of differences between points, for ``... x m x n x d``."""
+    if outputs == 1:
+        return expected_matrix(kernel, X.squeeze(-3), 2).unsqueeze(-3)
+    return dense_kernel(kernel, X, X)
+
+
+@pytest.mark.parametrize("scaled", [True, False], ids=["scaled", "bare"])
+@pytest.mark.parametrize("dims", [3, None], ids=["ard", "one"])
+@pytest.mark.parametrize(
+    ("batch", "outputs"), [((), 1), ((2,), 1), ((3,), 3), ((2, 3), 3)], ids=str
+)
+@pytest.mark.parametrize("nu", NU, ids=str)
+def test_values_and_gradients_are_those_of_the_formula(
+    nu: float | None, batch: tuple[int, ...], outputs: int, dims: int | None, scaled: bool
+) -> None:
+    """In points and hyperparameters; two points are equal, and the gradient is not symmetric."""
+    torch.manual_seed(0)
+    kernel = kernel_of(nu, torch.Size(batch), dims, scaled)
+    leading = batch[:-1] if outputs > 1 else batch
+    distinct = 5.0 + torch.randn(*leading, outputs, 7, 3, dtype=DOUBLE)
+    X = distinct[..., [0, 1, 2, 3, 4, 5, 6, 1], :].requires_grad_()
+    found, expected = matrix_of(kernel, X, outputs), expected_matrix(kernel, X, outputs)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+    weights, leaves = torch.randn_like(expected), [X, *kernel.parameters()]
+    gradients = [torch.autograd.grad((m * weights).sum(), leaves) for m in (found, expected)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-10 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("nu", NU, ids=str)
+def test_equal_points_have_no_distance_anywhere(nu: float | None) -> None:
+    """Also far from the others and in many inputs, where rounding is large; ν = 1/2 has a kink."""
+    kernel = kernel_of(nu, torch.Size(), 40, False)
+    X = torch.randn(1, 30, 40, dtype=DOUBLE)
+    X[0, 20:] = 30.0 * X[0, :10]
+    rows = torch.cat((X, X[:, 15:25]), -2)
+    found = matrix_of(kernel, rows, 1)
+    twice = found[0, 15:25, 30:].diagonal()
+    torch.testing.assert_close(twice, torch.ones_like(twice), rtol=0.0, atol=1e-10)
+    (gradient,) = torch.autograd.grad(found.sum(), kernel.raw_lengthscale)
+    (expected,) = torch.autograd.grad(
+        expected_matrix(kernel, rows, 1).sum(), kernel.raw_lengthscale
+    )
+    torch.testing.assert_close(gradient, expected, rtol=1e-7, atol=1e-10)
+
+
+def test_a_scale_may_have_more_batch_dimensions_than_lengthscales() -> None:
+    base = kernel_of(2.5, torch.Size(), 3, False)
+    kernel = ScaleKernel(base, batch_shape=torch.Size([2])).to(DOUBLE)
+    kernel.outputscale = torch.tensor([0.5, 2.0])
+    X = torch.randn(2, 1, 6, 3, dtype=DOUBLE)
+    found, expected = matrix_of(kernel, X, 1), expected_matrix(kernel, X, 1)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(m.sum(), list(kernel.parameters())) for m in (found, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("nu", NU, ids=str)
+def test_float32_hyperparameters_are_constrained_in_float64(nu: float | None) -> None:
+    """As those of a copy in float64 are, to all digits."""
+    kernel = kernel_of(nu, torch.Size(), 3, True).to(torch.float32)
+    X = torch.randn(6, 3, dtype=DOUBLE)
+    found = differentiable_matrix(kernel, X, X, 1)
+    expected = expected_matrix(copy.deepcopy(kernel).double(), X.unsqueeze(-3), 1)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+    for one in torch.autograd.grad(found.sum(), list(kernel.parameters())):
+        assert one.dtype == torch.float32
+
+
+class _Other(RBFKernel):
+    """A kernel that a user derived."""
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        RBFKernel(active_dims=(0, 2)),
+        ScaleKernel(MaternKernel(active_dims=(1,))),
+        ScaleKernel(ScaleKernel(RBFKernel())),
+        AdditiveKernel(RBFKernel(), MaternKernel()),
+        ProductMatern(),
+        _Other(ard_num_dims=3),
+    ],
+    ids=lambda kernel: type(kernel).__name__,
+)
+def test_another_kernel_is_gpytorchs_own(kernel: Kernel) -> None:
+    kernel, X = kernel.double(), torch.randn(6, 3, dtype=DOUBLE)
+    assert RadialKernel.of(kernel, 1) is None
+    assert torch.equal(differentiable_matrix(kernel, X, X, 1), kernel_matrix(kernel, X, X, 1))
+
+
+def test_points_of_which_there_are_none_or_one() -> None:
+    kernel = kernel_of(0.5, torch.Size(), None, True)
+    assert matrix_of(kernel, torch.empty(1, 0, 3, dtype=DOUBLE), 1).shape == (1, 0, 0)
+    one = matrix_of(kernel, torch.randn(1, 1, 3, dtype=DOUBLE), 1)
+    torch.testing.assert_close(one.flatten(), kernel.outputscale.reshape(1))
+    kernel.base_kernel.raw_lengthscale.data.fill_(torch.nan)
+    assert bool(matrix_of(kernel, torch.randn(1, 1, 3, dtype=DOUBLE), 1).isnan())
+
+
+@pytest.mark.parametrize("nu", NU, ids=str)
+def test_a_second_derivative_is_refused(nu: float | None) -> None:
+    kernel = kernel_of(nu, torch.Size(), 3, True)
+    total = matrix_of(kernel, torch.randn(1, 6, 3, dtype=DOUBLE), 1).square().sum()
+    with pytest.raises(NotImplementedError, match="create_graph=True"):
+        torch.autograd.grad(total, list(kernel.parameters()), create_graph=True)
