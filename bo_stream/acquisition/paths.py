@@ -40,6 +40,7 @@ from bo_stream.linalg import (
     row_product,
     solve_columns,
     solve_columns_transposed,
+    stack_rows,
 )
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_inputs
@@ -47,7 +48,11 @@ from bo_stream.models.clustered.solver import ClusteredProcess, cross_matrix
 from bo_stream.models.decoupled.posterior import KernelExpansion, ShiftedProcess
 from bo_stream.models.local import LocalProcess
 from bo_stream.models.quadruply_stochastic.function_process import FunctionProcess
-from bo_stream.observation_space import ObservationSpaceProcess, conditional_mean
+from bo_stream.observation_space import (
+    ObservationSpaceProcess,
+    WeightedFunction,
+    conditional_mean,
+)
 from bo_stream.process import (
     ConditionedProcess,
     Points,
@@ -75,16 +80,15 @@ def sample_paths(
     draws the mean and the covariance are the posterior's, while one draw is normal only in so far
     as 1,024 cosines are. Cost O(n M²), then O(q (M + 1024) d).
 
-    With N inputs ``at`` there are no frequencies, and any kernel will do. The values v there are
-    one joint draw from the posterior, and each function is the posterior mean given its own v,
-    ``f(x) = E f(x) + cov(f(x), f(at)) w`` with ``L Lᵀ = cov(f(at), f(at))``, ``w = L⁻ᵀ e``, e
-    normal (Rasmussen and Williams, 2006, eq. 2.19): normal everywhere, of the posterior's law at
-    these inputs but for 1e-8 of their variances, and of less variance the farther from them. First
-    derivatives only. Cost O(N³ + N² M + n N²) of an exact model of M rows or of M inducing points,
-    then O(q (M + N) d) a function where the kernel is an RBF or a Matérn one; else q covariances
-    with N points. Functions that are sums of known ones (of ``WISKI``, ``BayesianLastLayer``,
-    ``QSGP`` in Fourier features) are exact everywhere: ``at`` changes nothing there but that they
-    can be evaluated at these inputs.
+    With N inputs ``at`` there are no frequencies, and any kernel will do. The values v there, and
+    at the rows of an exact model (``AutoGP``), are one joint draw from the posterior, and each
+    function is the posterior mean given its own v (Rasmussen and Williams, 2006, eq. 2.19): normal
+    everywhere, of the posterior's law at these points but for 1e-8 of their variances, and of less
+    variance the farther from them. First derivatives only. Cost O((M + N)³ + n (M + N)²) of an
+    exact model of M rows, O(N³ + N² M + n N²) of M inducing points, then O(q (M + N) d) a function
+    where the kernel is an RBF or a Matérn one; else q covariances with all points. Functions that
+    are sums of known ones (of ``WISKI``, ``BayesianLastLayer``, ``QSGP`` in Fourier features) are
+    exact everywhere: ``at`` changes nothing there but that they can be evaluated at these inputs.
 
     Args:
         model: Any, ``LocalGP`` only with ``at``: its functions jump where its mean does. It may be
@@ -149,8 +153,11 @@ def _mean_terms(process: PosteriorProcess) -> _Terms:
 
 
 NUGGET = 1e-8
-"""Added to variances at the points of a draw, as a share of them, so that points close together
-have no weights whose rounding errors are larger than what the weights mean."""
+"""Added to posterior variances at the points of a draw, as a share of them, so that points close
+together have no weights whose rounding errors are larger than what the weights mean."""
+
+PRIOR_NUGGET = 1e-10
+"""The same for prior variances, which may be many times the posterior's."""
 
 
 @torch.no_grad()
@@ -166,20 +173,14 @@ def _draw(
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
     shape = Size((*sample_shape, *_shape_of(process)))
     draws = RandomDraws(shape, device, generator)
-    if spread is not None:
-        spread = spread.to(device, torch.float64).reshape(-1, *[1] * len(shape))
+    spread = None if spread is None else spread.to(device, torch.float64)
     if inputs is None:
         terms = _draw_terms(process, draws)
         if spread is not None:
-            terms = (PathTerm(partial(_deviating, _mean_terms(process)), (spread, *terms)),)
+            factor = spread.reshape(-1, *[1] * len(shape))
+            terms = (PathTerm(partial(_deviating, _mean_terms(process)), (factor, *terms)),)
         return SamplePaths(model, terms, shape)
-    points = process.at(inputs)
-    covariance = process.cross_covariance(points, points)
-    covariance = covariance.expand(*_shape_of(process), *covariance.shape[-2:])
-    normal = draws.normal(covariance.shape[-1], 1)
-    normal = normal if spread is None else normal * spread.unsqueeze(-1)
-    weights = inverse_root_product(covariance, normal, NUGGET)
-    rule, drawn = conditional_mean(process, points, weights)
+    rule, drawn = _drawn_at(process, inputs, replace(draws, spread=spread))
     return SamplePaths(model, (PathTerm(rule, (drawn,)),), shape)
 
 
@@ -475,6 +476,43 @@ def _(process: SelectedProcess, draws: RandomDraws) -> _Terms:
     shape = Size((*draws.shape[:-1], _shape_of(process.base)[-1]))
     terms = _draw_terms(process.base, replace(draws, shape=shape))
     return (PathTerm(partial(_selected, list(process.outputs)), terms),)
+
+
+@singledispatch
+def _drawn_at(process: PosteriorProcess, inputs: Tensor, draws: RandomDraws) -> WeightedFunction:
+    """Draw values jointly at inputs and at the rows of an exact model; return the mean given them.
+
+    ``w = L⁻ᵀ e`` with ``L Lᵀ`` the posterior covariance. Cost O(N³ + n N²) for N points.
+    """
+    base = process
+    while isinstance(base, ConditionedProcess | SelectedProcess | ShiftedProcess):
+        base = base.base
+    if isinstance(base, ObservationSpaceProcess):
+        inputs = stack_rows(base.told.X, inputs)
+    points = process.at(inputs)
+    covariance = process.cross_covariance(points, points)
+    covariance = covariance.expand(*draws.shape[-covariance.ndim + 2 :], *covariance.shape[-2:])
+    normal = draws.normal(covariance.shape[-1], 1)
+    return conditional_mean(process, points, inverse_root_product(covariance, normal, NUGGET))
+
+
+@_drawn_at.register
+def _(process: ObservationSpaceProcess, inputs: Tensor, draws: RandomDraws) -> WeightedFunction:
+    """Draw ``g(x) = k(x, Z) L⁻ᵀ e`` from the prior at all points Z, rows X first: the same law.
+
+    ``g(x) + k(x, X) (K + S)⁻¹ (y − g(X) − ε)`` with ``L Lᵀ = k(Z, Z)`` is one sum of kernels at Z.
+    """
+    prior, rows = process.prior, process.told.X.shape[-2]
+    coordinates = stack_rows(prior.coordinates(process.told.X), prior.coordinates(inputs))
+    images = prior.images(coordinates)
+    K = prior.covariance(coordinates, images).expand(*process.factor.shape[:-2], -1, -1)
+    weights = inverse_root_product(K, draws.normal(K.shape[-1], 1), PRIOR_NUGGET)
+    noise = process.told.noise.sqrt().unsqueeze(-1) * draws.normal(rows, 1)
+    noisy = row_product(K[..., :rows, :], weights) + noise
+    missing = process.whitened - solve_columns(process.factor, noisy)
+    own = solve_columns_transposed(process.factor, missing)
+    weights[..., :rows, :] += own
+    return prior.weighted(images, weights)
 
 
 @singledispatch

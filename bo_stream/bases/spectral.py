@@ -339,16 +339,22 @@ class RandomDraws:
         shape: ``sample_shape x batch_shape x m``.
         device: Device of the numbers.
         generator: Generator on that device, or None for torch's global one.
+        spread: Standard deviations of normal numbers, of the first dimension; None: 1.
     """
 
     shape: Size
     device: torch.device
     generator: torch.Generator | None = None
+    spread: Tensor | None = None
 
     def normal(self, *after: int) -> Tensor:
-        """Draw standard normal numbers, ``shape x after``."""
+        """Draw normal numbers, ``shape x after``."""
         size = (*self.shape, *after)
-        return torch.randn(size, generator=self.generator, dtype=torch.float64, device=self.device)
+        options: dict[str, Any] = {"dtype": torch.float64, "device": self.device}
+        numbers = torch.randn(size, generator=self.generator, **options)
+        if self.spread is None:
+            return numbers
+        return numbers * self.spread.reshape(-1, *[1] * (len(size) - 1))
 
     def uniform(self, *after: int) -> Tensor:
         """Draw numbers between 0 and 1, ``shape x after``."""

@@ -26,11 +26,21 @@ from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, AutoGP, ClusteredGP
 from bo_stream.acquisition import mean_path, sample_paths
+from bo_stream.acquisition import paths as paths_module
 from bo_stream.acquisition.paths import NUGGET
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.spectral import RandomDraws
+from bo_stream.linalg import stack_rows
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing.streams import assert_close, assert_gradient, gaussian, joint_covariance
+from bo_stream.observation_space import ObservationSpaceProcess
+from bo_stream.process import ConditionedProcess, SelectedProcess
+from bo_stream.testing.streams import (
+    TOLERANCE,
+    assert_close,
+    assert_gradient,
+    gaussian,
+    joint_covariance,
+)
 from tests.laws.cases import STREAMS
 from tests.laws.registry import Stream, condition_on, shared_out
 
@@ -65,33 +75,49 @@ class Bent(Kernel):
         return own[0] * own[1].mT / (1.0 + 0.25 * distance)
 
 
+NUMBERS = 128
+"""Functions that are drawn from unit vectors, at least as many as numbers in each."""
+
+
 @pytest.fixture
 def unit_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw N functions of N points from unit vectors: functions are linear in what is drawn."""
+    """Draw from unit vectors, each number for another function, which is linear in its numbers."""
 
-    def normal(draws: RandomDraws, *after: int) -> Tensor:
-        assert draws.shape[0] == after[0]
-        unit = torch.eye(after[0], dtype=torch.float64)
-        return unit.view(after[0], *(1,) * (len(draws.shape) - 1), *after).expand(
-            *draws.shape, *after
-        )
+    def normal(draws: RandomDraws, count: int, one: int) -> Tensor:
+        start = draws.__dict__.get("taken", 0)
+        draws.__dict__["taken"] = start + count
+        assert draws.shape[0] == NUMBERS >= start + count
+        unit = torch.eye(NUMBERS, dtype=torch.float64)[:, start : start + count]
+        ahead = (1,) * (len(draws.shape) - 1)
+        return unit.reshape(NUMBERS, *ahead, count, one).expand(*draws.shape, count, one)
 
     monkeypatch.setattr(RandomDraws, "normal", normal)
 
 
 def assert_law(model: StreamingGP, C: Tensor, X: Tensor, factor: float = 10.0) -> None:
-    """The sum of squares over unit vectors is the covariance that f(C) explains of f at X and C."""
-    N = C.shape[-2]
+    """The sum of squares over unit vectors is what values at the points explain, at X and C."""
     both = torch.cat((X.expand(*C.shape[:-2], *X.shape[-2:]), C), -2)
-    paths = sample_paths(model, N, at=C)
-    deviations = (paths(both) - mean_path(model)(both)).double().movedim(0, -1).transpose(-3, -2)
-    covariance = joint_covariance(gaussian(model.posterior(both))).detach().double()
-    cross, own = covariance[..., :, -N:], covariance[..., -N:, -N:]
+    values = sample_paths(model, NUMBERS, at=C)(both) - mean_path(model)(both)
+    values = values.double().movedim(0, -1).transpose(-3, -2)  # ... m x t x NUMBERS
+    process, inputs = model.process(), model.process_inputs(both)
+    base, points = process, inputs[..., -C.shape[-2] :, :]
+    while isinstance(base, ConditionedProcess | SelectedProcess):
+        base = base.base
+    if isinstance(base, ObservationSpaceProcess):  # whose rows are drawn, too
+        points = stack_rows(base.told.X, points)
+    cross, own = process.covariance(inputs, points), process.covariance(points)
     nugget = torch.diag_embed(NUGGET * own.diagonal(dim1=-2, dim2=-1))
-    expected = cross @ torch.linalg.solve(own + nugget, cross.mT)
-    found = deviations @ deviations.mT
-    scale = covariance.abs().amax((-2, -1), keepdim=True)
-    assert_close((found / scale).to(X.dtype), expected / scale, factor)
+    explained = cross @ torch.linalg.solve(own + nugget, cross.mT)
+    full = joint_covariance(gaussian(model.posterior(both))).detach().double()
+    unit = process.covariance(inputs).abs().amax((-2, -1), keepdim=True)
+    found = values @ values.mT / full.abs().amax((-2, -1), keepdim=True)
+    expected = (explained / unit).expand_as(found)
+    there = slice(-C.shape[-2], None)
+    assert_close(found[..., there, there].to(X.dtype), expected[..., there, there], factor)
+    if base is not process or not isinstance(base, ObservationSpaceProcess):
+        assert_close(found.to(X.dtype), expected, factor)
+    else:  # between points the other nugget of the prior shows
+        assert_close(found.to(X.dtype), expected, max(factor, 1e-3 / TOLERANCE[X.dtype]))
 
 
 def data(n: int, d: int = 2) -> tuple[Tensor, Tensor]:
@@ -152,16 +178,16 @@ class TestLaw:
         kernel, noise = frozen(model.covar_module), model.likelihood.noise.detach()
         noisy = kernel(X).to_dense() + noise * torch.eye(len(X))
         level = model.mean_module(X[:1]).detach()
-        both = torch.cat((C, T))
-        cross = kernel(both, X).to_dense()
+        points = torch.cat((C, T, X))
+        cross = kernel(points, X).to_dense()
         mean = level + cross @ torch.linalg.solve(noisy, Y - level)
-        covariance = kernel(both).to_dense() - cross @ torch.linalg.solve(noisy, cross.mT)
-        assert_close(mean_path(model)(both), mean)
-        values = (sample_paths(model, 5, at=C)(both) - mean).squeeze(-1).detach()
-        assert_close(values[:, :5].mT @ values[:, :5], covariance[:5, :5], 10.0)
-        own = covariance[:5, :5] + NUGGET * covariance[:5, :5].diagonal().diag()
-        explained = covariance[:, :5] @ torch.linalg.solve(own, covariance[:5])
-        assert_close(values.mT @ values, explained, 1e3)
+        covariance = kernel(points).to_dense() - cross @ torch.linalg.solve(noisy, cross.mT)
+        assert_close(mean_path(model)(points), mean)
+        values = (sample_paths(model, NUMBERS, at=C)(points) - mean).squeeze(-1).detach()
+        found, drawn = values.mT @ values, [*range(5), *range(8, 20)]
+        assert_close(found[drawn][:, drawn], covariance[drawn][:, drawn], 10.0)
+        inverse = torch.linalg.pinv(covariance[drawn][:, drawn], rtol=1e-9, hermitian=True)
+        assert_close(found, covariance[:, drawn] @ inverse @ covariance[drawn], 1e3)
 
     def test_in_the_users_units(self) -> None:
         """Of inputs in a box, and outcomes behind a logarithm."""
@@ -172,8 +198,8 @@ class TestLaw:
         options["input_transform"] = Normalize(2, bounds=box)
         wide = [box[0] + (box[1] - box[0]) * points for points in (X, C, T)]
         model = AutoGP(wide[0], Y.exp(), **options, outcome_transform=Log()).eval()
-        expected = sample_paths(unit, 4, at=C)(T).exp()
-        assert_close(sample_paths(model, 4, at=wide[1])(wide[2]), expected)
+        expected = sample_paths(unit, NUMBERS, at=C)(T).exp()
+        assert_close(sample_paths(model, NUMBERS, at=wide[1])(wide[2]), expected)
 
     def test_before_any_data(self) -> None:
         X = data(3)[0]
@@ -187,9 +213,9 @@ class TestLaw:
     def test_inputs_of_a_batch_of_models(self) -> None:
         stream = next(s for s in MORE if s.case.name == "OSGPR" and s.setting.batch_shape)
         model, C = stream.model(stream.data(25)), stream.data(4).X
-        same = sample_paths(model, 4, at=C[0])(stream.points)
-        assert_close(sample_paths(model, 4, at=C[0].expand(2, 4, 2))(stream.points), same)
-        own = sample_paths(model, 4, at=C)(stream.points)
+        same = sample_paths(model, NUMBERS, at=C[0])(stream.points)
+        assert_close(sample_paths(model, NUMBERS, at=C[0].expand(2, 4, 2))(stream.points), same)
+        own = sample_paths(model, NUMBERS, at=C)(stream.points)
         assert_close(own[:, 0], same[:, 0])
         assert bool((own[:, 1] != same[:, 1]).any())
 
@@ -249,7 +275,9 @@ class TestFunction:
             paths = sample_paths(each, 2, seed=1, at=stream.data(4).X)
             assert_gradient(lambda X: paths(X).sin().sum(), torch.rand(3, 2).double())  # noqa: B023
 
-    def test_gradient_of_any_kernel(self, kernel: Kernel) -> None:
+    def test_gradient_of_any_kernel(self, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With a nugget so large that of a kernel of low rank differences show no rounding."""
+        monkeypatch.setattr(paths_module, "PRIOR_NUGGET", 1e-6)
         paths = sample_paths(exact(kernel), 2, seed=1, at=data(2)[0])
         for shape in ((3, 2), (2, 1, 2)):  # of every function, and each of its own
             assert_gradient(lambda X: paths(X).sin().sum(), torch.rand(*shape).double())
