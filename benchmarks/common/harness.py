@@ -10,7 +10,7 @@ import time
 import types
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,12 +32,14 @@ class Options:
         out: Folder of the JSON results.
         load: Average number of running processes in the minute before, this one not counted.
         flags: Those of the benchmark's own flags that were given.
+        values: Of the benchmark's own options, as they were given or by default.
     """
 
     smoke: bool
     out: Path
     load: float
     flags: frozenset[str] = frozenset()
+    values: Mapping[str, str] = field(default_factory=dict)
 
     def pick(self, full: T, smoke: T) -> T:
         """``smoke`` in a smoke run, else ``full``."""
@@ -45,7 +47,10 @@ class Options:
 
 
 def start(
-    description: str | None, seed: int = 0, flags: Mapping[str, str] | None = None
+    description: str | None,
+    seed: int = 0,
+    flags: Mapping[str, str] | None = None,
+    values: Mapping[str, tuple[str, str]] | None = None,
 ) -> Options:
     """Parse the command line and fix threads, dtype and seed.
 
@@ -53,18 +58,22 @@ def start(
         description: Shown by ``--help``.
         seed: Of torch's global generator.
         flags: The benchmark's own, with their help.
+        values: The benchmark's own options that take a value, with its default and their help.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, a few seconds")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON results")
     for flag, text in (flags or {}).items():
         parser.add_argument(f"--{flag}", action="store_true", help=text)
+    for name, (default, text) in (values or {}).items():
+        parser.add_argument(f"--{name}", default=default, help=f"{text} (default: {default})")
     arguments = parser.parse_args()
     torch.set_num_threads(THREADS)
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(seed)
     given = frozenset(flag for flag in flags or {} if getattr(arguments, flag))
-    return Options(arguments.smoke, arguments.out, os.getloadavg()[0], given)
+    chosen = {name: str(getattr(arguments, name)) for name in values or {}}
+    return Options(arguments.smoke, arguments.out, os.getloadavg()[0], given, chosen)
 
 
 def seconds(task: Callable[[], object]) -> float:

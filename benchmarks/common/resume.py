@@ -41,7 +41,9 @@ class Finished:
         if key not in self._parts:
             self._parts[key] = asdict(compute())
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._file.write_text(json.dumps({"settings": self._settings, "parts": self._parts}))
+            whole = self._file.with_suffix(".writing")  # a kill leaves the old file, or the new one
+            whole.write_text(json.dumps({"settings": self._settings, "parts": self._parts}))
+            whole.replace(self._file)
         return kind(**self._parts[key])
 
     def remove(self) -> None:

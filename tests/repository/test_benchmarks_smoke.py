@@ -16,8 +16,11 @@ HELPERS = {
     "before_after",
     "cost_measurements",
     "dask_cluster",
+    "many_input_problems",
+    "many_input_results",
     "operations",
     "problems",
+    "simulators",
     "stream_peers",
 }
 BENCHMARKS = sorted(
