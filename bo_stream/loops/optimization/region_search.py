@@ -168,7 +168,7 @@ class RegionSurrogate:
         scale: That scale.
         held: Outcomes that the search has taken in, by key.
         refits: Numbers of outcomes at which hyperparameters were learned.
-        validation: Record of how well the model predicted each outcome.
+        validation: Record of how well the model predicted each outcome, on its scale.
         is_whole: True: the state is changed at once.
     """
 
@@ -228,6 +228,12 @@ class RegionSurrogate:
         if len(own) < FEWEST:
             self.state, self.held, self.model = state, told, None
             return None
+        fresh = [key for key in new if key in told]
+        if self.model is not None and self.scale is not None and fresh:
+            like = self.settings.to_unit_cube([])
+            Y = self.settings.sign * torch.tensor([told[key] for key in fresh], dtype=torch.float64)
+            X, values = self._X[fresh].to(like), self.scale.to_scale(Y).unsqueeze(-1).to(like)
+            self.validation.add(self.model, X, values)
         again = not new and bool(state.rows) and set(state.rows) <= set(told)
         state = self._with_model(state, told, own, ledger, again)
         if new and len(state.newest) >= min(self.settings.q, len(own)):
