@@ -10,11 +10,10 @@ from functools import cached_property, partial, singledispatch
 from typing import Any, ClassVar
 
 import torch
-from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bo_stream.bases.inducing import Basis, InducingBasis
+from bo_stream.bases.radial import RadialSums
 from bo_stream.linalg import (
     cholesky_with_jitter,
     row_product,
@@ -74,7 +73,7 @@ class ObservationSpacePrior(ABC):
         """Compute the variances of n points, ``... x m x n``."""
 
     @abstractmethod
-    def radial(self, images: Tensor) -> RadialKernel | None:
+    def radial(self, images: Tensor) -> RadialSums | None:
         """Return the kernel with known points, if it is one of the distance from them."""
 
     def regression(self, images: Tensor, weights: Tensor, X: Tensor) -> Tensor:
@@ -87,7 +86,7 @@ class ObservationSpacePrior(ABC):
         known = self.radial(images)
         if known is None:
             return partial(self.regression, images), weights
-        return partial(known.regression, self.mean), known.scale * weights
+        return partial(known.regression, self.mean), known.scaled(weights)
 
     @abstractmethod
     def basis_for(self, X: Tensor, batch: torch.Size) -> Basis:
@@ -300,13 +299,13 @@ def _(process: WeightSpaceProcess, points: Points, weights: Tensor) -> WeightedF
     if not isinstance(basis, InducingBasis) or basis.rank == 0:
         return other
     both = stack_rows(basis.Z.unsqueeze(-3), points.X.unsqueeze(-3))
-    known = RadialKernel.of(basis.kernel, both, basis.outputs)
+    known = RadialSums.of(basis.kernel, both, basis.outputs)
     if known is None:
         return other
     of_points, root = row_product(points.prior.mT, weights), process.weights.root
     moved = row_product(root, row_product(root.mT, of_points)) - of_points
     own = solve_columns_transposed(basis.root, process.weights.mean + moved)
-    return partial(known.regression, process.prior_mean), known.scale * stack_rows(own, weights)
+    return partial(known.regression, process.prior_mean), known.scaled(stack_rows(own, weights))
 
 
 def _regression(process: PosteriorProcess, points: Points, weights: Tensor, X: Tensor) -> Tensor:
@@ -314,89 +313,3 @@ def _regression(process: PosteriorProcess, points: Points, weights: Tensor, X: T
     here = process.at(X)
     update = row_product(process.cross_covariance(here, points), weights)
     return process.mean_at(here) + update.squeeze(-1)
-
-
-@dataclass(frozen=True)
-class RadialKernel:
-    """A kernel ``ρ² c(|x − z| / l)`` of the distance to N known points z, whose scaling is stored.
-
-    c is squared-exponential, or Matérn with ν = 3/2 or 5/2. (Rasmussen and Williams, 2006,
-    eq. 4.9 and 4.17) 10 functions of 800 points at a point each, with gradients: 0.4 of the time of
-    gpytorch's Matérn kernel in 20 inputs, 0.25 in 100.
-
-    Attributes:
-        nu: ν; infinite: squared-exponential.
-        scale: ρ², ``... x m x 1 x 1``.
-        lengthscale: l, ``... x m x 1 x d``, as all below with 1 for m or without m where outputs
-            share it.
-        centre: Subtracted from points before they are scaled, ``... x 1 x 1 x d``.
-        points: ``(z − centre) / l``, ``... x m x N x d``.
-        squares: Their ``|·|²``, ``... x m x 1 x N``.
-    """
-
-    nu: float
-    scale: Tensor
-    lengthscale: Tensor
-    centre: Tensor
-    points: Tensor
-    squares: Tensor
-
-    @classmethod
-    def of(cls, kernel: Kernel, Z: Tensor, outputs: int) -> RadialKernel | None:
-        """Scale points, ``... x m x N x d``; None of another kernel, or of some of the inputs."""
-        base = kernel.base_kernel if type(kernel) is ScaleKernel else kernel
-        nu = math.inf if type(base) is RBFKernel else base.nu if type(base) is MaternKernel else 0.5
-        if nu == 0.5 or kernel.active_dims is not None or base.active_dims is not None:
-            return None
-        lengthscale = base.lengthscale
-        scale = (
-            kernel.outputscale if base is not kernel else torch.ones_like(lengthscale[..., 0, 0])
-        )
-        if outputs == 1:
-            scale, lengthscale = scale.unsqueeze(-1), lengthscale.unsqueeze(-3)
-        centre = Z.mean(-2, keepdim=True)
-        points = (Z - centre) / lengthscale
-        squares = points.square().sum(-1).unsqueeze(-2)
-        return cls(nu, scale[..., None, None], lengthscale, centre, points, squares)
-
-    def regression(self, mean: Tensor, weights: Tensor, X: Tensor) -> Tensor:
-        """Compute ``mean + Σ_i w_i c(|x − z_i| / l)`` at ``... x n x d`` inputs, ``... x m x n``.
-
-        With w ``... x m x N x 1``. First derivatives only, finite at the points themselves. Cost
-        O(n N d), and n N for each of several w at the same inputs.
-        """
-        scaled = (X.unsqueeze(-3) - self.centre) / self.lengthscale
-        correlations: Tensor = _Correlation.apply(scaled, self)  # type: ignore[no-untyped-call]
-        return mean + row_product(correlations, weights).squeeze(-1)
-
-
-class _Correlation(torch.autograd.Function):
-    """Correlations as a function of scaled inputs u; first derivatives only.
-
-    With ``h = ½ |u − z|²`` the gradient of each is ``c'(h) (u − z)``: no distance is divided by.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, kernel: RadialKernel) -> Tensor:
-        square = row_product(inputs, kernel.points.mT).mul_(-2.0).add_(kernel.squares)
-        square.add_(inputs.square().sum(-1, keepdim=True)).clamp_min_(0.0)
-        if kernel.nu == math.inf:
-            value = slope = square.mul_(-0.5).exp_()
-        else:
-            r = square.mul_(2.0 * kernel.nu).sqrt_()
-            value = r.neg().exp_()
-            if kernel.nu == 1.5:
-                value, slope = value * (1.0 + r), value * 3.0
-            else:
-                first = value * (1.0 + r)
-                value, slope = value.mul_(r.square_()).div_(3.0).add_(first), first * (5.0 / 3.0)
-        ctx.save_for_backward(inputs, kernel.points, slope)
-        return value
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        inputs, points, slope = ctx.saved_tensors
-        slope = slope * gradient
-        moved = row_product(slope, points) - slope.sum(-1, keepdim=True) * inputs
-        return moved.sum_to_size(inputs.shape), None

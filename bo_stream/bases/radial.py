@@ -9,6 +9,7 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
+from bo_stream.linalg import row_product
 from bo_stream.tensors import first_derivatives_only
 
 
@@ -67,6 +68,15 @@ class RadialKernel:
         matrix: Tensor = _RadialMatrix.apply(points, scale, self.nu)  # type: ignore[no-untyped-call]
         return matrix
 
+    @torch.no_grad()
+    def values(self, A: Tensor, B: Tensor) -> Tensor:
+        """Compute ``k(A, B)`` without derivatives, from points ``... x m x n x d``."""
+        centre = A.mean(-2, keepdim=True)
+        a, b = ((points - centre) / self.lengthscale for points in (A, B))
+        exponent = _multiples_of_squares(a, b, self.nu)
+        equal = _equal(a, b, exponent) if self.nu == 0.5 else None
+        return _correlations(exponent, self.nu, self.scale, equal)[0]
+
 
 class _RadialMatrix(torch.autograd.Function):
     """Function ``K_ij = ρ² c(r_ij)`` of points z, ``r_ij = |z_i − z_j|``; first derivatives only.
@@ -98,34 +108,123 @@ class _RadialMatrix(torch.autograd.Function):
 
 
 def _radial(points: Tensor, scale: Tensor | None, nu: float | None) -> tuple[Tensor, Tensor, float]:
-    """Compute K, its slope ``−dK / d(½ r²)`` divided by a number, and that number.
+    """Compute K, its slope ``−dK / d(½ r²)`` divided by a number, and that number."""
+    exponent = _multiples_of_squares(points, points, nu)
+    exponent.diagonal(dim1=-2, dim2=-1).mul_(0.0)  # NaN stays NaN, as it would elsewhere
+    equal = _equal(points, points, exponent) if nu == 0.5 else None
+    return _correlations(exponent, nu, scale, equal)
+
+
+def _multiples_of_squares(A: Tensor, B: Tensor, nu: float | None) -> Tensor:
+    """Compute ``−½ r²`` for the squared-exponential kernel, else ``2 ν r²``, by one product."""
+    factor = -0.5 if nu is None else 2.0 * nu
+    squares, others = A.square().sum(-1, keepdim=True), B.square().sum(-1, keepdim=True)
+    left = torch.cat((-2.0 * A, squares, torch.ones_like(squares)), -1) * factor
+    right = torch.cat((B, torch.ones_like(others), others), -1)
+    return row_product(left, right.mT)
+
+
+def _equal(A: Tensor, B: Tensor, exponent: Tensor) -> Tensor:
+    """Tell which points are equal: their r² is no more than rounding, but its root would be."""
+    rounding = (A.shape[-1] + 2.0) * torch.finfo(A.dtype).eps
+    squares, others = A.square().sum(-1, keepdim=True), B.square().sum(-1, keepdim=True)
+    return exponent <= rounding * (squares + others.mT)
+
+
+def _correlations(
+    exponent: Tensor, nu: float | None, scale: Tensor | None = None, equal: Tensor | None = None
+) -> tuple[Tensor, Tensor, float]:
+    """Compute ``ρ² c``, its slope ``−ρ² dc / d(½ r²)`` divided by a number, and that number.
 
     At r = 0 the kernel of ν = 1/2 has a kink, and its slope is infinite. It counts as 0 there: the
     distance between equal points depends on no lengthscale.
+
+    Args:
+        exponent: See :func:`_multiples_of_squares`; it is overwritten.
+        nu: As of the kernel.
+        scale: ``ρ²``; None: 1.
+        equal: Where r is 0, for ν = 1/2.
     """
-    squares = points.square().sum(-1, keepdim=True)
-    ones = torch.ones_like(squares)
-    # −½ r² or (2 ν) r², by one product of d + 2 columns
-    factor = -0.5 if nu is None else 2.0 * nu
-    left = torch.cat((-2.0 * points, squares, ones), -1) * factor
-    exponent = left @ torch.cat((points, ones, squares), -1).mT
-    exponent.diagonal(dim1=-2, dim2=-1).mul_(0.0)  # NaN stays NaN, as it would elsewhere
     if nu is None:
         matrix = exponent.clamp_max_(0.0).exp_()
         matrix = matrix if scale is None else matrix.mul_(scale)
         return matrix, matrix, 1.0
-    equal = None
-    if nu == 0.5:  # r² of equal points is no more than rounding, but its root is
-        bound = points.shape[-1] + 2.0
-        rounding = bound * torch.finfo(points.dtype).eps * squares
-        equal = exponent <= rounding + rounding.mT
+    if equal is not None:
         exponent.masked_fill_(equal, 0.0)
     s = exponent.clamp_min_(0.0).sqrt_()
     decay = s.neg().exp_()
     decay = decay if scale is None else decay.mul_(scale)
-    if equal is not None:
-        return decay, (decay / s).masked_fill_(equal, 0.0), 1.0
+    if nu == 0.5:
+        slope = decay / s
+        return decay, slope if equal is None else slope.masked_fill_(equal, 0.0), 1.0
     linear = torch.addcmul(decay, s, decay)  # (1 + s) exp(−s)
     if nu == 1.5:
         return linear, decay, 3.0
     return torch.addcmul(linear, s.square_(), decay, value=1.0 / 3.0), linear, 5.0 / 3.0
+
+
+# --- sums of a kernel at known points ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RadialSums:
+    """Functions ``mean + Σ_i w_i c(|x − z_i| / l)`` of a kernel at N known points z, scaled once.
+
+    For ν = 3/2, 5/2 and the squared-exponential kernel. 10 functions of 800 points at a point each,
+    with gradients: 0.4 of the time of gpytorch's Matérn kernel in 20 inputs, 0.25 in 100.
+
+    Attributes:
+        kernel: The kernel.
+        centre: Subtracted from points before they are scaled, ``... x 1 x 1 x d``.
+        points: ``(z − centre) / l``, ``... x m x N x d``, with 1 for m or without m where outputs
+            share it.
+    """
+
+    kernel: RadialKernel
+    centre: Tensor
+    points: Tensor
+
+    @classmethod
+    def of(cls, kernel: Kernel, Z: Tensor, outputs: int) -> RadialSums | None:
+        """Scale points, ``... x m x N x d``; None of another kernel, or of some of the inputs."""
+        known = RadialKernel.of(kernel, outputs)
+        if known is None or known.nu == 0.5:
+            return None
+        centre = Z.mean(-2, keepdim=True)
+        return cls(known, centre, (Z - centre) / known.lengthscale)
+
+    def scaled(self, weights: Tensor) -> Tensor:
+        """Multiply weights by the kernel's scale ``ρ²``, which the functions leave out."""
+        scale = self.kernel.scale
+        return weights if scale is None else scale * weights
+
+    def regression(self, mean: Tensor, weights: Tensor, X: Tensor) -> Tensor:
+        """Compute ``mean + Σ_i w_i c(|x − z_i| / l)`` at ``... x n x d`` inputs, ``... x m x n``.
+
+        With w ``... x m x N x 1``. First derivatives only, finite at the points themselves. Cost
+        O(n N d), and n N for each of several w at the same inputs.
+        """
+        inputs = (X.unsqueeze(-3) - self.centre) / self.kernel.lengthscale
+        correlations: Tensor = _CrossCorrelation.apply(  # type: ignore[no-untyped-call]
+            inputs, self.points, self.kernel.nu
+        )
+        return mean + row_product(correlations, weights).squeeze(-1)
+
+
+class _CrossCorrelation(torch.autograd.Function):
+    """Correlations of inputs u with points z as a function of u; first derivatives only."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, points: Tensor, nu: float | None) -> Tensor:
+        exponent = _multiples_of_squares(inputs, points, nu)
+        value, slope, ctx.factor = _correlations(exponent, nu)
+        ctx.save_for_backward(inputs, points, slope)
+        return value
+
+    @staticmethod
+    @first_derivatives_only
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        inputs, points, slope = ctx.saved_tensors
+        weights = slope * gradient
+        moved = row_product(weights, points) - weights.sum(-1, keepdim=True) * inputs
+        return (ctx.factor * moved).sum_to_size(inputs.shape), None, None

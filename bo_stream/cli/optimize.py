@@ -190,9 +190,9 @@ def optimize(
 
     Starts from Sobol points. Again and again it chooses the points that promise most, has them
     evaluated, maybe by several processes at a time, and learns. In more than ten inputs it
-    searches a region about the best point, whatever the number of evaluations. An evaluation that raises, hangs,
-    dies or returns anything but one finite number is recorded and repeated as asked; the model
-    never sees it.
+    searches a region about the best point, whatever the number of evaluations. An evaluation that
+    raises, hangs, dies or returns anything but one finite number is recorded and repeated as asked;
+    the model of the whole box never sees it.
 
     With --asynchronous no worker waits for another one; from a hundred workers on, take
     `--acquisition TS`. Each outcome is on the disk before it counts: after a kill, `--resume`
@@ -218,8 +218,8 @@ def optimize(
 
     settings: dict[str, Any] = {
         "maximize": maximize, "q": q, "initial": initial, "acquisition": acquisition,
-        "search": search, "beta": beta, "seed": seed, "kernel": kernel, "grid": grid, "refit": refit,
-        "device": device, "dtype": dtype, "model": model, "model_options": model_options,
+        "search": search, "beta": beta, "seed": seed, "kernel": kernel, "grid": grid,
+        "refit": refit, "device": device, "dtype": dtype, "model": model, "model_options": model_options,
     }  # fmt: skip
     target: dict[str, Any] = {"function": function, "dim": dim, "noise": noise, "bounds": bounds}
     plan: dict[str, Any] = {  # may change when a run goes on

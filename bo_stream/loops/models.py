@@ -343,6 +343,7 @@ KERNELS: dict[str, Callable[[int], Kernel]] = {
 }
 """Functions of the number of inputs that build a kernel, by name."""
 
+
 def many_input_kernel(name: str, dim: int) -> Kernel:
     """Build a scaled kernel whose lengthscales are expected to grow with the root of the inputs.
 

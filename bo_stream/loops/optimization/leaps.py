@@ -101,7 +101,9 @@ class AdditiveTrend:
         return self._kernel(x) @ self._root.mT
 
 
-def _of_largest_evidence(spectrum: Tensor, projected: Tensor, target: Tensor) -> tuple[float, float]:
+def _of_largest_evidence(
+    spectrum: Tensor, projected: Tensor, target: Tensor
+) -> tuple[float, float]:
     """Choose noise and prior variance among ``NOISES x SCALES``.
 
     Args:

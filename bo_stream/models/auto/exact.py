@@ -18,15 +18,12 @@ from bo_stream.bases.inducing import (
     kernel_matrix,
 )
 from bo_stream.bases.kernels import SquaredExponential, stacked_kernel, stacked_variance
+from bo_stream.bases.radial import RadialKernel, RadialSums
 from bo_stream.linalg import scaled_prior
 from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.models.inference import Inference, Prior, Solved
 from bo_stream.models.memory import Memory, Observations, never_in
-from bo_stream.observation_space import (
-    ObservationSpacePrior,
-    ObservationSpaceProcess,
-    RadialKernel,
-)
+from bo_stream.observation_space import ObservationSpacePrior, ObservationSpaceProcess
 from bo_stream.process import PosteriorProcess
 from bo_stream.weights import target_columns
 
@@ -138,10 +135,14 @@ class KernelPrior(ObservationSpacePrior):
         together = bool(batch) and images.ndim <= 3
         points = coordinates.flatten(0, -2).unsqueeze(-3) if together else coordinates
         known, outputs = self._squared_exponential, self.mean.shape[-2]
-        if known is None:
-            matrix = stacked_kernel(self.kernel, points, images, outputs)
-        else:
+        moves = torch.is_grad_enabled() and (points.requires_grad or images.requires_grad)
+        if known is not None:
             matrix = known.matrix(points, images)
+        elif self._radial is not None and not moves:
+            matrix = self._radial.values(points, images)
+        else:
+            matrix = stacked_kernel(self.kernel, points, images, outputs)
+        if matrix.shape[-3] != outputs:
             matrix = matrix.expand(*matrix.shape[:-3], outputs, *matrix.shape[-2:])
         return matrix.unflatten(-2, (*batch, n)).movedim(0, -3) if together else matrix
 
@@ -149,13 +150,17 @@ class KernelPrior(ObservationSpacePrior):
     def _squared_exponential(self) -> SquaredExponential | None:
         return SquaredExponential.of(self.kernel, self.mean.shape[-2])
 
+    @cached_property
+    def _radial(self) -> RadialKernel | None:
+        return RadialKernel.of(self.kernel, self.mean.shape[-2])
+
     def variance(self, coordinates: Tensor, images: Tensor) -> Tensor:
         """Evaluate the kernel's diagonal."""
         return stacked_variance(self.kernel, coordinates, self.mean.shape[-2])
 
-    def radial(self, images: Tensor) -> RadialKernel | None:
+    def radial(self, images: Tensor) -> RadialSums | None:
         """Return a squared-exponential or Matérn kernel of all inputs."""
-        return RadialKernel.of(self.kernel, images, self.mean.shape[-2])
+        return RadialSums.of(self.kernel, images, self.mean.shape[-2])
 
     def basis_for(self, X: Tensor, batch: torch.Size) -> InducingBasis:
         """Make every distinct input an inducing point."""
