@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, singledispatch
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor

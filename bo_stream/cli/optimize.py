@@ -219,7 +219,8 @@ def optimize(
     settings: dict[str, Any] = {
         "maximize": maximize, "q": q, "initial": initial, "acquisition": acquisition,
         "search": search, "beta": beta, "seed": seed, "kernel": kernel, "grid": grid,
-        "refit": refit, "device": device, "dtype": dtype, "model": model, "model_options": model_options,
+        "refit": refit, "device": device, "dtype": dtype, "model": model,
+        "model_options": model_options,
     }  # fmt: skip
     target: dict[str, Any] = {"function": function, "dim": dim, "noise": noise, "bounds": bounds}
     plan: dict[str, Any] = {  # may change when a run goes on

@@ -21,7 +21,7 @@ from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.models import KERNELS, MODELS, build_model
 from bo_stream.loops.optimization.acquisition import Situation, best_points, check_acquisition
 from bo_stream.loops.optimization.executed import journaled_trials
-from bo_stream.loops.optimization.region_search import RegionSurrogate
+from bo_stream.loops.optimization.region_search import RegionSurrogate, region_state
 from bo_stream.loops.optimization.trials import Ledger, OptimizationSettings, Trial
 from bo_stream.loops.run import OPTIMIZATION, ModelFile, from_record, predict_mean
 from bo_stream.models.auto.auto import AutoGP
@@ -424,7 +424,9 @@ def parsed_optimizer(
     state, model = content["surrogate"], None
     validation = ProgressiveValidation.of_state(state["validation"])
     if "region" in state:
-        return Optimizer(settings, ledger, RegionSurrogate.of_record(settings, state, validation))
+        region = region_state(state["region"])
+        search = RegionSurrogate(settings, region, state["refits"], validation)
+        return Optimizer(settings, ledger, search)
     held = {int(key): float(Y) for key, Y in state["held"]}
     if "surrogate" in content["models"]:
         file = from_record(ModelFile, content["models"]["surrogate"])

@@ -86,8 +86,7 @@ class TrustRegion:
         Returns:
             Whether the last batch has improved on those before.
         """
-        least = known.max() + IMPROVEMENT * known.std(correction=0)
-        improved = bool(new.max() > least)
+        improved = improves(new, known)
         self.successes = self.successes + 1 if improved else 0
         self.failures = 0 if improved else self.failures + 1
         if self.successes >= SUCCESSES:
@@ -116,6 +115,11 @@ class TrustRegion:
             logs = scales.to(centre).log()
             half = half * (SHAPE * (logs - logs.mean())).exp()
         return torch.stack((centre - half, centre + half)).clamp(0.0, 1.0)
+
+
+def improves(new: Tensor, known: Tensor) -> bool:
+    """Return whether the largest of new values is above the known ones, by ``IMPROVEMENT``."""
+    return bool(new.max() > known.max() + IMPROVEMENT * known.std(correction=0))
 
 
 def input_lengthscales(model: StreamingGP) -> Tensor | None:

@@ -6,9 +6,8 @@ exact one of the nearest outcomes, and a trend over all inputs is learned from a
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +27,7 @@ from bo_stream.loops.optimization.leaps import AdditiveTrend
 from bo_stream.loops.optimization.region import (
     IMPROVEMENT,
     TrustRegion,
+    improves,
     maximize_paths,
     region_candidates,
 )
@@ -68,6 +68,9 @@ HOPE = 10
 
 TREND_ROWS = 2000
 """Most outcomes that the trend is learned from: half the best ones, half the last ones."""
+
+LENGTHSCALES = "covar_module.base_kernel.raw_lengthscale"
+"""Name of the logarithms of the local model's lengthscales."""
 
 LEAST_NOISE = 1e-6
 """Least noise variance of the local model, over the variance of its outcomes."""
@@ -154,180 +157,192 @@ class LogScale:
         return self.best + self.unit * (log if log > 0.0 else -math.expm1(-log))
 
 
+@dataclass(frozen=True)
+class LocalFit:
+    """An exact model of the outcomes in and about a region.
+
+    Attributes:
+        model: Of outcomes on ``scale`` at points of the unit cube.
+        scale: Of the outcomes.
+        keys: Keys of the outcomes.
+        means: Posterior means at their points, on the scale.
+    """
+
+    model: AutoGP
+    scale: LogScale
+    keys: list[int]
+    means: Tensor
+
+    @property
+    def best(self) -> int:
+        """Position of the largest mean."""
+        return int(self.means.argmax())
+
+    @property
+    def value(self) -> float:
+        """Largest mean, as an outcome: the posterior median there."""
+        return self.scale.to_outcome(float(self.means[self.best]))
+
+
 class RegionSurrogate:
     """A trust region with a model of its nearest outcomes, that follows a ledger.
 
     The model is exact, of at most ``ROWS`` outcomes: those nearest to the centre, by its
-    lengthscales, and the newest. Failed trials near the centre are in it with the lowest outcome.
-    When the region has collapsed it begins again, wide, about the best point, and half of the
-    points leap for a while; if the next collapse is no better, a region begins elsewhere.
+    lengthscales, and the newest. The last failed trials are in it with the lowest outcome. When the
+    region has collapsed it begins again, wide, about the best point, and half of the points leap
+    for a while; if the next collapse is no better, a region begins elsewhere.
 
     Attributes:
         state: What the next points depend on.
-        model: The local model, of outcomes on a ``LogScale``; None until there are enough.
-        scale: That scale.
+        local: The local model; None until there are enough outcomes.
         held: Outcomes that the search has taken in, by key.
         refits: Numbers of outcomes at which hyperparameters were learned.
         validation: Record of how well the model predicted each outcome, on its scale.
-        is_whole: True: the state is changed at once.
+        is_whole: True: the state is replaced at once.
+        unit: 1: outcomes are on the scale of the local model.
     """
 
     is_whole = True
     unit = 1.0
 
-    def __init__(self, settings: OptimizationSettings, state: RegionState | None = None) -> None:
-        """Begin, or go on with a state.
-
-        Raises:
-            UsageError: The settings name a model that cannot be a local one.
-        """
+    def __init__(
+        self,
+        settings: OptimizationSettings,
+        state: RegionState | None = None,
+        refits: Sequence[int] = (),
+        validation: ProgressiveValidation | None = None,
+    ) -> None:
+        """Begin, or go on with the content of a checkpoint."""
         self.settings = settings
         self.state = RegionState(TrustRegion(settings.dim, settings.q)) if state is None else state
-        self.model: AutoGP | None = None
-        self.scale: LogScale | None = None
+        self.local: LocalFit | None = None
         self.held: dict[int, float] = {}
-        self.refits: list[int] = []
-        self.validation = ProgressiveValidation()
+        self.refits = list(refits)
+        self.validation = ProgressiveValidation() if validation is None else validation
         self._X = torch.empty(0, settings.dim, dtype=torch.float64)
-        self._keys: list[int] = []
-        self._means = torch.empty(0, dtype=torch.float64)
 
-    @classmethod
-    def of_record(
-        cls,
-        settings: OptimizationSettings,
-        record: Mapping[str, Any],
-        validation: ProgressiveValidation,
-    ) -> RegionSurrogate:
-        """Go on with the plain values of a checkpoint."""
-        content = dict(record["region"])
-        region = TrustRegion(**content.pop("region"))
-        found = [(key, value) for key, value in content.pop("found")]
-        search = cls(settings, RegionState(region=region, found=found, **content))
-        search.refits, search.validation = list(record["refits"]), validation
-        return search
+    @property
+    def model(self) -> AutoGP | None:
+        """The local model, of outcomes on its ``LogScale``."""
+        return None if self.local is None else self.local.model
 
     # --- outcomes ------------------------------------------------------------------------------
 
     def follow(self, ledger: Ledger) -> AutoGP | None:
         """Take in the ledger's outcomes, learn and move where due, and return the local model."""
         told = {t.key: float(t.Y) for t in ledger if t.status == "told" and t.Y is not None}
-        state = self.state
-        over = set(told) | {trial.key for trial in ledger.with_status("failed")}
+        failed = [trial.key for trial in ledger.with_status("failed")]
+        state, over = self.state, {*told, *failed}
         waiting = set(state.waiting)
-        new = [k for k in sorted(over) if k >= state.ended or k in waiting]
-        if not new and told == self.held and self.model is not None:
+        new = [key for key in sorted(over) if key >= state.ended or key in waiting]
+        if not new and told == self.held and self.local is not None:
             return self.model
-        self._append_inputs(ledger)
-        open_keys = [trial.key for trial in ledger.with_status("pending", "withdrawn")]
-        newest = [k for k in state.newest if k in over] + new
+        if len(ledger) > len(self._X):  # cached by key
+            missing = [ledger[key].X for key in range(len(self._X), len(ledger))]
+            X = self.settings.to_unit_cube(missing).to("cpu", torch.float64)
+            self._X = torch.cat((self._X, X))
         state = replace(
-            state, region=replace(state.region), ended=len(ledger), waiting=open_keys, newest=newest
+            state,
+            region=replace(state.region),
+            ended=len(ledger),
+            waiting=[key for key in range(len(ledger)) if key not in over],
+            newest=[key for key in state.newest if key in over] + new,
         )
         own = [key for key in told if key >= state.begun]
-        if len(own) < FEWEST:
-            self.state, self.held, self.model = state, told, None
-            return None
-        fresh = [key for key in new if key in told]
-        if self.model is not None and self.scale is not None and fresh:
-            like = self.settings.to_unit_cube([])
-            Y = self.settings.sign * torch.tensor([told[key] for key in fresh], dtype=torch.float64)
-            X, values = self._X[fresh].to(like), self.scale.to_scale(Y).unsqueeze(-1).to(like)
-            self.validation.add(self.model, X, values)
-        again = not new and bool(state.rows) and set(state.rows) <= set(told)
-        state = self._with_model(state, told, own, ledger, again)
-        if new and len(state.newest) >= min(self.settings.q, len(own)):
-            state = self._updated(state, ledger)
-        self.state, self.held = state, told
-        if not state.rows:  # the region has ended
-            self.model = None
+        local = None
+        if len(own) >= FEWEST:
+            fresh = [key for key in new if key in told]
+            if self.local is not None and fresh:
+                X, values = self._data(fresh, told, self.local.scale)
+                self.validation.add(self.local.model, X, values)
+            # the same rows, unless there are new ones
+            again = not new and bool(state.rows) and set(state.rows) <= told.keys()
+            rows = state.rows if again else self._nearest(state, own, told)
+            local, state = self._fitted(state, told, rows, failed, learns=not again)
+            if new and len(state.newest) >= min(self.settings.q, len(own)):
+                state = self._updated(state, local, ledger)
+                local = local if state.rows else None  # the region has ended
+        self.state, self.held, self.local = state, told, local
         return self.model
 
-    def _append_inputs(self, ledger: Ledger) -> None:
-        """Cache inputs of trials, by key, in the unit cube."""
-        missing = range(len(self._X), len(ledger))
-        if missing:
-            X = self.settings.to_unit_cube([ledger[key].X for key in missing])
-            self._X = torch.cat((self._X, X.to("cpu", torch.float64)))
+    def _data(
+        self, keys: list[int], told: Mapping[int, float], scale: LogScale
+    ) -> tuple[Tensor, Tensor]:
+        """Return points and outcomes on a scale, ``n x d`` and ``n x 1``, as the model has them."""
+        like = self.settings.to_unit_cube([])
+        return self._X[keys].to(like), scale.to_scale(self._gains(keys, told)).unsqueeze(-1).to(
+            like
+        )
 
-    def _with_model(
-        self,
-        state: RegionState,
-        told: Mapping[int, float],
-        own: list[int],
-        ledger: Ledger,
-        again: bool,
-    ) -> RegionState:
-        """Build the local model; ``again``: of the rows and hyperparameters that it had."""
-        sign, settings = self.settings.sign, self.settings
-        centre = state.centre
-        if centre not in told:
-            centre = max(own, key=lambda key: sign * told[key])
-        rows = state.rows if again else self._nearest(state, own, centre)
-        Y = sign * torch.tensor([told[key] for key in rows], dtype=torch.float64)
-        self.scale = LogScale.of(Y)
-        values = self.scale.to_scale(Y)
-        failures = [t.key for t in ledger.with_status("failed") if t.key >= state.begun]
-        failed = failures[-FAILED_ROWS:]
-        keys = rows + failed
-        values = torch.cat((values, values.min().expand(len(failed))))
-        like = settings.to_unit_cube([])
-        X, Z = self._X[keys].to(like), values.unsqueeze(-1).to(like)
-        if self.model is None:
-            self.model = _local_model(settings, X, Z)
-        else:
-            self.model.clear()
-            self.model.update(X, Z)
-        count = len(own)
-        due = state.values is None or count >= min(GROWTH * state.fitted, state.fitted + OFTEN)
-        if state.values is not None:
-            _set_values(self.model, state.values)
-        if due and not again:
-            _learn(self.model, FIRST_FIT if state.values is None else LATER_FIT)
-            state = replace(state, values=_values(self.model), fitted=count)
-            self.refits.append(len(told))
-        self._keys = rows
-        self._means = predict_mean(self.model, X)[: len(rows)].to("cpu", torch.float64)
-        return replace(state, rows=rows, centre=rows[int(self._means.argmax())])
+    def _gains(self, keys: list[int], told: Mapping[int, float]) -> Tensor:
+        """Return outcomes, larger being better, float64."""
+        return self.settings.sign * torch.tensor([told[k] for k in keys], dtype=torch.float64)
 
-    def _nearest(self, state: RegionState, own: list[int], centre: int | None) -> list[int]:
+    def _nearest(self, state: RegionState, own: list[int], told: Mapping[int, float]) -> list[int]:
         """Return the keys of the newest outcomes, and of those nearest to the centre."""
         if len(own) <= ROWS:
             return own
-        keys = torch.tensor(own)
+        keys, centre = torch.tensor(own), state.centre
+        if centre not in told:
+            centre = own[int(self._gains(own, told).argmax())]
         differences = self._X[keys] - self._X[centre]
         if state.values is not None:
-            name = next(name for name in state.values if name.endswith("raw_lengthscale"))
-            differences = differences / torch.tensor(state.values[name], dtype=torch.float64).exp()
+            differences = differences / torch.tensor(state.values[LENGTHSCALES]).double().exp()
         distances = differences.square().sum(-1)
-        distances[torch.isin(keys, torch.tensor(state.newest, dtype=torch.long))] = -1.0
+        distances[_are_in(keys, state.newest)] = -1.0
         return sorted(keys[distances.topk(ROWS, largest=False).indices].tolist())
 
-    def _updated(self, state: RegionState, ledger: Ledger) -> RegionState:
+    def _fitted(
+        self,
+        state: RegionState,
+        told: Mapping[int, float],
+        rows: list[int],
+        failed: list[int],
+        learns: bool,
+    ) -> tuple[LocalFit, RegionState]:
+        """Build the local model of some rows, and learn hyperparameters where it is due."""
+        scale = LogScale.of(self._gains(rows, told))
+        X, values = self._data(rows, told, scale)
+        lost = [key for key in failed if key >= state.begun][-FAILED_ROWS:]
+        X = torch.cat((X, self._X[lost].to(X)))
+        values = torch.cat((values, values.min().expand(len(lost), 1)))
+        model = self.model
+        if model is None:
+            model = _local_model(self.settings, X, values)
+        else:
+            model.clear()
+            model.update(X, values)
+        if state.values is not None:
+            _set_values(model, state.values)
+        count = sum(key >= state.begun for key in told)
+        grown = count >= min(GROWTH * state.fitted, state.fitted + OFTEN)
+        if state.values is None or (learns and grown):
+            _learn(model, FIRST_FIT if state.values is None else LATER_FIT)
+            state = replace(state, values=_values(model), fitted=count)
+            self.refits.append(len(told))
+        means = predict_mean(model, X)[: len(rows)].to("cpu", torch.float64)
+        local = LocalFit(model, scale, rows, means)
+        return local, replace(state, rows=rows, centre=rows[local.best])
+
+    def _updated(self, state: RegionState, local: LocalFit, ledger: Ledger) -> RegionState:
         """Update the region by the newest outcomes; begin again where it has collapsed."""
-        assert self.scale is not None
-        keys = torch.tensor(self._keys)
-        new = torch.isin(keys, torch.tensor(state.newest, dtype=torch.long))
-        if bool(new.any()) and not bool(new.all()):
-            known = self._means[~new]
-            state.region.update(self._means[new], known)
-            leapt = torch.isin(keys, torch.tensor(state.leaps, dtype=torch.long)) & new
-            least = known.max() + IMPROVEMENT * known.std(correction=0)
-            if bool(leapt.any()) and bool(self._means[leapt].max() > least):
-                state.hopeful = state.asked + HOPE * self.settings.q
-        elif not bool(new.any()):
-            state.region.update(self._means[:1] - 1.0, self._means)  # all have failed
-        best = int(self._means.argmax())
+        keys, means, region = torch.tensor(local.keys), local.means, state.region
+        new, soon = _are_in(keys, state.newest), state.asked + HOPE * self.settings.q
+        leapt = new & _are_in(keys, state.leaps)
+        if not bool(new.any()):  # all have failed
+            region.update(means.min(), means)
+        elif not bool(new.all()):
+            region.update(means[new], means[~new])
+            if bool(leapt.any()) and improves(means[leapt], means[~new]):
+                state = replace(state, hopeful=soon)
         leaps = [key for key in state.leaps if key not in state.newest]
         state = replace(state, newest=[], leaps=leaps)
-        if not state.region.has_collapsed:
+        if not region.has_collapsed:
             return state
-        value = self.scale.to_outcome(float(self._means[best]))
-        if state.reached is None or value > state.reached + IMPROVEMENT * self.scale.unit:
-            state.region.restart()
-            until = state.asked + HOPE * self.settings.q
-            return replace(state, reached=value, burst=until, hopeful=until)
-        state.region.restart()
+        region.restart()
+        value = local.value
+        if state.reached is None or value > state.reached + IMPROVEMENT * local.scale.unit:
+            return replace(state, reached=value, burst=soon, hopeful=soon)
         drawn = sum(trial.origin == "sobol" for trial in ledger)
         return replace(
             state,
@@ -338,7 +353,7 @@ class RegionSurrogate:
             centre=None,
             rows=[],
             reached=None,
-            found=[*state.found, (self._keys[best], value)],
+            found=[*state.found, (local.keys[local.best], value)],
         )
 
     # --- points --------------------------------------------------------------------------------
@@ -350,50 +365,56 @@ class RegionSurrogate:
         return max(0, self.state.sobol - sum(trial.origin == "sobol" for trial in ledger))
 
     def propose(self, ledger: Ledger, q: int, seed: int) -> Tensor:
-        """Choose the next points of the unit cube, ``q x d``, once there is a model.
+        """Choose the next points of the unit cube, ``q x d``.
 
         Functions are drawn jointly at candidates in the region, some of them nearer to the
         posterior mean, and each is maximised in the region from its best candidate, regardless of
         pending points (Thompson sampling). Some points leap instead.
+
+        Raises:
+            UsageError: There is no model yet.
         """
-        assert self.model is not None
-        state, model = self.state, self.model
+        self.follow(ledger)
+        state, local = self.state, self.local
+        if local is None:
+            raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
         generator = torch.Generator().manual_seed(seed)
-        order = self._means.argsort(descending=True)
-        X = self._X[self._keys][order].to(self.settings.to_unit_cube([]))
-        bounds = state.region.bounds(model, X[0])
+        order = local.means.argsort(descending=True)
+        X = self._X[local.keys][order].to(self.settings.to_unit_cube([]))
+        bounds = state.region.bounds(local.model, X[0])
         candidates = region_candidates(X, bounds, CANDIDATES, generator)
-        share = torch.rand(1) if q == 1 else torch.linspace(0.0, 1.0, q)
+        share = torch.rand(1, generator=generator) if q == 1 else torch.linspace(0.0, 1.0, q)
         spread = COLDEST + (HOTTEST - COLDEST) * share
-        paths = sample_paths(model, q, seed, at=candidates, spread=spread)
+        paths = sample_paths(local.model, q, seed, at=candidates, spread=spread)
         starts = candidates[paths(candidates).squeeze(-1).argmax(-1)]
         points = maximize_paths(paths, starts, bounds, CLIMB)
-        often = OFTEN_LEAPS if state.asked < state.hopeful else SELDOM
-        share_of_leaps = BURST if state.asked < state.burst else often
-        leaps = math.floor(q * share_of_leaps + float(torch.rand(1, generator=generator)))
+        chance = BURST if state.asked < state.burst else SELDOM
+        if state.burst <= state.asked < max(state.hopeful, HOPE * self.settings.q):
+            chance = OFTEN_LEAPS
+        leaps = math.floor(q * chance + float(torch.rand(1, generator=generator)))
         if leaps > 0:
-            trend = AdditiveTrend(*self._trend_data(ledger))
-            best, box = self._X[state.centre], bounds.to("cpu", torch.float64)
+            trend = AdditiveTrend(*self._trend_data())
+            best, box = self._X[local.keys[local.best]], bounds.to("cpu", torch.float64)
             for i in range(q - leaps, q):
                 points[i] = trend.leap(best, box, generator).to(points)
         first = len(ledger) + q - leaps
-        state = replace(state, leaps=[*state.leaps, *range(first, first + leaps)])
-        self.state = replace(state, asked=state.asked + q)
+        waiting = [*state.leaps, *range(first, first + leaps)]
+        self.state = replace(state, leaps=waiting, asked=state.asked + q)
         return points
 
-    def _trend_data(self, ledger: Ledger) -> tuple[Tensor, Tensor]:
-        """Return inputs and scaled outcomes of the best trials and the last ones."""
-        sign, half = self.settings.sign, TREND_ROWS // 2
-        keys: Collection[int] = self.held
-        if len(self.held) > TREND_ROWS:
-            best = heapq.nlargest(half, self.held, key=lambda key: sign * self.held[key])
-            keys = set(best) | set(sorted(self.held)[-half:])
-        rows = sorted(keys)
-        Y = sign * torch.tensor([self.held[key] for key in rows], dtype=torch.float64)
-        return self._X[rows], LogScale.of(Y).to_scale(Y)
+    def _trend_data(self) -> tuple[Tensor, Tensor]:
+        """Return points and scaled outcomes of the best and the last trials, of all regions."""
+        rows, half = sorted(self.held), TREND_ROWS // 2
+        gains = self._gains(rows, self.held)
+        if len(rows) > TREND_ROWS:
+            best = gains.topk(half).indices
+            last = torch.arange(len(rows) - half, len(rows))
+            some = torch.cat((best, last)).unique()
+            rows, gains = [rows[i] for i in some.tolist()], gains[some]
+        return self._X[rows], LogScale.of(gains).to_scale(gains)
 
     def best(self, ledger: Ledger) -> tuple[int, float]:
-        """Return key and value, larger being better, of the best trial of all regions.
+        """Return key and posterior median, larger being better, of the best trial of all regions.
 
         Raises:
             UsageError: There is no outcome.
@@ -402,15 +423,25 @@ class RegionSurrogate:
         if not self.held:
             raise UsageError("There is no best point yet: no outcome was told.")
         found = [pair for pair in self.state.found if pair[0] in self.held]
-        if self.model is not None and self.scale is not None:
-            position = int(self._means.argmax())
-            value = self.scale.to_outcome(float(self._means[position]))
-            found.append((self._keys[position], value))
-        if found:
-            return max(found, key=lambda pair: pair[1])
-        sign = self.settings.sign
-        key = max(self.held, key=lambda key: sign * self.held[key])
-        return key, sign * self.held[key]
+        if self.local is not None:
+            found.append((self.local.keys[self.local.best], self.local.value))
+        if not found:
+            keys = list(self.held)
+            gains = self._gains(keys, self.held)
+            found.append((keys[int(gains.argmax())], float(gains.max())))
+        return max(found, key=lambda pair: pair[1])
+
+
+def region_state(record: Mapping[str, Any]) -> RegionState:
+    """Build a state from the plain values of a checkpoint."""
+    region = TrustRegion(**record["region"])
+    found = [(key, value) for key, value in record["found"]]
+    return RegionState(**{**record, "region": region, "found": found})
+
+
+def _are_in(keys: Tensor, some: list[int]) -> Tensor:
+    """Tell of each key whether it is among some."""
+    return torch.isin(keys, torch.tensor(some, dtype=torch.long))
 
 
 # --- the local model -----------------------------------------------------------------------------

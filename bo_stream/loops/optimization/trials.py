@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bo_stream.errors import UsageError, check_one_of, check_whole
 from bo_stream.loops.models import AUTO, RunSettings
@@ -37,8 +37,9 @@ class OptimizationSettings(RunSettings):
         search: A name in ``SEARCHES``: ``box``, or ``region``, a trust region about the best point
             with a model of the nearest outcomes. Default (empty): ``region`` in more than
             ``MOST_IN_BOX`` inputs, unless an acquisition, a model or a grid is named.
-        acquisition: Of the search of the box: a name in ``ACQUISITIONS``, or ``package.module:function`` of a builder of
-            one's own, see ``bo_stream.loops.optimization.acquisition``.
+        acquisition: Of the search of the box: a name in ``ACQUISITIONS``, or
+            ``package.module:function`` of a builder of one's own, see
+            ``bo_stream.loops.optimization.acquisition``.
         beta: Weight of the standard deviation in qUCB.
         num_restarts: Starts of the search for the best candidate.
         raw_samples: Points among which the starts are found.
@@ -69,7 +70,12 @@ class OptimizationSettings(RunSettings):
 
     def _choose_search(self) -> None:
         """Set the search where none is named, and check that the other settings go with it."""
-        others = {"acquisition": "qLogEI", "model": AUTO, "model_options": {}, "grid": None}
+        others: dict[str, Any] = {
+            "acquisition": "qLogEI",
+            "model": AUTO,
+            "model_options": {},
+            "grid": None,
+        }
         named = [name for name, default in others.items() if getattr(self, name) != default]
         if not self.search:
             many = self.dim > MOST_IN_BOX and not named
