@@ -205,17 +205,17 @@ def costs_at(runs: Sequence[Run], method: str, dim: int, n: int) -> float | None
 def cost_table(runs: Sequence[Run], costs: Sequence[Cost]) -> str:
     """Milliseconds of a proposal: in searches, and after histories of random points."""
     by = {(cost.method, cost.dim, cost.history): 1e3 * cost.seconds for cost in costs}
-    dims, histories = ({key[i] for key in by} for i in (1, 2))
+    histories = sorted({cost.history for cost in costs})
     rows, marks = [], marks_of(runs)
-    for dim in sorted(dims | {20, 100}):
+    for dim in sorted({cost.dim for cost in costs} | set(MILLISECONDS)):
         for method in methods_of([*runs, *costs]):
             inside = [costs_at(runs, method, dim, n) for n in marks]
-            after = [by.get((method, dim, n)) for n in sorted(histories)]
+            after = [by.get((method, dim, n)) for n in histories]
             if any(value is not None for value in (*inside, *after)):
                 cells = [None if value is None else 1e3 * value for value in inside] + after
                 rows.append([str(dim), method, *("" if c is None else f"{c:.3g}" for c in cells)])
     searches = (f"search, n = {n:,}" for n in marks)
-    after_random = (f"random history, n = {n:,}" for n in sorted(histories))
+    after_random = (f"random history, n = {n:,}" for n in histories)
     return table(["inputs", "method (ms)", *searches, *after_random], rows)
 
 

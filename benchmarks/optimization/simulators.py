@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import torch
-from botorch.test_functions import SyntheticTestFunction
+from botorch.test_functions.synthetic import SyntheticTestFunction
 from torch import Tensor
 
 Simulation = Callable[[np.ndarray], float]
@@ -36,8 +36,8 @@ class Simulator(SyntheticTestFunction):
         """
         self.dim, self.continuous_inds = len(bounds), list(range(len(bounds)))
         super().__init__(bounds=list(bounds))
-        self._load, self._simulation, self._install = load, None, install
-        self._package = package
+        self._load, self._package, self._install = load, package, install
+        self._simulation: Simulation | None = None
 
     @property
     def missing(self) -> str | None:
@@ -47,10 +47,11 @@ class Simulator(SyntheticTestFunction):
     def _evaluate_true(self, X: Tensor) -> Tensor:
         if self.missing:
             raise ImportError(f"This simulator needs a package: pip install '{self._install}'.")
-        if self._simulation is None:
-            self._simulation = self._load()
+        simulation = self._simulation or self._load()
+        self._simulation = simulation
         rows = X.reshape(-1, self.dim).detach().numpy()
-        return torch.tensor([float(self._simulation(row)) for row in rows]).reshape(X.shape[:-1])
+        values = [float(simulation(row)) for row in rows]
+        return torch.tensor(values, dtype=X.dtype).reshape(X.shape[:-1])
 
 
 # --- a lander, steered by a rule with twelve numbers ----------------------------------------------

@@ -17,6 +17,7 @@ from benchmarks.optimization.many_input_problems import LEAST_UNKNOWN, LOW, PROB
 from benchmarks.optimization.many_input_results import Run, claims_of, read_runs, regret_table
 from benchmarks.optimization.many_inputs import METHODS, Asked, search_all
 from benchmarks.optimization.simulators import Simulator
+from benchmarks.peers import searchers
 from benchmarks.peers.searchers import CmaSearch, Searcher
 from benchmarks.peers.turbo import LEAST_SIDE, Turbo
 
@@ -133,6 +134,13 @@ def test_a_search_goes_on_from_a_history_that_it_did_not_ask_for(name: str) -> N
     searcher.take(X, bowl(X))
     (asked,) = rounds(searcher, 1)
     assert ((asked >= 0.0) & (asked <= 1.0)).all()
+
+
+def test_a_search_that_the_settings_do_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searchers, "knows_searches", lambda: False)
+    with pytest.raises(NotImplementedError, match="no field 'search'"):
+        searchers.OurSearch(D, Q, 0, "region")
+    assert searchers.OurSearch(D, Q, 0, "box").ask().shape == (Q, D)
 
 
 class Scripted:
