@@ -386,8 +386,8 @@ class RegionSurrogate:
         share = torch.rand(1, generator=generator) if q == 1 else torch.linspace(0.0, 1.0, q)
         spread = COLDEST + (HOTTEST - COLDEST) * share
         paths = sample_paths(local.model, q, seed, at=candidates, spread=spread)
-        starts = candidates[paths(candidates).squeeze(-1).argmax(-1)]
-        points = maximize_paths(paths, starts, bounds, CLIMB)
+        values = paths(candidates).squeeze(-1)
+        points = maximize_paths(paths, candidates[values.argmax(-1)], bounds, CLIMB)
         chance = BURST if state.asked < state.burst else SELDOM
         if state.burst <= state.asked < max(state.hopeful, HOPE * self.settings.q):
             chance = OFTEN_LEAPS
@@ -397,6 +397,7 @@ class RegionSurrogate:
             best, box = self._X[local.keys[local.best]], bounds.to("cpu", torch.float64)
             for i in range(q - leaps, q):
                 points[i] = trend.leap(best, box, generator).to(points)
+        replace_repeated(points, X, candidates, values)
         first = len(ledger) + q - leaps
         waiting = [*state.leaps, *range(first, first + leaps)]
         self.state = replace(state, leaps=waiting, asked=state.asked + q)
@@ -437,6 +438,24 @@ def region_state(record: Mapping[str, Any]) -> RegionState:
     region = TrustRegion(**record["region"])
     found = [(key, value) for key, value in record["found"]]
     return RegionState(**{**record, "region": region, "found": found})
+
+
+def replace_repeated(points: Tensor, X: Tensor, candidates: Tensor, values: Tensor) -> None:
+    """Replace, in place, points that repeat others: corners of the box, leaps to the same place.
+
+    Each is replaced by the best candidate of its function that repeats none.
+
+    Args:
+        points: ``q x d``.
+        X: Further points that are not to be repeated, ``n x d``.
+        candidates: ``N x d``, N more than n + q.
+        values: Of q functions at the candidates, ``q x N``.
+    """
+    for i in range(len(points)):
+        others = torch.cat((X, points[:i]))
+        if bool((others == points[i]).all(-1).any()):
+            repeated = (candidates.unsqueeze(-2) == others).all(-1).any(-1)
+            points[i] = candidates[values[i].where(~repeated, -torch.inf).argmax()]
 
 
 def _are_in(keys: Tensor, some: list[int]) -> Tensor:

@@ -1,0 +1,290 @@
+"""The parts of a search in a region: the box, candidates, climbing, and leaps."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+
+from bo_stream import AutoGP
+from bo_stream.acquisition import sample_paths
+from bo_stream.loops.models import KERNELS, many_input_kernel
+from bo_stream.loops.optimization import leaps as leaps_module
+from bo_stream.loops.optimization.leaps import NOISES, POINTS, SCALES, AdditiveTrend
+from bo_stream.loops.optimization.region import (
+    FIRST_LENGTH,
+    IMPROVEMENT,
+    LONGEST,
+    SHAPE,
+    TrustRegion,
+    improves,
+    maximize_paths,
+    region_candidates,
+)
+from bo_stream.loops.optimization.region_search import LogScale
+
+BETTER = torch.tensor([2.0]), torch.tensor([0.0, 1.0])
+SAME = torch.tensor([1.0]), torch.tensor([0.0, 1.0])
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def uniform(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(*shape, generator=seeded(seed), dtype=torch.float64)
+
+
+def model_of(d: int, lengthscales: Tensor) -> AutoGP:
+    X = uniform(6, d)
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=d)).double()
+    kernel.base_kernel.lengthscale = lengthscales
+    return AutoGP(X, X.sum(-1, keepdim=True).sin(), covar_module=kernel, families="exact")
+
+
+# --- the box -------------------------------------------------------------------------------------
+
+
+def test_a_region_doubles_after_three_successes_in_sequence() -> None:
+    region = TrustRegion(dim=20, batch=10)
+    assert [region.update(*BETTER) for _ in range(2)] == [True, True]
+    assert not region.update(*SAME)
+    for length in (FIRST_LENGTH, FIRST_LENGTH, LONGEST, LONGEST, LONGEST, LONGEST):
+        region.update(*BETTER)
+        assert region.length == length
+    assert region.failures == 0
+
+
+@pytest.mark.parametrize(("dim", "batch", "patience"), [(20, 10, 2), (21, 10, 3), (2, 1, 4)])
+def test_a_region_halves_after_failures_of_about_d_evaluations(
+    dim: int, batch: int, patience: int
+) -> None:
+    region = TrustRegion(dim, batch)
+    lengths = []
+    for _ in range(2 * patience):
+        region.update(*SAME)
+        lengths.append(region.length)
+    halved = [FIRST_LENGTH] * (patience - 1) + [FIRST_LENGTH / 2] * patience
+    assert lengths == [*halved, FIRST_LENGTH / 4]
+
+
+def test_a_region_collapses_and_begins_again() -> None:
+    region = TrustRegion(dim=4, batch=4)
+    count = 0
+    while not region.has_collapsed:
+        region.update(*SAME)
+        count += 1
+    assert count == 7
+    region.restart()
+    assert region == TrustRegion(dim=4, batch=4)
+
+
+def test_what_rounding_or_noise_may_be_is_no_improvement() -> None:
+    known = torch.tensor([-1.0, 1.0])  # of standard deviation 1
+    assert not improves(torch.tensor([1.0 + 0.9 * IMPROVEMENT]), known)
+    assert improves(torch.tensor([1.0 + 1.1 * IMPROVEMENT, -5.0]), known)
+    equal = torch.full((3,), 4.0)
+    assert not improves(equal, equal)
+
+
+def test_sides_follow_the_lengthscales() -> None:
+    scales = torch.tensor([0.1, 0.4, 1.6], dtype=torch.float64)
+    region = TrustRegion(dim=3, batch=1, length=0.1)
+    centre = torch.full((3,), 0.5, dtype=torch.float64)
+    low, high = region.bounds(model_of(3, scales), centre)
+    sides = high - low
+    torch.testing.assert_close((low + high) / 2, centre)
+    assert sides.log().mean().exp() == pytest.approx(0.1)
+    torch.testing.assert_close(sides[1:] / sides[:-1], torch.full((2,), 4.0).double() ** SHAPE)
+
+
+def test_the_box_is_within_the_unit_cube_and_a_cube_without_lengthscales() -> None:
+    X = uniform(6, 2)
+    linear = AutoGP(X, X[:, :1], covar_module=LinearKernel().double(), families="exact")
+    region = TrustRegion(dim=2, batch=1, length=0.5)
+    bounds = region.bounds(linear, torch.tensor([0.1, 0.5], dtype=torch.float64))
+    assert bounds.tolist() == pytest.approx(torch.tensor([[0.0, 0.25], [0.35, 0.75]]))
+
+
+@pytest.mark.parametrize(("dim", "batch"), [(0, 1), (1, 0), (2.5, 1)])
+def test_sizes_are_checked(dim: int, batch: int) -> None:
+    with pytest.raises(ValueError, match=r"Expected (dim|batch) .*(at least 1|whole)"):
+        TrustRegion(dim, batch)
+
+
+# --- candidates and their climb ------------------------------------------------------------------
+
+
+def test_candidates_are_steps_along_differences_and_perturbations() -> None:
+    d, n = 100, 400
+    good = uniform(5, d)
+    bounds = torch.stack((good[0] - 0.2, good[0] + 0.2)).clamp(0.0, 1.0)
+    C = region_candidates(good, bounds, n, seeded(1))
+    assert C.shape == (n, d)
+    assert bool(((bounds[0] <= C) & (bounds[1] >= C)).all())
+    moved, perturbed = C[: n // 2], C[n // 2 :]
+    changed = (perturbed != good[0]).sum(-1)
+    assert int(changed.min()) >= 1
+    assert float(changed.double().mean()) == pytest.approx(20.0, abs=2.0)  # 14 standard errors
+    wide = region_candidates(good, torch.tensor([[-9.0] * d, [9.0] * d]).double(), n, seeded(1))
+    directions = torch.stack([a - b for a, b in itertools.product(good, good)]).mT
+    steps = (wide[: n // 2] - good[0]).mT
+    solution = torch.linalg.lstsq(directions, steps, driver="gelsd").solution
+    torch.testing.assert_close(directions @ solution, steps)
+    assert int((moved != good[0]).any(-1).sum()) > n // 3
+
+
+def test_every_candidate_of_few_inputs_differs_from_the_best_point() -> None:
+    X = uniform(1, 2)
+    C = region_candidates(X, torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double(), 50, seeded())
+    assert bool((C[25:] != X).all())
+    torch.testing.assert_close(C[:25], X.expand(25, 2))  # one point has no differences
+    again = region_candidates(X, torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double(), 50, seeded())
+    assert torch.equal(C, again)
+
+
+def test_each_function_is_climbed_within_the_box() -> None:
+    model = model_of(3, torch.full((3,), 0.5).double())
+    C = uniform(30, 3, seed=2)
+    paths = sample_paths(model, 4, seed=0, at=C)
+    bounds = torch.tensor([[0.1] * 3, [0.9] * 3]).double()
+    starts = C[:4].clamp(0.1, 0.9)
+    X = maximize_paths(paths, starts, bounds, 200)
+    assert bool(((bounds[0] <= X) & (bounds[1] >= X)).all())
+    X.requires_grad_()
+    values = paths(X.unsqueeze(-2)).squeeze()
+    assert bool((values >= paths(starts.unsqueeze(-2)).squeeze()).all())
+    (slope,) = torch.autograd.grad(values.sum(), X)
+    low, high = bounds
+    blocked = (X.eq(low) & (slope < 0)) | (X.eq(high) & (slope > 0))
+    assert float(slope[~blocked].abs().max()) < 1e-3  # a maximum in the box
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_lengthscales_are_expected_to_grow_with_the_root_of_the_inputs(name: str) -> None:
+    few, many = (many_input_kernel(name, d).base_kernel.double() for d in (5, 500))
+    ratio = many.lengthscale[0, 0] / few.lengthscale[0, 0]
+    assert float(ratio.detach()) == pytest.approx(10.0)
+    prior = few.lengthscale_prior
+    raw = few.raw_lengthscale.detach().clone().requires_grad_()
+    (slope,) = torch.autograd.grad(prior.log_prob(raw.exp()).sum(), raw)
+    assert slope.abs().max() < 1e-6  # it begins at the mode of the prior
+    outer = many_input_kernel(name, 5)
+    assert float(outer.outputscale.detach()) == pytest.approx(1.0)
+
+
+# --- outcomes on a logarithmic scale -------------------------------------------------------------
+
+
+def test_outcomes_on_a_logarithmic_scale_keep_their_order_and_come_back() -> None:
+    Y = torch.tensor([-1e6, -300.0, -2.0, -1.0, -0.5, 0.0], dtype=torch.float64)
+    scale = LogScale.of(Y)
+    values = scale.to_scale(Y)
+    assert bool((values.diff() > 0.0).all())
+    assert float(values.mean()) == pytest.approx(0.0, abs=1e-12)
+    assert float(values.std(correction=0)) == pytest.approx(1.0)
+    assert [scale.to_outcome(float(v)) for v in values] == pytest.approx(Y.tolist(), abs=1e-9)
+
+
+def test_better_outcomes_than_those_of_the_scale_are_on_it() -> None:
+    scale = LogScale.of(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64))
+    above = torch.tensor([2.0, 2.0 + 1e-6, 1e3], dtype=torch.float64)
+    values = scale.to_scale(above)
+    assert bool(values.isfinite().all() and (values.diff() > 0.0).all())
+    assert [scale.to_outcome(float(v)) for v in values] == pytest.approx(above.tolist())
+
+
+@pytest.mark.parametrize("value", [0.0, -7.5, 1e70])
+def test_equal_outcomes_are_zero(value: float) -> None:
+    scale = LogScale.of(torch.full((4,), value, dtype=torch.float64))
+    assert scale.to_scale(torch.tensor([value], dtype=torch.float64)).tolist() == [0.0]
+
+
+# --- leaps ---------------------------------------------------------------------------------------
+
+
+def features_of(trend: AdditiveTrend, X: Tensor) -> Tensor:
+    """The feature map itself, from a trend's root: tested by the covariance below."""
+    return trend._features(X).reshape(len(X), -1) / math.sqrt(X.shape[-1])
+
+
+def test_the_trend_is_a_sum_of_matern_processes_of_each_input() -> None:
+    X, nodes = uniform(5, 2), torch.linspace(0.0, 1.0, 16).double()
+    trend = AdditiveTrend(X, X.sum(-1))
+    length = 2.0 * 0.96 / 16
+
+    def matern(a: Tensor, b: Tensor) -> Tensor:
+        r = math.sqrt(5.0) * (a.unsqueeze(-1) - b).abs() / length
+        return (1.0 + r + r.square() / 3.0) * (-r).exp()
+
+    gram = matern(nodes, nodes) + 1e-6 * torch.eye(16).double()
+    regressors = [matern(x, nodes) for x in X.mT]
+    covariance = sum(K @ torch.linalg.solve(gram, K.mT) for K in regressors) / 2
+    Phi = features_of(trend, X)
+    torch.testing.assert_close(Phi @ Phi.mT, covariance, rtol=1e-6, atol=1e-8)
+    # near the nodes it is the kernel itself
+    exact = sum(matern(x, x) for x in X.mT) / 2
+    torch.testing.assert_close(covariance, exact, rtol=0.05, atol=0.02)
+
+
+def test_the_trend_is_the_posterior_of_largest_evidence() -> None:
+    X = uniform(40, 3)
+    y = (7.0 * X[:, 0]).sin() + X[:, 1].square() + 0.1 * uniform(40, seed=5)
+    trend = AdditiveTrend(X, y)
+    Phi = features_of(trend, X)
+    target = (y - y.mean()) / y.std(correction=0)
+    eye = torch.eye(40).double()
+    evidence = {
+        (float(noise), float(scale)): float(
+            MultivariateNormal(
+                torch.zeros(40).double(), scale * Phi @ Phi.mT + noise * eye
+            ).log_prob(target)
+        )
+        for noise, scale in itertools.product(NOISES, SCALES)
+    }
+    noise, scale = max(evidence, key=lambda pair: evidence[pair])
+    precision = Phi.mT @ Phi / noise + torch.eye(Phi.shape[1]).double() / scale
+    torch.testing.assert_close(
+        trend._mean, torch.linalg.solve(precision, Phi.mT @ target / noise), rtol=1e-6, atol=1e-8
+    )
+    covariance = trend._vectors * trend._sd.square() @ trend._vectors.mT
+    torch.testing.assert_close(covariance, torch.linalg.inv(precision), rtol=1e-5, atol=1e-9)
+
+
+def two_basins(X: Tensor) -> Tensor:
+    """The basin at 0.8 is the better one in input 1; input 0 has one, at 0.3."""
+    other = torch.maximum(1.0 - 8.0 * (X[:, 1] - 0.2).abs(), 2.0 - 8.0 * (X[:, 1] - 0.8).abs())
+    return other - 5.0 * (X[:, 0] - 0.3).square()
+
+
+def test_a_leap_goes_to_the_better_basin_and_leaves_other_inputs() -> None:
+    X = uniform(400, 6, seed=3)
+    trend = AdditiveTrend(X, two_basins(X))
+    best = torch.tensor([0.3, 0.2, 0.5, 0.5, 0.5, 0.5]).double()
+    bounds = torch.stack((best - 0.1, best + 0.1))
+    for seed in range(5):
+        leapt = trend.leap(best, bounds, seeded(seed))
+        assert float(leapt[1]) == pytest.approx(0.8, abs=0.1)
+        assert bool(((leapt == best) | (leapt < bounds[0]) | (leapt > bounds[1])).all())
+
+
+def test_an_input_that_the_box_fills_does_not_leap() -> None:
+    X = uniform(100, 2)
+    trend = AdditiveTrend(X, two_basins(X))
+    best = torch.tensor([0.3, 0.2]).double()
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
+    assert torch.equal(trend.leap(best, bounds, seeded()), best)
+    bounds[1, 0] = 0.6
+    leapt = trend.leap(best, bounds, seeded())
+    assert float(leapt[0]) > 0.6
+    assert leapt[1] == best[1]
+
+
+def test_many_inputs_have_few_features_each() -> None:
+    assert len(AdditiveTrend(uniform(9, 200), uniform(9))._nodes) == leaps_module.FEWEST_NODES
+    assert AdditiveTrend(uniform(9, 40), uniform(9)).draw(seeded()).shape == (40, POINTS)

@@ -1,0 +1,370 @@
+"""The search of a region: it follows a ledger, goes on after a stop, and ends nowhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bo_stream.errors import UsageError
+from bo_stream.loops.optimization import (
+    OptimizationSettings,
+    Optimizer,
+    load_optimizer,
+    save_optimizer,
+)
+from bo_stream.loops.optimization import region as parts
+from bo_stream.loops.optimization import region_search as region_module
+from bo_stream.loops.optimization.optimizer import parsed_optimizer
+from bo_stream.loops.optimization.region import SHORTEST
+from bo_stream.loops.optimization.region_search import RegionSurrogate, region_state
+from bo_stream.loops.optimization.trials import MOST_IN_BOX, Ledger
+from bo_stream.loops.run import OPTIMIZATION, predict
+from bo_stream.models.base import StreamingGP
+from tests.loops.functions import bowl
+from tests.loops.optimization.test_chaos import ON_GRID, check
+from tests.loops.optimizing import points, started, tell_all
+
+REGION = OptimizationSettings(bounds=((-2.0, 3.0),) * 3, q=4, initial=6, search="region")
+MANY = OptimizationSettings(bounds=((-2.0, 3.0),) * 12, q=8)
+
+
+def surrogate_of(optimizer: Optimizer) -> RegionSurrogate:
+    surrogate = optimizer.surrogate
+    assert isinstance(surrogate, RegionSurrogate)
+    return surrogate
+
+
+def collapse(optimizer: Optimizer) -> None:
+    """Let the region collapse at the next batch that is no better."""
+    optimizer.best()
+    region = surrogate_of(optimizer).state.region
+    region.length, region.failures = SHORTEST, region.patience - 1
+
+
+def tell_worse(optimizer: Optimizer) -> None:
+    """Ask for a batch, and be told outcomes that are worse than all."""
+    for trial in optimizer.ask():
+        optimizer.tell(trial.key, 1e3 + bowl(list(trial.X)))
+
+
+# --- which search --------------------------------------------------------------------------------
+
+
+def test_more_than_ten_inputs_are_searched_in_a_region() -> None:
+    box, region = (
+        OptimizationSettings(bounds=((0.0, 1.0),) * d) for d in (MOST_IN_BOX, MOST_IN_BOX + 1)
+    )
+    assert (box.search, box.initial) == ("box", 10)
+    assert (region.search, region.initial) == ("region", 22)
+
+
+@pytest.mark.parametrize(
+    "named", [{"acquisition": "TS"}, {"model": "osgpr"}, {"model_options": {"max_points": 64}}]
+)
+def test_what_is_named_for_the_box_searches_the_box(named: dict[str, Any]) -> None:
+    settings = OptimizationSettings(bounds=((0.0, 1.0),) * 20, **named)
+    assert (settings.search, settings.initial) == ("box", 10)
+    with pytest.raises(UsageError, match=f"leave out {next(iter(named))}, or search the box"):
+        replace(settings, search="region")
+
+
+def test_an_unknown_search_is_named() -> None:
+    with pytest.raises(UsageError, match=r"search.*box.*region.*'sphere'"):
+        OptimizationSettings(bounds=((0.0, 1.0),), search="sphere")
+
+
+def test_runs_before_there_were_regions_go_on_in_the_box(tmp_path: Path) -> None:
+    settings = OptimizationSettings(bounds=((0.0, 1.0),) * 12, acquisition="random", initial=3)
+    save_optimizer(tmp_path, Optimizer(settings))
+    with OPTIMIZATION.opened(tmp_path) as content:
+        del content["settings"]["search"]
+        content["settings"]["acquisition"] = "qLogEI"
+        loaded = parsed_optimizer(tmp_path, content, ())
+    assert loaded.settings.search == "box"
+    assert asdict(loaded.settings) == {**asdict(settings), "acquisition": "qLogEI"}
+
+
+# --- the search itself ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_finds_the_minimum_of_many_inputs(dtype: str) -> None:
+    optimizer = started(replace(MANY, dtype=dtype), steps=22)
+    best = optimizer.best()
+    assert bowl(list(best.trial.X)) < 0.05  # of 12, on average, in the box
+    assert best.mean == pytest.approx(best.trial.Y, abs=0.1)
+
+
+def test_to_maximise_is_to_minimise_the_negative() -> None:
+    least, most = Optimizer(REGION), Optimizer(replace(REGION, maximize=True))
+    for q in (6, 4, 1, 4, 5):
+        asked = least.ask(q), most.ask(q)
+        assert points(asked[0]) == points(asked[1])
+        for trial in asked[0]:
+            value = bowl(list(trial.X))
+            least.tell(trial.key, value)
+            most.tell(trial.key, -value)
+    assert least.best().trial.key == most.best().trial.key
+    assert least.best().mean == -(most.best().mean or 0.0)
+
+
+def test_torch_s_random_state_is_neither_used_nor_changed() -> None:
+    first = started(REGION, steps=2)
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    second = started(REGION, steps=2)
+    assert torch.equal(state, torch.get_rng_state())
+    assert points(first.ledger) == points(second.ledger)
+
+
+def test_outcomes_may_come_in_any_order() -> None:
+    optimizers = [started(REGION) for _ in range(2)]
+    for step in range(3):
+        asked = [optimizer.ask() for optimizer in optimizers]
+        assert points(asked[0]) == points(asked[1])
+        tell_all(optimizers[0], asked[0])
+        tell_all(optimizers[1], random.Random(step).sample(asked[1], len(asked[1])))
+
+
+@pytest.mark.parametrize("q", [1, 3, 70])
+def test_any_number_of_points_within_the_bounds(q: int) -> None:
+    asked = started(REGION).ask(q)
+    assert len(set(points(asked))) == q
+    assert all(-2.0 <= x <= 3.0 for trial in asked for x in trial.X)
+    assert all(trial.origin == "model" for trial in asked)
+
+
+def test_a_step_costs_the_same_however_many_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region_module, "ROWS", 20)
+    monkeypatch.setattr(region_module, "TREND_ROWS", 30)
+    optimizer = started(REGION, steps=12)
+    tell_all(optimizer, asked := optimizer.ask())
+    search = surrogate_of(optimizer)
+    model = search.follow(optimizer.ledger)
+    assert model is not None
+    assert float(model.num_observations) == 20.0
+    assert search.local is not None
+    assert {trial.key for trial in asked} <= set(search.local.keys)  # the newest are in
+    X, _ = search._trend_data()
+    assert len(X) <= 30
+
+
+def test_the_model_is_of_the_nearest_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region_module, "ROWS", 10)
+    optimizer = Optimizer(replace(REGION, bounds=((0.0, 1.0),) * 2, q=1, initial=2))
+    for i in range(40):
+        trial = optimizer.register((i / 39, 0.5))
+        optimizer.tell(trial.key, abs(i - 30.0))
+    optimizer.best()  # all are new
+    trial = optimizer.register((0.5, 0.5))
+    optimizer.tell(trial.key, 20.0)
+    assert optimizer.best().trial.key == 30
+    search = surrogate_of(optimizer)
+    assert search.local is not None
+    assert search.local.keys == [*range(26, 35), 40]
+
+
+# --- stops, and what happens to trials -----------------------------------------------------------
+
+
+def test_goes_on_to_the_same_points_after_a_stop(tmp_path: Path) -> None:
+    optimizer = started(REGION)
+    for step in range(14):
+        if step in (5, 9):
+            collapse(optimizer)
+        asked = optimizer.ask()
+        tell_all(optimizer, asked[: step % 3])  # stopped amid a batch, and between two
+        save_optimizer(tmp_path, optimizer)
+        loaded, _ = load_optimizer(tmp_path)
+        assert surrogate_of(loaded).state == surrogate_of(optimizer).state
+        for each in (optimizer, loaded):
+            tell_all(each, [trial for trial in each.pending if trial.key <= asked[-1].key])
+        best, again = optimizer.best(), loaded.best()
+        assert (best.trial, best.mean) == (again.trial, again.mean)
+        assert points(loaded.ask()) == points(optimizer.ask())
+        optimizer = loaded
+        tell_all(optimizer, optimizer.pending)
+
+
+def test_the_state_is_plain_values() -> None:
+    state = surrogate_of(started(REGION, steps=3)).state
+    assert region_state(json.loads(json.dumps(asdict(state)))) == state
+
+
+def test_amended_and_withdrawn_outcomes_leave_the_model() -> None:
+    optimizer = started(REGION, steps=2)
+    former = optimizer.best().trial
+    optimizer.withdraw(former.key)
+    assert optimizer.best().trial.key != former.key
+    optimizer.amend(former.key, -5.0)
+    best = optimizer.best()
+    assert best.trial.key == former.key
+    assert surrogate_of(optimizer).held[former.key] == -5.0
+    tell_all(optimizer, optimizer.ask())
+
+
+def test_all_outcomes_withdrawn_is_a_fresh_start() -> None:
+    optimizer = started(REGION, steps=1)
+    for trial in optimizer.ledger:
+        optimizer.withdraw(trial.key)
+    assert {trial.origin for trial in optimizer.ask(3)} == {"sobol"}
+    with pytest.raises(UsageError, match="no best point yet"):
+        optimizer.best()
+
+
+def test_failures_count_as_the_lowest_outcome_and_the_search_goes_on() -> None:
+    optimizer = started(REGION)
+    length = surrogate_of(optimizer).state.region.length
+    failed = []
+    for _ in range(4):
+        for trial in optimizer.ask():
+            optimizer.fail(trial.key, "no power")
+            failed.append(trial.X)
+    search = surrogate_of(optimizer)
+    model = search.follow(optimizer.ledger)
+    assert model is not None
+    assert search.state.region.length < length  # batches that failed are no successes
+    assert len(search.held) == 6 + REGION.q
+    X = REGION.to_unit_cube(failed)
+    assert search.local is not None
+    assert float(predict(model, X)[0].mean()) < float(search.local.means.quantile(0.25))
+    tell_all(optimizer, optimizer.ask())
+    assert optimizer.best().trial.Y is not None
+
+
+def test_equal_outcomes_do_not_end_the_search() -> None:
+    optimizer = Optimizer(REGION)
+    for _ in range(6):
+        for trial in optimizer.ask():
+            optimizer.tell(trial.key, 3.0)
+    assert optimizer.best().mean == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("factor", [2.0**-40, 2.0**70])
+def test_outcomes_may_have_any_unit(factor: float) -> None:
+    unscaled, scaled = started(REGION, steps=0), Optimizer(REGION)
+    for trial in scaled.ask(REGION.initial):
+        scaled.tell(trial.key, factor * bowl(list(trial.X)))
+    for first, second in zip(unscaled.ask(), scaled.ask(), strict=True):
+        assert list(first.X) == pytest.approx(list(second.X), abs=1e-6)
+
+
+def test_a_region_that_collapsed_begins_again_about_the_best_point_then_elsewhere() -> None:
+    optimizer = started(REGION, steps=3)
+    collapse(optimizer)
+    tell_worse(optimizer)
+    optimizer.best()
+    state = surrogate_of(optimizer).state
+    assert state.region.length == region_module.TrustRegion(3, 4).length
+    assert state.burst == state.hopeful == state.asked + region_module.HOPE * REGION.q
+    assert state.begun == 0  # all of its outcomes stay
+    collapse(optimizer)
+    tell_worse(optimizer)
+    asked = optimizer.ask(8)  # twice the number of inputs, and two by the model of none
+    state = surrogate_of(optimizer).state
+    assert [trial.origin for trial in asked] == ["sobol"] * 8
+    assert state.begun == asked[0].key
+    ((best, _),) = state.found
+    assert best < asked[0].key - 2 * REGION.q  # none of the worse ones
+    assert optimizer.best().trial.key == best
+    tell_all(optimizer, asked)
+    assert {trial.origin for trial in optimizer.ask()} == {"model"}
+    X = optimizer.ledger[best].X
+    optimizer.amend(asked[0].key, -1.0)
+    assert optimizer.best().trial.key == asked[0].key
+    optimizer.withdraw(asked[0].key)
+    assert optimizer.best().trial.X == X
+
+
+def test_leaps_come_more_often_after_one_was_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[int] = []
+    monkeypatch.setattr(
+        region_module.AdditiveTrend,
+        "leap",
+        lambda self, best, bounds, generator: shares.append(1) or torch.full_like(best, 0.99),
+    )
+    optimizer = started(REGION, steps=0)
+    search = surrogate_of(optimizer)
+
+    def leaps_of(q: int = 200) -> int:
+        shares.clear()
+        search.propose(optimizer.ledger, q, 0)
+        return len(shares)
+
+    assert leaps_of() == pytest.approx(40, abs=1)
+    assert leaps_of() == pytest.approx(10, abs=1)  # HOPE batches were chosen
+    search.state.hopeful = search.state.asked + 1
+    assert leaps_of() == pytest.approx(40, abs=1)
+    search.state.burst = search.state.asked + 1
+    assert leaps_of() == pytest.approx(100, abs=1)
+
+
+def test_a_good_leap_gives_hope() -> None:
+    optimizer = started(REGION, steps=2)
+    search = surrogate_of(optimizer)
+    optimizer.best()
+    asked = optimizer.ask()
+    search.state.leaps = [asked[-1].key]
+    for trial in asked:
+        optimizer.tell(trial.key, 50.0)
+    optimizer.best()
+    assert search.state.hopeful == 0
+    asked = optimizer.ask()
+    search.state.leaps = [asked[-1].key]
+    tell_all(optimizer, asked[:-1])
+    optimizer.tell(asked[-1].key, -50.0)
+    optimizer.best()
+    assert search.state.hopeful == search.state.asked + region_module.HOPE * REGION.q
+    assert search.state.leaps == []
+
+
+def test_a_fit_that_fails_leaves_the_hyperparameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    from linear_operator.utils.errors import NotPSDError
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise NotPSDError("no factor")
+
+    optimizer = started(REGION, steps=0)
+    monkeypatch.setattr(region_module, "fit_to_stall", fails)
+    tell_all(optimizer, optimizer.ask())
+    model = surrogate_of(optimizer).model
+    assert model is not None
+    assert [event.what for event in model.numerical_log] == ["a refit that failed"]
+
+
+def built_again(optimizer: Optimizer) -> StreamingGP:
+    """The local model of a search that begins from the state and the final ledger."""
+    search = surrogate_of(optimizer)
+    state = region_state(json.loads(json.dumps(asdict(search.state))))
+    model = RegionSurrogate(optimizer.settings, state).follow(Ledger(optimizer.ledger))
+    assert model is not None
+    return model
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(i, marks=pytest.mark.integration) for i in range(1, 6))]
+)
+def test_whatever_happens_the_model_is_that_of_the_ledger(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(region_module, "ROWS", 60)
+    monkeypatch.setattr(region_module, "CANDIDATES", 40)
+    monkeypatch.setattr(parts, "SHORTEST", 0.0)  # at the end there is a region with a model
+    settings = OptimizationSettings(bounds=ON_GRID.bounds, initial=4, q=2, search="region")
+    check(settings, seed, tmp_path, built_again)
+
+
+@pytest.mark.cuda
+def test_on_cuda(tmp_path: Path) -> None:
+    optimizer = started(replace(REGION, device="cuda"), steps=3)
+    save_optimizer(tmp_path, optimizer)
+    loaded, _ = load_optimizer(tmp_path)
+    assert points(loaded.ask()) == points(optimizer.ask())
+    assert math.isfinite(optimizer.best().mean or math.nan)
