@@ -29,7 +29,6 @@ def numbers(table: pd.DataFrame, column: str) -> list[float]:
     return Cells(table, "sites.csv").numbers(column).tolist()
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "latin-1"]
 )
