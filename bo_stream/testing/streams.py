@@ -165,27 +165,35 @@ def refreshed(model: StreamingGP) -> StreamingGP:
 # --- all that a model holds ---------------------------------------------------------------------
 
 
+_LEAVES = (Tensor, int, float, str, type(None))
+
+
 def contents(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every tensor and every number that an object holds, wherever it is."""
-    yield from _contents(value, path, set())
+    found: list[tuple[str, Any]] = []
+    _find_contents(value, path, set(), found)
+    yield from found
 
 
-def _contents(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Tensor | int | float | str | None):
-        yield path, value
+def _find_contents(value: Any, path: str, seen: set[int], found: list[tuple[str, Any]]) -> None:
+    if isinstance(value, _LEAVES):
+        found.append((path, value))
         return
-    if id(value) in seen or isinstance(value, type) or (callable(value) and not vars_of(value)):
+    if id(value) in seen or isinstance(value, type):
+        return
+    parts = vars_of(value)
+    if not parts and callable(value):
         return
     seen.add(id(value))
-    for name, part in vars_of(value).items():
-        yield from _contents(part, f"{path}.{name}", seen)
+    for name, part in parts.items():
+        _find_contents(part, f"{path}.{name}", seen, found)
 
 
 def vars_of(value: Any) -> dict[Any, Any]:
     """Return the parts of a container or an object, by name."""
     if isinstance(value, dict):
         return value
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return dict(enumerate(value))
     return getattr(value, "__dict__", {})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from bo_stream.testing.streams import ExampleData, ModelStream
 from bo_stream.testing.streams import Law as Law
 from bo_stream.testing.streams import applies as applies
 from bo_stream.testing.streams import condition_on as condition_on
+from tests.support.copies import Copies
 from tests.support.smooth_points import is_smooth_at
 
 DIM = 2
@@ -71,14 +71,14 @@ class Stream(ModelStream):
             _KEPT.move_to_end(key)
         else:
             with torch.random.fork_rng(devices=[]):  # what is drawn later depends on no copies
-                _KEPT[key] = self.case, build()
+                _KEPT[key] = self.case, Copies(build())
             if len(_KEPT) > MOST_KEPT:
                 _KEPT.popitem(last=False)
-        return copy.deepcopy(_KEPT[key][1])
+        return _KEPT[key][1].new()
 
 
 MOST_KEPT = 64
-_KEPT: OrderedDict[Hashable, tuple[AnyCase, StreamingGP]] = OrderedDict()
+_KEPT: OrderedDict[Hashable, tuple[AnyCase, Copies[StreamingGP]]] = OrderedDict()
 
 
 EVERY_SETTING = tuple(

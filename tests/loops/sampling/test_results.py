@@ -4,8 +4,10 @@ import csv
 import errno
 import json
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,6 +16,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from bo_stream.diagnostics.trust import report
 from bo_stream.loops.datasets import Dataset
 from bo_stream.loops.run import Score, from_record, mean_over_run
 from bo_stream.loops.sampling.campaign import Campaign
@@ -129,7 +132,7 @@ def test_the_map_marks_outliers() -> None:
     assert marks.get_xydata().tolist() == [data.X[3].tolist()]
 
 
-@pytest.mark.usefixtures("whole_pictures")
+@pytest.mark.usefixtures("whole_pictures", "one_report")
 def test_pictures_show_something(results: tuple[Campaign, Path], tmp_path: Path) -> None:
     write_results(results[0], tmp_path, [])
     for name in ("map.png", "curve.png", "trust.png"):
@@ -138,16 +141,24 @@ def test_pictures_show_something(results: tuple[Campaign, Path], tmp_path: Path)
         assert picture[..., :3].std() > 0.1
 
 
-@pytest.mark.usefixtures("small_pictures")
-@pytest.mark.parametrize("failing", [1, 2, 3])
+@pytest.fixture(scope="module")
+def one_report() -> Iterator[None]:
+    """Make the report on a model once for all results that are written of it."""
+    with pytest.MonkeyPatch.context() as patch:  # which a test's own does not undo
+        patch.setattr("bo_stream.loops.run.report", cache(report))
+        yield
+
+
+@pytest.mark.usefixtures("small_pictures", "one_report")
 def test_results_are_written_all_or_none(
-    results: tuple[Campaign, Path], tmp_path: Path, failing: int, monkeypatch: pytest.MonkeyPatch
+    results: tuple[Campaign, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     campaign, folder = results
     names = ["curve.csv", "picks.csv", "run.json"]
     for name in names:
         (tmp_path / name).write_text("old")
-    asked = []
+    asked: list[Path] = []
+    failing = 1
 
     def full(path: Path) -> AbstractContextManager[IO[bytes]]:
         asked.append(path)
@@ -156,18 +167,21 @@ def test_results_are_written_all_or_none(
         return atomic_write(path)
 
     monkeypatch.setattr("bo_stream.loops.run.atomic_write", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_results(campaign, tmp_path, [])
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
-        names, "old"
-    )
+    for failing in (1, 2, 3):
+        asked.clear()
+        with pytest.raises(OSError, match="No space left"):
+            write_results(campaign, tmp_path, [])
+        assert len(asked) == failing
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+            names, "old"
+        )
     monkeypatch.undo()
     write_results(campaign, tmp_path, [])
     for name in ("curve.csv", "picks.csv", "map.png"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 
 
-@pytest.mark.usefixtures("small_pictures")
+@pytest.mark.usefixtures("small_pictures", "one_report")
 @pytest.mark.parametrize("error", [MemoryError("7.5 GiB"), ValueError("Image size\nis too large")])
 def test_a_picture_that_cannot_be_drawn_loses_no_result(
     results: tuple[Campaign, Path],
