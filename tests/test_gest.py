@@ -360,3 +360,22 @@ def test_libensemble_drives_it_on_two_workers(tmp_path: Path) -> None:
         assert trial.X[0] == x
         assert (trial.status, trial.Y) == (("failed", None) if math.isnan(f) else ("told", f))
     assert min(f for _, _, f in said["rows"] if not math.isnan(f)) < 0.5
+
+
+# --- many variables ------------------------------------------------------------------------------
+
+
+def test_many_variables_are_searched_in_a_region(tmp_path: Path) -> None:
+    names = [f"x{i}" for i in range(12)]
+    vocs = VOCS(variables={name: [-2.0, 3.0] for name in names}, objectives={"f": "MINIMIZE"})
+
+    def bowl_at(point: Point) -> Point:
+        return {**point, "f": sum((point[name] - 0.7) ** 2 for name in names)}
+
+    generator = Generator(vocs, tmp_path / "run", initial=8, q=4)
+    assert generator.optimizer.settings.search == "region"
+    for count in (8, 4, 4):
+        generator.ingest([bowl_at(point) for point in generator.suggest(count)])
+    generator.finalize()
+    loaded = Generator.load(tmp_path / "run", vocs)
+    assert loaded.suggest() == generator.suggest()

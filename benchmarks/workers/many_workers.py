@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from botorch.test_functions import Hartmann, Levy
+from botorch.test_functions import Ackley, Hartmann, Levy
 from botorch.test_functions.synthetic import SyntheticTestFunction
 
 from benchmarks.common.harness import processor_seconds, start
@@ -115,9 +115,13 @@ class SimulatedWorkers:
 
 
 def optimizer_of(function: SyntheticTestFunction, acquisition: str, **options: Any) -> Optimizer:
-    """An optimizer of a function, of the default model unless told."""
+    """An optimizer of a function, of the default model unless told, or of a region."""
     bounds = tuple((low, high) for low, high in function.bounds.T.tolist())
-    return Optimizer(OptimizationSettings(bounds=bounds, acquisition=acquisition, **options))
+    if acquisition == "region":
+        options |= {"search": "region"}
+    else:
+        options |= {"search": "box", "acquisition": acquisition}
+    return Optimizer(OptimizationSettings(bounds=bounds, **options))
 
 
 def simulate(
@@ -205,16 +209,21 @@ def main() -> None:
         __doc__, flags={"choices": "seconds of choosing only", "workers": "workers only"}
     )
     warnings.simplefilter("ignore")
-    functions: dict[str, SyntheticTestFunction] = {"Levy-3": Levy(3), "Hartmann-6": Hartmann(6)}
+    functions: dict[str, SyntheticTestFunction] = {
+        "Levy-3": Levy(3),
+        "Hartmann-6": Hartmann(6),
+        "Ackley-60": Ackley(60),
+    }
     runs = options.pick(
         [
             ("Levy-3", "TS", 100, 10),
             ("Levy-3", "TS", 500, 5),
             ("Levy-3", "qLogEI", 500, 5),
             ("Hartmann-6", "TS", 500, 5),
+            ("Ackley-60", "region", 500, 5),
             ("Levy-3", "TS", 2_000, 3),
         ],
-        [("Levy-3", "TS", 8, 3)],
+        [("Levy-3", "TS", 8, 3), ("Ackley-60", "region", 40, 4)],
     )
     choices = options.pick(
         [

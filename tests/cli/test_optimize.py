@@ -62,6 +62,41 @@ def test_a_test_function_with_noise() -> None:
     assert "Only 6 rows were validated" in trust["untested"]
 
 
+@pytest.mark.usefixtures("small_pictures")
+def test_many_inputs_are_searched_in_a_region_and_it_says_so() -> None:
+    options = ("-q", "5", "--workers", "0", "--out", "run")
+    result = optimize("Ackley", "--dim", "12", "--steps", "2", *options)
+    assert result.exit_code == 0, result.stderr
+    said = " ".join(result.stdout.split())
+    assert (
+        "over [-32.768, 32.768]^12: 24 initial points, then 2 steps of 5 by draws in a reg" in said
+    )
+    assert "Searching a region about the best point, as of 12 inputs no number" in said
+    run = json.loads(Path("run/run.json").read_text())
+    assert run["settings"]["search"] == "region"
+    assert run["outcome_scale"]["unit"] > 0.0
+    assert run["model"]["class"] == "AutoGP"
+    again = optimize("--out", "run", "--resume", "--steps", "3")
+    assert again.exit_code == 0, again.stderr
+    assert len(table("run")) == 24 + 15
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--dim", "2"), "Searching the whole box, as there are 2 inputs."),
+        (("--dim", "11", "--acquisition", "random"), "--search region, about the best point, is"),
+        (("--dim", "2", "--search", "region"), "Searching a region about the best point"),
+    ],
+)
+@pytest.mark.usefixtures("small_pictures")
+def test_the_reason_for_a_search_is_said(options: tuple[str, ...], reason: str) -> None:
+    few = ("--initial", "3", "--steps", "1", "--workers", "0")
+    result = optimize("Ackley", *options, *few, "--out", "run")
+    assert result.exit_code == 0, result.stderr
+    assert reason in " ".join(result.stdout.split())
+
+
 @pytest.mark.integration
 @pytest.mark.smoke
 def test_the_installed_command_runs_a_function_of_one_s_own_in_a_worker() -> None:
@@ -281,6 +316,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["my_costs:price", "--bounds", "0,1"], "found nothing"),
         (["my_costs:answer", "--bounds", "0,1"], "found a int"),
         (["my_cost:cost", "--bounds", "0,1"], "module 'my_cost' cannot be imported"),
+        (["Branin", "--search", "sphere"], "Expected search to be one of box, region"),
+        (["Branin", "--search", "region", "--acquisition", "TS"], "leave out acquisition, or"),
+        (["Branin", "--search", "region", "--model", "wiski"], "leave out model, or search the b"),
         (["Branin", "--acquisition", "EI"], "Expected acquisition to be one of qUCB"),
         (["Branin", "--workers", "-1"], "Expected workers of at least 0, got -1"),
         (["Branin", "--workers", "0", "--timeout", "9"], "A timeout needs a process"),

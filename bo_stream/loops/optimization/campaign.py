@@ -22,6 +22,7 @@ from bo_stream.loops.optimization.asynchronous import AsynchronousPlan, Asynchro
 from bo_stream.loops.optimization.executed import PointEvaluator, check_timeout, point_evaluator
 from bo_stream.loops.optimization.objectives import Objective, Task
 from bo_stream.loops.optimization.optimizer import Best, Optimizer, parsed_optimizer, save_optimizer
+from bo_stream.loops.optimization.region_search import RegionSurrogate
 from bo_stream.loops.optimization.trials import (
     STATUSES,
     OptimizationSettings,
@@ -443,8 +444,8 @@ def write_optimization(
     """Write history and run.json, both or none; then trace.png, trust.png and trust.json.
 
     A picture that cannot be drawn is a warning. In run.json are the ``notes``, texts of warnings,
-    and the model of the outcomes in units of ``outcome_unit``. Returns whether that model, if there
-    is one, can be trusted.
+    and the model of the outcomes in units of ``outcome_unit``, or of a region on ``outcome_scale``.
+    Returns whether that model, if there is one, can be trusted.
     """
     table = history(campaign)
     files = {
@@ -496,6 +497,9 @@ def counts(campaign: OptimizationCampaign) -> dict[Status, int]:
 def _record(campaign: OptimizationCampaign) -> dict[str, Any]:
     surrogate, ledger = campaign.optimizer.surrogate, campaign.optimizer.ledger
     name, model = campaign.settings.model, surrogate.model
+    scale = None
+    if isinstance(surrogate, RegionSurrogate) and surrogate.local is not None:
+        scale = asdict(surrogate.local.scale)
     best, last = None, campaign.steps[-1] if campaign.steps else None
     if last is not None and last.best is not None:
         trial = ledger[last.best]
@@ -518,6 +522,7 @@ def _record(campaign: OptimizationCampaign) -> dict[str, Any]:
         "steps": [asdict(step) for step in campaign.steps],
         "refits_at": surrogate.refits,
         "outcome_unit": surrogate.unit,
+        "outcome_scale": scale,
         "model": None if model is None else model_record(name, model),
     }
 

@@ -287,7 +287,7 @@ class RegionSurrogate:
             centre = own[int(self._gains(own, told).argmax())]
         differences = self._X[keys] - self._X[centre]
         if state.values is not None:
-            differences = differences / torch.tensor(state.values[LENGTHSCALES]).double().exp()
+            differences = differences / torch.tensor(state.values[LENGTHSCALES], dtype=torch.float64).exp()
         distances = differences.square().sum(-1)
         distances[_are_in(keys, state.newest)] = -1.0
         return sorted(keys[distances.topk(ROWS, largest=False).indices].tolist())
@@ -306,12 +306,7 @@ class RegionSurrogate:
         lost = [key for key in failed if key >= state.begun][-FAILED_ROWS:]
         X = torch.cat((X, self._X[lost].to(X)))
         values = torch.cat((values, values.min().expand(len(lost), 1)))
-        model = self.model
-        if model is None:
-            model = _local_model(self.settings, X, values)
-        else:
-            model.clear()
-            model.update(X, values)
+        model = _local_model(self.settings, X, values)
         if state.values is not None:
             _set_values(model, state.values)
         count = sum(key >= state.begun for key in told)
@@ -506,6 +501,6 @@ def _values(model: AutoGP) -> dict[str, list[float]]:
 def _set_values(model: AutoGP, values: Mapping[str, list[float]]) -> None:
     """Give a model the hyperparameters of :func:`_values`."""
     like = hyperparameters(model)
-    tensors = {name: torch.tensor(each).to(like[name]) for name, each in values.items()}
+    tensors = {name: torch.tensor(each, dtype=torch.float64) for name, each in values.items()}
     shaped = {name: each.reshape(like[name].shape) for name, each in tensors.items()}
     set_hyperparameters(model, shaped)

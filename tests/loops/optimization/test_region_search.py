@@ -51,7 +51,7 @@ def collapse(optimizer: Optimizer) -> None:
 def tell_worse(optimizer: Optimizer) -> None:
     """Ask for a batch, and be told outcomes that are worse than all."""
     for trial in optimizer.ask():
-        optimizer.tell(trial.key, 1e3 + bowl(list(trial.X)))
+        optimizer.tell(trial.key, 10.0 + bowl(list(trial.X)))
 
 
 # --- which search --------------------------------------------------------------------------------
