@@ -45,10 +45,10 @@ ROWS = 300
 FAILED_ROWS = 32
 """Most failed trials of the local model, those nearest, as of its lowest outcome."""
 
-CANDIDATES = 500
+CANDIDATES = 300
 """Candidates at which functions are drawn jointly."""
 
-CLIMB = 20
+CLIMB = 12
 """Most iterations in which the drawn functions are maximised from their best candidates."""
 
 COLDEST, HOTTEST = 0.5, 1.0
