@@ -87,7 +87,10 @@ class _RadialMatrix(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, points: Tensor, scale: Tensor | None, nu: float | None) -> Tensor:
-        matrix, slope, ctx.factor = _radial(points, scale, nu)
+        exponent = _multiples_of_squares(points, points, nu)
+        exponent.diagonal(dim1=-2, dim2=-1).mul_(0.0)  # NaN stays NaN, as it would elsewhere
+        equal = _equal(points, points, exponent) if nu == 0.5 else None
+        matrix, slope, ctx.factor = _correlations(exponent, nu, scale, equal)
         ctx.save_for_backward(points, scale, matrix, slope)
         return matrix
 
@@ -105,14 +108,6 @@ class _RadialMatrix(torch.autograd.Function):
             # W is symmetric, and a product with few rows is twice as fast as one with few columns
             of_points = ctx.factor * ((points.mT @ weights).mT - total * points)
         return of_points, of_scale, None
-
-
-def _radial(points: Tensor, scale: Tensor | None, nu: float | None) -> tuple[Tensor, Tensor, float]:
-    """Compute K, its slope ``−dK / d(½ r²)`` divided by a number, and that number."""
-    exponent = _multiples_of_squares(points, points, nu)
-    exponent.diagonal(dim1=-2, dim2=-1).mul_(0.0)  # NaN stays NaN, as it would elsewhere
-    equal = _equal(points, points, exponent) if nu == 0.5 else None
-    return _correlations(exponent, nu, scale, equal)
 
 
 def _multiples_of_squares(A: Tensor, B: Tensor, nu: float | None) -> Tensor:

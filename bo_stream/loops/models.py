@@ -348,7 +348,8 @@ def many_input_kernel(name: str, dim: int) -> Kernel:
     """Build a scaled kernel whose lengthscales are expected to grow with the root of the inputs.
 
     Their prior is that of Hvarfner et al. (2024), log-normal of location ``√2 + log(d) / 2`` and
-    scale √3, and so is where they begin, its mode. All are learned as logarithms.
+    scale √3, and so is where they begin, its mode. The variance's prior is log-normal about 1, of
+    scale 2. All are learned as logarithms.
 
     Args:
         name: A name in ``KERNELS``.
@@ -374,7 +375,11 @@ def many_input_kernel(name: str, dim: int) -> Kernel:
         stationary: Kernel = RBFKernel(**options)
     else:
         stationary = MaternKernel(nu=smoothness[name], **options)
-    return ScaleKernel(stationary, outputscale_constraint=positive(1.0))
+    return ScaleKernel(
+        stationary,
+        outputscale_prior=LogNormalPrior(0.0, 2.0),
+        outputscale_constraint=positive(1.0),
+    )
 
 
 LEARNED = "learned"

@@ -222,7 +222,12 @@ class Optimizer:
         """
         count = self.settings.q if q is None else q
         check_whole("q", count, 1)
-        first = int(min(count, self._sobol_due()))
+        told, due = len(self.ledger.with_status("told")), math.inf
+        if self.settings.acquisition != "random" and told >= FEWEST:
+            due = max(0, self.settings.initial - told - len(self.pending))
+            if due == 0 and isinstance(self.surrogate, RegionSurrogate):
+                due = self.surrogate.sobol_due(self.ledger)
+        first = int(min(count, due))
         trials = []
         if first:
             drawn = sum(trial.origin == "sobol" for trial in self.ledger)
@@ -234,16 +239,6 @@ class Optimizer:
             chosen = self.settings.from_unit_cube(self._model_points(count - first))
             trials += [self.ledger.add(x, "model") for x in chosen]
         return trials
-
-    def _sobol_due(self) -> float:
-        """Return how many Sobol points come before the next one that the model chooses."""
-        told, surrogate = len(self.ledger.with_status("told")), self.surrogate
-        if self.settings.acquisition == "random" or told < FEWEST:
-            return math.inf
-        due = max(0, self.settings.initial - told - len(self.pending))
-        if due == 0 and isinstance(surrogate, RegionSurrogate):
-            return surrogate.sobol_due(self.ledger)
-        return due
 
     def _model_points(self, q: int) -> Tensor:
         """Choose the next points by the model, ``q x d`` in the unit cube."""

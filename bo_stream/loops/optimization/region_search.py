@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,8 +73,8 @@ TREND_ROWS = 2000
 LENGTHSCALES = "covar_module.base_kernel.raw_lengthscale"
 """Name of the logarithms of the local model's lengthscales."""
 
-LEAST_NOISE = 1e-6
-"""Least noise variance of the local model, over the variance of its outcomes."""
+LEAST_NOISE, FIRST_NOISE = 1e-6, math.exp(-5.0)
+"""Noise variances of the local model, at least and at first, over the variance of its outcomes."""
 
 
 @dataclass
@@ -173,6 +174,69 @@ class LocalFit:
     keys: list[int]
     means: Tensor
 
+    @classmethod
+    def of(
+        cls,
+        settings: OptimizationSettings,
+        X: Tensor,
+        Y: Tensor,
+        keys: list[int],
+        scale: LogScale,
+        values: Mapping[str, list[float]] | None,
+        iterations: int,
+    ) -> LocalFit:
+        """Build the model, and learn its hyperparameters.
+
+        Args:
+            settings: Of the optimization.
+            X: Points of the outcomes, then of failed trials, ``n x d``.
+            Y: Their outcomes on the scale, ``n x 1``.
+            keys: Of the outcomes.
+            scale: Of the outcomes.
+            values: Hyperparameters, which stay where none better can be learned; None: the first.
+            iterations: Most iterations of L-BFGS-B; 0: nothing is learned.
+
+        Raises:
+            NotPSDError: No posterior can be computed with the hyperparameters.
+        """
+        noise = GreaterThan(
+            LEAST_NOISE, transform=torch.exp, inv_transform=torch.log, initial_value=FIRST_NOISE
+        )
+        likelihood = GaussianLikelihood(LogNormalPrior(-4.0, 1.0), noise_constraint=noise)
+        model = AutoGP(
+            X,
+            Y,
+            likelihood=likelihood.to(X),
+            covar_module=many_input_kernel(settings.kernel, settings.dim).to(X),
+            outcome_transform=None,
+            bounds=unit_cube(X),
+            families="exact",
+        )
+        former = hyperparameters(model)
+        if values is not None:
+            former = {
+                name: torch.tensor(values[name], dtype=torch.float64).reshape(each.shape)
+                for name, each in former.items()
+            }
+            set_hyperparameters(model, former)
+        if iterations > 0:
+            mll = ExactMarginalLogLikelihood(model.likelihood, model)
+            mll.train()
+            try:
+                fit_to_stall(mll, options={"maxiter": iterations, "ftol": 1e-7})
+            except NotPSDError:
+                set_hyperparameters(model, former)
+                model.log_event("a refit that failed")
+            mll.eval()
+        means = predict_mean(model, X)[: len(keys)].to("cpu", torch.float64)
+        return cls(model, scale, keys, means)
+
+    @property
+    def hyperparameters(self) -> dict[str, list[float]]:
+        """Hyperparameters as plain values, by name."""
+        values = hyperparameters(self.model)
+        return {name: each.reshape(-1).tolist() for name, each in values.items()}
+
     @property
     def best(self) -> int:
         """Position of the largest mean."""
@@ -254,7 +318,8 @@ class RegionSurrogate:
             fresh = [key for key in new if key in told]
             if self.local is not None and fresh:
                 X, values = self._data(fresh, told, self.local.scale)
-                self.validation.add(self.local.model, X, values)
+                with suppress(NotPSDError):  # predictions nearer than rounding: none is recorded
+                    self.validation.add(self.local.model, X, values)
             # the same rows, unless there are new ones
             again = not new and bool(state.rows) and set(state.rows) <= told.keys()
             rows = state.rows if again else self._nearest(state, own, told)
@@ -287,7 +352,9 @@ class RegionSurrogate:
             centre = own[int(self._gains(own, told).argmax())]
         differences = self._X[keys] - self._X[centre]
         if state.values is not None:
-            differences = differences / torch.tensor(state.values[LENGTHSCALES], dtype=torch.float64).exp()
+            differences = (
+                differences / torch.tensor(state.values[LENGTHSCALES], dtype=torch.float64).exp()
+            )
         distances = differences.square().sum(-1)
         distances[_are_in(keys, state.newest)] = -1.0
         return sorted(keys[distances.topk(ROWS, largest=False).indices].tolist())
@@ -306,17 +373,19 @@ class RegionSurrogate:
         lost = [key for key in failed if key >= state.begun][-FAILED_ROWS:]
         X = torch.cat((X, self._X[lost].to(X)))
         values = torch.cat((values, values.min().expand(len(lost), 1)))
-        model = _local_model(self.settings, X, values)
-        if state.values is not None:
-            _set_values(model, state.values)
         count = sum(key >= state.begun for key in told)
         grown = count >= min(GROWTH * state.fitted, state.fitted + OFTEN)
-        if state.values is None or (learns and grown):
-            _learn(model, FIRST_FIT if state.values is None else LATER_FIT)
-            state = replace(state, values=_values(model), fitted=count)
+        iterations = LATER_FIT if learns and grown else 0
+        if state.values is None:
+            iterations = FIRST_FIT
+        data = self.settings, X, values, rows, scale
+        try:
+            local = LocalFit.of(*data, state.values, iterations)
+        except NotPSDError:  # hyperparameters of other outcomes: begin with the first ones
+            local, iterations = LocalFit.of(*data, None, FIRST_FIT), FIRST_FIT
+        if iterations > 0:
+            state = replace(state, values=local.hyperparameters, fitted=count)
             self.refits.append(len(told))
-        means = predict_mean(model, X)[: len(rows)].to("cpu", torch.float64)
-        local = LocalFit(model, scale, rows, means)
         return local, replace(state, rows=rows, centre=rows[local.best])
 
     def _updated(self, state: RegionState, local: LocalFit, ledger: Ledger) -> RegionState:
@@ -456,51 +525,3 @@ def replace_repeated(points: Tensor, X: Tensor, candidates: Tensor, values: Tens
 def _are_in(keys: Tensor, some: list[int]) -> Tensor:
     """Tell of each key whether it is among some."""
     return torch.isin(keys, torch.tensor(some, dtype=torch.long))
-
-
-# --- the local model -----------------------------------------------------------------------------
-
-
-def _local_model(settings: OptimizationSettings, X: Tensor, Y: Tensor) -> AutoGP:
-    """Build an exact model of outcomes on a ``LogScale``, ``n x 1``."""
-    likelihood = GaussianLikelihood(
-        noise_prior=LogNormalPrior(-4.0, 1.0),
-        noise_constraint=GreaterThan(
-            LEAST_NOISE, transform=torch.exp, inv_transform=torch.log, initial_value=math.exp(-5.0)
-        ),
-    )
-    return AutoGP(
-        X,
-        Y,
-        likelihood=likelihood.to(X),
-        covar_module=many_input_kernel(settings.kernel, settings.dim).to(X),
-        outcome_transform=None,
-        bounds=unit_cube(X),
-        families="exact",
-    )
-
-
-def _learn(model: AutoGP, iterations: int) -> None:
-    """Learn hyperparameters in place; those from before stay where no matrix can be factorised."""
-    former = hyperparameters(model)
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    mll.train()
-    try:
-        fit_to_stall(mll, options={"maxiter": iterations, "ftol": 1e-7})
-    except NotPSDError:
-        set_hyperparameters(model, former)
-        model.log_event("a refit that failed")
-    mll.eval()
-
-
-def _values(model: AutoGP) -> dict[str, list[float]]:
-    """Return the hyperparameters as numbers."""
-    return {name: each.reshape(-1).tolist() for name, each in hyperparameters(model).items()}
-
-
-def _set_values(model: AutoGP, values: Mapping[str, list[float]]) -> None:
-    """Give a model the hyperparameters of :func:`_values`."""
-    like = hyperparameters(model)
-    tensors = {name: torch.tensor(each, dtype=torch.float64) for name, each in values.items()}
-    shaped = {name: each.reshape(like[name].shape) for name, each in tensors.items()}
-    set_hyperparameters(model, shaped)

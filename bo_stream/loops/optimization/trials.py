@@ -58,18 +58,6 @@ class OptimizationSettings(RunSettings):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds", checked_bounds(self.bounds))
-        self._choose_search()
-        if self.initial == 0:
-            object.__setattr__(self, "initial", 2 * self.dim if self.search == "region" else 10)
-        super().__post_init__()
-        self.check_inputs(self.dim)
-        check_whole("num_restarts", self.num_restarts, 1)
-        check_whole("raw_samples", self.raw_samples, self.num_restarts)
-        if not 0.0 <= self.beta < math.inf:
-            raise UsageError(f"Expected beta of at least 0, got {self.beta}.")
-
-    def _choose_search(self) -> None:
-        """Set the search where none is named, and check that the other settings go with it."""
         others: dict[str, Any] = {
             "acquisition": "qLogEI",
             "model": AUTO,
@@ -83,9 +71,17 @@ class OptimizationSettings(RunSettings):
         check_one_of("search", self.search, SEARCHES)
         if self.search == "region" and named:
             raise UsageError(
-                f"A region is searched with draws of an exact model of the nearest outcomes: leave "
+                "A region is searched with draws of an exact model of the nearest outcomes: leave "
                 f"out {' and '.join(named)}, or search the box."
             )
+        if self.initial == 0:
+            object.__setattr__(self, "initial", 2 * self.dim if self.search == "region" else 10)
+        super().__post_init__()
+        self.check_inputs(self.dim)
+        check_whole("num_restarts", self.num_restarts, 1)
+        check_whole("raw_samples", self.raw_samples, self.num_restarts)
+        if not 0.0 <= self.beta < math.inf:
+            raise UsageError(f"Expected beta of at least 0, got {self.beta}.")
 
     @property
     def dim(self) -> int:
