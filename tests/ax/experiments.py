@@ -52,7 +52,7 @@ def started(
     settings = {
         "acquisition": "qUCB",
         "initialization": 3,
-        "search": QUICK if parameters is None else PLAIN,
+        "search_options": QUICK if parameters is None else PLAIN,
         "refit": 2.0,
         "winsorize": False,
     }

@@ -210,7 +210,9 @@ def test_parameter_constraints_and_fixed_parameters() -> None:
     client.configure_experiment(parameters, parameter_constraints=["a + b <= 1"], name="half")
     client.configure_optimization("loss")
     client.set_generation_strategy(
-        generation_strategy(acquisition="qUCB", initialization=3, search={"num_restarts": 1})
+        generation_strategy(
+            acquisition="qUCB", initialization=3, search_options={"num_restarts": 1}
+        )
     )
     run(client, 6)
     for _ in range(2):
@@ -279,7 +281,7 @@ def test_good_options(acquisition: str | None, options: dict[str, Any]) -> None:
     generation_strategy(
         acquisition=acquisition,
         acquisition_options=options,
-        search={"num_restarts": 2, "options": {"maxiter": 5}},
+        search_options={"num_restarts": 2, "options": {"maxiter": 5}},
         model_options={"grid_size": 10},
     )
 

@@ -24,6 +24,7 @@ from bo_stream.acquisition import sample_paths
 from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.errors import UsageError
 from bo_stream.loops.models import many_input_kernel, unit_cube
+from bo_stream.loops.optimization.domain import Domain
 from bo_stream.loops.optimization.leaps import AdditiveTrend
 from bo_stream.loops.optimization.region import (
     IMPROVEMENT,
@@ -169,6 +170,7 @@ class RegionSurrogate:
         held: Outcomes that the search has taken in, by key.
         refits: Numbers of outcomes at which hyperparameters were learned.
         validation: Record of how well the model predicted each outcome.
+        domain: Part of the unit cube in which points are proposed; None: all of it.
         is_whole: True: the state is changed at once.
     """
 
@@ -188,6 +190,7 @@ class RegionSurrogate:
         self.held: dict[int, float] = {}
         self.refits: list[int] = []
         self.validation = ProgressiveValidation()
+        self.domain: Domain | None = None
         self._X = torch.empty(0, settings.dim, dtype=torch.float64)
         self._keys: list[int] = []
         self._means = torch.empty(0, dtype=torch.float64)
@@ -351,25 +354,40 @@ class RegionSurrogate:
         pending points (Thompson sampling). Some points leap instead.
         """
         assert self.model is not None
-        state, model = self.state, self.model
+        state, model, domain = self.state, self.model, self.domain
         generator = torch.Generator().manual_seed(seed)
         order = self._means.argsort(descending=True)
         X = self._X[self._keys][order].to(self.settings.to_unit_cube([]))
         bounds = state.region.bounds(model, X[0])
+        if domain is not None:
+            bounds = domain.widened(bounds, X[0])
         candidates = region_candidates(X, bounds, CANDIDATES, generator)
+        if domain is not None:
+            self._append_inputs(ledger)
+            candidates = domain.new(candidates, X[0], self._X)
         share = torch.rand(1) if q == 1 else torch.linspace(0.0, 1.0, q)
         spread = COLDEST + (HOTTEST - COLDEST) * share
         paths = sample_paths(model, q, seed, at=candidates, spread=spread)
-        starts = candidates[paths(candidates).squeeze(-1).argmax(-1)]
-        points = maximize_paths(paths, starts, bounds, CLIMB)
+        values = paths(candidates).squeeze(-1)
+        if domain is None:
+            starts = candidates[values.argmax(-1)]
+            points = maximize_paths(paths, starts, bounds, CLIMB)
+        else:
+            starts = candidates[domain.best_of_each(values)]
+            points = maximize_paths(paths, starts, domain.pinned(bounds, starts), CLIMB)
+            points = domain.new_or(domain.admit(points, starts), starts, self._X)
         often = OFTEN_LEAPS if state.asked < state.hopeful else SELDOM
         share_of_leaps = BURST if state.asked < state.burst else often
         leaps = math.floor(q * share_of_leaps + float(torch.rand(1, generator=generator)))
         if leaps > 0:
             trend = AdditiveTrend(*self._trend_data(ledger))
             best, box = self._X[state.centre], bounds.to("cpu", torch.float64)
+            climbed = points[q - leaps :].clone()
             for i in range(q - leaps, q):
                 points[i] = trend.leap(best, box, generator).to(points)
+            if domain is not None:
+                leapt = domain.admit(points[q - leaps :], best.to(points))
+                points[q - leaps :] = domain.new_or(leapt, climbed, self._X)
         first = len(ledger) + q - leaps
         state = replace(state, leaps=[*state.leaps, *range(first, first + leaps)])
         self.state = replace(state, asked=state.asked + q)
