@@ -110,6 +110,7 @@ class RegionSuits(TransitionCriterion):
         """
         super().__init__(transition_to)
         self.suits, self.named = suits, named
+        self._said = ""
 
     def is_met(self, experiment: Experiment, curr_node: GenerationNode) -> bool:
         """Return whether the next node may take over.
@@ -126,8 +127,9 @@ class RegionSuits(TransitionCriterion):
                 f"A region cannot be searched here: {reason}. Leave search='region' out."
             )
         many = self.named or count > MOST_IN_BOX
-        if many and not experiment.trials and self.suits:
-            kind = "a region" if reason is None else f"the whole space, as {reason}"
+        kind = "a region" if reason is None else f"the whole space, as {reason}"
+        if many and self.suits and kind != self._said:
+            self._said = kind
             logger.info("%d parameters: the search is of %s.", count, kind)
         return (many and reason is None) == self.suits
 
@@ -441,7 +443,7 @@ class RegionAdapter(AvoidsFailures, CrossValidatingAdapter):
         if arm.signature not in known:
             if not self._search_space.check_membership(arm.parameters):
                 return None
-            features = self._transformed(dict(arm.parameters))
+            features = self._in_unit_cube(dict(arm.parameters))
             known[arm.signature] = tuple(float(features[name]) for name in self.parameters)
         return known[arm.signature]
 
@@ -459,12 +461,12 @@ class RegionAdapter(AvoidsFailures, CrossValidatingAdapter):
             for j, name in enumerate(self.parameters):
                 raw = _few_values(self._model_space.parameters[name])
                 if raw is not None:
-                    unit = [float(self._transformed({name: value})[name]) for value in raw]
+                    unit = [float(self._in_unit_cube({name: value})[name]) for value in raw]
                     levels[j] = torch.tensor(sorted(unit), dtype=torch.float64)
             known = self._known = self._model_space.clone(), {}, levels
         return known
 
-    def _transformed(self, parameters: dict[str, Any]) -> dict[str, Any]:
+    def _in_unit_cube(self, parameters: dict[str, Any]) -> dict[str, Any]:
         features = [ObservationFeatures(parameters)]
         for transform in self.transforms.values():
             features = transform.transform_observation_features(features)

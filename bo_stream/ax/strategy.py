@@ -370,7 +370,10 @@ def generation_strategy(
     }
     given = [name for name, value in for_box.items() if value is not None]
     if search not in (None, *SEARCHES):
-        raise ValueError(f"Expected search to be one of {', '.join(SEARCHES)}, got {search!r}.")
+        raise ValueError(
+            f"Expected search to be one of {', '.join(SEARCHES)}, got {search!r}. The options of a "
+            "search are search_options."
+        )
     if search == "region" and given:
         raise ValueError(
             "A region is searched with draws of an exact model of the nearest outcomes: leave out "
