@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -59,6 +59,9 @@ MOST_LEVELS = 1000
 
 ORIGIN = "origin"
 """Key in the metadata of a proposal: what it was drawn from."""
+
+MOST_TOGETHER = 16
+"""Most points that are drawn together, of which some may not be asked for."""
 
 _SCRAMBLE = 1_000_003
 """Seed of the Sobol points of later regions: not one that a user would give to the first ones."""
@@ -141,7 +144,9 @@ class RegionGenerator(TorchGenerator):
     """A generator of Ax whose points a :class:`RegionSurrogate` chooses, in the unit cube.
 
     What it goes on from is what it has after the last proposal: to look at predictions in between
-    changes nothing. Pending points are passed over, as each point is drawn.
+    changes nothing. Pending points are passed over, as each point is drawn. Ax asks for the points
+    of a batch one by one: as many are drawn together as the last outcomes that came together, and
+    those that are not asked for before the next outcomes are dropped.
 
     Attributes:
         region: State after the last proposal, as plain values; Ax stores it with each proposal.
@@ -159,6 +164,8 @@ class RegionGenerator(TorchGenerator):
         self.search: RegionSurrogate | None = None
         self.ledger = Ledger()
         self.levels: Mapping[int, Tensor] = {}
+        self._drawn: list[tuple[Tensor, bool]] = []
+        self._fixed: dict[int, float] = {}
 
     def _get_state(self) -> dict[str, Any]:
         """Return the state that Ax stores with each generator run, and gives to the next generator.
@@ -196,7 +203,7 @@ class RegionGenerator(TorchGenerator):
             self.search = RegionSurrogate.of_record(settings, record, ProgressiveValidation())
         else:
             self.search = RegionSurrogate(settings)
-        self.ledger, self.levels = ledger, levels
+        self.ledger, self.levels, self._drawn = ledger, levels, []
         self.__dict__.pop("_each", None)
         self.search.follow(ledger)
 
@@ -205,10 +212,12 @@ class RegionGenerator(TorchGenerator):
     ) -> TorchGenResults:
         """Choose points; overrides ``TorchGenerator.gen``, which is abstract."""
         search, ledger, config = self._search, self.ledger, torch_opt_config
-        fixed = {j: torch.tensor([v]) for j, v in (config.fixed_features or {}).items()}
+        fixed = config.fixed_features or {}
+        if fixed != self._fixed:
+            self._fixed, self._drawn = fixed, []
+        one_value = {j: torch.tensor([value], dtype=torch.float64) for j, value in fixed.items()}
         A, b = config.linear_constraints or (None, None)
-        domain = search.domain = Domain({**self.levels, **fixed}, A, b)
-        seed = int(torch.randint(2**31 - 1, ()))
+        domain = search.domain = Domain({**self.levels, **one_value}, A, b)
         first = int(min(n, search.sobol_due(ledger)))
         chosen: list[tuple[Tensor, Origin]] = []
         if first:
@@ -218,10 +227,16 @@ class RegionGenerator(TorchGenerator):
             sobol = engine.fast_forward(drawn).draw(first, dtype=torch.float64)
             inside = torch.tensor(self._known_point(), dtype=torch.float64)
             chosen += [(x, "sobol") for x in domain.admit(sobol, inside)]
-        if n > first:
-            chosen += [(x, "model") for x in search.propose(ledger, n - first, seed)]
-        for x, origin in chosen:
-            ledger.add(x.tolist(), origin)
+        for x, _ in chosen:
+            ledger.add(x.tolist(), "sobol")
+        for _ in range(n - first):
+            if not self._drawn:
+                self._draw(min(max(search.settings.q, n - len(chosen)), MOST_TOGETHER))
+            x, is_leap = self._drawn.pop()
+            leaps = [*search.state.leaps, *([len(ledger)] if is_leap else [])]
+            search.state = replace(search.state, leaps=leaps, asked=search.state.asked + 1)
+            ledger.add(x.tolist(), "model")
+            chosen.append((x, "model"))
         state = asdict(search.state)
         self.region.clear()
         self.region.update({**state, "found": [list(pair) for pair in state["found"]]})
@@ -230,6 +245,15 @@ class RegionGenerator(TorchGenerator):
             weights=torch.ones(n, dtype=torch.float64),
             candidate_metadata=[{ORIGIN: origin} for _, origin in chosen],
         )
+
+    def _draw(self, q: int) -> None:
+        """Draw q points together, in random order; they are not asked for yet."""
+        search, before, count = self._search, self._search.state, len(self.ledger)
+        points = search.propose(self.ledger, q, int(torch.randint(2**31 - 1, ())))
+        leaps = {key - count for key in search.state.leaps[len(before.leaps) :]}
+        search.state = before
+        order = torch.randperm(q).tolist()
+        self._drawn = [(points[i], i in leaps) for i in order]
 
     def _known_point(self) -> Sequence[float]:
         """Return the best trial's point, or any trial's, which keeps all constraints."""
