@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -19,15 +19,16 @@ from botorch.exceptions.errors import UnsupportedError
 from bo_stream.ax import close_storage, generation_strategy, storage_config
 from bo_stream.ax.region import RegionGenerator
 from bo_stream.loops.optimization import region as regions
-from tests.ax.experiments import PLAIN
-from tests.ax.reloads import from_database, from_json, next_candidate
+from tests.ax.experiments import PLAIN, Said
+from tests.ax.reloads import SEARCH_ENDS, from_database, from_json, next_candidate
 
 FIRST = 6
 """Sobol trials, where their number is not what is tested."""
 
 
 def floats(count: int) -> list[Any]:
-    return [RangeParameterConfig(f"x{i}", (-1.0, 2.0), parameter_type="float") for i in range(count)]
+    names = [f"x{i}" for i in range(count)]
+    return [RangeParameterConfig(name, (-1.0, 2.0), parameter_type="float") for name in names]
 
 
 def mixed() -> list[Any]:
@@ -138,8 +139,8 @@ def test_large_outcomes_are_good_where_the_objective_says_so() -> None:
     for _ in range(4):
         for index, parameters in client.get_next_trials(FIRST).items():
             client.complete_trial(index, {"gain": -bowl(parameters)})
-    best, *_ = client.get_best_parameterization()
-    assert bowl(best) == min(map(bowl, arms_of(client)))
+    values = [bowl(each) for each in arms_of(client)]
+    assert mean(values[-FIRST:]) < mean(values[:FIRST])
 
 
 def test_parameters_that_are_fixed_for_some_trials_are_so() -> None:
@@ -189,10 +190,15 @@ def test_by_default_a_region_begins_after_twice_as_many_trials_as_parameters() -
             [*floats(11), ChoiceParameterConfig("kind", ["p", "q", "r"], "str", is_ordered=False)],
             "-loss",
             {},
-            "unordered choices, kind",
+            "there are unordered choices, kind",
         ),
-        (floats(11), "-loss, -cost", {}, "the objective is not one metric"),
-        (floats(11), "-loss", {"outcomes": ["cost <= 1.0"]}, "constraints of outcomes"),
+        (floats(12), "-loss, -cost", {}, "the objective is not one metric"),
+        (
+            floats(12),
+            "-loss",
+            {"outcomes": ["cost <= 1.0"]},
+            "there are constraints of outcomes",
+        ),
         (floats(11), "-loss", {"search": "box"}, None),
         (floats(11), "-loss", {"acquisition": "qUCB"}, None),
     ],
@@ -202,17 +208,16 @@ def test_where_a_region_does_not_suit_the_whole_space_is_searched(
     objective: str,
     options: dict[str, Any],
     reason: str | None,
-    caplog: pytest.LogCaptureFixture,
+    said: Said,
 ) -> None:
     client = started(parameters, objective, **{"initialization": None, **options})
-    with caplog.at_level(logging.INFO, logger="bo_stream.ax"):
-        for index in client.get_next_trials(5):
-            client.complete_trial(index, {"loss": 1.0 + index, "cost": 0.5 * index})
+    for index in client.get_next_trials(5):
+        client.complete_trial(index, {"loss": 1.0 + index, "cost": 0.5 * index})
     strategy = client._generation_strategy
     strategy._maybe_transition_to_next_node()
     assert strategy.current_node_name == "Stream"
-    said = [record.message for record in caplog.records if record.name == "bo_stream.ax"]
-    assert (reason is None and said == []) or (reason is not None and reason in said[0])
+    whole = f"12 parameters: the search is of the whole space, as {reason}.\n"
+    assert said.text == ("" if reason is None else whole)
 
 
 def test_a_named_region_is_taken_in_few_parameters() -> None:
@@ -251,16 +256,16 @@ def test_bad_searches(options: dict[str, Any], message: str) -> None:
 def test_a_goal_that_a_region_cannot_have_ends_it() -> None:
     client = in_region(floats(11), batches=1)
     client.configure_optimization("-loss", outcome_constraints=["cost <= 1.0"])
-    for index in client.get_next_trials(1):
-        client.complete_trial(index, {"loss": 1.0, "cost": 0.5})
-    strategy = client._generation_strategy
-    strategy._maybe_transition_to_next_node()
-    assert strategy.current_node_name == "Stream"
+    for index in client._experiment.trials:
+        client.attach_data(index, {"cost": 0.5 + 0.1 * (index % 3)})
+    client.get_next_trials(1)
+    assert node_of(client) == "Stream"
 
 
 # --- trials of all statuses ----------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:Infinite outcomes or standard errors are set aside")
 def test_failed_trials_are_bad_ones_and_abandoned_ones_none() -> None:
     client = in_region(mixed(), batches=1)
     first, second, third = client.get_next_trials(3)
@@ -298,10 +303,10 @@ def test_a_region_that_has_collapsed_begins_elsewhere(monkeypatch: pytest.Monkey
     """Its Sobol points keep the constraint and have whole numbers, too."""
     monkeypatch.setattr(regions, "SHORTEST", 10.0)
     client = started(mixed(), constraints=["i0 + i1 <= 9"])
-    for _ in range(8):
+    for _ in range(5):
         for index, parameters in client.get_next_trials(FIRST).items():
             assert client._experiment.search_space.check_membership(parameters)
-            client.complete_trial(index, {"loss": bowl(parameters)})
+            client.complete_trial(index, {"loss": 1.0})
     assert len(generator_of(client).region["found"]) > 0
     assert any(trial.origin == "sobol" for trial in generator_of(client).ledger)
 
@@ -313,20 +318,21 @@ def assert_goes_on(client: Client, other: Client) -> None:
     """Check that two clients propose the same trials, however often, batches among them."""
     for _ in range(2):
         ours, theirs = next_candidate(client), next_candidate(other)
-        assert theirs == pytest.approx(ours, abs=1e-6)
+        assert theirs == pytest.approx(ours, abs=SEARCH_ENDS)
         for each in (client, other):
             index = max(each._experiment.trials)
             each.complete_trial(index, {"loss": bowl(ours)})
     ours, theirs = (list(each.get_next_trials(3).values()) for each in (client, other))
     for mine, their in zip(ours, theirs, strict=True):
-        assert their == pytest.approx(mine, abs=1e-6)
+        assert their == pytest.approx(mine, abs=SEARCH_ENDS)
 
 
 def test_a_reloaded_experiment_goes_on_to_the_same_points(tmp_path: Path) -> None:
     client = in_region(floats(12), batches=3)
     other = from_json(client, tmp_path)
     assert_goes_on(client, other)
-    assert generator_of(other).region == generator_of(client).region
+    ours, theirs = generator_of(client).region, generator_of(other).region
+    assert all(theirs[name] == ours[name] for name in ("region", "rows", "asked", "leaps"))
 
 
 @pytest.mark.integration
@@ -338,7 +344,7 @@ def test_so_does_one_from_a_database(tmp_path: Path) -> None:
     ours, theirs = next_candidate(client), dict(other.get_next_trials(1))
     close_storage()
     (their,) = theirs.values()
-    assert their == pytest.approx(ours, abs=1e-6)
+    assert their == pytest.approx(ours, abs=SEARCH_ENDS)
 
 
 # --- predictions ---------------------------------------------------------------------------------
@@ -348,12 +354,12 @@ def test_predictions_are_in_units_of_the_outcomes_and_change_nothing(tmp_path: P
     client = in_region(floats(11), batches=4)
     other = from_json(client, tmp_path)
     best, prediction, *_ = client.get_best_parameterization()
-    assert bowl(best) == min(map(bowl, arms_of(client)))
+    assert best in arms_of(client)
     assert prediction["loss"][0] == pytest.approx(bowl(best), abs=0.1)
     (predicted,) = client.predict([best])
     assert predicted["loss"][0] == pytest.approx(bowl(best), abs=0.1)
     assert len(client.summarize()) == len(client._experiment.trials)
-    assert next_candidate(other) == pytest.approx(next_candidate(client), abs=1e-6)
+    assert next_candidate(other) == pytest.approx(next_candidate(client), abs=SEARCH_ENDS)
 
 
 def test_cross_validation_leaves_a_row_out(tmp_path: Path) -> None:

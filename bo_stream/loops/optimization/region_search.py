@@ -374,7 +374,9 @@ class RegionSurrogate:
             points = maximize_paths(paths, starts, bounds, CLIMB)
         else:
             starts = candidates[domain.best_of_each(values)]
-            points = maximize_paths(paths, starts, domain.pinned(bounds, starts), CLIMB)
+            boxes, points = domain.pinned(bounds, starts), starts
+            if bool((boxes[0] < boxes[1]).any()):
+                points = maximize_paths(paths, starts, boxes, CLIMB)
             points = domain.new_or(domain.admit(points, starts), starts, self._X)
         often = OFTEN_LEAPS if state.asked < state.hopeful else SELDOM
         share_of_leaps = BURST if state.asked < state.burst else often

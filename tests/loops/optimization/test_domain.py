@@ -1,0 +1,89 @@
+"""Inputs of few values, and linear constraints, in a search of the unit cube."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bo_stream.loops.optimization.domain import TOLERANCE, Domain
+
+D = 5
+LEVELS = {1: torch.tensor([0.1, 0.5, 0.6]), 4: torch.tensor([0.25, 0.75])}
+A, B = (
+    torch.tensor([[1.0, 1.0, 0.0, 0.0, 1.0], [0.0, -2.0, 1.0, 1.0, 0.0]]),
+    torch.tensor([1.2, 0.3]),
+)
+INSIDE = torch.tensor([0.1, 0.5, 0.2, 0.3, 0.25], dtype=torch.float64)
+
+
+def cube(n: int) -> Tensor:
+    return torch.rand(n, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def values_of(j: int) -> list[float]:
+    return LEVELS[j].double().tolist()
+
+
+def test_inputs_take_the_nearest_of_their_values() -> None:
+    X = cube(200)
+    snapped = Domain(LEVELS).snap(X)
+    for x, s in zip(X.tolist(), snapped.tolist(), strict=True):
+        for j in range(D):
+            known = values_of(j) if j in LEVELS else [x[j]]
+            assert s[j] == min(known, key=lambda value: abs(value - x[j]))
+
+
+def test_admitted_points_are_in_the_domain_and_those_inside_stay() -> None:
+    domain, X = Domain(LEVELS, A, B), cube(500)
+    admitted = domain.admit(X, INSIDE)
+    assert bool((admitted @ A.double().mT <= B.double() + TOLERANCE).all())
+    assert bool((admitted >= 0.0).all() & (admitted <= 1.0).all())
+    torch.testing.assert_close(domain.snap(admitted), admitted)
+    torch.testing.assert_close(domain.admit(admitted, INSIDE), admitted)
+    snapped = domain.snap(X)
+    held = (snapped @ A.double().mT <= B.double()).all(-1) & (X @ A.double().mT <= B.double()).all(
+        -1
+    )
+    assert bool(held.any())
+    torch.testing.assert_close(admitted[held], snapped[held])
+
+
+def test_without_levels_and_constraints_points_stay() -> None:
+    X = cube(9)
+    assert torch.equal(Domain().admit(X, INSIDE), X)
+
+
+def test_a_box_reaches_the_next_values_on_both_sides() -> None:
+    narrow = torch.stack((INSIDE - 0.01, INSIDE + 0.01))
+    low, high = Domain(LEVELS).widened(narrow, INSIDE)
+    assert (low[1].item(), high[1].item()) == (values_of(1)[0], values_of(1)[2])
+    assert high[4].item() == values_of(4)[1]
+    assert low[4].item() == narrow[0, 4].item()
+    others = [0, 2, 3]
+    assert torch.equal(torch.stack((low, high))[:, others], narrow[:, others])
+
+
+def test_searches_leave_inputs_of_few_values_where_they_start() -> None:
+    bounds = torch.stack((torch.zeros(D), torch.ones(D))).double()
+    starts = Domain(LEVELS).snap(cube(3))
+    low, high = Domain(LEVELS).pinned(bounds, starts)
+    few = list(LEVELS)
+    assert torch.equal(low[:, few], starts[:, few]) and torch.equal(high[:, few], starts[:, few])
+    assert bool((low[:, [0, 2, 3]] == 0.0).all() & (high[:, [0, 2, 3]] == 1.0).all())
+
+
+def test_known_candidates_and_repetitions_are_left_out_unless_nothing_else_is_left() -> None:
+    every = torch.cartesian_prod(*(LEVELS[j].double() for j in LEVELS))
+    X = INSIDE.repeat(len(every), 1)
+    X[:, list(LEVELS)] = every
+    domain = Domain(LEVELS)
+    left = domain.new(torch.cat((X, X)), INSIDE, X[:4])
+    assert sorted(left.tolist()) == sorted(X[4:].tolist())
+    assert sorted(domain.new(X, INSIDE, X).tolist()) == sorted(X.tolist())
+    assert torch.equal(domain.new_or(X, -X, X[:4]), torch.cat((-X[:4], X[4:])))
+
+
+def test_functions_take_different_candidates_as_long_as_there_are() -> None:
+    values = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 2.0, 3.0]])
+    assert Domain.best_of_each(values).tolist() == [0, 1, 2]
+    assert Domain.best_of_each(values[:, :2]).tolist()[:2] == [0, 1]
