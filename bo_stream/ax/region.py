@@ -36,6 +36,7 @@ from torch.quasirandom import SobolEngine
 
 from bo_stream.ax.adapters import AvoidsFailures, Pending, seed_of
 from bo_stream.ax.cross_validation import CrossValidatingAdapter
+from bo_stream.ax.surrogate import moments
 from bo_stream.diagnostics import leave_one_out
 from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.loops.optimization.domain import Domain
@@ -315,7 +316,7 @@ class RegionGenerator(TorchGenerator):
         model, _ = self._local
         with torch.no_grad():
             posterior = model.posterior(X.unsqueeze(-2), observation_noise=use_posterior_predictive)
-        mean, variance = self._in_units(posterior.mean.flatten(), posterior.variance.flatten())
+        mean, variance = self._in_units(*moments(posterior))
         return mean.unsqueeze(-1), variance.reshape(-1, 1, 1)
 
     def cross_validate(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -357,8 +358,7 @@ class RegionGenerator(TorchGenerator):
         X = search.settings.to_unit_cube([self.ledger[key].X for key in rows])
         Y = torch.tensor([search.held[key] for key in rows], dtype=X.dtype)
         Z = scale.to_scale(search.settings.sign * Y).unsqueeze(-1)
-        posterior = leave_one_out(model, X, Z, None, False).posterior
-        return X, posterior.mean.flatten(), posterior.variance.flatten()
+        return X, *moments(leave_one_out(model, X, Z, None, False).posterior)
 
     def _in_units(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Transform means and variances of the model to those of outcomes, ``t`` each."""

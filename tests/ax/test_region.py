@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from ax.adapter.base import Adapter
 from ax.adapter.registry import Generators
 from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig, StorageConfig
@@ -91,9 +92,15 @@ def node_of(client: Client) -> str:
 
 
 def generator_of(client: Client) -> RegionGenerator:
-    generator = client._generation_strategy.adapter.generator
+    generator: Any = adapter_of(client).generator
     assert isinstance(generator, RegionGenerator)
     return generator
+
+
+def adapter_of(client: Client) -> Adapter:
+    adapter = client._generation_strategy.adapter
+    assert adapter is not None
+    return adapter
 
 
 def arms_of(client: Client) -> list[Any]:
@@ -145,7 +152,7 @@ def test_large_outcomes_are_good_where_the_objective_says_so() -> None:
 
 def test_parameters_that_are_fixed_for_some_trials_are_so() -> None:
     client = in_region(mixed())
-    given = {"x0": 1.5, "i1": 2, "grade": "c"}
+    given: dict[str, Any] = {"x0": 1.5, "i1": 2, "grade": "c"}
     for parameters in client.get_next_trials(2, fixed_parameters=given).values():
         assert {name: parameters[name] for name in given} == given
 
@@ -286,7 +293,7 @@ def test_an_outcome_of_before_may_be_corrected() -> None:
     client.get_next_trials(1)
     best, prediction, *_ = client.get_best_parameterization()
     assert best == arms_of(client)[0]
-    assert prediction["loss"][0] < -1.0
+    assert first_of(prediction["loss"]) < -1.0
 
 
 def test_pending_trials_are_passed_over_and_not_proposed_again() -> None:
@@ -322,8 +329,8 @@ def assert_goes_on(client: Client, other: Client) -> None:
         for each in (client, other):
             index = max(each._experiment.trials)
             each.complete_trial(index, {"loss": bowl(ours)})
-    ours, theirs = (list(each.get_next_trials(3).values()) for each in (client, other))
-    for mine, their in zip(ours, theirs, strict=True):
+    batches = (list(each.get_next_trials(3).values()) for each in (client, other))
+    for mine, their in zip(*batches, strict=True):
         assert their == pytest.approx(mine, abs=SEARCH_ENDS)
 
 
@@ -347,6 +354,11 @@ def test_so_does_one_from_a_database(tmp_path: Path) -> None:
     assert their == pytest.approx(ours, abs=SEARCH_ENDS)
 
 
+def first_of(pair: Any) -> float:
+    """Return the mean of a mean and its standard error."""
+    return float(pair[0])
+
+
 # --- predictions ---------------------------------------------------------------------------------
 
 
@@ -355,9 +367,9 @@ def test_predictions_are_in_units_of_the_outcomes_and_change_nothing(tmp_path: P
     other = from_json(client, tmp_path)
     best, prediction, *_ = client.get_best_parameterization()
     assert best in arms_of(client)
-    assert prediction["loss"][0] == pytest.approx(bowl(best), abs=0.1)
+    assert first_of(prediction["loss"]) == pytest.approx(bowl(best), abs=0.1)
     (predicted,) = client.predict([best])
-    assert predicted["loss"][0] == pytest.approx(bowl(best), abs=0.1)
+    assert first_of(predicted["loss"]) == pytest.approx(bowl(best), abs=0.1)
     assert len(client.summarize()) == len(client._experiment.trials)
     assert next_candidate(other) == pytest.approx(next_candidate(client), abs=SEARCH_ENDS)
 
@@ -367,22 +379,19 @@ def test_cross_validation_leaves_a_row_out(tmp_path: Path) -> None:
     client = in_region(floats(11), batches=2)
     client.attach_data(0, {"loss": 50.0})
     client.get_next_trials(1)
-    adapter = client._generation_strategy.adapter
-    assert adapter is not None
+    adapter = adapter_of(client)
     data = adapter.get_training_data()
     (name,) = (arm for trial, arm in data.arm_data.index if trial == 0)
     test = ObservationFeatures(dict(client._experiment.trials[0].arms[0].parameters))
     fold = data.filter_by_arm_names({arm for _, arm in data.arm_data.index} - {name})
     (left_out,) = adapter.cross_validate(cv_training_data=fold, cv_test_points=[test])
-    ((known,), _) = (part["loss"] for part in adapter.predict([test]))  # means, covariances
+    (known,) = adapter.predict([test])[0]["loss"]
     assert abs(known - 50.0) < abs(left_out.means[0] - 50.0)
 
 
 def test_importances_are_of_each_parameter() -> None:
     client = in_region(floats(11), batches=1)
-    adapter = client._generation_strategy.adapter
-    assert adapter is not None
-    importances = adapter.feature_importances("loss")
+    importances = adapter_of(client).feature_importances("loss")
     assert list(importances) == [f"x{i}" for i in range(11)]
     assert sum(importances.values()) == pytest.approx(1.0)
 
