@@ -116,6 +116,50 @@ class AvoidsFailures(Adapter):
             infinite = {arm for _, arm, metric in finite.set_aside if metric in needed}
         return [*failed.values(), *(experiment.arms_by_name[name] for name in sorted(infinite))]
 
+    def _without_repetitions(
+        self,
+        run: GeneratorRun,
+        n: int,
+        search_space: SearchSpace | None,
+        pending: Pending,
+        fixed_features: ObservationFeatures | None,
+    ) -> GeneratorRun:
+        """Return a run, or quasi-random points if one of its points is known, failed or pending.
+
+        Raises:
+            SearchSpaceExhausted: Each point of a finite search space has been proposed.
+        """
+        known = self._experiment.arms_by_signature_for_deduplication
+        others = {arm.signature for arm in (*self.failed, *_arms_of(pending))}
+        if not any(arm.signature in known or arm.signature in others for arm in run.arms):
+            return run
+        self._check_some_are_left(pending)
+        quasi_random = QuasiRandomAdapter(
+            experiment=self._experiment,
+            generator=SobolGenerator(init_position=len(self._experiment.trials)),
+            search_space=self._search_space,
+            transforms=Cont_X_trans,
+        )
+        return quasi_random.gen(n, search_space, None, pending, fixed_features)
+
+    def _check_some_are_left(self, pending: Pending) -> None:
+        """Check that points are left, before Ax draws ten thousand to find that there are none.
+
+        Raises:
+            SearchSpaceExhausted: Each point of a finite search space has been proposed.
+        """
+        space = self._search_space
+        count = math.prod(each.cardinality() for each in space.tunable_parameters.values())
+        if math.isinf(count):
+            return
+        arms = (*self._experiment.arms_by_signature.values(), *_arms_of(pending))
+        proposed = {arm.signature for arm in arms if space.check_membership(arm.parameters)}
+        if len(proposed) >= count:
+            raise SearchSpaceExhausted(
+                f"All {count:.0f} points of the search space have been proposed. To evaluate one "
+                "again, attach a trial with its parameters."
+            )
+
 
 class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
     """Ax's adapter of random generators, which draws no failed point again."""
@@ -168,36 +212,7 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
             run = super().gen(
                 n, search_space, optimization_config, pending, fixed_features, options
             )
-            known = self._experiment.arms_by_signature_for_deduplication
-            others = {arm.signature for arm in (*self.failed, *_arms_of(pending))}
-            if not any(arm.signature in known or arm.signature in others for arm in run.arms):
-                return run
-            self._check_some_are_left(pending)
-            quasi_random = QuasiRandomAdapter(
-                experiment=self._experiment,
-                generator=SobolGenerator(init_position=len(self._experiment.trials)),
-                search_space=self._search_space,
-                transforms=Cont_X_trans,
-            )
-            return quasi_random.gen(n, search_space, None, pending, fixed_features)
-
-    def _check_some_are_left(self, pending: Pending) -> None:
-        """Check that points are left, before Ax draws ten thousand to find that there are none.
-
-        Raises:
-            SearchSpaceExhausted: Each point of a finite search space has been proposed.
-        """
-        space = self._search_space
-        count = math.prod(each.cardinality() for each in space.tunable_parameters.values())
-        if math.isinf(count):
-            return
-        arms = (*self._experiment.arms_by_signature.values(), *_arms_of(pending))
-        proposed = {arm.signature for arm in arms if space.check_membership(arm.parameters)}
-        if len(proposed) >= count:
-            raise SearchSpaceExhausted(
-                f"All {count:.0f} points of the search space have been proposed. To evaluate one "
-                "again, attach a trial with its parameters."
-            )
+            return self._without_repetitions(run, n, search_space, pending, fixed_features)
 
     def _evaluate_acquisition_function(self, *args: Any, **kwargs: Any) -> list[float]:
         """Evaluate an acquisition function at points.

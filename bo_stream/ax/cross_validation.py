@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from functools import cached_property
 from itertools import compress
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -19,13 +19,26 @@ from ax.adapter.data_utils import ExperimentData
 from ax.adapter.torch import TorchAdapter
 from ax.core.observation import Observation, ObservationData, ObservationFeatures
 from ax.core.search_space import SearchSpace
-from ax.generators.torch.botorch_modular.generator import BoTorchGenerator
 from numpy.typing import NDArray
 from pandas import DataFrame
-
-from bo_stream.ax.surrogate import StreamSurrogate
+from torch import Tensor
 
 Chosen = NDArray[np.bool_]
+
+
+class LeavesRowsOut(Protocol):
+    """A generator whose present models can predict without some of their rows.
+
+    Attributes:
+        refit_on_cv: Whether hyperparameters are learned again for each fold.
+    """
+
+    refit_on_cv: bool
+
+    def predict_without(
+        self, name: str, gone: Tensor, X: Tensor, observation_noise: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """Predict a metric given all its rows except some, or None if that cannot be said."""
 
 
 class CrossValidatingAdapter(TorchAdapter):
@@ -107,17 +120,16 @@ class CrossValidatingAdapter(TorchAdapter):
         self, fold: FoldData, points: Sequence[ObservationFeatures], observation_noise: bool
     ) -> list[ObservationData] | None:
         """Predict points in closed form; None: some model does not allow it."""
-        generator = cast(BoTorchGenerator, self.generator)
+        generator = cast(LeavesRowsOut, self.generator)
         if generator.refit_on_cv:
             return None
-        surrogate = cast(StreamSurrogate, generator.surrogate)
         X = self._array_to_tensor(
             np.array([[point.parameters[name] for name in self.parameters] for point in points])
         )
         metrics, gone = [], ~fold.chosen("rows")
         for outcome in self.outcomes:
             rows = torch.from_numpy(gone[fold.whole.observed[outcome]])
-            moments = surrogate.predict_without(outcome, rows, X, observation_noise)
+            moments = generator.predict_without(outcome, rows, X, observation_noise)
             if moments is None:
                 return None
             metrics.append(moments)

@@ -47,8 +47,13 @@ class EnoughTrials(TransitionCriterion):
     long as some metric of the objectives and constraints has no finite outcome, the node goes on.
     """
 
-    def __init__(self, threshold: int, transition_to: str) -> None:
-        """Set the number of trials, and the name of the node that takes over."""
+    def __init__(self, threshold: int | None, transition_to: str) -> None:
+        """Set when it is met.
+
+        Args:
+            threshold: Number of trials; None: twice the number of parameters.
+            transition_to: Name of the node that takes over.
+        """
         super().__init__(transition_to)
         self.threshold = threshold
 
@@ -75,7 +80,10 @@ class EnoughTrials(TransitionCriterion):
             and any(arm.signature not in known for arm in run.arms)
             for run in strategy._generator_runs
         )
-        if counted + proposed < self.threshold:
+        threshold = self.threshold
+        if threshold is None:
+            threshold = 2 * len(experiment.search_space.tunable_parameters)
+        if counted + proposed < threshold:
             return False
         silent = unreported(experiment)
         if silent and statuses[TrialStatus.COMPLETED]:

@@ -42,6 +42,7 @@ from bo_stream.ax.adapters import (
 )
 from bo_stream.ax.initialization import EnoughTrials, PoolStart
 from bo_stream.ax.processes import ProcessMetric, ProcessRunner
+from bo_stream.ax.region import RegionSuits
 from bo_stream.ax.strategy import StreamGenerators
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import FileFormat, read_index, write_index
@@ -167,7 +168,8 @@ def register() -> None:
     for transform in TRANSFORMS:
         register_transform(transform)
     CORE_ENCODER_REGISTRY[Data] = data_as_json
-    for other in (StreamGenerators, PoolStart, EnoughTrials, ProcessRunner, ProcessMetric):
+    criteria = (EnoughTrials, RegionSuits)
+    for other in (StreamGenerators, PoolStart, *criteria, ProcessRunner, ProcessMetric):
         CORE_ENCODER_REGISTRY[other] = _as_json
         CORE_DECODER_REGISTRY[_name_in_storage(other)] = other
     CORE_RUNNER_REGISTRY.update(register_runners({ProcessRunner: None})[0])

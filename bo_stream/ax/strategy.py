@@ -10,7 +10,7 @@ import inspect
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from ax.adapter.registry import Cont_X_trans, GeneratorRegistryBase, GeneratorSetup, MBM_X_trans
 from ax.adapter.transforms.derelativize import Derelativize
@@ -25,6 +25,7 @@ from ax.core.search_space import SearchSpaceDigest
 from ax.generation_strategy.generation_node import GenerationNode
 from ax.generation_strategy.generation_strategy import GenerationStrategy
 from ax.generation_strategy.generator_spec import GeneratorSpec
+from ax.generation_strategy.transition_criterion import TransitionCriterion
 from ax.generators.random.sobol import SobolGenerator
 from ax.generators.torch.botorch_modular.acquisition import Acquisition
 from ax.generators.torch.botorch_modular.generator import BoTorchGenerator
@@ -69,7 +70,9 @@ from bo_stream.ax.adapters import (
 )
 from bo_stream.ax.initialization import EnoughTrials, PoolStart
 from bo_stream.ax.pool import MC_POINTS, POOL, Candidates, Pool, handle, pool_named
-from bo_stream.ax.surrogate import ASKED_FOR, RefitRecord, StreamSurrogate
+from bo_stream.ax.region import RegionAdapter, RegionGenerator, RegionSuits
+from bo_stream.ax.surrogate import ASKED_FOR, Moments, RefitRecord, StreamSurrogate
+from bo_stream.loops.optimization.trials import SEARCHES
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.auto.families import OPTIONS
 from bo_stream.models.base import StreamingGP
@@ -169,6 +172,13 @@ class StreamGenerator(BoTorchGenerator):
         """
         return {"learned": self.learned, "units": self.units, "cutoffs": self.cutoffs}
 
+    def predict_without(
+        self, name: str, gone: Tensor, X: Tensor, observation_noise: bool
+    ) -> Moments | None:
+        """Predict a metric given all its rows except some; see :class:`LeaveOutModel`."""
+        surrogate = cast(StreamSurrogate, self.surrogate)
+        return surrogate.predict_without(name, gone, X, observation_noise)
+
     def best_point(
         self, search_space_digest: SearchSpaceDigest, torch_opt_config: TorchOptConfig
     ) -> Tensor | None:
@@ -194,6 +204,7 @@ class StreamGenerators(GeneratorRegistryBase):
 
     BO_STREAM = "BoStream"
     QUASI_RANDOM = "BoStreamSobol"
+    REGION = "BoStreamRegion"
 
     @property
     def GENERATOR_KEY_TO_GENERATOR_SETUP(self) -> dict[str, GeneratorSetup]:
@@ -228,6 +239,16 @@ class StreamGenerators(GeneratorRegistryBase):
                 generator_class=SobolGenerator,
                 transforms=Cont_X_trans,
             ),
+            "BoStreamRegion": GeneratorSetup(
+                adapter_class=RegionAdapter,
+                generator_class=RegionGenerator,
+                transforms=[FiniteOutcomes, ReportedMetrics, *Cont_X_trans],
+                standard_adapter_kwargs={
+                    "expand_model_space": False,
+                    "fit_tracking_metrics": False,
+                },
+                not_saved_generator_kwargs=["region"],
+            ),
         }
 
 
@@ -247,8 +268,13 @@ ACQUISITIONS: dict[str, type[AcquisitionFunction]] = {
 STREAM = "Stream"
 """Name of the node whose models stream."""
 
+REGION = "Region"
+"""Name of the node that searches a region."""
 
-_SEARCHES: tuple[Callable[..., Any], ...] = (
+FIRST_TRIALS = 5
+"""Number of Sobol trials before models of the whole space."""
+
+_OPTIMIZERS: tuple[Callable[..., Any], ...] = (
     optimize_acqf,
     optimize_acqf_mixed,
     optimize_acqf_mixed_alternating,
@@ -275,9 +301,10 @@ def generation_strategy(
     model_options: Mapping[str, Any] | None = None,
     acquisition: str | type[AcquisitionFunction] | None = None,
     acquisition_options: Mapping[str, Any] | None = None,
-    initialization: int = 5,
+    initialization: int | None = None,
     refit: float | None = None,
-    search: Mapping[str, Any] | None = None,
+    search: str | None = None,
+    search_options: Mapping[str, Any] | None = None,
     seed: int | None = None,
     pool: str | Pool | Candidates | None = None,
     winsorize: bool = True,
@@ -304,11 +331,20 @@ def generation_strategy(
             variance it is, by default the only objective's.
         initialization: Number of Sobol trials, counting existing ones, but not failed or abandoned
             ones. They go on until each metric of the objectives and constraints has an outcome.
+            Default: 5, or twice the number of parameters where a region is searched.
         refit: Growth of the number of observations since the last refit at which hyperparameters
             are learned again; 0: once. Default: at every trial up to 100 observations, then
             whenever the number beyond 100 has become 1.3 times as large.
-        search: Options of BoTorch's ``optimize_acqf``, or of the search for choices that Ax takes
-            instead; besides or instead of Ax's own ``{"num_restarts": 20, "raw_samples": 1024}``.
+        search: A name in ``SEARCHES``: ``box``, all of the search space; or ``region``, a trust
+            region about the best point, with draws of an exact model of the nearest outcomes, for
+            one objective without constraints of outcomes and for parameters that have an order.
+            Default: ``region`` in more than ``MOST_IN_BOX`` parameters, where it can be and none of
+            the arguments of models, acquisition, refit, search and pool is given. The generation
+            node of a trial, ``Region`` or ``Stream``, says which it is, the log ``bo_stream.ax``
+            why.
+        search_options: Options of BoTorch's ``optimize_acqf``, or of the search for choices that Ax
+            takes instead; besides or instead of Ax's own
+            ``{"num_restarts": 20, "raw_samples": 1024}``.
         seed: Seed of the Sobol points.
         pool: All candidates, as a :class:`Pool`, an argument of :meth:`Pool.of`, or the name of a
             registered one; candidates of previous trials are not proposed again. Ax stores its name
@@ -317,17 +353,37 @@ def generation_strategy(
             default; never in a strategy for qNIPV or FeatureNIPV.
 
     Raises:
-        ValueError: No such model, acquisition or option; a number out of range; a table that is
-            no pool; or something that Ax cannot store.
+        ValueError: No such model, acquisition, search or option; an argument that a region does not
+            take; a number out of range; a table that is no pool; or something that Ax cannot store.
 
     Example:
         >>> client.set_generation_strategy(generation_strategy(OSGPR, acquisition="qUCB"))
     """
-    if initialization < 1:
+    for_box = {
+        "model": model,
+        "model_options": model_options,
+        "acquisition": acquisition,
+        "acquisition_options": acquisition_options,
+        "refit": refit,
+        "search_options": search_options,
+        "pool": pool,
+    }
+    given = [name for name, value in for_box.items() if value is not None]
+    if search not in (None, *SEARCHES):
+        raise ValueError(
+            f"Expected search to be one of {', '.join(SEARCHES)}, got {search!r}. The options of a "
+            "search are search_options."
+        )
+    if search == "region" and given:
+        raise ValueError(
+            "A region is searched with draws of an exact model of the nearest outcomes: leave out "
+            f"{' and '.join(given)}, or search the box."
+        )
+    if initialization is not None and initialization < 1:
         raise ValueError(f"Expected initialization of at least 1 trial, got {initialization}.")
     if refit is not None and refit != 0.0 and not refit > 1.0:
         raise ValueError(f"Expected refit above 1 (a growth factor), or 0 for once, got {refit}.")
-    _check_names("search", search or {}, _SEARCHES, _AXS_OWN)
+    _check_names("search_options", search_options or {}, _OPTIMIZERS, _AXS_OWN)
     if isinstance(acquisition, str) and acquisition not in ACQUISITIONS:
         raise ValueError(
             f"Expected acquisition to be a class or one of {', '.join(ACQUISITIONS)}, got "
@@ -355,22 +411,38 @@ def generation_strategy(
         "cutoffs": {},
         "winsorize": winsorize,
     }
+    count = FIRST_TRIALS if initialization is None else initialization
+    regions = []
     if pool is None:
+        to_stream: list[TransitionCriterion] = [EnoughTrials(count, transition_to=STREAM)]
+        to_region: list[TransitionCriterion] = []
+        if search == "region" or (search is None and not given):
+            is_named = search == "region"
+            to_region = [
+                RegionSuits(REGION, named=is_named),
+                EnoughTrials(initialization, transition_to=REGION),
+            ]
+            otherwise = [] if is_named else [RegionSuits(STREAM, suits=False)]
+            to_stream = [] if is_named else [*otherwise, *to_stream]
+            spec = GeneratorSpec(StreamGenerators.REGION, generator_kwargs={"region": {}})
+            regions = [GenerationNode(REGION, [spec], transition_criteria=otherwise)]
         sobol = GeneratorSpec(StreamGenerators.QUASI_RANDOM, generator_kwargs={"seed": seed})
-        after = EnoughTrials(initialization, transition_to=STREAM)
-        first = GenerationNode("Sobol", [sobol], transition_criteria=[after])
+        first = GenerationNode("Sobol", [sobol], transition_criteria=[*to_region, *to_stream])
     else:
         name = handle(pool)
         pool_named(name).check_distinct()
         first_seed = secrets.randbits(31) if seed is None else seed
-        first = PoolStart(name, initialization, STREAM, first_seed)
+        first = PoolStart(name, count, STREAM, first_seed)
         arguments |= {"acquisition_class": PoolAcquisition, "acquisition_options": {POOL: name}}
     spec = GeneratorSpec(
         StreamGenerators.BO_STREAM,
         generator_kwargs=arguments,
-        generator_gen_kwargs={"model_gen_options": {"optimizer_kwargs": dict(search or {})}},
+        generator_gen_kwargs={
+            "model_gen_options": {"optimizer_kwargs": dict(search_options or {})}
+        },
     )
-    strategy = GenerationStrategy(name="bo_stream", nodes=[first, GenerationNode(STREAM, [spec])])
+    streams = [] if search == "region" else [GenerationNode(STREAM, [spec])]
+    strategy = GenerationStrategy(name="bo_stream", nodes=[first, *regions, *streams])
     check_storable(strategy)
     return strategy
 
@@ -423,8 +495,8 @@ def check_storable(strategy: GenerationStrategy) -> None:
     except Exception as error:
         raise ValueError(
             f"Ax could not store this strategy ({error}). Give plain values in model_options, "
-            "acquisition_options and search. For a kernel or another module write a class of "
-            "models whose constructor makes it, and give that to "
+            "acquisition_options and search_options. For a kernel or another module write a class "
+            "of models whose constructor makes it, and give that to "
             "ax.storage.botorch_modular_registry.register_model."
         ) from error
 

@@ -470,7 +470,7 @@ class LeaveOutModel:
             with torch.no_grad():
                 model = without(self._complete, rows.X, rows.Y, rows.known_noise)
                 posterior = model.posterior(X.unsqueeze(-2), observation_noise=observation_noise)
-                return _moments(posterior)
+                return moments(posterior)
         except BotorchError:
             return None
 
@@ -489,10 +489,10 @@ class LeaveOutModel:
         """Predict each row given all others. Cost O(n r²)."""
         rows = self.rows
         result = leave_one_out(self._complete, rows.X, rows.Y, rows.known_noise, False)
-        return _moments(result.posterior)
+        return moments(result.posterior)
 
 
-def _moments(posterior: object) -> Moments:
+def moments(posterior: object) -> Moments:
     """Return a posterior's means and variances, flattened."""
     known = cast(GPyTorchPosterior, posterior)
     return known.mean.flatten(), known.variance.flatten()

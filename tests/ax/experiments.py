@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,7 +53,7 @@ def started(
     settings = {
         "acquisition": "qUCB",
         "initialization": 3,
-        "search": QUICK if parameters is None else PLAIN,
+        "search_options": QUICK if parameters is None else PLAIN,
         "refit": 2.0,
         "winsorize": False,
     }
@@ -176,3 +177,14 @@ def assert_is_a_batch_of_the_data(client: Client) -> None:
         ours, theirs = own.posterior(X), batch.posterior(X)
         torch.testing.assert_close(ours.mean, theirs.mean, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(ours.variance, theirs.variance, rtol=1e-9, atol=1e-10)
+
+
+class Said(logging.Handler):
+    """What is said to those who listen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text += f"{record.getMessage()}\n"

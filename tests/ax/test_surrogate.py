@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +17,7 @@ from bo_stream import OSGPR
 from bo_stream.loops.models import OFTEN, REFIT, refit_is_due
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
+    Said,
     adapter_of,
     after,
     assert_is_a_batch_of_the_data,
@@ -31,29 +30,6 @@ from tests.ax.experiments import (
 )
 
 pytestmark = NEARLY_WITHOUT_NOISE
-
-
-class Said(logging.Handler):
-    """What is said to those who listen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.text = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.text += f"{record.getMessage()}\n"
-
-
-@pytest.fixture
-def said() -> Iterator[Said]:
-    """What the models say in Ax during the test."""
-    logger, handler = logging.getLogger("bo_stream.ax"), Said()
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield handler
-    logger.removeHandler(handler)
-    logger.setLevel(level)
 
 
 def test_each_observation_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:

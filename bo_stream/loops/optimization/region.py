@@ -172,7 +172,7 @@ def maximize_paths(paths: SamplePaths, starts: Tensor, bounds: Tensor, iteration
     Args:
         paths: Functions of one output.
         starts: ``n x d``.
-        bounds: ``2 x d``.
+        bounds: ``2 x d``, or of each function, ``2 x n x d``.
         iterations: Most iterations.
 
     Returns:

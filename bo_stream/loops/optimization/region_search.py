@@ -24,6 +24,7 @@ from bo_stream.acquisition import sample_paths
 from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.errors import UsageError
 from bo_stream.loops.models import many_input_kernel, unit_cube
+from bo_stream.loops.optimization.domain import Domain
 from bo_stream.loops.optimization.leaps import AdditiveTrend
 from bo_stream.loops.optimization.region import (
     IMPROVEMENT,
@@ -262,6 +263,7 @@ class RegionSurrogate:
         held: Outcomes that the search has taken in, by key.
         refits: Numbers of outcomes at which hyperparameters were learned.
         validation: Record of how well the model predicted each outcome, on its scale.
+        domain: Where points are proposed: the unit cube, unless another is set.
         is_whole: True: the state is replaced at once.
         unit: 1: outcomes are on the scale of the local model.
     """
@@ -283,6 +285,7 @@ class RegionSurrogate:
         self.held: dict[int, float] = {}
         self.refits = list(refits)
         self.validation = ProgressiveValidation() if validation is None else validation
+        self.domain = Domain()
         self._X = torch.empty(0, settings.dim, dtype=torch.float64)
 
     @property
@@ -297,14 +300,14 @@ class RegionSurrogate:
         told = {t.key: float(t.Y) for t in ledger if t.status == "told" and t.Y is not None}
         failed = [trial.key for trial in ledger.with_status("failed")]
         state, over = self.state, {*told, *failed}
-        waiting = set(state.waiting)
-        new = [key for key in sorted(over) if key >= state.ended or key in waiting]
-        if not new and told == self.held and self.local is not None:
-            return self.model
         if len(ledger) > len(self._X):  # cached by key
             missing = [ledger[key].X for key in range(len(self._X), len(ledger))]
             X = self.settings.to_unit_cube(missing).to("cpu", torch.float64)
             self._X = torch.cat((self._X, X))
+        waiting = set(state.waiting)
+        new = [key for key in sorted(over) if key >= state.ended or key in waiting]
+        if not new and told == self.held and self.local is not None:
+            return self.model
         state = replace(
             state,
             region=replace(state.region),
@@ -445,13 +448,15 @@ class RegionSurrogate:
         generator = torch.Generator().manual_seed(seed)
         order = local.means.argsort(descending=True)
         X = self._X[local.keys][order].to(self.settings.to_unit_cube([]))
-        bounds = state.region.bounds(local.model, X[0])
+        bounds = self.domain.widened(state.region.bounds(local.model, X[0]), X[0])
         candidates = region_candidates(X, bounds, CANDIDATES, generator)
+        candidates = self.domain.candidates(candidates, X[0])
         share = torch.rand(1, generator=generator) if q == 1 else torch.linspace(0.0, 1.0, q)
         spread = COLDEST + (HOTTEST - COLDEST) * share
         paths = sample_paths(local.model, q, seed, at=candidates, spread=spread)
         values = paths(candidates).squeeze(-1)
-        points = maximize_paths(paths, candidates[values.argmax(-1)], bounds, CLIMB)
+        starts = candidates[values.argmax(-1)]
+        points = maximize_paths(paths, starts, self.domain.pinned(bounds, starts), CLIMB)
         chance = BURST if state.asked < state.burst else SELDOM
         if state.burst <= state.asked < max(state.hopeful, HOPE * self.settings.q):
             chance = OFTEN_LEAPS
@@ -461,7 +466,9 @@ class RegionSurrogate:
             best, box = self._X[local.keys[local.best]], bounds.to("cpu", torch.float64)
             for i in range(q - leaps, q):
                 points[i] = trend.leap(best, box, generator).to(points)
-        replace_repeated(points, X, candidates, values)
+        points = self.domain.admit(points, starts)
+        known = self.domain.snap(self._X).to(points) if self.domain.levels else X
+        replace_repeated(points, known, candidates, values)
         first = len(ledger) + q - leaps
         waiting = [*state.leaps, *range(first, first + leaps)]
         self.state = replace(state, leaps=waiting, asked=state.asked + q)
@@ -507,12 +514,12 @@ def region_state(record: Mapping[str, Any]) -> RegionState:
 def replace_repeated(points: Tensor, X: Tensor, candidates: Tensor, values: Tensor) -> None:
     """Replace, in place, points that repeat others: corners of the box, leaps to the same place.
 
-    Each is replaced by the best candidate of its function that repeats none.
+    Each is replaced by the best candidate of its function that repeats none, if there is one.
 
     Args:
         points: ``q x d``.
         X: Further points that are not to be repeated, ``n x d``.
-        candidates: ``N x d``, N more than n + q.
+        candidates: ``N x d``.
         values: Of q functions at the candidates, ``q x N``.
     """
     for i in range(len(points)):

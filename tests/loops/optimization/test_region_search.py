@@ -283,6 +283,18 @@ def test_a_region_that_collapsed_begins_again_about_the_best_point_then_elsewher
     assert optimizer.best().trial.X == X
 
 
+def test_repeated_points_are_replaced_by_the_next_candidates() -> None:
+    candidates = torch.tensor([[0.0], [1.0], [2.0]])
+    values = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 3.0, 2.0]])
+    points = torch.tensor([[7.0], [7.0], [0.0]])
+    known = torch.tensor([[0.0]])
+    region_module.replace_repeated(points, known, candidates, values)
+    assert points.tolist() == [[7.0], [1.0], [2.0]]
+    points = torch.zeros(3, 1)
+    region_module.replace_repeated(points, candidates, candidates, values)
+    assert points.flatten().tolist() == [0.0, 0.0, 0.0]  # nothing else is left
+
+
 def test_leaps_come_more_often_after_one_was_good(monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[int] = []
     monkeypatch.setattr(

@@ -1,0 +1,520 @@
+"""A search of a trust region, in Ax: for spaces of many parameters.
+
+:class:`RegionGenerator` asks a :class:`RegionSurrogate` for points, :class:`RegionAdapter` gives it
+the trials of an experiment as a ledger, and :class:`RegionSuits` decides which experiments it is
+for.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, replace
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from ax.adapter.data_utils import ExperimentData
+from ax.core.arm import Arm
+from ax.core.experiment import Experiment
+from ax.core.generator_run import GeneratorRun
+from ax.core.observation import ObservationFeatures
+from ax.core.optimization_config import OptimizationConfig
+from ax.core.parameter import ChoiceParameter, Parameter, ParameterType, RangeParameter
+from ax.core.search_space import SearchSpace, SearchSpaceDigest
+from ax.core.trial_status import TrialStatus
+from ax.generation_strategy.generation_node import GenerationNode
+from ax.generation_strategy.transition_criterion import TransitionCriterion
+from ax.generators.torch_base import TorchGenerator, TorchGenResults, TorchOptConfig
+from ax.generators.types import TConfig
+from ax.utils.common.random import with_rng_seed
+from botorch.exceptions.errors import UnsupportedError
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+from bo_stream.ax.adapters import AvoidsFailures, Pending, seed_of
+from bo_stream.ax.cross_validation import CrossValidatingAdapter
+from bo_stream.ax.surrogate import moments
+from bo_stream.diagnostics import leave_one_out
+from bo_stream.loops.optimization.domain import Domain
+from bo_stream.loops.optimization.region import input_lengthscales
+from bo_stream.loops.optimization.region_search import LogScale, RegionSurrogate, region_state
+from bo_stream.loops.optimization.trials import (
+    LARGEST,
+    MOST_IN_BOX,
+    Ledger,
+    OptimizationSettings,
+    Origin,
+    Status,
+    Trial,
+)
+from bo_stream.models.auto.auto import AutoGP
+
+logger = logging.getLogger("bo_stream.ax")
+
+MOST_LEVELS = 1000
+"""Most values of an integer that a search takes one by one; of more it is as good as continuous."""
+
+ORIGIN = "origin"
+"""Key in the metadata of a proposal: what it was drawn from."""
+
+MOST_TOGETHER = 16
+"""Most points that are drawn together, of which some may not be asked for."""
+
+_SCRAMBLE = 1_000_003
+"""Seed of the Sobol points of later regions: not one that a user would give to the first ones."""
+
+_FARTHEST = -700.0
+"""Least logarithm of a prediction: e to its negative is still finite."""
+
+
+# --- which experiments a region is for -----------------------------------------------------------
+
+
+def why_not_a_region(experiment: Experiment) -> str | None:
+    """Return the reason why an experiment's search cannot be of a region; None: it can."""
+    space, config = experiment.search_space, experiment.optimization_config
+    parameters = space.parameters.items()
+    unordered = [n for n, p in parameters if isinstance(p, ChoiceParameter) and not p.is_ordered]
+    others = [n for n, p in parameters if p.is_fidelity or getattr(p, "is_task", False)]
+    if space.is_hierarchical:
+        return "the search space is hierarchical"
+    if unordered:
+        return f"there are unordered choices, {', '.join(unordered)}"
+    if others:
+        return f"there are fidelity or task parameters, {', '.join(others)}"
+    if any(constraint.is_equality for constraint in space.parameter_constraints):
+        return "there is an equality constraint of parameters"
+    if config is None:
+        return "there is no objective"
+    if not config.objective.is_single_objective or config.is_bope_problem:
+        return "the objective is not one metric"
+    if config.outcome_constraints:
+        return "there are constraints of outcomes"
+    return None
+
+
+class RegionSuits(TransitionCriterion):
+    """A criterion met where a region is searched, or where it is not.
+
+    A region is searched in more than ``MOST_IN_BOX`` parameters that have an order, for one
+    objective without constraints of outcomes.
+    """
+
+    def __init__(self, transition_to: str, suits: bool = True, named: bool = False) -> None:
+        """Choose what is met.
+
+        Args:
+            transition_to: Name of the node that takes over.
+            suits: Whether it does where a region is searched, or where it is not.
+            named: Whether the user has named the region: then any number of parameters will do.
+        """
+        super().__init__(transition_to)
+        self.suits, self.named = suits, named
+        self._said = ""
+
+    def is_met(self, experiment: Experiment, curr_node: GenerationNode) -> bool:
+        """Return whether the next node may take over.
+
+        Overrides ``TransitionCriterion.is_met``, which is abstract.
+
+        Raises:
+            UnsupportedError: The user has named the region, and it does not suit.
+        """
+        count = len(experiment.search_space.tunable_parameters)
+        reason = why_not_a_region(experiment)
+        if self.named and reason is not None:
+            raise UnsupportedError(
+                f"A region cannot be searched here: {reason}. Leave search='region' out."
+            )
+        many = self.named or count > MOST_IN_BOX
+        kind = "a region" if reason is None else f"the whole space, as {reason}"
+        if many and self.suits and kind != self._said:
+            self._said = kind
+            logger.info("%d parameters: the search is of %s.", count, kind)
+        return (many and reason is None) == self.suits
+
+
+# --- the generator -------------------------------------------------------------------------------
+
+
+class RegionGenerator(TorchGenerator):
+    """A generator of Ax whose points a :class:`RegionSurrogate` chooses, in the unit cube.
+
+    What it goes on from is what it has after the last proposal: to look at predictions in between
+    changes nothing. Pending points are passed over, as each point is drawn. Ax asks for the points
+    of a batch one by one: as many are drawn together as the last outcomes that came together, and
+    those that are not asked for before the next outcomes are dropped.
+
+    Attributes:
+        region: State after the last proposal, as plain values; Ax stores it with each proposal.
+        search: The search, which has followed the trials; None before.
+        ledger: The trials, those proposed since included.
+        levels: Values of inputs that have few, by position.
+    """
+
+    refit_on_cv = False
+
+    def __init__(self, region: dict[str, Any] | None = None) -> None:
+        """Begin, or go on with a state."""
+        super().__init__()
+        self.region: dict[str, Any] = {} if region is None else region
+        self.search: RegionSurrogate | None = None
+        self.ledger = Ledger()
+        self.levels: Mapping[int, Tensor] = {}
+        self._drawn: list[tuple[Tensor, bool]] = []
+        self._fixed: dict[int, float] = {}
+
+    def _get_state(self) -> dict[str, Any]:
+        """Return the state that Ax stores with each generator run, and gives to the next generator.
+
+        Overrides ``Generator._get_state``, which returns nothing. It is the same object as long as
+        the generator lives: Ax builds another generator for another one.
+        """
+        return {"region": self.region}
+
+    def follow(
+        self, ledger: Ledger, dim: int, maximize: bool, levels: Mapping[int, Tensor]
+    ) -> None:
+        """Take in all trials, from the state after the last proposal on.
+
+        Args:
+            ledger: Trials, with inputs in the unit cube.
+            dim: Number of inputs.
+            maximize: Whether large outcomes are good.
+            levels: Values of inputs that have few, by position.
+        """
+        content = deepcopy(self.region)
+        if content and content["region"]["dim"] != dim:
+            content = {}  # another search space
+        waiting = set(content.get("waiting", ()))
+        over = [trial.key for trial in ledger.with_status("told", "failed")]
+        batch = sum(key >= content.get("ended", 0) or key in waiting for key in over)
+        # as many as came together are a batch; so the region shrinks after about d failures
+        q = max(1, batch) if content else 1
+        settings = OptimizationSettings(
+            bounds=((0.0, 1.0),) * dim, maximize=maximize, q=q, search="region"
+        )
+        if content:
+            content["region"]["batch"] = q if batch else content["region"]["batch"]
+            self.search = RegionSurrogate(settings, region_state(content))
+        else:
+            self.search = RegionSurrogate(settings)
+        self.ledger, self.levels, self._drawn = ledger, levels, []
+        self.__dict__.pop("_each", None)
+        self.search.follow(ledger)
+
+    def gen(
+        self, n: int, search_space_digest: SearchSpaceDigest, torch_opt_config: TorchOptConfig
+    ) -> TorchGenResults:
+        """Choose points; overrides ``TorchGenerator.gen``, which is abstract."""
+        search, ledger, config = self._search, self.ledger, torch_opt_config
+        fixed = config.fixed_features or {}
+        if fixed != self._fixed:
+            self._fixed, self._drawn = fixed, []
+        one_value = {j: torch.tensor([value], dtype=torch.float64) for j, value in fixed.items()}
+        A, b = config.linear_constraints or (None, None)
+        domain = search.domain = Domain({**self.levels, **one_value}, A, b)
+        first = int(min(n, search.sobol_due(ledger)))
+        chosen: list[tuple[Tensor, Origin]] = []
+        if first:
+            drawn = sum(trial.origin == "sobol" for trial in ledger)
+            scramble = _SCRAMBLE + len(search.state.found)
+            engine = SobolEngine(search.settings.dim, scramble=True, seed=scramble)
+            sobol = engine.fast_forward(drawn).draw(first, dtype=torch.float64)
+            inside = torch.tensor(self._known_point(), dtype=torch.float64)
+            chosen += [(x, "sobol") for x in domain.admit(sobol, inside)]
+        for x, _ in chosen:
+            ledger.add(x.tolist(), "sobol")
+        for _ in range(n - first):
+            if not self._drawn:
+                self._draw(min(max(search.settings.q, n - len(chosen)), MOST_TOGETHER))
+            x, is_leap = self._drawn.pop()
+            leaps = [*search.state.leaps, *([len(ledger)] if is_leap else [])]
+            search.state = replace(search.state, leaps=leaps, asked=search.state.asked + 1)
+            ledger.add(x.tolist(), "model")
+            chosen.append((x, "model"))
+        state = asdict(search.state)
+        self.region.clear()
+        self.region.update({**state, "found": [list(pair) for pair in state["found"]]})
+        return TorchGenResults(
+            points=torch.stack([x.cpu() for x, _ in chosen]),
+            weights=torch.ones(n, dtype=torch.float64),
+            candidate_metadata=[{ORIGIN: origin} for _, origin in chosen],
+        )
+
+    def _draw(self, q: int) -> None:
+        """Draw q points together, in random order; they are not asked for yet."""
+        search, before, count = self._search, self._search.state, len(self.ledger)
+        points = search.propose(self.ledger, q, int(torch.randint(2**31 - 1, ())))
+        leaps = {key - count for key in search.state.leaps[len(before.leaps) :]}
+        search.state = before
+        order = torch.randperm(q).tolist()
+        self._drawn = [(points[i], i in leaps) for i in order]
+
+    def _known_point(self) -> Sequence[float]:
+        """Return the best trial's point, or any trial's, which keeps all constraints."""
+        trials = self.ledger.with_status("told", "pending")
+        if self._search.held:
+            return self.ledger[self._search.best(self.ledger)[0]].X
+        return trials[0].X if trials else (0.5,) * self._search.settings.dim
+
+    @property
+    def _search(self) -> RegionSurrogate:
+        if self.search is None:
+            raise RuntimeError("The search has followed no trials yet: fit it first.")
+        return self.search
+
+    def best_point(
+        self, search_space_digest: SearchSpaceDigest, torch_opt_config: TorchOptConfig
+    ) -> Tensor | None:
+        """Return the trial's point of the best posterior mean in its region; None: no outcome yet.
+
+        Overrides ``TorchGenerator.best_point``, which returns None.
+        """
+        search = self._search
+        if not search.held:
+            return None
+        key, _ = search.best(self.ledger)
+        return torch.tensor(self.ledger[key].X, dtype=torch.float64)
+
+    # --- predictions -------------------------------------------------------------------------
+
+    @property
+    def _local(self) -> tuple[AutoGP, LogScale]:
+        """Return the local model and the scale of its outcomes.
+
+        Raises:
+            NotImplementedError: There is none yet.
+        """
+        local = self._search.local
+        if local is None:
+            raise NotImplementedError("There is no local model yet: a region has just begun.")
+        return local.model, local.scale
+
+    def predict(self, X: Tensor, use_posterior_predictive: bool = False) -> tuple[Tensor, Tensor]:
+        """Predict by the local model, which knows little of points far from the region.
+
+        Overrides ``TorchGenerator.predict``, which is abstract. The model's outcomes are on a
+        logarithmic scale: predictions are medians, with the variance of a normal of the same
+        quantiles at one standard deviation.
+
+        Args:
+            X: ``t x d``.
+            use_posterior_predictive: Whether variances are of outcomes.
+
+        Returns:
+            ``t x 1`` and ``t x 1 x 1``.
+
+        Raises:
+            NotImplementedError: There is no local model yet.
+        """
+        model, _ = self._local
+        with torch.no_grad():
+            posterior = model.posterior(X.unsqueeze(-2), observation_noise=use_posterior_predictive)
+        mean, variance = self._in_units(*moments(posterior))
+        return mean.unsqueeze(-1), variance.reshape(-1, 1, 1)
+
+    def cross_validate(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Refuse to; overrides ``TorchGenerator.cross_validate``. See :meth:`predict_without`."""
+        raise NotImplementedError("A region is validated by leaving out rows of its model.")
+
+    def predict_without(
+        self, name: str, gone: Tensor, X: Tensor, observation_noise: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """Predict one row given all others; None where there are more, or no model.
+
+        Rows that are not among those of the local model are predicted by it as it is.
+
+        Args:
+            name: Of the metric.
+            gone: Whether a row of the data is left out, ``n``.
+            X: Inputs of that row, ``1 x d``.
+            observation_noise: Whether variances are of outcomes.
+
+        Returns:
+            Mean and variance, ``1`` each.
+        """
+        model = self._search.model
+        if model is None or int(gone.sum()) != 1 or len(X) != 1:
+            return None
+        rows, means, variances = self._each
+        own = (rows == X).all(-1).nonzero().flatten()
+        if len(own) == 0:
+            mean, covariance = self.predict(X, observation_noise)
+            return mean.flatten(), covariance.flatten()
+        noise = float(model.likelihood.noise) if observation_noise else 0.0
+        return self._in_units(means[own[:1]], variances[own[:1]] + noise)
+
+    @cached_property  # until the search follows other trials
+    def _each(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the rows of the local model, and the prediction of each without it."""
+        search, (model, scale) = self._search, self._local
+        rows = search.state.rows
+        X = search.settings.to_unit_cube([self.ledger[key].X for key in rows])
+        Y = torch.tensor([search.held[key] for key in rows], dtype=X.dtype)
+        Z = scale.to_scale(search.settings.sign * Y).unsqueeze(-1)
+        return X, *moments(leave_one_out(model, X, Z, None, False).posterior)
+
+    def _in_units(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Transform means and variances of the model to those of outcomes, ``t`` each."""
+        sign, (_, scale) = self._search.settings.sign, self._local
+        sd, least = variance.clamp_min(0.0).sqrt(), (_FARTHEST - scale.mean) / scale.sd
+        low, middle, high = (
+            torch.tensor([scale.to_outcome(z) for z in each.clamp_min(least).tolist()])
+            for each in (mean - sd, mean, mean + sd)
+        )
+        return sign * middle.to(mean), ((high - low) / 2.0).square().to(mean)
+
+    def feature_importances(self) -> Tensor:
+        """Return the inverse lengthscales of the local model, of sum one, ``1 x 1 x d``.
+
+        Overrides ``Generator.feature_importances``, which is abstract.
+        """
+        scales = input_lengthscales(self._local[0])
+        if scales is None:
+            raise NotImplementedError("The local model has no lengthscale for each input.")
+        inverse = 1.0 / scales
+        return (inverse / inverse.sum()).reshape(1, 1, -1)
+
+
+# --- the adapter ---------------------------------------------------------------------------------
+
+
+class RegionAdapter(AvoidsFailures, CrossValidatingAdapter):
+    """Ax's adapter of a :class:`RegionGenerator`.
+
+    Random numbers belong to the experiment's state, so that one loaded from storage goes on as it
+    would have. Outcomes of trials outside of the search space are left out.
+    """
+
+    _known: tuple[SearchSpace, dict[str, tuple[float, ...]], dict[int, Tensor]] | None = None
+
+    def gen(
+        self,
+        n: int,
+        search_space: SearchSpace | None = None,
+        optimization_config: OptimizationConfig | None = None,
+        pending_observations: Pending | None = None,
+        fixed_features: ObservationFeatures | None = None,
+        model_gen_options: TConfig | None = None,
+    ) -> GeneratorRun:
+        """Generate candidates; overrides ``Adapter.gen`` for reproducible searches.
+
+        Quasi-random points replace a point that failed, or that the experiment has already.
+        """
+        pending: Pending = pending_observations or {}
+        with with_rng_seed(seed_of(self._experiment, pending)):
+            run = super().gen(
+                n, search_space, optimization_config, pending, fixed_features, model_gen_options
+            )
+            return self._without_repetitions(run, n, search_space, pending, fixed_features)
+
+    def _fit(
+        self, search_space: SearchSpace, experiment_data: ExperimentData, **kwargs: Any
+    ) -> None:
+        """Let the search follow the trials.
+
+        Overrides ``TorchAdapter._fit``, which fits a model, and passes over failed trials.
+
+        Raises:
+            UnsupportedError: A region cannot be searched any more.
+        """
+        reason = why_not_a_region(self._experiment)
+        if reason is not None:
+            raise UnsupportedError(f"A region cannot be searched any more: {reason}.")
+        super()._fit(search_space, experiment_data, **kwargs)
+        generator = cast(RegionGenerator, self.generator)
+        maximize = not cast(OptimizationConfig, self._optimization_config).objective.minimize
+        ledger = self._ledger(experiment_data)
+        generator.follow(ledger, len(self.parameters), maximize, self._levels)
+
+    def _ledger(self, data: ExperimentData) -> Ledger:
+        """Return all arms of all trials as a ledger: those with an outcome by it. Cost O(n)."""
+        (metric,) = self.outcomes
+        means = data.observation_data["mean"][metric].dropna()
+        keys = ("trial_index", "arm_name")
+        levels = [means.index.get_level_values(level) for level in keys]
+        told = dict(zip(zip(*levels, strict=True), means.tolist(), strict=True))
+        X = dict(
+            zip(data.arm_data.index, data.arm_data[self.parameters].to_numpy(float), strict=True)
+        )
+        failed = {arm.name for arm in self.failed}
+        ledger = Ledger()
+        for index, trial in sorted(self._experiment.trials.items()):
+            for arm in trial.arms:
+                at = (index, arm.name)
+                x = tuple(X[at].tolist()) if at in X else self._inputs_of(arm)
+                Y, status = told.get(at), _status(trial.status)
+                if Y is not None:
+                    status = "told" if abs(Y) <= LARGEST else "failed"
+                elif arm.name in failed:
+                    status = "failed"
+                if x is None:  # outside of the search space
+                    x, status = (math.nan,) * len(self.parameters), "withdrawn"
+                value = Y if status == "told" else None
+                origin = _origin(trial.generator_runs, arm)
+                ledger.put(Trial(len(ledger), x, origin, status, value))
+        return ledger
+
+    def _inputs_of(self, arm: Arm) -> tuple[float, ...] | None:
+        """Return the inputs of an arm without data in the unit cube; None: it is outside."""
+        _, known, _ = self._of_space
+        if arm.signature not in known:
+            if not self._search_space.check_membership(arm.parameters):
+                return None
+            features = self._in_unit_cube(dict(arm.parameters))
+            known[arm.signature] = tuple(float(features[name]) for name in self.parameters)
+        return known[arm.signature]
+
+    @property
+    def _levels(self) -> dict[int, Tensor]:
+        """Return the values of integers and choices in the unit cube, by position."""
+        return self._of_space[2]
+
+    @property
+    def _of_space(self) -> tuple[SearchSpace, dict[str, tuple[float, ...]], dict[int, Tensor]]:
+        """Return the search space, known inputs and levels, anew where the space has changed."""
+        known = self._known
+        if known is None or known[0] != self._model_space:
+            levels = {}
+            for j, name in enumerate(self.parameters):
+                raw = _few_values(self._model_space.parameters[name])
+                if raw is not None:
+                    unit = [float(self._in_unit_cube({name: value})[name]) for value in raw]
+                    levels[j] = torch.tensor(sorted(unit), dtype=torch.float64)
+            known = self._known = self._model_space.clone(), {}, levels
+        return known
+
+    def _in_unit_cube(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        features = [ObservationFeatures(parameters)]
+        for transform in self.transforms.values():
+            features = transform.transform_observation_features(features)
+        return features[0].parameters
+
+
+def _status(status: TrialStatus) -> Status:
+    """Return the status in a ledger of a trial that has no outcome."""
+    return "withdrawn" if status.is_terminal else "pending"
+
+
+def _origin(runs: Sequence[GeneratorRun], arm: Arm) -> Origin:
+    """Return what a trial's arm was drawn from, as its metadata say."""
+    for run in runs:
+        metadata = (run.candidate_metadata_by_arm_signature or {}).get(arm.signature) or {}
+        if ORIGIN in metadata:
+            return cast(Origin, metadata[ORIGIN])
+    return "hand"
+
+
+def _few_values(parameter: Parameter) -> Sequence[Any] | None:
+    """Return the values of a choice or an integer; None: it is continuous, or as good as that."""
+    if isinstance(parameter, ChoiceParameter):
+        return parameter.values
+    is_integer = parameter.parameter_type is ParameterType.INT
+    if not isinstance(parameter, RangeParameter) or not is_integer:
+        return None
+    low, high = int(parameter.lower), int(parameter.upper)
+    return range(low, high + 1) if high - low < MOST_LEVELS else None

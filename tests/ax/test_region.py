@@ -1,0 +1,401 @@
+"""A search of a region in Ax: in many parameters, integers and constraints among them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+import torch
+from ax.adapter.base import Adapter
+from ax.adapter.registry import Generators
+from ax.api.client import Client
+from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig, StorageConfig
+from ax.core.observation import ObservationFeatures
+from ax.core.trial_status import TrialStatus
+from botorch.exceptions.errors import UnsupportedError
+
+from bo_stream.ax import close_storage, generation_strategy, storage_config
+from bo_stream.ax.region import RegionGenerator
+from bo_stream.loops.optimization import region as regions
+from tests.ax.experiments import PLAIN, Said
+from tests.ax.reloads import SEARCH_ENDS, from_database, from_json, next_candidate
+
+FIRST = 6
+"""Sobol trials, where their number is not what is tested."""
+
+
+def floats(count: int) -> list[Any]:
+    names = [f"x{i}" for i in range(count)]
+    return [RangeParameterConfig(name, (-1.0, 2.0), parameter_type="float") for name in names]
+
+
+def mixed() -> list[Any]:
+    """Twelve parameters of all kinds that have an order."""
+    return [
+        *floats(4),
+        *(RangeParameterConfig(f"i{i}", (0, 10), parameter_type="int") for i in range(4)),
+        RangeParameterConfig("rate", (1e-4, 1.0), parameter_type="float", scaling="log"),
+        RangeParameterConfig("width", (1, 256), parameter_type="int", scaling="log"),
+        ChoiceParameterConfig("size", [8, 16, 32, 64], parameter_type="int", is_ordered=True),
+        ChoiceParameterConfig("grade", ["a", "b", "c"], parameter_type="str", is_ordered=True),
+    ]
+
+
+def bowl(p: Any) -> float:
+    """Return a separable quadratic of parameters as above, in 1,024ths: exact in decimal digits."""
+    values = [(v - 0.5) / 3.0 for n, v in p.items() if n.startswith("x")]
+    values += [(v - 7.0) / 10.0 for n, v in p.items() if n.startswith("i")]
+    if "rate" in p:
+        values += [(math.log10(p["rate"]) + 2.0) / 4.0, (math.log2(p["width"]) - 5.0) / 8.0]
+        values += [(math.log2(p["size"]) - 4.0) / 3.0, ("abc".index(p["grade"]) - 1.0) / 2.0]
+    return round(1024.0 * sum(v * v for v in values)) / 1024.0
+
+
+def started(
+    parameters: list[Any],
+    objective: str = "-loss",
+    constraints: list[str] | None = None,
+    outcomes: list[str] | None = None,
+    storage: StorageConfig | None = None,
+    **options: Any,
+) -> Client:
+    client = Client(storage, random_seed=0)
+    client.configure_experiment(parameters, name="small", parameter_constraints=constraints)
+    client.configure_optimization(objective, outcome_constraints=outcomes)
+    settings = {"initialization": FIRST, "seed": 0, **options}
+    client.set_generation_strategy(generation_strategy(**settings))
+    return client
+
+
+def run(client: Client, batches: int, q: int = 3) -> None:
+    for _ in range(batches):
+        for index, parameters in client.get_next_trials(q).items():
+            client.complete_trial(index, {"loss": bowl(parameters)})
+
+
+def in_region(parameters: list[Any], batches: int = 2, **options: Any) -> Client:
+    """Return an experiment after its Sobol trials and some batches of a region."""
+    client = started(parameters, **options)
+    run(client, 1, FIRST)
+    run(client, batches)
+    assert node_of(client) == "Region"
+    return client
+
+
+def node_of(client: Client) -> str:
+    """Return the generation node of the last trial."""
+    trial = client._experiment.trials[max(client._experiment.trials)]
+    return str(trial.generator_runs[0]._generation_node_name)
+
+
+def generator_of(client: Client) -> RegionGenerator:
+    generator: Any = adapter_of(client).generator
+    assert isinstance(generator, RegionGenerator)
+    return generator
+
+
+def adapter_of(client: Client) -> Adapter:
+    adapter = client._generation_strategy.adapter
+    assert adapter is not None
+    return adapter
+
+
+def arms_of(client: Client) -> list[Any]:
+    trials = client._experiment.trials
+    return [trials[index].arms[0].parameters for index in sorted(trials)]
+
+
+# --- what it finds -------------------------------------------------------------------------------
+
+
+@pytest.mark.integration
+def test_a_mixed_space_is_searched_far_better_than_by_sobol_points() -> None:
+    client = started(mixed(), initialization=None)
+    run(client, 4, 6)
+    assert node_of(client) == "Sobol"
+    run(client, 16, 6)
+    assert node_of(client) == "Region"
+    found = min(map(bowl, arms_of(client)))
+    sobol = Generators.SOBOL(experiment=client._experiment, seed=0)
+    drawn = min(bowl(arm.parameters) for arm in sobol.gen(120).arms)
+    assert found < 0.25 * drawn
+
+
+def test_every_candidate_is_in_the_space_and_new() -> None:
+    client = in_region(mixed(), batches=4)
+    arms = arms_of(client)
+    for parameters in arms:
+        assert client._experiment.search_space.check_membership(parameters, raise_error=True)
+        assert all(isinstance(parameters[name], int) for name in ("i0", "width", "size"))
+    assert len({repr(sorted(each.items())) for each in arms}) == len(arms)
+
+
+def test_a_space_of_few_points_is_searched_without_repetitions() -> None:
+    """The best corner is found at once, and is then not proposed again."""
+    bits = [RangeParameterConfig(f"i{i}", (0, 1), parameter_type="int") for i in range(12)]
+    client = in_region(bits, batches=6)
+    arms = arms_of(client)
+    assert len({tuple(each.values()) for each in arms}) == len(arms)
+
+
+def test_large_outcomes_are_good_where_the_objective_says_so() -> None:
+    client = started(floats(12), objective="gain")
+    for _ in range(4):
+        for index, parameters in client.get_next_trials(FIRST).items():
+            client.complete_trial(index, {"gain": -bowl(parameters)})
+    values = [bowl(each) for each in arms_of(client)]
+    assert mean(values[-FIRST:]) < mean(values[:FIRST])
+
+
+def test_parameters_that_are_fixed_for_some_trials_are_so() -> None:
+    client = in_region(mixed())
+    given: dict[str, Any] = {"x0": 1.5, "i1": 2, "grade": "c"}
+    for parameters in client.get_next_trials(2, fixed_parameters=given).values():
+        assert {name: parameters[name] for name in given} == given
+
+
+# --- constraints ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parameters", "constraint"),
+    [
+        (floats(12), " + ".join(f"x{i}" for i in range(12)) + " <= 2.0"),
+        (mixed(), "i0 + i1 + i2 + i3 <= 12"),
+        (mixed(), "x0 + x1 + i0 <= 4"),
+    ],
+)
+def test_a_constraint_of_sums_is_kept(parameters: list[Any], constraint: str) -> None:
+    """The least value of all is on the other side."""
+    client = in_region(parameters, batches=5, constraints=[constraint])
+    arms = arms_of(client)
+    for each in arms:
+        assert client._experiment.search_space.check_membership(each)
+    found, first = min(map(bowl, arms)), min(map(bowl, arms[:FIRST]))
+    assert found < first
+
+
+# --- which search it is --------------------------------------------------------------------------
+
+
+def test_by_default_a_region_begins_after_twice_as_many_trials_as_parameters() -> None:
+    client = started(floats(11), initialization=None)
+    run(client, 1, 22)
+    assert node_of(client) == "Sobol"
+    run(client, 1, 1)
+    assert node_of(client) == "Region"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "objective", "options", "reason"),
+    [
+        (floats(10), "-loss", {}, None),
+        (
+            [*floats(11), ChoiceParameterConfig("kind", ["p", "q", "r"], "str", is_ordered=False)],
+            "-loss",
+            {},
+            "there are unordered choices, kind",
+        ),
+        (floats(12), "-loss, -cost", {}, "the objective is not one metric"),
+        (
+            floats(12),
+            "-loss",
+            {"outcomes": ["cost <= 1.0"]},
+            "there are constraints of outcomes",
+        ),
+        (floats(11), "-loss", {"search": "box"}, None),
+        (floats(11), "-loss", {"acquisition": "qUCB"}, None),
+    ],
+)
+def test_where_a_region_does_not_suit_the_whole_space_is_searched(
+    parameters: list[Any],
+    objective: str,
+    options: dict[str, Any],
+    reason: str | None,
+    said: Said,
+) -> None:
+    client = started(parameters, objective, **{"initialization": None, **options})
+    for index in client.get_next_trials(5):
+        client.complete_trial(index, {"loss": 1.0 + index, "cost": 0.5 * index})
+    strategy = client._generation_strategy
+    strategy._maybe_transition_to_next_node()
+    assert strategy.current_node_name == "Stream"
+    whole = f"12 parameters: the search is of the whole space, as {reason}.\n"
+    assert said.text == ("" if reason is None else whole)
+
+
+def test_a_named_region_is_taken_in_few_parameters() -> None:
+    in_region(floats(3), batches=1, search="region")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "objective", "reason"),
+    [
+        (floats(3), "-loss, -cost", "the objective is not one metric"),
+        ([ChoiceParameterConfig("k", list("pqr"), "str", is_ordered=False)], "-loss", "choices, k"),
+    ],
+)
+def test_a_named_region_that_does_not_suit_is_refused_before_the_first_trial(
+    parameters: list[Any], objective: str, reason: str
+) -> None:
+    client = started(parameters, objective, search="region")
+    with pytest.raises(UnsupportedError, match=f"{reason}. Leave search='region' out"):
+        client.get_next_trials(1)
+    assert client._experiment.trials == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"search": "sphere"}, "Expected search to be one of box, region, got 'sphere'"),
+        ({"search": "region", "acquisition": "qUCB"}, "leave out acquisition, or search the box"),
+        ({"search": "region", "search_options": PLAIN}, "leave out search_options"),
+    ],
+)
+def test_bad_searches(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        generation_strategy(**options)
+
+
+def test_a_goal_that_a_region_cannot_have_ends_it() -> None:
+    client = in_region(floats(11), batches=1)
+    client.configure_optimization("-loss", outcome_constraints=["cost <= 1.0"])
+    for index in client._experiment.trials:
+        client.attach_data(index, {"cost": 0.5 + 0.1 * (index % 3)})
+    client.get_next_trials(1)
+    assert node_of(client) == "Stream"
+
+
+# --- trials of all statuses ----------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Infinite outcomes or standard errors are set aside")
+def test_failed_trials_are_bad_ones_and_abandoned_ones_none() -> None:
+    client = in_region(mixed(), batches=1)
+    first, second, third = client.get_next_trials(3)
+    client.mark_trial_failed(first)
+    client.mark_trial_abandoned(second)
+    client.complete_trial(third, {"loss": math.inf})
+    known = arms_of(client)
+    run(client, 3)
+    statuses = [trial.status for trial in generator_of(client).ledger]
+    assert [statuses[key] for key in (first, second, third)] == ["failed", "withdrawn", "failed"]
+    assert generator_of(client).search is not None
+    assert not any(each in known for each in arms_of(client)[len(known) :])
+
+
+def test_an_outcome_of_before_may_be_corrected() -> None:
+    client = in_region(floats(11))
+    client.attach_data(0, {"loss": -9.0})
+    client.get_next_trials(1)
+    best, prediction, *_ = client.get_best_parameterization()
+    assert best == arms_of(client)[0]
+    assert first_of(prediction["loss"]) < -1.0
+
+
+def test_pending_trials_are_passed_over_and_not_proposed_again() -> None:
+    client = in_region(mixed(), batches=1)
+    waiting = [p for _ in range(3) for p in client.get_next_trials(2).values()]
+    assert len({repr(sorted(each.items())) for each in waiting}) == 6
+    for index in sorted(client._experiment.trial_indices_by_status[TrialStatus.RUNNING])[::-1]:
+        client.complete_trial(index, {"loss": bowl(arms_of(client)[index])})
+    client.get_next_trials(1)
+    assert generator_of(client).region["ended"] == FIRST + 3 + 6
+
+
+def test_a_region_that_has_collapsed_begins_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Sobol points keep the constraint and have whole numbers, too."""
+    monkeypatch.setattr(regions, "SHORTEST", 10.0)
+    client = started(mixed(), constraints=["i0 + i1 <= 9"])
+    for _ in range(5):
+        for index, parameters in client.get_next_trials(FIRST).items():
+            assert client._experiment.search_space.check_membership(parameters)
+            client.complete_trial(index, {"loss": 1.0})
+    assert len(generator_of(client).region["found"]) > 0
+    assert any(trial.origin == "sobol" for trial in generator_of(client).ledger)
+
+
+# --- storage -------------------------------------------------------------------------------------
+
+
+def assert_goes_on(client: Client, other: Client) -> None:
+    """Check that two clients propose the same trials, however often, batches among them."""
+    for _ in range(2):
+        ours, theirs = next_candidate(client), next_candidate(other)
+        assert theirs == pytest.approx(ours, abs=SEARCH_ENDS)
+        for each in (client, other):
+            index = max(each._experiment.trials)
+            each.complete_trial(index, {"loss": bowl(ours)})
+    batches = (list(each.get_next_trials(3).values()) for each in (client, other))
+    for mine, their in zip(*batches, strict=True):
+        assert their == pytest.approx(mine, abs=SEARCH_ENDS)
+
+
+def test_a_reloaded_experiment_goes_on_to_the_same_points(tmp_path: Path) -> None:
+    client = in_region(floats(12), batches=3)
+    other = from_json(client, tmp_path)
+    assert_goes_on(client, other)
+    ours, theirs = generator_of(client).region, generator_of(other).region
+    assert all(theirs[name] == ours[name] for name in ("region", "rows", "asked", "leaps"))
+
+
+@pytest.mark.integration
+def test_so_does_one_from_a_database(tmp_path: Path) -> None:
+    close_storage()
+    file = tmp_path / "experiments.db"
+    client = in_region(floats(12), batches=3, storage=storage_config(file))
+    other = from_database(file)
+    ours, theirs = next_candidate(client), dict(other.get_next_trials(1))
+    close_storage()
+    (their,) = theirs.values()
+    assert their == pytest.approx(ours, abs=SEARCH_ENDS)
+
+
+def first_of(pair: Any) -> float:
+    """Return the mean of a mean and its standard error."""
+    return float(pair[0])
+
+
+# --- predictions ---------------------------------------------------------------------------------
+
+
+def test_predictions_are_in_units_of_the_outcomes_and_change_nothing(tmp_path: Path) -> None:
+    client = in_region(floats(11), batches=4)
+    other = from_json(client, tmp_path)
+    best, prediction, *_ = client.get_best_parameterization()
+    assert best in arms_of(client)
+    assert first_of(prediction["loss"]) == pytest.approx(bowl(best), abs=0.1)
+    (predicted,) = client.predict([best])
+    assert first_of(predicted["loss"]) == pytest.approx(bowl(best), abs=0.1)
+    assert len(client.summarize()) == len(client._experiment.trials)
+    assert next_candidate(other) == pytest.approx(next_candidate(client), abs=SEARCH_ENDS)
+
+
+def test_cross_validation_leaves_a_row_out(tmp_path: Path) -> None:
+    """A row's prediction is that of a model without it: an outcome far off is not reproduced."""
+    client = in_region(floats(11), batches=2)
+    client.attach_data(0, {"loss": 50.0})
+    client.get_next_trials(1)
+    adapter = adapter_of(client)
+    data = adapter.get_training_data()
+    (name,) = (arm for trial, arm in data.arm_data.index if trial == 0)
+    test = ObservationFeatures(dict(client._experiment.trials[0].arms[0].parameters))
+    fold = data.filter_by_arm_names({arm for _, arm in data.arm_data.index} - {name})
+    (left_out,) = adapter.cross_validate(cv_training_data=fold, cv_test_points=[test])
+    (known,) = adapter.predict([test])[0]["loss"]
+    assert abs(known - 50.0) < abs(left_out.means[0] - 50.0)
+
+
+def test_importances_are_of_each_parameter() -> None:
+    client = in_region(floats(11), batches=1)
+    importances = adapter_of(client).feature_importances("loss")
+    assert list(importances) == [f"x{i}" for i in range(11)]
+    assert sum(importances.values()) == pytest.approx(1.0)
+
+
+def test_a_generator_without_a_model_says_so() -> None:
+    with pytest.raises(RuntimeError, match="has followed no trials"):
+        RegionGenerator().predict(torch.zeros(1, 3, dtype=torch.float64))
