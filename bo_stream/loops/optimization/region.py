@@ -180,7 +180,7 @@ def maximize_paths(paths: SamplePaths, starts: Tensor, bounds: Tensor, iteration
     """
 
     def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        X = torch.from_numpy(flat).to(starts).reshape(starts.shape).requires_grad_()
+        X = torch.tensor(flat).to(starts).reshape(starts.shape).requires_grad_()
         value = -paths(X.unsqueeze(-2)).sum()
         (gradient,) = torch.autograd.grad(value, X)
         return float(value.detach()), gradient.reshape(-1).cpu().double().numpy()

@@ -165,6 +165,17 @@ def test_each_function_is_climbed_within_the_box() -> None:
     assert float(slope[~blocked].abs().max()) < 1e-3  # a maximum in the box
 
 
+def test_inputs_without_width_stay() -> None:
+    model = model_of(3, torch.full((3,), 0.5).double())
+    starts = uniform(4, 3, seed=2)
+    paths = sample_paths(model, 4, seed=0, at=starts)
+    low, high = torch.zeros(4, 3).double(), torch.ones(4, 3).double()
+    low[:, 1] = high[:, 1] = starts[:, 1]
+    X = maximize_paths(paths, starts, torch.stack((low, high)), 20)
+    assert torch.equal(X[:, 1], starts[:, 1])
+    assert torch.equal(maximize_paths(paths, starts, torch.stack((starts, starts)), 20), starts)
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_lengthscales_are_expected_to_grow_with_the_root_of_the_inputs(name: str) -> None:
     few, many = (many_input_kernel(name, d).base_kernel.double() for d in (5, 500))
