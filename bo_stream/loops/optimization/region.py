@@ -194,7 +194,7 @@ def maximize_paths(paths: SamplePaths, starts: Tensor, bounds: Tensor, iteration
         bounds=np.stack((low, high), -1),
         options={"maxiter": iterations},
     )
-    X = torch.from_numpy(result.x).to(starts).reshape(starts.shape)
+    X = torch.tensor(result.x).to(starts).reshape(starts.shape)
     with torch.no_grad():
         risen = paths(X.unsqueeze(-2)) >= paths(starts.unsqueeze(-2))
     return torch.where(risen.reshape(-1, 1), X, starts)
