@@ -1,0 +1,64 @@
+"""The page of many inputs has what its script makes, and the pictures of the numbers beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.optimization.many_input_results import Run
+from docs.figures import many_inputs
+
+
+def test_the_page_has_what_the_script_makes() -> None:
+    text = many_inputs.PAGE.read_text(encoding="utf-8")
+    assert many_inputs.with_measured(text) == text, "run python docs/figures/many_inputs.py"
+
+
+def test_the_pictures_are_of_the_numbers() -> None:
+    present = {picture.name for picture in many_inputs.PICTURES if picture.exists()}
+    if not many_inputs.NUMBERS.exists():
+        assert not present
+        return
+    digests = json.loads(many_inputs.NUMBERS.read_text(encoding="utf-8"))["pictures"]
+    assert digests == {name: many_inputs.digest(many_inputs.HERE / name) for name in present}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Results of two methods and two seeds, and another place for what is made of them."""
+    folder = tmp_path / "many_inputs"
+    folder.mkdir()
+    for method, regret in {"region": 0.5, "CMA-ES": 2.0}.items():
+        for seed in range(2):
+            run = Run(method, "Levy-20", seed, [200, 1_000], [9.0, regret], [1.0, 5.0], {})
+            content = {"parts": {"run": vars(run)}}
+            (folder / f"search--{method}--{seed}.json").write_text(json.dumps(content))
+    cost = {"method": "region", "dim": 20, "history": 1_000, "seconds": 0.01, "versions": {}}
+    (folder / "cost--region.json").write_text(json.dumps({"parts": {"cost": cost}}))
+    monkeypatch.setattr(many_inputs, "HERE", tmp_path)
+    monkeypatch.setattr(many_inputs, "NUMBERS", tmp_path / "many-inputs.json")
+    pictures = tuple(tmp_path / picture.name for picture in many_inputs.PICTURES)
+    monkeypatch.setattr(many_inputs, "PICTURES", pictures)
+    return tmp_path
+
+
+def test_results_become_pictures_and_a_table(here: Path) -> None:
+    text = f"before\n{many_inputs.BEGIN}{many_inputs.END}\nafter\n"
+    assert many_inputs.with_measured(text) == text  # nothing was taken
+    many_inputs.take(here)
+    table = many_inputs.with_measured(text)
+    assert "| function | region | CMA-ES |" in table
+    assert "| Levy-20 | **0.5** (9) | 2 (9) |" in table
+    assert "of 2 seeds" in table
+    for picture in many_inputs.PICTURES:
+        assert picture.exists()
+        assert f"../figures/{picture.name}" in table
+    assert many_inputs.with_measured(table) == table
+
+
+def test_the_drawing_shows_a_region_candidates_and_a_leap() -> None:
+    (axes,) = many_inputs.drawing().axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["region", "evaluated", "candidates", "best so far", "chosen", "a leap"]
