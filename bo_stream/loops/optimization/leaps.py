@@ -20,6 +20,9 @@ MOST_FEATURES = 640
 FEWEST_NODES = 6
 """Features in all, unless an input would have fewer than this."""
 
+MOST_INPUTS = 300
+"""Most inputs from which a trend is learned: in more it would take seconds."""
+
 POINTS = 65
 """Values of an input among which a leap goes."""
 

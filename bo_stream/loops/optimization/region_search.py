@@ -25,7 +25,7 @@ from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.errors import UsageError
 from bo_stream.loops.models import many_input_kernel, unit_cube
 from bo_stream.loops.optimization.domain import Domain
-from bo_stream.loops.optimization.leaps import AdditiveTrend
+from bo_stream.loops.optimization.leaps import MOST_INPUTS, AdditiveTrend
 from bo_stream.loops.optimization.region import (
     IMPROVEMENT,
     TrustRegion,
@@ -461,6 +461,7 @@ class RegionSurrogate:
         if state.burst <= state.asked < max(state.hopeful, HOPE * self.settings.q):
             chance = OFTEN_LEAPS
         leaps = math.floor(q * chance + float(torch.rand(1, generator=generator)))
+        leaps = leaps if self.settings.dim <= MOST_INPUTS else 0
         if leaps > 0:
             trend = AdditiveTrend(*self._trend_data())
             best, box = self._X[local.keys[local.best]], bounds.to("cpu", torch.float64)

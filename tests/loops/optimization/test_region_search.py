@@ -318,6 +318,13 @@ def test_leaps_come_more_often_after_one_was_good(monkeypatch: pytest.MonkeyPatc
     assert leaps_of() == pytest.approx(100, abs=1)
 
 
+def test_there_are_no_leaps_in_hundreds_of_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region_module, "MOST_INPUTS", 2)
+    optimizer = started(REGION, steps=0)
+    optimizer.ask(50)
+    assert surrogate_of(optimizer).state.leaps == []
+
+
 def test_a_good_leap_gives_hope() -> None:
     optimizer = started(REGION, steps=2)
     search = surrogate_of(optimizer)
