@@ -295,7 +295,7 @@ print(f"at {counts[-1]} trials: {typical[-1]:.2f} s")
 # %% [markdown]
 # ## Where to go from here
 #
-# - `acquisition_options`, `search_options`, `refit` and `model_options` of `generation_strategy` are the
+# - `acquisition_options`, `search`, `refit` and `model_options` of `generation_strategy` are the
 #   knobs; `model=OSGPR` is for more than four inputs, and is taken by itself when the parameters
 #   are more.
 # - Several objectives, outcome constraints, choice parameters and standard errors work as in Ax.

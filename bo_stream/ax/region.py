@@ -24,7 +24,6 @@ from ax.core.observation import ObservationFeatures
 from ax.core.optimization_config import OptimizationConfig
 from ax.core.parameter import ChoiceParameter, Parameter, ParameterType, RangeParameter
 from ax.core.search_space import SearchSpace, SearchSpaceDigest
-from ax.core.trial_status import TrialStatus
 from ax.generation_strategy.generation_node import GenerationNode
 from ax.generation_strategy.transition_criterion import TransitionCriterion
 from ax.generators.torch_base import TorchGenerator, TorchGenResults, TorchOptConfig
@@ -224,7 +223,12 @@ class RegionGenerator(TorchGenerator):
             scramble = _SCRAMBLE + len(search.state.found)
             engine = SobolEngine(search.settings.dim, scramble=True, seed=scramble)
             sobol = engine.fast_forward(drawn).draw(first, dtype=torch.float64)
-            inside = torch.tensor(self._known_point(), dtype=torch.float64)
+            # the best trial's point, or any one's, keeps all constraints
+            trials = ledger.with_status("told", "pending")
+            known = trials[0].X if trials else (0.5,) * search.settings.dim
+            if search.held:
+                known = ledger[search.best(ledger)[0]].X
+            inside = torch.tensor(known, dtype=torch.float64)
             chosen += [(x, "sobol") for x in domain.admit(sobol, inside)]
         for x, _ in chosen:
             ledger.add(x.tolist(), "sobol")
@@ -253,13 +257,6 @@ class RegionGenerator(TorchGenerator):
         search.state = before
         order = torch.randperm(q).tolist()
         self._drawn = [(points[i], i in leaps) for i in order]
-
-    def _known_point(self) -> Sequence[float]:
-        """Return the best trial's point, or any trial's, which keeps all constraints."""
-        trials = self.ledger.with_status("told", "pending")
-        if self._search.held:
-            return self.ledger[self._search.best(self.ledger)[0]].X
-        return trials[0].X if trials else (0.5,) * self._search.settings.dim
 
     @property
     def _search(self) -> RegionSurrogate:
@@ -429,7 +426,7 @@ class RegionAdapter(AvoidsFailures, CrossValidatingAdapter):
         generator = cast(RegionGenerator, self.generator)
         maximize = not cast(OptimizationConfig, self._optimization_config).objective.minimize
         ledger = self._ledger(experiment_data)
-        generator.follow(ledger, len(self.parameters), maximize, self._levels)
+        generator.follow(ledger, len(self.parameters), maximize, self._of_space[2])
 
     def _ledger(self, data: ExperimentData) -> Ledger:
         """Return all arms of all trials as a ledger: those with an outcome by it. Cost O(n)."""
@@ -447,7 +444,8 @@ class RegionAdapter(AvoidsFailures, CrossValidatingAdapter):
             for arm in trial.arms:
                 at = (index, arm.name)
                 x = tuple(X[at].tolist()) if at in X else self._inputs_of(arm)
-                Y, status = told.get(at), _status(trial.status)
+                status: Status = "withdrawn" if trial.status.is_terminal else "pending"
+                Y = told.get(at)
                 if Y is not None:
                     status = "told" if abs(Y) <= LARGEST else "failed"
                 elif arm.name in failed:
@@ -470,11 +468,6 @@ class RegionAdapter(AvoidsFailures, CrossValidatingAdapter):
         return known[arm.signature]
 
     @property
-    def _levels(self) -> dict[int, Tensor]:
-        """Return the values of integers and choices in the unit cube, by position."""
-        return self._of_space[2]
-
-    @property
     def _of_space(self) -> tuple[SearchSpace, dict[str, tuple[float, ...]], dict[int, Tensor]]:
         """Return the search space, known inputs and levels, anew where the space has changed."""
         known = self._known
@@ -493,11 +486,6 @@ class RegionAdapter(AvoidsFailures, CrossValidatingAdapter):
         for transform in self.transforms.values():
             features = transform.transform_observation_features(features)
         return features[0].parameters
-
-
-def _status(status: TrialStatus) -> Status:
-    """Return the status in a ledger of a trial that has no outcome."""
-    return "withdrawn" if status.is_terminal else "pending"
 
 
 def _origin(runs: Sequence[GeneratorRun], arm: Arm) -> Origin:

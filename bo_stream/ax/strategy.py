@@ -303,8 +303,7 @@ def generation_strategy(
     acquisition_options: Mapping[str, Any] | None = None,
     initialization: int | None = None,
     refit: float | None = None,
-    search: str | None = None,
-    search_options: Mapping[str, Any] | None = None,
+    search: str | Mapping[str, Any] | None = None,
     seed: int | None = None,
     pool: str | Pool | Candidates | None = None,
     winsorize: bool = True,
@@ -337,14 +336,13 @@ def generation_strategy(
             whenever the number beyond 100 has become 1.3 times as large.
         search: A name in ``SEARCHES``: ``box``, all of the search space; or ``region``, a trust
             region about the best point, with draws of an exact model of the nearest outcomes, for
-            one objective without constraints of outcomes and for parameters that have an order.
-            Default: ``region`` in more than ``MOST_IN_BOX`` parameters, where it can be and none of
-            the arguments of models, acquisition, refit, search and pool is given. The generation
-            node of a trial, ``Region`` or ``Stream``, says which it is, the log ``bo_stream.ax``
-            why.
-        search_options: Options of BoTorch's ``optimize_acqf``, or of the search for choices that Ax
-            takes instead; besides or instead of Ax's own
-            ``{"num_restarts": 20, "raw_samples": 1024}``.
+            one objective without constraints of outcomes and for parameters that have an order. Or
+            options of the search of the box, those of BoTorch's ``optimize_acqf`` or of the search
+            for choices that Ax takes instead; besides or instead of Ax's own
+            ``{"num_restarts": 20, "raw_samples": 1024}``. Default: ``region`` in more than
+            ``MOST_IN_BOX`` parameters, where it can be and none of the arguments of models,
+            acquisition, refit and pool is given. The generation node of a trial, ``Region`` or
+            ``Stream``, says which it is, the log ``bo_stream.ax`` why.
         seed: Seed of the Sobol points.
         pool: All candidates, as a :class:`Pool`, an argument of :meth:`Pool.of`, or the name of a
             registered one; candidates of previous trials are not proposed again. Ax stores its name
@@ -365,14 +363,15 @@ def generation_strategy(
         "acquisition": acquisition,
         "acquisition_options": acquisition_options,
         "refit": refit,
-        "search_options": search_options,
         "pool": pool,
     }
     given = [name for name, value in for_box.items() if value is not None]
+    options = dict(search) if isinstance(search, Mapping) else {}
+    search = "box" if isinstance(search, Mapping) else search
     if search not in (None, *SEARCHES):
         raise ValueError(
-            f"Expected search to be one of {', '.join(SEARCHES)}, got {search!r}. The options of a "
-            "search are search_options."
+            f"Expected search to be one of {', '.join(SEARCHES)}, or options of the search of the "
+            f"box, got {search!r}."
         )
     if search == "region" and given:
         raise ValueError(
@@ -383,7 +382,7 @@ def generation_strategy(
         raise ValueError(f"Expected initialization of at least 1 trial, got {initialization}.")
     if refit is not None and refit != 0.0 and not refit > 1.0:
         raise ValueError(f"Expected refit above 1 (a growth factor), or 0 for once, got {refit}.")
-    _check_names("search_options", search_options or {}, _OPTIMIZERS, _AXS_OWN)
+    _check_names("search", options, _OPTIMIZERS, _AXS_OWN)
     if isinstance(acquisition, str) and acquisition not in ACQUISITIONS:
         raise ValueError(
             f"Expected acquisition to be a class or one of {', '.join(ACQUISITIONS)}, got "
@@ -437,9 +436,7 @@ def generation_strategy(
     spec = GeneratorSpec(
         StreamGenerators.BO_STREAM,
         generator_kwargs=arguments,
-        generator_gen_kwargs={
-            "model_gen_options": {"optimizer_kwargs": dict(search_options or {})}
-        },
+        generator_gen_kwargs={"model_gen_options": {"optimizer_kwargs": options}},
     )
     streams = [] if search == "region" else [GenerationNode(STREAM, [spec])]
     strategy = GenerationStrategy(name="bo_stream", nodes=[first, *regions, *streams])
@@ -495,8 +492,8 @@ def check_storable(strategy: GenerationStrategy) -> None:
     except Exception as error:
         raise ValueError(
             f"Ax could not store this strategy ({error}). Give plain values in model_options, "
-            "acquisition_options and search_options. For a kernel or another module write a class "
-            "of models whose constructor makes it, and give that to "
+            "acquisition_options and search. For a kernel or another module write a class of "
+            "models whose constructor makes it, and give that to "
             "ax.storage.botorch_modular_registry.register_model."
         ) from error
 

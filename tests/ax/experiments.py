@@ -53,7 +53,7 @@ def started(
     settings = {
         "acquisition": "qUCB",
         "initialization": 3,
-        "search_options": QUICK if parameters is None else PLAIN,
+        "search": QUICK if parameters is None else PLAIN,
         "refit": 2.0,
         "winsorize": False,
     }

@@ -99,7 +99,7 @@ def test_searches_for_the_best_outcome_start_there(
     acquisition: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = watch_searches(monkeypatch)
-    client = started(acquisition=acquisition, search_options={"num_restarts": 2, "raw_samples": 8})
+    client = started(acquisition=acquisition, search={"num_restarts": 2, "raw_samples": 8})
     run(client, 5)
     assert len(given) == 2
     for options in given:

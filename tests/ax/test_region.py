@@ -20,7 +20,7 @@ from botorch.exceptions.errors import UnsupportedError
 from bo_stream.ax import close_storage, generation_strategy, storage_config
 from bo_stream.ax.region import RegionGenerator
 from bo_stream.loops.optimization import region as regions
-from tests.ax.experiments import PLAIN, Said
+from tests.ax.experiments import Said
 from tests.ax.reloads import SEARCH_ENDS, from_database, from_json, next_candidate
 
 FIRST = 6
@@ -252,7 +252,6 @@ def test_a_named_region_that_does_not_suit_is_refused_before_the_first_trial(
     [
         ({"search": "sphere"}, "Expected search to be one of box, region, got 'sphere'"),
         ({"search": "region", "acquisition": "qUCB"}, "leave out acquisition, or search the box"),
-        ({"search": "region", "search_options": PLAIN}, "leave out search_options"),
     ],
 )
 def test_bad_searches(options: dict[str, Any], message: str) -> None:

@@ -314,7 +314,7 @@ def with_ours(row: Row) -> Client:
     client = client_of(row)
     options = {"max_exact": row.most_exact}
     strategy = generation_strategy(
-        model_options=options, initialization=FIRST, search_options=PLAIN, refit=1.5, seed=0
+        model_options=options, initialization=FIRST, search=PLAIN, refit=1.5, seed=0
     )
     client.set_generation_strategy(strategy)
     return client
@@ -420,9 +420,7 @@ def test_a_relative_bound_is_one_of_the_measured_baseline() -> None:
     """Of nine noisy outcomes the first, the baseline's, is far off, and the model knows better."""
     row = ROWS["relative"]
     client = client_of(Row(bounds=row.bounds, metrics=row.metrics))
-    client.set_generation_strategy(
-        generation_strategy(initialization=3, search_options=PLAIN, seed=0)
-    )
+    client.set_generation_strategy(generation_strategy(initialization=3, search=PLAIN, seed=0))
     index = client.attach_baseline(BASELINE)
     client.complete_trial(index, {"loss": (1.0, 0.0), "cost": (9.0, 5.0)})
     for _ in range(6):

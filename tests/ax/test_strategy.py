@@ -210,9 +210,7 @@ def test_parameter_constraints_and_fixed_parameters() -> None:
     client.configure_experiment(parameters, parameter_constraints=["a + b <= 1"], name="half")
     client.configure_optimization("loss")
     client.set_generation_strategy(
-        generation_strategy(
-            acquisition="qUCB", initialization=3, search_options={"num_restarts": 1}
-        )
+        generation_strategy(acquisition="qUCB", initialization=3, search={"num_restarts": 1})
     )
     run(client, 6)
     for _ in range(2):
@@ -255,8 +253,8 @@ def test_axs_own_surrogate_takes_the_models(kind: Any, sems: tuple[float | None,
         ({"acquisition": "qBest"}, "Expected acquisition to be a class or one of qUCB"),
         ({"initialization": 0}, "Expected initialization of at least 1"),
         ({"refit": 0.5}, "Expected refit above 1"),
-        ({"search_options": {"num_restart": 4}}, "Expected search_options .*, got num_restart"),
-        ({"search": {"num_restarts": 4}}, "box, region, got .* are search_options"),
+        ({"search": {"num_restart": 4}}, "Expected search .*, got num_restart"),
+        ({"search": "sphere"}, "box, region, or options of the search of the box, got 'sphere'"),
         ({"model_options": {"grid_sise": 8}}, "Expected model_options .*, got grid_sise"),
         ({"acquisition_options": {"betta": 1.0}}, "Expected acquisition_options .*, got betta"),
         (
@@ -282,7 +280,7 @@ def test_good_options(acquisition: str | None, options: dict[str, Any]) -> None:
     generation_strategy(
         acquisition=acquisition,
         acquisition_options=options,
-        search_options={"num_restarts": 2, "options": {"maxiter": 5}},
+        search={"num_restarts": 2, "options": {"maxiter": 5}},
         model_options={"grid_size": 10},
     )
 

@@ -58,12 +58,13 @@ class Domain:
         """
         inside = inside.expand(X.shape)
         snapped = self.snap(self._drawn(X, inside))
-        if self._A is None or not self.levels:
+        if self._A is None or self._b is None or not self.levels:
             return snapped
         few = torch.zeros(X.shape[-1], dtype=torch.bool, device=X.device)
         few[list(self.levels)] = True
         kept = self._drawn(torch.where(few, inside, snapped), inside)
-        return torch.where(self._holds(snapped).unsqueeze(-1), snapped, kept)
+        holds = (snapped @ self._A.to(X).mT <= self._b.to(X).reshape(-1) + TOLERANCE).all(-1)
+        return torch.where(holds.unsqueeze(-1), snapped, kept)
 
     def _drawn(self, X: Tensor, inside: Tensor) -> Tensor:
         """Draw points that break a constraint along a line to points that do not."""
@@ -75,12 +76,6 @@ class Domain:
         shares = torch.where(steps > 0.0, room / steps.clamp_min(1e-300), torch.inf)
         share = shares.amin(-1, keepdim=True).clamp_max(1.0)
         return inside + share * (X - inside)
-
-    def _holds(self, X: Tensor) -> Tensor:
-        """Return which points keep the constraints, ``n``."""
-        if self._A is None or self._b is None:
-            return torch.ones(len(X), dtype=torch.bool, device=X.device)
-        return (X @ self._A.to(X).mT <= self._b.to(X).reshape(-1) + TOLERANCE).all(-1)
 
     def widened(self, bounds: Tensor, centre: Tensor) -> Tensor:
         """Widen a box, ``2 x d``, to the next values of inputs that have few, on both sides."""
