@@ -245,8 +245,8 @@ for panel in axes:
 
 # %% [markdown]
 # Both go down into one basin after another, and which one they come to is a matter of the first
-# points: another seed goes around the other side of an obstacle. `Optimizer` ended at 9.6 with
-# `seed=1` and at 1.7 with `seed=2`. One run of each says nothing of which of the two is better, and
+# points: another seed goes around the other side of an obstacle. `Optimizer` ended at 7.5 with
+# `seed=1` and at 2.4 with `seed=2`. One run of each says nothing of which of the two is better, and
 # where evaluations are cheap, several seeds are worth their price.
 #
 # What `Optimizer` does beyond the loop: it takes outcomes late, out of order, amended or failed, is
