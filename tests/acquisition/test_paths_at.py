@@ -346,3 +346,33 @@ class TestBadInput:
         conditioned = model.condition_on_observations(X, X[:, :1])
         with pytest.raises(InputDataError, match="Of the inputs at: X lies outside"):
             sample_paths(conditioned, 2, at=1.3 + 0.0 * C)
+
+
+# --- draws nearer to the mean, or farther from it ------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", FUNCTIONS + EXACT[:2], ids=lambda s: s.case.name)
+@pytest.mark.parametrize("joint", [True, False])
+def test_deviations_from_the_mean_are_multiplied(stream: Stream, joint: bool) -> None:
+    if stream.case.name == "LocalGP" and not joint:
+        pytest.skip("it has functions at given points only")
+    model, X = stream.model(stream.data(25)), stream.data(5).X
+    at = X if joint else None
+    drawn = sample_paths(model, 3, seed=1, at=at)(X)
+    factors = torch.tensor([0.0, 0.5, 2.0])
+    moved = sample_paths(model, 3, seed=1, at=at, spread=factors)
+    mean = mean_path(model)(X)
+    spread = factors.to(drawn).reshape(3, *[1] * (drawn.ndim - 1))
+    expected = mean + spread * (drawn - mean)
+    torch.testing.assert_close(moved(X), expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(moved.path(2)(X), expected[2], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "spread", [torch.ones(2), torch.tensor(1.0), torch.tensor([1.0, torch.nan, 0.0])]
+)
+def test_a_spread_that_is_none_is_named(spread: Tensor) -> None:
+    X = torch.rand(4, 2, dtype=torch.float64)
+    model = AutoGP(X, X.sum(-1, keepdim=True))
+    with pytest.raises(ValueError, match="Expected spread to be 3 finite numbers"):
+        sample_paths(model, 3, spread=spread)
