@@ -321,6 +321,8 @@ def _run_and_report(
 def reason_of_search(settings: OptimizationSettings) -> str:
     """Say which search runs, and why, in one line."""
     inputs = f"{settings.dim} inputs"
+    if settings.search == "region" and settings.dim <= MOST_IN_BOX:
+        return f"Searching a region about the best point, as asked for, of {inputs}."
     if settings.search == "region":
         return (
             f"Searching a region about the best point, as of {inputs} no number of points fills "

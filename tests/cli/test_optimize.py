@@ -86,7 +86,7 @@ def test_many_inputs_are_searched_in_a_region_and_it_says_so() -> None:
     [
         (("--dim", "2"), "Searching the whole box, as there are 2 inputs."),
         (("--dim", "11", "--acquisition", "random"), "--search region, about the best point, is"),
-        (("--dim", "2", "--search", "region"), "Searching a region about the best point"),
+        (("--dim", "2", "--search", "region"), "about the best point, as asked for, of 2 inputs."),
     ],
 )
 @pytest.mark.usefixtures("small_pictures")

@@ -417,10 +417,8 @@ def parsed_optimizer(
         for trial in journaled_trials(folder, content["journal"]):
             ledger.put(trial)
     state, model = content["surrogate"], None
-    validation = ProgressiveValidation.of_state(state["validation"])
     if "region" in state:
-        region = region_state(state["region"])
-        search = RegionSurrogate(settings, region, state["refits"], validation)
+        search = RegionSurrogate(settings, region_state(state["region"]), state["refits"])
         return Optimizer(settings, ledger, search)
     held = {int(key): float(Y) for key, Y in state["held"]}
     if "surrogate" in content["models"]:
@@ -431,6 +429,7 @@ def parsed_optimizer(
                 f"of {file.observations:,}."
             )
         model = file.read(folder, MODELS[settings.model].model, settings.device)
+    validation = ProgressiveValidation.of_state(state["validation"])
     surrogate = Surrogate(settings, model, held, state["refits"], float(state["unit"]), validation)
     return Optimizer(settings, ledger, surrogate)
 

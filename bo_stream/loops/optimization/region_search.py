@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -262,7 +261,7 @@ class RegionSurrogate:
         local: The local model; None until there are enough outcomes.
         held: Outcomes that the search has taken in, by key.
         refits: Numbers of outcomes at which hyperparameters were learned.
-        validation: Record of how well the model predicted each outcome, on its scale.
+        validation: Empty: the model is another one at each step, of points chosen to be good.
         domain: Where points are proposed: the unit cube, unless another is set.
         is_whole: True: the state is replaced at once.
         unit: 1: outcomes are on the scale of the local model.
@@ -276,7 +275,6 @@ class RegionSurrogate:
         settings: OptimizationSettings,
         state: RegionState | None = None,
         refits: Sequence[int] = (),
-        validation: ProgressiveValidation | None = None,
     ) -> None:
         """Begin, or go on with the content of a checkpoint."""
         self.settings = settings
@@ -284,7 +282,7 @@ class RegionSurrogate:
         self.local: LocalFit | None = None
         self.held: dict[int, float] = {}
         self.refits = list(refits)
-        self.validation = ProgressiveValidation() if validation is None else validation
+        self.validation = ProgressiveValidation()
         self.domain = Domain()
         self._X = torch.empty(0, settings.dim, dtype=torch.float64)
 
@@ -318,11 +316,6 @@ class RegionSurrogate:
         own = [key for key in told if key >= state.begun]
         local = None
         if len(own) >= FEWEST:
-            fresh = [key for key in new if key in told]
-            if self.local is not None and fresh:
-                X, values = self._data(fresh, told, self.local.scale)
-                with suppress(NotPSDError):  # predictions nearer than rounding: none is recorded
-                    self.validation.add(self.local.model, X, values)
             # the same rows, unless there are new ones
             again = not new and bool(state.rows) and set(state.rows) <= told.keys()
             rows = state.rows if again else self._nearest(state, own, told)
