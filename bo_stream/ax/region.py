@@ -24,7 +24,6 @@ from ax.core.observation import ObservationFeatures
 from ax.core.optimization_config import OptimizationConfig
 from ax.core.parameter import ChoiceParameter, Parameter, ParameterType, RangeParameter
 from ax.core.search_space import SearchSpace, SearchSpaceDigest
-from ax.core.trial_status import TrialStatus
 from ax.generation_strategy.generation_node import GenerationNode
 from ax.generation_strategy.transition_criterion import TransitionCriterion
 from ax.generators.torch_base import TorchGenerator, TorchGenResults, TorchOptConfig
@@ -431,7 +430,8 @@ class RegionAdapter(AvoidsFailures, CrossValidatingAdapter):
         generator = cast(RegionGenerator, self.generator)
         maximize = not cast(OptimizationConfig, self._optimization_config).objective.minimize
         ledger = self._ledger(experiment_data)
-        generator.follow(ledger, len(self.parameters), maximize, self._levels)
+        _, _, levels = self._of_space
+        generator.follow(ledger, len(self.parameters), maximize, levels)
 
     def _ledger(self, data: ExperimentData) -> Ledger:
         """Return all arms of all trials as a ledger: those with an outcome by it. Cost O(n)."""
@@ -449,7 +449,8 @@ class RegionAdapter(AvoidsFailures, CrossValidatingAdapter):
             for arm in trial.arms:
                 at = (index, arm.name)
                 x = tuple(X[at].tolist()) if at in X else self._inputs_of(arm)
-                Y, status = told.get(at), _status(trial.status)
+                Y, is_over = told.get(at), trial.status.is_terminal
+                status: Status = "withdrawn" if is_over else "pending"
                 if Y is not None:
                     status = "told" if abs(Y) <= LARGEST else "failed"
                 elif arm.name in failed:
@@ -472,11 +473,6 @@ class RegionAdapter(AvoidsFailures, CrossValidatingAdapter):
         return known[arm.signature]
 
     @property
-    def _levels(self) -> dict[int, Tensor]:
-        """Return the values of integers and choices in the unit cube, by position."""
-        return self._of_space[2]
-
-    @property
     def _of_space(self) -> tuple[SearchSpace, dict[str, tuple[float, ...]], dict[int, Tensor]]:
         """Return the search space, known inputs and levels, anew where the space has changed."""
         known = self._known
@@ -495,11 +491,6 @@ class RegionAdapter(AvoidsFailures, CrossValidatingAdapter):
         for transform in self.transforms.values():
             features = transform.transform_observation_features(features)
         return features[0].parameters
-
-
-def _status(status: TrialStatus) -> Status:
-    """Return the status in a ledger of a trial that has no outcome."""
-    return "withdrawn" if status.is_terminal else "pending"
 
 
 def _origin(runs: Sequence[GeneratorRun], arm: Arm) -> Origin:

@@ -414,13 +414,13 @@ def generation_strategy(
     count = FIRST_TRIALS if initialization is None else initialization
     regions = []
     if pool is None:
-        to_stream: list[TransitionCriterion] = [EnoughTrials(count, transition_to=STREAM)]
+        to_stream: list[TransitionCriterion] = [EnoughTrials(STREAM, count)]
         to_region: list[TransitionCriterion] = []
         if search == "region" or (search is None and not given):
             is_named = search == "region"
             to_region = [
                 RegionSuits(REGION, named=is_named),
-                EnoughTrials(initialization, transition_to=REGION),
+                EnoughTrials(REGION, initialization),
             ]
             otherwise = [] if is_named else [RegionSuits(STREAM, suits=False)]
             to_stream = [] if is_named else [*otherwise, *to_stream]

@@ -117,8 +117,9 @@ class Domain:
             At most ``c x d``; where all are known, all of them.
         """
         distinct = torch.unique(self.admit(X, inside), dim=0)
-        old = self._are_among(distinct, self.snap(known.to(X)))
-        return distinct if bool(old.all()) else distinct[~old]
+        seen = set(_keys(self.snap(known.to(X))))
+        new = [i for i, key in enumerate(_keys(distinct)) if key not in seen]
+        return distinct[new] if new else distinct
 
     @staticmethod
     def best_of_each(values: Tensor) -> Tensor:
@@ -131,13 +132,14 @@ class Domain:
         return torch.tensor(chosen, device=values.device)
 
     def new_or(self, X: Tensor, others: Tensor, known: Tensor) -> Tensor:
-        """Return points, or the others where one is known already; ``n x d`` each."""
-        old = self._are_among(X, self.snap(known.to(X)))
-        return torch.where(old.unsqueeze(-1), others, X)
+        """Return points, or the others where one is known or a repetition; ``n x d`` each."""
+        seen, old = set(_keys(self.snap(known.to(X)))), []
+        for key in _keys(X):
+            old.append(key in seen)
+            seen.add(key)
+        return torch.where(torch.tensor(old, device=X.device).unsqueeze(-1), others, X)
 
-    @staticmethod
-    def _are_among(X: Tensor, known: Tensor) -> Tensor:
-        """Return which rows are equal to known ones, ``n``; a zero's sign does not count."""
-        rows = {row.tobytes() for row in (known + 0.0).cpu().numpy()}
-        found = [row.tobytes() in rows for row in (X + 0.0).cpu().numpy()]
-        return torch.tensor(found, dtype=torch.bool, device=X.device)
+
+def _keys(X: Tensor) -> list[bytes]:
+    """Return each row's values as bytes; the sign of a zero does not count."""
+    return [row.tobytes() for row in (X + 0.0).detach().cpu().numpy()]

@@ -78,6 +78,8 @@ def test_known_candidates_and_repetitions_are_left_out_unless_nothing_else_is_le
     assert sorted(left.tolist()) == sorted(X[4:].tolist())
     assert sorted(domain.new(X, INSIDE, X).tolist()) == sorted(X.tolist())
     assert torch.equal(domain.new_or(X, -X, X[:4]), torch.cat((-X[:4], X[4:])))
+    twice = domain.new_or(X[[0, 0]], -X[[1, 2]], X[4:])
+    assert torch.equal(twice, torch.stack((X[0], -X[2])))
 
 
 def test_functions_take_different_candidates_as_long_as_there_are() -> None:
