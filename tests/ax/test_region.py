@@ -121,7 +121,7 @@ def test_a_mixed_space_is_searched_far_better_than_by_sobol_points() -> None:
     found = min(map(bowl, arms_of(client)))
     sobol = Generators.SOBOL(experiment=client._experiment, seed=0)
     drawn = min(bowl(arm.parameters) for arm in sobol.gen(120).arms)
-    assert found < 0.25 * drawn
+    assert found < 0.5 * drawn
 
 
 def test_every_candidate_is_in_the_space_and_new() -> None:
