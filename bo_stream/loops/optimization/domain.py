@@ -10,6 +10,9 @@ from torch import Tensor
 TOLERANCE = 1e-9
 """By how much a linear constraint may be missed, for rounding."""
 
+CHANGED = 2
+"""Mean number of inputs of few values in which a candidate differs from the centre."""
+
 
 class Domain:
     """A part of the unit cube: some inputs have few values, and ``A x <= b``.
@@ -104,6 +107,14 @@ class Domain:
         few = list(self.levels)
         boxes[..., few] = starts[:, few]
         return boxes
+
+    def nearer(self, X: Tensor, centre: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Let inputs of few values be as at a centre, ``d``, but for ``CHANGED`` on average."""
+        few = list(self.levels)
+        kept = torch.rand(len(X), len(few), generator=generator) * len(few) >= CHANGED
+        moved = X.clone()
+        moved[:, few] = torch.where(kept.to(X.device), centre[few], X[:, few])
+        return moved
 
     def new(self, X: Tensor, inside: Tensor, known: Tensor) -> Tensor:
         """Admit candidates, and leave out those that are known, and repetitions.

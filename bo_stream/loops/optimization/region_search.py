@@ -364,6 +364,7 @@ class RegionSurrogate:
         candidates = region_candidates(X, bounds, CANDIDATES, generator)
         if domain is not None:
             self._append_inputs(ledger)
+            candidates = domain.nearer(candidates, X[0], generator)
             candidates = domain.new(candidates, X[0], self._X)
         share = torch.rand(1) if q == 1 else torch.linspace(0.0, 1.0, q)
         spread = COLDEST + (HOTTEST - COLDEST) * share

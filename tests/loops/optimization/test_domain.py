@@ -86,3 +86,13 @@ def test_functions_take_different_candidates_as_long_as_there_are() -> None:
     values = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 2.0, 3.0]])
     assert Domain.best_of_each(values).tolist() == [0, 1, 2]
     assert Domain.best_of_each(values[:, :2]).tolist()[:2] == [0, 1]
+
+
+def test_candidates_change_few_inputs_of_few_values() -> None:
+    many = dict.fromkeys(range(4), LEVELS[4])
+    X = cube(400)
+    near = Domain(many).nearer(X, INSIDE, torch.Generator().manual_seed(0))
+    changed = near != INSIDE
+    assert torch.equal(near[:, 4], X[:, 4])
+    assert 1.5 < float(changed[:, :4].sum(-1).double().mean()) < 2.5
+    assert bool((near == X).logical_or(near == INSIDE).all())
