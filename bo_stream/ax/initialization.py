@@ -47,12 +47,12 @@ class EnoughTrials(TransitionCriterion):
     long as some metric of the objectives and constraints has no finite outcome, the node goes on.
     """
 
-    def __init__(self, threshold: int | None, transition_to: str) -> None:
+    def __init__(self, transition_to: str, threshold: int | None = None) -> None:
         """Set when it is met.
 
         Args:
-            threshold: Number of trials; None: twice the number of parameters.
             transition_to: Name of the node that takes over.
+            threshold: Number of trials; None: twice the number of parameters.
         """
         super().__init__(transition_to)
         self.threshold = threshold
@@ -150,7 +150,7 @@ class PoolStart(ExternalGenerationNode):
         super().__init__(
             name="PoolStart",
             should_deduplicate=False,
-            transition_criteria=[EnoughTrials(trials, transition_to=next_node)],
+            transition_criteria=[EnoughTrials(next_node, trials)],
         )
         self.pool, self.trials, self.next_node, self.seed = pool, trials, next_node, seed
         self._tables = Tables()

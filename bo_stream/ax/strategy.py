@@ -411,22 +411,22 @@ def generation_strategy(
         "winsorize": winsorize,
     }
     count = FIRST_TRIALS if initialization is None else initialization
-    regions = []
+    regions: list[GenerationNode] = []
     if pool is None:
-        to_stream: list[TransitionCriterion] = [EnoughTrials(count, transition_to=STREAM)]
-        to_region: list[TransitionCriterion] = []
-        if search == "region" or (search is None and not given):
-            is_named = search == "region"
-            to_region = [
+        is_named, may_suit = search == "region", search is None and not given
+        criteria: list[TransitionCriterion] = [EnoughTrials(STREAM, count)]
+        if is_named or may_suit:
+            otherwise = [RegionSuits(STREAM, suits=False)] if may_suit else []
+            criteria = [
                 RegionSuits(REGION, named=is_named),
-                EnoughTrials(initialization, transition_to=REGION),
+                EnoughTrials(REGION, initialization),
+                *otherwise,
+                *(criteria if may_suit else []),
             ]
-            otherwise = [] if is_named else [RegionSuits(STREAM, suits=False)]
-            to_stream = [] if is_named else [*otherwise, *to_stream]
-            spec = GeneratorSpec(StreamGenerators.REGION, generator_kwargs={"region": {}})
-            regions = [GenerationNode(REGION, [spec], transition_criteria=otherwise)]
+            region = GeneratorSpec(StreamGenerators.REGION, generator_kwargs={"region": {}})
+            regions = [GenerationNode(REGION, [region], transition_criteria=otherwise)]
         sobol = GeneratorSpec(StreamGenerators.QUASI_RANDOM, generator_kwargs={"seed": seed})
-        first = GenerationNode("Sobol", [sobol], transition_criteria=[*to_region, *to_stream])
+        first = GenerationNode("Sobol", [sobol], transition_criteria=criteria)
     else:
         name = handle(pool)
         pool_named(name).check_distinct()

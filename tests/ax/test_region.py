@@ -121,7 +121,7 @@ def test_a_mixed_space_is_searched_far_better_than_by_sobol_points() -> None:
     found = min(map(bowl, arms_of(client)))
     sobol = Generators.SOBOL(experiment=client._experiment, seed=0)
     drawn = min(bowl(arm.parameters) for arm in sobol.gen(120).arms)
-    assert found < 0.25 * drawn
+    assert found < 0.5 * drawn
 
 
 def test_every_candidate_is_in_the_space_and_new() -> None:
@@ -181,8 +181,10 @@ def test_a_constraint_of_sums_is_kept(parameters: list[Any], constraint: str) ->
 # --- which search it is --------------------------------------------------------------------------
 
 
-def test_by_default_a_region_begins_after_twice_as_many_trials_as_parameters() -> None:
-    client = started(floats(11), initialization=None)
+def test_by_default_a_region_begins_after_twice_as_many_trials_as_parameters(
+    tmp_path: Path,
+) -> None:
+    client = from_json(started(floats(11), initialization=None), tmp_path)
     run(client, 1, 22)
     assert node_of(client) == "Sobol"
     run(client, 1, 1)

@@ -10,6 +10,9 @@ from torch import Tensor
 TOLERANCE = 1e-9
 """By how much a linear constraint may be missed, for rounding."""
 
+CHANGED = 2
+"""Mean number of inputs of few values in which a candidate differs from the centre."""
+
 
 class Domain:
     """A part of the unit cube: some inputs have few values, and ``A x <= b``.
@@ -99,7 +102,21 @@ class Domain:
         boxes[..., few] = starts[:, few]
         return boxes
 
-    def candidates(self, X: Tensor, inside: Tensor) -> Tensor:
-        """Admit candidates, ``n x d``, and leave out repetitions of inputs that have few values."""
-        admitted = self.admit(X, inside)
-        return admitted.unique(dim=0) if self.levels else admitted
+    def candidates(self, X: Tensor, centre: Tensor, generator: torch.Generator) -> Tensor:
+        """Admit candidates about a centre, which differ from it in few inputs of few values.
+
+        Args:
+            X: ``n x d``.
+            centre: A point of the domain, ``d``.
+            generator: Of random numbers, on the CPU.
+
+        Returns:
+            At most ``n x d``, without repetitions where there are inputs of few values.
+        """
+        few = list(self.levels)
+        if not few:
+            return self.admit(X, centre)
+        stays = torch.rand(len(X), len(few), generator=generator) * len(few) >= CHANGED
+        moved = X.clone()
+        moved[:, few] = torch.where(stays.to(X.device), centre[few], X[:, few])
+        return self.admit(moved, centre).unique(dim=0)

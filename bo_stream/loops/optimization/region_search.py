@@ -443,7 +443,7 @@ class RegionSurrogate:
         X = self._X[local.keys][order].to(self.settings.to_unit_cube([]))
         bounds = self.domain.widened(state.region.bounds(local.model, X[0]), X[0])
         candidates = region_candidates(X, bounds, CANDIDATES, generator)
-        candidates = self.domain.candidates(candidates, X[0])
+        candidates = self.domain.candidates(candidates, X[0], generator)
         share = torch.rand(1, generator=generator) if q == 1 else torch.linspace(0.0, 1.0, q)
         spread = COLDEST + (HOTTEST - COLDEST) * share
         paths = sample_paths(local.model, q, seed, at=candidates, spread=spread)

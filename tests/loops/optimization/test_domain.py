@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.loops.optimization.domain import TOLERANCE, Domain
+from bo_stream.loops.optimization.domain import CHANGED, TOLERANCE, Domain
 
 D = 5
 LEVELS = {1: torch.tensor([0.1, 0.5, 0.6]), 4: torch.tensor([0.25, 0.75])}
@@ -69,9 +70,24 @@ def test_searches_leave_inputs_of_few_values_where_they_start() -> None:
     assert bool((low[:, [0, 2, 3]] == 0.0).all() & (high[:, [0, 2, 3]] == 1.0).all())
 
 
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
 def test_candidates_of_few_values_are_not_repeated() -> None:
     X = cube(300)
     X[:, [0, 2, 3]] = 0.5
-    found = Domain(LEVELS).candidates(X, INSIDE)
+    found = Domain(LEVELS).candidates(X, INSIDE, seeded())
     assert len(found) == len(values_of(1)) * len(values_of(4))
-    assert torch.equal(Domain().candidates(X, INSIDE), X)
+    assert torch.equal(Domain().candidates(X, INSIDE, seeded()), X)
+
+
+def test_candidates_differ_from_the_centre_in_few_inputs_of_few_values() -> None:
+    levels = {j: torch.tensor([0.0, 0.5, 1.0]) for j in range(20)}
+    centre = torch.full((30,), 0.5, dtype=torch.float64)
+    X = torch.where(torch.arange(30) < 20, 1.0, 0.25).double().repeat(500, 1)
+    X[:, 20] = torch.linspace(0.0, 1.0, 500)
+    found = Domain(levels).candidates(X, centre, seeded())
+    changed = (found[:, :20] != centre[:20]).double().sum(-1)
+    assert float(changed.mean()) == pytest.approx(CHANGED, abs=0.4)  # six standard errors
+    assert torch.equal(found[:, 21:], X[:, 21:])
