@@ -366,7 +366,7 @@ def generation_strategy(
         "pool": pool,
     }
     given = [name for name, value in for_box.items() if value is not None]
-    options = dict(search) if isinstance(search, Mapping) else {}
+    of_search = dict(search) if isinstance(search, Mapping) else {}
     search = "box" if isinstance(search, Mapping) else search
     if search not in (None, *SEARCHES):
         raise ValueError(
@@ -382,7 +382,7 @@ def generation_strategy(
         raise ValueError(f"Expected initialization of at least 1 trial, got {initialization}.")
     if refit is not None and refit != 0.0 and not refit > 1.0:
         raise ValueError(f"Expected refit above 1 (a growth factor), or 0 for once, got {refit}.")
-    _check_names("search", options, _OPTIMIZERS, _AXS_OWN)
+    _check_names("search", of_search, _OPTIMIZERS, _AXS_OWN)
     if isinstance(acquisition, str) and acquisition not in ACQUISITIONS:
         raise ValueError(
             f"Expected acquisition to be a class or one of {', '.join(ACQUISITIONS)}, got "
@@ -436,7 +436,7 @@ def generation_strategy(
     spec = GeneratorSpec(
         StreamGenerators.BO_STREAM,
         generator_kwargs=arguments,
-        generator_gen_kwargs={"model_gen_options": {"optimizer_kwargs": options}},
+        generator_gen_kwargs={"model_gen_options": {"optimizer_kwargs": of_search}},
     )
     streams = [] if search == "region" else [GenerationNode(STREAM, [spec])]
     strategy = GenerationStrategy(name="bo_stream", nodes=[first, *regions, *streams])
