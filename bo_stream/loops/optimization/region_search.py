@@ -44,7 +44,7 @@ ROWS = 300
 """Most outcomes of the local model."""
 
 FAILED_ROWS = 32
-"""Most failed trials of the local model, those nearest, as of its lowest outcome."""
+"""Most failed trials of the local model, the last ones, as of its lowest outcome."""
 
 CANDIDATES = 300
 """Candidates at which functions are drawn jointly."""
@@ -254,7 +254,9 @@ class RegionSurrogate:
     The model is exact, of at most ``ROWS`` outcomes: those nearest to the centre, by its
     lengthscales, and the newest. The last failed trials are in it with the lowest outcome. When the
     region has collapsed it begins again, wide, about the best point, and half of the points leap
-    for a while; if the next collapse is no better, a region begins elsewhere.
+    for a while; if the next collapse is no better, a region begins elsewhere. Hyperparameters are
+    learned when the region's outcomes have grown by ``GROWTH`` or ``OFTEN``, or once if ``refit`` of
+    the settings is 0.
 
     Attributes:
         state: What the next points depend on.
@@ -330,10 +332,8 @@ class RegionSurrogate:
         self, keys: list[int], told: Mapping[int, float], scale: LogScale
     ) -> tuple[Tensor, Tensor]:
         """Return points and outcomes on a scale, ``n x d`` and ``n x 1``, as the model has them."""
-        like = self.settings.to_unit_cube([])
-        return self._X[keys].to(like), scale.to_scale(self._gains(keys, told)).unsqueeze(-1).to(
-            like
-        )
+        like, values = self.settings.to_unit_cube([]), scale.to_scale(self._gains(keys, told))
+        return self._X[keys].to(like), values.unsqueeze(-1).to(like)
 
     def _gains(self, keys: list[int], told: Mapping[int, float]) -> Tensor:
         """Return outcomes, larger being better, float64."""
@@ -348,9 +348,8 @@ class RegionSurrogate:
             centre = own[int(self._gains(own, told).argmax())]
         differences = self._X[keys] - self._X[centre]
         if state.values is not None:
-            differences = (
-                differences / torch.tensor(state.values[LENGTHSCALES], dtype=torch.float64).exp()
-            )
+            logs = torch.tensor(state.values[LENGTHSCALES], dtype=torch.float64)
+            differences = differences / logs.exp()
         distances = differences.square().sum(-1)
         distances[_are_in(keys, state.newest)] = -1.0
         return sorted(keys[distances.topk(ROWS, largest=False).indices].tolist())
@@ -371,7 +370,7 @@ class RegionSurrogate:
         values = torch.cat((values, values.min().expand(len(lost), 1)))
         count = sum(key >= state.begun for key in told)
         grown = count >= min(GROWTH * state.fitted, state.fitted + OFTEN)
-        iterations = LATER_FIT if learns and grown else 0
+        iterations = LATER_FIT if learns and grown and self.settings.refit > 0.0 else 0
         if state.values is None:
             iterations = FIRST_FIT
         data = self.settings, X, values, rows, scale

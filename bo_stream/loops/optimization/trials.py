@@ -43,6 +43,7 @@ class OptimizationSettings(RunSettings):
         beta: Weight of the standard deviation in qUCB.
         num_restarts: Starts of the search for the best candidate.
         raw_samples: Points among which the starts are found.
+        refit: As in ``RunSettings``; a region has a rule of its own, unless it is 0.
     """
 
     bounds: Bounds = field(kw_only=False)

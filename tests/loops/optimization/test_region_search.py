@@ -344,6 +344,13 @@ def test_a_good_leap_gives_hope() -> None:
     assert search.state.leaps == []
 
 
+@pytest.mark.parametrize(("refit", "fits"), [(0.0, 1), (1.3, 4)])
+def test_hyperparameters_are_learned_as_outcomes_grow_or_once(refit: float, fits: int) -> None:
+    optimizer = started(replace(REGION, refit=refit), steps=3)
+    optimizer.best()
+    assert surrogate_of(optimizer).refits == [6, 10, 14, 18][:fits]
+
+
 def test_a_fit_that_fails_leaves_the_hyperparameters(monkeypatch: pytest.MonkeyPatch) -> None:
     from linear_operator.utils.errors import NotPSDError
 
