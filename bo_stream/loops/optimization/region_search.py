@@ -255,8 +255,8 @@ class RegionSurrogate:
     lengthscales, and the newest. The last failed trials are in it with the lowest outcome. When the
     region has collapsed it begins again, wide, about the best point, and half of the points leap
     for a while; if the next collapse is no better, a region begins elsewhere. Hyperparameters are
-    learned when the region's outcomes have grown by ``GROWTH`` or ``OFTEN``, or once if ``refit`` of
-    the settings is 0.
+    learned when the region's outcomes have grown by ``GROWTH`` or ``OFTEN``; once, if the settings'
+    ``refit`` is 0.
 
     Attributes:
         state: What the next points depend on.
