@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from tests.support.selection import covering, position, varying
+from tests.support.selection import covering, factors_of, position, varying
 
 WIDE = {f"{a}-{b}": (a, b) for a, b in product("abcdef", range(3))}
 
@@ -34,6 +34,21 @@ def test_factors_that_say_nothing_are_left_out() -> None:
     group = {name: (a, "same", b, a) for name, (a, b) in WIDE.items()}
     assert varying(group) == WIDE
     assert varying({}) == {}
+
+
+@pytest.mark.parametrize("word", ["a", "b", "c"])
+@pytest.mark.parametrize(("number", "flag"), [(0.5, True), (1.5, True), (2.5, False)])
+def test_each_parameter_is_a_factor(
+    word: str, number: float, flag: bool, request: pytest.FixtureRequest
+) -> None:
+    own = dict(zip(request.node.callspec.params, factors_of(request.node), strict=True))
+    for other in request.session.items:
+        if getattr(other, "originalname", None) == "test_each_parameter_is_a_factor":
+            assert isinstance(other, pytest.Function)
+            params, factors = other.callspec.params, factors_of(other)
+            for name, factor in zip(params, factors, strict=True):
+                same = params[name] == request.getfixturevalue(name)
+                assert (factor == own[name]) == same
 
 
 def test_places_are_the_same_in_every_process() -> None:

@@ -144,9 +144,13 @@ def share_of(items: list[pytest.Item], rotation: int) -> set[str]:
 
 
 def factors_of(item: pytest.Item) -> Factors:
-    """Return the place of each parameter of a test in its list; several may be in one list."""
+    """Return what distinguishes the values of each parameter of a test: the objects' identities.
+
+    Tests of one function share the values, and hold them; pytest's own numbers of values count the
+    tests instead where several lists are multiplied.
+    """
     callspec = getattr(item, "callspec", None)
-    return () if callspec is None else tuple(callspec.indices.values())
+    return () if callspec is None else tuple(map(id, callspec.params.values()))
 
 
 def varying(group: Mapping[str, Factors]) -> dict[str, Factors]:
