@@ -287,6 +287,7 @@ class RegionSurrogate:
         self.validation = ProgressiveValidation()
         self.domain = Domain()
         self._X = torch.empty(0, settings.dim, dtype=torch.float64)
+        self._followed: tuple[Ledger, int] | None = None
 
     @property
     def model(self) -> AutoGP | None:
@@ -297,6 +298,9 @@ class RegionSurrogate:
 
     def follow(self, ledger: Ledger) -> AutoGP | None:
         """Take in the ledger's outcomes, learn and move where due, and return the local model."""
+        if self._followed == (ledger, ledger.changes):
+            return self.model
+        followed = ledger, ledger.changes
         told = {t.key: float(t.Y) for t in ledger if t.status == "told" and t.Y is not None}
         failed = [trial.key for trial in ledger.with_status("failed")]
         state, over = self.state, {*told, *failed}
@@ -304,9 +308,9 @@ class RegionSurrogate:
             missing = [ledger[key].X for key in range(len(self._X), len(ledger))]
             X = self.settings.to_unit_cube(missing).to("cpu", torch.float64)
             self._X = torch.cat((self._X, X))
-        waiting = set(state.waiting)
-        new = [key for key in sorted(over) if key >= state.ended or key in waiting]
+        new = [key for key in (*state.waiting, *range(state.ended, len(ledger))) if key in over]
         if not new and told == self.held and self.local is not None:
+            self._followed = followed
             return self.model
         state = replace(
             state,
@@ -325,7 +329,7 @@ class RegionSurrogate:
             if new and len(state.newest) >= min(self.settings.q, len(own)):
                 state = self._updated(state, local, ledger)
                 local = local if state.rows else None  # the region has ended
-        self.state, self.held, self.local = state, told, local
+        self.state, self.held, self.local, self._followed = state, told, local, followed
         return self.model
 
     def _data(
@@ -346,11 +350,11 @@ class RegionSurrogate:
         keys, centre = torch.tensor(own), state.centre
         if centre not in told:
             centre = own[int(self._gains(own, told).argmax())]
-        differences = self._X[keys] - self._X[centre]
+        weights = torch.ones(self.settings.dim, dtype=torch.float64)
         if state.values is not None:
             logs = torch.tensor(state.values[LENGTHSCALES], dtype=torch.float64)
-            differences = differences / logs.exp()
-        distances = differences.square().sum(-1)
+            weights = (-2.0 * logs).exp()
+        distances = ((self._X - self._X[centre]).square() @ weights)[keys]
         distances[_are_in(keys, state.newest)] = -1.0
         return sorted(keys[distances.topk(ROWS, largest=False).indices].tolist())
 
@@ -517,7 +521,8 @@ def replace_repeated(points: Tensor, X: Tensor, candidates: Tensor, values: Tens
     """
     for i in range(len(points)):
         others = torch.cat((X, points[:i]))
-        if bool((others == points[i]).all(-1).any()):
+        near = others[others[:, 0] == points[i, 0]]  # few, if any
+        if bool((near == points[i]).all(-1).any()):
             repeated = (candidates.unsqueeze(-2) == others).all(-1).any(-1)
             points[i] = candidates[values[i].where(~repeated, -torch.inf).argmax()]
 

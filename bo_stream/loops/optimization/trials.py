@@ -168,11 +168,16 @@ class Trial:
 
 
 class Ledger:
-    """Trials by key; a method changes one trial, or raises a ``UsageError`` and changes none."""
+    """Trials by key; a method changes one trial, or raises a ``UsageError`` and changes none.
+
+    Attributes:
+        changes: Number of changes so far.
+    """
 
     def __init__(self, trials: Iterable[Trial] = ()) -> None:
         """Begin with trials whose keys count from 0."""
         self._trials = list(trials)
+        self.changes = 0
 
     def __len__(self) -> int:
         return len(self._trials)
@@ -196,6 +201,7 @@ class Ledger:
         """Add a pending trial."""
         trial = Trial(len(self._trials), tuple(X), origin)
         self._trials.append(trial)
+        self.changes += 1
         return trial
 
     def put(self, trial: Trial) -> Trial:
@@ -203,6 +209,7 @@ class Ledger:
         if trial.key == len(self._trials):
             self._trials.append(trial)
         self._trials[trial.key] = trial
+        self.changes += 1
         return trial
 
     def tell(self, key: int, Y: float, seconds: float | None = None) -> Trial:

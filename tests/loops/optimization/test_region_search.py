@@ -156,6 +156,26 @@ def test_a_step_costs_the_same_however_many_came_before(monkeypatch: pytest.Monk
     assert len(X) <= 30
 
 
+def test_nothing_is_fitted_again_until_the_ledger_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = started(REGION)
+    fits: list[int] = []
+    fit = region_module.LocalFit.of
+    monkeypatch.setattr(
+        region_module.LocalFit, "of", lambda *data: fits.append(len(data[3])) or fit(*data)
+    )
+    optimizer.best()
+    asked = optimizer.ask()
+    optimizer.best()
+    assert fits == [10]
+    optimizer.tell(asked[0].key, 1.0)
+    optimizer.best()
+    optimizer.best()
+    assert fits == [10, 11]
+    optimizer.amend(asked[0].key, 2.0)
+    optimizer.best()
+    assert fits == [10, 11, 11]
+
+
 def test_the_model_is_of_the_nearest_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(region_module, "ROWS", 10)
     optimizer = Optimizer(replace(REGION, bounds=((0.0, 1.0),) * 2, q=1, initial=2))
