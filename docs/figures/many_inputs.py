@@ -60,9 +60,15 @@ def take(folder: Path) -> None:
         }
         for function in dict.fromkeys(run.function for run in runs)
     }
-    seeds = sorted({run.seed for run in runs})
+    seeds = {
+        method: min(
+            sum(run.method == method and run.function == function for run in runs)
+            for function in medians
+        )
+        for method in methods_of(runs)
+    }
     digests = {picture.name: digest(picture) for picture in PICTURES}
-    found = {"seeds": len(seeds), "medians": medians, "pictures": digests}
+    found = {"seeds": seeds, "medians": medians, "pictures": digests}
     NUMBERS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
@@ -82,17 +88,19 @@ def measured() -> str:
         return ""
     found = json.loads(NUMBERS.read_text(encoding="utf-8"))
     medians: dict[str, dict[str, dict[str, float | None]]] = found["medians"]
-    methods = list(dict.fromkeys(method for row in medians.values() for method in row))
+    methods = [method for method, number in found["seeds"].items() if number > 0]
+    seeds = [f"{found['seeds'][method]}" for method in methods]
     lines = [
         "",
         f"![Regret by evaluations, beside the peers](../figures/{PICTURES[0].name})",
         "",
-        f"Median after {LATE:,} evaluations, and after {EARLY} in brackets, of {found['seeds']} "
-        f"seeds; the least after {LATE:,} is bold.",
+        f"Median after {LATE:,} evaluations, and after {EARLY} in brackets; the least after "
+        f"{LATE:,} is bold. Methods were run with as many seeds as the last row says, or one more.",
         "",
         f"| function | {' | '.join(methods)} |",
         f"|---|{'---|' * len(methods)}",
         *(f"| {name} | {' | '.join(_cells(row, methods))} |" for name, row in medians.items()),
+        f"| seeds | {' | '.join(seeds)} |",
         "",
         f"![Processor time of a proposal, beside the peers](../figures/{PICTURES[1].name})",
         "",
@@ -106,10 +114,15 @@ def _cells(row: dict[str, dict[str, Any]], methods: list[str]) -> list[str]:
     cells = []
     for method, value in late.items():
         early = row.get(method, {}).get(str(EARLY))
-        text = "" if value is None else f"{value:.2g}"
+        text = "" if value is None else _number(value)
         bold = f"**{text}**" if text and value == least else text
-        cells.append(f"{bold} ({early:.2g})".strip() if early is not None else bold)
+        cells.append(f"{bold} ({_number(early)})".strip() if early is not None else bold)
     return cells
+
+
+def _number(value: float) -> str:
+    """Write a number to two digits, or to its whole ones."""
+    return f"{value:,.0f}" if abs(value) >= 100.0 else f"{value:.2g}"
 
 
 def with_measured(text: str) -> str:

@@ -51,7 +51,7 @@ def test_results_become_pictures_and_a_table(here: Path) -> None:
     table = many_inputs.with_measured(text)
     assert "| function | region | CMA-ES |" in table
     assert "| Levy-20 | **0.5** (9) | 2 (9) |" in table
-    assert "of 2 seeds" in table
+    assert "| seeds | 2 | 2 |" in table
     for picture in many_inputs.PICTURES:
         assert picture.exists()
         assert f"../figures/{picture.name}" in table
