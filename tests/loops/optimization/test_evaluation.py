@@ -82,19 +82,19 @@ def test_outcomes_come_as_they_are_ready(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("name", "error"),
+    ("name", "timeout", "error"),
     [
-        ("hang", "no outcome within 4 s: stopped"),
-        ("die", "the worker process died (exit code 7)"),
+        ("hang", 15.0, "no outcome within 15 s: stopped"),
+        ("die", 90.0, "the worker process died (exit code 7)"),
     ],
 )
-def test_hanging_and_dying_workers_are_replaced(name: str, error: str) -> None:
+def test_hanging_and_dying_workers_are_replaced(name: str, timeout: float, error: str) -> None:
     started = time.monotonic()
-    with worker_processes(own(name), count=2, timeout=4.0) as workers:
+    with worker_processes(own(name), count=2, timeout=timeout) as workers:
         came = {o.key: o for o in outcomes(workers, tasks(0.5, 1.7, 0.6, 1.7))}
     assert [came[key].error for key in range(4)] == [error, None, error, None]
     assert [came[key].value for key in (1, 3)] == [1.0, 1.0]
-    assert time.monotonic() - started < 60.0
+    assert time.monotonic() - started < 300.0  # and not 600, the time of what hangs
 
 
 @pytest.mark.integration
