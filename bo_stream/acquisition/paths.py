@@ -217,11 +217,17 @@ def _folded(model: StreamingGP, inputs: Tensor | None = None) -> PosteriorProces
 
 def is_weighted_sum(process: PosteriorProcess) -> bool:
     """Tell whether functions of a process are sums of finitely many known ones, with weights."""
-    while isinstance(process, ConditionedProcess | SelectedProcess | ShiftedProcess):
-        process = process.base
+    process = _innermost(process)
     if isinstance(process, FunctionProcess):
         return process.noise is None or not isinstance(process.basis, KernelFunctions)
     return in_weight_space(process)
+
+
+def _innermost(process: PosteriorProcess) -> PosteriorProcess:
+    """Return the process that others condition, select from and shift."""
+    while isinstance(process, ConditionedProcess | SelectedProcess | ShiftedProcess):
+        process = process.base
+    return process
 
 
 class SamplePaths(DeterministicModel):
@@ -484,9 +490,7 @@ def _drawn_at(process: PosteriorProcess, inputs: Tensor, draws: RandomDraws) -> 
 
     ``w = L⁻ᵀ e`` with ``L Lᵀ`` the posterior covariance. Cost O(N³ + n N²) for N points.
     """
-    base = process
-    while isinstance(base, ConditionedProcess | SelectedProcess | ShiftedProcess):
-        base = base.base
+    base = _innermost(process)
     if isinstance(base, ObservationSpaceProcess):
         inputs = stack_rows(base.told.X, inputs)
     points = process.at(inputs)

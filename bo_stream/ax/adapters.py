@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from typing import Any, cast
@@ -116,31 +117,62 @@ class AvoidsFailures(Adapter):
             infinite = {arm for _, arm, metric in finite.set_aside if metric in needed}
         return [*failed.values(), *(experiment.arms_by_name[name] for name in sorted(infinite))]
 
-    def _without_repetitions(
+
+class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
+    """Ax's adapter of random generators, which draws no failed point again."""
+
+
+class ReproducibleAdapter(AvoidsFailures, CrossValidatingAdapter, ABC):
+    """An adapter whose candidates depend on the experiment's state, and repeat no other point.
+
+    A search has random numbers that belong to that state, so that an experiment loaded from storage
+    goes on as it would have: Ax does not store the seed of a client.
+    """
+
+    @abstractmethod
+    def _options_of_generator(self, pending: Pending) -> dict[str, Any]:
+        """Return arguments for the acquisition function, besides those that Ax gives."""
+
+    def gen(
         self,
-        run: GeneratorRun,
         n: int,
-        search_space: SearchSpace | None,
-        pending: Pending,
-        fixed_features: ObservationFeatures | None,
+        search_space: SearchSpace | None = None,
+        optimization_config: OptimizationConfig | None = None,
+        pending_observations: Pending | None = None,
+        fixed_features: ObservationFeatures | None = None,
+        model_gen_options: TConfig | None = None,
     ) -> GeneratorRun:
-        """Return a run, or quasi-random points if one of its points is known, failed or pending.
+        """Generate candidates; overrides ``Adapter.gen`` for reproducible searches.
+
+        Quasi-random points replace a point that failed, or that the experiment has already: Ax's
+        default strategy does not propose a point twice. It searches five times before, which here
+        would give the same five times.
 
         Raises:
             SearchSpaceExhausted: Each point of a finite search space has been proposed.
         """
-        known = self._experiment.arms_by_signature_for_deduplication
-        others = {arm.signature for arm in (*self.failed, *_arms_of(pending))}
-        if not any(arm.signature in known or arm.signature in others for arm in run.arms):
-            return run
-        self._check_some_are_left(pending)
-        quasi_random = QuasiRandomAdapter(
-            experiment=self._experiment,
-            generator=SobolGenerator(init_position=len(self._experiment.trials)),
-            search_space=self._search_space,
-            transforms=Cont_X_trans,
-        )
-        return quasi_random.gen(n, search_space, None, pending, fixed_features)
+        pending: Pending = pending_observations or {}
+        options: dict[str, Any] = dict(model_gen_options or {})
+        with with_rng_seed(seed_of(self._experiment, pending)):
+            own = self._options_of_generator(pending)
+            if own:
+                key = Keys.AX_ACQUISITION_KWARGS.value
+                options[key] = {**options.get(key, {}), **own}
+            run = super().gen(
+                n, search_space, optimization_config, pending, fixed_features, options
+            )
+            known = self._experiment.arms_by_signature_for_deduplication
+            others = {arm.signature for arm in (*self.failed, *_arms_of(pending))}
+            if not any(arm.signature in known or arm.signature in others for arm in run.arms):
+                return run
+            self._check_some_are_left(pending)
+            quasi_random = QuasiRandomAdapter(
+                experiment=self._experiment,
+                generator=SobolGenerator(init_position=len(self._experiment.trials)),
+                search_space=self._search_space,
+                transforms=Cont_X_trans,
+            )
+            return quasi_random.gen(n, search_space, None, pending, fixed_features)
 
     def _check_some_are_left(self, pending: Pending) -> None:
         """Check that points are left, before Ax draws ten thousand to find that there are none.
@@ -161,15 +193,8 @@ class AvoidsFailures(Adapter):
             )
 
 
-class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
-    """Ax's adapter of random generators, which draws no failed point again."""
-
-
-class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
+class StreamAdapter(ReproducibleAdapter):
     """Ax's adapter of BoTorch models, for models that stream and candidates from tables.
-
-    A search has random numbers that belong to the experiment's state, so that an experiment loaded
-    from storage goes on as it would have: Ax does not store the seed of a client.
 
     Acquisition functions get the pool and the integration points that are requested by name. The
     pool's candidates that any trial has had are left out, failed and abandoned ones too: these
@@ -178,41 +203,15 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
 
     _drawn: tuple[SearchSpace, Pool] | None = None
 
-    def gen(
-        self,
-        n: int,
-        search_space: SearchSpace | None = None,
-        optimization_config: OptimizationConfig | None = None,
-        pending_observations: Pending | None = None,
-        fixed_features: ObservationFeatures | None = None,
-        model_gen_options: TConfig | None = None,
-    ) -> GeneratorRun:
-        """Generate candidates; overrides ``Adapter.gen`` for tables and reproducible searches.
-
-        Quasi-random points replace a point that failed, or that the experiment has already: Ax's
-        default strategy does not propose a point twice. It searches five times before, which here
-        would give the same five times.
-
-        Raises:
-            SearchSpaceExhausted: Each point of a finite search space has been proposed.
-        """
-        pending: Pending = pending_observations or {}
-        options: dict[str, Any] = dict(model_gen_options or {})
-        with with_rng_seed(seed_of(self._experiment, pending)):
-            own, pool = dict[str, Any](), self.pool
-            if pool is not None:
-                had = [arm.parameters for arm in self._experiment.arms_by_signature.values()]
-                had += [each.parameters for metric in pending.values() for each in metric]
-                untried = torch.from_numpy(pool.untried(had)).to(self.device)
-                own[CHOICES] = Choices(pool, self._table(pool).X, untried, self._selector)
-            own |= self._mc_points()
-            if own:
-                key = Keys.AX_ACQUISITION_KWARGS.value
-                options[key] = {**options.get(key, {}), **own}
-            run = super().gen(
-                n, search_space, optimization_config, pending, fixed_features, options
-            )
-            return self._without_repetitions(run, n, search_space, pending, fixed_features)
+    def _options_of_generator(self, pending: Pending) -> dict[str, Any]:
+        """Return the pool's candidates that are left, and the integration points."""
+        own, pool = dict[str, Any](), self.pool
+        if pool is not None:
+            had = [arm.parameters for arm in self._experiment.arms_by_signature.values()]
+            had += [each.parameters for metric in pending.values() for each in metric]
+            untried = torch.from_numpy(pool.untried(had)).to(self.device)
+            own[CHOICES] = Choices(pool, self._table(pool).X, untried, self._selector)
+        return own | self._mc_points()
 
     def _evaluate_acquisition_function(self, *args: Any, **kwargs: Any) -> list[float]:
         """Evaluate an acquisition function at points.

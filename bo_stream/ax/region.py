@@ -27,14 +27,11 @@ from ax.core.search_space import SearchSpace, SearchSpaceDigest
 from ax.generation_strategy.generation_node import GenerationNode
 from ax.generation_strategy.transition_criterion import TransitionCriterion
 from ax.generators.torch_base import TorchGenerator, TorchGenResults, TorchOptConfig
-from ax.generators.types import TConfig
-from ax.utils.common.random import with_rng_seed
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from bo_stream.ax.adapters import AvoidsFailures, Pending, seed_of
-from bo_stream.ax.cross_validation import CrossValidatingAdapter
+from bo_stream.ax.adapters import Pending, ReproducibleAdapter
 from bo_stream.ax.surrogate import moments
 from bo_stream.diagnostics import leave_one_out
 from bo_stream.loops.optimization.domain import Domain
@@ -219,10 +216,9 @@ class RegionGenerator(TorchGenerator):
         first = int(min(n, search.sobol_due(ledger)))
         chosen: list[tuple[Tensor, Origin]] = []
         if first:
-            drawn = sum(trial.origin == "sobol" for trial in ledger)
             scramble = _SCRAMBLE + len(search.state.found)
             engine = SobolEngine(search.settings.dim, scramble=True, seed=scramble)
-            sobol = engine.fast_forward(drawn).draw(first, dtype=torch.float64)
+            sobol = engine.fast_forward(ledger.count_from("sobol")).draw(first, dtype=torch.float64)
             # the best trial's point, or any one's, keeps all constraints
             trials = ledger.with_status("told", "pending")
             known = trials[0].X if trials else (0.5,) * search.settings.dim
@@ -380,34 +376,17 @@ class RegionGenerator(TorchGenerator):
 # --- the adapter ---------------------------------------------------------------------------------
 
 
-class RegionAdapter(AvoidsFailures, CrossValidatingAdapter):
+class RegionAdapter(ReproducibleAdapter):
     """Ax's adapter of a :class:`RegionGenerator`.
 
-    Random numbers belong to the experiment's state, so that one loaded from storage goes on as it
-    would have. Outcomes of trials outside of the search space are left out.
+    Outcomes of trials outside of the search space are left out.
     """
 
     _known: tuple[SearchSpace, dict[str, tuple[float, ...]], dict[int, Tensor]] | None = None
 
-    def gen(
-        self,
-        n: int,
-        search_space: SearchSpace | None = None,
-        optimization_config: OptimizationConfig | None = None,
-        pending_observations: Pending | None = None,
-        fixed_features: ObservationFeatures | None = None,
-        model_gen_options: TConfig | None = None,
-    ) -> GeneratorRun:
-        """Generate candidates; overrides ``Adapter.gen`` for reproducible searches.
-
-        Quasi-random points replace a point that failed, or that the experiment has already.
-        """
-        pending: Pending = pending_observations or {}
-        with with_rng_seed(seed_of(self._experiment, pending)):
-            run = super().gen(
-                n, search_space, optimization_config, pending, fixed_features, model_gen_options
-            )
-            return self._without_repetitions(run, n, search_space, pending, fixed_features)
+    def _options_of_generator(self, pending: Pending) -> dict[str, Any]:
+        """Return nothing: a region has no acquisition function."""
+        return {}
 
     def _fit(
         self, search_space: SearchSpace, experiment_data: ExperimentData, **kwargs: Any

@@ -35,8 +35,8 @@ from bo_stream.distributed.sums import parts_of
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.models import AUTO, KERNELS, MOST_ON_GRID, build_model, checked_model
 from bo_stream.loops.optimization.acquisition import Situation, best_points
-from bo_stream.loops.optimization.optimizer import FEWEST, learn, thin
-from bo_stream.loops.optimization.trials import LARGEST, OptimizationSettings
+from bo_stream.loops.optimization.optimizer import learn, thin
+from bo_stream.loops.optimization.trials import FEWEST, LARGEST, OptimizationSettings
 from bo_stream.loops.run import predict_mean
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.last_layer.last_layer import BayesianLastLayer

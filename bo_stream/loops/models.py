@@ -335,11 +335,12 @@ def _rbf(dim: int) -> Kernel:
     return get_covar_module_with_dim_scaled_prior(dim)
 
 
+_NU = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
+"""Smoothness ν of the Matérn kernels, by name."""
+
 KERNELS: dict[str, Callable[[int], Kernel]] = {
     "rbf": _rbf,
-    "matern12": _scaled_matern(0.5),
-    "matern32": _scaled_matern(1.5),
-    "matern52": _scaled_matern(2.5),
+    **{name: _scaled_matern(nu) for name, nu in _NU.items()},
 }
 """Functions of the number of inputs that build a kernel, by name."""
 
@@ -370,11 +371,10 @@ def many_input_kernel(name: str, dim: int) -> Kernel:
         "lengthscale_prior": LogNormalPrior(location, math.sqrt(3.0)),
         "lengthscale_constraint": positive(math.exp(location - 3.0)),
     }
-    smoothness = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
     if name == "rbf":
         stationary: Kernel = RBFKernel(**options)
     else:
-        stationary = MaternKernel(nu=smoothness[name], **options)
+        stationary = MaternKernel(nu=_NU[name], **options)
     return ScaleKernel(
         stationary,
         outputscale_prior=LogNormalPrior(0.0, 2.0),

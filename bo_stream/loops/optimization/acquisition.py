@@ -238,18 +238,49 @@ def _maxima(situation: Situation, paths: SamplePaths, starts: Tensor, iterations
     def scaled(X: Tensor) -> Tensor:
         return (paths(X).squeeze(-1) - situation.centre) / situation.unit
 
-    with warnings.catch_warnings():
-        # a line search that stalls ends there: the best of the starts is taken anyway
-        warnings.simplefilter("ignore", OptimizationWarning)
+    options = _search_options(starts.dtype, iterations)
+    points, reached = climb(scaled, starts, 0.0, 1.0, options)
+    return points[torch.arange(len(points), device=points.device), reached.argmax(-1)]
+
+
+def climb(
+    value: Callable[[Tensor], Tensor],
+    starts: Tensor,
+    low: float | Tensor,
+    high: float | Tensor,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """Maximise a sum of functions in a box, each from points of its own, by one L-BFGS-B.
+
+    A line search that stalls ends there, which is no news: its ``OptimizationWarning`` is dropped.
+
+    Args:
+        value: Functions of ``n x s x d`` points, ``n x s``.
+        starts: ``n x s x d``.
+        low: Lower sides, which broadcast with the points.
+        high: Upper sides.
+        options: Of L-BFGS-B.
+
+    Returns:
+        Points ``n x s x d``, and the values there. The sum is no less than at the starts; one of
+        the values may be.
+    """
+    # BoTorch warns whatever the filters are
+    with warnings.catch_warnings(record=True) as caught:
         points, reached = gen_candidates_scipy(
             starts,
-            scaled,  # type: ignore[arg-type]  # any function will do
-            lower_bounds=0.0,
-            upper_bounds=1.0,
-            options=_search_options(starts.dtype, iterations),
+            value,  # type: ignore[arg-type]  # any function will do
+            lower_bounds=low,
+            upper_bounds=high,
+            options=options,
             use_parallel_mode=False,
         )
-    return points[torch.arange(len(points), device=points.device), reached.argmax(-1)]
+    for warning in caught:
+        if not issubclass(warning.category, OptimizationWarning):
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+    return points, reached
 
 
 # --- batches of many points for an acquisition function ------------------------------------------

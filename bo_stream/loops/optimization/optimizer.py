@@ -22,15 +22,12 @@ from bo_stream.loops.models import KERNELS, MODELS, build_model
 from bo_stream.loops.optimization.acquisition import Situation, best_points, check_acquisition
 from bo_stream.loops.optimization.executed import journaled_trials
 from bo_stream.loops.optimization.region_search import RegionSurrogate, region_state
-from bo_stream.loops.optimization.trials import Ledger, OptimizationSettings, Trial
+from bo_stream.loops.optimization.trials import FEWEST, Ledger, OptimizationSettings, Trial
 from bo_stream.loops.run import OPTIMIZATION, ModelFile, from_record, predict_mean
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import hyperparameters, relearn, set_hyperparameters
 from bo_stream.models.wiski.wiski import WISKI
-
-FEWEST = 2
-"""Number of outcomes from which a model can be built."""
 
 LEFT_OUT = 1e-4
 """Prior variance truncated from the model's features between refits, over the noise variance."""
@@ -230,9 +227,10 @@ class Optimizer:
         first = int(min(count, due))
         trials = []
         if first:
-            drawn = sum(trial.origin == "sobol" for trial in self.ledger)
             engine = SobolEngine(self.settings.dim, scramble=True, seed=self.settings.seed)
-            points = engine.fast_forward(drawn).draw(first, dtype=torch.float64)
+            points = engine.fast_forward(self.ledger.count_from("sobol")).draw(
+                first, dtype=torch.float64
+            )
             chosen = self.settings.from_unit_cube(points)
             trials += [self.ledger.add(x, "sobol") for x in chosen]
         if count > first:
@@ -312,12 +310,12 @@ class Optimizer:
 
     def best(self) -> Best:
         """Find the observed point of the best posterior mean, or outcome if there is no model."""
-        shortlist = self._shortlist()
-        if not shortlist:
-            raise UsageError("There is no best point yet: no outcome was told.")
         if isinstance(self.surrogate, RegionSurrogate):
             key, value = self.surrogate.best(self.ledger)
             return Best(self.ledger[key], self.settings.sign * value)
+        shortlist = self._shortlist()
+        if not shortlist:
+            raise UsageError("There is no best point yet: no outcome was told.")
         model = self.surrogate.follow(self.ledger)
         if model is None:
             return Best(max(shortlist, key=self._gain), None)
@@ -361,14 +359,18 @@ def save_optimizer(
     """
     surrogate = optimizer.surrogate
     if isinstance(surrogate, RegionSurrogate):
-        about: dict[str, Any] = {"region": asdict(surrogate.state)}
+        about: dict[str, Any] = {"region": asdict(surrogate.state), "refits": surrogate.refits}
         models: dict[str, StreamingGP] = {}
     else:
         if not surrogate.is_whole:
             surrogate = Surrogate(optimizer.settings)
-        about = {"held": list(surrogate.held.items()), "unit": surrogate.unit}
+        about = {
+            "held": list(surrogate.held.items()),
+            "refits": surrogate.refits,
+            "unit": surrogate.unit,
+            "validation": surrogate.validation.state(),
+        }
         models = {} if surrogate.model is None else {"surrogate": surrogate.model}
-    about |= {"refits": surrogate.refits, "validation": surrogate.validation.state()}
     content = {
         "settings": asdict(optimizer.settings),
         "trials": [vars(trial) for trial in optimizer.ledger],

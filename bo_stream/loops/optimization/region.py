@@ -11,14 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor
 
 from bo_stream.acquisition import SamplePaths
 from bo_stream.errors import check_whole
+from bo_stream.loops.optimization.acquisition import climb
 from bo_stream.models.base import StreamingGP
 
 FIRST_LENGTH = 0.8
@@ -178,23 +176,12 @@ def maximize_paths(paths: SamplePaths, starts: Tensor, bounds: Tensor, iteration
     Returns:
         ``n x d``; where a search has ended below its start, the start.
     """
-
-    def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        X = torch.tensor(flat).to(starts).reshape(starts.shape).requires_grad_()
-        value = -paths(X.unsqueeze(-2)).sum()
-        (gradient,) = torch.autograd.grad(value, X)
-        return float(value.detach()), gradient.reshape(-1).cpu().double().numpy()
-
-    low, high = (side.expand(starts.shape).reshape(-1).cpu().double().numpy() for side in bounds)
-    result = minimize(
-        loss,
-        starts.reshape(-1).cpu().double().numpy(),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=np.stack((low, high), -1),
-        options={"maxiter": iterations},
+    low, high = (side.expand(starts.shape).unsqueeze(-2) for side in bounds)
+    if not bool((low < high).any()):
+        return starts
+    points, reached = climb(
+        lambda X: paths(X).squeeze(-1), starts.unsqueeze(-2), low, high, {"maxiter": iterations}
     )
-    X = torch.tensor(result.x).to(starts).reshape(starts.shape)
     with torch.no_grad():
-        risen = paths(X.unsqueeze(-2)) >= paths(starts.unsqueeze(-2))
-    return torch.where(risen.reshape(-1, 1), X, starts)
+        risen = reached >= paths(starts.unsqueeze(-2)).squeeze(-1)
+    return torch.where(risen, points.squeeze(-2), starts)

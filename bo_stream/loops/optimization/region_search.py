@@ -32,13 +32,10 @@ from bo_stream.loops.optimization.region import (
     maximize_paths,
     region_candidates,
 )
-from bo_stream.loops.optimization.trials import Ledger, OptimizationSettings
+from bo_stream.loops.optimization.trials import FEWEST, Ledger, OptimizationSettings
 from bo_stream.loops.run import predict_mean
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.fitting import fit_to_stall, hyperparameters, set_hyperparameters
-
-FEWEST = 2
-"""Number of outcomes from which a model can be built."""
 
 ROWS = 300
 """Most outcomes of the local model."""
@@ -265,11 +262,9 @@ class RegionSurrogate:
         refits: Numbers of outcomes at which hyperparameters were learned.
         validation: Empty: the model is another one at each step, of points chosen to be good.
         domain: Where points are proposed: the unit cube, unless another is set.
-        is_whole: True: the state is replaced at once.
         unit: 1: outcomes are on the scale of the local model.
     """
 
-    is_whole = True
     unit = 1.0
 
     def __init__(
@@ -406,13 +401,12 @@ class RegionSurrogate:
         value = local.value
         if state.reached is None or value > state.reached + IMPROVEMENT * local.scale.unit:
             return replace(state, reached=value, burst=soon, hopeful=soon)
-        drawn = sum(trial.origin == "sobol" for trial in ledger)
         return replace(
             state,
             values=None,
             fitted=0,
             begun=len(ledger),
-            sobol=drawn + 2 * self.settings.dim,
+            sobol=ledger.count_from("sobol") + 2 * self.settings.dim,
             centre=None,
             rows=[],
             reached=None,
@@ -425,7 +419,7 @@ class RegionSurrogate:
         """Return how many Sobol points come next: those of a new region, all without a model."""
         if self.follow(ledger) is None:
             return math.inf
-        return max(0, self.state.sobol - sum(trial.origin == "sobol" for trial in ledger))
+        return max(0, self.state.sobol - ledger.count_from("sobol"))
 
     def propose(self, ledger: Ledger, q: int, seed: int) -> Tensor:
         """Choose the next points of the unit cube, ``q x d``.

@@ -136,6 +136,9 @@ def checked_bounds(bounds: Sequence[Sequence[float]]) -> Bounds:
 Status = Literal["pending", "told", "failed", "withdrawn"]
 STATUSES: tuple[Status, ...] = ("pending", "told", "failed", "withdrawn")
 
+FEWEST = 2
+"""Number of outcomes from which a model can be built."""
+
 LARGEST = 1e75
 """Largest absolute value of an outcome: the square of a larger one overflows in a model."""
 
@@ -196,6 +199,10 @@ class Ledger:
     def with_status(self, *statuses: Status) -> list[Trial]:
         """Return the trials of some statuses, by key, in O(n) of all trials."""
         return [trial for trial in self._trials if trial.status in statuses]
+
+    def count_from(self, origin: Origin) -> int:
+        """Count the trials of an origin, whatever became of them, in O(n)."""
+        return sum(trial.origin == origin for trial in self._trials)
 
     def add(self, X: Sequence[float], origin: Origin) -> Trial:
         """Add a pending trial."""

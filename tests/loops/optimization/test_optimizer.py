@@ -291,11 +291,16 @@ def test_a_line_search_that_stalls_is_no_news(monkeypatch: pytest.MonkeyPatch) -
     original = acquisition_module.gen_candidates_scipy
 
     def stalling(*args: Any, **kwargs: Any) -> Any:
-        warnings.warn("Optimization failed: ABNORMAL", OptimizationWarning, stacklevel=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", OptimizationWarning)  # as BoTorch does
+            warnings.warn("Optimization failed: ABNORMAL", OptimizationWarning, stacklevel=2)
         return original(*args, **kwargs)
 
     monkeypatch.setattr(acquisition_module, "gen_candidates_scipy", stalling)
-    assert len(started(replace(TWO_INPUTS, acquisition="TS")).ask(3)) == 3
+    with warnings.catch_warnings(record=True) as caught:
+        assert len(started(replace(TWO_INPUTS, acquisition="TS")).ask(3)) == 3
+        assert len(started(replace(TWO_INPUTS, grid=None, search="region")).ask(3)) == 3
+    assert not any(issubclass(each.category, OptimizationWarning) for each in caught)
 
 
 @pytest.mark.usefixtures("whole_searches")
