@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from itertools import groupby
 from typing import Any
@@ -41,6 +39,7 @@ from bo_stream.testing.streams import (
     gaussian,
     joint_covariance,
 )
+from tests.acquisition.test_paths_of_models import assert_is_one_function_each, change
 from tests.laws.cases import STREAMS
 from tests.laws.registry import Stream, condition_on, shared_out
 
@@ -242,16 +241,7 @@ class TestFunction:
         """The same values in every company, at every call, alone and in a batch."""
         model = stream.model(stream.data(25))
         paths, X = sample_paths(model, 3, seed=1, at=stream.data(4).X), torch.rand(5, 2).double()
-        together = paths(X)
-        assert torch.equal(paths(X), together)
-        assert_close(paths(X[2:3]), together[:, 2:3], 10.0)
-        assert_close(paths(X.expand(4, 1, 5, 2)), together.expand(4, *together.shape), 10.0)
-        assert_close(paths(torch.stack((X, X.flip(0), X)))[1], together[1].flip(0), 10.0)
-        for i in range(3):
-            assert_close(paths.path(i)(X), together[i], 10.0)
-        assert_close(paths.path(slice(1, 3))(X), together[1:], 10.0)
-        for copied in (copy.deepcopy(paths), pickle.loads(pickle.dumps(paths))):
-            assert torch.equal(copied(X), together)
+        assert_is_one_function_each(paths, X)
 
     @pytest.mark.parametrize("stream", FUNCTIONS, ids=str)
     def test_outlives_changes_of_its_model(self, stream: Stream) -> None:
@@ -260,11 +250,7 @@ class TestFunction:
         before, more = paths(X), stream.data(10)
         assert torch.equal(sample_paths(model, 2, seed=1, at=C)(X), before)
         assert not torch.equal(sample_paths(model, 2, seed=2, at=C)(X), before)
-        with torch.no_grad():
-            model.update(more.X, more.Y, more.Yvar)
-            for parameter in model.parameters():
-                parameter.add_(0.1)
-        model.train().eval()
+        change(model, more)
         assert torch.equal(paths(X), before)
 
     @pytest.mark.parametrize("stream", FUNCTIONS[:-1], ids=str)

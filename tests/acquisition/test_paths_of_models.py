@@ -13,10 +13,16 @@ from gpytorch.kernels import AdditiveKernel, LinearKernel, MaternKernel, RBFKern
 from torch import Tensor
 
 from bo_stream import OSGPR, ClusteredGP, LocalGP
-from bo_stream.acquisition import mean_path, sample_paths
+from bo_stream.acquisition import SamplePaths, mean_path, sample_paths
 from bo_stream.bases import spectral
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing.streams import assert_close, assert_gradient, gaussian, joint_covariance
+from bo_stream.testing.streams import (
+    ExampleData,
+    assert_close,
+    assert_gradient,
+    gaussian,
+    joint_covariance,
+)
 from tests.laws.cases import STREAMS
 from tests.laws.registry import Stream, condition_on, shared_out
 from tests.support.moments import assert_moments
@@ -88,21 +94,35 @@ class TestLaw:
         assert_drawn_from(model.eval(), torch.rand(5, 2).double())
 
 
+def assert_is_one_function_each(paths: SamplePaths, X: Tensor) -> None:
+    """Three have the same values in every company, at every call, alone and in a batch."""
+    together = paths(X)
+    assert torch.equal(paths(X), together)
+    assert_close(paths(X[2:3]), together[:, 2:3], 10.0)
+    assert_close(paths(X.expand(4, 1, 5, 2)), together.expand(4, *together.shape), 10.0)
+    assert_close(paths(torch.stack((X, X.flip(0), X)))[1], together[1].flip(0), 10.0)
+    for i in range(3):
+        assert_close(paths.path(i)(X), together[i], 10.0)
+    assert_close(paths.path(slice(1, 3))(X), together[1:], 10.0)
+    for copied in (copy.deepcopy(paths), pickle.loads(pickle.dumps(paths))):
+        assert torch.equal(copied(X), together)
+
+
+@torch.no_grad()
+def change(model: StreamingGP, more: ExampleData) -> None:
+    """Give a model other observations, hyperparameters and modes."""
+    model.update(more.X, more.Y, more.Yvar)
+    for parameter in model.parameters():
+        parameter.add_(0.1)
+    model.train().eval()
+
+
 class TestFunction:
     @pytest.mark.parametrize("stream", FUNCTIONS, ids=str)
     def test_is_one(self, stream: Stream) -> None:
         """The same values in every company, at every call, alone and in a batch."""
         paths, X = sample_paths(stream.model(stream.data(25)), 3, seed=1), torch.rand(5, 2).double()
-        together = paths(X)
-        assert torch.equal(paths(X), together)
-        assert_close(paths(X[2:3]), together[:, 2:3], 10.0)
-        assert_close(paths(X.expand(4, 1, 5, 2)), together.expand(4, *together.shape), 10.0)
-        assert_close(paths(torch.stack((X, X.flip(0), X)))[1], together[1].flip(0), 10.0)
-        for i in range(3):
-            assert_close(paths.path(i)(X), together[i], 10.0)
-        assert_close(paths.path(slice(1, 3))(X), together[1:], 10.0)
-        for copied in (copy.deepcopy(paths), pickle.loads(pickle.dumps(paths))):
-            assert torch.equal(copied(X), together)
+        assert_is_one_function_each(paths, X)
 
     @pytest.mark.parametrize("stream", FUNCTIONS, ids=str)
     def test_gradient_is_that_of_differences(self, stream: Stream) -> None:
@@ -116,11 +136,7 @@ class TestFunction:
         before, more = paths(X), stream.data(10)
         assert torch.equal(sample_paths(model, 2, seed=1)(X), before)
         assert not torch.equal(sample_paths(model, 2, seed=2)(X), before)
-        with torch.no_grad():
-            model.update(more.X, more.Y, more.Yvar)
-            for parameter in model.parameters():
-                parameter.add_(0.1)
-        model.train().eval()
+        change(model, more)
         assert torch.equal(paths(X), before)
 
     @pytest.mark.parametrize("stream", FUNCTIONS, ids=str)

@@ -8,18 +8,9 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from bo_stream.bases.kernels import SquaredExponential, stacked_kernel
+from tests.bases.test_radial import kernel_of
 
 DOUBLE = torch.float64
-
-
-def kernel_of(batch: torch.Size, dims: int | None, scaled: bool) -> Kernel:
-    base = RBFKernel(ard_num_dims=dims, batch_shape=batch).to(DOUBLE)
-    base.lengthscale = 0.3 + torch.rand(*batch, 1, dims or 1, dtype=DOUBLE)
-    if not scaled:
-        return base
-    kernel = ScaleKernel(base, batch_shape=batch).to(DOUBLE)
-    kernel.outputscale = 0.5 + torch.rand(batch, dtype=DOUBLE)
-    return kernel
 
 
 def matrix_of(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
@@ -37,7 +28,7 @@ def test_values_and_gradients_are_gpytorchs(
     batch: tuple[int, ...], outputs: int, dims: int | None, scaled: bool
 ) -> None:
     torch.manual_seed(0)
-    kernel = kernel_of(torch.Size(batch), dims, scaled)
+    kernel = kernel_of(None, torch.Size(batch), dims, scaled)
     leading = batch[:-1] if outputs > 1 else batch
     A = (5.0 + torch.randn(*leading, outputs, 6, 3, dtype=DOUBLE)).requires_grad_()
     B = (5.0 + torch.randn(*leading, outputs, 4, 3, dtype=DOUBLE)).requires_grad_()
@@ -52,7 +43,7 @@ def test_values_and_gradients_are_gpytorchs(
 def test_weighted_sums_and_their_gradients(batch: tuple[int, ...], outputs: int) -> None:
     """Inputs without the batch dimensions, as minibatches may be."""
     torch.manual_seed(0)
-    kernel = kernel_of(torch.Size(batch), 3, True)
+    kernel = kernel_of(None, torch.Size(batch), 3, True)
     leading = batch[:-1] if outputs > 1 else batch
     A = torch.randn(*leading, outputs, 6, 3, dtype=DOUBLE, requires_grad=True)
     B = torch.randn(1, 4, 3, dtype=DOUBLE, requires_grad=True)
@@ -71,7 +62,7 @@ def test_weighted_sums_and_their_gradients(batch: tuple[int, ...], outputs: int)
 
 def test_second_derivatives() -> None:
     torch.manual_seed(0)
-    kernel = kernel_of(torch.Size(), 2, True)
+    kernel = kernel_of(None, torch.Size(), 2, True)
     A, B = (torch.randn(1, n, 2, dtype=DOUBLE, requires_grad=True) for n in (3, 2))
     assert torch.autograd.gradgradcheck(lambda A, B: matrix_of(kernel, A, B, 1), (A, B))
 
@@ -79,7 +70,7 @@ def test_second_derivatives() -> None:
 @pytest.mark.parametrize("far", [1e4, 1e8, 1e12])
 def test_no_value_exceeds_the_variance_far_away(far: float) -> None:
     torch.manual_seed(0)
-    kernel = kernel_of(torch.Size(), 3, True)
+    kernel = kernel_of(None, torch.Size(), 3, True)
     near = torch.randn(1, 50, 3, dtype=DOUBLE)
     A = torch.cat((near, far * torch.randn(1, 50, 3, dtype=DOUBLE)), -2)
     matrix = matrix_of(kernel, A, A, 1)
@@ -93,7 +84,7 @@ def test_no_value_exceeds_the_variance_far_away(far: float) -> None:
 @pytest.mark.parametrize("sizes", [(0, 3), (3, 0), (0, 0)], ids=str)
 def test_no_points(sizes: tuple[int, int]) -> None:
     A, B = (torch.rand(1, n, 3, dtype=DOUBLE) for n in sizes)
-    assert matrix_of(kernel_of(torch.Size(), 3, True), A, B, 1).shape == (1, *sizes)
+    assert matrix_of(kernel_of(None, torch.Size(), 3, True), A, B, 1).shape == (1, *sizes)
 
 
 class Bent(RBFKernel):

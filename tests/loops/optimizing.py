@@ -11,6 +11,8 @@ QUICK = OptimizationSettings(
     bounds=((-2.0, 3.0),), initial=4, num_restarts=2, raw_samples=16, grid=(24,)
 )
 
+REGION = OptimizationSettings(bounds=((-2.0, 3.0),) * 3, q=4, initial=6, search="region")
+
 
 def tell_all(optimizer: Optimizer, trials: Iterable[Trial]) -> None:
     for trial in trials:

@@ -29,7 +29,7 @@ from bo_stream.loops.optimization.optimizer import LEFT_OUT
 from bo_stream.loops.run import from_record
 from bo_stream.models.auto.auto import family_model
 from tests.loops.functions import bowl
-from tests.loops.optimizing import QUICK, points, started, tell_all
+from tests.loops.optimizing import QUICK, REGION, points, started, tell_all
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short"),
@@ -66,9 +66,14 @@ def test_finds_the_minimum(acquisition: str) -> None:
     assert best.mean == pytest.approx(0.0, abs=0.05)
 
 
-def test_to_maximise_is_to_minimise_the_negative() -> None:
-    least, most = Optimizer(QUICK), Optimizer(replace(QUICK, maximize=True))
-    for q in (4, 1, 2):
+@pytest.mark.parametrize(
+    ("settings", "batches"), [(QUICK, (4, 1, 2)), (REGION, (6, 4, 1, 4, 5))], ids=["box", "region"]
+)
+def test_to_maximise_is_to_minimise_the_negative(
+    settings: OptimizationSettings, batches: tuple[int, ...]
+) -> None:
+    least, most = Optimizer(settings), Optimizer(replace(settings, maximize=True))
+    for q in batches:
         asked = least.ask(q), most.ask(q)
         assert points(asked[0]) == points(asked[1])
         for trial in asked[0]:

@@ -29,9 +29,8 @@ from bo_stream.loops.run import OPTIMIZATION, predict
 from bo_stream.models.base import StreamingGP
 from tests.loops.functions import bowl
 from tests.loops.optimization.test_chaos import ON_GRID, check
-from tests.loops.optimizing import points, started, tell_all
+from tests.loops.optimizing import REGION, points, started, tell_all
 
-REGION = OptimizationSettings(bounds=((-2.0, 3.0),) * 3, q=4, initial=6, search="region")
 MANY = OptimizationSettings(bounds=((-2.0, 3.0),) * 12, q=8)
 
 
@@ -100,19 +99,6 @@ def test_finds_the_minimum_of_many_inputs(dtype: str) -> None:
     best = optimizer.best()
     assert bowl(list(best.trial.X)) < 0.05  # of 12, on average, in the box
     assert best.mean == pytest.approx(best.trial.Y, abs=0.1)
-
-
-def test_to_maximise_is_to_minimise_the_negative() -> None:
-    least, most = Optimizer(REGION), Optimizer(replace(REGION, maximize=True))
-    for q in (6, 4, 1, 4, 5):
-        asked = least.ask(q), most.ask(q)
-        assert points(asked[0]) == points(asked[1])
-        for trial in asked[0]:
-            value = bowl(list(trial.X))
-            least.tell(trial.key, value)
-            most.tell(trial.key, -value)
-    assert least.best().trial.key == most.best().trial.key
-    assert least.best().mean == -(most.best().mean or 0.0)
 
 
 def test_torch_s_random_state_is_neither_used_nor_changed() -> None:
