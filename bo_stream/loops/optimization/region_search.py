@@ -50,7 +50,11 @@ CLIMB = 12
 """Most iterations in which the drawn functions are maximised from their best candidates."""
 
 COLDEST, HOTTEST = 0.5, 1.0
-"""Least and largest factor of a drawn function's deviation from the posterior mean."""
+"""Least and largest factor of a drawn function's deviation from the posterior mean, without noise;
+the largest grows by the deviation of the noise, over that of the outcomes."""
+
+MEANS = 0.1
+"""Share of the functions that are the posterior mean itself."""
 
 FIRST_FIT, LATER_FIT = 20, 8
 """Most iterations of L-BFGS-B that learn hyperparameters, at first and again."""
@@ -64,7 +68,10 @@ SELDOM, OFTEN_LEAPS, BURST = 0.05, 0.2, 0.5
 HOPE = 10
 """Batches for which leaps are more frequent after a success, and after a collapse."""
 
-TREND_ROWS = 2000
+PAIR = 2
+"""Leaps that are taken from one trend, so that it is learned half as often."""
+
+TREND_ROWS = 1000
 """Most outcomes that the trend is learned from: half the best ones, half the last ones."""
 
 LENGTHSCALES = "covar_module.base_kernel.raw_lengthscale"
@@ -320,7 +327,7 @@ class RegionSurrogate:
             # the same rows, unless there are new ones
             again = not new and bool(state.rows) and set(state.rows) <= told.keys()
             rows = state.rows if again else self._nearest(state, own, told)
-            local, state = self._fitted(state, told, rows, failed, learns=not again)
+            local, state = self._fitted(state, told, rows, failed, len(own), learns=not again)
             if new and len(state.newest) >= min(self.settings.q, len(own)):
                 state = self._updated(state, local, ledger)
                 local = local if state.rows else None  # the region has ended
@@ -349,7 +356,7 @@ class RegionSurrogate:
         if state.values is not None:
             logs = torch.tensor(state.values[LENGTHSCALES], dtype=torch.float64)
             weights = (-2.0 * logs).exp()
-        distances = ((self._X - self._X[centre]).square() @ weights)[keys]
+        distances = ((self._X - self._X[centre]).square_() @ weights)[keys]
         distances[_are_in(keys, state.newest)] = -1.0
         return sorted(keys[distances.topk(ROWS, largest=False).indices].tolist())
 
@@ -359,15 +366,15 @@ class RegionSurrogate:
         told: Mapping[int, float],
         rows: list[int],
         failed: list[int],
+        count: int,
         learns: bool,
     ) -> tuple[LocalFit, RegionState]:
-        """Build the local model of some rows, and learn hyperparameters where it is due."""
+        """Build the local model of some rows of ``count``, and learn hyperparameters when due."""
         scale = LogScale.of(self._gains(rows, told))
         X, values = self._data(rows, told, scale)
         lost = [key for key in failed if key >= state.begun][-FAILED_ROWS:]
         X = torch.cat((X, self._X[lost].to(X)))
         values = torch.cat((values, values.min().expand(len(lost), 1)))
-        count = sum(key >= state.begun for key in told)
         grown = count >= min(GROWTH * state.fitted, state.fitted + OFTEN)
         iterations = LATER_FIT if learns and grown and self.settings.refit > 0.0 else 0
         if state.values is None:
@@ -419,7 +426,8 @@ class RegionSurrogate:
         """Return how many Sobol points come next: those of a new region, all without a model."""
         if self.follow(ledger) is None:
             return math.inf
-        return max(0, self.state.sobol - ledger.count_from("sobol"))
+        due = self.state.sobol
+        return max(0, due - ledger.count_from("sobol")) if due > 0 else 0
 
     def propose(self, ledger: Ledger, q: int, seed: int) -> Tensor:
         """Choose the next points of the unit cube, ``q x d``.
@@ -441,8 +449,8 @@ class RegionSurrogate:
         bounds = self.domain.widened(state.region.bounds(local.model, X[0]), X[0])
         candidates = region_candidates(X, bounds, CANDIDATES, generator)
         candidates = self.domain.candidates(candidates, X[0], generator)
-        share = torch.rand(1, generator=generator) if q == 1 else torch.linspace(0.0, 1.0, q)
-        spread = COLDEST + (HOTTEST - COLDEST) * share
+        hottest = HOTTEST + float(local.model.likelihood.noise.detach().sqrt())
+        spread = _spread(q, hottest, generator)
         paths = sample_paths(local.model, q, seed, at=candidates, spread=spread)
         values = paths(candidates).squeeze(-1)
         starts = candidates[values.argmax(-1)]
@@ -450,7 +458,8 @@ class RegionSurrogate:
         chance = BURST if state.asked < state.burst else SELDOM
         if state.burst <= state.asked < max(state.hopeful, HOPE * self.settings.q):
             chance = OFTEN_LEAPS
-        leaps = math.floor(q * chance + float(torch.rand(1, generator=generator)))
+        some = min(PAIR, q)
+        leaps = some * math.floor(q * chance / some + float(torch.rand(1, generator=generator)))
         leaps = leaps if self.settings.dim <= MOST_INPUTS else 0
         if leaps > 0:
             trend = AdditiveTrend(*self._trend_data())
@@ -493,6 +502,15 @@ class RegionSurrogate:
             gains = self._gains(keys, self.held)
             found.append((keys[int(gains.argmax())], float(gains.max())))
         return max(found, key=lambda pair: pair[1])
+
+
+def _spread(q: int, hottest: float, generator: torch.Generator) -> Tensor:
+    """Return factors of the deviations of q drawn functions from the posterior mean."""
+    means = math.floor(MEANS * q + float(torch.rand(1, generator=generator)))
+    some = torch.linspace(COLDEST, hottest, q - means)
+    if len(some) == 1:
+        some.uniform_(COLDEST, hottest, generator=generator)
+    return torch.cat((torch.zeros(means), some))
 
 
 def region_state(record: Mapping[str, Any]) -> RegionState:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from bo_stream.acquisition import SamplePaths, sample_paths
 from bo_stream.errors import UsageError
 from bo_stream.loops.optimization import (
     OptimizationSettings,
@@ -206,8 +207,10 @@ def test_the_state_is_plain_values() -> None:
 
 def test_amended_and_withdrawn_outcomes_leave_the_model() -> None:
     optimizer = started(REGION, steps=2)
-    former = optimizer.best().trial
-    optimizer.withdraw(former.key)
+    optimizer.withdraw(optimizer.best().trial.key)
+    X = torch.tensor([trial.X for trial in optimizer.ledger])
+    alone = torch.cdist(X, X).fill_diagonal_(torch.inf).min(-1).values  # no neighbour contradicts
+    former = optimizer.ledger[int(alone.argmax())]
     assert optimizer.best().trial.key != former.key
     optimizer.amend(former.key, -5.0)
     best = optimizer.best()
@@ -299,6 +302,38 @@ def test_repeated_points_are_replaced_by_the_next_candidates() -> None:
     points = torch.zeros(3, 1)
     region_module.replace_repeated(points, candidates, candidates, values)
     assert points.flatten().tolist() == [0.0, 0.0, 0.0]  # nothing else is left
+
+
+def factors_of_draws(optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch, q: int) -> torch.Tensor:
+    """Return the factors of the next q drawn functions' deviations from the posterior mean."""
+    factors = []
+
+    def draw(*args: Any, spread: torch.Tensor, **options: Any) -> SamplePaths:
+        factors.append(spread)
+        return sample_paths(*args, spread=spread, **options)
+
+    monkeypatch.setattr(region_module, "sample_paths", draw)
+    optimizer.ask(q)
+    return factors[0]
+
+
+def test_one_in_ten_is_the_top_of_the_posterior_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = started(REGION, steps=2)
+    (zero,) = (factors_of_draws(optimizer, monkeypatch, 10) == 0.0).nonzero()
+    assert zero == 0
+    count = sum(float(factors_of_draws(optimizer, monkeypatch, 1)) == 0.0 for _ in range(100))
+    assert 1 <= count <= 30  # ten, on average
+
+
+def test_functions_are_drawn_wider_under_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = started(REGION, steps=2)
+    optimizer.best()
+    local = surrogate_of(optimizer).local
+    assert local is not None
+    for noise in (0.01, 0.25):
+        local.model.likelihood.noise = noise
+        factors = torch.linspace(0.5, 1.0 + math.sqrt(noise), 9)
+        torch.testing.assert_close(factors_of_draws(optimizer, monkeypatch, 10)[1:], factors)
 
 
 def test_leaps_come_more_often_after_one_was_good(monkeypatch: pytest.MonkeyPatch) -> None:
