@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,8 +18,8 @@ from torch import Tensor
 JITTERS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)
 """Relative jitters tried in turn by :func:`safe_cholesky`."""
 
-_INDEPENDENT = 1e-8
-"""Least pivot, relative to the diagonal, of :func:`independent_rows`."""
+INDEPENDENT = (1e-8, 1e-6, 1e-4, 1e-2)
+"""Least pivots of independent rows, relative to the diagonal, one tried after the other."""
 
 _SMALLER_GRID = "Take a smaller grid_size (or narrower bounds)."
 
@@ -61,19 +62,19 @@ def cholesky_with_jitter(matrix: Tensor) -> tuple[Tensor, float]:
     )
 
 
-def independent_rows(matrix: Tensor) -> Tensor:
+def independent_rows(matrix: Tensor, tolerance: float = INDEPENDENT[0]) -> Tensor:
     """Select rows of symmetric matrices that are positive definite together, in pivot order.
 
-    Pivoted Cholesky of the correlations, indefinite or not, until no pivot is more than 1e-8; in a
-    batch one matrix after the other, each among the rows that remain. Cost O(n³). The matrices are
-    ``... x n x n`` and finite, the indices ``k``.
+    Pivoted Cholesky of the correlations, indefinite or not, until no pivot is more than the
+    tolerance; in a batch one matrix after the other, each among the rows that remain. Cost O(n³).
+    The matrices are ``... x n x n`` and finite, the indices ``k``.
     """
     rows = torch.arange(matrix.shape[-1], device=matrix.device)
     for one in matrix.detach().reshape(-1, *matrix.shape[-2:]):
         part = one[rows][:, rows]
         scale = part.diagonal().clamp_min(0.0).sqrt()
         scale = torch.where(scale > 0.0, scale, torch.inf)
-        rows = rows[pivot_rows(part / scale / scale.unsqueeze(-1), _INDEPENDENT)]
+        rows = rows[pivot_rows(part / scale / scale.unsqueeze(-1), tolerance)]
     return rows
 
 
@@ -167,8 +168,13 @@ ROW_PRODUCT = "...qr,...rk->...qk"
 def row_product(rows: Tensor, matrix: Tensor) -> Tensor:
     """Compute ``rows @ matrix``, ``... x q x r`` by ``... x r x k``, for batches with one matrix.
 
-    One product for all of them: ``matmul`` would make one for each batch, at twice the time.
+    One product for all of them: ``matmul`` would make one for each batch, at twice the time. That
+    of two matrices goes without the bookkeeping of batches, which takes longer than a small one.
     """
+    ahead, batch = rows.shape[:-2], matrix.shape[:-2]
+    if ahead.numel() == 1 == batch.numel():
+        product = rows.reshape(rows.shape[-2:]) @ matrix.reshape(matrix.shape[-2:])
+        return product.reshape(*max(ahead, batch, key=len), *product.shape)
     return torch.einsum(ROW_PRODUCT, rows, matrix)
 
 
@@ -219,20 +225,27 @@ def inverse_root_product(covariance: Tensor, columns: Tensor, share: float) -> T
 
     Of independent columns of variance 1 the product has the inverse's covariance. Where rounding
     leaves no factor, only rows that the others do not determine are among the product's that are
-    not zero. Cost O(N³ + N² k) for k columns.
+    not zero: up to a tolerance that grows until there is a factor, for distances between points
+    that are many lengthscales from their mean are rounded to much less. Cost O(N³ + N² k) for k
+    columns.
 
     Args:
         covariance: ``batch x N x N``.
         columns: ``draws x batch x N x 1``.
         share: Of its diagonal that is added, see :func:`cholesky_with_nugget`.
     """
-    try:
+    with suppress(NotPSDError):
         return solve_columns_transposed(cholesky_with_nugget(covariance, share), columns)
-    except NotPSDError:
-        rows = independent_rows(covariance)
-        factor = cholesky_with_nugget(covariance[..., rows[:, None], rows], share)
-        some = solve_columns_transposed(factor, columns[..., rows, :])
-        return torch.zeros_like(columns).index_copy(-2, rows, some)
+    for tolerance in INDEPENDENT:
+        rows = independent_rows(covariance, tolerance)
+        with suppress(NotPSDError):
+            factor = cholesky_with_nugget(covariance[..., rows[:, None], rows], share)
+            some = solve_columns_transposed(factor, columns[..., rows, :])
+            return torch.zeros_like(columns).index_copy(-2, rows, some)
+    raise NotPSDError(
+        f"Expected a covariance, got a matrix of shape {tuple(covariance.shape)} with negative "
+        "eigenvalues beyond rounding. Check the hyperparameters for extreme values."
+    )
 
 
 def scaled_prior(K: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:

@@ -66,6 +66,17 @@ def test_inverse_root_product_has_the_covariance_of_the_inverse() -> None:
     assert_close(found @ found.mT @ wide, torch.eye(4).double().expand(2, 4, 4))
 
 
+def test_inverse_root_product_of_rounded_distances() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(1, 30, 30, generator=generator, dtype=torch.float64)
+    matrix = torch.ones(1, 30, 30).double() + 1e-5 * (noise + noise.mT)
+    assert torch.linalg.eigvalsh(matrix).min() < -1e-5  # more than any jitter
+    found = inverse_root_product(matrix, torch.ones(1, 30, 1).double(), 1e-10)
+    (rows,) = found.flatten().nonzero(as_tuple=True)
+    assert 0 < len(rows) < 30
+    assert bool(found.isfinite().all())
+
+
 def test_inverse_root_product_leaves_out_rows_that_are_rounding() -> None:
     """One of no variance, and one that is equal to another up to a variance below zero."""
     matrix = torch.tensor([[4.0, 0.0, 4.0], [0.0, -1e-3, 0.0], [4.0, 0.0, 4.0 - 1e-2]]).double()

@@ -20,6 +20,7 @@ from bo_stream.bases.kernels import SquaredExponential, stacked_kernel, stacked_
 from bo_stream.bases.radial import RadialKernel
 from bo_stream.linalg import (
     cholesky_with_jitter,
+    row_product,
     safe_cholesky,
     solve_lower,
     stack_columns,
@@ -82,7 +83,7 @@ class KernelBasis(Basis):
         self, X: Tensor, X2: Tensor, features: Tensor, features2: Tensor
     ) -> Tensor:
         """Compute ``k − z zᵀ``, ``... x m x n x n'``, from the features at both. O(n n' M)."""
-        return kernel_matrix(self.kernel, X, X2, self.outputs) - features @ features2.mT
+        return kernel_matrix(self.kernel, X, X2, self.outputs) - row_product(features, features2.mT)
 
     def residual_variance(self, X: Tensor, features: Tensor | None = None) -> Tensor:
         """Compute ``k − |z|²``, ``... x m x n``, at least 0. Cost O(n M), and the features."""
@@ -214,7 +215,17 @@ class KnownValues:
 
 
 def kernel_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
-    """Compute ``k(A, B)``, ``... x n x d`` and ``... x n' x d`` to ``... x m x n x n'``."""
+    """Compute ``k(A, B)``, ``... x n x d`` and ``... x n' x d`` to ``... x m x n x n'``.
+
+    Where nothing is differentiated, by :meth:`RadialKernel.values` if it can be: GPyTorch's way
+    through a lazy tensor takes longer than the arithmetic of few points.
+    """
+    used = (A, B, *kernel.parameters())
+    learned = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in used)
+    known = None if learned else RadialKernel.of(kernel, outputs)
+    if known is not None:
+        values = known.values(A.unsqueeze(-3), B.unsqueeze(-3))
+        return values.expand(*values.shape[:-3], outputs, *values.shape[-2:])
     if outputs == 1:
         matrix: Tensor = kernel(A, B).to_dense()
         return matrix.unsqueeze(-3)

@@ -121,7 +121,7 @@ def _multiples_of_squares(A: Tensor, B: Tensor, nu: float | None) -> Tensor:
 
 def _equal(A: Tensor, B: Tensor, exponent: Tensor) -> Tensor:
     """Tell which points are equal: their r² is no more than rounding, but its root would be."""
-    rounding = (A.shape[-1] + 2.0) * torch.finfo(A.dtype).eps
+    rounding = (2.0 * A.shape[-1] + 2.0) * torch.finfo(A.dtype).eps
     squares, others = A.square().sum(-1, keepdim=True), B.square().sum(-1, keepdim=True)
     return exponent <= rounding * (squares + others.mT)
 

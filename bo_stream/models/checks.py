@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -228,7 +229,10 @@ def check_type(name: str, tensor: object, like: Tensor | None = None) -> None:
 
 def check_finite(name: str, tensor: Tensor) -> None:
     """Check that an argument has neither NaN nor infinities."""
-    bad = ~torch.isfinite(tensor.detach())
+    values = tensor.detach()
+    if math.isfinite(float(values.sum())):  # or else it may have overflowed
+        return
+    bad = ~torch.isfinite(values)
     if bool(bad.any()):
         raise InputDataError(
             f"Expected {name} to be finite, got NaN or infinity in {int(bad.sum())} of "
@@ -247,6 +251,8 @@ def check_complete(Y: Tensor, outputs: int) -> None:
         InputDataError: NaN or an infinity. Rows that lack some of several outputs are of use to a
             model for each output, which the message names.
     """
+    if math.isfinite(float(Y.detach().sum())):
+        return
     finite = torch.isfinite(Y.detach())
     some = finite.any(-1) & ~finite.all(-1)
     if outputs > 1 and bool(some.any()):

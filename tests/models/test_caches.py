@@ -59,12 +59,29 @@ def _reload(m: WISKI) -> None:
     )
 
 
+def _step(m: WISKI) -> None:
+    """Take a step of an optimiser."""
+    optimizer = torch.optim.Adam(m.parameters(), lr=0.1)
+    for parameter in m.parameters():
+        parameter.grad = -torch.ones_like(parameter)
+    optimizer.step()
+
+
+def _assign(m: WISKI) -> None:
+    """Give a parameter a tensor of its own."""
+    m.likelihood.raw_noise.data = m.likelihood.raw_noise.data + 0.3
+
+
 CHANGES: dict[str, Callable[[WISKI], object]] = {
     "lengthscale": _set_lengthscale,
     "output scale": lambda m: setattr(m.covar_module, "outputscale", 3.0),
     "noise": lambda m: setattr(m.likelihood, "noise", 0.5),
     "mean": lambda m: m.mean_module.constant.data.fill_(2.0),
     "state": _reload,
+    "optimiser": _step,
+    "new tensor": _assign,
+    "array": lambda m: m.likelihood.raw_noise.detach().numpy().fill(0.2),
+    "constraint": lambda m: m.likelihood.noise_covar.raw_noise_constraint.lower_bound.fill_(0.1),
     "training": lambda m: m.train(),
     "growth": lambda m: m.posterior(torch.full((1, 2), 1.4).double()),
     "refining": lambda m: m.refine(12),

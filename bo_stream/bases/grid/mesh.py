@@ -36,6 +36,17 @@ _KEYS = (
     (0.0, 0.0, -0.5, 0.5),
 )
 
+# Rows: Legendre polynomials of degrees 0 to 6; columns: powers 0 to 6.
+_LEGENDRE = (
+    (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+    (0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+    (-0.5, 0.0, 1.5, 0.0, 0.0, 0.0, 0.0),
+    (0.0, -1.5, 0.0, 2.5, 0.0, 0.0, 0.0),
+    (0.375, 0.0, -3.75, 0.0, 4.375, 0.0, 0.0),
+    (0.0, 1.875, 0.0, -8.75, 0.0, 7.875, 0.0),
+    (-0.3125, 0.0, 6.5625, 0.0, -19.6875, 0.0, 14.4375),
+)
+
 Sizes = tuple[tuple[int, ...], ...]
 """Nodes per dimension of each grid."""
 
@@ -342,22 +353,24 @@ def weights(t: Tensor) -> Tensor:
     They sum to one and reproduce quadratics. Source: Keys (1981), used by KISS-GP and WISKI.
     """
     powers = torch.stack((torch.ones_like(t), t, t * t, t * t * t), dim=-1)
-    return powers @ _keys(t.dtype, t.device)
+    return powers @ _uploaded(_KEYS, t.dtype, t.device)
 
 
 @cache
-def _keys(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the coefficients ``_KEYS``, uploaded to a device once."""
-    return torch.tensor(_KEYS, dtype=dtype, device=device).mT
+def _uploaded(
+    coefficients: tuple[tuple[float, ...], ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return coefficients of polynomials, a column each, uploaded to a device once."""
+    return torch.tensor(coefficients, dtype=dtype, device=device).mT
 
 
 def legendre(t: Tensor) -> Tensor:
     """Evaluate Legendre polynomials of ``2 t − 1`` of degrees 0 to 6, ``... -> ... x 7``."""
     x = 2.0 * t - 1.0
-    values = [torch.ones_like(x), x]
-    for n in range(1, PAIR_DEGREES - 1):
-        values.append(((2 * n + 1) * x * values[n] - n * values[n - 1]) / (n + 1))
-    return torch.stack(values, dim=-1)
+    x2 = x * x
+    x3, x4 = x2 * x, x2 * x2
+    powers = torch.stack((torch.ones_like(x), x, x2, x3, x4, x4 * x, x3 * x3), dim=-1)
+    return powers @ _uploaded(_LEGENDRE, t.dtype, t.device)
 
 
 @cache

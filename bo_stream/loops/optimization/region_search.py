@@ -450,7 +450,11 @@ class RegionSurrogate:
         candidates = region_candidates(X, bounds, CANDIDATES, generator)
         candidates = self.domain.candidates(candidates, X[0], generator)
         hottest = HOTTEST + float(local.model.likelihood.noise.detach().sqrt())
-        spread = _spread(q, hottest, generator)
+        means = math.floor(MEANS * q + float(torch.rand(1, generator=generator)))
+        factors = torch.linspace(COLDEST, hottest, q - means)
+        if len(factors) == 1:
+            factors.uniform_(COLDEST, hottest, generator=generator)
+        spread = torch.cat((torch.zeros(means), factors))
         paths = sample_paths(local.model, q, seed, at=candidates, spread=spread)
         values = paths(candidates).squeeze(-1)
         starts = candidates[values.argmax(-1)]
@@ -502,15 +506,6 @@ class RegionSurrogate:
             gains = self._gains(keys, self.held)
             found.append((keys[int(gains.argmax())], float(gains.max())))
         return max(found, key=lambda pair: pair[1])
-
-
-def _spread(q: int, hottest: float, generator: torch.Generator) -> Tensor:
-    """Return factors of the deviations of q drawn functions from the posterior mean."""
-    means = math.floor(MEANS * q + float(torch.rand(1, generator=generator)))
-    some = torch.linspace(COLDEST, hottest, q - means)
-    if len(some) == 1:
-        some.uniform_(COLDEST, hottest, generator=generator)
-    return torch.cat((torch.zeros(means), some))
 
 
 def region_state(record: Mapping[str, Any]) -> RegionState:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -258,10 +258,11 @@ def _as_on_device(value: Any, originals: dict[int, Tensor]) -> Any:
     return originals[id(value)] if id(value) in originals else _lifted(value)
 
 
-def _with_wrapped_numbers(operation: OpOverload, args: Iterable[Any]) -> list[Any]:
+def _with_wrapped_numbers(operation: OpOverload, args: Sequence[Any]) -> list[Any]:
     """Numbers where the schema has a tensor, which torch had wrapped, wrapped again."""
+    is_double = any(isinstance(a, Tensor) and a.dtype == torch.float64 for a in args)
     return [
-        torch.tensor(value)
+        torch.tensor(value, dtype=torch.float64 if is_double else None)
         if isinstance(value, int | float) and str(argument.type) == "Tensor"
         else value
         for value, argument in zip(args, operation._schema.arguments, strict=False)

@@ -37,7 +37,7 @@ def solved(A: Tensor, B: Tensor) -> Tensor:
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     factor = torch.linalg.cholesky(A @ A.mT + identity)
     result = torch.linalg.solve_triangular(factor, B.exp(), upper=False)
-    result = result * 2.0
+    result = result * 3.0**0.5  # no single number
     result[..., 1:, :] += 1.0
     chosen = torch.tensor([2, 0], device=A.device)
     return torch.cat((result.mT.reshape(-1), result[..., chosen, :].sum((-2, -1)).flatten()))

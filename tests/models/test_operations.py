@@ -1,0 +1,87 @@
+"""How many tensor operations a verb dispatches: each takes microseconds, however small its tensors.
+
+The numbers are those of one version of torch, and bounds for the next: who lowers one writes it
+down here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bo_stream import OSGPR, WISKI, AutoGP
+from bo_stream.models.base import StreamingGP
+from tests.support.problems import observations
+
+
+class Dispatched(TorchDispatchMode):
+    """Counts operations on tensors, views among them, without the comparisons of numbers."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def operations(call: Callable[[], object]) -> int:
+    """Count the operations of a call."""
+    with torch.no_grad(), Dispatched() as dispatched:  # type: ignore[no-untyped-call]
+        call()
+    return dispatched.count
+
+
+def wiski(X: Tensor, Y: Tensor, kernel: ScaleKernel) -> StreamingGP:
+    bounds = torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64)
+    return WISKI(X, Y, covar_module=kernel, grid_size=10, bounds=bounds)
+
+
+def osgpr(X: Tensor, Y: Tensor, kernel: ScaleKernel) -> StreamingGP:
+    return OSGPR(X, Y, covar_module=kernel, inducing_points=X[:64])
+
+
+def exact(X: Tensor, Y: Tensor, kernel: ScaleKernel) -> StreamingGP:
+    bounds = torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64)
+    return AutoGP(X[:200], Y[:200], covar_module=kernel, bounds=bounds, families="exact")
+
+
+MOST: dict[Callable[..., StreamingGP], tuple[int, int, int]] = {
+    wiski: (322, 152, 352),
+    osgpr: (265, 168, 452),
+    exact: (156, 123, 312),
+}
+"""Most operations of an update of 3, of a posterior of 5 with its variance, and of 8 fantasies of 3
+with a posterior of 50."""
+
+
+@pytest.mark.parametrize("build", MOST, ids=lambda build: build.__name__)
+def test_operations_of_an_update_a_posterior_and_fantasies(
+    build: Callable[..., StreamingGP],
+) -> None:
+    data = observations(530, dim=3)
+    X, Y = data.X, data.Y
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=3)).double()
+    model = build(X[:500], Y[:500], kernel)
+    for first in (500, 503):  # what is computed once is
+        model.update(X[first : first + 3], Y[first : first + 3])
+        model.posterior(X[:5])
+    known = data.X[:24].unflatten(0, (8, 3)), data.Y[:24].unflatten(0, (8, 3))
+
+    def predict() -> tuple[Tensor, Tensor]:
+        posterior: Any = model.posterior(X[:5])
+        return posterior.mean, posterior.variance
+
+    found = (
+        operations(lambda: model.update(X[506:509], Y[506:509])),
+        operations(predict),
+        operations(lambda: model.condition_on_observations(*known).posterior(X[50:100])),
+    )
+    assert all(count <= most for count, most in zip(found, MOST[build], strict=True)), found
