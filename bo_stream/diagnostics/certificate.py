@@ -314,6 +314,7 @@ def eigenvalue_bounds(kernel: Kernel, Z: Tensor) -> EigenvalueBounds:
     """Bound the eigenvalues of ``k(Z, Z)`` of M points, at least one, ``M x d``.
 
     ``lower`` is 0 where a kernel is not made of RBF and Matérn kernels, each of which costs O(M²).
+    [Terenin2024, proposition 4 and result 6]
     """
     dims = kernel.active_dims
     return _bounds(kernel, Z if dims is None else Z.index_select(-1, dims))
@@ -518,7 +519,10 @@ def separation(Z: Tensor) -> float:
 
 
 def resolution(Z: Tensor, X: Tensor) -> float:
-    """Return the largest distance of n inputs to their nearest of M points. Cost O(n M d)."""
+    """Return the largest distance of n inputs to their nearest of M points. Cost O(n M d).
+
+    [Terenin2024, definition 8]
+    """
     if len(X) == 0:
         return 0.0
     if len(Z) == 0:

@@ -171,7 +171,7 @@ class ClusterMemory(HoldsStatistics):
         return replace(moved, tree=self.tree.to(moved.centres))
 
 
-# --- exact inference for inputs moved to the centres of clusters [Terenin2024 --------------------
+# --- exact inference for inputs moved to the centres of clusters [Terenin2024, section 3.3] ------
 
 
 Solver = Literal["cholesky", "cg"]
@@ -480,7 +480,10 @@ def _misfit(
 
 
 def clustered_kl_divergence(evidence: InformationForm, prior: Tensor) -> Tensor:
-    """Compute ``½ (log |K + Λ| / |Λ| − tr((K + Λ)⁻¹ K) + vᵀ K v)`` for K the prior, ``... x m``."""
+    """Compute ``½ (log |K + Λ| / |Λ| − tr((K + Λ)⁻¹ K) + vᵀ K v)`` for K the prior, ``... x m``.
+
+    [Terenin2024, eq. 24]
+    """
     solution = _Solution.of(evidence, prior)
     energy = (solution.representer.double() * solution.mean).sum((-2, -1))
     return 0.5 * (solution.log_determinant - solution.certainty.sum((-2, -1)) + energy)

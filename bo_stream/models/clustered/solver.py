@@ -229,7 +229,7 @@ class ClusteredProcess(PosteriorProcess):
     """``f(x) = prior_mean + k(x, Z) (K + Λ)⁻¹ u``, covariance ``k − k(x, Z) (K + Λ)⁻¹ k(Z, x')``.
 
     Evaluated in the dtype of the centres, given back in float64. [Terenin2024, eq. 21 and
-    proposition 11]
+    23]
 
     Attributes:
         kernel: Frozen, in the dtype of the centres.

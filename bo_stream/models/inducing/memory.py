@@ -171,7 +171,7 @@ class PointStatistics(HoldsStatistics):
 
         What was observed acts as observations of the process at the old points. Exact where these
         are among the new ones; else what those do not determine enters the trace term. [Bui2017,
-        eq. 5, with the old posterior over the old prior as the old statistics]
+        eq. 5, with the old posterior over the old prior as the old statistics; Galy-Fajou2021, A.1]
         """
         if self.values.root is basis.root:
             return self
