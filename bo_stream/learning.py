@@ -308,6 +308,8 @@ class OnlineLearner:
     def step(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> float:
         """Observe a batch and learn from it. Bad input raises and changes nothing.
 
+        [Stanton2021, algorithm 1]
+
         Args:
             X: ``q x d``.
             Y: ``q x m``.

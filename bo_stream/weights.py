@@ -450,7 +450,7 @@ def solve(evidence: InformationForm) -> WeightPosterior:
 
 
 def weight_precision(gram: Tensor) -> Tensor:
-    """Compute ``Q = I + gram``, symmetrised, ``... x r x r``."""
+    """Compute ``Q = I + gram``, symmetrised, ``... x r x r``. [Stanton2021, eq. 12]."""
     total = 0.5 * (gram + gram.mT)
     total.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return total

@@ -207,7 +207,7 @@ class CoverTree(Allocator):
 
     @torch.no_grad()
     def assign(self, X: Tensor) -> Tensor:
-        """Return the index of the nearest of ``centres``, ``n x d -> n``.
+        """Return the index of the nearest of ``centres``, ``n x d -> n``. [Terenin2024, eq. 22].
 
         Args:
             X: Inserted points or others. Cost O(1) a point near to inserted ones, O(M) for others.

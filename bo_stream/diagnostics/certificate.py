@@ -432,12 +432,12 @@ def smallest_eigenvalue_bound(log_density: _Profile, separation: float, dim: int
     """Bound the eigenvalues of a kernel matrix from below, by the kernel's spectral density.
 
     A function h that vanishes beyond the separation has the matrix ``h(0) I``, and the kernel's is
-    no less if the transform of h is nowhere above the spectral density [Terenin2024, lemma 20].
-    Here ``h ∝ (R² + Δ)(χ * χ)`` with χ the first Dirichlet eigenfunction of a ball of half the
-    separation (the function of Ingham's inequality; Komornik and Loreti, 2005): its transform is
-    negative beyond R and decreases up to there, so that the density is needed on an interval
-    only. Wendland's own choice (2004, theorem 12.3), which the paper quotes, has the square of a
-    ball's indicator and a bound that is smaller by many orders of magnitude.
+    no less if the transform of h is nowhere above the spectral density. [Terenin2024, result 6
+    and lemma 20] Here ``h ∝ (R² + Δ)(χ * χ)`` with χ the first Dirichlet eigenfunction of a ball of
+    half the separation (the function of Ingham's inequality; Komornik and Loreti, 2005): its
+    transform is negative beyond R and decreases up to there, so that the density is needed on an
+    interval only. Wendland's own choice (2004, theorem 12.3), which the paper quotes, has the
+    square of a ball's indicator and a bound that is smaller by many orders of magnitude.
 
     Args:
         log_density: Logarithm of the spectral density as a decreasing function of frequency, in

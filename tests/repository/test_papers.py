@@ -183,6 +183,18 @@ def test_what_a_table_names_is_in_the_file_beside_it(page: Path, title: str) -> 
 
 
 @papers
+def test_files_with_an_equation_carry_the_key_of_the_paper(page: Path) -> None:
+    """One of a row's, at least: functions of others may serve the equation, too."""
+    number = re.search(r"arxiv\.org/abs/([\d.]+)", page.read_text(encoding="utf-8"))
+    assert number is not None
+    (key,) = (key for key, fields in bibliography() if fields.get("eprint") == number[1])
+    for row in rows(section(page, "Equations")):
+        files = [page.parent / link for link in re.findall(r"\]\(([^)#]+\.py)\)", " ".join(row))]
+        carried = [key in path.read_text(encoding="utf-8") for path in files]
+        assert any(carried) or not files, row
+
+
+@papers
 def test_classes_of_the_names_exist(page: Path) -> None:
     table = rows(section(page, "Names"))
     classes = {name for row in table for name in quoted(row[1]) if re.match(r"[A-Z]\w*[a-z]", name)}

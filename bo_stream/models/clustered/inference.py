@@ -47,6 +47,7 @@ class ClusterMemory(HoldsStatistics):
 
     The feature of an observation is the indicator of its cluster, hence the gram is diagonal: the
     sums of precisions, kept as a column. Sums are in float64 whatever the dtype of the centres.
+    [Terenin2024, eq. 22 and 23]
 
     Attributes:
         tree: Finds centres; never changed in place.
@@ -440,6 +441,8 @@ def clustered_log_marginal_likelihood(
     groups: Sequence[NoiseGroup], residual: Tensor, prior: Tensor
 ) -> Tensor:
     """Return the log marginal likelihood of all observations at their centres, ``... x m``: O(M³).
+
+    [Terenin2024, eq. 23]
 
     Exact with its gradient, that of the expected complete-data log likelihood (Fisher's identity);
     ``∂/∂K = ½ (v vᵀ − R Q⁻¹ R)``: no factorisation is differentiated.

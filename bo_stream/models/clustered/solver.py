@@ -122,6 +122,7 @@ class ConjugateGradients(CentreSolver):
 
     They stop when the residual is ``tolerance`` of the right side, on average over the columns; a
     solution's error is no larger. Differentiable in columns: the gradient is solved for alike.
+    [Terenin2024, result 2]
 
     Attributes:
         Q: ``... x m x M x M``.

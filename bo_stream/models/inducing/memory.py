@@ -191,7 +191,10 @@ class PointStatistics(HoldsStatistics):
         return PointStatistics(basis.values, statistics, self.trace)
 
     def with_rows(self, rows: Rows) -> PointStatistics:
-        """Add rows in this basis, or take them out if their sign is negative. Cost O(n M²)."""
+        """Add rows in this basis, or take them out if their sign is negative. Cost O(n M²).
+
+        [Galy-Fajou2021, A.3]
+        """
         if len(rows) == 0:
             return self
         statistics = self.statistics.observed(rows.features, rows.data)
