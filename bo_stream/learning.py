@@ -53,7 +53,7 @@ def pretrain(
 
     The stem is calibrated on the batch at every step (a batch norm, through which gradients flow).
     Afterwards the model's memory holds exactly this batch, projected by the learned stem. Cost
-    O(n r² + r³) an iteration. Source: the WISKI paper, section 5.1; it takes 200 steps of Adam.
+    O(n r² + r³) an iteration. [Stanton2021, section 5.1, where Adam takes 200 steps]
 
     Args:
         model: With a stem; its memory is cleared first.
@@ -249,7 +249,7 @@ _UNTIL = 2.0
 class OnlineLearner:
     """Feeds a stream to a model and lets it learn with every batch, at constant cost.
 
-    A step is Algorithm 1 of the WISKI paper: the stem moves up the gradient of the log predictive
+    A step is algorithm 1 of [Stanton2021]: the stem moves up the gradient of the log predictive
     density of the new observations, which is the gradient of the marginal likelihood with all
     earlier projections fixed (eq. 18 in the form of A.5); the observations enter the memory by the
     new stem; then the hyperparameters move up the gradient of the marginal likelihood (eq. 13).
@@ -307,6 +307,8 @@ class OnlineLearner:
 
     def step(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> float:
         """Observe a batch and learn from it. Bad input raises and changes nothing.
+
+        [Stanton2021, algorithm 1]
 
         Args:
             X: ``q x d``.
@@ -435,7 +437,7 @@ class OnlineObjective:
         """``log p(Y | memory)`` of a batch in units of the outcomes, differentiable in the stem.
 
         Summed over points, outputs and batch elements. Cost O(r³ + q r² + q³). X is
-        ``... x q x d``, Y and Yvar are ``... x q x m``.
+        ``... x q x d``, Y and Yvar are ``... x q x m``. [Stanton2021, eq. A.5]
         """
         model = self._model
         outcomes, noise = model.standardized(X, Y, Yvar)

@@ -31,6 +31,7 @@ class SufficientStatistics(Generic[G]):
     Law: ``statistics(A ∪ B) = statistics(A) + statistics(B)``. Each of m outputs has two target
     columns [Y, 1], so that every affine change of Y (a constant mean, a new standardisation) is
     exact without the data. D is relative noise: 1 where the noise variance is inferred.
+    [Stanton2021, section 4 and appendix A.5]
 
     Attributes:
         gram: ``Φᵀ D⁻¹ Φ``, dense ``... x p x p`` or a value made of tensors that are linear in D⁻¹;
@@ -441,15 +442,15 @@ def evidence_of(features: Tensor, residual: Tensor, noise: Tensor) -> Informatio
 def solve(evidence: InformationForm) -> WeightPosterior:
     """Compute the weight posterior N(Q⁻¹ moment, Q⁻¹) with ``Q = I + gram``. Cost O(r³).
 
-    Q is never smaller than the identity, hence no jitter is needed. Source: Stanton et al. (2021),
-    WISKI, section 4.1, in whitened weights.
+    Q is never smaller than the identity, hence no jitter is needed. [Stanton2021, eq. 11, 12,
+    14 and 15, in whitened weights; eq. 15 without its factor σ²]
     """
     root = inverse_root(weight_precision(evidence.gram))
     return WeightPosterior.of(root @ (root.mT @ evidence.moment), root)
 
 
 def weight_precision(gram: Tensor) -> Tensor:
-    """Compute ``Q = I + gram``, symmetrised, ``... x r x r``."""
+    """Compute ``Q = I + gram``, symmetrised, ``... x r x r``. [Stanton2021, eq. 12]."""
     total = 0.5 * (gram + gram.mT)
     total.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return total
@@ -460,8 +461,8 @@ def log_marginal_likelihood(
 ) -> Tensor:
     """Compute ``log N(y − μ; 0, Φ P Φᵀ + N)`` by the determinant and inversion lemmas, ``... x m``.
 
-    ``−½ (n log 2π + log |N| + log |I + P gram| + energy − momentᵀ mean)``. Cost O(r). Source:
-    WISKI, eq. 13 with its log terms corrected.
+    ``−½ (n log 2π + log |N| + log |I + P gram| + energy − momentᵀ mean)``. Cost O(r).
+    [Stanton2021, eq. 13, its log terms and the factor of K corrected]
 
     Args:
         evidence: Information form of the observations.

@@ -5,7 +5,7 @@ pivoted Cholesky) and updates L and its pseudo-inverse in place with every obser
 et al. (1974). WISKI here keeps the whole ``WᵀW`` and truncates the prior to its r largest
 eigenvectors. Both are held against the interpolated kernel without any truncation, after a stream
 of single observations, at equal rank; errors are the largest over the test points, in prior sd
-(mean) and prior variance (variance).
+(mean) and prior variance (variance). [Stanton2021, section 4.2 and A.3]
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ class FeatureNIPV(AcquisitionFunction):
     With features z, weight posterior root S and ``G = Σ_i weight_i z(x_i) z(x_i)ᵀ``,
     ``value = −tr(M) + tr(C⁻¹ ζ M ζᵀ)`` where ``M = Sᵀ G S``, ``ζ = z(X) S``, ``C = ζ ζᵀ + noise``.
     G is computed once; over a box it is exact. Equal to BoTorch's
-    ``qNegIntegratedPosteriorVariance`` on the same model (Seo et al., 2000), in the squared units
-    of the outcomes, also after hypothetical observations. Differentiable in X.
+    ``qNegIntegratedPosteriorVariance`` on the same model, in the squared units of the outcomes,
+    also after hypothetical observations. Differentiable in X. [Seo2000; Stanton2021, section 5.4]
 
     Cost O(q r² + q² r) for each of b candidate sets and any measure; O(N r² + r³) once for N
     integration points, O(r³) for a box, and again whenever the model has changed.

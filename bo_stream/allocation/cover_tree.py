@@ -44,7 +44,7 @@ class CoverTree(Allocator):
     - Memory: the centres of all levels and their neighbours; points are not stored.
     - Cost: O(n log(extent / resolution)) for n points, with a factor that grows exponentially in
       the intrinsic dimension.
-    - Source: Terenin et al. (2024), algorithm 9, with a wider neighbourhood on the last levels
+    - Source: [Terenin2024, algorithm 9, eq. 20], with a wider neighbourhood on the last levels
       (``NEIGHBOURHOOD``), without which separation can fail.
 
     Args:
@@ -207,7 +207,7 @@ class CoverTree(Allocator):
 
     @torch.no_grad()
     def assign(self, X: Tensor) -> Tensor:
-        """Return the index of the nearest of ``centres``, ``n x d -> n``.
+        """Return the index of the nearest of ``centres``, ``n x d -> n``. [Terenin2024, eq. 22].
 
         Args:
             X: Inserted points or others. Cost O(1) a point near to inserted ones, O(M) for others.

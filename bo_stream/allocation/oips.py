@@ -233,7 +233,7 @@ class OIPS(Allocator):
 
     - Cost: O(n M) for n points, and O(n) for each one accepted.
     - When hyperparameters move, ``prune`` drops points; gaps are filled by the data to come.
-    - Source: Galy-Fajou and Opper (2021), algorithm 1.
+    - Source: [Galy-Fajou2021, algorithm 1].
 
     Args:
         rho: Accept points less correlated than this with every inducing point, in (0, 1).
@@ -281,8 +281,8 @@ class Isolation:
     """Rule for outliers: points unlike even their most similar points.
 
     The points compared with are the inducing points and the others of the batch, so a new region is
-    entered by ``nearest`` points of one batch, an outlier never. (The outlook of Galy-Fajou and
-    Opper (2021), section 5.)
+    entered by ``nearest`` points of one batch, an outlier never. [Galy-Fajou2021, section 5, the
+    outlook]
 
     Attributes:
         below: Typical correlation below which a point is isolated, in (0, 1).
@@ -325,9 +325,9 @@ def expected_points_bound(
     of each lies in the cube. With α the share of the cube that this is, one more point is selected
     with probability at most ``1 − α M``: ``E[M] <= (1 − (1 − α)^n) / α``.
 
-    Source: Galy-Fajou and Opper (2021), theorem 1, corrected: their "inscribed hypercube" of side
-    ``r √d / 2`` is more than the ball holds from d = 5 on, cubes in balls of radius r overlap, the
-    domain's corners are forgotten, and the recursion is not normalised by its volume.
+    [Galy-Fajou2021, theorem 1, corrected] Their "inscribed hypercube" of side ``r √d / 2`` is more
+    than the ball holds from d = 5 on, cubes in balls of radius r overlap, the domain's corners are
+    forgotten, and the recursion is not normalised by its volume.
 
     Args:
         n: Number of inputs, uniform in ``[0, side]^d``.
@@ -353,8 +353,9 @@ def expected_points_bound(
 def nystroem_error_bound(n: int, points: int, rho: float) -> float:
     """Bound ``‖K_X − Q_X‖`` of n inputs of a correlation kernel, given OIPS' points.
 
-    ``(n − M) (1 − rho² / (1 + M (M − 1) rho))``, relative to the prior variance. Source:
-    Galy-Fajou and Opper (2021), theorem 2.
+    ``(n − M) (1 − rho² / (1 + M (M − 1) rho))``, relative to the prior variance, where every input
+    has a point as like as rho: not of what :class:`Isolation` kept out, nor once hyperparameters
+    have moved. [Galy-Fajou2021, theorem 2]
 
     Args:
         n: Number of inputs that the points were selected from.

@@ -422,8 +422,8 @@ _LEAST_SPREAD = 1e-6
 class Stem(torch.nn.Module, ABC):
     """A projection ``h(x)`` of d inputs to k coordinates in the unit cube.
 
-    ``h(x) = (1 + tanh(gain ∘ (project(x) − centre) / spread + offset)) / 2``: the batch norm and
-    tanh of the WISKI paper (section 5.1). Centre and spread describe the points that the stem was
+    ``h(x) = (1 + tanh(gain ∘ (project(x) − centre) / spread + offset)) / 2``: a batch norm and a
+    tanh. [Stanton2021, section 5.1] Centre and spread describe the points that the stem was
     calibrated on and stay until it is calibrated again, in training and evaluation mode alike.
 
     Cost of one point: O(d k), or one evaluation of the network.

@@ -314,6 +314,7 @@ def eigenvalue_bounds(kernel: Kernel, Z: Tensor) -> EigenvalueBounds:
     """Bound the eigenvalues of ``k(Z, Z)`` of M points, at least one, ``M x d``.
 
     ``lower`` is 0 where a kernel is not made of RBF and Matérn kernels, each of which costs O(M²).
+    [Terenin2024, proposition 4 and result 6]
     """
     dims = kernel.active_dims
     return _bounds(kernel, Z if dims is None else Z.index_select(-1, dims))
@@ -431,12 +432,12 @@ def smallest_eigenvalue_bound(log_density: _Profile, separation: float, dim: int
     """Bound the eigenvalues of a kernel matrix from below, by the kernel's spectral density.
 
     A function h that vanishes beyond the separation has the matrix ``h(0) I``, and the kernel's is
-    no less if the transform of h is nowhere above the spectral density [Terenin2024, lemma 20].
-    Here ``h ∝ (R² + Δ)(χ * χ)`` with χ the first Dirichlet eigenfunction of a ball of half the
-    separation (the function of Ingham's inequality; Komornik and Loreti, 2005): its transform is
-    negative beyond R and decreases up to there, so that the density is needed on an interval
-    only. Wendland's own choice (2004, theorem 12.3), which the paper quotes, has the square of a
-    ball's indicator and a bound that is smaller by many orders of magnitude.
+    no less if the transform of h is nowhere above the spectral density. [Terenin2024, result 6
+    and lemma 20] Here ``h ∝ (R² + Δ)(χ * χ)`` with χ the first Dirichlet eigenfunction of a ball of
+    half the separation (the function of Ingham's inequality; Komornik and Loreti, 2005): its
+    transform is negative beyond R and decreases up to there, so that the density is needed on an
+    interval only. Wendland's own choice (2004, theorem 12.3), which the paper quotes, has the
+    square of a ball's indicator and a bound that is smaller by many orders of magnitude.
 
     Args:
         log_density: Logarithm of the spectral density as a decreasing function of frequency, in
@@ -518,7 +519,10 @@ def separation(Z: Tensor) -> float:
 
 
 def resolution(Z: Tensor, X: Tensor) -> float:
-    """Return the largest distance of n inputs to their nearest of M points. Cost O(n M d)."""
+    """Return the largest distance of n inputs to their nearest of M points. Cost O(n M d).
+
+    [Terenin2024, definition 8]
+    """
     if len(X) == 0:
         return 0.0
     if len(Z) == 0:

@@ -83,6 +83,21 @@ def test_the_papers_narrower_neighbourhood_loses_separation() -> None:
     assert resolution(X, centres) <= 0.05
 
 
+def test_the_papers_algorithm_separates_in_all_sets_only_with_a_level_more() -> None:
+    """Of twelve sets of 400 points, in one to four dimensions at three resolutions each."""
+    generator, lost = torch.Generator().manual_seed(0), 0
+    for d, finest in ((1, 0.01), (2, 0.05), (3, 0.15), (4, 0.25)):
+        for radius in (finest, 1.5 * finest, 2.0 * finest):
+            X = torch.rand(400, d, dtype=torch.float64, generator=generator)
+            printed, mended = (
+                separation(torch.as_tensor(paper_cover_tree(X.numpy(), radius, widened)))
+                for widened in (0, 1)
+            )
+            lost += printed < radius * (1.0 - 1e-12)
+            assert mended >= radius * (1.0 - 1e-12)
+    assert lost == 5
+
+
 def test_averages_and_voronoi_spare_centres() -> None:
     X = torch.rand(4000, 2, dtype=torch.float64)
     sizes = {options: len(CoverTree(0.05, *options).insert(X).centres) for options in OPTIONS}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bo_stream.allocation import OIPS, Isolation, expected_points_bound, nystroem_error_bound
 from bo_stream.allocation.allocator import correlation
-from tests.oracles.allocation import oips
+from tests.oracles.allocation import oips, printed_points_bound
 
 
 def rbf(lengthscale: float = 0.3, outputscale: float = 4.0) -> ScaleKernel:
@@ -115,6 +115,17 @@ def test_the_expected_number_stays_below_the_corrected_bound(d: int) -> None:
     assert expected_points_bound(1, d, 0.7, 0.3) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("d", "apart", "n"), [(4, 0.35, 3000), (5, 0.35, 2000), (6, 0.5, 1000)])
+def test_the_papers_first_bound_fails_from_four_dimensions_on(d: int, apart: float, n: int) -> None:
+    """Its cubes overlap and leave the domain; from five dimensions on they leave the balls, too."""
+    rho, X = 0.5, torch.rand(4, n, d, dtype=torch.float64)
+    lengthscale = apart / math.sqrt(-2.0 * math.log(rho))
+    allocator, kernel = OIPS(rho, prune=1.0), rbf(lengthscale)
+    found = sum(len(allocator.update(X[0, :0], rows, kernel)) for rows in X) / len(X)
+    assert printed_points_bound(n, d, rho, lengthscale) < found
+    assert found <= expected_points_bound(n, d, rho, lengthscale)
+
+
 def test_the_bound_of_a_cube_scales_with_it() -> None:
     assert expected_points_bound(500, 3, 0.8, 0.2, 1.0) == pytest.approx(
         expected_points_bound(500, 3, 0.8, 2.0, 10.0)
@@ -126,11 +137,38 @@ def test_the_bound_of_a_cube_scales_with_it() -> None:
 def test_what_the_points_miss_stays_below_the_second_bound(rho: float) -> None:
     X, kernel = torch.rand(120, 2, dtype=torch.float64), rbf(0.2, 1.0)
     Z = OIPS(rho).update(X[:0], X, kernel)
+    assert missed(kernel, X, Z) <= nystroem_error_bound(len(X), len(Z), rho)
+
+
+def missed(kernel: Kernel, X: Tensor, Z: Tensor) -> float:
+    """Largest eigenvalue of what Nyström's approximation at Z leaves out."""
     with torch.no_grad():
         cross = kernel(X, Z).to_dense()
-        missed = kernel(X).to_dense() - cross @ torch.linalg.solve(kernel(Z).to_dense(), cross.mT)
-    error = float(torch.linalg.matrix_norm(missed, 2))
-    assert error <= nystroem_error_bound(len(X), len(Z), rho)
+        left = kernel(X).to_dense() - cross @ torch.linalg.solve(kernel(Z).to_dense(), cross.mT)
+    return float(torch.linalg.matrix_norm(left, 2))
+
+
+def test_the_second_bound_is_of_algorithm_1_at_the_present_hyperparameters() -> None:
+    """Neither of points that :class:`Isolation` keeps out, nor of another lengthscale."""
+    line = torch.linspace(0.0, 3.0, 4, dtype=torch.float64).unsqueeze(-1)
+    X, kernel = torch.cat((line, torch.full((1, 1), 100.0).double())), rbf(1.5, 1.0)
+    Z = OIPS(0.9, isolation=Isolation()).update(X[:0], X, kernel)
+    assert torch.equal(Z, line)
+    assert missed(kernel, X, Z) > nystroem_error_bound(len(X), len(Z), 0.9)
+    near = torch.linspace(0.0, 0.1, 9, dtype=torch.float64).unsqueeze(-1)
+    Z = OIPS(0.99).update(near[:0], near, kernel)
+    assert missed(kernel, near, Z) <= nystroem_error_bound(len(near), len(Z), 0.99)
+    assert missed(rbf(1e-3, 1.0), near, Z) > nystroem_error_bound(len(near), len(Z), 0.99)
+
+
+@pytest.mark.parametrize("rho", [0.3, 0.9])
+def test_row_sums_bound_the_points_matrix_more_tightly_than_the_paper(rho: float) -> None:
+    """Its largest eigenvalue is at most ``1 + (M − 1) rho``, by Gershgorin's theorem."""
+    X, kernel = torch.rand(120, 2, dtype=torch.float64), rbf(0.2, 1.0)
+    Z = OIPS(rho).update(X[:0], X, kernel)
+    with torch.no_grad():
+        largest = float(torch.linalg.eigvalsh(kernel(Z).to_dense())[-1])
+    assert largest <= 1.0 + (len(Z) - 1) * rho
 
 
 @pytest.mark.parametrize("rho", [0.0, 1.0, -0.5, 1.5, math.nan])

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bo_stream import WISKI, HeteroscedasticWISKI
 from bo_stream.bases.kernels import LinearStem, MLPStem, Stem
 from bo_stream.learning import (
+    LEFT_OUT,
     OnlineLearner,
     OnlineObjective,
     pretrain,
@@ -60,6 +61,19 @@ def test_the_stems_gradient_is_that_of_the_newest_points_alone(stem: Stem) -> No
     assert_close(own, dense)
     for a, e in zip(actual, torch.autograd.grad(dense, parameters), strict=True):
         assert_close(a, e, factor=10)
+
+
+def test_the_stems_gradient_with_few_features_is_within_a_tenth() -> None:
+    """By default those are left out that carry a thousandth of the noise variance."""
+    X, Y = ridge(402)
+    model = WISKI(X[:400], Y[:400], stem=LinearStem(D, 2), grid_size=16, tolerance=0.0).eval()
+    few, every = (
+        torch.autograd.grad(
+            OnlineObjective(one, left_out).log_density(X[400:], Y[400:]), one.stem.weight
+        )[0]
+        for one, left_out in ((copy.deepcopy(model), LEFT_OUT), (model, 0.0))
+    )
+    assert 0.0 < (few - every).norm() < 0.1 * every.norm()
 
 
 @pytest.mark.parametrize("noise", ["learned", "known"])

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 
-def paper_cover_tree(X: np.ndarray, resolution: float) -> np.ndarray:
+def paper_cover_tree(X: np.ndarray, resolution: float, widened: int = 0) -> np.ndarray:
     """The finest centres by the paper's loops and its bound on neighbours. [Terenin2024, alg. 9]
 
-    Without the optional steps.
+    Without the optional steps. Neighbours are within ``4 (1 − 2^(l − L))`` radii at level l of L,
+    as printed, or with L larger by ``widened``.
     """
     root = X.mean(0)
     depth = math.ceil(math.log2(np.linalg.norm(X - root, axis=1).max() / resolution))
@@ -35,7 +36,7 @@ def paper_cover_tree(X: np.ndarray, resolution: float) -> np.ndarray:
                 parents.append(p)
                 below.append(centre)
                 below_families.append(taken)
-        bound = 4.0 * (1.0 - 0.5 ** (depth - level)) * radius
+        bound = 4.0 * (1.0 - 0.5 ** (depth + widened - level)) * radius
         neighbours = [
             [
                 c
@@ -58,6 +59,15 @@ def oips(K: Tensor, rho: float) -> list[int]:
         if all(float(likeness[i, j]) < rho for j in chosen):
             chosen.append(i)
     return chosen
+
+
+def printed_points_bound(n: int, d: int, rho: float, lengthscale: float) -> float:
+    """Expected points of n uniform inputs in the unit cube. [Galy-Fajou2021, theorem 1, printed]
+
+    The kernel is ``exp(−|x − x'|² / (2 lengthscale²))``, the paper's lengthscale √2 times that.
+    """
+    alpha = (lengthscale * math.sqrt(-2.0 * d * math.log(rho)) / 2.0) ** d
+    return (1.0 - (1.0 - alpha) ** (n + 1)) / alpha
 
 
 def exchanged(

@@ -117,3 +117,37 @@ def online_bound(
     quadratic = m @ S_inverse @ D @ S_inverse @ m - m @ S_inverse @ m
     delta = -0.5 * (log_determinants - quadratic - constant)
     return normal.log_prob(torch.cat((y, pseudo))) - 0.5 * (missed_new + missed_old) + delta
+
+
+def online_update(
+    former: tuple[Tensor, Tensor],
+    K_old: Tensor,
+    kernel: DenseKernel,
+    old_Z: Tensor,
+    Z: Tensor,
+    X: Tensor,
+    y: Tensor,
+    noise: float,
+    printed: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of the values at Z after a batch. [Galy-Fajou2021, appendix A.1]
+
+    Args:
+        former: Mean and covariance of the values at the old points.
+        K_old: Their prior covariance by the old hyperparameters, ``K'`` there.
+        kernel: Of the new hyperparameters.
+        old_Z: The old points.
+        Z: The new ones.
+        X: Inputs of the batch.
+        y: Its outcomes less the prior mean.
+        noise: Variance.
+        printed: With Σ for Σ⁻¹ in the mean.
+    """
+    m, S = former
+    inner = kernel(Z, Z)
+    of_old, of_new = (torch.linalg.solve(inner, kernel(Z, A)).mT for A in (old_Z, X))
+    D_inverse = torch.linalg.inv(S) - torch.linalg.inv(K_old)
+    precision = of_new.mT @ of_new / noise + of_old.mT @ D_inverse @ of_old
+    covariance = torch.linalg.inv(precision + torch.linalg.inv(inner))
+    told = S @ m if printed else torch.linalg.solve(S, m)
+    return covariance @ (of_new.mT @ y / noise + of_old.mT @ told), covariance

@@ -113,8 +113,8 @@ class InterpolationBasis:
 
     K is a Kronecker product, ``K = E Λ Eᵀ`` one dimension at a time. A feature α belongs to one
     product λ_α of eigenvalues: ``z_α(x) = √λ_α Π_i w_iᵀ e_{α_i}`` with the interpolation weights
-    w_i at x, so the prior root is ``E Λ^½`` and is never formed. Source: WISKI, section 4; the
-    truncation is ours.
+    w_i at x, so the prior root is ``E Λ^½`` and is never formed. [Stanton2021, section 3.2 and 4;
+    the truncation is ours]
 
     Attributes:
         grid: Nodes.

@@ -350,7 +350,7 @@ def columns(X: Tensor, group: tuple[int, ...]) -> Tensor:
 def weights(t: Tensor) -> Tensor:
     """Compute interpolation weights of nodes −1, 0, 1, 2 at t in [0, 1], ``... -> ... x 4``.
 
-    They sum to one and reproduce quadratics. Source: Keys (1981), used by KISS-GP and WISKI.
+    They sum to one and reproduce quadratics. [Keys1981; Stanton2021, section 3.2]
     """
     powers = torch.stack((torch.ones_like(t), t, t * t, t * t * t), dim=-1)
     return powers @ _uploaded(_KEYS, t.dtype, t.device)

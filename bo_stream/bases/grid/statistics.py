@@ -172,6 +172,8 @@ def accumulate(
 ) -> None:
     """Add observations to statistics in place, at a cost independent of earlier observations.
 
+    [Stanton2021, eq. 16 and 17, and WᵀW itself, of which the paper keeps a root]
+
     Cost O(n 7^d) a grid, less for many rows a cell, and O(n S²) for several grids whose stencils
     have S = Σ 4^d nodes together.
 

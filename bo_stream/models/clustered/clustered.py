@@ -44,7 +44,7 @@ class ClusteredGP(StreamingGP):
 
     A cover tree places centres at most ``resolution`` from every input and more than ``resolution``
     apart; a cluster's observations act as their mean with a noise of Λ, that of one over their
-    number. (Terenin et al., 2024, section 3.3)
+    number. [Terenin2024, section 3.3]
 
     - Memory: sums of each of M clusters, and their tree: O(M). Data are not kept,
       but for the latest inputs in ``train_inputs``. What is solved takes O(M²).

@@ -47,6 +47,7 @@ class ClusterMemory(HoldsStatistics):
 
     The feature of an observation is the indicator of its cluster, hence the gram is diagonal: the
     sums of precisions, kept as a column. Sums are in float64 whatever the dtype of the centres.
+    [Terenin2024, eq. 22 and 23]
 
     Attributes:
         tree: Finds centres; never changed in place.
@@ -171,7 +172,7 @@ class ClusterMemory(HoldsStatistics):
         return replace(moved, tree=self.tree.to(moved.centres))
 
 
-# --- exact inference for inputs moved to the centres of clusters [Terenin2024 --------------------
+# --- exact inference for inputs moved to the centres of clusters [Terenin2024, section 3.3] ------
 
 
 Solver = Literal["cholesky", "cg"]
@@ -441,6 +442,8 @@ def clustered_log_marginal_likelihood(
 ) -> Tensor:
     """Return the log marginal likelihood of all observations at their centres, ``... x m``: O(M³).
 
+    [Terenin2024, eq. 23]
+
     Exact with its gradient, that of the expected complete-data log likelihood (Fisher's identity);
     ``∂/∂K = ½ (v vᵀ − R Q⁻¹ R)``: no factorisation is differentiated.
 
@@ -480,7 +483,10 @@ def _misfit(
 
 
 def clustered_kl_divergence(evidence: InformationForm, prior: Tensor) -> Tensor:
-    """Compute ``½ (log |K + Λ| / |Λ| − tr((K + Λ)⁻¹ K) + vᵀ K v)`` for K the prior, ``... x m``."""
+    """Compute ``½ (log |K + Λ| / |Λ| − tr((K + Λ)⁻¹ K) + vᵀ K v)`` for K the prior, ``... x m``.
+
+    [Terenin2024, eq. 24]
+    """
     solution = _Solution.of(evidence, prior)
     energy = (solution.representer.double() * solution.mean).sum((-2, -1))
     return 0.5 * (solution.log_determinant - solution.certainty.sum((-2, -1)) + energy)

@@ -122,6 +122,7 @@ class ConjugateGradients(CentreSolver):
 
     They stop when the residual is ``tolerance`` of the right side, on average over the columns; a
     solution's error is no larger. Differentiable in columns: the gradient is solved for alike.
+    [Terenin2024, result 2]
 
     Attributes:
         Q: ``... x m x M x M``.
@@ -229,7 +230,7 @@ class ClusteredProcess(PosteriorProcess):
     """``f(x) = prior_mean + k(x, Z) (K + Λ)⁻¹ u``, covariance ``k − k(x, Z) (K + Λ)⁻¹ k(Z, x')``.
 
     Evaluated in the dtype of the centres, given back in float64. [Terenin2024, eq. 21 and
-    proposition 11]
+    23]
 
     Attributes:
         kernel: Frozen, in the dtype of the centres.

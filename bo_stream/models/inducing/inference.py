@@ -157,8 +157,9 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         """Return the online bound; rows of the window enter with their full covariance.
 
         That of batch SGPR for what is in the statistics. Cost O((M + window)³). [Bui2017, eq. 7;
-        Titsias2009, eq. 9] While the window holds all observations it is that of a dense exact
-        process, which takes no difference of numbers as large as the outcomes over the noise.
+        Titsias2009, eq. 9; Galy-Fajou2021, A.1] While the window holds all observations it is that
+        of a dense exact process, which takes no difference of numbers as large as the outcomes over
+        the noise.
         """
         rows = memory.rows.data
         if len(rows) > 0 and bool((memory.counts == len(rows)).all()):

@@ -171,7 +171,7 @@ class PointStatistics(HoldsStatistics):
 
         What was observed acts as observations of the process at the old points. Exact where these
         are among the new ones; else what those do not determine enters the trace term. [Bui2017,
-        eq. 5, with the old posterior over the old prior as the old statistics]
+        eq. 5, with the old posterior over the old prior as the old statistics; Galy-Fajou2021, A.1]
         """
         if self.values.root is basis.root:
             return self
@@ -191,7 +191,10 @@ class PointStatistics(HoldsStatistics):
         return PointStatistics(basis.values, statistics, self.trace)
 
     def with_rows(self, rows: Rows) -> PointStatistics:
-        """Add rows in this basis, or take them out if their sign is negative. Cost O(n M²)."""
+        """Add rows in this basis, or take them out if their sign is negative. Cost O(n M²).
+
+        [Galy-Fajou2021, A.3]
+        """
         if len(rows) == 0:
             return self
         statistics = self.statistics.observed(rows.features, rows.data)

@@ -31,7 +31,7 @@ class DirichletScores:
 
     With ``α = α_ε + 1`` for the class of the label and ``α_ε`` for every other, a gamma variable's
     log is matched by a normal of variance ``log(1 + 1/α)`` and mean ``log α`` less half of it.
-    Source: Milios, Camoriano, Michiardi, Rosasco and Filippone (2018), eq. 5 and 6.
+    [Milios2018, eq. 5 and 6; Stanton2021, appendix A.5]
 
     Attributes:
         alpha_epsilon: α_ε, positive.

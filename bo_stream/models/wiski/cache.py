@@ -216,6 +216,8 @@ def differentiable_log_marginal_likelihood(
 ) -> Tensor:
     """Return the log marginal likelihood, ``... x m``, with its exact gradient. Cost O(r³).
 
+    [Stanton2021, eq. 13 and section 4.3]
+
     The gradient is that of the expected complete-data log likelihood at the present posterior
     (Fisher's identity), in which posterior and eigenvectors are constants: no factorisation is
     differentiated. It flows to the noise groups' levels, to the combination ``residual`` of [Y, 1]
