@@ -138,16 +138,17 @@ class DecoupledGP(StreamingGP):
                 the first step of :meth:`fit`, output scale and noise then as suits ``num_covar``
                 functions; 0: the median trick's stay. Default: 1000, or 0 with
                 ``lengthscale_factors``, whose first steps undo what so good a start knows.
-            parametrization: ``"direct"``: ``B = L Lᵀ``, L by Adam [eq. 7 to 10]. ``"hybrid"``: the
-                values at β have a mean and covariance of their own [appendix A.3], which follow
-                natural gradients, and α models what they leave. ``"spectral"``: like it, but that
-                β's functions are the kernel's leading eigenfunctions in the span of S of the
-                mean's, computed anew every ten steps: of all that M_β functions can, they leave the
-                least variance. Their points stay.
+            parametrization: ``"direct"``: ``B = L Lᵀ``, L by Adam [Cheng2017, eq. 7 to 10].
+                ``"hybrid"``: the values at β have a mean and covariance of their own [Cheng2017,
+                A.3], which follow natural gradients, and α models what they leave.
+                ``"spectral"``: like it, but that β's functions are the kernel's leading
+                eigenfunctions in the span of S of the mean's, computed anew every ten steps: of all
+                that M_β functions can, they leave the least variance. Their points stay.
             preconditioner: Of a. ``"block"``: Newton steps in the block of the sampled columns.
-                ``"jacobi"``: Adam on ``diag(K_α) a`` and ``diag(K_β) L`` [A.1]. None: Adam on a.
+                ``"jacobi"``: Adam on ``diag(K_α) a`` and ``diag(K_β) L`` [Cheng2017, A.1]. None:
+                Adam on a.
             lengthscale_factors: Whether inducing functions have lengthscale factors to learn
-                [eq. 19]; for squared-exponential kernels.
+                [Cheng2017, eq. 19]; for squared-exponential kernels.
             learn_mean_points: Whether α moves by Adam too; β does where it has points of its own.
             fantasy_steps: As for :class:`~bo_stream.OSVGP`.
             seed: Of minibatches and columns.
