@@ -57,8 +57,8 @@ class DecoupledGP(StreamingGP):
     - Exact: conditioning the posterior process, so fantasies; the bound and its gradients are
       estimated without bias.
     - Approximate: the posterior is what steps have found so far, or, by :meth:`optimize_posterior`,
-      the best of its functions. The variance is that of M_β functions: with few, too large, never
-      too small.
+      the best of its functions. The variance is that of M_β functions: with few, too large, except
+      that close to a single point of β of a direct or hybrid parametrization it can be too small.
     - Learned: everything by :meth:`fit`; of real outcomes better still by :meth:`fit_collapsed`
       after it, from all data at once. ``fit_gpytorch_mll`` can move the hyperparameters alone, on
       the exact bound at the present variational parameters, at the cost of all data a step.
