@@ -159,9 +159,9 @@ class Growth:
     ) -> DecoupledPosterior:
         """Add values at inputs ``... x n x d`` as further functions, which change nothing at first.
 
-        A direct parametrization takes the same inputs for both bases [A.2]; a hybrid one takes
-        others for the mean, for β has a mean of its own; a spectral one for the mean alone, some of
-        which :func:`with_eigenfunctions` combines. Inputs that are points already are left.
+        A direct parametrization takes the same inputs for both bases [Cheng2017, A.2]; a hybrid one
+        takes others for the mean, for β has a mean of its own; a spectral one for the mean alone,
+        some of which :func:`with_eigenfunctions` combines. Inputs that are points already are left.
         """
         if self.finished(posterior):
             return posterior

@@ -57,8 +57,8 @@ class DecoupledGP(StreamingGP):
     - Exact: conditioning the posterior process, so fantasies; the bound and its gradients are
       estimated without bias.
     - Approximate: the posterior is what steps have found so far, or, by :meth:`optimize_posterior`,
-      the best of its functions. The variance is that of M_β functions: with few, too large, never
-      too small.
+      the best of its functions. The variance is that of M_β functions: with few, too large, except
+      that close to a single point of β of a direct or hybrid parametrization it can be too small.
     - Learned: everything by :meth:`fit`; of real outcomes better still by :meth:`fit_collapsed`
       after it, from all data at once. ``fit_gpytorch_mll`` can move the hyperparameters alone, on
       the exact bound at the present variational parameters, at the cost of all data a step.
@@ -138,16 +138,17 @@ class DecoupledGP(StreamingGP):
                 the first step of :meth:`fit`, output scale and noise then as suits ``num_covar``
                 functions; 0: the median trick's stay. Default: 1000, or 0 with
                 ``lengthscale_factors``, whose first steps undo what so good a start knows.
-            parametrization: ``"direct"``: ``B = L Lᵀ``, L by Adam [eq. 7 to 10]. ``"hybrid"``: the
-                values at β have a mean and covariance of their own [appendix A.3], which follow
-                natural gradients, and α models what they leave. ``"spectral"``: like it, but that
-                β's functions are the kernel's leading eigenfunctions in the span of S of the
-                mean's, computed anew every ten steps: of all that M_β functions can, they leave the
-                least variance. Their points stay.
+            parametrization: ``"direct"``: ``B = L Lᵀ``, L by Adam [Cheng2017, eq. 7 to 10].
+                ``"hybrid"``: the values at β have a mean and covariance of their own [Cheng2017,
+                A.3], which follow natural gradients, and α models what they leave.
+                ``"spectral"``: like it, but that β's functions are the kernel's leading
+                eigenfunctions in the span of S of the mean's, computed anew every ten steps: of all
+                that M_β functions can, they leave the least variance. Their points stay.
             preconditioner: Of a. ``"block"``: Newton steps in the block of the sampled columns.
-                ``"jacobi"``: Adam on ``diag(K_α) a`` and ``diag(K_β) L`` [A.1]. None: Adam on a.
+                ``"jacobi"``: Adam on ``diag(K_α) a`` and ``diag(K_β) L`` [Cheng2017, A.1]. None:
+                Adam on a.
             lengthscale_factors: Whether inducing functions have lengthscale factors to learn
-                [eq. 19]; for squared-exponential kernels.
+                [Cheng2017, eq. 19]; for squared-exponential kernels.
             learn_mean_points: Whether α moves by Adam too; β does where it has points of its own.
             fantasy_steps: As for :class:`~bo_stream.OSVGP`.
             seed: Of minibatches and columns.

@@ -1,4 +1,4 @@
-"""Steps of a decoupled model: algorithm 1 of Cheng and Boots (2017)."""
+"""Steps of a decoupled model: [Cheng2017, algorithm 1]."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class DirectCovariance:
     def divergence(self, basis: FunctionBasis) -> Tensor:
         """Compute the KL of q from the prior, ``... x m``, were their means equal.
 
-        That is ``½ log |H| − ½ tr(I − H⁻¹)``, ``H = F Fᵀ``: the last two terms of eq. 9.
+        That is ``½ log |H| − ½ tr(I − H⁻¹)``, ``H = F Fᵀ``. [Cheng2017, last two terms of eq. 9]
         """
         factor = basis.factor
         inverse = solve_lower(factor, identity(factor).expand_as(factor))
@@ -108,7 +108,10 @@ class HybridCovariance:
         return root @ (root.mT @ self.moment), root
 
     def divergence(self, basis: FunctionBasis) -> Tensor:
-        """Compute ``½ (tr Q⁻¹ − M + log |Q|)``: eq. 14 with its ``−log |K⁻¹ S|`` halved."""
+        """Compute ``½ (tr Q⁻¹ − M + log |Q|)``.
+
+        That is [Cheng2017, eq. 14], corrected: with its ``−log |K⁻¹ S|`` halved.
+        """
         _, root = self.weights()
         log_precision = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return 0.5 * (root.square().sum((-2, -1)) - root.shape[-1] + log_precision)
@@ -149,6 +152,8 @@ VariationalCovariance = DirectCovariance | HybridCovariance
 @dataclass(frozen=True)
 class DecoupledPosterior:
     """``m(x) = k(x, α) a`` beside the mean of β's weights, if these have one; β's covariance.
+
+    [Cheng2017, eq. 7 and 8]
 
     Attributes:
         alpha: α, ``M_α`` functions.
@@ -404,8 +409,8 @@ class Expanded:
     def remaining(self) -> Tensor:
         """Coordinates of β's part of the mean, ``... x m x M_β x 1``.
 
-        The weights' mean is of the whole process: k(x, α) a accounts for some of it. [eq. 12, in
-        the total ``m̃ + k(β, α) a`` for m̃, in which eq. 14 has no mixed term]
+        The weights' mean is of the whole process: k(x, α) a accounts for some of it. [Cheng2017,
+        eq. 12, in the total ``m̃ + k(β, α) a`` for m̃, in which eq. 14 has no mixed term]
         """
         return self.weights[0] - self.explained
 
@@ -500,6 +505,7 @@ def bound_terms(
 
     Of inputs with the likelihood of their outcomes, each weighted alike; of the divergence only a
     share where other processes have further batches. Cost of all O(n (M_α + M_β²) + M_α² + M_β³).
+    [Cheng2017, eq. 9 and 10]
     """
     yield lambda now: -share * (now.exact_mean_divergence() + now.covariance_divergence())
     for X, expected in batches:
@@ -513,7 +519,7 @@ def _data_term(X: Tensor, expected: ExpectedLogProb, weight: float, now: Expande
 
 @dataclass(frozen=True)
 class Draw:
-    """One unbiased draw of the bound, and what it was made of.
+    """One unbiased draw of the bound, and what it was made of. [Cheng2017, section 3.4].
 
     Attributes:
         expanded: The posterior.

@@ -37,9 +37,9 @@ class ControlPoints:
     The sums at fixed support points ``a = Φ_p [μ, c_1, ...]`` are known, so that the products of
     their estimates may be replaced. All data are about ``R a`` and t, see :func:`projected`. Beside
     the quadratic term it serves the term that is linear in the outcomes, and of inducing points the
-    prior's, whose Nyström approximation at the same points is ``aᵀ K_pp⁻¹ a``. [appendix F.2]
+    prior's, whose Nyström approximation at the same points is ``aᵀ K_pp⁻¹ a``. [Evans2020, F.2]
     Functions are those of the hyperparameters at the start: the variate need not follow them to be
-    right, only to be good. [Evans2020, proposition 3 and appendix F.3]
+    right, only to be good. [Evans2020, eq. 3, proposition 3, F.3]
 
     Attributes:
         basis: Of functions that stay.
@@ -106,7 +106,7 @@ class ControlPoints:
         """Correct the sum of squares by what is 0 on average, ``m``.
 
         By estimates of a from two draws, ``m x s x (1 + columns)`` each, and the prior mean, ``m x
-        1``.
+        1``. [Evans2020, eq. 3]
         """
         gap = (self.targets - mean * self.ones).unsqueeze(-1)
         said = (self.root @ v for v in (self.values, one, other))
@@ -138,7 +138,7 @@ class ControlPoints:
 def _difference(exact: Tensor, one: Tensor, other: Tensor) -> Tensor:
     """Compute ``|a|² − â · ǎ``, its gradient in ``|a|²`` estimated through both estimates of a.
 
-    Each gives the gradient in the weights drawn, as often as to stand for all. [appendix F.1]
+    Each gives the gradient in the weights drawn, as often as to stand for all. [Evans2020, F.1]
     """
     moving = (one - one.detach()) + (other - other.detach())
     value = exact.square() + exact * moving - one * other

@@ -52,7 +52,10 @@ class InducingAtData:
 
 @dataclass(frozen=True)
 class MeanField:
-    """A posterior covariance of weights that is diagonal: none of its columns is dense."""
+    """A posterior covariance of weights that is diagonal: none of its columns is dense.
+
+    QSGP-0 of [Evans2020, section 2.2, table 2].
+    """
 
     columns: ClassVar[int] = 0
 
@@ -60,6 +63,8 @@ class MeanField:
 @dataclass(frozen=True)
 class Chevron:
     """A posterior covariance of weights whose root has a few dense columns.
+
+    QSGP-100 of [Evans2020, section 2.2, table 2] is ``Chevron(100)``.
 
     Attributes:
         columns: How many; the first functions are theirs. Memory and time are this many times

@@ -59,7 +59,7 @@ LOG_CONCAVE = (
     PoissonLikelihood,
     BinomialLikelihood,
 )
-"""Likelihoods whose logarithm is concave in the function value: Theorem 3 bounds them."""
+"""Likelihoods whose logarithm is concave in the function value. [Evans2020, theorem 3, H]"""
 
 
 class QuadruplyStochasticModel(StreamingGP, ABC):

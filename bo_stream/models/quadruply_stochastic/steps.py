@@ -212,7 +212,7 @@ class Steps:
 
         Of several processes this one's part, which sum up to it: its rows of the minibatch, and its
         share of all else. Products of sums of independent draws; what is linear in a draw is
-        averaged over both. [theorems 1 and 2]
+        averaged over both. [Evans2020, theorems 1 and 2]
         """
         targets, likelihood = data[1], self.hyper.likelihood
         with torch.set_grad_enabled(learns):
@@ -243,9 +243,9 @@ class Steps:
         """Estimate a bound below that for a log-concave likelihood, ``m``. [Evans2020, theorem 3].
 
         Corrected: ``f = φ μ + φ C ε`` with ``ε ~ N(0, I)`` is estimated by a draw, linearly and
-        without bias, inside a concave function; the paper scales ε by a variance for a standard
-        deviation. Given the draw f is normal, and its expectation is had in closed form or by
-        quadrature. Equal to the bound where all functions are drawn.
+        without bias, inside a concave function; the paper, from its eq. 5 on, scales ε by a
+        variance for a standard deviation. Given the draw f is normal, and its expectation is had in
+        closed form or by quadrature. Equal to the bound where all functions are drawn.
         """
         model = OutcomeModel(self.hyper.likelihood, len(self.progress.coefficients))
         expected = model.expected_log_prob(targets.double())

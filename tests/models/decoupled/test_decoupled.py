@@ -241,6 +241,49 @@ def test_the_hybrid_divergence_is_equation_14() -> None:
     assert_near(found[0], dense.oracle().divergence())
 
 
+@pytest.mark.fixed_seed
+def test_the_logarithm_of_appendix_a_3_has_to_be_halved() -> None:
+    """``½ log |I + K_β B| = −½ log |K⁻¹ S|``, printed as ``−log |K⁻¹ S|``. [Cheng2017, A.3]"""
+    root = torch.randn(M_BETA, M_BETA, dtype=torch.float64)
+    eye = torch.eye(M_BETA, dtype=torch.float64)
+    K = root @ root.mT + eye
+    S = torch.linalg.inv(torch.linalg.inv(K) + eye)
+    B = torch.linalg.inv(-(K + K @ torch.linalg.inv(S - K) @ K))
+    assert_near(0.5 * torch.logdet(eye + K @ B), -0.5 * torch.logdet(torch.linalg.inv(K) @ S))
+
+
+@pytest.mark.fixed_seed
+def test_the_lengthscale_s_gradient_in_proposition_3_lacks_a_term() -> None:
+    """What it moves in K_β: ``1ᵀ (∂_s K_β ⊙ Ω diag(∇_ŝ e) Ωᵀ) 1``. [Cheng2017, proposition 3]
+
+    Of an expected log-likelihood e of variances ŝ alone, for a kernel of lengthscale s.
+    """
+    X, beta = torch.rand(7, 1, dtype=torch.float64), torch.rand(3, 1, dtype=torch.float64)
+    root, eye = torch.randn(3, 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+    B, weights = root @ root.mT, torch.randn(7, dtype=torch.float64)  # weights: ∇_ŝ e
+
+    def matrix(P: Tensor, Q: Tensor, s: Tensor) -> Tensor:
+        return (-0.5 * (P - Q.mT).square() / s.square()).exp()
+
+    def likelihood(s: Tensor) -> Tensor:
+        cross, own = matrix(X, beta, s), matrix(beta, beta, s)
+        inner = B @ torch.linalg.inv(eye + own @ B)
+        return weights @ (1.0 - (cross @ inner * cross).sum(-1))
+
+    s = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(likelihood(s), s)
+    with torch.no_grad():
+        own, cross = matrix(beta, beta, s), matrix(beta, X, s)
+        slopes = [
+            m * (P - Q.mT).square() / s**3 for m, P, Q in ((own, beta, beta), (cross, beta, X))
+        ]
+        omega = B @ torch.linalg.inv(eye + own @ B) @ cross
+        printed = -2.0 * ((omega * slopes[1]) @ weights).sum()
+        missing = (slopes[0] * (omega * weights @ omega.mT)).sum()
+    assert_near(slope, printed + missing)
+    assert abs(float(missing)) > 1e-3
+
+
 class SVGP(gpytorch.models.ApproximateGP):
     """gpytorch's own sparse variational model, without jitter."""
 

@@ -11,7 +11,7 @@ from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.models.quadruply_stochastic.function_process import projected
 from bo_stream.models.quadruply_stochastic.steps import SampledGradient
 from bo_stream.testing.streams import assert_close
-from tests.oracles.likelihoods import log_probs
+from tests.oracles.likelihoods import expectation, log_probs
 from tests.oracles.weight_space import bound_of_likelihood, bound_of_single_functions
 from tests.support.problems.weights import DATA, SIZE, Problem
 
@@ -167,6 +167,23 @@ def test_any_likelihood_with_all_functions_gives_the_bound_by_quadrature(
         log_prob = _oracle(problem, name, output)
         bound = bound_of_likelihood(space.functions, space.precision, mean, C, log_prob)
         torch.testing.assert_close(value[output], bound.detach(), rtol=0.0, atol=5e-4)
+
+
+@pytest.mark.fixed_seed
+@pytest.mark.parametrize("columns", [0, 3])
+def test_equation_5_has_to_scale_by_a_root(columns: int) -> None:
+    """Only ``φ μ + z √(φ Σ φᵀ)`` has the value of eq. 2; printed is ``z φ Σ φᵀ``. [Evans2020]"""
+    space, mean, C = Problem("fourier", columns).dense(0)
+    mean, C, noise = mean.detach(), C.detach(), float(space.noise.detach())
+    log_prob = log_probs("gaussian", space.y, noise)
+    variance = (space.functions @ C).square().sum(-1)
+    expected, printed = (
+        expectation(log_prob, space.functions @ mean, scale.square()).sum()
+        for scale in (variance.sqrt(), variance)
+    )
+    none = bound_of_likelihood(space.functions, space.precision, mean, C, lambda f: 0.0 * f)
+    torch.testing.assert_close((expected + none).detach(), space.bound(mean, C).detach())
+    assert abs(float((printed - expected).detach())) > 1e-3
 
 
 def _of_single_functions(problem: Problem, name: str, drawn: int, draws: int) -> Tensor:
