@@ -139,9 +139,14 @@ class SpectralCovariance(HybridCovariance):
     combination: Tensor
 
     def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
-        """Return features of combinations. Cost O(S² (d + M) + M³)."""
-        left = self.combination
-        inner = left.mT @ beta.with_functions(kernel, beta, outputs) @ left
+        """Return features of combinations. Cost O(S² (d + M) + M³).
+
+        The values have the nugget with which they were whitened: where it is all that is left of a
+        combination's variance, this would be rounding otherwise.
+        """
+        left, values = self.combination, beta.with_functions(kernel, beta, outputs)
+        nugget = NUGGET * values.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        inner = left.mT @ (values @ left + nugget * left)
         return FunctionBasis(kernel, beta, outputs, cholesky_with_nugget(inner, NUGGET), left)
 
 

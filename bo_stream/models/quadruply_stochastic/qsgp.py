@@ -251,7 +251,7 @@ class QSGP(QuadruplyStochasticModel):
     - Exact: the prior of ``InducingAtData`` at the data, and its posterior mean once converged;
       ``elbo``, and ``elbo_estimate`` on average, for a Gaussian likelihood.
     - Approximate: the kernel, by Fourier features; the covariance, diagonal (``MeanField``) or
-      nearly (``Chevron``), which is too small where weights are correlated; the weights, until
+      nearly (``Chevron``), which is off where weights are correlated; the weights, until
       they have converged. For other likelihoods the estimates are of a lower bound of the bound,
       and the mean is best for the covariance as it is: of more functions than the data determine
       ``MeanField`` leaves the process nearly the prior's variance, and draws the mean off, which no

@@ -348,3 +348,17 @@ def test_bounds_of_longer_climbs_are_no_lower() -> None:
         model.fit_collapsed(evaluations, progress=False)
         bounds.append(float(collapsed(model)[0].bound))
     assert all(b >= a for a, b in pairwise(bounds))
+
+
+@pytest.mark.parametrize("d", [1, 2])
+def test_a_smooth_function_needs_fewer_functions_than_it_may_have(d: int) -> None:
+    """The matrix of most combinations of its values is rounding but for the nugget."""
+    X = torch.rand(300, d, dtype=torch.float64)
+    Y = (3.0 * X).sin().sum(-1, keepdim=True) + 0.1 * torch.randn(300, 1, dtype=torch.float64)
+    model = DecoupledGP(X, Y)
+    model.optimize_posterior(progress=False)
+    before = float(model.elbo())
+    model.fit_collapsed(evaluations=3, progress=False)
+    assert float(model.elbo()) > before
+    error = model.posterior(X).mean - (3.0 * X).sin().sum(-1, keepdim=True)
+    assert float(error.square().mean().sqrt()) < 0.05
