@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -19,18 +19,12 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from torch.nn import Parameter
 
-from bo_stream.bases.grid.contraction import prior_covariance
 from bo_stream.linalg import safe_cholesky, solve_lower
-from bo_stream.marginal_likelihood import (
-    NoiseGroup,
-    subspace_log_marginal_likelihood,
-    subspace_posterior,
-)
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.stochastic.budget import ConstrainedAdam
-from bo_stream.models.wiski.cache import Subspace
+from bo_stream.models.wiski.cache import SolvedSubspace, Subspace
 from bo_stream.models.wiski.dirichlet import DirichletWISKI
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.wiski import WISKI
@@ -409,44 +403,48 @@ class OnlineObjective:
     neither its eigenvectors nor the memory in them are computed again until too much of its
     variance lies outside. Valid until a hyperparameter changes; observations may come in between.
 
-    Cost: O(r³), with as few features r as leave out ``left_out`` of the noise variance.
+    The posterior is solved once: observations that come in between change it by low rank, so that
+    both functions share one factorisation. No factorisation is differentiated.
+
+    Cost: O(r³), with as few features r as leave out ``left_out`` of the noise variance. Of it r³/3
+    floating-point operations are one factorisation, and as many as twice that its inverse, which
+    only the gradient of the marginal likelihood asks for.
     """
 
     def __init__(self, model: WISKI | DirichletWISKI, left_out: float = LEFT_OUT) -> None:
         """Take the model's earlier features, or choose new ones."""
         self._model = model
         self._left_out = left_out
-        self.prior = self._prior_in_features()
+        self._kernel = model.inference.kernel(model.prior)
+        self._choose_features()
 
-    def _prior_in_features(self) -> Tensor:
-        model, left_out, subspace = self._model, self._left_out, self._cached_subspace
-        kernel = model.inference.kernel(model.prior)
+    def _choose_features(self) -> None:
+        """Choose features unless enough of the kernel is in the earlier ones."""
+        model, subspace = self._model, self._subspace
         if subspace is not None:
-            prior = prior_covariance(subspace.basis, kernel)
-            most = _UNTIL * (left_out * model.noise_level()).maximum(subspace.missed)
-            if bool((subspace.outside(prior, kernel.scale()) <= most).all()):
-                return prior
-        subspace, model._cache = model.inference.following(
-            model.memory, model._cache, model.prior, left_out
+            most = _UNTIL * (self._left_out * model.noise_level()).maximum(subspace.missed)
+            if bool((subspace.outside(self._kernel) <= most).all()):
+                return
+        _, model._cache = model.inference.following(
+            model.memory, model._cache, model.prior, self._left_out
         )
-        return prior_covariance(subspace.basis, kernel)
 
     def log_density(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Tensor:
         """``log p(Y | memory)`` of a batch in units of the outcomes, differentiable in the stem.
 
-        Summed over points, outputs and batch elements. Cost O(r³ + q r² + q³). X is
+        Summed over points, outputs and batch elements. Cost O(r³ + q r² + q³), without r³ where
+        neither memory nor hyperparameters have changed but by small updates. X is
         ``... x q x d``, Y and Yvar are ``... x q x m``.
         """
-        model = self._model
+        model, solved = self._model, self._solved
         outcomes, noise = model.standardized(X, Y, Yvar)
-        prior = self.prior.detach()
-        features = self._subspace.basis.features(model.hypothetical_inputs(X))
-        projected = features @ prior
+        basis = solved.whitening.basis
+        features = solved.whitening.features(basis.features(model.hypothetical_inputs(X)))
         with torch.no_grad():
-            posterior = subspace_posterior(model.prior.evidence_of(self._groups), prior)
+            mean = solved.mean(model.prior)
         innovation = outcomes - model.prior.mean.unsqueeze(-1).detach()
-        innovation = innovation - (projected @ posterior.u).squeeze(-1)
-        covariance = projected @ features.mT - projected @ posterior.K @ projected.mT
+        innovation = innovation - (features @ mean).squeeze(-1)
+        covariance = features @ solved.covariance_times(features.mT)
         normal = _log_normal(innovation, covariance + torch.diag_embed(noise.detach()))
         return normal - outcomes.shape[-1] * model.outcome_scale().log().sum()
 
@@ -456,24 +454,25 @@ class OnlineObjective:
         Differentiable in the hyperparameters.
         """
         model = self._model
-        value = subspace_log_marginal_likelihood(self._groups, model.prior.target_map(), self.prior)
+        value = self._solved.log_marginal_likelihood(self._kernel, model.prior)
         return model._from_per_output(value)
 
     @property
-    def _cached_subspace(self) -> Subspace | None:
+    def _subspace(self) -> Subspace | None:
         return None if self._model._cache is None else self._model._cache.subspace
 
     @property
-    def _subspace(self) -> Subspace:
-        subspace = self._cached_subspace
-        if subspace is None:  # the memory was changed other than by a small batch
-            self.prior = self._prior_in_features()
-            return self._subspace
-        return subspace
-
-    @property
-    def _groups(self) -> list[NoiseGroup]:
-        return self._model.prior.noise_groups(self._subspace.memory)
+    def _solved(self) -> SolvedSubspace:
+        """The posterior in the features, as the model keeps it, else solved."""
+        model = self._model
+        if self._subspace is None:  # the memory was changed other than by a small batch
+            self._choose_features()
+        cache = model._cache
+        subspace, followed = cache.subspace, cache.followed
+        if followed is None or not followed.is_of(subspace, model.prior):
+            followed = SolvedSubspace.of(subspace, self._kernel, model.prior)
+            model._cache = replace(cache, followed=followed)
+        return followed
 
 
 def _log_normal(innovation: Tensor, covariance: Tensor) -> Tensor:

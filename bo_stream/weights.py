@@ -449,8 +449,8 @@ def solve(evidence: InformationForm) -> WeightPosterior:
 
 
 def weight_precision(gram: Tensor) -> Tensor:
-    """Compute ``Q = I + gram``, symmetrised, ``... x r x r``."""
-    total = 0.5 * (gram + gram.mT)
+    """Compute ``Q = I + gram``, ``... x r x r``, of which a factorisation reads one half."""
+    total = gram.clone()
     total.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return total
 

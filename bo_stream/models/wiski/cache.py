@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.grid.contraction import (
+    Rewhitening,
     expected_log_prior,
     node_variances,
     prior_variance,
@@ -17,21 +18,24 @@ from bo_stream.bases.grid.contraction import (
 from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
 from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.mesh import Mesh
-from bo_stream.linalg import product_of_triangular_root
+from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.marginal_likelihood import (
     LowRankRoot,
     NoiseGroup,
-    combine,
-    expected_misfit,
     low_rank_root_of,
 )
 from bo_stream.models.inference import Prior, Solved, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.wiski.evidence import with_gradient_of
 from bo_stream.models.wiski.memory import StreamMemory, WiskiMemory
 from bo_stream.observation_space import ObservationSpaceProcess
 from bo_stream.process import WeightSpaceProcess
-from bo_stream.tensors import State, is_in
-from bo_stream.weights import InformationForm, evidence_of, log_marginal_likelihood, solve
+from bo_stream.tensors import State, is_in, state_of
+from bo_stream.weights import (
+    MOST_ROWS,
+    log_marginal_likelihood,
+    weight_precision,
+)
 
 WHITENED_ROWS = 512
 """Larger updates drop what was whitened, which is then pulled back from the grid again."""
@@ -67,21 +71,118 @@ class Subspace:
         missed = (basis.scale - variances.sum(-1)).maximum(_ROUNDING * basis.scale)
         return cls(basis, memory.whitened(basis), variances, missed)
 
-    def outside(self, prior: Tensor, scale: Tensor) -> Tensor:
-        """Compute the mean over the nodes of a kernel's variance that the features miss.
+    @torch.no_grad()
+    def outside(self, kernel: GridKernel) -> Tensor:
+        """Compute the mean over the nodes of a kernel's variance that the features miss."""
+        inside = (self.node_variances * prior_variance(self.basis, kernel)).sum(-1)
+        return kernel.scale() - inside
 
-        Args:
-            prior: Covariance of the weights under that kernel, ``... x m x r x r``.
-            scale: Its prior variance, ``... x m``.
-        """
-        inside = (self.node_variances * prior.diagonal(dim1=-2, dim2=-1)).sum(-1)
-        return scale - inside
 
-    def after(self, data: Observations) -> Subspace | None:
-        """Add a batch; None for a large one. Cost O(n r²)."""
-        if data.X.shape[-2] > WHITENED_ROWS:
+@dataclass(frozen=True)
+class SolvedSubspace:
+    """The posterior in a subspace at other hyperparameters than those it was chosen at.
+
+    In weights v that the kernel whitens again, with ``Q = I + gram`` at the start. Observations
+    since then are a change of low rank: the covariance is ``Q⁻¹ − C Cᵀ``.
+
+    Attributes:
+        kernel: State of the kernel.
+        noise: Noise variance of observations without a known one, ``... x m``, or None.
+        scale: Standard deviation that is 1 in the process's units, ``... x m``.
+        whitening: From the weights v to those of the subspace.
+        memory: In the weights v.
+        factor: Cholesky factor of Q, ``... x m x r x r``.
+        downdate: C, ``... x m x r x k``.
+        log_precision: ``−log |Q⁻¹ − C Cᵀ|``, ``... x m``.
+    """
+
+    kernel: State
+    noise: Tensor | None
+    scale: Tensor
+    whitening: Rewhitening
+    memory: WhitenedMemory
+    factor: Tensor
+    downdate: Tensor
+    log_precision: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, subspace: Subspace, kernel: GridKernel, prior: Prior) -> SolvedSubspace:
+        """Solve at the present hyperparameters. Cost O(r³)."""
+        whitening = Rewhitening.of(subspace.basis, kernel)
+        memory = subspace.memory.map(lambda statistics: statistics.pull_back(whitening))
+        factor = safe_cholesky(weight_precision(prior.evidence(memory).gram))
+        return cls(
+            state_of(prior.kernel),
+            None if prior.common_noise is None else prior.common_noise.clone(),
+            prior.scale.clone(),
+            whitening,
+            memory,
+            factor,
+            factor[..., :0],
+            2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1),
+        )
+
+    @torch.no_grad()
+    def is_of(self, subspace: Subspace, prior: Prior) -> bool:
+        """Say whether it is of these features, at the present hyperparameters."""
+        levels = (self.noise, prior.common_noise), (self.scale, prior.scale)
+        same = all(a is b or (a is not None and b is not None and a.equal(b)) for a, b in levels)
+        return same and self.whitening.basis is subspace.basis and is_in(prior.kernel, self.kernel)
+
+    def covariance_times(self, columns: Tensor) -> Tensor:
+        """Compute the covariance of v times columns, ``... x m x r x n``. Cost O(n r (r + k))."""
+        product = torch.cholesky_solve(columns, self.factor)
+        return product - self.downdate @ (self.downdate.mT @ columns)
+
+    def second_moment(self, mean: Tensor) -> Tensor:
+        """Compute the covariance of v plus ``mean meanᵀ``, ``... x m x r x r``. Cost O(r³)."""
+        inverse = torch.cholesky_inverse(self.factor)
+        mean = mean.expand(*self.downdate.shape[:-1], 1)
+        left, right = torch.cat((mean, self.downdate), -1), torch.cat((mean, -self.downdate), -1)
+        inverse.flatten(0, -3).baddbmm_(left.flatten(0, -3), right.flatten(0, -3).mT)
+        return inverse
+
+    def mean(self, prior: Prior) -> Tensor:
+        """Compute the mean of v, ``... x m x r x 1``. Cost O(r (r + k))."""
+        return self.covariance_times(prior.evidence(_sums_of(self.memory)).moment)
+
+    def after(self, features: Tensor, data: Observations, prior: Prior) -> SolvedSubspace | None:
+        """Add a batch with these features of the subspace; None for a large one. Cost O(n r²)."""
+        total = len(data) + self.downdate.shape[-1]
+        if data.sign < 0.0 or total > max(MOST_ROWS, self.factor.shape[-1] // 4):
             return None
-        return replace(self, memory=self.memory.observed(self.basis.features(data.X), data))
+        own, (_, noise) = self.whitening.features(features), prior.standardized(data)
+        gain = self.covariance_times(own.mT)
+        inner = safe_cholesky(own @ gain + torch.diag_embed(noise))
+        added = solve_lower(inner, gain.mT).mT
+        growth = 2.0 * inner.diagonal(dim1=-2, dim2=-1).log().sum(-1) - noise.log().sum(-1)
+        return replace(
+            self,
+            memory=self.memory.observed(own, data),
+            downdate=torch.cat((self.downdate.expand(*added.shape[:-1], -1), added), -1),
+            log_precision=self.log_precision + growth,
+        )
+
+    def log_marginal_likelihood(self, kernel: GridKernel, prior: Prior) -> Tensor:
+        """Return the log marginal likelihood, ``... x m``, with its exact gradient. Cost O(r³).
+
+        By Fisher's identity, as :func:`differentiable_log_marginal_likelihood`; for the kernel's
+        present values, in the span of the features.
+        """
+        groups, residual = prior.noise_groups(self.memory), prior.target_map()
+        with torch.no_grad():
+            evidence = prior.evidence(_sums_of(self.memory))
+            mean = self.covariance_times(evidence.moment)
+            value = log_marginal_likelihood(evidence, mean, self.log_precision)
+            second_moment = self.second_moment(mean)
+        expected = expected_log_prior(self.whitening.basis, kernel, second_moment, self.whitening)
+        return with_gradient_of(expected, value, groups, residual, mean, second_moment)
+
+
+def _sums_of(memory: WhitenedMemory) -> WhitenedMemory:
+    """Leave out the grams, which a mean and an evidence are not computed from once Q is solved."""
+    return memory.map(lambda statistics: replace(statistics, gram=statistics.gram[..., :0, :0]))
 
 
 def spread_basis(
@@ -211,52 +312,6 @@ def _log_parameters(factors: GridKernel) -> tuple[Tensor, ...]:
     return tuple(parameter.detach().log().clone() for parameter in parameters)
 
 
-def differentiable_log_marginal_likelihood(
-    groups: Sequence[NoiseGroup], residual: Tensor, basis: GridBasis, factors: GridKernel
-) -> Tensor:
-    """Return the log marginal likelihood, ``... x m``, with its exact gradient. Cost O(r³).
-
-    The gradient is that of the expected complete-data log likelihood at the present posterior
-    (Fisher's identity), in which posterior and eigenvectors are constants: no factorisation is
-    differentiated. It flows to the noise groups' levels, to the combination ``residual`` of [Y, 1]
-    that is to be explained, ``... x m x 2 x 1``, and to the kernel, of whose present values the
-    basis is.
-    """
-    with torch.no_grad():
-        value, mean, second_moment = _solved(combine(groups, residual))
-        spreads = [(group.statistics.gram * second_moment).sum((-2, -1)) for group in groups]
-    expected = expected_log_prior(basis, factors, second_moment)
-    for group, spread in zip(groups, spreads, strict=True):
-        expected = expected + expected_misfit(group, residual, mean, spread)
-    return value - (expected - expected.detach())
-
-
-def _solved(evidence: InformationForm) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log marginal likelihood, the weights' posterior mean and ``E[w wᵀ]``."""
-    posterior = solve(evidence)
-    value = log_marginal_likelihood(evidence, posterior.mean, posterior.log_precision())
-    covariance = product_of_triangular_root(posterior.root)
-    return value, posterior.mean, covariance + posterior.mean @ posterior.mean.mT
-
-
-def batch_log_marginal_likelihood(
-    features: Tensor, residual: Tensor, noise: Tensor, basis: GridBasis, factors: GridKernel
-) -> Tensor:
-    """Return the log marginal likelihood of a batch, ``... x m``, with its exact gradient.
-
-    By Fisher's identity, as :func:`differentiable_log_marginal_likelihood`, and in the whitened
-    features too, ``... x m x n x r``. Outcomes less the prior mean, and noise variances, are
-    ``... x m x n`` each. Cost O(n r² + r³).
-    """
-    with torch.no_grad():
-        value, mean, second_moment = _solved(evidence_of(features, residual, noise))
-    linear = (features @ mean).squeeze(-1)
-    spread = ((features @ second_moment) * features).sum(-1)
-    misfit = (residual.square() - 2.0 * residual * linear + spread) / noise + noise.log()
-    expected = expected_log_prior(basis, factors, second_moment) + 0.5 * misfit.sum(-1)
-    return value - (expected - expected.detach())
-
-
 # --- what a grid inference keeps between calls: recomputed when stale ----------------------------
 
 
@@ -384,6 +439,7 @@ class GridCache:
         wider: Those from wider grids, for queries outside the bounds, the latest one last.
         learning: The space in which a fit evaluates its objective.
         subspace: The features in which hyperparameters follow a stream.
+        followed: The posterior in these features.
         checked: State of the kernel when the grid was last found fine enough, or was warned of.
     """
 
@@ -391,6 +447,7 @@ class GridCache:
     wider: tuple[GridSolution, ...] = ()
     learning: FitSubspace | None = None
     subspace: Subspace | None = None
+    followed: SolvedSubspace | None = None
     checked: State | None = None
 
     @classmethod
@@ -433,9 +490,19 @@ class GridCache:
         solved = any(one.weights is not None or one.rows is not None for one in kept)
         told = prior.standardized(data) if solved else None
         solutions = [solution.after(data, told) for solution in kept]
+        subspace, followed = self.subspace, self.followed
+        if len(data) > WHITENED_ROWS:
+            subspace = followed = None
+        if subspace is not None:
+            features = subspace.basis.features(data.X)
+            subspace = replace(subspace, memory=subspace.memory.observed(features, data))
+            if followed is not None:
+                current = followed.is_of(subspace, prior)
+                followed = followed.after(features, data, prior) if current else None
         return GridCache(
             solutions[0],
             tuple(solutions[1:]),
-            subspace=None if self.subspace is None else self.subspace.after(data),
+            subspace=subspace,
+            followed=followed,
             checked=self.checked,
         )
