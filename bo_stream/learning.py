@@ -19,6 +19,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from torch.nn import Parameter
 
+from bo_stream.bases.grid.contraction import Rewhitening
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.clustered import ClusteredGP
@@ -419,15 +420,18 @@ class OnlineObjective:
         self._choose_features()
 
     def _choose_features(self) -> None:
-        """Choose features unless enough of the kernel is in the earlier ones."""
+        """Choose features unless enough of the kernel is in the earlier ones, and whiten them."""
         model, subspace = self._model, self._subspace
         if subspace is not None:
+            self._whitening = Rewhitening.of(subspace.basis, self._kernel)
             most = _UNTIL * (self._left_out * model.noise_level()).maximum(subspace.missed)
-            if bool((subspace.outside(self._kernel) <= most).all()):
+            outside = subspace.outside(self._whitening.variance(), self._kernel.scale())
+            if bool((outside <= most).all()):
                 return
-        _, model._cache = model.inference.following(
+        subspace, model._cache = model.inference.following(
             model.memory, model._cache, model.prior, self._left_out
         )
+        self._whitening = Rewhitening.of(subspace.basis, self._kernel)
 
     def log_density(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Tensor:
         """``log p(Y | memory)`` of a batch in units of the outcomes, differentiable in the stem.
@@ -468,9 +472,11 @@ class OnlineObjective:
         if self._subspace is None:  # the memory was changed other than by a small batch
             self._choose_features()
         cache = model._cache
-        subspace, followed = cache.subspace, cache.followed
-        if followed is None or not followed.is_of(subspace, model.prior):
-            followed = SolvedSubspace.of(subspace, self._kernel, model.prior)
+        followed, whitening = cache.followed, self._whitening
+        if followed is None or not (
+            followed.whitening is whitening or followed.is_of(cache.subspace, model.prior)
+        ):
+            followed = SolvedSubspace.of(cache.subspace, whitening, model.prior)
             model._cache = replace(cache, followed=followed)
         return followed
 

@@ -15,7 +15,7 @@ from bo_stream.bases.grid.interpolation import GridBasis, InterpolationBasis, no
 from bo_stream.bases.grid.kernel import GridKernel, KernelFactors
 from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, Mesh, pair_coefficients, ravel
 from bo_stream.bases.grid.statistics import MEMORY_LIMIT_GIB, CellGram, NodeGram
-from bo_stream.linalg import check_memory, identity, solve_lower
+from bo_stream.linalg import check_memory, identity
 
 _CONTRACTION_LIMIT_GIB = 8.0
 _BUCKETS = 12
@@ -288,11 +288,11 @@ def _first_order(
         trace = own[0].diagonal(dim1=-2, dim2=-1).sum(-1)
         total = trace * (scale / (part.scale if whitening is None else scale.detach()))
         for i, gathered in enumerate(own):
-            perturbed = _whitened_correlation(part, factors, i)
-            if whitening is not None:
-                L = whitening.factors[g][i]
-                perturbed = solve_lower(L, solve_lower(L, perturbed).mT)
-            total = total + (gathered * perturbed).sum((-2, -1))
+            if whitening is not None:  # tr(S L⁻¹ dH L⁻ᵀ)
+                upper = whitening.factors[g][i].mT
+                for _ in range(2):
+                    gathered = torch.linalg.solve_triangular(upper, gathered, upper=True).mT
+            total = total + (gathered * _whitened_correlation(part, factors, i)).sum((-2, -1))
         values.append(total)
     return torch.stack(values).sum(0)
 
@@ -345,6 +345,16 @@ class Rewhitening:
             ),
             tuple((own.scale() / part.scale).sqrt() for part, own in pairs),
         )
+
+    def variance(self) -> Tensor:
+        """Compute the diagonal of ``L Lᵀ``, ``... x m x r``. Cost O(r d + Σ k²)."""
+        values = []
+        for part, factors, scale in zip(self.basis.parts, self.factors, self.scales, strict=True):
+            result = scale.square().unsqueeze(-1)
+            for factor, own in zip(factors, part.index.unbind(-1), strict=True):
+                result = result * factor.square().sum(-1).index_select(-1, own)
+            values.append(result)
+        return self.basis.joined(values)
 
     def transpose(self, moment: Tensor) -> Tensor:
         """Compute ``Lᵀ moment``, ``... x m x r x c``, differentiable. Cost O(c r Σ k)."""

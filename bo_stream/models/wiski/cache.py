@@ -71,11 +71,14 @@ class Subspace:
         missed = (basis.scale - variances.sum(-1)).maximum(_ROUNDING * basis.scale)
         return cls(basis, memory.whitened(basis), variances, missed)
 
-    @torch.no_grad()
-    def outside(self, kernel: GridKernel) -> Tensor:
-        """Compute the mean over the nodes of a kernel's variance that the features miss."""
-        inside = (self.node_variances * prior_variance(self.basis, kernel)).sum(-1)
-        return kernel.scale() - inside
+    def outside(self, variance: Tensor, scale: Tensor) -> Tensor:
+        """Compute the mean over the nodes of a kernel's variance that the features miss.
+
+        Args:
+            variance: Variances of the weights under that kernel, ``... x m x r``.
+            scale: Its prior variance, ``... x m``.
+        """
+        return scale - (self.node_variances * variance).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,8 @@ class SolvedSubspace:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, subspace: Subspace, kernel: GridKernel, prior: Prior) -> SolvedSubspace:
-        """Solve at the present hyperparameters. Cost O(r³)."""
-        whitening = Rewhitening.of(subspace.basis, kernel)
+    def of(cls, subspace: Subspace, whitening: Rewhitening, prior: Prior) -> SolvedSubspace:
+        """Solve at the present hyperparameters, which whiten the weights so. Cost O(r³)."""
         memory = subspace.memory.map(lambda statistics: statistics.pull_back(whitening))
         factor = safe_cholesky(weight_precision(prior.evidence(memory).gram))
         return cls(

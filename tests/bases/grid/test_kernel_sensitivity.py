@@ -97,6 +97,7 @@ def test_whitening_under_another_kernel(
     whitening, P = Rewhitening.of(basis, moved), prior_covariance(basis, moved)
     L = whitening.transpose(torch.eye(basis.rank, dtype=torch.float64).unsqueeze(0)).mT
     assert_close(L @ L.mT, P)
+    assert_close(whitening.variance(), P.diagonal(dim1=-2, dim2=-1))
     root = torch.randn(1, basis.rank, basis.rank, dtype=torch.float64)
     gram, z = root @ root.mT, torch.randn(1, 7, basis.rank, dtype=torch.float64)
     assert_close(whitening.congruence(gram), L.mT @ gram @ L, factor=10)
