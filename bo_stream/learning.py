@@ -19,13 +19,13 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from torch.nn import Parameter
 
-from bo_stream.bases.grid.contraction import Rewhitening
+from bo_stream.bases.grid.contraction import Rewhitening, prior_covariance
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.stochastic.budget import ConstrainedAdam
-from bo_stream.models.wiski.cache import SolvedSubspace, Subspace
+from bo_stream.models.wiski.cache import FEW_FEATURES, SolvedSubspace, Subspace, SubspacePrior
 from bo_stream.models.wiski.dirichlet import DirichletWISKI
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.wiski import WISKI
@@ -404,12 +404,11 @@ class OnlineObjective:
     neither its eigenvectors nor the memory in them are computed again until too much of its
     variance lies outside. Valid until a hyperparameter changes; observations may come in between.
 
-    The posterior is solved once: observations that come in between change it by low rank, so that
-    both functions share one factorisation. No factorisation is differentiated.
+    Of many features the posterior is solved once: observations that come in between change it by
+    low rank, so that both functions share one factorisation. None is differentiated.
 
-    Cost: O(r³), with as few features r as leave out ``left_out`` of the noise variance. Of it r³/3
-    floating-point operations are one factorisation, and as many as twice that its inverse, which
-    only the gradient of the marginal likelihood asks for.
+    Cost: O(r³), with as few features r as leave out ``left_out`` of the noise variance. Of many it
+    is one Cholesky factor, and its inverse for the gradient of the marginal likelihood.
     """
 
     def __init__(self, model: WISKI | DirichletWISKI, left_out: float = LEFT_OUT) -> None:
@@ -420,18 +419,26 @@ class OnlineObjective:
         self._choose_features()
 
     def _choose_features(self) -> None:
-        """Choose features unless enough of the kernel is in the earlier ones, and whiten them."""
+        """Choose features unless enough of the kernel is in the earlier ones."""
         model, subspace = self._model, self._subspace
         if subspace is not None:
-            self._whitening = Rewhitening.of(subspace.basis, self._kernel)
+            self._prior = self._prior_of(subspace)
+            if isinstance(self._prior, Rewhitening):
+                variance = self._prior.variance()
+            else:
+                variance = self._prior.diagonal(dim1=-2, dim2=-1)
             most = _UNTIL * (self._left_out * model.noise_level()).maximum(subspace.missed)
-            outside = subspace.outside(self._whitening.variance(), self._kernel.scale())
-            if bool((outside <= most).all()):
+            if bool((subspace.outside(variance, self._kernel.scale()) <= most).all()):
                 return
         subspace, model._cache = model.inference.following(
             model.memory, model._cache, model.prior, self._left_out
         )
-        self._whitening = Rewhitening.of(subspace.basis, self._kernel)
+        self._prior = self._prior_of(subspace)
+
+    def _prior_of(self, subspace: Subspace) -> Tensor | Rewhitening:
+        """Return the covariance of few features' weights, or how many are whitened again."""
+        few = subspace.basis.rank <= FEW_FEATURES
+        return (prior_covariance if few else Rewhitening.of)(subspace.basis, self._kernel)
 
     def log_density(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Tensor:
         """``log p(Y | memory)`` of a batch in units of the outcomes, differentiable in the stem.
@@ -440,15 +447,11 @@ class OnlineObjective:
         neither memory nor hyperparameters have changed but by small updates. X is
         ``... x q x d``, Y and Yvar are ``... x q x m``.
         """
-        model, solved = self._model, self._solved
+        model, (subspace, posterior) = self._model, self._posterior()
         outcomes, noise = model.standardized(X, Y, Yvar)
-        basis = solved.whitening.basis
-        features = solved.whitening.features(basis.features(model.hypothetical_inputs(X)))
-        with torch.no_grad():
-            mean = solved.mean(model.prior)
-        innovation = outcomes - model.prior.mean.unsqueeze(-1).detach()
-        innovation = innovation - (features @ mean).squeeze(-1)
-        covariance = features @ solved.covariance_times(features.mT)
+        features = subspace.basis.features(model.hypothetical_inputs(X))
+        mean, covariance = posterior.at(features, model.prior)
+        innovation = outcomes - model.prior.mean.unsqueeze(-1).detach() - mean
         normal = _log_normal(innovation, covariance + torch.diag_embed(noise.detach()))
         return normal - outcomes.shape[-1] * model.outcome_scale().log().sum()
 
@@ -458,27 +461,28 @@ class OnlineObjective:
         Differentiable in the hyperparameters.
         """
         model = self._model
-        value = self._solved.log_marginal_likelihood(self._kernel, model.prior)
+        value = self._posterior()[1].log_marginal_likelihood(self._kernel, model.prior)
         return model._from_per_output(value)
 
     @property
     def _subspace(self) -> Subspace | None:
         return None if self._model._cache is None else self._model._cache.subspace
 
-    @property
-    def _solved(self) -> SolvedSubspace:
-        """The posterior in the features, as the model keeps it, else solved."""
+    def _posterior(self) -> tuple[Subspace, SubspacePrior | SolvedSubspace]:
+        """Return the features, and the posterior in them: solved unless the model has it."""
         model = self._model
         if self._subspace is None:  # the memory was changed other than by a small batch
             self._choose_features()
         cache = model._cache
-        followed, whitening = cache.followed, self._whitening
+        subspace, followed, prior = cache.subspace, cache.followed, self._prior
+        if not isinstance(prior, Rewhitening):
+            return subspace, SubspacePrior(subspace.memory, prior)
         if followed is None or not (
-            followed.whitening is whitening or followed.is_of(cache.subspace, model.prior)
+            followed.whitening is prior or followed.is_of(subspace, model.prior)
         ):
-            followed = SolvedSubspace.of(cache.subspace, whitening, model.prior)
+            followed = SolvedSubspace.of(subspace, prior, model.prior)
             model._cache = replace(cache, followed=followed)
-        return followed
+        return subspace, followed
 
 
 def _log_normal(innovation: Tensor, covariance: Tensor) -> Tensor:

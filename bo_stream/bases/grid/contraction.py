@@ -315,7 +315,7 @@ class Rewhitening:
     product of one matrix per dimension the rows and columns of the features' products. The lower
     Cholesky factor of the whole product is that of these matrices, and L its rows and columns,
     because with a product all are among the features that come before it in every dimension
-    (:attr:`InterpolationBasis.lines`). So a large L is not formed but applied one dimension at a
+    (:attr:`InterpolationBasis.lines`). So L is never formed but applied one dimension at a
     time.
 
     Attributes:
@@ -365,13 +365,8 @@ class Rewhitening:
         return self.basis.joined([self._part_transpose(g, rows) for g, rows in enumerate(own)], -2)
 
     def _part_transpose(self, g: int, rows: Tensor) -> Tensor:
-        part, scale, order = self.basis.parts[g], self.scales[g][..., None, None], None
-        if part.rank <= _FEW_FEATURES:
-            L = scale.expand(*scale.shape[:-2], part.rank, part.rank)
-            for factor, own in zip(self.factors[g], part.index.unbind(-1), strict=True):
-                L = L * factor[..., own.unsqueeze(-1), own]
-            return L.mT @ rows
-        for factor, lines in zip(self.factors[g], part.lines, strict=True):
+        scale, order = self.scales[g][..., None, None], None
+        for factor, lines in zip(self.factors[g], self.basis.parts[g].lines, strict=True):
             transposed = (scale * factor).mT.unsqueeze(-3)
             ordered = lines.order if order is None else order[lines.order]
             moved = [
@@ -390,9 +385,6 @@ class Rewhitening:
         """Turn features of w into those of v, ``... x m x n x r``, differentiable."""
         return self.transpose(features.mT).mT
 
-
-_FEW_FEATURES = 256
-"""Up to here L is formed: products of small matrices take longer."""
 
 _NUGGETS = (0.0, 1e-15, 1e-14, 1e-13, 1e-12, 1e-10)
 """Shares of the correlations' trace tried in turn: the rounding error of small eigenvalues."""

@@ -23,6 +23,8 @@ from bo_stream.marginal_likelihood import (
     LowRankRoot,
     NoiseGroup,
     low_rank_root_of,
+    subspace_log_marginal_likelihood,
+    subspace_posterior,
 )
 from bo_stream.models.inference import Prior, Solved, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory
@@ -79,6 +81,37 @@ class Subspace:
             scale: Its prior variance, ``... x m``.
         """
         return scale - (self.node_variances * variance).sum(-1)
+
+
+FEW_FEATURES = 256
+"""Up to here a prior covariance in full is faster than weights that are whitened again."""
+
+
+@dataclass(frozen=True)
+class SubspacePrior:
+    """Few features at other hyperparameters than those they were chosen at: another prior.
+
+    Attributes:
+        memory: In the weights of the features.
+        covariance: Prior covariance P of the weights, differentiable, ``... x m x r x r``.
+    """
+
+    memory: WhitenedMemory
+    covariance: Tensor
+
+    def at(self, features: Tensor, prior: Prior) -> tuple[Tensor, Tensor]:
+        """Compute what :meth:`SolvedSubspace.at` does. Cost O(r³ + q r²)."""
+        P = self.covariance.detach()
+        with torch.no_grad():
+            posterior = subspace_posterior(prior.evidence(self.memory), P)
+        projected = features @ P
+        covariance = projected @ features.mT - projected @ posterior.K @ projected.mT
+        return (projected @ posterior.u).squeeze(-1), covariance
+
+    def log_marginal_likelihood(self, kernel: GridKernel, prior: Prior) -> Tensor:
+        """Return what :meth:`SolvedSubspace.log_marginal_likelihood` does. Cost O(r³)."""
+        groups = prior.noise_groups(self.memory)
+        return subspace_log_marginal_likelihood(groups, prior.target_map(), self.covariance)
 
 
 @dataclass(frozen=True)
@@ -145,9 +178,15 @@ class SolvedSubspace:
         inverse.flatten(0, -3).baddbmm_(left.flatten(0, -3), right.flatten(0, -3).mT)
         return inverse
 
-    def mean(self, prior: Prior) -> Tensor:
-        """Compute the mean of v, ``... x m x r x 1``. Cost O(r (r + k))."""
-        return self.covariance_times(prior.evidence(_sums_of(self.memory)).moment)
+    def at(self, features: Tensor, prior: Prior) -> tuple[Tensor, Tensor]:
+        """Compute mean and covariance at q points with features of the subspace, differentiable.
+
+        Less the prior mean, ``... x m x q`` and ``... x m x q x q``. Cost O(q r (r + k)).
+        """
+        own = self.whitening.features(features)
+        with torch.no_grad():
+            mean = self.covariance_times(prior.evidence(_sums_of(self.memory)).moment)
+        return (own @ mean).squeeze(-1), own @ self.covariance_times(own.mT)
 
     def after(self, features: Tensor, data: Observations, prior: Prior) -> SolvedSubspace | None:
         """Add a batch with these features of the subspace; None for a large one. Cost O(n r²)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bo_stream.bases.grid import contraction
 from bo_stream.bases.grid.contraction import (
     Rewhitening,
     expected_log_prior,
@@ -82,12 +81,8 @@ def test_prior_covariance_is_another_kernel_as_far_as_the_basis_spans_it(
 
 @pytest.mark.parametrize("sizes", [(8,), (6, 5), (4, 5, 4)])
 @pytest.mark.parametrize("name", ["Matérn-1/2", "product of scaled", "product"])
-@pytest.mark.parametrize("is_formed", [True, False])
-def test_whitening_under_another_kernel(
-    name: str, sizes: tuple[int, ...], is_formed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whitening_under_another_kernel(name: str, sizes: tuple[int, ...]) -> None:
     """``L Lᵀ`` is the prior covariance of the other kernel, of which L⁻¹ w is white."""
-    monkeypatch.setattr(contraction, "_FEW_FEATURES", 256 if is_formed else 0)
     dim = len(sizes)
     mesh = mesh_over(torch.tensor([[0.0] * dim, [1.0] * dim], dtype=torch.float64), sizes)
     module, other = kernel(name, dim), kernel(name, dim)

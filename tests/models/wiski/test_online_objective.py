@@ -12,14 +12,13 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from torch.nn import Parameter
 
-from bo_stream import WISKI
-from bo_stream.bases.grid import contraction
+from bo_stream import WISKI, learning
 from bo_stream.bases.grid.contraction import prior_covariance
 from bo_stream.bases.grid.kernel import kernel_factors
 from bo_stream.bases.kernels import LinearStem, ProductMatern
 from bo_stream.learning import LEFT_OUT, OnlineObjective
 from bo_stream.marginal_likelihood import subspace_log_marginal_likelihood, subspace_posterior
-from bo_stream.models.wiski.cache import WHITENED_ROWS
+from bo_stream.models.wiski.cache import FEW_FEATURES, WHITENED_ROWS
 from bo_stream.testing.streams import assert_close
 from tests.support.problems import Observations, observations
 
@@ -130,7 +129,11 @@ def _copy_without_subspace(model: WISKI) -> WISKI:
 
 
 @pytest.mark.parametrize("verb", ["update", "retract", "merge", "forget", "refine", "clear"])
-def test_whatever_changes_the_memory_is_followed(verb: str) -> None:
+@pytest.mark.parametrize("most", [0, FEW_FEATURES])
+def test_whatever_changes_the_memory_is_followed(
+    verb: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "FEW_FEATURES", most)
     data, more = observations(40, 2), observations(6, 2)
     model = model_from(data)
     follower = OnlineObjective(model, left_out=0.0)
@@ -175,12 +178,12 @@ def dense_values(model: WISKI, more: Observations) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("kernel", list(KERNELS))
 @pytest.mark.parametrize("noise", ["learned", "known", "mixed"])
 @pytest.mark.parametrize("outputs", [1, 2])
-@pytest.mark.parametrize("is_formed", [True, False])
+@pytest.mark.parametrize("most", [0, FEW_FEATURES])
 def test_values_and_gradients_are_those_of_the_dense_prior(
-    kernel: str, noise: str, outputs: int, is_formed: bool, monkeypatch: pytest.MonkeyPatch
+    kernel: str, noise: str, outputs: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a move of the kernel, and again after a small update, through a stem."""
-    monkeypatch.setattr(contraction, "_FEW_FEATURES", 256 if is_formed else 0)
+    monkeypatch.setattr(learning, "FEW_FEATURES", most)
     data, more = (observations(n, 4, outputs).with_noise(noise) for n in (40, 5))
     stem = LinearStem(4, 2)
     model = WISKI(*data.astuple(), covar_module=KERNELS[kernel](), grid_size=8, stem=stem).eval()
@@ -191,8 +194,8 @@ def test_values_and_gradients_are_those_of_the_dense_prior(
         if is_updated:
             model.update(*more.astuple())
             assert model._cache is not None
-            assert model._cache.followed is not None
-            assert model._cache.followed.downdate.shape[-1] == 5
+            followed = model._cache.followed
+            assert most > 0 or (followed is not None and followed.downdate.shape[-1] == 5)
         own = follower.log_density(*more.astuple()), follower.log_marginal_likelihood().sum()
         dense = dense_values(model, more)
         parameters = list(stem.parameters()), list(hyperparameters(model))
@@ -218,8 +221,9 @@ def same(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0.0, atol=1e-9 * size)
 
 
-def test_what_is_solved_is_of_the_present_hyperparameters() -> None:
+def test_what_is_solved_is_of_the_present_hyperparameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """An update at others, which are then taken back, is not a change of low rank."""
+    monkeypatch.setattr(learning, "FEW_FEATURES", 0)
     model, more = model_of(), observations(5, 2)
     noise = model.likelihood.noise.item()
     OnlineObjective(model).log_marginal_likelihood()
