@@ -83,10 +83,6 @@ class Subspace:
         return scale - (self.node_variances * variance).sum(-1)
 
 
-FEW_FEATURES = 256
-"""Up to here a prior covariance in full is faster than weights that are whitened again."""
-
-
 @dataclass(frozen=True)
 class SubspacePrior:
     """Few features at other hyperparameters than those they were chosen at: another prior.
