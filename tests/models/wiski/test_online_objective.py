@@ -83,7 +83,11 @@ def test_likelihood_and_gradient_are_the_models(kernel: str, noise: str, outputs
 
 
 @pytest.mark.parametrize("kernel", ["RBF", "scaled Matern", "additive"])
-def test_a_kernel_that_moved_is_another_prior_in_the_same_features(kernel: str) -> None:
+@pytest.mark.parametrize("most", [0, FEW_FEATURES])
+def test_a_kernel_that_moved_is_another_prior_in_the_same_features(
+    kernel: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "FEW_FEATURES", most)
     model = model_of(kernel)
     OnlineObjective(model, left_out=0.0)
     before = model._cache.subspace
@@ -209,6 +213,25 @@ def test_values_and_gradients_are_those_of_the_dense_prior(
                 assert (a is None) == (e is None)
                 if a is not None:
                     same(a, e)
+
+
+@pytest.mark.parametrize("kernel", list(KERNELS))
+@pytest.mark.parametrize("log_step", [0.0, 1.0, 2.0])
+def test_a_kernel_that_moved_far_is_whitened(
+    kernel: str, log_step: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its smallest eigenvalues, and those that are zero of a periodic one, are rounding errors."""
+    monkeypatch.setattr(learning, "FEW_FEATURES", 0)
+    model, more = model_of(kernel, "mixed"), observations(5, 2).with_noise("mixed")
+    OnlineObjective(model, left_out=0.0)
+    move(model, log_step)
+    model.likelihood.noise = 0.01
+    own = OnlineObjective(model, left_out=0.0)
+    density, likelihood = dense_values(model, more)
+    same(own.log_density(*more.astuple()), density)
+    followed = value_and_gradient(model, own.log_marginal_likelihood())
+    for actual, expected in zip(followed, value_and_gradient(model, likelihood), strict=True):
+        same(actual, expected)
 
 
 def hyperparameters(model: WISKI) -> list[Parameter]:
