@@ -48,7 +48,8 @@ def pretrain(
 
     The stem is calibrated on the batch at every step (a batch norm, through which gradients flow).
     Afterwards the model's memory holds exactly this batch, projected by the learned stem. Cost
-    O(n r² + r³) an iteration. Source: the WISKI paper, section 5.1; it takes 200 steps of Adam.
+    O(n r² + r³) an iteration, O(n² r + n³) for n < r. Source: the WISKI paper, section 5.1; it
+    takes 200 steps of Adam.
 
     Args:
         model: With a stem; its memory is cleared first.

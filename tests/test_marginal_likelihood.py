@@ -18,7 +18,7 @@ from bo_stream.marginal_likelihood import (
     dense_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
-from bo_stream.models.wiski.evidence import differentiable_log_marginal_likelihood
+from bo_stream.models.wiski.cache import differentiable_log_marginal_likelihood
 from bo_stream.testing.streams import assert_close
 from bo_stream.weights import solve, weighted_statistics
 from tests.oracles.gaussian_process import DenseGP

@@ -25,7 +25,7 @@ from benchmarks.common.harness import processor_seconds, start, timings
 from benchmarks.common.report import Claim, at_least, finish, table
 from bo_stream import WISKI, AutoGP, LinearStem, OnlineLearner, learning
 from bo_stream.bases.grid.contraction import expected_log_prior
-from bo_stream.models.wiski.evidence import batch_log_marginal_likelihood
+from bo_stream.models.wiski.cache import batch_log_marginal_likelihood
 from bo_stream.weights import evidence_of, log_marginal_likelihood, solve
 
 FASTER = 1.25

@@ -238,10 +238,10 @@ def expected_log_prior(
     """
     sensitivity = -0.5 * second_moment
     sensitivity.diagonal(dim1=-2, dim2=-1).add_(0.5)
-    blocks = zip(basis.parts, basis.own_blocks(sensitivity), strict=True)
-    sums = [
-        [_sums_of_pairs(part, i, block) for i in range(part.grid.dim)] for part, block in blocks
-    ]
+    sums = []
+    for part, block in zip(basis.parts, basis.own_blocks(sensitivity), strict=True):
+        pairs = zip(part.lines, part.whitenings, strict=True)
+        sums.append([lines.sums_of_pairs(block, own.shape[-1]) for lines, own in pairs])
     return _first_order(basis, kernel, sums, whitening)
 
 
@@ -297,16 +297,6 @@ def _first_order(
     return torch.stack(values).sum(0)
 
 
-def _sums_of_pairs(part: InterpolationBasis, dimension: int, matrix: Tensor) -> Tensor:
-    """Sum entries of products that agree in all other dimensions, ``... x k x k``."""
-    k, lines = part.whitenings[dimension].shape[-1], part.lines[dimension]
-    result = matrix.new_zeros(*matrix.shape[:-2], k, k)
-    for rows in lines.split(lines.order.unsqueeze(-1)):
-        n = rows.shape[-2]
-        result[..., :n, :n] += matrix[..., rows, rows.mT].sum(-3)
-    return result
-
-
 @dataclass(frozen=True)
 class Rewhitening:
     """Map ``w = L v`` to the weights w of a basis from weights v that another kernel whitens.
@@ -340,7 +330,7 @@ class Rewhitening:
         return cls(
             basis,
             tuple(
-                tuple(_line_factor(part, own, i) for i in range(part.grid.dim))
+                tuple(correlation_factor(part, own, i) for i in range(part.grid.dim))
                 for part, own in pairs
             ),
             tuple((own.scale() / part.scale).sqrt() for part, own in pairs),
@@ -390,7 +380,7 @@ _NUGGETS = (0.0, 1e-15, 1e-14, 1e-13, 1e-12, 1e-10)
 """Shares of the correlations' trace tried in turn: the rounding error of small eigenvalues."""
 
 
-def _line_factor(part: InterpolationBasis, factors: KernelFactors, dimension: int) -> Tensor:
+def correlation_factor(part: InterpolationBasis, factors: KernelFactors, dimension: int) -> Tensor:
     """Factorise one dimension's ``Λ^{-½} Eᵀ K(θ) E Λ^{-½}`` for k eigenvectors, ``... x k x k``.
 
     What rounding may have added to K(θ) is added to its diagonal where there is no factor else.

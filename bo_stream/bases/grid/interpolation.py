@@ -50,7 +50,12 @@ class GridBasis(Basis):
 
     def features(self, X: Tensor) -> Tensor:
         """Compute the features, ``... x n x d -> ... x m x n x r``. Cost O(n (Σ g_i² + r d))."""
-        return self.products(self.values(X))
+        values = []
+        for part, group in zip(self.parts, self.grid.groups, strict=True):
+            own = X if len(self.parts) == 1 else columns(X, group)
+            lines = part.grid.interpolation_matrices(own.unsqueeze(-3))
+            values.append([line @ root for line, root in zip(lines, part.roots, strict=True)])
+        return self.products(values)
 
     def values(self, X: Tensor) -> list[list[Tensor]]:
         """Compute the functions of each part and dimension, ``... x n x d -> ... x m x n x k``."""
@@ -143,6 +148,14 @@ class Lines:
         totals = enumerate(length.bincount().tolist())
         shapes = tuple((total // n, n) for n, total in totals if total > 0)
         return cls(order, order.argsort(), shapes)
+
+    def sums_of_pairs(self, matrix: Tensor, k: int) -> Tensor:
+        """Sum a matrix's entries between features of one line, ``... x r x r -> ... x k x k``."""
+        result = matrix.new_zeros(*matrix.shape[:-2], k, k)
+        for rows in self.split(self.order.unsqueeze(-1)):
+            n = rows.shape[-2]
+            result[..., :n, :n] += matrix[..., rows, rows.mT].sum(-3)
+        return result
 
     def split(self, rows: Tensor) -> list[Tensor]:
         """Split rows that are in order, ``... x r x c``, to ``... x lines x n x c`` by length."""

@@ -31,8 +31,6 @@ from bo_stream.models.wiski.cache import (
     GridSolution,
     Subspace,
     Whitening,
-)
-from bo_stream.models.wiski.evidence import (
     batch_log_marginal_likelihood,
     differentiable_log_marginal_likelihood,
 )

@@ -13,7 +13,7 @@ from bo_stream.bases.grid.interpolation import grid_basis
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.kernels import ProductMatern
-from bo_stream.models.wiski.evidence import batch_log_marginal_likelihood
+from bo_stream.models.wiski.cache import batch_log_marginal_likelihood
 
 KERNELS = {
     "product": lambda: ScaleKernel(ProductMatern(nu=1.5, ard_num_dims=2)),
