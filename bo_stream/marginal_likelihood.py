@@ -318,7 +318,7 @@ class BatchGradient:
         eq. 5.9], hence that in Φ is ``(a aᵀ − C⁻¹) Φ``.
         """
         n = features.shape[-2]
-        covariance = features.new_empty(*features.shape[:-1], n)
+        covariance = features.new_zeros(*features.shape[:-1], n)
         for begin in range(0, n, step := max(1, -(-n // 4))):  # the lower half is enough
             rows = slice(begin, begin + step)
             covariance[..., rows, : rows.stop] = (
@@ -327,8 +327,7 @@ class BatchGradient:
         covariance.diagonal(dim1=-2, dim2=-1).add_(noise)
         factor = safe_cholesky(covariance)
         weights = torch.cholesky_solve(residual.unsqueeze(-1), factor)
-        slope = torch.cholesky_inverse(factor).neg_()
-        slope.flatten(0, -3).baddbmm_(weights.flatten(0, -3), weights.flatten(0, -3).mT)
+        slope = weights @ weights.mT - torch.cholesky_inverse(factor)
         a, logs = weights.squeeze(-1), factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         constant = 0.5 * noise.shape[-1] * math.log(2.0 * math.pi)
         value = -0.5 * (a * residual).sum(-1) - logs - constant

@@ -231,10 +231,11 @@ def expected_log_prior(
     dimension. Cost O(r² d + Σ g³).
 
     Args:
-        basis: Built from ``kernel`` at its present values, unless it is whitened again.
+        basis: Built from ``kernel`` at its present values, or at others if ``whitening`` is given.
         kernel: The kernel, differentiable.
         second_moment: ``E[w wᵀ] = Σ + w wᵀ``, ``... x m x r x r``.
-        whitening: Of the weights w under ``kernel`` at its present values, ``L⁻¹ dH L⁻ᵀ`` for dH.
+        whitening: Under ``kernel`` at its present values. Then ``second_moment`` is that of the
+            weights v that it whitens, and dH is ``L⁻¹ dH L⁻ᵀ``.
     """
     sensitivity = -0.5 * second_moment
     sensitivity.diagonal(dim1=-2, dim2=-1).add_(0.5)

@@ -176,8 +176,8 @@ class SolvedSubspace:
         inverse = torch.cholesky_inverse(self.factor)
         mean = mean.expand(*self.downdate.shape[:-1], 1)
         left, right = torch.cat((mean, self.downdate), -1), torch.cat((mean, -self.downdate), -1)
-        inverse.flatten(0, -3).baddbmm_(left.flatten(0, -3), right.flatten(0, -3).mT)
-        return inverse
+        stacks = (part.flatten(0, -3) for part in (inverse, left, right.mT))
+        return torch.baddbmm(*stacks).view_as(inverse)  # in one pass over the large matrix
 
     def at(self, features: Tensor, prior: Prior) -> tuple[Tensor, Tensor]:
         """Compute mean and covariance at q points with features of the subspace, differentiable.
