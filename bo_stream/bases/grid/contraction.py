@@ -285,9 +285,9 @@ def _first_order(
     """
     values = []
     for g, (part, factors, own) in enumerate(zip(basis.parts, kernel.parts, sums, strict=True)):
-        scale = factors.scale()
+        present = part.scale if whitening is None else factors.scale().detach()
         trace = own[0].diagonal(dim1=-2, dim2=-1).sum(-1)
-        total = trace * (scale / (part.scale if whitening is None else scale.detach()))
+        total = trace * (factors.scale() / present)
         for i, gathered in enumerate(own):
             if whitening is not None:  # tr(S L⁻¹ dH L⁻ᵀ)
                 upper = whitening.factors[g][i].mT
