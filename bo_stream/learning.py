@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -19,18 +19,13 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from torch.nn import Parameter
 
-from bo_stream.bases.grid.contraction import prior_covariance
+from bo_stream.bases.grid.contraction import Rewhitening, prior_covariance
 from bo_stream.linalg import safe_cholesky, solve_lower
-from bo_stream.marginal_likelihood import (
-    NoiseGroup,
-    subspace_log_marginal_likelihood,
-    subspace_posterior,
-)
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.stochastic.budget import ConstrainedAdam
-from bo_stream.models.wiski.cache import Subspace
+from bo_stream.models.wiski.cache import SolvedSubspace, Subspace, SubspacePrior
 from bo_stream.models.wiski.dirichlet import DirichletWISKI
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.wiski import WISKI
@@ -53,7 +48,8 @@ def pretrain(
 
     The stem is calibrated on the batch at every step (a batch norm, through which gradients flow).
     Afterwards the model's memory holds exactly this batch, projected by the learned stem. Cost
-    O(n r² + r³) an iteration. [Stanton2021, section 5.1, where Adam takes 200 steps]
+    O(n r² + r³) an iteration, O(n² r + n³) for n < r. [Stanton2021, section 5.1, where Adam takes
+    200 steps]
 
     Args:
         model: With a stem; its memory is cleared first.
@@ -242,6 +238,9 @@ def _with_priors(mll: ExactMarginalLogLikelihood, log_likelihood: Tensor) -> Ten
 LEFT_OUT = 1e-3
 """Prior variance that may lie outside the features, as a fraction of the noise variance."""
 
+FEW_FEATURES = 256
+"""Up to here a prior covariance in full is faster than weights that are whitened again."""
+
 _UNTIL = 2.0
 """Features are chosen again when this many times as much lies outside."""
 
@@ -411,44 +410,54 @@ class OnlineObjective:
     neither its eigenvectors nor the memory in them are computed again until too much of its
     variance lies outside. Valid until a hyperparameter changes; observations may come in between.
 
-    Cost: O(r³), with as few features r as leave out ``left_out`` of the noise variance.
+    Of many features the posterior is solved once: observations that come in between change it by
+    low rank, so that both functions share one factorisation. None is differentiated.
+
+    Cost: O(r³), with as few features r as leave out ``left_out`` of the noise variance. Of many it
+    is one Cholesky factor, and its inverse for the gradient of the marginal likelihood.
     """
 
     def __init__(self, model: WISKI | DirichletWISKI, left_out: float = LEFT_OUT) -> None:
         """Take the model's earlier features, or choose new ones."""
         self._model = model
         self._left_out = left_out
-        self.prior = self._prior_in_features()
+        self._kernel = model.inference.kernel(model.prior)
+        self._choose_features()
 
-    def _prior_in_features(self) -> Tensor:
-        model, left_out, subspace = self._model, self._left_out, self._cached_subspace
-        kernel = model.inference.kernel(model.prior)
+    def _choose_features(self) -> None:
+        """Choose features unless enough of the kernel is in the earlier ones."""
+        model, subspace = self._model, self._subspace
         if subspace is not None:
-            prior = prior_covariance(subspace.basis, kernel)
-            most = _UNTIL * (left_out * model.noise_level()).maximum(subspace.missed)
-            if bool((subspace.outside(prior, kernel.scale()) <= most).all()):
-                return prior
+            self._prior = self._prior_of(subspace)
+            if isinstance(self._prior, Rewhitening):
+                variance = self._prior.variance()
+            else:
+                variance = self._prior.diagonal(dim1=-2, dim2=-1)
+            most = _UNTIL * (self._left_out * model.noise_level()).maximum(subspace.missed)
+            if bool((subspace.outside(variance, self._kernel.scale()) <= most).all()):
+                return
         subspace, model._cache = model.inference.following(
-            model.memory, model._cache, model.prior, left_out
+            model.memory, model._cache, model.prior, self._left_out
         )
-        return prior_covariance(subspace.basis, kernel)
+        self._prior = self._prior_of(subspace)
+
+    def _prior_of(self, subspace: Subspace) -> Tensor | Rewhitening:
+        """Return the covariance of few features' weights, or how many are whitened again."""
+        few = subspace.basis.rank <= FEW_FEATURES
+        return (prior_covariance if few else Rewhitening.of)(subspace.basis, self._kernel)
 
     def log_density(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Tensor:
         """``log p(Y | memory)`` of a batch in units of the outcomes, differentiable in the stem.
 
-        Summed over points, outputs and batch elements. Cost O(r³ + q r² + q³). X is
+        Summed over points, outputs and batch elements. Cost O(r³ + q r² + q³), without r³ where
+        neither memory nor hyperparameters have changed but by small updates. X is
         ``... x q x d``, Y and Yvar are ``... x q x m``. [Stanton2021, eq. A.5]
         """
-        model = self._model
+        model, (subspace, posterior) = self._model, self._posterior()
         outcomes, noise = model.standardized(X, Y, Yvar)
-        prior = self.prior.detach()
-        features = self._subspace.basis.features(model.hypothetical_inputs(X))
-        projected = features @ prior
-        with torch.no_grad():
-            posterior = subspace_posterior(model.prior.evidence_of(self._groups), prior)
-        innovation = outcomes - model.prior.mean.unsqueeze(-1).detach()
-        innovation = innovation - (projected @ posterior.u).squeeze(-1)
-        covariance = projected @ features.mT - projected @ posterior.K @ projected.mT
+        features = subspace.basis.features(model.hypothetical_inputs(X))
+        mean, covariance = posterior.at(features, model.prior)
+        innovation = outcomes - model.prior.mean.unsqueeze(-1).detach() - mean
         normal = _log_normal(innovation, covariance + torch.diag_embed(noise.detach()))
         return normal - outcomes.shape[-1] * model.outcome_scale().log().sum()
 
@@ -458,24 +467,28 @@ class OnlineObjective:
         Differentiable in the hyperparameters.
         """
         model = self._model
-        value = subspace_log_marginal_likelihood(self._groups, model.prior.target_map(), self.prior)
+        value = self._posterior()[1].log_marginal_likelihood(self._kernel, model.prior)
         return model._from_per_output(value)
 
     @property
-    def _cached_subspace(self) -> Subspace | None:
+    def _subspace(self) -> Subspace | None:
         return None if self._model._cache is None else self._model._cache.subspace
 
-    @property
-    def _subspace(self) -> Subspace:
-        subspace = self._cached_subspace
-        if subspace is None:  # the memory was changed other than by a small batch
-            self.prior = self._prior_in_features()
-            return self._subspace
-        return subspace
-
-    @property
-    def _groups(self) -> list[NoiseGroup]:
-        return self._model.prior.noise_groups(self._subspace.memory)
+    def _posterior(self) -> tuple[Subspace, SubspacePrior | SolvedSubspace]:
+        """Return the features, and the posterior in them: solved unless the model has it."""
+        model = self._model
+        if self._subspace is None:  # the memory was changed other than by a small batch
+            self._choose_features()
+        cache = model._cache
+        subspace, followed, prior = cache.subspace, cache.followed, self._prior
+        if not isinstance(prior, Rewhitening):
+            return subspace, SubspacePrior(subspace.memory, prior)
+        if followed is None or not (
+            followed.whitening is prior or followed.is_of(subspace, model.prior)
+        ):
+            followed = SolvedSubspace.of(subspace, prior, model.prior)
+            model._cache = replace(cache, followed=followed)
+        return subspace, followed
 
 
 def _log_normal(innovation: Tensor, covariance: Tensor) -> Tensor:

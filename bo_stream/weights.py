@@ -450,8 +450,11 @@ def solve(evidence: InformationForm) -> WeightPosterior:
 
 
 def weight_precision(gram: Tensor) -> Tensor:
-    """Compute ``Q = I + gram``, symmetrised, ``... x r x r``. [Stanton2021, eq. 12]."""
-    total = 0.5 * (gram + gram.mT)
+    """Compute ``Q = I + gram``, ``... x r x r``, of which a factorisation reads one half.
+
+    [Stanton2021, eq. 12]
+    """
+    total = gram.clone()
     total.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return total
 

@@ -90,7 +90,7 @@ _BASES = (
     Mutant(
         "a gradient without the output scale",
         "bases/grid/contraction.py",
-        "total = trace * (factors.scale() / part.scale)",
+        "total = trace * (factors.scale() / present)",
         "total = trace",
     ),
     Mutant(

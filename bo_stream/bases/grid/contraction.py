@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -13,7 +15,7 @@ from bo_stream.bases.grid.interpolation import GridBasis, InterpolationBasis, no
 from bo_stream.bases.grid.kernel import GridKernel, KernelFactors
 from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, Mesh, pair_coefficients, ravel
 from bo_stream.bases.grid.statistics import MEMORY_LIMIT_GIB, CellGram, NodeGram
-from bo_stream.linalg import check_memory
+from bo_stream.linalg import check_memory, identity
 
 _CONTRACTION_LIMIT_GIB = 8.0
 _BUCKETS = 12
@@ -214,7 +216,12 @@ def _pair_polynomials(values: Tensor) -> Tensor:
 # They are differentiable without differentiating an eigendecomposition.
 
 
-def expected_log_prior(basis: GridBasis, kernel: GridKernel, second_moment: Tensor) -> Tensor:
+def expected_log_prior(
+    basis: GridBasis,
+    kernel: GridKernel,
+    second_moment: Tensor,
+    whitening: Rewhitening | None = None,
+) -> Tensor:
     """Compute −E log p(w) up to a constant, to first order in the hyperparameters, ``... x m``.
 
     The weights' prior is N(0, I + H(θ)) with ``H = Λ^{-½} Eᵀ (K(θ) − K) E Λ^{-½}`` and H = 0 at the
@@ -224,22 +231,175 @@ def expected_log_prior(basis: GridBasis, kernel: GridKernel, second_moment: Tens
     dimension. Cost O(r² d + Σ g³).
 
     Args:
-        basis: Built from ``kernel`` at its present values.
+        basis: Built from ``kernel`` at its present values, or at others if ``whitening`` is given.
         kernel: The kernel, differentiable.
         second_moment: ``E[w wᵀ] = Σ + w wᵀ``, ``... x m x r x r``.
+        whitening: Under ``kernel`` at its present values. Then ``second_moment`` is that of the
+            weights v that it whitens, and dH is ``L⁻¹ dH L⁻ᵀ``.
     """
-    sensitivity, values = 0.5 * (torch.eye(basis.rank).to(second_moment) - second_moment), []
-    for part, factors, block in zip(
-        basis.parts, kernel.parts, basis.own_blocks(sensitivity), strict=True
-    ):
-        trace = block.diagonal(dim1=-2, dim2=-1).sum(-1)
-        total = trace * (factors.scale() / part.scale)
-        for i in range(part.grid.dim):
-            perturbed = _whitened_correlation(part, factors, i)
-            gathered = _gathered(part, block, i, perturbed.shape[-1])
-            total = total + (gathered * perturbed).sum((-2, -1))
+    sensitivity = -0.5 * second_moment
+    sensitivity.diagonal(dim1=-2, dim2=-1).add_(0.5)
+    sums = []
+    for part, block in zip(basis.parts, basis.own_blocks(sensitivity), strict=True):
+        pairs = zip(part.lines, part.whitenings, strict=True)
+        sums.append([lines.sums_of_pairs(block, own.shape[-1]) for lines, own in pairs])
+    return _first_order(basis, kernel, sums, whitening)
+
+
+def expected_log_prior_at_rows(
+    basis: GridBasis,
+    kernel: GridKernel,
+    values: Sequence[Sequence[Tensor]],
+    slopes: Sequence[Sequence[Tensor]],
+) -> Tensor:
+    """Compute :func:`expected_log_prior` of weights of which n rows are known, ``... x m``.
+
+    With features Φ of the rows and the derivative G of their log marginal likelihood in Φ, ``E[w
+    wᵀ] = I + Φᵀ G``, a symmetric matrix. A feature is a product over dimensions, so that its sums
+    over all products with functions a and b ≥ a of a dimension are ``Σ_x f_a(x) G_b(x)``, with G_b
+    the derivative in f_b: where b is in a product, a is in the same. Cost O(n Σ k²) for k functions
+    of a dimension.
+
+    Args:
+        basis: Built from ``kernel`` at its present values.
+        kernel: The kernel, differentiable.
+        values: Functions f of each part and dimension, ``... x m x n x k``.
+        slopes: Derivatives in these.
+    """
+    sums = []
+    for lines, own in zip(values, slopes, strict=True):
+        products = (-0.5 * (f.mT @ G) for f, G in zip(lines, own, strict=True))
+        sums.append([each.triu() + each.triu(1).mT for each in products])
+    return _first_order(basis, kernel, sums)
+
+
+def _first_order(
+    basis: GridBasis,
+    kernel: GridKernel,
+    sums: Sequence[Sequence[Tensor]],
+    whitening: Rewhitening | None = None,
+) -> Tensor:
+    """Compute ``tr(S dH)``, ``... x m``, from sums of S per part and dimension, ``... x k x k``.
+
+    These are over products that agree in all other dimensions.
+    """
+    values = []
+    for g, (part, factors, own) in enumerate(zip(basis.parts, kernel.parts, sums, strict=True)):
+        present = part.scale if whitening is None else factors.scale().detach()
+        trace = own[0].diagonal(dim1=-2, dim2=-1).sum(-1)
+        total = trace * (factors.scale() / present)
+        for i, gathered in enumerate(own):
+            if whitening is not None:  # tr(S L⁻¹ dH L⁻ᵀ)
+                upper = whitening.factors[g][i].mT
+                for _ in range(2):
+                    gathered = torch.linalg.solve_triangular(upper, gathered, upper=True).mT
+            total = total + (gathered * _whitened_correlation(part, factors, i)).sum((-2, -1))
         values.append(total)
     return torch.stack(values).sum(0)
+
+
+@dataclass(frozen=True)
+class Rewhitening:
+    """Map ``w = L v`` to the weights w of a basis from weights v that another kernel whitens.
+
+    Under that kernel w has the covariance ``P = L Lᵀ`` of :func:`prior_covariance`: of a Kronecker
+    product of one matrix per dimension the rows and columns of the features' products. The lower
+    Cholesky factor of the whole product is that of these matrices, and L its rows and columns,
+    because with a product all are among the features that come before it in every dimension
+    (:attr:`InterpolationBasis.lines`). So L is never formed but applied one dimension at a
+    time.
+
+    Attributes:
+        basis: The basis of the weights w.
+        factors: Cholesky factors per part and dimension, ``... x m x k x k``.
+        scales: Standard deviation of each part relative to the basis's, ``... x m``.
+    """
+
+    basis: GridBasis
+    factors: tuple[tuple[Tensor, ...], ...]
+    scales: tuple[Tensor, ...]
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, basis: GridBasis, kernel: GridKernel) -> Rewhitening:
+        """Whiten under the present values of a kernel. Cost O(Σ g³).
+
+        Raises:
+            NotPSDError: Hyperparameters are NaN or infinite.
+        """
+        pairs = list(zip(basis.parts, kernel.parts, strict=True))
+        return cls(
+            basis,
+            tuple(
+                tuple(correlation_factor(part, own, i) for i in range(part.grid.dim))
+                for part, own in pairs
+            ),
+            tuple((own.scale() / part.scale).sqrt() for part, own in pairs),
+        )
+
+    def variance(self) -> Tensor:
+        """Compute the diagonal of ``L Lᵀ``, ``... x m x r``. Cost O(r d + Σ k²)."""
+        values = []
+        for part, factors, scale in zip(self.basis.parts, self.factors, self.scales, strict=True):
+            result = scale.square().unsqueeze(-1)
+            for factor, own in zip(factors, part.index.unbind(-1), strict=True):
+                result = result * factor.square().sum(-1).index_select(-1, own)
+            values.append(result)
+        return self.basis.joined(values)
+
+    def transpose(self, moment: Tensor) -> Tensor:
+        """Compute ``Lᵀ moment``, ``... x m x r x c``, differentiable. Cost O(c r Σ k)."""
+        if len(self.basis.parts) == 1:
+            return self._part_transpose(0, moment)
+        positions = self.basis.order.argsort().split([part.rank for part in self.basis.parts])
+        own = (moment.index_select(-2, rows) for rows in positions)
+        return self.basis.joined([self._part_transpose(g, rows) for g, rows in enumerate(own)], -2)
+
+    def _part_transpose(self, g: int, rows: Tensor) -> Tensor:
+        scale, order = self.scales[g][..., None, None], None
+        for factor, lines in zip(self.factors[g], self.basis.parts[g].lines, strict=True):
+            transposed = (scale * factor).mT.unsqueeze(-3)
+            ordered = lines.order if order is None else order[lines.order]
+            moved = [
+                (transposed[..., : part.shape[-2], : part.shape[-2]] @ part).flatten(-3, -2)
+                for part in lines.split(rows.index_select(-2, ordered))
+            ]
+            rows = moved[0] if len(moved) == 1 else torch.cat(moved, -2)
+            scale, order = torch.ones_like(scale), lines.inverse
+        return rows if order is None else rows.index_select(-2, order)
+
+    def congruence(self, gram: Tensor) -> Tensor:
+        """Compute ``Lᵀ gram L`` of a symmetric gram, ``... x m x r x r``. Cost O(r² Σ k)."""
+        return self.transpose(self.transpose(gram).mT.contiguous())
+
+    def features(self, features: Tensor) -> Tensor:
+        """Turn features of w into those of v, ``... x m x n x r``, differentiable."""
+        return self.transpose(features.mT).mT
+
+
+_NUGGETS = (0.0, 1e-15, 1e-14, 1e-13, 1e-12, 1e-10)
+"""Shares of the correlations' trace tried in turn: the rounding error of small eigenvalues."""
+
+
+def correlation_factor(part: InterpolationBasis, factors: KernelFactors, dimension: int) -> Tensor:
+    """Factorise one dimension's ``Λ^{-½} Eᵀ K(θ) E Λ^{-½}`` for k eigenvectors, ``... x k x k``.
+
+    What rounding may have added to K(θ) is added to its diagonal where there is no factor else.
+    """
+    whitening = part.whitenings[dimension]
+    k = whitening.shape[-1]
+    values = part.eigenvalues[dimension][..., :k]
+    vectors = part.eigenvectors[dimension][..., :k]
+    correlation = vectors.mT @ node_correlation(factors, part.grid, dimension) @ vectors
+    size = correlation.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * identity(correlation)
+    for nugget in _NUGGETS:
+        factor, info = torch.linalg.cholesky_ex(correlation + nugget * size)
+        if not bool(info.any()):
+            return factor * torch.where(values > 0.0, values.rsqrt(), 1.0).unsqueeze(-1)
+    raise NotPSDError(
+        f"Expected the correlations of {k} functions to be positive definite, got some that are "
+        "not. Check the hyperparameters for NaN and for extreme values."
+    )
 
 
 def prior_covariance(basis: GridBasis, kernel: GridKernel) -> Tensor:
@@ -308,29 +468,3 @@ def _whitened_correlation(
     """Compute one dimension's ``Λ^{-½} Eᵀ K(θ) E Λ^{-½}`` for k eigenvectors, ``... x k x k``."""
     whitening = basis.whitenings[dimension]
     return whitening.mT @ node_correlation(factors, basis.grid, dimension) @ whitening
-
-
-def _gathered(basis: InterpolationBasis, sensitivity: Tensor, dimension: int, k: int) -> Tensor:
-    """Sum sensitivities of products that agree in all other dimensions, ``... x k x k``."""
-    others = [i for i in range(basis.grid.dim) if i != dimension]
-    own, key = basis.index[:, dimension], torch.zeros_like(basis.index[:, 0])
-    if others:
-        key = ravel(basis.index[:, others], [basis.grid.size[i] for i in others])
-    rows, columns = pairs_within_groups(key)
-    flat = own[rows] * k + own[columns]
-    batch = sensitivity.shape[:-2]
-    result = sensitivity.new_zeros(*batch, k * k)
-    result.index_add_(-1, flat, sensitivity[..., rows, columns])
-    return result.unflatten(-1, (k, k))
-
-
-def pairs_within_groups(key: Tensor) -> tuple[Tensor, Tensor]:
-    """List all ordered pairs of positions with equal keys, without comparing all with all."""
-    order = key.argsort()
-    _, group, sizes = key[order].unique_consecutive(return_inverse=True, return_counts=True)
-    starts = sizes.cumsum(0) - sizes
-    partners = sizes[group]
-    rows = torch.arange(len(key), device=key.device).repeat_interleave(partners)
-    before = (partners.cumsum(0) - partners).repeat_interleave(partners)
-    nth = torch.arange(len(rows), device=key.device) - before
-    return order[rows], order[starts[group[rows]] + nth]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.grid.kernel import GridKernel, KernelFactors
-from bo_stream.bases.grid.mesh import STENCIL, Grid, Mesh, columns, gauss_legendre, weights
+from bo_stream.bases.grid.mesh import STENCIL, Grid, Mesh, columns, gauss_legendre, ravel, weights
 from bo_stream.bases.inducing import Basis
 from bo_stream.linalg import row_product, stack_columns
 
@@ -49,17 +50,31 @@ class GridBasis(Basis):
 
     def features(self, X: Tensor) -> Tensor:
         """Compute the features, ``... x n x d -> ... x m x n x r``. Cost O(n (Σ g_i² + r d))."""
-        values_of_parts = []
+        values = []
         for part, group in zip(self.parts, self.grid.groups, strict=True):
             own = X if len(self.parts) == 1 else columns(X, group)
             lines = part.grid.interpolation_matrices(own.unsqueeze(-3))
-            product = part.scale.sqrt()[..., None, None].expand(*part.scale.shape, 1, 1)
-            for line, root, index in zip(lines, part.roots, part.index.unbind(-1), strict=True):
-                values = line @ root
-                chosen = index.expand(*values.shape[:-1], index.shape[0])
-                product = product * values.gather(-1, chosen)
-            values_of_parts.append(product)
-        return self.joined(values_of_parts)
+            values.append([line @ root for line, root in zip(lines, part.roots, strict=True)])
+        return self.products(values)
+
+    def values(self, X: Tensor) -> list[list[Tensor]]:
+        """Compute the functions of each part and dimension, ``... x n x d -> ... x m x n x k``."""
+        result = []
+        for part, group in zip(self.parts, self.grid.groups, strict=True):
+            own = X if len(self.parts) == 1 else columns(X, group)
+            lines = part.grid.interpolation_matrices(own.unsqueeze(-3))
+            result.append([line @ root for line, root in zip(lines, part.roots, strict=True)])
+        return result
+
+    def products(self, values: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Multiply :meth:`values` to features, ``... x m x n x r``. Cost O(n r d)."""
+        products = []
+        for part, (first, *others) in zip(self.parts, values, strict=True):
+            lines = (part.scale.sqrt()[..., None, None] * first, *others)
+            pairs = zip(lines, part.index.unbind(-1), strict=True)
+            factors = (f.gather(-1, index.expand(*f.shape[:-1], len(index))) for f, index in pairs)
+            products.append(reduce(torch.mul, factors))
+        return self.joined(products)
 
     def shares(self) -> Tensor:
         """Return the eigenvalues of all p nodes relative to the prior variance, ``... x m x p``."""
@@ -108,6 +123,48 @@ class GridBasis(Basis):
 
 
 @dataclass(frozen=True)
+class Lines:
+    """Features that agree in all dimensions but one, in which their positions are 0 to n − 1.
+
+    Attributes:
+        order: Features by the length of their line, line by line, ``r``.
+        inverse: Place of each feature in that order, ``r``.
+        shapes: Number of lines of each length n, and n.
+    """
+
+    order: Tensor
+    inverse: Tensor
+    shapes: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def along(cls, dimension: int, index: Tensor, sizes: Sequence[int]) -> Lines:
+        """Sort products of functions, ``r x d`` positions of so many ``sizes``, into lines."""
+        others = [i for i in range(len(sizes)) if i != dimension]
+        key = torch.zeros_like(index[:, 0])
+        if others:
+            key = ravel(index[:, others], [sizes[i] for i in others])
+        length, most = key.bincount()[key], math.prod(sizes[i] for i in others)
+        order = ((length * most + key) * sizes[dimension] + index[:, dimension]).argsort()
+        totals = enumerate(length.bincount().tolist())
+        shapes = tuple((total // n, n) for n, total in totals if total > 0)
+        return cls(order, order.argsort(), shapes)
+
+    def sums_of_pairs(self, matrix: Tensor, k: int) -> Tensor:
+        """Sum a matrix's entries between features of one line, ``... x r x r -> ... x k x k``."""
+        result = matrix.new_zeros(*matrix.shape[:-2], k, k)
+        for rows in self.split(self.order.unsqueeze(-1)):
+            n = rows.shape[-2]
+            result[..., :n, :n] += matrix[..., rows, rows.mT].sum(-3)
+        return result
+
+    def split(self, rows: Tensor) -> list[Tensor]:
+        """Split rows that are in order, ``... x r x c``, to ``... x lines x n x c`` by length."""
+        parts = rows.split([count * n for count, n in self.shapes], -2)
+        pairs = zip(parts, self.shapes, strict=True)
+        return [part.unflatten(-2, shape) for part, shape in pairs]
+
+
+@dataclass(frozen=True)
 class InterpolationBasis:
     """Features of ``k̃(x, x') = w(x)ᵀ K w(x')`` on a grid, K the kernel on its nodes.
 
@@ -150,8 +207,14 @@ class InterpolationBasis:
         """Column of :attr:`whitenings` of each feature, per dimension, ``... x g x r``."""
         return [line[..., self.index[:, i]] for i, line in enumerate(self.whitenings)]
 
+    @cached_property
+    def lines(self) -> list[Lines]:
+        """The features along each dimension: with an eigenvalue all larger ones are there, too."""
+        return [Lines.along(i, self.index, self.grid.size) for i in range(self.grid.dim)]
+
     def _scaled(self, factors: list[Tensor]) -> list[Tensor]:
-        largest = self.index.amax(0).tolist() if self.rank > 0 else [0] * self.grid.dim
+        columns = self.index.unbind(-1)  # several times faster than a maximum over rows
+        largest = [int(own.max()) for own in columns] if self.rank > 0 else [0] * self.grid.dim
         lines = zip(self.eigenvectors, factors, largest, strict=True)
         return [vectors[..., : i + 1] * own[..., None, : i + 1] for vectors, own, i in lines]
 

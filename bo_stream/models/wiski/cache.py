@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from bo_stream.bases.grid.contraction import (
+    Rewhitening,
     expected_log_prior,
+    expected_log_prior_at_rows,
     node_variances,
     prior_variance,
     variance_outside,
@@ -17,21 +20,29 @@ from bo_stream.bases.grid.contraction import (
 from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
 from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.mesh import Mesh
-from bo_stream.linalg import product_of_triangular_root
+from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.marginal_likelihood import (
+    BatchGradient,
     LowRankRoot,
     NoiseGroup,
     combine,
-    expected_misfit,
     low_rank_root_of,
+    solved_moments,
+    subspace_log_marginal_likelihood,
+    subspace_posterior,
+    with_gradient_of,
 )
 from bo_stream.models.inference import Prior, Solved, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.wiski.memory import StreamMemory, WiskiMemory
 from bo_stream.observation_space import ObservationSpaceProcess
 from bo_stream.process import WeightSpaceProcess
-from bo_stream.tensors import State, is_in
-from bo_stream.weights import InformationForm, evidence_of, log_marginal_likelihood, solve
+from bo_stream.tensors import State, is_in, state_of
+from bo_stream.weights import (
+    MOST_ROWS,
+    log_marginal_likelihood,
+    weight_precision,
+)
 
 WHITENED_ROWS = 512
 """Larger updates drop what was whitened, which is then pulled back from the grid again."""
@@ -67,21 +78,153 @@ class Subspace:
         missed = (basis.scale - variances.sum(-1)).maximum(_ROUNDING * basis.scale)
         return cls(basis, memory.whitened(basis), variances, missed)
 
-    def outside(self, prior: Tensor, scale: Tensor) -> Tensor:
+    def outside(self, variance: Tensor, scale: Tensor) -> Tensor:
         """Compute the mean over the nodes of a kernel's variance that the features miss.
 
         Args:
-            prior: Covariance of the weights under that kernel, ``... x m x r x r``.
+            variance: Variances of the weights under that kernel, ``... x m x r``.
             scale: Its prior variance, ``... x m``.
         """
-        inside = (self.node_variances * prior.diagonal(dim1=-2, dim2=-1)).sum(-1)
-        return scale - inside
+        return scale - (self.node_variances * variance).sum(-1)
 
-    def after(self, data: Observations) -> Subspace | None:
-        """Add a batch; None for a large one. Cost O(n r²)."""
-        if data.X.shape[-2] > WHITENED_ROWS:
+
+@dataclass(frozen=True)
+class SubspacePrior:
+    """Few features at other hyperparameters than those they were chosen at: another prior.
+
+    Attributes:
+        memory: In the weights of the features.
+        covariance: Prior covariance P of the weights, differentiable, ``... x m x r x r``.
+    """
+
+    memory: WhitenedMemory
+    covariance: Tensor
+
+    def at(self, features: Tensor, prior: Prior) -> tuple[Tensor, Tensor]:
+        """Compute what :meth:`SolvedSubspace.at` does. Cost O(r³ + q r²)."""
+        P = self.covariance.detach()
+        with torch.no_grad():
+            posterior = subspace_posterior(prior.evidence(self.memory), P)
+        projected = features @ P
+        covariance = projected @ features.mT - projected @ posterior.K @ projected.mT
+        return (projected @ posterior.u).squeeze(-1), covariance
+
+    def log_marginal_likelihood(self, kernel: GridKernel, prior: Prior) -> Tensor:
+        """Return what :meth:`SolvedSubspace.log_marginal_likelihood` does. Cost O(r³)."""
+        groups = prior.noise_groups(self.memory)
+        return subspace_log_marginal_likelihood(groups, prior.target_map(), self.covariance)
+
+
+@dataclass(frozen=True)
+class SolvedSubspace:
+    """The posterior in a subspace at other hyperparameters than those it was chosen at.
+
+    In weights v that the kernel whitens again, with ``Q = I + gram`` at the start. Observations
+    since then are a change of low rank: the covariance is ``Q⁻¹ − C Cᵀ``.
+
+    Attributes:
+        kernel: State of the kernel.
+        noise: Noise variance of observations without a known one, ``... x m``, or None.
+        scale: Standard deviation that is 1 in the process's units, ``... x m``.
+        whitening: From the weights v to those of the subspace.
+        memory: In the weights v.
+        factor: Cholesky factor of Q, ``... x m x r x r``.
+        downdate: C, ``... x m x r x k``.
+        log_precision: ``−log |Q⁻¹ − C Cᵀ|``, ``... x m``.
+    """
+
+    kernel: State
+    noise: Tensor | None
+    scale: Tensor
+    whitening: Rewhitening
+    memory: WhitenedMemory
+    factor: Tensor
+    downdate: Tensor
+    log_precision: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, subspace: Subspace, whitening: Rewhitening, prior: Prior) -> SolvedSubspace:
+        """Solve at the present hyperparameters, which whiten the weights so. Cost O(r³)."""
+        memory = subspace.memory.map(lambda statistics: statistics.pull_back(whitening))
+        factor = safe_cholesky(weight_precision(prior.evidence(memory).gram))
+        return cls(
+            state_of(prior.kernel),
+            None if prior.common_noise is None else prior.common_noise.clone(),
+            prior.scale.clone(),
+            whitening,
+            memory,
+            factor,
+            factor[..., :0],
+            2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1),
+        )
+
+    @torch.no_grad()
+    def is_of(self, subspace: Subspace, prior: Prior) -> bool:
+        """Say whether it is of these features, at the present hyperparameters."""
+        levels = (self.noise, prior.common_noise), (self.scale, prior.scale)
+        same = all(a is b or (a is not None and b is not None and a.equal(b)) for a, b in levels)
+        return same and self.whitening.basis is subspace.basis and is_in(prior.kernel, self.kernel)
+
+    def covariance_times(self, columns: Tensor) -> Tensor:
+        """Compute the covariance of v times columns, ``... x m x r x n``. Cost O(n r (r + k))."""
+        product = torch.cholesky_solve(columns, self.factor)
+        return product - self.downdate @ (self.downdate.mT @ columns)
+
+    def second_moment(self, mean: Tensor) -> Tensor:
+        """Compute the covariance of v plus ``mean meanᵀ``, ``... x m x r x r``. Cost O(r³)."""
+        inverse = torch.cholesky_inverse(self.factor)
+        mean = mean.expand(*self.downdate.shape[:-1], 1)
+        left, right = torch.cat((mean, self.downdate), -1), torch.cat((mean, -self.downdate), -1)
+        stacks = (part.flatten(0, -3) for part in (inverse, left, right.mT))
+        return torch.baddbmm(*stacks).view_as(inverse)  # in one pass over the large matrix
+
+    def at(self, features: Tensor, prior: Prior) -> tuple[Tensor, Tensor]:
+        """Compute mean and covariance at q points with features of the subspace, differentiable.
+
+        Less the prior mean, ``... x m x q`` and ``... x m x q x q``. Cost O(q r (r + k)).
+        """
+        own = self.whitening.features(features)
+        with torch.no_grad():
+            mean = self.covariance_times(prior.evidence(_sums_of(self.memory)).moment)
+        return (own @ mean).squeeze(-1), own @ self.covariance_times(own.mT)
+
+    def after(self, features: Tensor, data: Observations, prior: Prior) -> SolvedSubspace | None:
+        """Add a batch with these features of the subspace; None for a large one. Cost O(n r²)."""
+        total = len(data) + self.downdate.shape[-1]
+        if data.sign < 0.0 or total > max(MOST_ROWS, self.factor.shape[-1] // 4):
             return None
-        return replace(self, memory=self.memory.observed(self.basis.features(data.X), data))
+        own, (_, noise) = self.whitening.features(features), prior.standardized(data)
+        gain = self.covariance_times(own.mT)
+        inner = safe_cholesky(own @ gain + torch.diag_embed(noise))
+        added = solve_lower(inner, gain.mT).mT
+        growth = 2.0 * inner.diagonal(dim1=-2, dim2=-1).log().sum(-1) - noise.log().sum(-1)
+        return replace(
+            self,
+            memory=self.memory.observed(own, data),
+            downdate=torch.cat((self.downdate.expand(*added.shape[:-1], -1), added), -1),
+            log_precision=self.log_precision + growth,
+        )
+
+    def log_marginal_likelihood(self, kernel: GridKernel, prior: Prior) -> Tensor:
+        """Return the log marginal likelihood, ``... x m``, with its exact gradient. Cost O(r³).
+
+        By Fisher's identity, as :func:`differentiable_log_marginal_likelihood`; for the kernel's
+        present values, in the span of the features.
+        """
+        groups, residual = prior.noise_groups(self.memory), prior.target_map()
+        with torch.no_grad():
+            evidence = prior.evidence(_sums_of(self.memory))
+            mean = self.covariance_times(evidence.moment)
+            value = log_marginal_likelihood(evidence, mean, self.log_precision)
+            second_moment = self.second_moment(mean)
+        expected = expected_log_prior(self.whitening.basis, kernel, second_moment, self.whitening)
+        return with_gradient_of(expected, value, groups, residual, mean, second_moment)
+
+
+def _sums_of(memory: WhitenedMemory) -> WhitenedMemory:
+    """Leave out the grams, which a mean and an evidence are not computed from once Q is solved."""
+    return memory.map(lambda statistics: replace(statistics, gram=statistics.gram[..., :0, :0]))
 
 
 def spread_basis(
@@ -225,38 +368,37 @@ def differentiable_log_marginal_likelihood(
     basis is.
     """
     with torch.no_grad():
-        value, mean, second_moment = _solved(combine(groups, residual))
-        spreads = [(group.statistics.gram * second_moment).sum((-2, -1)) for group in groups]
+        value, mean, second_moment = solved_moments(combine(groups, residual))
     expected = expected_log_prior(basis, factors, second_moment)
-    for group, spread in zip(groups, spreads, strict=True):
-        expected = expected + expected_misfit(group, residual, mean, spread)
-    return value - (expected - expected.detach())
-
-
-def _solved(evidence: InformationForm) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log marginal likelihood, the weights' posterior mean and ``E[w wᵀ]``."""
-    posterior = solve(evidence)
-    value = log_marginal_likelihood(evidence, posterior.mean, posterior.log_precision())
-    covariance = product_of_triangular_root(posterior.root)
-    return value, posterior.mean, covariance + posterior.mean @ posterior.mean.mT
+    return with_gradient_of(expected, value, groups, residual, mean, second_moment)
 
 
 def batch_log_marginal_likelihood(
-    features: Tensor, residual: Tensor, noise: Tensor, basis: GridBasis, factors: GridKernel
+    inputs: Tensor, residual: Tensor, noise: Tensor, basis: GridBasis, factors: GridKernel
 ) -> Tensor:
     """Return the log marginal likelihood of a batch, ``... x m``, with its exact gradient.
 
-    By Fisher's identity, as :func:`differentiable_log_marginal_likelihood`, and in the whitened
-    features too, ``... x m x n x r``. Outcomes less the prior mean, and noise variances, are
-    ``... x m x n`` each. Cost O(n r² + r³).
+    Basis and eigenvectors are constants, as in :func:`differentiable_log_marginal_likelihood`. The
+    gradient flows to the inputs, ``... x n x d``, to the kernel, of whose present values the basis
+    is, and to the outcomes less the prior mean and the noise variances, ``... x m x n`` each. Cost
+    O(n r² + r³), or O(n² r + n³) for fewer rows than features.
     """
+    values = basis.values(inputs)
+    leaves = [[each.detach().requires_grad_() for each in lines] for lines in values]
+    with torch.enable_grad():
+        features = basis.products(leaves)
     with torch.no_grad():
-        value, mean, second_moment = _solved(evidence_of(features, residual, noise))
-    linear = (features @ mean).squeeze(-1)
-    spread = ((features @ second_moment) * features).sum(-1)
-    misfit = (residual.square() - 2.0 * residual * linear + spread) / noise + noise.log()
-    expected = expected_log_prior(basis, factors, second_moment) + 0.5 * misfit.sum(-1)
-    return value - (expected - expected.detach())
+        few = features.shape[-2] < features.shape[-1]
+        rule = BatchGradient.by_rows if few else BatchGradient.by_weights
+        gradient = rule(features, residual, noise)
+        flat = torch.autograd.grad(features, list(chain(*leaves)), gradient.features)
+        found = iter(flat)
+        slopes = [[next(found) for _ in lines] for lines in leaves]
+    change = (gradient.residual * residual + gradient.noise * noise).sum(-1)
+    change = change - expected_log_prior_at_rows(basis, factors, leaves, slopes)
+    for value, slope in zip(chain(*values), flat, strict=True):
+        change = change + (slope * value).sum((-2, -1))
+    return gradient.value + (change - change.detach())
 
 
 # --- what a grid inference keeps between calls: recomputed when stale ----------------------------
@@ -386,6 +528,7 @@ class GridCache:
         wider: Those from wider grids, for queries outside the bounds, the latest one last.
         learning: The space in which a fit evaluates its objective.
         subspace: The features in which hyperparameters follow a stream.
+        followed: The posterior in these features.
         checked: State of the kernel when the grid was last found fine enough, or was warned of.
     """
 
@@ -393,6 +536,7 @@ class GridCache:
     wider: tuple[GridSolution, ...] = ()
     learning: FitSubspace | None = None
     subspace: Subspace | None = None
+    followed: SolvedSubspace | None = None
     checked: State | None = None
 
     @classmethod
@@ -435,9 +579,19 @@ class GridCache:
         solved = any(one.weights is not None or one.rows is not None for one in kept)
         told = prior.standardized(data) if solved else None
         solutions = [solution.after(data, told) for solution in kept]
+        subspace, followed = self.subspace, self.followed
+        if data.X.shape[-2] > WHITENED_ROWS:
+            subspace = followed = None
+        if subspace is not None:
+            features = subspace.basis.features(data.X)
+            subspace = replace(subspace, memory=subspace.memory.observed(features, data))
+            if followed is not None:
+                current = followed.is_of(subspace, prior)
+                followed = followed.after(features, data, prior) if current else None
         return GridCache(
             solutions[0],
             tuple(solutions[1:]),
-            subspace=None if self.subspace is None else self.subspace.after(data),
+            subspace=subspace,
+            followed=followed,
             checked=self.checked,
         )

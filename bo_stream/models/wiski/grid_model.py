@@ -128,8 +128,8 @@ class GridModel(StreamingGP, ABC):
         """Return the likelihood of these observations instead of those in memory.
 
         Differentiable in the hyperparameters and in the stem; exact where no feature is left out.
-        Cost O(n r² + r³). Shaped as ``log_marginal_likelihood``; that of the mean where noise has a
-        model.
+        Cost O(n r² + r³), or O(n² r + n³) for n < r. Shaped as ``log_marginal_likelihood``; that of
+        the mean where noise has a model.
 
         Args:
             X: ``batch_shape x n x d``.

@@ -452,7 +452,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         outcomes, noise = prior.standardized(data)
         basis = self.basis(grid, prior)
         return batch_log_marginal_likelihood(
-            basis.features(inputs.double()),
+            inputs.double(),
             outcomes - prior.mean.unsqueeze(-1),
             noise,
             basis,
@@ -514,7 +514,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         """
         share = self.share_of_noise(left_out, memory, prior)
         subspace = Subspace.around(self.kernel(prior), memory, share, self.max_rank)
-        return subspace, replace(cache or GridCache.of(memory), subspace=subspace)
+        return subspace, replace(cache or GridCache.of(memory), subspace=subspace, followed=None)
 
 
 def check_in_grid(process: PosteriorProcess, X: Tensor | None) -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bo_stream.bases.grid.contraction import (
+    Rewhitening,
     expected_log_prior,
-    pairs_within_groups,
     prior_covariance,
     prior_variance,
 )
@@ -79,8 +79,50 @@ def test_prior_covariance_is_another_kernel_as_far_as_the_basis_spans_it(
         assert_close(a, e)
 
 
-def test_pairs_of_equal_keys() -> None:
-    key = torch.tensor([3, 1, 3, 7, 1, 3])
-    rows, columns = pairs_within_groups(key)
-    found = sorted(zip(rows.tolist(), columns.tolist(), strict=True))
-    assert found == [(i, j) for i in range(6) for j in range(6) if key[i] == key[j]]
+@pytest.mark.parametrize("sizes", [(8,), (6, 5), (4, 5, 4)])
+@pytest.mark.parametrize("name", ["Matérn-1/2", "product of scaled", "product"])
+def test_whitening_under_another_kernel(name: str, sizes: tuple[int, ...]) -> None:
+    """``L Lᵀ`` is the prior covariance of the other kernel, of which L⁻¹ w is white."""
+    dim = len(sizes)
+    mesh = mesh_over(torch.tensor([[0.0] * dim, [1.0] * dim], dtype=torch.float64), sizes)
+    module, other = kernel(name, dim), kernel(name, dim)
+    one = kernel_factors(module, dim).for_single_output()
+    basis = grid_basis(mesh, one, torch.Size((1,)), 0.0, 12)
+    moved = kernel_factors(other, dim).for_single_output()
+    whitening, P = Rewhitening.of(basis, moved), prior_covariance(basis, moved)
+    L = whitening.transpose(torch.eye(basis.rank, dtype=torch.float64).unsqueeze(0)).mT
+    assert_close(L @ L.mT, P)
+    assert_close(whitening.variance(), P.diagonal(dim1=-2, dim2=-1))
+    root = torch.randn(1, basis.rank, basis.rank, dtype=torch.float64)
+    gram, z = root @ root.mT, torch.randn(1, 7, basis.rank, dtype=torch.float64)
+    assert_close(whitening.congruence(gram), L.mT @ gram @ L, factor=10)
+    assert_close(whitening.features(z), z @ L)
+
+    parameters = list(other.parameters())
+    value = expected_log_prior(basis, moved, gram, whitening).sum()
+    actual = torch.autograd.grad(value, parameters, retain_graph=True)
+    moment = (L @ gram @ L.mT).detach()
+    dense = 0.5 * (torch.logdet(P) + (torch.linalg.inv(P) * moment).sum((-2, -1))).sum()
+    for a, e in zip(actual, torch.autograd.grad(dense, parameters), strict=True):
+        assert_close(a, e, factor=100)
+
+
+@pytest.mark.parametrize("rank", [1, 7, 30, 60])
+def test_a_product_of_functions_comes_with_all_of_lower_ones(rank: int) -> None:
+    sizes = (4, 5, 4)
+    mesh = mesh_over(torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64), sizes)
+    factors = kernel_factors(kernel("product", 3), 3).for_single_output()
+    (part,) = grid_basis(mesh, factors, torch.Size((1,)), 0.0, rank).parts
+    features = {tuple(own) for own in part.index.tolist()}
+    for own in features:
+        for i in range(3):
+            assert own[i] == 0 or (*own[:i], own[i] - 1, *own[i + 1 :]) in features
+    for i, lines in enumerate(part.lines):
+        for rows in lines.split(lines.order.unsqueeze(-1)):
+            along = part.index[rows.squeeze(-1)]
+            assert torch.equal(along[..., i], torch.arange(along.shape[1]).expand(along.shape[:2]))
+            others = [j for j in range(3) if j != i]
+            assert torch.equal(
+                along[..., others], along[:, :1, others].expand_as(along[..., others])
+            )
+        assert torch.equal(lines.order[lines.inverse], torch.arange(part.rank))

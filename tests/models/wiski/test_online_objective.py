@@ -9,10 +9,15 @@ import pytest
 import torch
 from gpytorch.kernels import Kernel, PeriodicKernel, RBFKernel, ScaleKernel
 from torch import Tensor
+from torch.distributions import MultivariateNormal
+from torch.nn import Parameter
 
-from bo_stream import WISKI
-from bo_stream.bases.kernels import ProductMatern
-from bo_stream.learning import LEFT_OUT, OnlineObjective
+from bo_stream import WISKI, learning
+from bo_stream.bases.grid.contraction import prior_covariance
+from bo_stream.bases.grid.kernel import kernel_factors
+from bo_stream.bases.kernels import LinearStem, ProductMatern
+from bo_stream.learning import FEW_FEATURES, LEFT_OUT, OnlineObjective
+from bo_stream.marginal_likelihood import subspace_log_marginal_likelihood, subspace_posterior
 from bo_stream.models.wiski.cache import WHITENED_ROWS
 from bo_stream.testing.streams import assert_close
 from tests.support.problems import Observations, observations
@@ -78,7 +83,11 @@ def test_likelihood_and_gradient_are_the_models(kernel: str, noise: str, outputs
 
 
 @pytest.mark.parametrize("kernel", ["RBF", "scaled Matern", "additive"])
-def test_a_kernel_that_moved_is_another_prior_in_the_same_features(kernel: str) -> None:
+@pytest.mark.parametrize("most", [0, FEW_FEATURES])
+def test_a_kernel_that_moved_is_another_prior_in_the_same_features(
+    kernel: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "FEW_FEATURES", most)
     model = model_of(kernel)
     OnlineObjective(model, left_out=0.0)
     before = model._cache.subspace
@@ -124,7 +133,11 @@ def _copy_without_subspace(model: WISKI) -> WISKI:
 
 
 @pytest.mark.parametrize("verb", ["update", "retract", "merge", "forget", "refine", "clear"])
-def test_whatever_changes_the_memory_is_followed(verb: str) -> None:
+@pytest.mark.parametrize("most", [0, FEW_FEATURES])
+def test_whatever_changes_the_memory_is_followed(
+    verb: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "FEW_FEATURES", most)
     data, more = observations(40, 2), observations(6, 2)
     model = model_from(data)
     follower = OnlineObjective(model, left_out=0.0)
@@ -140,3 +153,106 @@ def test_whatever_changes_the_memory_is_followed(verb: str) -> None:
     assert_close(follower.log_marginal_likelihood(), model.log_marginal_likelihood(), factor=1e3)
     joint = model.posterior(more.X, observation_noise=True).distribution
     assert_close(follower.log_density(*more.astuple()), joint.log_prob(more.Y.squeeze(-1)), 1e3)
+
+
+def dense_values(model: WISKI, more: Observations) -> tuple[Tensor, Tensor]:
+    """Log density and log marginal likelihood with the prior covariance in full, by one LU factor.
+
+    ``Cov[w] = P − P K P`` and ``E[w] = P u``.
+    """
+    assert model._cache is not None
+    subspace = model._cache.subspace
+    assert subspace is not None
+    kernel = kernel_factors(model.covar_module, model._process_dim)
+    kernel = kernel.for_single_output() if model.num_outputs == 1 else kernel
+    P, groups = prior_covariance(subspace.basis, kernel), model.prior.noise_groups(subspace.memory)
+    likelihood = subspace_log_marginal_likelihood(groups, model.prior.target_map(), P)
+    outcomes, noise = model.standardized(*more.astuple())
+    with torch.no_grad():
+        posterior = subspace_posterior(model.prior.evidence_of(groups), P)
+    prior = P.detach()
+    z = subspace.basis.features(model.hypothetical_inputs(more.X))
+    mean = (z @ prior @ posterior.u).squeeze(-1) + model.prior.mean.unsqueeze(-1).detach()
+    covariance = z @ (prior - prior @ posterior.K @ prior) @ z.mT
+    normal = MultivariateNormal(mean, covariance + torch.diag_embed(noise.detach()))
+    units = outcomes.shape[-1] * model.outcome_scale().log().sum()
+    return normal.log_prob(outcomes).sum() - units, likelihood.sum()
+
+
+@pytest.mark.parametrize("kernel", list(KERNELS))
+@pytest.mark.parametrize("noise", ["learned", "known", "mixed"])
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("most", [0, FEW_FEATURES])
+def test_values_and_gradients_are_those_of_the_dense_prior(
+    kernel: str, noise: str, outputs: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a move of the kernel, and again after a small update, through a stem."""
+    monkeypatch.setattr(learning, "FEW_FEATURES", most)
+    data, more = (observations(n, 4, outputs).with_noise(noise) for n in (40, 5))
+    stem = LinearStem(4, 2)
+    model = WISKI(*data.astuple(), covar_module=KERNELS[kernel](), grid_size=8, stem=stem).eval()
+    OnlineObjective(model)
+    move(model, 0.05)
+    follower = OnlineObjective(model)
+    for is_updated in (False, True):
+        if is_updated:
+            model.update(*more.astuple())
+            assert model._cache is not None
+            followed = model._cache.followed
+            assert most > 0 or (followed is not None and followed.downdate.shape[-1] == 5)
+        own = follower.log_density(*more.astuple()), follower.log_marginal_likelihood().sum()
+        dense = dense_values(model, more)
+        parameters = list(stem.parameters()), list(hyperparameters(model))
+        for actual, expected, learned in zip(own, dense, parameters, strict=True):
+            same(actual, expected)
+            pairs = (
+                torch.autograd.grad(value, learned, allow_unused=True, retain_graph=True)
+                for value in (actual, expected)
+            )
+            for a, e in zip(*pairs, strict=True):
+                assert (a is None) == (e is None)
+                if a is not None:
+                    same(a, e)
+
+
+@pytest.mark.parametrize("kernel", list(KERNELS))
+@pytest.mark.parametrize("log_step", [0.0, 1.0, 2.0])
+def test_a_kernel_that_moved_far_is_whitened(
+    kernel: str, log_step: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its smallest eigenvalues, and those that are zero of a periodic one, are rounding errors."""
+    monkeypatch.setattr(learning, "FEW_FEATURES", 0)
+    model, more = model_of(kernel, "mixed"), observations(5, 2).with_noise("mixed")
+    OnlineObjective(model, left_out=0.0)
+    move(model, log_step)
+    model.likelihood.noise = 0.01
+    own = OnlineObjective(model, left_out=0.0)
+    density, likelihood = dense_values(model, more)
+    same(own.log_density(*more.astuple()), density)
+    followed = value_and_gradient(model, own.log_marginal_likelihood())
+    for actual, expected in zip(followed, value_and_gradient(model, likelihood), strict=True):
+        same(actual, expected)
+
+
+def hyperparameters(model: WISKI) -> list[Parameter]:
+    own = {id(parameter) for parameter in model.stem.parameters()}
+    return [parameter for parameter in model.parameters() if id(parameter) not in own]
+
+
+def same(actual: Tensor, expected: Tensor) -> None:
+    size = max(1.0, float(expected.detach().abs().max()))
+    torch.testing.assert_close(actual, expected, rtol=0.0, atol=1e-9 * size)
+
+
+def test_what_is_solved_is_of_the_present_hyperparameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update at others, which are then taken back, is not a change of low rank."""
+    monkeypatch.setattr(learning, "FEW_FEATURES", 0)
+    model, more = model_of(), observations(5, 2)
+    noise = model.likelihood.noise.item()
+    OnlineObjective(model).log_marginal_likelihood()
+    model.likelihood.noise = 3.0 * noise
+    model.update(*more.astuple())
+    model.likelihood.noise = noise
+    own = OnlineObjective(model)
+    same(own.log_marginal_likelihood().sum(), dense_values(model, more)[1])
+    same(own.log_density(*more.astuple()), dense_values(model, more)[0])
