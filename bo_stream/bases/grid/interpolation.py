@@ -128,7 +128,7 @@ class Lines:
 
     Attributes:
         order: Features by the length of their line, line by line, ``r``.
-        inverse: Place of each feature in that order, ``r``.
+        inverse: Position of each feature in that order, ``r``.
         shapes: Number of lines of each length n, and n.
     """
 
