@@ -10,10 +10,9 @@ import pytest
 
 import bo_stream.models
 from bo_stream.models.base import StreamingGP
-from bo_stream.testing import LAWS
 from tests.laws.cases import CASES
 from tests.laws.product import PRODUCT
-from tests.laws.registry import Law, Setting, Stream
+from tests.laws.registry import Law, Stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 
@@ -32,21 +31,6 @@ def marks(law: Law, stream: Stream) -> list[pytest.MarkDecorator]:
     ],
 )
 def test_law(law: Law, stream: Stream) -> None:
-    law(stream)
-
-
-CUDA = [
-    Stream(case, Setting(outputs=2, device="cuda"))
-    for case in CASES
-    if case.name in {"WISKI", "WISKI, additive"}
-]
-
-
-@pytest.mark.cuda
-@pytest.mark.matrix
-@pytest.mark.parametrize("stream", CUDA, ids=str)
-@pytest.mark.parametrize("law", LAWS.values(), ids=lambda law: law.__name__)
-def test_law_on_a_gpu(law: Law, stream: Stream) -> None:
     law(stream)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.laws.devices import pretend
+
 ROOT = Path(__file__).parents[2]
 GROUPS = ("accuracy", "maps", "optimization", "speed", "workers")
 HELPERS = {
@@ -31,9 +33,9 @@ BENCHMARKS = sorted(
 )
 
 
-def smoke(name: str, out: Path) -> subprocess.CompletedProcess[str]:
+def smoke(name: str, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", "--smoke", "--out", str(out)],
+        [sys.executable, "-m", f"benchmarks.{name}", "--smoke", "--out", str(out), *options],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -52,6 +54,19 @@ def test_runs_and_measures(name: str, tmp_path: Path) -> None:
     for claim in claims:
         assert math.isfinite(claim["measured"]), claim
         assert claim["name"] in result.stdout
+
+
+@pytest.mark.integration
+def test_verbs_are_measured_on_a_pretend_device(tmp_path: Path) -> None:
+    if reason := pretend.why_missing():
+        pytest.skip(reason)
+    result = smoke("speed.device", tmp_path, "--device", "pretend")
+    assert result.returncode == 0, result.stderr[-2000:]
+    settings = json.loads((tmp_path / "device.smoke.json").read_text())["settings"]
+    assert settings["device"] == "pretend"
+    for verb in settings["verbs"]:
+        assert 0 < verb["waits"] < verb["operations"], verb
+        assert verb["least"] > 0.0, verb
 
 
 @pytest.mark.integration

@@ -293,7 +293,8 @@ class Steps:
         rates[..., 0] = rate
         slopes = progress.coefficient_slopes
         moves = _ascend(progress.coefficients, slopes, index, gradient.coefficients, rates)
-        learned = index < progress.log_scale.shape[-1]
+        known = progress.log_scale.shape[-1]
+        learned = slice(None) if known == progress.size else index < known
         scaled = index[learned]
         before, scales = progress.log_scale[:, scaled], gradient.log_scale[:, learned]
         _ascend(progress.log_scale, progress.scale_slopes, scaled, scales, rate)

@@ -60,6 +60,14 @@ def why_missing() -> str | None:
     return None
 
 
+def accelerator() -> torch.device:
+    """Return the device of CUDA if there is one, else the pretend one, which is installed."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    install()
+    return torch.device(NAME)
+
+
 def install() -> None:
     """Register the device, once in a process.
 

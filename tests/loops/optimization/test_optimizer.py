@@ -370,11 +370,13 @@ def test_few_outcomes_are_learned_from_the_defaults_too(
 
 
 @pytest.mark.cuda
+@pytest.mark.integration
 @pytest.mark.parametrize("acquisition", ACQUISITIONS)
 def test_on_cuda(acquisition: str, tmp_path: Path) -> None:
     optimizer = started(replace(TWO_INPUTS, device="cuda", acquisition=acquisition), steps=2)
     save_optimizer(tmp_path, optimizer)
-    assert points(load_optimizer(tmp_path)[0].ask(2)) == points(optimizer.ask(2))
+    again, expected = points(load_optimizer(tmp_path)[0].ask(2)), points(optimizer.ask(2))
+    torch.testing.assert_close(torch.tensor(again), torch.tensor(expected))  # sums have no order
 
 
 @pytest.mark.parametrize(

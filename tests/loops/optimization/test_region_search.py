@@ -429,9 +429,11 @@ def test_whatever_happens_the_model_is_that_of_the_ledger(
 
 
 @pytest.mark.cuda
+@pytest.mark.integration
 def test_on_cuda(tmp_path: Path) -> None:
     optimizer = started(replace(REGION, device="cuda"), steps=3)
     save_optimizer(tmp_path, optimizer)
     loaded, _ = load_optimizer(tmp_path)
-    assert points(loaded.ask()) == points(optimizer.ask())
+    again, expected = points(loaded.ask()), points(optimizer.ask())
+    torch.testing.assert_close(torch.tensor(again), torch.tensor(expected))  # sums have no order
     assert math.isfinite(optimizer.best().mean or math.nan)

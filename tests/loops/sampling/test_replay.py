@@ -173,6 +173,7 @@ def test_every_kernel_and_both_dtypes(kernel: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.integration
 def test_on_cuda() -> None:
     loop = begin(replace(QUICK, device="cuda"))
     list(loop.run())

@@ -1,4 +1,8 @@
-"""All laws on the pretend device; ``test_laws`` runs this file in a process of its own."""
+"""All laws on an accelerator: CUDA's where there is one, else the pretend device.
+
+``test_laws`` runs this file in a process of its own; by itself it takes as many as are asked for:
+``pytest tests/laws/devices/on_device.py -n 8``.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +46,8 @@ pytestmark = [
     pytest.mark.integration,
 ]
 
-pretend.install()
-HOST, DEVICE = torch.device("cpu"), torch.device(pretend.NAME)
+HOST, DEVICE = torch.device("cpu"), pretend.accelerator()
+counted = pytest.mark.skipif(DEVICE.type != pretend.NAME, reason="counts on the pretend device")
 
 CANONICAL = (
     "WISKI",
@@ -225,6 +229,7 @@ def test_priors_with_a_value_for_each_input_move_along(
     torch.testing.assert_close(found.detach().to(HOST), expected, rtol=1e-6, atol=1e-6)
 
 
+@counted
 def test_a_models_state_is_compared_in_one_wait() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)).to(DEVICE)
     state = state_of(module)
@@ -236,6 +241,7 @@ def test_a_models_state_is_compared_in_one_wait() -> None:
     assert not is_in(module, state)
 
 
+@counted
 @pytest.mark.parametrize("case", ["WISKI", "WISKI, no rows held", "WISKI, additive"])
 def test_constants_of_a_grid_are_uploaded_once(case: str) -> None:
     (stream,) = streams((case,), DEVICE)
