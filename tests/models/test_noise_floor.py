@@ -369,7 +369,7 @@ def test_models_of_a_simulator_are_calibrated_whatever_their_size(
 @pytest.mark.parametrize("name", BUILT)
 def test_models_of_a_large_simulator_are_calibrated(name: str, noise: float) -> None:
     """Beyond what the exact model takes, and inducing points."""
-    check_simulated(BUILT[name], simulated(2_000, noise), fit=False)
+    check_simulated(BUILT[name], simulated(1_050, noise), fit=False)
 
 
 @pytest.mark.parametrize("noise", [1e-8, 1e-4])

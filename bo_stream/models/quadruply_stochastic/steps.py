@@ -294,7 +294,7 @@ class Steps:
         slopes = progress.coefficient_slopes
         moves = _ascend(progress.coefficients, slopes, index, gradient.coefficients, rates)
         known = progress.log_scale.shape[-1]
-        learned = slice(None) if known == progress.size else index < known
+        learned = slice(None) if known == progress.coefficients.shape[1] else index < known
         scaled = index[learned]
         before, scales = progress.log_scale[:, scaled], gradient.log_scale[:, learned]
         _ascend(progress.log_scale, progress.scale_slopes, scaled, scales, rate)
