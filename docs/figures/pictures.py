@@ -1,4 +1,4 @@
-"""Draw the pictures of README.md and docs/choosing/commands.md.
+"""Draw the pictures of README.md, docs/choosing/commands.md and docs/choosing/surveys.md.
 
 The command is ``python docs/figures/pictures.py``.
 
