@@ -199,7 +199,7 @@ def gains_before(
     if not bool(mean.isfinite().all() & variance.isfinite().all()):
         raise InputDataError(
             "Expected a model with a finite posterior at all targets, got one that is not at "
-            f"{int((~mean.isfinite() | ~variance.isfinite()).sum())} of {len(mean)}. Fit it anew, "
+            f"{int((~mean.isfinite() | ~variance.isfinite()).sum())} of {len(mean)}. Fit it again, "
             "and look at its hyperparameters."
         )
     variance = variance.clamp_min(0.0)

@@ -382,7 +382,7 @@ class FiniteOutcomes(Transform):
             named = ", ".join(f"{metric} of trial {trial}" for trial, _, metric in self.set_aside)
             warnings.warn(
                 f"Infinite outcomes or standard errors are set aside: {named}. To replace one, "
-                "report it anew by client.attach_data.",
+                "report it again by client.attach_data.",
                 InputDataWarning,
                 stacklevel=2,
             )

@@ -448,7 +448,7 @@ class RegionAdapter(ReproducibleAdapter):
 
     @property
     def _of_space(self) -> tuple[SearchSpace, dict[str, tuple[float, ...]], dict[int, Tensor]]:
-        """Return the search space, known inputs and levels, anew where the space has changed."""
+        """Return the search space, known inputs and levels, again where the space has changed."""
         known = self._known
         if known is None or known[0] != self._model_space:
             levels = {}

@@ -122,7 +122,7 @@ class StreamSurrogate(Surrogate):
             else:
                 reason = stream.follow(rows)
         if reason is not None:
-            logger.info("%s: the model is built anew: %s.", _name(taken), reason)
+            logger.info("%s: the model is built again: %s.", _name(taken), reason)
         if stream is None or reason is not None:
             stream = self._built(rows, taken, digest, config, kind)
         self._streams[names] = stream

@@ -90,7 +90,7 @@ def replay(
     surveyed by then.
 
     Writes replay.csv (scores), picks.csv (villages of each round), replay.png and replay.json.
-    Ctrl-C stops after the round at hand; `--resume` does the unfinished replays anew.
+    Ctrl-C stops after the round at hand; `--resume` does the unfinished replays again.
 
     - `bo-stream survey replay last.csv --threshold 0.1 --compare random --out old`
     - `bo-stream survey replay last.csv --out old --resume --seeds 9`

@@ -500,7 +500,7 @@ def check_unchanged(
             word = parameter.opts[0] if is_option else parameter.metavar
             raise UsageError(
                 f"The run began with {word} {previous[name]}, got {value}. A run goes on with its "
-                f"own settings: leave out {word}, or start anew in another folder."
+                f"own settings: leave out {word}, or start again in another folder."
             )
 
 

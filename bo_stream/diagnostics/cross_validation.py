@@ -353,7 +353,7 @@ def _checked_rows(
         if len(memory.earlier) > 0:
             raise UnsupportedError(
                 "Expected a model on one grid, got one that was refined or merged: which of its "
-                "grids an observation entered on is not known. Build it anew on the present grid."
+                "grids an observation entered on is not known. Build it again on the present grid."
             )
     else:
         window = model.memory.rows.data

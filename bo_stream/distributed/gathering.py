@@ -203,7 +203,8 @@ class Gathered:
     Attributes:
         delta: The sum of all deltas that were read; None if none was.
         clock: Set of the deltas in the sum after the addition.
-        anew: Whether to begin again: then the delta, which includes a snapshot, is the whole sum.
+        restarts: Whether to begin again: then the delta, which includes a snapshot, is the whole
+            sum.
         deltas: Number of deltas that were read.
         bytes: Number of bytes that were read.
         remarks: Records that were left out, with the reasons.
@@ -211,7 +212,7 @@ class Gathered:
 
     delta: Delta | None
     clock: VectorClock
-    anew: bool = False
+    restarts: bool = False
     deltas: int = 0
     bytes: int = 0
     remarks: tuple[str, ...] = ()

@@ -93,7 +93,7 @@ class IngestRecord:
             except OtherVersionError as error:
                 raise UsageError(
                     f"{error} Records of version 1 do not say which sums are theirs, and know "
-                    "files by parts of their bytes: build the model anew with another record."
+                    "files by parts of their bytes: build the model again with another record."
                 ) from error
             except _DAMAGE as error:
                 raise UsageError(
@@ -107,7 +107,7 @@ class IngestRecord:
                     f"{folder} has no {_INDEX}, but sums of an ingest ({', '.join(left[:3])}"
                     f"{', ...' if len(left) > 3 else ''}): going on would count their observations "
                     f"twice. Restore {_INDEX} from a copy, or give another folder and build the "
-                    "model anew."
+                    "model again."
                 )
             self._write_state(_State(uuid4().hex, named, model.num_observations))
         if self._state.columns != named:
@@ -142,7 +142,7 @@ class IngestRecord:
                 raise UsageError(
                     f"{key} has changed since it was taken in, by the record in {self._folder}: "
                     "what was taken in cannot be taken out. Restore the file, or build the model "
-                    "anew with another record."
+                    "again with another record."
                 )
             self._checked.add(key)
         return key in self._digests
@@ -288,7 +288,7 @@ class IngestRecord:
             raise UsageError(  # one whose process ended before the index was written has nodes
                 f"{self._folder / _INDEX} is older than {newer.name} beside it: it knows of "
                 f"{ended} ingests only. Restore all files from one copy, or give another folder "
-                "and build the model anew."
+                "and build the model again."
             )
         for number, (_, digest) in enumerate(self._state.sealed):
             part = self._read(f"sealed-{number}", model, digest)

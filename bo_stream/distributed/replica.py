@@ -76,7 +76,7 @@ class Exchanged:
     Attributes:
         sent: Number of observations that were sent.
         deltas: Number of deltas that were read, without those in a snapshot.
-        anew: Whether the model began again from a snapshot.
+        restarted: Whether the model began again from a snapshot.
         learned: Whether hyperparameters were learned here.
         adopted: Whether other hyperparameters than before are in use.
         removed: Number of deltas that were put into a snapshot and removed.
@@ -88,7 +88,7 @@ class Exchanged:
 
     sent: int
     deltas: int
-    anew: bool
+    restarted: bool
     learned: bool
     adopted: bool
     removed: int
@@ -99,7 +99,7 @@ class Exchanged:
     @property
     def changed(self) -> bool:
         """Whether anything was sent, taken, learned or adopted."""
-        return self.sent + self.deltas > 0 or self.anew or self.learned or self.adopted
+        return self.sent + self.deltas > 0 or self.restarted or self.learned or self.adopted
 
 
 class Replica:
@@ -314,9 +314,9 @@ class Replica:
         strange = [f"{key} in the store is not a record of replicas." for key in listing.foreign]
         remarks = [*strange, *gathered.remarks, *self._members.still_alive(listing)]
         if gathered.delta is not None:
-            model = self.model._shallow_copy().clear() if gathered.anew else self.model
+            model = self.model._shallow_copy().clear() if gathered.restarts else self.model
             gathered.delta.put_into(model, self._template)
-            earlier = () if gathered.anew else (self._best,)
+            earlier = () if gathered.restarts else (self._best,)
             best = BestPoints.joined((*earlier, gathered.delta.best()))
             self.model, self._best = model, best
         self._clock = gathered.clock
@@ -331,7 +331,7 @@ class Replica:
         return Exchanged(
             sent=sent,
             deltas=gathered.deltas,
-            anew=gathered.anew,
+            restarted=gathered.restarts,
             learned=learned > 0,
             adopted=adopted > 0,
             removed=removed,

@@ -134,7 +134,7 @@ _MODELS = "model-*.safetensors"
 _DAMAGE = (
     OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip
-_CURE = "Restore the folder from a copy, or start anew in another folder."
+_CURE = "Restore the folder from a copy, or start again in another folder."
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class CheckpointFormat:
         try:
             content = read_index(path, self.format)
         except OtherVersionError as error:
-            raise UsageError(f"{error} Or start anew in another folder.") from error
+            raise UsageError(f"{error} Or start again in another folder.") from error
         except (OSError, ValueError) as error:
             raise UsageError(f"{error} {_CURE}") from error
         try:

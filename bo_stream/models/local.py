@@ -45,7 +45,7 @@ class LocalGP(StreamingGP):
     - Approximate: a model knows nothing of the others' data; what was dropped is lost, but for the
       standardisation of the outcomes, which is of all of them. Observations stay where they were
       put when hyperparameters move; up to 64 of one update are routed by the same centres.
-    - Learned: hyperparameters by the sum of the models' marginal likelihoods, of the data held.
+    - Learned: hyperparameters by the sum of the models' marginal likelihoods, of the data stored.
     - ``merge``: each local model of the other joins the one of this model whose centre is most like
       its own, as an observation would, or stays one of its own. A model that gets too full drops
       the oldest, its own first.
@@ -347,7 +347,7 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
         if data.sign < 0:
             raise UnsupportedError(
                 "LocalGP cannot retract: an observation may have been dropped already. Build it "
-                "anew, or take a model whose memory subtracts (WISKI, OSGPR)."
+                "again, or take a model whose memory subtracts (WISKI, OSGPR)."
             )
         targets, kernel, step = data.targets, frozen(prior.kernel), min(ROWS, self.max_size)
         X = data.X.unsqueeze(-3).expand(*targets.shape, -1)  # the same for every output

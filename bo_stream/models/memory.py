@@ -140,7 +140,7 @@ class Observations:
         known: Whether the noise is known, ``batch x 1 x n``.
         sign: 1 to add, −1 to take out.
         sites: Gaussian observations that stand for outcomes of another likelihood while these are
-            held as rows, ``batch x m x n``; None: of none so far.
+            stored as rows, ``batch x m x n``; None: of none so far.
     """
 
     X: Tensor

@@ -152,7 +152,7 @@ def check_model(
     Args:
         factory: Builds a model: ``factory(X, Y)``, with X of ``batch_shape x n x d`` and Y of
             ``batch_shape x n x m``, n may be 0; ``factory(X, Y, Yvar)`` where ``traits.noise`` says
-            that noise is known. It is called anew for each model, and must build the same of the
+            that noise is known. It is called again for each model, and must build the same of the
             same data: kernels and networks are made in it.
         traits: What is special about the model: which verbs it lacks, what it approximates, what
             its outcomes are. Default: nothing, the strictest.

@@ -170,7 +170,7 @@ def memory_does_not_grow_with_the_stream(stream: ModelStream) -> None:
         model.update(*stream.data(3).astuple()).posterior(stream.points)
         return held_bytes(model)
 
-    before = stream_on(600)  # enough for caches to be made anew, as by the others
+    before = stream_on(600)  # enough for caches to be made again, as by the others
     after = stream_on(4_200), stream_on(600)
     if stream.case.spreading:  # at least 4 discs of 0.45 cover the square; at most 9 lie apart
         expect(max(after) < 4 * before, f"Expected at most {4 * before} bytes, got {after}.")

@@ -427,12 +427,12 @@ class Traits:
             are rows of positives and examined.
         in_order: Whether what enters depends on what came before.
         residual: Whether the features miss some of the prior.
-        rows: Whether the latest observations are held as rows, so that it matters which they are.
+        rows: Whether the latest observations are stored as rows, so that it matters which they are.
         blended: Whether an observation may make a variance grow: predictions are averages with
             weights that it moves, or what was learned takes a step.
         sites: Whether observations enter as Gaussian ones that stand for what is not.
         spreading: Whether places are added while inputs come that are far from all others.
-        growing: Whether all observations are held, up to a thousand or more.
+        growing: Whether all observations are stored, up to a thousand or more.
         settling: Whether rows whose sites are found together settle, each for good, once a part of
             them is forgotten.
         truncated: Whether a fit's objective leaves out features, with a gradient near its own.
@@ -467,7 +467,7 @@ class Traits:
 
     @property
     def renews_sites(self) -> bool:
-        """Whether sites of earlier observations are found anew, and may then say less."""
+        """Whether sites of earlier observations are found again, and may then say less."""
         return self.sites and (self.rows or self.settling or self.growing)
 
 

@@ -165,8 +165,8 @@ def test_a_compacted_store_is_what_it_was() -> None:
     ledger += told(b, some(1, 21))
     b.exchange()
     caught_up = behind.exchange()
-    assert caught_up.anew
-    assert not behind.exchange().anew
+    assert caught_up.restarted
+    assert not behind.exchange().restarted
     settle([a, b])
     for replica in (a, b, behind, Replica(UNLEARNED, store, "late")):
         assert_same(replica.model, expected(replica, ledger))
@@ -207,10 +207,10 @@ def test_what_is_held_is_kept_while_the_store_shows_only_a_part_of_it() -> None:
     a.exchange()
     store.hidden = {delta_key((a.run, 1))}
     with pytest.warns(ReplicaWarning, match="1 deltas are neither in the store nor"):
-        assert not a.exchange().anew
+        assert not a.exchange().restarted
     assert a.observations == 2
     store.hidden = set()
-    assert a.exchange().anew
+    assert a.exchange().restarted
     assert a.observations == 5
 
 
@@ -318,7 +318,7 @@ def test_what_vanishes_while_it_is_read_is_found_in_the_snapshot() -> None:
     ledger += told(a, some(2, 1))
     a.exchange()
     store.meanwhile = a.compact
-    assert b.exchange().anew
+    assert b.exchange().restarted
     assert_same(b.model, expected(b, ledger))
 
 

@@ -276,7 +276,7 @@ class Campaign:
             raise UsageError(
                 f"The checkpoint in {folder} is of another data set than {data.source} "
                 f"(fingerprint {origin.fingerprint[:12]}, got {data.fingerprint[:12]}). Give the "
-                "data that the run began with, or start anew in another folder."
+                "data that the run began with, or start again in another folder."
             )
         pool = settings.resolved(*data.X.shape).pool or 0
         for name, state in states.items():

@@ -224,7 +224,7 @@ class ActiveSampling:
             raise UsageError(
                 f"Model {name} of {dim} inputs cannot take a value out, but candidate "
                 f"{corrected[0]} was told to have another one before. Models "
-                f"{names_that_retract()} of at most four inputs can; or begin anew and tell all "
+                f"{names_that_retract()} of at most four inputs can; or begin again and tell all "
                 "values."
             )
         positions = [self._positions[pick] for pick in corrected]

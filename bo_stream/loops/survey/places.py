@@ -213,12 +213,12 @@ def _check_lengths(
     remarks = []
     if coordinates.units == "m" and span < _SMALL:
         remarks.append(
-            f"All sites lie within {span:.4g} m: are positions kilometres? Then begin anew with "
+            f"All sites lie within {span:.4g} m: are positions kilometres? Then begin again with "
             "--units km."
         )
     if coordinates.units == "km" and bool(_as_degrees(places).all()):
         remarks.append(
-            "All positions could be longitudes and latitudes: are they degrees? Then begin anew "
+            "All positions could be longitudes and latitudes: are they degrees? Then begin again "
             "without --units."
         )
     metres = places * (1000.0 if coordinates.units == "km" else 1.0)

@@ -318,7 +318,7 @@ class ReplayRun:
         if finished.fingerprint != fingerprint:
             raise UsageError(
                 f"{source} is not the table that the replay in {folder} began with. Give that one, "
-                "or start anew in another folder."
+                "or start again in another folder."
             )
         if seeds is not None and seeds < previous:
             raise UsageError(

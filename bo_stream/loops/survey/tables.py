@@ -315,7 +315,7 @@ def _read_workbook(path: Path) -> tuple[pd.DataFrame, TableFormat]:
         raise
     except Exception as error:  # a damaged workbook fails in any way
         raise UsageError(
-            f"{path} cannot be read as a workbook ({type(error).__name__}). Save the sheet anew, "
+            f"{path} cannot be read as a workbook ({type(error).__name__}). Save the sheet again, "
             "or as CSV."
         ) from error
     filled = [(title, rows) for title, rows in sheets if any(any(row) for row in rows)]

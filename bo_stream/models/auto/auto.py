@@ -55,7 +55,7 @@ class AutoGP(StreamingGP):
     known, the kernel is a product over inputs, and one grid can take these, or a sum of kernels
     over few inputs each; else :class:`~bo_stream.OSGPR`. The kernel and its hyperparameters stay as
     they are. Labels and heavy tails are of
-    :class:`~bo_stream.OSVGP` from the first observation on. Counts are held as well: the posterior
+    :class:`~bo_stream.OSVGP` from the first observation on. Counts are stored, too: the posterior
     is the normal one of the largest bound given all rows, and :class:`~bo_stream.OSVGP` follows,
     with a ``window`` of the latest 300 outcomes, which can be retracted.
 
@@ -71,9 +71,9 @@ class AutoGP(StreamingGP):
       points up to twice as many as by default unless ``max_points`` is given; if that is so still,
       a :class:`~bo_stream.HandOverWarning` says how far.
     - Exact: everything, until the hand-over; the hand-over itself in the data.
-    - Approximate: from then on what is so in the family. Of counts that are still held as rows the
-      sites are found again, together, after each fit; between fits a stream is off its batch as in
-      OSVGP.
+    - Approximate: from then on what is so in the family. Of counts that are still stored as rows
+      the sites are found again, together, after each fit; between fits a stream is off its batch as
+      in OSVGP.
     - ``merge``: rows join while both models are exact, else as in the family that one of them is
       in, which then takes the other's rows.
     - When: always, to begin with.
@@ -114,16 +114,16 @@ class AutoGP(StreamingGP):
             train_Yvar: Known noise variances, shaped as train_Y; NaN in a row: unknown.
             likelihood: A ``GaussianLikelihood`` (default: BoTorch's, or fixed noise where every
                 variance is known), or any that :class:`~bo_stream.OSVGP` takes, which is copied;
-                parameters of its own are learned in each update then, of counts that are held in a
-                fit.
+                parameters of its own are learned in each update then, of counts that are stored
+                in a fit.
             covar_module: Any of gpytorch's kernels, of batch shape ``batch_shape x m`` (without m
                 if that is 1) or none. Default: BoTorch's own default, for the box of ``bounds``. A
                 ``MaternKernel`` of several inputs is no product and goes to no grid; with
                 ``"WISKI"`` in ``families`` a copy with a :class:`~bo_stream.ProductMatern` is
                 taken, with a warning.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
-            outcome_transform: Default: ``Standardize``, learned anew at each refit; none for labels
-                and counts. Else as for :class:`~bo_stream.WISKI`.
+            outcome_transform: Default: ``Standardize``, learned again at each refit; none for
+                labels and counts. Else as for :class:`~bo_stream.WISKI`.
             input_transform: Any. One with parameters to learn (``Warp``) becomes a part of the
                 kernel and is learned with it.
             bounds: The box of all inputs to come, ``2 x d``, before the input transform. The
@@ -132,9 +132,9 @@ class AutoGP(StreamingGP):
             families: Names of those allowed, of ``"exact"``, ``"WISKI"``, ``"OSGPR"``, ``"OSVGP"``:
                 in the order in which they are tried. One name: the model stays in that family.
                 Default: all that can take the model.
-            max_exact: Most observations that are held exactly. Default: where a step of the family
-                that follows is as cheap, see :func:`bo_stream.recommend`; 512 of counts.
-            max_rows: Most observations that are held as rows beside a streaming family, so that
+            max_exact: Most observations that are stored exactly. Default: where a step of the
+                family that follows is as cheap, see :func:`bo_stream.recommend`; 512 of counts.
+            max_rows: Most observations that are stored as rows beside a streaming family, so that
                 :meth:`move_to` can begin another.
             options: Of the streaming families: ``grid_size``, ``tolerance``, ``max_rank`` as of
                 WISKI; ``max_points``, ``window`` as of OSGPR, but that OSVGP holds 300 outcomes by
@@ -210,8 +210,8 @@ class AutoGP(StreamingGP):
     def move_to(self, family: str, **options: Any) -> Self:
         """Move to another family, or to the same with other options, in place.
 
-        Exact in the data, all of which must still be held: at most ``max_rows``, or all of an exact
-        model. Hyperparameters stay. Cost O(n³), for the comparison with the exact posterior.
+        Exact in the data, all of which must still be stored: at most ``max_rows``, or all of an
+        exact model. Hyperparameters stay. Cost O(n³), for the comparison with the exact posterior.
 
         Args:
             family: One of :attr:`families`.

@@ -90,13 +90,13 @@ class HandOver:
 
 @dataclass(frozen=True)
 class AutoMemory(Memory):
-    """The memory of the family that is in use, and all rows while these can be held.
+    """The memory of the family that is in use, and all rows while these can be stored.
 
     Attributes:
         family: Its name.
         inference: Of the family.
         inner: Its memory.
-        rows: All observations, while they are held beside it; None in the exact family, whose own
+        rows: All observations, while they are stored beside it; None in the exact family, whose own
             memory they are, and once there were too many.
         history: All moves.
         again: Number of observations from which on a move is tried.
@@ -234,7 +234,7 @@ class AutoInference(Inference[AutoMemory, Any]):
         """Move to a family by way of all rows, and compare its posterior with the exact one.
 
         Raises:
-            BotorchError: The family cannot take the model, or the rows are no longer held.
+            BotorchError: The family cannot take the model, or the rows are no longer stored.
             ValueError: An option is out of range, or the memory would become too large.
         """
         rows = memory.held
@@ -373,8 +373,8 @@ class AutoInference(Inference[AutoMemory, Any]):
     def refitted(self, memory: AutoMemory, cache: Any, prior: Prior) -> tuple[AutoMemory, Any]:
         """Let the family in use follow new hyperparameters.
 
-        Counts that are still held enter again, together, if these have changed: their sites become
-        those of the batch. Cost as of a hand-over.
+        Counts that are still stored enter again, together, if these have changed: their sites
+        become those of the batch. Cost as of a hand-over.
         """
         solved = cache.solved if isinstance(cache, InducingCache) else None
         inner, cache = memory.inference.refitted(memory.inner, cache, prior)

@@ -49,7 +49,7 @@ class ClusteredGP(StreamingGP):
     - Memory: sums of each of M clusters, and their tree: O(M). Data are not kept,
       but for the latest inputs in ``train_inputs``. What is solved takes O(M²).
     - Update: O(n log M + M) for n observations. The next posterior conditions the last one on few
-      of them (O(M²) each), else it solves anew: O(M³), or O(M²) an iteration by conjugate
+      of them (O(M²) each), else it solves again: O(M³), or O(M²) an iteration by conjugate
       gradients.
     - A fantasy: O(q M) cross-covariances and one q x q factor. It is not moved to a centre.
     - Exact: the posterior of the moved inputs, whatever came in which batches, with its marginal

@@ -208,7 +208,7 @@ class _Solve(torch.autograd.Function):
 def partial_cholesky(Q: Tensor, rank: int) -> Tensor:
     """Compute F with ``Fᵀ F ≈ Q − I``, pivoted, ``... x rank x M``. Cost O(M rank²).
 
-    Rows are zero where nothing that arithmetic can tell is left to explain.
+    Rows are zero from where no pivot is larger than rounding errors.
     """
     left = Q.diagonal(dim1=-2, dim2=-1) - 1.0
     least = torch.finfo(Q.dtype).eps * Q.shape[-1] * left.amax(-1, keepdim=True).clamp_min(1.0)
@@ -272,7 +272,7 @@ class ClusteredProcess(PosteriorProcess):
 
 
 MOST_PENDING = 64
-"""Observations that a solved process is conditioned on before it is solved anew."""
+"""Observations that a solved process is conditioned on before it is solved again."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ class SolvedClusters:
     """The posterior process at one state of all hyperparameters.
 
     An observation in a cluster is one at its centre, so that the process conditioned there is the
-    process solved anew: exact, at the cost of O(q M²) for q observations.
+    process solved again: exact, at the cost of O(q M²) for q observations.
 
     Attributes:
         state: Of the hyperparameters.

@@ -211,7 +211,7 @@ def optimum(
         now: The posterior with its kernel.
         batches: Inputs with the likelihood of their outcomes, all of them.
         weight: Of their sum.
-        rank: Functions of a spectral covariance, which are computed anew in the span of all of α;
+        rank: Functions of a spectral covariance, which are computed again in the span of all of α;
             None: they stay, as they must where the likelihood is not Gaussian.
         collective: Processes of which each has some of the batches.
     """

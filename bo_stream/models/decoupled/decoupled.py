@@ -125,7 +125,7 @@ class DecoupledGP(StreamingGP):
             num_mean: Most functions M_α of the mean.
             num_covar: Most functions M_β of the covariance.
             num_added: Most functions N_Δ that a minibatch adds to each until then.
-            batch_size: Observations b of a minibatch; default 1024, or as many as are held.
+            batch_size: Observations b of a minibatch; default 1024, or as many as are stored.
             num_columns: Most columns c of K_α that a step visits; default 512, or all.
             num_span: Functions S of the mean that the covariance's combine, if ``parametrization``
                 is "spectral"; default ``4 num_covar``, or all.
@@ -142,8 +142,8 @@ class DecoupledGP(StreamingGP):
                 ``"hybrid"``: the values at β have a mean and covariance of their own [Cheng2017,
                 A.3], which follow natural gradients, and α models what they leave.
                 ``"spectral"``: like it, but that β's functions are the kernel's leading
-                eigenfunctions in the span of S of the mean's, computed anew every ten steps: of all
-                that M_β functions can, they leave the least variance. Their points stay.
+                eigenfunctions in the span of S of the mean's, computed again every ten steps: of
+                all that M_β functions can, they leave the least variance. Their points stay.
             preconditioner: Of a. ``"block"``: Newton steps in the block of the sampled columns.
                 ``"jacobi"``: Adam on ``diag(K_α) a`` and ``diag(K_β) L`` [Cheng2017, A.1]. None:
                 Adam on a.
@@ -240,10 +240,10 @@ class DecoupledGP(StreamingGP):
         everything once. [Cheng2017, algorithm 1] Ctrl-C leaves a model that can be used.
 
         The first call, of a model that has taken fewer than 100 steps, learns hyperparameters by an
-        exact GP of ``initial_points`` observations, and begins anew with them. With ``seconds``, it
-        goes back to what the model was where that then predicts rows that no step has drawn worse
-        than before the call, by their log predictive density. With ``steps`` alone it does not:
-        many calls of a step each would never leave the start.
+        exact GP of ``initial_points`` observations, and begins again with them. With ``seconds``,
+        it goes back to what the model was where that then predicts rows that no step has drawn
+        worse than before the call, by their log predictive density. With ``steps`` alone it does
+        not: many calls of a step each would never leave the start.
 
         Args:
             steps: Most steps; where neither limit is given 2000.
@@ -263,7 +263,7 @@ class DecoupledGP(StreamingGP):
             InputDataError: There are no observations.
             ModelFittingError: It diverged; the model is as it was when it was still good.
             UnsupportedError: The model is conditioned on hypothetical data.
-            ValueError: A limit is negative; fewer observations are held than ``batch_size``.
+            ValueError: A limit is negative; fewer observations are stored than ``batch_size``.
         """
         self._check_not_conditioned("fit")
         inference = self._inference
@@ -323,7 +323,7 @@ class DecoupledGP(StreamingGP):
     def fit_collapsed(
         self, evaluations: int = 20, seconds: float | None = None, *, progress: bool = True
     ) -> Training:
-        """Learn hyperparameters from all held data at once, with the best posterior, in place.
+        """Learn hyperparameters from all stored data at once, with the best posterior, in place.
 
         L-BFGS on the bound with the best mean and covariance of the functions given the
         hyperparameters, which is a closed form [Titsias2009, in two bases]. Steps of :meth:`fit`
@@ -376,7 +376,7 @@ class DecoupledGP(StreamingGP):
         return judgement_said(self._judged(training, before), seconds)
 
     def optimize_posterior(self, rounds: int = 1, *, progress: bool = True) -> Self:
-        """Let the mean and the variance be the best for all data that are held, in place.
+        """Let the mean and the variance be the best for all data that are stored, in place.
 
         Of the functions and hyperparameters as they are, but that a spectral parametrization's
         covariance functions may now combine all of the mean's, where steps combine ``num_span``.
@@ -413,7 +413,7 @@ class DecoupledGP(StreamingGP):
     def elbo(self) -> Tensor:
         """Compute the bound on the log marginal likelihood, ``batch_shape x m``, without m if 1.
 
-        Exact for the observations that are held; of a sample its unbiased scaling to all n. Cost
+        Exact for the observations that are stored; of a sample its unbiased scaling to all n. Cost
         O(n (M_α d + M_β²) + M_α² d + M_β³). [Cheng2017, eq. 9 and 10]
         """
         return self.log_marginal_likelihood()
@@ -426,7 +426,7 @@ class DecoupledGP(StreamingGP):
 
         Raises:
             InputDataError: There are no observations.
-            ValueError: Fewer are held than ``batch_size``.
+            ValueError: Fewer are stored than ``batch_size``.
         """
         self._inference.check_observed(self._memory)
         if generator is None:

@@ -56,7 +56,7 @@ from bo_stream.weights import WeightPosterior
 Parametrization = Literal["spectral", "hybrid", "direct"]
 
 YOUNG = 100
-"""Steps after which hyperparameters that were learned from a stream are not begun anew."""
+"""Steps after which hyperparameters that were learned from a stream are not begun again."""
 
 BEFORE_STEPS = 2**32
 """Place of the random numbers before the first step, far from those of steps."""
@@ -171,12 +171,12 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         Raises:
             ModelFittingError: A step diverged.
             UnsupportedError: The batch is to be taken out.
-            ValueError: Fewer observations are held than ``batch_size``.
+            ValueError: Fewer observations are stored than ``batch_size``.
         """
         if data.sign < 0.0:
             raise UnsupportedError(
                 "A DecoupledGP cannot retract observations: its steps have learned from them. "
-                "Build it anew without them."
+                "Build it again without them."
             )
         replay = memory.replay.plus(Batch(data.X, data.targets.mT))
         learner = self.learner(replace(memory, replay=replay), prior, growing=False)
@@ -248,7 +248,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
     ) -> tuple[Tensor, KeptProcess | None]:
         """Return the bound at the variational parameters as they are, [Cheng2017, eq. 9 and 10].
 
-        Exact for the observations that are held; of a sample its unbiased scaling to all n. Cost
+        Exact for the observations that are stored; of a sample its unbiased scaling to all n. Cost
         O(n (M_α d + M_β²) + M_α² d + M_β³).
         """
         value = in_dtype(_shared(prior), torch.float64, lambda h: self._bound(memory, prior, h))
@@ -264,7 +264,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         """Draw an unbiased estimate of the bound, ``batch_shape x m``, at the cost of a step.
 
         Raises:
-            ValueError: Fewer observations are held than ``batch_size``.
+            ValueError: Fewer observations are stored than ``batch_size``.
         """
         replay, schedule = memory.replay, self.schedule
         size, collective = schedule.size(replay.held), replay.collective
@@ -304,7 +304,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         most ``SEARCH_SHARE``; where nothing is left, nothing is begun.
 
         Raises:
-            ValueError: Fewer observations are held than ``batch_size``.
+            ValueError: Fewer observations are stored than ``batch_size``.
         """
         if memory.begun:
             return memory

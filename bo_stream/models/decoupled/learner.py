@@ -32,7 +32,7 @@ from bo_stream.models.stochastic.replay import generator_at
 from bo_stream.tensors import map_tensors
 
 _RENEWED = 10
-"""Steps after which eigenfunctions are computed anew: the kernel has moved."""
+"""Steps after which eigenfunctions are computed again: the kernel has moved."""
 
 INPUTS = 4
 """Inputs that eigenfunctions are computed from, for each value that they combine."""
@@ -159,7 +159,7 @@ class DecoupledLearner:
         """Let inputs become further basis functions, up to the caps.
 
         Returns:
-            Whether eigenfunctions were computed anew: more of the mean's can be combined.
+            Whether eigenfunctions were computed again: more of the mean's can be combined.
         """
         before = self._memory.posterior
         m = before.coefficients.shape[-2]

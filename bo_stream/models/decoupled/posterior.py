@@ -472,7 +472,7 @@ class Columns:
         index: J, ``c`` places.
         cross: ``K[α, J]``, ``... x m x M_α x c``, without gradients.
         features: Of these functions, ``... x m x c x M_β``; None where β's weights have no mean.
-        slopes: The mean's divergence by their coefficients, β's weights held, ``... x m x c``:
+        slopes: The mean's divergence by their coefficients, β's weights fixed, ``... x m x c``:
             ``(K_α a)_J`` less what β's features explain of it.
     """
 

@@ -280,7 +280,7 @@ class OSVGP(InducingModel):
       have by default by 0.003; ``elbo`` bounds the likelihood of the last batch times those sites,
       not of all data; a site of negative precision (Student-t, at outliers) is set to zero. What
       is approximate in OSGPR.
-    - Learned: kernel and mean from memory alone, sites held, by
+    - Learned: kernel and mean from memory alone, sites fixed, by
       ``fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data))``, whose ``num_data``
       does not matter; kernel, mean and the likelihood's parameters by ``hyper_steps`` steps of Adam
       on the online bound in each update. A fit leaves the likelihood's parameters alone, for they

@@ -54,7 +54,7 @@ EVERY = slice(None)
 class SiteInference(InducingInference):
     """Inference by sites that natural gradients find, in the uncollapsed online bound.
 
-    The sites of the latest outcomes, ``window`` of them, are found anew together with those of each
+    The sites of the latest outcomes, ``window`` of them, are found again with those of each
     batch; then they stay. The options are those of :class:`~bo_stream.OSVGP`, and ``fixed``, the
     names of the hyperparameters that are not learned, and ``collective``, processes of which each
     observes some rows of every batch; none holds outcomes then.
@@ -264,9 +264,9 @@ class OnlineUpdate:
     def bound(self, fit: Fit) -> Tensor:
         """Compute the bound up to a constant, differentiable in hyperparameters, ``... x m``.
 
-        At the q of sites, held in whitened weights: its gradient is that of the optimal bound where
-        they are optimal. Of several processes this one's part: that of its rows, and a share of
-        that of the memory.
+        At the q of sites, fixed in whitened weights: its gradient is that of the optimal bound
+        where they are optimal. Of several processes this one's part: that of its rows, and a share
+        of that of the memory.
         """
         features, residual = self._features
         old, trace = self.memory.statistics.learned, self.memory.trace.learned

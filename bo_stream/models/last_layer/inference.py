@@ -306,13 +306,13 @@ def _left(rows: Observations, weight: Tensor, data: Observations) -> Tensor:
 class Carried:
     """A memory as it goes over to other features ψ of the same number.
 
-    Rows that are held have their features ψ(x): exact. Of the others there are sums of φ only. They
-    count as if theirs were ``A φ(x)``, with A the regression of ψ on φ over the rows, from which it
-    departs to the identity in directions that rows say nothing of. Counts, sums and squares of
-    outcomes stay exact. Differentiable in ψ.
+    Rows that are stored have their features ψ(x): exact. Of the others there are sums of φ only.
+    They count as if theirs were ``A φ(x)``, with A the regression of ψ on φ over the rows, from
+    which it departs to the identity in directions that rows say nothing of. Counts, sums and
+    squares of outcomes stay exact. Differentiable in ψ.
 
     Attributes:
-        rows: Those held, w.
+        rows: Those stored, w.
         weight: How many times each counts, ``w``.
         former: φ at them, ``batch x 1 x w x r``.
         others: Statistics of the other observations in φ.
@@ -493,7 +493,7 @@ class LayerSteps:
     """Steps of Adam on network and hyperparameters; what ``train`` of stochastic models takes.
 
     A step's estimate is the log marginal likelihood of some rows, drawn without replacement, and of
-    the same share of the observations that are not held, over that share.
+    the same share of the observations that are not stored, over that share.
     """
 
     def __init__(

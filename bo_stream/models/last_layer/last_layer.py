@@ -29,7 +29,7 @@ from bo_stream.models.stochastic.budget import judgement_said
 from bo_stream.models.stochastic.training import Training, train
 
 WINDOW = 4096
-"""Rows that are held beside the statistics."""
+"""Rows that are stored beside the statistics."""
 
 
 class BayesianLastLayer(StreamingGP):
@@ -47,7 +47,7 @@ class BayesianLastLayer(StreamingGP):
     - Exact: while the network stays as it is, everything: any stream equals one batch, updates,
       retractions, merges and fantasies are exact; output scale, noise, mean and standardisation of
       outcomes may change at any time. After the network has changed: all observations that are
-      held as rows, hence all of a stream that is not longer than the window.
+      stored as rows, hence all of a stream that is not longer than the window.
     - Approximate: what came before the window, after the network has changed. It counts as if its
       features were the linear map of the old ones that fits the new ones best at the window's rows.
       The noise that is learned with a network from few rows is too small: learn it once more when
@@ -135,7 +135,7 @@ class BayesianLastLayer(StreamingGP):
 
     @property
     def num_rows(self) -> int:
-        """Observations that are held as rows."""
+        """Observations that are stored as rows."""
         return len(self._memory.rows)
 
     @keeps_tensors
@@ -169,7 +169,7 @@ class BayesianLastLayer(StreamingGP):
             not come far.
 
         Raises:
-            InputDataError: No observation is held as a row.
+            InputDataError: No observation is stored as a row.
             ModelFittingError: The likelihood diverged; the model is as it was when it was good.
             UnsupportedError: The model is conditioned on hypothetical data.
             ValueError: A limit or the rate is negative, or the batch size not positive.
@@ -179,8 +179,8 @@ class BayesianLastLayer(StreamingGP):
         batch_size = checked_number("batch_size", batch_size)
         if self.num_rows == 0:
             raise InputDataError(
-                "Expected observations that are held as rows to learn from, got none: call update "
-                f"first, with a window above 0 (window={self.window})."
+                "Expected observations that are stored as rows to learn from, got none: call "
+                f"update first, with a window above 0 (window={self.window})."
             )
         self.train()
         try:

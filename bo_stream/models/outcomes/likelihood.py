@@ -261,7 +261,7 @@ class CountOutcomes(LikelihoodOutcomes):
         """Return the harmonic mean of the noise of sites that are stored as observations.
 
         Raises:
-            UnsupportedError: They are not held so.
+            UnsupportedError: They are not stored so.
         """
         typical = getattr(memory, "typical_known_noise", None)
         noise: Tensor | None = None if typical is None else typical()
@@ -335,7 +335,7 @@ def latent_columns(train_Y: Tensor, likelihood: Likelihood | None) -> Tensor:
 
 
 WINDOW = 300
-"""So many of the latest outcomes are held by default, of counts, beside statistics of those before.
+"""So many of the latest counts are stored by default, beside statistics of those before.
 
 Measured, of 400 surveys of at most 5 examined in tens: 0.003 posterior standard deviations off
 their batch, where a window of 100 leaves 0.08 and none 0.8. One row more costs one and a half to
@@ -431,7 +431,7 @@ def held_bound(
 
 
 def with_held(held: Observations | None, data: Observations, prior: Prior) -> Observations:
-    """Return all outcomes whose sites are to be found: those held, with a batch or without it.
+    """Return all outcomes whose sites are to be found: those stored, with a batch or without it.
 
     Args:
         held: The latest outcomes, in a window alongside statistics of those before; None: none.
@@ -439,7 +439,7 @@ def with_held(held: Observations | None, data: Observations, prior: Prior) -> Ob
         prior: The hyperparameters.
 
     Raises:
-        UnsupportedError: Some of a batch that is to be taken out are not held.
+        UnsupportedError: Some of a batch that is to be taken out are not stored.
     """
     if data.sign > 0.0:
         return data if held is None else Observations.joined((held, data))
@@ -450,7 +450,7 @@ def with_held(held: Observations | None, data: Observations, prior: Prior) -> Ob
     raise UnsupportedError(
         f"retract needs a Gaussian likelihood, got {type(prior.likelihood).__name__}, or outcomes "
         "in the model's window: what an earlier one left in memory depends on all that was there "
-        "when it came. Build the model anew, or forget."
+        "when it came. Build the model again, or forget."
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _CHUNK = 1 << 21
-"""Numbers of features that are held at a time."""
+"""Numbers of features that are stored at a time."""
 
 SAMPLE = 20
 """Data that a control variate looks at for each support point."""
@@ -171,10 +171,10 @@ def projected(
 
 
 KEPT = 4096
-"""Up to this many functions are evaluated once for each set of points; more are not held."""
+"""Up to this many functions are evaluated once for each set of points; more are not stored."""
 
 NUMBERS = 1 << 20
-"""Values of functions that are held at a time where there are more."""
+"""Values of functions that are stored at a time where there are more."""
 
 PART = 1 << 15
 """Most functions that are evaluated at a time."""
@@ -199,7 +199,7 @@ class WeightMoments:
 class FunctionProcess(PosteriorProcess):
     """``f(x) = prior mean + φ(x) w``: a weighted sum of functions, which are never stored.
 
-    Beyond ``KEPT`` functions every question evaluates them anew, a part at a time: O(n p) time and
+    Beyond ``KEPT`` functions every question evaluates them again, a part at a time: O(n p) time and
     O(n + p) memory, gradients included.
 
     Kernel functions at points can be augmented by one at each point asked about, for variance far

@@ -155,7 +155,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         if data.sign < 0:
             raise UnsupportedError(
                 f"{type(prior.model).__name__} cannot retract: its weights have learned from the "
-                "observation. Build it anew, or take a model whose memory subtracts (OSGPR, WISKI)."
+                "observation. Build it again, or take a model that can retract (OSGPR, WISKI)."
             )
         replay = memory.replay.plus(Batch(data.X, data.targets.mT))
         first = data.X
@@ -234,7 +234,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     def objective(
         self, memory: Memory, cache: KeptProcess | None, prior: Prior
     ) -> tuple[Tensor, KeptProcess | None]:
-        """Return the bound at the weights as they are, for all data that are held. Cost O(n p).
+        """Return the bound at the weights as they are, for all data that are stored. Cost O(n p).
 
         Differentiable in O(n + p) memory.
         """
@@ -300,7 +300,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
                 )
 
     def begun(self, memory: Memory, prior: Prior, budget: Budget) -> Memory:
-        """Learn hyperparameters by an exact process, and begin the weights anew, the first time.
+        """Learn hyperparameters by an exact process, and restart the weights, the first time.
 
         Of a limited budget the search takes at most ``SEARCH_SHARE``; where nothing is left,
         nothing is begun.
@@ -320,7 +320,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         return replace(memory, begun=True)
 
     def _some_rows(self, memory: Memory, prior: Prior, most: int) -> Batch:
-        """Draw rows to look at before there are steps, the same while they are held."""
+        """Draw rows to look at before there are steps, the same while they are stored."""
         replay, generator = memory.replay, generator_at(self.schedule.seed, SUPPORT_PLACE)
         return replay.whole_sample(min(most, replay.held), generator, prior)
 

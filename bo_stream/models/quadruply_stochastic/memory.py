@@ -167,7 +167,7 @@ class QuadruplyStochasticMemory(HoldsRows):
         return replace(self, replay=self.replay.select(outputs), layout=layout, progress=progress)
 
     def to(self, device: torch.device) -> Self:
-        """Move to another device; Adam and the control variate begin anew there."""
+        """Move to another device; Adam and the control variate begin again there."""
         progress = self.progress.map(lambda t: t.to(device))
         return replace(
             self,

@@ -93,7 +93,7 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
         A QSRVM learns precisions, too.
 
         The first call learns hyperparameters by an exact GP of ``initial_points`` observations, and
-        begins the weights anew for them. After Ctrl-C the model is as it was at the last check.
+        begins the weights again for them. After Ctrl-C the model is as it was at the last check.
 
         Args:
             steps: Most steps to take.
@@ -150,7 +150,7 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
     def elbo(self) -> Tensor:
         """Compute the bound on the log marginal likelihood of all data, ``m``, without m if 1.
 
-        Of all that are held, in nats and in transformed units. Cost O(n p). Where S is not
+        Of all that are stored, in nats and in transformed units. Cost O(n p). Where S is not
         diagonal, and functions are more than ``DETERMINED``, it lacks ``½ log |S|``, a constant.
         """
         return self.log_marginal_likelihood()
@@ -310,7 +310,7 @@ class QSGP(QuadruplyStochasticModel):
             input_transform: Any without parameters to learn; with them (``Warp``) see OSVGP.
             basis: ``FourierFeatures`` (default) or ``InducingAtData``.
             covariance: Of the weights: ``MeanField`` (default) or ``Chevron``.
-            batch_size: Observations ñ of a step; default: 500, or as many as are held.
+            batch_size: Observations ñ of a step; default: 500, or as many as are stored.
             functions: Functions m̃ of a draw; default: 20,000, or all. A step with all of them is
                 less noisy for its cost; draw fewer only where there are too many.
             control_points: Support points n̄ of the control variate, of which there is need where
@@ -320,7 +320,7 @@ class QSGP(QuadruplyStochasticModel):
             hyper_rate: Of Adam on them; 0: they stay where the exact GP has put them.
             freeze_steps: Steps before they move.
             half_life: Steps in which both rates fall to half.
-            update_steps: Steps of an update, hyperparameters held.
+            update_steps: Steps of an update, hyperparameters fixed.
             initial_points: Observations of the exact GP before the first step of ``fit``; 0: none.
             max_rows: Most observations to hold; None: all.
             arithmetic: Of steps, and of what is stored of weights; posteriors are summed in
@@ -391,7 +391,7 @@ class QSRVM(QuadruplyStochasticModel):
 
     - Memory, update and fantasy: as of :class:`~bo_stream.QSGP` with ``InducingAtData``, and one
       number more for each function.
-    - Exact: the bound's optimum in each precision and its weight's variance, the mean held.
+    - Exact: the bound's optimum in each precision and its weight's variance, the mean fixed.
     - Approximate: as there. The prior is degenerate: far from all relevance vectors the variance is
       that of the noise alone.
     - When: a sparse model of very many data is wanted, not a good variance.

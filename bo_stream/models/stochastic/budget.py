@@ -84,7 +84,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class JudgedRows:
-    """Rows by which a training is judged, drawn from those that are held.
+    """Rows by which a training is judged, drawn from those that are stored.
 
     Attributes:
         places: Where they are, ``n``.

@@ -78,7 +78,7 @@ class Replay(ABC):
 
     @property
     def weight(self) -> float:
-        """Observations that came for each row that is held."""
+        """Observations that came for each row that is stored."""
         return self.count / max(self.held, 1)
 
     @abstractmethod
@@ -110,10 +110,10 @@ class Replay(ABC):
         """Move to another device."""
 
     def draw(self, size: int, generator: torch.Generator | None = None) -> Batch:
-        """Draw rows uniformly with replacement; as many as are held: each once. Cost O(size).
+        """Draw rows uniformly with replacement; as many as are stored: each once. Cost O(size).
 
         Raises:
-            ValueError: More rows than are held, or none.
+            ValueError: More rows than are stored, or none.
         """
         return self.at(self.places(size, generator))
 
@@ -134,15 +134,15 @@ class Replay(ABC):
         """Draw places as :meth:`draw` does."""
         if not 1 <= size <= self.held:
             raise ValueError(
-                f"Expected a minibatch of 1 to {self.held} observations, as many as are held, got "
-                f"{size}. Take a smaller batch_size, or update with more data first."
+                f"Expected a minibatch of 1 to {self.held} observations, as many as are stored, "
+                f"got {size}. Take a smaller batch_size, or update with more data first."
             )
         if size == self.held:
             return torch.arange(size)
         return torch.randint(self.held, (size,), generator=generator)
 
     def chunks(self, size: int) -> Iterator[Batch]:
-        """Yield all rows that are held here, in order, ``size`` at a time."""
+        """Yield all rows that are stored here, in order, ``size`` at a time."""
         places = torch.arange(self.held) if self.here is None else self.here
         for index in places.split(size):
             yield self.at(index)
@@ -175,8 +175,8 @@ class StreamReplay(Replay):
     """All rows of a stream, or a uniform sample of at most ``capacity`` of them.
 
     Unbounded, memory is O(n) and adding k rows costs O(k), amortised. Bounded, memory is O(c) for a
-    capacity c and adding costs O(k + c); each observation of the n that came is held with the same
-    probability ``c / n``, so that draws stay unbiased for sums over all n, the sample's own
+    capacity c and adding costs O(k + c); each of the n observations that came is stored with the
+    same probability ``c / n``, so that draws stay unbiased for sums over all n, the sample's own
     randomness included. Source: Vitter (1985), algorithm R.
 
     Attributes:
@@ -390,5 +390,5 @@ class HoldsRows(Memory):
         """
         raise UnsupportedError(
             f"forget({factor:g}) needs a memory of statistics, but this model learns from the "
-            "observations themselves. Bound how many it holds by max_rows, or build it anew."
+            "observations themselves. Bound how many it holds by max_rows, or build it again."
         )

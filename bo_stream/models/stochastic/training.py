@@ -360,12 +360,12 @@ def _screen(wanted: bool) -> tuple[Console, bool]:
     return console, wanted and console.is_terminal
 
 
-# --- observations of which each process holds some, drawn as if one process held all -------------
+# --- observations of which each process stores some, drawn as if one stored all ------------------
 
 
 @dataclass(frozen=True)
 class ShardedReplay(Replay):
-    """Rows in one order over all processes, each of which is held by one of them.
+    """Rows in one order over all processes, each of which is stored by one of them.
 
     Places are drawn from all rows by the same random numbers everywhere, and each process gets
     those rows of a draw that it holds: together they have the draw of a process that holds all.

@@ -79,9 +79,9 @@ class GridModel(StreamingGP, ABC):
         """Keep only as many features as the noise level asks for, at the present hyperparameters.
 
         Sets ``tolerance``; the memory stays whole, so a later call undoes it. A posterior from few
-        observations that are held as rows is exact all the same. With 1e-4 a posterior on 500 noisy
-        outcomes in 3-D had half the features, its mean was off by 0.001 of its standard deviation
-        and its variance by 0.2 %.
+        observations that are stored as rows is exact all the same. With 1e-4 a posterior on 500
+        noisy outcomes in 3-D had half the features, its mean was off by 0.001 of its standard
+        deviation and its variance by 0.2 %.
 
         Args:
             left_out: Prior variance that may be left out, in parts of the noise variance.
@@ -100,7 +100,7 @@ class GridModel(StreamingGP, ABC):
     def refine(self, grid_size: GridSize) -> Self:
         """Move to a finer (or coarser) grid over the same box, hyperparameters kept.
 
-        Observations that are still held as rows move to the new grid, exactly. Of others, what is
+        Observations that are still stored as rows move to the new grid, exactly. Of others, what is
         observed from now on has the new grid's interpolation error, and the posterior is exactly
         that of the new grid's kernel with the past observations interpolated twice (from the new
         grid to the old nodes, from those to the data), whose statistics stay on the old grid. So

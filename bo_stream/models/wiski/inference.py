@@ -219,7 +219,8 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         """Add to the rows, or to the statistics at the nodes around each input, in place.
 
         The grid grows first where that is needed. Cost O(n 7^d) on the grid, to take observations
-        out O(n r² + r³) besides. With ``held`` those are not looked for on a grid.
+        out O(n r² + r³) besides. With ``held`` observations to take out are among the rows that are
+        stored, and are not looked for on a grid.
         """
         if data.sign < 0.0:
             if not held and isinstance(memory, StreamMemory):

@@ -59,7 +59,7 @@ class WISKI(GridModel):
     the grid, so an update costs the same whatever came before, and hyperparameters keep learning.
 
     - Few observations, at most 300 (and no more than grid nodes; none where ``max_rank`` is less
-      than 300): held as rows, O(n d) memory. Fits, posteriors and fantasies are those of an exact
+      than 300): stored as rows, O(n d) memory. Fits, posteriors and fantasies are those of an exact
       model with the kernel k̃, at such a model's cost; no feature is computed unless it is asked
       for, and none is left out. One observation more, or :meth:`forget`, moves all to the grid.
     - Memory: O(7^d p) for p grid nodes, fixed. Data are not kept (small updates wait, at most 512
@@ -134,7 +134,7 @@ class WISKI(GridModel):
                 stream ends where its batch ends, rows can be retracted, and a refit learns a
                 concentration, too. On the grid the same holds for a ``window`` of the latest rows;
                 sites of earlier ones stay as they were found, so that a stream differs a little
-                from its batch. There a refit learns kernel and mean, sites held, and
+                from its batch. There a refit learns kernel and mean, sites fixed, and
                 ``clear().update(X, Y)`` then finds the sites of all again.
             covar_module: RBF, Matérn 1/2, 3/2, 5/2, periodic and spectral mixture kernels, scaled,
                 multiplied and added as you like. A sum gives a grid to each of its parts, over that
@@ -167,7 +167,7 @@ class WISKI(GridModel):
             stem: A projection of any number of (transformed) inputs to one to three, on which the
                 kernel then acts; the grid covers the unit cube that it projects to. One that is
                 not calibrated yet is so on train_X.
-            window: How many of the latest counts are held on the grid, beside the statistics of
+            window: How many of the latest counts are stored on the grid, beside the statistics of
                 earlier ones. Their sites are found again, together, in each update, retraction and
                 merge, and after a refit; fantasies leave them as they are. They can be retracted,
                 and move to another grid as they are; ``forget`` lets them go into the statistics.
@@ -285,7 +285,7 @@ class SiteGridInference(GridInference):
     ) -> tuple[StreamMemory, GridCache | None]:
         """Find the sites of outcomes given the statistics, and hold the latest of them.
 
-        The others enter the statistics; what the memory held before is dropped.
+        The others enter the statistics; what the memory had before is dropped.
         """
         before = replace(memory, held=None)
         if len(rows) == 0:
@@ -316,7 +316,7 @@ class SiteGridInference(GridInference):
         fit = fit_sites(before, expected, start=start, begin=begin)
         return replace(data, sites=fit.sites), cache
 
-    # --- the posterior: of the statistics, then of what is held besides ------------------------
+    # --- the posterior: of the statistics, then of what is stored besides ------------------------
 
     def process(
         self,
@@ -387,7 +387,7 @@ class SiteGridInference(GridInference):
             return memory, cache
         return self._with_window(memory, cache, memory.held, prior)
 
-    # --- learning: of what is on the grid as of any statistics, sites held ---------------------
+    # --- learning: of what is on the grid as of any statistics, sites fixed ---------------------
 
     def log_marginal_likelihood_of_rows(
         self, memory: RowMemory, kernel: GridKernel, prior: Prior
@@ -419,7 +419,7 @@ def _given(before: WeightSpaceProcess, held: Observations, prior: Prior) -> Weig
 
 
 def _join_as_rows(memory: WiskiMemory, other: WiskiMemory) -> bool:
-    """Say whether two memories are of rows, few enough to be held together."""
+    """Say whether two memories are of rows, few enough to be stored together."""
     if not isinstance(memory, RowMemory) or not isinstance(other, RowMemory):
         return False
     return len(memory.rows) + len(other.rows) <= memory.bound

@@ -155,7 +155,7 @@ def go_on(moves: StreamingGP, stays: StreamingGP, data: Observations, points: Te
 def assert_alike(moves: StreamingGP, stays: StreamingGP, points: Tensor) -> None:
     found = moments(moves, points.to(moves.train_targets.device))
     for actual, expected in zip(found, moments(stays, points), strict=True):
-        assert_close(actual.to(HOST), expected, factor=100)  # what is kept here is made anew there
+        assert_close(actual.to(HOST), expected, factor=100)  # what is kept here is made again there
 
 
 ALLOCATORS = (Novelty(8), KMeans(8), Random(8), CoverTree(0.2), CoverTree(0.3, per_lengthscale=0.4))

@@ -134,7 +134,7 @@ def test_positions_beyond_any_country_are_refused() -> None:
 def test_what_looks_odd_is_remarked_on() -> None:
     sites = read(in_kilometres(projected()))
     assert sites.notes == (
-        "All sites lie within 219.5 m: are positions kilometres? Then begin anew with --units km.",
+        "All sites lie within 219.5 m: are positions kilometres? Then begin again with --units km.",
     )
     east, north = projected()["Easting (m)"], projected()["Northing (m)"]
     swapped = projected().assign(**{"Easting (m)": north, "Northing (m)": east})
@@ -142,7 +142,7 @@ def test_what_looks_odd_is_remarked_on() -> None:
     assert note.endswith("are the columns swapped?")
     (note,) = read(degrees(projected()), replace(SETTINGS, units="km")).notes
     assert note == (
-        "All positions could be longitudes and latitudes: are they degrees? Then begin anew "
+        "All positions could be longitudes and latitudes: are they degrees? Then begin again "
         "without --units."
     )
 
