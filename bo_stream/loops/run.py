@@ -25,6 +25,7 @@ from botorch.posteriors.gpytorch import GPyTorchPosterior
 from filelock import FileLock, Timeout
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from scipy.integrate import trapezoid
 from torch import Tensor
 
 from bo_stream.acquisition import mean_path
@@ -513,7 +514,7 @@ def mean_over_run(curve: Sequence[Score]) -> Score:
         return last
     at = [score.observations for score in curve]
     means: dict[str, Any] = {
-        field.name: float(np.trapezoid([getattr(score, field.name) for score in curve], at))
+        field.name: float(trapezoid([getattr(score, field.name) for score in curve], at))
         / (at[-1] - at[0])
         for field in fields(Score)
         if getattr(last, field.name) is not None

@@ -123,7 +123,8 @@ class Cells:
         texts = self.table[column].astype(str).str.replace("\N{MINUS SIGN}", "-")
         plain = pd.to_numeric(texts, errors="coerce")
         read: Array = plain.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
-        unread = np.flatnonzero(np.isnan(read))
+        known, unread = np.flatnonzero(~np.isnan(read)), np.flatnonzero(np.isnan(read))
+        read[known] = texts.iloc[known].map(float)  # exact, as pandas is from its release 3 on
         if self._has_decimal_commas:
             pointed = first(texts.str.contains(".", regex=False).to_numpy(bool) & ~np.isnan(read))
             if pointed is not None:
