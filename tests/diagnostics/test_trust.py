@@ -19,6 +19,7 @@ from botorch.models.transforms.outcome import Bilog, ChainedOutcomeTransform, St
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, StudentTLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from scipy.integrate import trapezoid
 from torch import Tensor
 
 import bo_stream
@@ -358,7 +359,7 @@ def test_the_cost_is_forecast_by_its_power(exponent: float) -> None:
     assert cost.bytes == 2400
     assert cost.bytes_ahead == pytest.approx(24_000)
     n = np.linspace(300, 3000, 100_001)
-    hours = np.trapezoid(cost.seconds * (n / 300) ** exponent, n) / 3600.0
+    hours = trapezoid(cost.seconds * (n / 300) ** exponent, n) / 3600.0
     assert cost.hours_to == pytest.approx(hours, rel=1e-6)
     assert Cost.of(intervals[:2]) is None
     slow = [replace(each, seconds=7.0 * each.seconds, bytes=9) for each in intervals[:3]]

@@ -326,16 +326,17 @@ class Bar:
             TextColumn("left"),
             TimeRemainingColumn(elapsed_when_finished=False),
             console=console,
-            disable=not self.is_shown,
         )
         self._task = self._progress.add_task("", total=1.0, step=0, bound=math.nan)
 
     def __enter__(self) -> Bar:
-        self._progress.start()
+        if self.is_shown:
+            self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if self.is_shown:  # before release 15 one that is disabled ends with an empty line
+            self._progress.stop()
 
     def show(self, part: float, step: int, bound: float) -> None:
         """Show how much is done in [0, 1], the step, and the bound there."""
