@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bo_stream.cli.benchmark import benchmarks_in
 from tests.laws.devices import pretend
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,10 @@ def test_runs_and_measures(name: str, tmp_path: Path) -> None:
     for claim in claims:
         assert math.isfinite(claim["measured"]), claim
         assert claim["name"] in result.stdout
+
+
+def test_the_readme_lists_every_benchmark() -> None:
+    assert set(benchmarks_in(ROOT)) == set(BENCHMARKS)
 
 
 @pytest.mark.integration
