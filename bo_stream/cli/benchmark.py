@@ -53,7 +53,7 @@ def benchmark(
             help="Benchmarks, as in speed.update or update. None: list what there is.",
         ),
     ] = None,
-    quick: Annotated[bool, option("Which", "Those that take less than ten minutes together.")] = False,
+    quick: Annotated[bool, option("Which", "Those of less than ten minutes together.")] = False,
     again: Annotated[
         bool, option("Which", "Those too that the folder has results of, by this commit.")
     ] = False,

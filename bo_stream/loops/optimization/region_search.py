@@ -24,9 +24,10 @@ from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.errors import UsageError
 from bo_stream.loops.models import many_input_kernel, unit_cube
 from bo_stream.loops.optimization.domain import Domain
-from bo_stream.loops.optimization.leaps import MOST_INPUTS, AdditiveTrend
 from bo_stream.loops.optimization.region import (
     IMPROVEMENT,
+    MOST_INPUTS,
+    AdditiveTrend,
     TrustRegion,
     improves,
     maximize_paths,

@@ -15,12 +15,15 @@ from bo_stream import AutoGP
 from bo_stream.acquisition import sample_paths
 from bo_stream.loops.models import KERNELS, many_input_kernel
 from bo_stream.loops.optimization import leaps as leaps_module
-from bo_stream.loops.optimization.leaps import NOISES, POINTS, SCALES, AdditiveTrend
 from bo_stream.loops.optimization.region import (
     FIRST_LENGTH,
     IMPROVEMENT,
     LONGEST,
+    NOISES,
+    POINTS,
+    SCALES,
     SHAPE,
+    AdditiveTrend,
     TrustRegion,
     improves,
     maximize_paths,
