@@ -14,7 +14,7 @@ from torch.distributions import MultivariateNormal
 from bo_stream import AutoGP
 from bo_stream.acquisition import sample_paths
 from bo_stream.loops.models import KERNELS, many_input_kernel
-from bo_stream.loops.optimization import leaps as leaps_module
+from bo_stream.loops.optimization import region as region_module
 from bo_stream.loops.optimization.region import (
     FIRST_LENGTH,
     IMPROVEMENT,
@@ -300,5 +300,5 @@ def test_an_input_that_the_box_fills_does_not_leap() -> None:
 
 
 def test_many_inputs_have_few_features_each() -> None:
-    assert len(AdditiveTrend(uniform(9, 200), uniform(9))._nodes) == leaps_module.FEWEST_NODES
+    assert len(AdditiveTrend(uniform(9, 200), uniform(9))._nodes) == region_module.FEWEST_NODES
     assert AdditiveTrend(uniform(9, 40), uniform(9)).draw(seeded()).shape == (40, POINTS)
