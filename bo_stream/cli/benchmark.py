@@ -228,17 +228,15 @@ def page(runs: Sequence[BenchmarkRun]) -> str:
             machine = {**record["machine"], "commit": run.commit or "not known"}
             parts.append(", ".join(f"{key} {value}" for key, value in machine.items()) + "\n")
             parts.append("| claim | measured | target | | from |\n|---|---|---|---|---|")
-            parts += [f"| {' | '.join(_cells(claim))} |" for claim in record["claims"]]
+            for claim in record["claims"]:
+                goal = "" if claim["target"] is None else f"{claim['sense']} {claim['target']:.4g}"
+                measured = f"{claim['measured']:.4g} {claim['unit']}".strip()
+                cells = claim["name"], measured, goal, claim["verdict"], claim["detail"]
+                parts.append(f"| {' | '.join(cells)} |")
             parts.append("")
         if not run.records or run.code not in (0, _MISSED):
             parts.append(f"```text\n{run.last}\n```\n")
     return "\n".join(parts)
-
-
-def _cells(claim: Mapping[str, Any]) -> tuple[str, ...]:
-    sense = "" if claim["target"] is None else f"{claim['sense']} {claim['target']:.4g}"
-    measured = f"{claim['measured']:.4g} {claim['unit']}".strip()
-    return claim["name"], measured, sense, claim["verdict"], claim["detail"]
 
 
 def picture(runs: Sequence[BenchmarkRun]) -> Figure | None:
