@@ -146,8 +146,8 @@ def test_the_posterior_is_the_best_one_there() -> None:
 def test_it_is_better_than_as_many_passes_of_steps() -> None:
     X, Y = data()
     by_steps, model = small(X, Y), small(X, Y)
-    by_steps.fit(40, progress=False)
-    model.fit_collapsed(20, progress=False)
+    by_steps.fit(20, progress=False)
+    model.fit_collapsed(10, progress=False)
     assert float(model.elbo()) > float(by_steps.optimize_posterior().elbo()) + 5.0
 
 
@@ -353,8 +353,8 @@ def test_bounds_of_longer_climbs_are_no_lower() -> None:
 @pytest.mark.parametrize("d", [1, 2])
 def test_a_smooth_function_needs_fewer_functions_than_it_may_have(d: int) -> None:
     """The matrix of most combinations of its values is rounding but for the nugget."""
-    X = torch.rand(300, d, dtype=torch.float64)
-    Y = (3.0 * X).sin().sum(-1, keepdim=True) + 0.1 * torch.randn(300, 1, dtype=torch.float64)
+    X = torch.rand(200, d, dtype=torch.float64)
+    Y = (3.0 * X).sin().sum(-1, keepdim=True) + 0.1 * torch.randn(200, 1, dtype=torch.float64)
     model = DecoupledGP(X, Y)
     model.optimize_posterior(progress=False)
     before = float(model.elbo())
