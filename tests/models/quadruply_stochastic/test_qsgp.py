@@ -280,7 +280,7 @@ def test_fits_go_on_where_they_stopped() -> None:
 def test_hyperparameters_begin_with_an_exact_gp() -> None:
     X, Y = _data(60)
     model = QSGP(X, Y, basis=FourierFeatures(60), update_steps=0)
-    model.fit(steps=100, progress=False)
+    model.fit(steps=300, progress=False)
     noise = float(model.noise_level().detach() * model.outcome_scale().square())
     assert noise == pytest.approx(0.01, rel=0.8)
     T, expected = _data(200)
@@ -308,7 +308,7 @@ def test_a_data_set_is_read_a_minibatch_at_a_time() -> None:
     scales = [model.outcome_scale() for model in (whole, read)]
     assert not torch.equal(*scales)  # of the first minibatch
     for model in (whole, read):
-        model.fit(steps=80, progress=False)
+        model.fit(steps=150, progress=False)
     T, expected = _data(100)
     for model in (whole, read):
         assert float((model.posterior(T).mean - 3.0 - 2.0 * expected).std()) < 0.4
@@ -331,7 +331,7 @@ def test_labels_are_told_apart() -> None:
         input_transform=Normalize(DIM),
         initial_points=100,
     )
-    model.fit(steps=100, progress=False)
+    model.fit(steps=200, progress=False)
     assert float(((model.predictive(X).mean > 0.5) == (labels > 0.5)).double().mean()) > 0.93
 
 
