@@ -161,7 +161,7 @@ def test_the_mean_reaches_the_best_in_both_bases(parametrization: str) -> None:
         num_columns=15,
         num_mean=20,
     )
-    model.fit(150, progress=False)
+    model.fit(300, progress=False)
     posterior = model._memory.posterior
     Z = torch.cat((posterior.alpha.points[0], posterior.beta.points[0])).unique(dim=0)
     cross, inner = (dense_kernel(model.covar_module, A, Z) for A in (X, Z))
