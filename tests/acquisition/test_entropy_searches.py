@@ -61,6 +61,7 @@ from bo_stream import (
 )
 from bo_stream.bases.kernels import as_product
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.quadruply_stochastic.memory import FourierFeatures
 from bo_stream.models.wiski import memory as row_memory
 from bo_stream.testing.streams import assert_close, assert_gradient
 from tests.support.problems import Observations, observations
@@ -88,8 +89,8 @@ MODELS: dict[str, Callable[[Observations], StreamingGP]] = {
     "OSGPR": lambda d: OSGPR(d.X, d.Y, covar_module=kernel(), inducing_points=d.X),
     "OSVGP": lambda d: OSVGP(d.X, d.Y, covar_module=kernel(), inducing_points=d.X),
     "ClusteredGP": lambda d: ClusteredGP(d.X, d.Y, covar_module=kernel(), resolution=0.2),
-    "DecoupledGP": lambda d: DecoupledGP(d.X, d.Y, num_added=8),
-    "QSGP": lambda d: QSGP(d.X, d.Y, update_steps=5),
+    "DecoupledGP": lambda d: DecoupledGP(d.X, d.Y, num_mean=12, num_covar=6, num_added=8),
+    "QSGP": lambda d: QSGP(d.X, d.Y, basis=FourierFeatures(40), update_steps=3),
     "LocalGP": lambda d: LocalGP(d.X, d.Y, covar_module=kernel()),
     "OSVGP of labels": labelled,
 }

@@ -17,7 +17,7 @@ from bo_stream import (
     sample_paths,
     select_labels_from_pool,
 )
-from bo_stream.acquisition.labels import CHUNK, joint_entropies
+from bo_stream.acquisition.labels import joint_entropies
 from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.support.problems.labels import labelled, small_classifier
 
@@ -51,9 +51,12 @@ def test_picks_are_those_of_trying_every_candidate(criterion: Any) -> None:
 
 
 @CRITERIA
-def test_looking_no_further_than_needed_misses_nothing(criterion: Any) -> None:
+def test_looking_no_further_than_needed_misses_nothing(
+    criterion: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bo_stream.acquisition.labels.CHUNK", 64)
     model, _ = model_and_pool()
-    pool = torch.rand(3 * CHUNK, 2, dtype=torch.float64)
+    pool = torch.rand(3 * 64, 2, dtype=torch.float64)
     first, second = select_labels_from_pool(model, pool, 2, criterion, seed=1).tolist()
     pairs = torch.stack((pool[first].expand_as(pool), pool), -2)
     value = joint_value(model, pairs, criterion, seed=1)

@@ -125,9 +125,9 @@ def test_mixed_optimisation_of_the_knowledge_gradient() -> None:
         UNIT,
         q=2,
         num_restarts=2,
-        raw_samples=8,
+        raw_samples=4,
         fixed_features_list=[{1: 0.0}, {1: 1.0}],
-        options={"maxiter": 10},
+        options={"maxiter": 4},
     )
     assert X.shape == (2, 2)
     assert set(X[:, 1].tolist()) <= {0.0, 1.0}

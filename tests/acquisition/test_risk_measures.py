@@ -152,8 +152,8 @@ def test_the_tutorial_of_environmental_variables(kind: Any) -> None:
         UNIT,
         q=1,
         num_restarts=2,
-        raw_samples=8,
-        options={"num_inner_restarts": 2, "raw_inner_samples": 8},
+        raw_samples=4,
+        options={"num_inner_restarts": 2, "raw_inner_samples": 4, "maxiter": 10},
     )
     X, value = optimize_acqf(
         function,

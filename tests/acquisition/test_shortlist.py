@@ -84,7 +84,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("large")
 def test_a_list_of_all_candidates_is_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_choice, "SHORTLIST", N)
-    model, pool, targets = MODELS[name](), rand(60), rand(25)
+    model, pool, targets = MODELS[name](), rand(36), rand(12)
     for criterion in CRITERIA:
         pending = torch.tensor([7, 30])
         found = select_sites(model, pool, Q, criterion, targets, pending=pending)

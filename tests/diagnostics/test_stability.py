@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -260,16 +261,17 @@ def test_what_is_safe_in_float32_never_fails() -> None:
     safe = failed = 0
     for d, epsilon in ((1, 0.05), (1, 0.2), (2, 0.1), (2, 0.2), (3, 0.2), (3, 0.3)):
         Z = covered(d, epsilon, 200)
-        for kernel in (make().double() for make in ISOTROPIC.values() for _ in range(7)):
-            kernel.lengthscale = float(10.0 ** (-2.0 + 2.5 * torch.rand(())))
+        for make, third in product(ISOTROPIC.values(), range(3)):
+            kernel = make().double()
+            kernel.lengthscale = float(10.0 ** (-2.0 + 2.5 * (third + torch.rand(())) / 3.0))
             verdict = stability_of_points(kernel, Z).float32
             matrix = kernel.float()(Z.float()).to_dense().detach()
             fails = bool(torch.linalg.cholesky_ex(matrix).info)
             assert not (verdict.safe and fails)
             safe += verdict.safe
             failed += fails
-    assert safe > 130  # the verdict is no empty one: nine tenths of all that succeed
-    assert failed > 5
+    assert safe > 55  # the verdict is no empty one: nine tenths of all that succeed
+    assert failed > 1
 
 
 def test_the_limit_is_that_of_the_paper() -> None:
@@ -279,10 +281,11 @@ def test_the_limit_is_that_of_the_paper() -> None:
     assert condition_limit(600_000, torch.float32) == 0.0
 
 
-def test_large_matrices_are_estimated_from_below() -> None:
+def test_large_matrices_are_estimated_from_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bo_stream.diagnostics.certificate._EXACT_POINTS", 512)
     kernel = MaternKernel(nu=0.5).double()
     kernel.lengthscale = 1.0
-    Z = 0.3 * torch.arange(2100, dtype=torch.float64).unsqueeze(-1)
+    Z = 0.3 * torch.arange(600, dtype=torch.float64).unsqueeze(-1)
     found = stability_of_points(kernel, Z)
     rho = math.exp(-0.3)
     limit = ((1.0 + rho) / (1.0 - rho)) ** 2  # of infinitely many points

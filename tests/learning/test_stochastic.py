@@ -94,8 +94,8 @@ def test_more_probes_and_rows_vary_less() -> None:
 
 
 def test_a_learner_climbs_as_high_as_a_fit() -> None:
-    X = torch.rand(800, 2, dtype=torch.float64)
-    Y = (6.0 * X[:, :1]).sin() + 0.1 * torch.randn(800, 1).double()
+    X = torch.rand(400, 2, dtype=torch.float64)
+    Y = (6.0 * X[:, :1]).sin() + 0.1 * torch.randn(400, 1).double()
     fitted, learned = (ClusteredGP(X, Y, resolution=0.1) for _ in range(2))
     start = float(learned.log_marginal_likelihood().detach())
     fit_gpytorch_mll(ExactMarginalLogLikelihood(fitted.likelihood, fitted))

@@ -54,7 +54,7 @@ def test_heavy_tails_never_lose_and_have_no_negative_precision() -> None:
     mean, covariance = joint(10)
     y = 6.0 * torch.randn(10, dtype=torch.float64)
     prior = JointPrior.of(mean, covariance, mean.shape)
-    bounds = [fit_sites(prior, expected("student", y), steps=s).bound for s in range(1, 30)]
+    bounds = [fit_sites(prior, expected("student", y), steps=s).bound for s in (*range(1, 15), 29)]
     assert all(b >= a - 1e-6 for a, b in pairwise(bounds))
     assert bool((fit_sites(prior, expected("student", y)).sites.precision > 0).all())
     _, _, best = variational_optimum(mean, covariance, log_probs("student", y))

@@ -331,7 +331,7 @@ def test_the_data_are_gone_once_they_are_in_memory() -> None:
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_marginal_variances_of_a_hundred_thousand_points(outputs: int) -> None:
     """An n x n matrix would take 75 GiB."""
-    model = WISKI(*data_of(30, outputs).astuple(), grid_size=16)
+    model = WISKI(*data_of(12, outputs).astuple(), grid_size=8)
     model = model.condition_on_observations(*data_of(2, outputs).astuple()[:2])
     X = torch.rand(100_000, 2).double()
     posterior = model.posterior(X, observation_noise=True)

@@ -78,9 +78,9 @@ def test_samples_and_gradients_beyond_the_limit(name: str) -> None:
 
 
 def test_more_points_than_a_covariance_could_hold() -> None:
-    data = observations(100, 2)
+    data = observations(20, 2)
     model = OSGPR(data.X, data.Y)
-    X = torch.rand(300_000, 2, dtype=torch.float64)
+    X = torch.rand(200_000, 2, dtype=torch.float64)
     with torch.no_grad():
         posterior = model.posterior(X, observation_noise=True)
         few = model.posterior(X[-3:], observation_noise=True)

@@ -103,10 +103,10 @@ VERBS = (
 
 def test_an_editor_reaches_the_definition_and_its_docstring() -> None:
     """As jedi does, on which most editors stand: no second jump by name."""
-    header = "from bo_stream.models.wiski.wiski import WISKI\n"
-    for verb in VERBS:
-        script = jedi.Script(f"{header}WISKI.{verb}")
-        (place,) = script.goto(2, len("WISKI.") + 1, follow_imports=True)
+    lines = ["from bo_stream.models.wiski.wiski import WISKI", *(f"WISKI.{verb}" for verb in VERBS)]
+    script = jedi.Script("\n".join(lines))
+    for line, verb in enumerate(VERBS, start=2):
+        (place,) = script.goto(line, len("WISKI.") + 1, follow_imports=True)
         assert place.module_path == Path(inspect.getfile(StreamingGP)), verb
         assert place.get_line_code().strip().startswith(f"def {verb}("), verb
         assert place.docstring(raw=True) == inspect.getdoc(getattr(StreamingGP, verb)), verb

@@ -27,6 +27,7 @@ from tests.models.inducing.test_counts import (
 
 X, Y = surveys(20)
 KINDS = [False, True]
+FEW_STEPS = {"optimizer_kwargs": {"options": {"maxiter": 15}}}
 
 
 def _auto(X: Tensor, Y: Tensor, overdispersed: bool = False, **options: int | str) -> AutoGP:
@@ -78,11 +79,11 @@ def test_a_fit_learns_the_concentration() -> None:
     positives = torch.as_tensor(betabinom.rvs(40, 1.0, 3.0, size=50, random_state=random))
     counts = torch.stack((positives.double(), torch.full((50,), 40.0).double()), -1)
     model = AutoGP(points, counts, likelihood=BinomialLikelihood(overdispersion=True))
-    fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data=50))
+    fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data=50), **FEW_STEPS)
     assert 2.0 < float(model.likelihood.concentration.detach()) < 8.0
     fixed = BinomialLikelihood(overdispersion=True).requires_grad_(False)
     model = AutoGP(points[:12], counts[:12], likelihood=fixed)
-    fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data=12))
+    fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data=12), **FEW_STEPS)
     assert float(model.likelihood.concentration.detach()) == pytest.approx(50.0)
 
 

@@ -32,6 +32,7 @@ from torch import Tensor
 from bo_stream import ClusteredGP, CoarsePointsWarning, ProjectionWarning
 from bo_stream.allocation import CoverTree
 from bo_stream.bases.inducing import frozen
+from bo_stream.models import fitting
 from bo_stream.models.clustered import inference as cluster_inference
 from bo_stream.models.clustered.solver import CholeskySolver, ClusteredProcess, ConjugateGradients
 from bo_stream.models.fitting import learn_hyperparameters
@@ -99,11 +100,11 @@ def assert_is(model: ClusteredGP, gp: DenseGP, factor: float = 0.1) -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("sizes", [(60,), (20, 1, 39), tuple([1] * 60)])
+@pytest.mark.parametrize("sizes", [(36,), (12, 1, 23), tuple([1] * 36)])
 def test_any_batching_is_the_exact_gp_of_the_moved_inputs(
     name: str, sizes: tuple[int, ...], solver: str
 ) -> None:
-    X, Y = wave()
+    X, Y = wave(36)
     kernel = KERNELS[name]().double()
     model, moved = streamed(X, Y, sizes, covar_module=kernel, solver=solver)
     assert 5 < len(model.centres) < 50
@@ -569,9 +570,10 @@ def test_equal_rows_an_outlier_and_a_constant_column_do_not_break_it() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("far", [1e4, 1e8, 1e12])
 def test_far_outliers_leave_the_others_as_they_were(
-    far: float, dtype: torch.dtype, solver: str
+    far: float, dtype: torch.dtype, solver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gpytorch squares distances from the mean: of the others' no digit would be left."""
+    monkeypatch.setitem(fitting._FIT_OPTIONS, "maxiter", 8)
     X, Y = (t.float().double() for t in wave())
     options = {"arithmetic": dtype, "solver": solver}
     model, alone = raw(X, Y, **options), raw(X, Y, **options)

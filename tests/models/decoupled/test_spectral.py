@@ -183,7 +183,7 @@ def test_the_mean_is_found_from_minibatches() -> None:
         X, Y, likelihood, kernel, num_mean=40, num_covar=RANK, batch_size=80, num_columns=30
     )
     model.mean_module.requires_grad_(False)
-    model.fit(200, progress=False)
+    model.fit(120, progress=False)
     Z = model._memory.posterior.alpha.points[0]
     cross, inner = (dense_kernel(kernel, A, Z) for A in (X, Z))
     constant = float(model.mean_module.constant)

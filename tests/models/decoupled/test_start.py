@@ -23,7 +23,7 @@ from tests.support.problems.likelihoods import LIKELIHOODS, OTHERS, outcomes
 D, NOISE = 2, 0.01
 
 
-def data(n: int = 60, outputs: int = 1) -> tuple[Tensor, Tensor]:
+def data(n: int = 40, outputs: int = 1) -> tuple[Tensor, Tensor]:
     X = torch.rand(n, D, dtype=torch.float64)
     phase = 9.0 * X[:, :1] + torch.arange(outputs)
     return X, phase.sin() + X[:, 1:] ** 2 + NOISE**0.5 * torch.randn(n, outputs).double()
@@ -95,7 +95,7 @@ def test_only_the_first_call_begins_anew() -> None:
 
 
 def test_what_a_stream_has_taught_is_kept() -> None:
-    X, Y = data()
+    X, Y = data(30)
     model = small(X, Y, num_mean=10, num_covar=5, update_steps=100)
     before = values(model)
     model.fit(0, progress=False)
@@ -132,7 +132,7 @@ def test_hyperparameters_that_stay_do_so() -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_of_other_likelihoods_lengthscales_are_learned(name: str) -> None:
-    X = torch.rand(60, D, dtype=torch.float64)
+    X = torch.rand(30, D, dtype=torch.float64)
     model = small(X, outcomes(name, X), likelihood=LIKELIHOODS[name]())
     before = values(model)
     model.fit(0, progress=False)
@@ -163,7 +163,7 @@ def test_one_kernel_for_all_outputs() -> None:
 
 
 def test_single_precision_and_a_data_set() -> None:
-    X, Y = data()
+    X, Y = data(30)
     model = small(X.float(), Y.float())
     model.fit(2, progress=False)
     assert model.covar_module.outputscale.dtype == torch.float32

@@ -95,7 +95,7 @@ def expected(
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize(("nearest", "size"), [(1, 100), (3, 4), (99, 100)])
 def test_one_by_one_is_the_paper(name: str, nearest: int, size: int) -> None:
-    X, Y = data(24)
+    X, Y = data(16)
     kernel = KERNELS[name]().double()
     options = {"covar_module": kernel, "nearest": nearest, "max_size": size, "w_gen": 0.6}
     model = one_by_one(X, Y, **options)

@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -39,10 +40,15 @@ KERNELS = {"one grid": count_kernel, "additive": _additive}
 
 
 def _wiski(
-    X: Tensor, Y: Tensor, kernel: Kernel, overdispersed: bool = False, window: int = 0
+    X: Tensor,
+    Y: Tensor,
+    kernel: Kernel,
+    overdispersed: bool = False,
+    window: int = 0,
+    grid_size: int = 24,
 ) -> WISKI:
     likelihood = BinomialLikelihood(overdispersion=overdispersed)
-    grid = {"bounds": BOX, "grid_size": 24, "tolerance": 0.0}
+    grid = {"bounds": BOX, "grid_size": grid_size, "tolerance": 0.0}
     return WISKI(X, Y, None, likelihood, kernel, ZeroMean(), window=window, **grid)
 
 
@@ -118,19 +124,20 @@ def test_a_window_of_all_ends_where_rows_end(kernel: str) -> None:
     All sites are found anew each time, so that all end at the optimum of the rows in memory.
     """
     X, Y = surveys(20)
-    whole, stream = (_wiski(X[:n], Y[:n], KERNELS[kernel](), window=16) for n in (16, 0))
+    options: dict[str, Any] = {"window": 16, "grid_size": 10}
+    whole, stream = (_wiski(X[:n], Y[:n], KERNELS[kernel](), **options) for n in (16, 0))
     for i in reversed(range(12)):
         stream.update(X[i : i + 1], Y[i : i + 1])
-    other = _wiski(X[12:], Y[12:], KERNELS[kernel](), window=16)
+    other = _wiski(X[12:], Y[12:], KERNELS[kernel](), **options)
     stream.merge(other)
     _same_logits(stream, whole, X)
-    rest = _wiski(X[4:], Y[4:], KERNELS[kernel](), window=16)
+    rest = _wiski(X[4:], Y[4:], KERNELS[kernel](), **options)
     _same_logits(stream.retract(X[:4], Y[:4]), rest, X)
     for model in (stream, rest):
-        model.refine(30)
+        model.refine(14)
         model.update(X[:4] + 0.5, Y[:4])
     assert float(stream.bounds.max()) > 1.0
-    anew = _wiski(X[:0], Y[:0], KERNELS[kernel](), window=16).refine(30)
+    anew = _wiski(X[:0], Y[:0], KERNELS[kernel](), **options).refine(14)
     anew.update(torch.cat((X[4:], X[:4] + 0.5)), torch.cat((Y[4:], Y[:4])))
     _same_logits(stream, anew, X)
     for model in (stream, anew):
@@ -139,7 +146,7 @@ def test_a_window_of_all_ends_where_rows_end(kernel: str) -> None:
         model.eval()
     scaled = KERNELS[kernel]()
     scaled.outputscale = 2.0
-    again = _wiski(X[:0], Y[:0], scaled, window=16).refine(30)
+    again = _wiski(X[:0], Y[:0], scaled, **options).refine(14)
     again.update(torch.cat((X[4:], X[:4] + 0.5)), torch.cat((Y[4:], Y[:4])))
     _same_logits(stream, again, X)
 

@@ -180,7 +180,7 @@ def test_the_truncated_problems_truncate() -> None:
 @pytest.mark.parametrize("rows", [0, 55, 150])
 def test_many_small_updates_do_not_drift(rows: int) -> None:
     problem = Problem(noise="mixed", outputs=2, rows=rows)
-    data, T = problem.data(250), problem.points()
+    data, T = problem.data(180), problem.points()
     model = problem.model(data[:20], outcome_transform=None)
     model.posterior(T)
     for i in range(20, len(data)):
