@@ -144,6 +144,7 @@ def test_one_whole_step_is_the_best_covariance() -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.fixed_seed
 @pytest.mark.parametrize("parametrization", ["spectral", "hybrid", "direct"])
 def test_the_mean_reaches_the_best_in_both_bases(parametrization: str) -> None:
     """Given hyperparameters and points: subset-of-regressors regression on all of them."""
