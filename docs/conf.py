@@ -19,6 +19,7 @@ from bo_stream import __version__  # noqa: E402
 from docs.figures import reference  # noqa: E402
 
 project, author, version = "bo_stream", "The bo_stream authors", __version__
+copyright = author
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = [
@@ -40,7 +41,7 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["html_image"]
 nb_execution_mode = "off"  # they have their outputs
 napoleon_use_ivar = True
-autodoc_typehints = "none"  # signatures have them
+autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 python_maximum_signature_line_length = 90
 

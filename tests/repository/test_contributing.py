@@ -35,7 +35,8 @@ def first_steps() -> list[str]:
 
 
 def test_hooks_are_the_first_steps_of_ci() -> None:
-    assert hooks() == first_steps()
+    assert hooks()
+    assert hooks() == first_steps()[: len(hooks())]
     assert all(f"`{command}`" in TEXT for command in hooks())
 
 

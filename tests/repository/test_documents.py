@@ -31,7 +31,7 @@ from tests.support.documents import (
     prose,
 )
 
-README = ROOT / "README.md"
+README, LANDING = ROOT / "README.md", ROOT / "docs" / "index.md"
 MOST_LINES = 120
 """Of README.md: what is longer belongs on a page of its own."""
 MOST_EXAMPLE_LINES = 12
@@ -55,10 +55,14 @@ pages = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 def examples() -> Iterator[pytest.param]:
-    """Blocks that are run together: a page's in order, but those of README.md each alone."""
+    """Blocks that are run together: a page's in order, but those of README.md each alone.
+
+    Installing is left to CI, in README.md and on the site's first page.
+    """
     for page in PAGES:
         code = [block for block in blocks(page) if block.language in ("python", "sh")]
-        together = [[block] for block in code if is_python(block)] if page == README else [code]
+        first = page in (README, LANDING)
+        together = [[block] for block in code if is_python(block)] if first else [code]
         for group in filter(None, together):
             name, marks = name_of(page), []
             if name not in QUICK:
