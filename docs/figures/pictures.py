@@ -4,7 +4,7 @@ The command is ``python docs/figures/pictures.py``.
 
 ``growth.svg`` shows what ``python -m benchmarks.speed.growth --out docs`` has measured, in
 ``growth.json``. ``map.png`` shows a run of ``bo-stream sample --compare random``, ``survey.png``
-surveys of a simulated country; both are done anew for it (a minute, and five).
+surveys of a simulated country; both are done again for it (a minute, and five).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OURS, THEIRS = "#c8102e", "#777777"
 LINES = {"SingleTaskGP": THEIRS, "AutoGP": OURS}
 TITLES = {
     "update": "3 observations taken, and the next prediction",
-    "refit": "hyperparameters learned anew",
+    "refit": "hyperparameters learned again",
 }
 
 Curves = dict[str, dict[int, float]]

@@ -81,9 +81,7 @@ def own(function: str, *args: str) -> list[str]:
 
 
 def table(folder: str) -> pd.DataFrame:
-    return pd.read_csv(Path(folder, "history.csv"), float_precision="round_trip").drop(
-        columns="seconds"
-    )
+    return pd.read_csv(Path(folder, "history.csv")).drop(columns="seconds")
 
 
 def installed(*args: str) -> subprocess.Popen[str]:

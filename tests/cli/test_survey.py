@@ -59,7 +59,7 @@ def done(*args: str) -> str:
 
 
 def form() -> pd.DataFrame:
-    return pd.read_csv("run/next.csv", float_precision="round_trip")
+    return pd.read_csv("run/next.csv")
 
 
 def fill_in(rows: int, positive: int = 6) -> list[str]:
