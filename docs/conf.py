@@ -38,7 +38,6 @@ html_title = "bo_stream"
 html_show_sourcelink = False
 html_copy_source = False
 myst_heading_anchors = 4
-myst_enable_extensions = ["html_image"]
 nb_execution_mode = "off"  # they have their outputs
 napoleon_use_ivar = True
 autodoc_typehints = "signature"
@@ -51,19 +50,14 @@ def directives() -> Iterator[str]:
     yield reference.HEADER.partition("\n")[0] + "\n"
     seen: set[int] = set()  # some names are offered twice
     for package in map(importlib.import_module, reference.public_packages()):
-        names = [name for name in package.__all__ if not name.startswith("_")]
-        values = {name: getattr(package, name) for name in sorted(names, key=str.lower)}
-        values = {name: value for name, value in values.items() if id(value) not in seen}
-        seen |= {id(value) for value in values.values()}
-        kinds = {
-            name: "autoclass" if inspect.isclass(value) else "autofunction"
-            for name, value in values.items()
-            if inspect.isclass(value) or inspect.isroutine(value)
-        }
-        if kinds:
+        values = reference.public_values(package)
+        fresh = {name: value for name, value in values.items() if id(value) not in seen}
+        seen |= {id(value) for value in fresh.values()}
+        if fresh:
             yield f"## `{package.__name__}`\n\n```{{eval-rst}}"
-            for name in kinds:
-                yield f".. {kinds[name]}:: {package.__name__}.{name}"
+            for name, value in fresh.items():
+                kind = "autoclass" if inspect.isclass(value) else "autofunction"
+                yield f".. {kind}:: {package.__name__}.{name}"
             yield "```\n"
 
 

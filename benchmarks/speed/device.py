@@ -11,7 +11,6 @@ Without an accelerator the columns of the CPU alone are there.
 from __future__ import annotations
 
 import statistics
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.common.harness import Options, start
+from benchmarks.common.harness import Options, seconds, start
 from benchmarks.common.report import finish, stated, table
 from bo_stream import OSGPR, QSGP, WISKI, AutoGP, DecoupledGP, FourierFeatures, ProductMatern
 from bo_stream.acquisition import FeatureNIPV, sample_paths, select_from_pool
@@ -96,9 +95,9 @@ class Ceiling:
         large = device.type != "cpu"
         numbers = options.pick(2**27 if large else 2**24, 2**12)
         side = options.pick(8192 if large else 1536, 64)
-        copying = seconds(torch.rand(numbers, device=device).clone, device)
+        copying = median_seconds(torch.rand(numbers, device=device).clone, device)
         matrix = torch.rand(side, side, device=device)
-        multiplying = seconds(lambda: matrix @ matrix, device)
+        multiplying = median_seconds(lambda: matrix @ matrix, device)
         return cls(16.0 * numbers / copying, 2.0 * side**3 / multiplying)
 
     def seconds(self, work: Work) -> float:
@@ -112,15 +111,17 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def seconds(verb: Verb, device: torch.device, budget: float = 0.5, most: int = 40) -> float:
+def median_seconds(verb: Verb, device: torch.device, budget: float = 0.5, most: int = 40) -> float:
     """Median seconds of a call, the device's work included, after two calls that warm up."""
+
+    def run() -> None:
+        verb()
+        synchronize(device)
+
     times: list[float] = []
     while len(times) < most and (len(times) < 5 or sum(times) < budget):
         synchronize(device)
-        began = time.perf_counter()
-        verb()
-        synchronize(device)
-        times.append(time.perf_counter() - began)
+        times.append(seconds(run))
         if len(times) > 2 and times[-1] > budget:
             break
     return statistics.median(times[2:])
@@ -347,7 +348,7 @@ def compared(
 ) -> Row:
     """Measure one verb."""
     with torch.no_grad():
-        on_host, on_device = seconds(host, HOST), seconds(there, device)
+        on_host, on_device = median_seconds(host, HOST), median_seconds(there, device)
         with Work() as work:  # type: ignore[no-untyped-call]
             host()
         with waits(device) as waited:

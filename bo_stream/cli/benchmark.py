@@ -72,6 +72,8 @@ def benchmark(
 
     • OMP_NUM_THREADS=1 bo-stream benchmark update nipv --out here
     """
+    from bo_stream.storage.archive import atomic_write
+
     with reported_problems():
         listed = benchmarks_in(Path.cwd())
         chosen = [*(QUICK if quick else ()), *(one_of(listed, name) for name in names or ())]
@@ -87,12 +89,14 @@ def benchmark(
                 continue
             code = run_alone(name, folder)
             end = {"benchmark": name, "code": code, "commit": commit}
-            (folder / END).write_text(json.dumps(end) + "\n", encoding="utf-8")
+            with atomic_write(folder / END) as file:
+                file.write(json.dumps(end).encode() + b"\n")
             OUT.print(f"{name}: {outcome(code)}")
         runs = list(runs_in(out))
-        (out / PAGE).write_text(page(runs), encoding="utf-8")
+        with atomic_write(out / PAGE) as file:
+            file.write(page(runs).encode())
         if (figure := picture(runs)) is not None:
-            with (out / PICTURE).open("wb") as file:
+            with atomic_write(out / PICTURE) as file:
                 figure.savefig(file, format="png", dpi=150)
         OUT.print(f"{PAGE} and all results are in [bold]{escape(str(out))}[/].")
         if any(run.code != 0 for run in runs if run.name in chosen):

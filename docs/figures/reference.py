@@ -48,10 +48,18 @@ def _section(package: ModuleType) -> str:
 
 
 def _rows(package: ModuleType) -> Iterator[str]:
-    for name in sorted(package.__all__, key=str.lower):
-        value = getattr(package, name)
-        if inspect.isclass(value) or inspect.isroutine(value):
-            yield f"| `{name}` | {_first_line(value)} |"
+    for name, value in public_values(package).items():
+        yield f"| `{name}` | {_first_line(value)} |"
+
+
+def public_values(package: ModuleType) -> dict[str, object]:
+    """List the classes and functions that a package offers, by name in alphabetical order."""
+    values = {name: getattr(package, name) for name in sorted(package.__all__, key=str.lower)}
+    return {
+        name: value
+        for name, value in values.items()
+        if inspect.isclass(value) or inspect.isroutine(value)
+    }
 
 
 def _first_line(value: object) -> str:

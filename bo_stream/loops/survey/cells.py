@@ -123,10 +123,11 @@ class Cells:
         texts = self.table[column].astype(str).str.replace("\N{MINUS SIGN}", "-")
         plain = pd.to_numeric(texts, errors="coerce")
         read: Array = plain.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
-        known, unread = np.flatnonzero(~np.isnan(read)), np.flatnonzero(np.isnan(read))
-        read[known] = texts.iloc[known].map(float)  # exact, as pandas is from its release 3 on
+        missing = np.isnan(read)
+        read[~missing] = texts[~missing].map(float)  # exact, as pandas is from its release 3 on
+        unread = np.flatnonzero(missing)
         if self._has_decimal_commas:
-            pointed = first(texts.str.contains(".", regex=False).to_numpy(bool) & ~np.isnan(read))
+            pointed = first(texts.str.contains(".", regex=False).to_numpy(bool) & ~missing)
             if pointed is not None:
                 raise self.fault(
                     pointed,
