@@ -36,7 +36,9 @@ def first_steps() -> list[str]:
 
 def test_hooks_are_the_first_steps_of_ci() -> None:
     assert hooks()
-    assert hooks() == first_steps()[: len(hooks())]
+    steps = first_steps()
+    linters = [step for step in steps if not step.startswith(("check-jsonschema ", ".ci/wheel "))]
+    assert hooks() == linters == steps[: len(linters)]
     assert all(f"`{command}`" in TEXT for command in hooks())
 
 

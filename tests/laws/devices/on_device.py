@@ -52,6 +52,7 @@ counted = pytest.mark.skipif(DEVICE.type != pretend.NAME, reason="counts on the 
 CANONICAL = (
     "WISKI",
     "WISKI, no rows held",
+    "WISKI, additive",
     "HeteroscedasticWISKI",
     "OSGPR",
     "LocalGP",
@@ -68,7 +69,6 @@ CANONICAL = (
 
 MOVED = (
     *CANONICAL,
-    "WISKI, additive",
     "WISKI, normalised inputs",
     "WISKI, linear stem",
     "WISKI, known noise in part",
