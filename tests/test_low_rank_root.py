@@ -86,7 +86,7 @@ def test_a_refit_with_few_observations_takes_the_root(outputs: int, noise: str) 
     parameters = [p for p in model.parameters() if p.requires_grad]
     losses, gradients = [], []
     for rooted in (True, False):
-        model._learning_objective()
+        _, model._cache = model.inference.objective(model.memory, model._cache, model.prior)
         assert model._cache.learning is not None
         roots = model._cache.learning.roots
         assert any(root is not None and root.G.shape[-1] > 0 for root in roots)

@@ -66,9 +66,7 @@ from bo_stream.models.construction import (
     split_transform,
     warn_of_scaling,
 )
-from bo_stream.models.fitting import (
-    hyperparameters,
-)
+from bo_stream.models.fitting import hyperparameters
 from bo_stream.models.inference import Inference, Prior, Solve, move_priors
 from bo_stream.models.memory import Observations, Targets
 from bo_stream.models.outcomes.base import (
@@ -129,15 +127,6 @@ def _is_inference(value: object) -> TypeGuard[Tensor]:
 def _normal(value: object) -> object:
     """Copy a tensor made under ``torch.inference_mode``, and return any other value."""
     return value.clone() if _is_inference(value) else value
-
-
-# --- inputs --------------------------------------------------------------------------------
-
-
-# --- the posterior -------------------------------------------------------------------------
-
-
-# --- hypothetical observations -------------------------------------------------------------
 
 
 class StreamingGP(BoTorchHooks, FantasizeMixin):
@@ -347,9 +336,9 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
 
         Args and errors as there; also InputDataError if more are taken out than are in, or if the
         rest would be of no observations at all, so that they cannot have been in. This is found
-        where the memory tells, and the model stays as it was. Rows whose place others could have
-        taken are taken for those; not so by a grid model that still holds its few first
-        observations as rows, which finds each of them.
+        where the memory tells, and the model stays as it was. Rows that the memory cannot tell from
+        others count as those; a grid model that still stores its few first observations as rows
+        finds each of them.
         """
         self._check_not_conditioned("retract")
         Y, Yvar, _ = self._outcomes.checked(self, X, Y, Yvar, "retract")
@@ -379,7 +368,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
 
     @keeps_tensors
     def clear(self) -> Self:
-        """Drop all observations; hyperparameters, places and standardisation stay.
+        """Drop all observations; hyperparameters, inducing points and standardisation stay.
 
         Raises:
             UnsupportedError: The model is conditioned on hypothetical data.
@@ -1069,15 +1058,21 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
                 evidence lower bound.
         """
         check_objective(mll)
-        objective = self._from_per_output(self._learning_objective())
+        learned, self._cache = self._inference.objective(self._memory, self._cache, self.prior)
+        objective = self._from_per_output(learned)
         value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])
         return -value / self._from_per_output(self._counts()).clamp_min(1.0)
 
     @keeps_tensors
     def train(self, mode: bool = True) -> Self:
         """Training mode; entering it begins a refit, for which outcomes are re-standardised."""
-        if mode and not self.is_conditioned:
-            self._prepare_refit()
+        if mode and not self.is_conditioned and self._outcomes.rescales:
+            self._standardize_by(self._memory.totals)
+            settled = self._outcomes.settled(self._memory.totals)
+            if settled is not self._outcomes:
+                self._outcomes = settled
+                self._set_memory(self._memory)
+            self._refresh_fixed_noise()
         was_training = self.training
         torch.nn.Module.train(self, mode)
         outcome_transform = self._modules.get("outcome_transform")
@@ -1099,21 +1094,6 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     def eval(self) -> Self:
         """Set evaluation mode, which ends a refit."""
         return self.train(False)
-
-    def _learning_objective(self) -> Tensor:
-        """Return a fit's objective, ``batch_shape x m``, differentiable in hyperparameters."""
-        value, self._cache = self._inference.objective(self._memory, self._cache, self.prior)
-        return value
-
-    def _prepare_refit(self) -> None:
-        if not self._outcomes.rescales:
-            return
-        self._standardize_by(self._memory.totals)
-        settled = self._outcomes.settled(self._memory.totals)
-        if settled is not self._outcomes:
-            self._outcomes = settled
-            self._set_memory(self._memory)
-        self._refresh_fixed_noise()
 
     # --- units: a user's and those of the process ------------------------------------------
 

@@ -161,7 +161,7 @@ def test_gradients_of_the_objective_are_those_of_differences(name: str) -> None:
 
     def objective(shift: Tensor) -> Tensor:
         set_warp(model, *(values + shift).tolist())
-        return model._learning_objective().sum()
+        return model.inference.objective(model.memory, None, model.prior)[0].sum()
 
     part, step = warp_of(model), 1e-5
     slopes = torch.autograd.grad(
