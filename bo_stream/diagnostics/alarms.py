@@ -160,7 +160,8 @@ def _skew(
         most = max(_MOST_SKEW, 6.0 / math.sqrt(each.count))
         if each.count >= FEWEST and abs(each.skew) > most:
             text = f"innovations of output {output} are skewed, {each.skew:.2f} by their quantiles"
-            step = "log=Log()" if record.positive and each.skew > 0.0 else "bilog=Bilog()"
+            is_positive = each.skew > 0.0 and (record.sampled_outcomes > 0.0).all()
+            step = "log=Log()" if is_positive else "bilog=Bilog()"
             chain = f"ChainedOutcomeTransform({step}, z=Standardize({model.num_outputs}))"
             fixed = isinstance(model, OSVGP | DecoupledGP | QSGP | QSRVM)  # these take no transform
             regressor = "OSGPR" if fixed else type(model).__name__

@@ -155,7 +155,10 @@ def _certificate(
     largest = matrix.mean(-1).sum(-1).clamp_min(0.0)  # at least this: the ones' Rayleigh quotient
     least_eigenvalue = (largest / sure).clamp_min(max(least, 0.0))
     trace = float((matrix.diagonal(dim1=-2, dim2=-1).sum(-1) / least_eigenvalue).max())
-    verdicts = (Verdict.of(sure, size, dtype, trace) for dtype in (torch.float32, torch.float64))
+    verdicts = []
+    for dtype in (torch.float32, torch.float64):
+        limit = condition_limit(size, dtype)
+        verdicts.append(Verdict(limit, max(limit / sure, trace_limit(size, dtype) / trace)))
     return Stability(system, size, apart, away, bound, estimate, *verdicts)
 
 
@@ -257,12 +260,6 @@ class Verdict:
     def safe(self) -> bool:
         """Whether the guarantee holds; without it, it may succeed all the same."""
         return self.to_spare >= 1.0
-
-    @classmethod
-    def of(cls, condition: float, size: int, dtype: torch.dtype, trace: float) -> Verdict:
-        """Judge by bounds, maybe infinite, on condition number and trace over least eigenvalue."""
-        limit = condition_limit(size, dtype)
-        return cls(limit, max(limit / condition, trace_limit(size, dtype) / trace))
 
 
 def condition_limit(size: int, dtype: torch.dtype) -> float:

@@ -329,7 +329,7 @@ def _plain_ticks(*logarithmic: Axis) -> None:
 
 def _draw_scores(axes: Axes, validation: Validation) -> None:
     axes.set_title("error of predictions, before learning", fontsize=10)
-    course = [scores for scores in validation.course if scores.count > 0]
+    course = validation.course
     rows = [scores.rows for scores in course]
     for output, spread in enumerate(validation.outcome_deviation[: len(course[0].rmse)]):
         values = [scores.rmse[output] for scores in course]
@@ -358,7 +358,7 @@ def _draw_pit(axes: Axes, validation: Validation) -> None:
 
 def _draw_coverage(axes: Axes, validation: Validation) -> None:
     axes.set_title("coverage of intervals, and drift", fontsize=10)
-    course = [scores for scores in validation.course if scores.count > 0]
+    course = validation.course
     if course[0].coverage_50 is None:
         _say(axes, "labels and counts have none")
         return

@@ -277,11 +277,6 @@ class ProgressiveValidation:
         return self._widths[0] if self._widths else 0
 
     @property
-    def positive(self) -> bool:
-        """Whether all outcomes of the sample are positive."""
-        return bool((self.sampled_outcomes > 0.0).all())
-
-    @property
     def sampled_outcomes(self) -> Array:
         """Outcomes of the sample, ``N x m``, or labels, ``N x 1``."""
         rows = self.reservoir.rows
