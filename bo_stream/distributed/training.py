@@ -79,7 +79,7 @@ def data_parallel(
     _check_trainable(model)
     device = next(model.parameters()).device
     with _collective(device, timeout, backend) as collective:
-        _check_same(model, collective)
+        _check_same(_described(model), collective)
         _join(model, collective)
         try:
             yield Processes(model, collective)
@@ -275,12 +275,9 @@ def _check_trainable(model: StreamingGP) -> None:
         )
 
 
-def _check_same(
-    model: StreamingGP, collective: Collective, described: Mapping[str, str] | None = None
-) -> None:
-    """Check that all processes have the same versions and the same model as the first."""
-    own = _described(model) if described is None else described
-    first, *others = (json.loads(text) for text in _texts(json.dumps(own), collective))
+def _check_same(described: Mapping[str, str], collective: Collective) -> None:
+    """Check that all processes have the versions and the model that the first describes."""
+    first, *others = (json.loads(text) for text in _texts(json.dumps(described), collective))
     for rank, other in enumerate(others, 1):
         for name in (*first, *(name for name in other if name not in first)):
             if first.get(name) != other.get(name):
