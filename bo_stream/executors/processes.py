@@ -86,13 +86,13 @@ class ProcessExecutor(EngineExecutor):
         while (call := self._calls.get()) is not None:
             future, pickled = call
             try:
-                if process is None or not process.is_alive:
+                if process is None or not process.child.is_alive():
                     process = _Process(self._initializer)
                     with self._lock:
-                        alive = {each for each in self._processes if each.is_alive}
+                        alive = {each for each in self._processes if each.child.is_alive()}
                         self._processes = alive | {process}
                         if self._is_closed:
-                            process.kill()
+                            process.child.kill()
                     process.wait_until_ready()
                 process.do(future, pickled)
             except Exception as error:
@@ -127,7 +127,7 @@ class ProcessExecutor(EngineExecutor):
             self._is_closed = True
             processes = list(self._processes)
         for process in processes:
-            process.kill()
+            process.child.kill()
         self.shutdown(cancel_futures=True)
 
 
@@ -156,7 +156,7 @@ class ProcessFuture(EngineFuture[T]):
         """Cancel the task, or kill the process that does it."""
         with self._process_lock:
             if not self.cancel() and self._process is not None:
-                self._process.kill()
+                self._process.child.kill()
 
     def seconds_running(self) -> float | None:
         """Return for how long the process has been at the task."""
@@ -164,17 +164,17 @@ class ProcessFuture(EngineFuture[T]):
 
 
 class _Process:
-    """A process and the connection to it."""
+    """A process and the connection to it.
+
+    Attributes:
+        child: The process, started.
+    """
 
     def __init__(self, initializer: Callable[[], None] | None) -> None:
         self._connection, theirs = _SPAWN.Pipe()
-        self._process: BaseProcess = _SPAWN.Process(target=_serve, args=(initializer, theirs))
-        self._process.start()
+        self.child: BaseProcess = _SPAWN.Process(target=_serve, args=(initializer, theirs))
+        self.child.start()
         theirs.close()
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.is_alive()
 
     def wait_until_ready(self) -> None:
         try:
@@ -200,19 +200,16 @@ class _Process:
         else:
             future.set_exception(error)
 
-    def kill(self) -> None:
-        self._process.kill()
-
     def died(self) -> str:
         """End a process that has closed its connection; return its exit code as text."""
-        self._process.join(_SECONDS_TO_END)
+        self.child.join(_SECONDS_TO_END)
         self.end()
-        return f"exit code {self._process.exitcode}"
+        return f"exit code {self.child.exitcode}"
 
     def end(self) -> None:
-        self.kill()  # before its connection is closed, which it would complain of
+        self.child.kill()  # before its connection is closed, which it would complain of
         self._connection.close()
-        self._process.join(_SECONDS_TO_END)
+        self.child.join(_SECONDS_TO_END)
 
 
 def _serve(initializer: Callable[[], None] | None, connection: Connection) -> None:
