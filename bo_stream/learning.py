@@ -458,7 +458,11 @@ class OnlineObjective:
         features = subspace.basis.features(model.hypothetical_inputs(X))
         mean, covariance = posterior.at(features, model.prior)
         innovation = outcomes - model.prior.mean.unsqueeze(-1).detach() - mean
-        normal = _log_normal(innovation, covariance + torch.diag_embed(noise.detach()))
+        factor = safe_cholesky(covariance + torch.diag_embed(noise.detach()))
+        white = solve_lower(factor, innovation.unsqueeze(-1))
+        logs = factor.diagonal(dim1=-2, dim2=-1).log().sum()
+        constant = 0.5 * innovation.numel() * math.log(2.0 * math.pi)
+        normal = -0.5 * white.square().sum() - logs - constant
         return normal - outcomes.shape[-1] * model.outcome_scale().log().sum()
 
     def log_marginal_likelihood(self) -> Tensor:
@@ -489,14 +493,6 @@ class OnlineObjective:
             followed = SolvedSubspace.of(subspace, prior, model.prior)
             model._cache = replace(cache, followed=followed)
         return subspace, followed
-
-
-def _log_normal(innovation: Tensor, covariance: Tensor) -> Tensor:
-    """Sum ``log N(innovation; 0, covariance)``."""
-    factor = safe_cholesky(covariance)
-    white = solve_lower(factor, innovation.unsqueeze(-1))
-    logs = factor.diagonal(dim1=-2, dim2=-1).log().sum()
-    return -0.5 * white.square().sum() - logs - 0.5 * innovation.numel() * math.log(2.0 * math.pi)
 
 
 @dataclass
