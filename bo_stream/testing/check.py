@@ -21,7 +21,7 @@ from bo_stream.testing.streams import (
     ModelStream,
     Setting,
     Traits,
-    laws_of,
+    applies,
     manual_seed,
 )
 
@@ -128,7 +128,8 @@ def model_checks(
     own: dict[str, Any] = {each.name: getattr(traits, each.name) for each in fields(Traits)}
     name = getattr(factory, "__name__", type(factory).__name__).replace("<lambda>", "the model")
     case = Case(name, build, input_dim, tuple(settings), **own)
-    chosen = [law for law in laws_of(traits, laws) if law.__name__ not in exempt]
+    names = [each for each in (LAWS if laws is None else laws) if each not in exempt]
+    chosen = [LAWS[each] for each in names if applies(LAWS[each], traits)]
     streams = [ModelStream(case, s) for s in settings]
     return [Check(law, stream, seed) for law in chosen for stream in streams]
 

@@ -106,7 +106,7 @@ def what_is_hypothetical_stays_when_the_model_moves_on(stream: ModelStream) -> N
     conditioned = condition_on(model, more)
     before = moments(conditioned, stream.points)
     shifted = stream.data(4)
-    other = 1.0 - shifted.Y if stream.binary else 2.0 + 3.0 * shifted.Y
+    other = 1.0 - shifted.Y if stream.labels and stream.case.sites else 2.0 + 3.0 * shifted.Y
     if stream.case.noise == "counts":
         other = 3.0 * shifted.Y
     model.update(shifted.X, other, shifted.Yvar)
@@ -394,16 +394,13 @@ def gradients_are_those_of_differences(stream: ModelStream) -> None:
         parts = (part.sin().movedim(-X.ndim, 0) for part in (normal.mean, normal.variance))
         return torch.stack([part.flatten(1).sum(-1) for part in parts], -1)
 
-    def of_posterior(X: Tensor) -> Tensor:
-        return sums(model.posterior(X), X)
-
     def of_fantasies(X: Tensor) -> Tensor:
         fantasy = model.fantasize(X, stream.sampler(2))
         fantasy = fantasy.fantasize(X + 0.1, stream.sampler(2))
         return sums(fantasy.posterior(T), X)
 
     X = stream.smooth_points(model, 2, low=0.1, high=0.8, shifts=(0.0, 0.1))
-    assert_gradients(of_posterior, X)
+    assert_gradients(lambda X: sums(model.posterior(X), X), X)
     assert_gradients(of_fantasies, X)
 
 

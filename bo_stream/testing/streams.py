@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -170,32 +170,17 @@ _LEAVES = (Tensor, int, float, str, type(None))
 
 def contents(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every tensor and every number that an object holds, wherever it is."""
-    found: list[tuple[str, Any]] = []
-    _find_contents(value, path, set(), found)
-    yield from found
-
-
-def _find_contents(value: Any, path: str, seen: set[int], found: list[tuple[str, Any]]) -> None:
-    if isinstance(value, _LEAVES):
-        found.append((path, value))
-        return
-    if id(value) in seen or isinstance(value, type):
-        return
-    parts = vars_of(value)
-    if not parts and callable(value):
-        return
-    seen.add(id(value))
-    for name, part in parts.items():
-        _find_contents(part, f"{path}.{name}", seen, found)
-
-
-def vars_of(value: Any) -> dict[Any, Any]:
-    """Return the parts of a container or an object, by name."""
-    if isinstance(value, dict):
-        return value
-    if isinstance(value, (list, tuple)):
-        return dict(enumerate(value))
-    return getattr(value, "__dict__", {})
+    pending, seen = [(path, value)], set[int]()
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, _LEAVES):
+            yield path, value
+        elif id(value) not in seen and not isinstance(value, type):
+            seen.add(id(value))
+            parts = getattr(value, "__dict__", {})
+            if isinstance(value, dict | list | tuple):
+                parts = value if isinstance(value, dict) else dict(enumerate(value))
+            pending += [(f"{path}.{name}", part) for name, part in reversed(parts.items())]
 
 
 def fingerprint(model: StreamingGP) -> dict[str, Any]:
@@ -335,11 +320,6 @@ class ExampleData:
     Y: Tensor
     Yvar: Tensor | None = None
     counts: bool = False
-
-    @property
-    def outputs(self) -> int:
-        """Number m of outputs."""
-        return 1 if self.counts else self.Y.shape[-1]
 
     def __getitem__(self, rows: slice) -> ExampleData:
         """Select some of the rows."""
@@ -546,11 +526,6 @@ class ModelStream:
         """Whether outcomes are labels."""
         return self.case.noise == "labels"
 
-    @property
-    def binary(self) -> bool:
-        """Whether they are of two classes that stay two."""
-        return self.labels and self.case.sites
-
     @cached_property
     def points(self) -> Tensor:
         """Test inputs, ``batch_shape x 5 x d``: of draws of their own, whoever asks first."""
@@ -642,10 +617,3 @@ that_forget = not_for(lambda traits: not traits.can_forget)
 def applies(law: Law, traits: Traits) -> bool:
     """Say whether a model of some traits must obey a law."""
     return not any(exempt(traits) for function, exempt in _EXEMPTIONS if function is law)
-
-
-def laws_of(traits: Traits, names: Iterable[str] | None = None) -> list[Law]:
-    """List the laws, or some by name, that a model of some traits must obey."""
-    return [
-        LAWS[name] for name in (LAWS if names is None else names) if applies(LAWS[name], traits)
-    ]
