@@ -335,7 +335,7 @@ class UnitTest:
         powers: Array,
         earlier: Array,
     ) -> None:
-        """Add rows, in their order.
+        """Add rows, in their order, and compare hypotheses about the latest ones.
 
         Args:
             X: Inputs, ``n x d``.
@@ -352,19 +352,16 @@ class UnitTest:
             self.latest.append(row)
             self.seen += 1
             due = self.seen % _EVERY == 0 and len(earlier) >= 2 * _RECENT
-            if self.change is None and due and len(self.latest) == _RECENT:
-                self._test(powers, earlier)
-
-    def _test(self, powers: Array, earlier: Array) -> None:
-        """Compare hypotheses about the latest rows."""
-        *columns, gains, _ = zip(*self.latest, strict=True)
-        outputs = zip(*(np.asarray(column).T for column in columns), earlier.T, strict=True)
-        found = [_power(*output) for output in outputs]
-        if sum(gains) > _EVIDENCE and self.usual:
-            self.change = UnitChange("inputs", tuple(int(power) for power in powers), self.seen)
-        elif any(found) and self.usual:
-            self.change = UnitChange("outcomes", tuple(found), self.seen)
-        self.usual = self.usual or not any(found)
+            if self.change is not None or not due or len(self.latest) < _RECENT:
+                continue
+            *latest, gains, _ = zip(*self.latest, strict=True)
+            outputs = zip(*(np.asarray(column).T for column in latest), earlier.T, strict=True)
+            found = [_power(*output) for output in outputs]
+            if sum(gains) > _EVIDENCE and self.usual:
+                self.change = UnitChange("inputs", tuple(int(power) for power in powers), self.seen)
+            elif any(found) and self.usual:
+                self.change = UnitChange("outcomes", tuple(found), self.seen)
+            self.usual = self.usual or not any(found)
 
     def state(self) -> dict[str, Any]:
         """Return all attributes as plain values."""

@@ -229,12 +229,12 @@ class ProgressiveValidation:
         now = self.intervals[-1]
         now.rows, now.count = total, now.count + len(batch)
         now.observations = model.num_observations
-        now.squares = _plus(now.squares, (batch.error**2).sum(0))
-        now.nll = _plus(now.nll, -batch.log_density.sum(0))
+        now.squares = np.add(now.squares, (batch.error**2).sum(0)).tolist()
+        now.nll = np.subtract(now.nll, batch.log_density.sum(0)).tolist()
         if batch.pit is not None:
             distance = np.abs(batch.pit - 0.5)
-            now.within_50 = _plus(now.within_50, (distance <= 0.25).sum(0))
-            now.within_95 = _plus(now.within_95, (distance <= 0.475).sum(0))
+            now.within_50 = np.add(now.within_50, (distance <= 0.25).sum(0)).tolist()
+            now.within_95 = np.add(now.within_95, (distance <= 0.475).sum(0)).tolist()
         if total >= self._end:
             now.bytes, self._end = model_bytes(model), total
         if batch.innovations is None or batch.pit is None:
@@ -252,7 +252,7 @@ class ProgressiveValidation:
         self.innovations.extend(batch.innovations[-WINDOW:].tolist())
         bins = np.minimum((batch.pit * _BINS).astype(int), _BINS - 1)
         for own, column in zip(self.histogram, bins.T, strict=True):
-            own[:] = (np.asarray(own) + np.bincount(column, minlength=_BINS)).tolist()
+            own[:] = np.add(own, np.bincount(column, minlength=_BINS)).tolist()
         deviation = batch.deviation
         if deviation is not None and np.isfinite(deviation).all():
             earlier, same_units = self.sampled_outcomes, not model.prior.chain.fixed
@@ -350,8 +350,3 @@ def model_bytes(model: StreamingGP) -> int:
         else:
             pending.extend(getattr(item, "__dict__", {}).values())
     return sum(storages.values())
-
-
-def _plus(sums: list[Any], more: Array) -> list[Any]:
-    """Add numbers to a list of sums, which is not changed."""
-    return [a + b for a, b in zip(sums, more.tolist(), strict=True)]
