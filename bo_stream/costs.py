@@ -21,6 +21,7 @@ import torch
 
 from bo_stream.bases.grid.kernel import DEFAULT_SIZES
 from bo_stream.bases.kernels import radial_parts
+from bo_stream.errors import check_one_of
 
 LIKELIHOODS = {
     "_GaussianLikelihoodBase": "gaussian",
@@ -145,9 +146,7 @@ def _likelihood_name(likelihood: object) -> str:
     if likelihood is None:
         return "gaussian"
     if isinstance(likelihood, str):
-        if likelihood.lower() not in LIKELIHOODS.values():
-            names = ", ".join(LIKELIHOODS.values())
-            raise ValueError(f"Expected likelihood to be one of {names}, got {likelihood!r}.")
+        check_one_of("likelihood", likelihood.lower(), LIKELIHOODS.values())
         return likelihood.lower()
     given = likelihood if isinstance(likelihood, type) else type(likelihood)
     ancestors = [each.__name__ for each in given.__mro__]

@@ -393,14 +393,13 @@ class OnlineLearner:
         """
         if n_kept is not None and not 0 <= n_kept <= self.num_kept:
             raise ValueError(f"Expected n_kept from 0 to the {self.num_kept} kept, got {n_kept}.")
-        for is_known in (False, True):  # the noise of all is known, or of none
-            some = [one for one in self._stored[:n_kept] if (one.Yvar is not None) is is_known]
-            if not some:
-                continue
-            X, Y, Yvar = _columns(some)
-            self.model.reproject(X, Y, torch.stack([one.coordinates for one in some]), Yvar)
-            for one, coordinates in zip(some, self.model.coordinates(X), strict=True):
-                one.coordinates = coordinates
+        some = self._stored[:n_kept]
+        if not some:
+            return
+        X, Y, Yvar = _columns(some)
+        self.model.reproject(X, Y, torch.stack([one.coordinates for one in some]), Yvar)
+        for one, coordinates in zip(some, self.model.coordinates(X), strict=True):
+            one.coordinates = coordinates
 
 
 class OnlineObjective:

@@ -14,6 +14,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from bo_stream.errors import check_whole
+
 Array = NDArray[np.float64]
 
 
@@ -207,10 +209,9 @@ def false_alarm_rate(threshold: int) -> float:
         threshold: Height at which a sum signals, at least 1.
 
     Raises:
-        ValueError: The threshold is not at least 1.
+        UsageError: The threshold is no whole number of at least 1.
     """
-    if threshold < 1:
-        raise ValueError(f"Expected threshold of at least 1, got {threshold}.")
+    check_whole("threshold", threshold, 1)
     transitions = np.zeros((threshold, threshold))
     for state in range(threshold):
         transitions[state, max(0, state - DOWN)] += 0.5

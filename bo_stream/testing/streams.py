@@ -168,9 +168,9 @@ def refreshed(model: StreamingGP) -> StreamingGP:
 _LEAVES = (Tensor, int, float, str, type(None))
 
 
-def contents(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def contents(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield every tensor and every number that an object holds, wherever it is."""
-    pending, seen = [(path, value)], set[int]()
+    pending, seen = [("", value)], set[int]()
     while pending:
         path, value = pending.pop()
         if isinstance(value, _LEAVES):
