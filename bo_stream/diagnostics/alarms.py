@@ -11,18 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
-from numpy.typing import NDArray
 from scipy.stats import theilslopes
 
 from bo_stream.diagnostics.approximation import ApproximationGap, finer
+from bo_stream.diagnostics.cross_validation import Array
 from bo_stream.diagnostics.validation import Interval, ProgressiveValidation
 from bo_stream.models.auto.auto import AutoGP, family_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.osgpr import OSVGP
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
-
-Array = NDArray[np.float64]
 
 FEWEST = 50
 """Rows from which on an alarm can ring."""

@@ -11,10 +11,9 @@ from typing import Any, Self
 import numpy as np
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError
-from numpy.typing import NDArray
 from torch import Tensor
 
-from bo_stream.diagnostics.cross_validation import PredictedBatch, predict_batch, rows_of
+from bo_stream.diagnostics.cross_validation import Array, PredictedBatch, predict_batch, rows_of
 from bo_stream.diagnostics.sketches import (
     RepeatedRows,
     Reservoir,
@@ -23,8 +22,6 @@ from bo_stream.diagnostics.sketches import (
     threshold_for,
 )
 from bo_stream.models.base import StreamingGP
-
-Array = NDArray[np.float64]
 
 SAMPLE = 500
 """Rows of the reservoir: an exact Gaussian process of them takes a fraction of a second."""

@@ -18,11 +18,10 @@ from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
 from bo_stream.collective import ALONE, Collective
+from bo_stream.distributed.sums import BY_STEPS
 from bo_stream.errors import UsageError
 from bo_stream.models.base import StreamingGP, keeps_tensors
-from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.sites import SiteInference
-from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 from bo_stream.models.stochastic.replay import HoldsRows, StreamReplay
 from bo_stream.models.stochastic.training import ShardedReplay, Training
 
@@ -138,7 +137,7 @@ class Processes:
         Raises:
             UnsupportedError: The model learns in ``update`` only.
         """
-        if not isinstance(self.model, QSGP | QSRVM | DecoupledGP):
+        if not isinstance(self.model, BY_STEPS):
             raise UnsupportedError(
                 f"A {type(self.model).__name__} learns in update (hyper_steps): it has no fit."
             )

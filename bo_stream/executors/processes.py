@@ -107,13 +107,10 @@ class ProcessExecutor(EngineExecutor):
         """End the processes when their tasks are done; overrides ``Executor.shutdown``."""
         with self._lock:
             self._is_closed = True
-        while cancel_futures:
-            try:
-                call = self._calls.get_nowait()
-            except Empty:
-                break
-            if call is not None:
-                call[0].cancel()
+        with suppress(Empty):
+            while cancel_futures:
+                if (call := self._calls.get_nowait()) is not None:
+                    call[0].cancel()
         for _ in self._threads:
             self._calls.put(None)
         if wait:

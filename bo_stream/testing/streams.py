@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.trusted import Trusted
+from bo_stream.tensors import map_tensors
 
 TOLERANCE: dict[torch.dtype, float] = {torch.float64: 1e-8, torch.float32: 1e-3}
 """Two ways to compute the same number, relative to its scale."""
@@ -483,15 +484,14 @@ class ModelStream:
         s = self.setting
         data = example_data(n, self.case.input_dim, s.outputs, s.batch_shape, s.dtype)
         if self.labels:
-            labels = (data.Y[..., :1] > 4.8).to(data.X)
-            return ExampleData(data.X.to(s.device), labels.to(s.device))
-        if self.case.noise == "counts":
+            data = replace(data, Y=(data.Y[..., :1] > 4.8).to(data.X))
+        elif self.case.noise == "counts":
             examined = torch.randint(1, 30, data.Y.shape[:-1]).to(data.X)
             counts = torch.stack(((data.Y[..., 0] / 7.0 * examined).round(), examined), -1)
-            return ExampleData(data.X.to(s.device), counts.to(s.device), counts=True)
-        data = data.with_noise(self.case.noise)
-        Yvar = None if data.Yvar is None else data.Yvar.to(s.device)
-        return ExampleData(data.X.to(s.device), data.Y.to(s.device), Yvar)
+            data = replace(data, Y=counts, counts=True)
+        else:
+            data = data.with_noise(self.case.noise)
+        return map_tensors(data, lambda tensor: tensor.to(s.device))
 
     def model(self, data: ExampleData, seed: int = 1) -> StreamingGP:
         """Give a model in evaluation mode; its hyperparameters depend on the seed only."""
