@@ -360,11 +360,6 @@ class OnlineLearner:
                 observation = StoredObservation(x.clone(), y.clone(), noise, at.clone())
                 self._stored[index : index + 1] = [observation]
 
-    @property
-    def num_kept(self) -> int:
-        """Number of observations stored."""
-        return len(self._stored)
-
     def relearn(self, maxiter: int = 200) -> None:
         """Learn the stem and all hyperparameters again from the stored observations; refresh these.
 
@@ -391,8 +386,9 @@ class OnlineLearner:
         stem. All others stay where they were projected when they came. With a budget for the whole
         stream the model equals one that is built from the stream by the present stem.
         """
-        if n_kept is not None and not 0 <= n_kept <= self.num_kept:
-            raise ValueError(f"Expected n_kept from 0 to the {self.num_kept} kept, got {n_kept}.")
+        most = len(self._stored)
+        if n_kept is not None and not 0 <= n_kept <= most:
+            raise ValueError(f"Expected n_kept from 0 to the {most} kept, got {n_kept}.")
         some = self._stored[:n_kept]
         if not some:
             return

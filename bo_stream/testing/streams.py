@@ -446,11 +446,6 @@ class Traits:
     prior_error: Callable[[StreamingGP], float] = exact_prior
     trusted: Sequence[Trusted] = ()
 
-    @property
-    def renews_sites(self) -> bool:
-        """Whether sites of earlier observations are found again, and may then say less."""
-        return self.sites and (self.rows or self.settling or self.growing)
-
 
 @dataclass(frozen=True)
 class Case(Traits):
