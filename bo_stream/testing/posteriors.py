@@ -273,17 +273,16 @@ def points_that_are_evaluated_once_change_nothing(stream: ModelStream) -> None:
     X = stream.inputs(2, 3)
     first, last = (part.expand(3, *part.shape) for part in (baseline, pending))
 
-    def after_baseline(others: Tensor) -> Tensor:
-        return torch.cat((first, others), -2)
-
-    def before_pending(others: Tensor) -> Tensor:
-        return torch.cat((others, last), -2)
-
     def between(others: Tensor) -> Tensor:
-        return before_pending(after_baseline(others))
+        return torch.cat((first, others, last), -2)
 
+    ways: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda others: torch.cat((first, others), -2),
+        lambda others: torch.cat((others, last), -2),
+        between,
+    )
     known = model.with_known_points(baseline, pending)
-    for extend in (after_baseline, before_pending, between):
+    for extend in ways:
         *ours, slope = _moments_and_slope(known, X, extend)
         *theirs, expected = _moments_and_slope(model, X, extend)
         for actual, other in zip(ours, theirs, strict=True):
