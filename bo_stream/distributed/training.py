@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from datetime import timedelta
-from importlib.metadata import version
 from typing import Any, NoReturn
 
 import torch
@@ -24,6 +23,7 @@ from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.stochastic.replay import HoldsRows, StreamReplay
 from bo_stream.models.stochastic.training import ShardedReplay, Training
+from bo_stream.storage.archive import package_version
 
 TIMEOUT = 300.0
 """Seconds after which a silent process counts as lost, by default."""
@@ -292,7 +292,7 @@ def _described(model: StreamingGP) -> dict[str, str]:
     """Describe all that steps depend on by name: small values as they are, others by a digest."""
     kind = type(model)
     about = {
-        "bo_stream": version("bo-stream"),
+        "bo_stream": package_version("bo-stream"),
         "torch": torch.__version__,
         "class": f"{kind.__module__}.{kind.__name__}",
         "shape": f"{tuple(model._output_batch)} of {model.input_dim} inputs",
