@@ -6,7 +6,6 @@ A family's cost of an operation is a sum of terms: a coefficient, times a produc
 
 from __future__ import annotations
 
-import bisect
 import json
 import math
 import time
@@ -14,12 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 
 from bo_stream.bases.grid.kernel import DEFAULT_SIZES
 from bo_stream.bases.kernels import radial_parts
+from bo_stream.errors import check_one_of
 
 LIKELIHOODS = {
     "_GaussianLikelihoodBase": "gaussian",
@@ -103,24 +105,24 @@ def problem_of(
     for name, number in (("noise", noise), ("lengthscale", lengthscale)):
         if number is not None and not (math.isfinite(number) and number >= 0.0):
             raise ValueError(f"Expected {name} to be at least 0 and finite, got {number!r}.")
-    parts = [] if covar_module is None else list(_operands(covar_module, "AdditiveKernel"))
+    parts = () if covar_module is None else _operands(covar_module, "AdditiveKernel")
+    factors = [list(_operands(part, "ProductKernel")) for part in parts]
     groups: tuple[tuple[int, ...], ...] = ()  # the inputs that each summand depends on
-    for part in parts:
-        dims = [getattr(leaf, "active_dims", None) for leaf in _leaves(part)]
+    for leaves in factors:
+        dims = [getattr(leaf, "active_dims", None) for leaf in leaves]
         inputs = {int(i) for each in dims for i in (range(d) if each is None else each)}
         groups = (*groups, tuple(sorted(inputs)))
     groups = groups or (tuple(range(d)),)
     if not lengthscale:
         logs = [
             math.log(float(value))
-            for part in parts
-            for leaf in _leaves(part)
+            for leaf in chain.from_iterable(factors)
             if getattr(leaf, "has_lengthscale", False)
             for value in leaf.lengthscale.detach().flatten()
         ]
         geometric_mean = math.exp(sum(logs) / len(logs)) if logs else None
         lengthscale = geometric_mean or LENGTHSCALE * max(map(len, groups)) ** 0.5
-    kinds = [{type(leaf).__name__ for leaf in _leaves(part)} for part in parts] or [set()]
+    kinds = [{type(leaf).__name__ for leaf in leaves} for leaves in factors] or [set()]
     names = set().union(*kinds)
     return Problem(
         max(n, 1),
@@ -144,9 +146,7 @@ def _likelihood_name(likelihood: object) -> str:
     if likelihood is None:
         return "gaussian"
     if isinstance(likelihood, str):
-        if likelihood.lower() not in LIKELIHOODS.values():
-            names = ", ".join(LIKELIHOODS.values())
-            raise ValueError(f"Expected likelihood to be one of {names}, got {likelihood!r}.")
+        check_one_of("likelihood", likelihood.lower(), LIKELIHOODS.values())
         return likelihood.lower()
     given = likelihood if isinstance(likelihood, type) else type(likelihood)
     ancestors = [each.__name__ for each in given.__mro__]
@@ -157,11 +157,6 @@ def _likelihood_name(likelihood: object) -> str:
         "Expected likelihood to be a name, one of gpytorch's likelihoods or its class, got "
         f"{given.__name__}."
     )
-
-
-def _leaves(kernel: Any) -> Iterator[Any]:
-    """Yield the factors of a summand, scales taken off."""
-    return _operands(kernel, "ProductKernel")
 
 
 def _operands(kernel: Any, compound: str) -> Iterator[Any]:
@@ -219,11 +214,6 @@ def speeds(threads: int, clock: Clock = time.perf_counter) -> dict[str, float]:
             seconds.append(clock() - start)
         least[kind] = min(seconds)
     return least
-
-
-def timed_now(clock: Clock) -> dict[str, float]:
-    """Time the probes again, also if they were timed before."""
-    return speeds.__wrapped__(0, clock)
 
 
 def _probes() -> dict[str, Callable[[], object]]:
@@ -392,20 +382,10 @@ def _nodes(problem: Problem) -> int:
 def _in_table(
     curves: Mapping[str, Sequence[float]], x: Sequence[float], at: float, d: int
 ) -> float:
-    """Interpolate curves over x, one for each of some numbers of inputs, in logarithms."""
-    known, logs = sorted(int(key) for key in curves if key.isdigit()), [math.log(v) for v in x]
-    ends = [
-        _interpolated(logs, [math.log(v) for v in curves[str(key)]], math.log(at)) for key in known
-    ]
-    return math.exp(_interpolated([float(key) for key in known], ends, float(d)))
+    """Interpolate curves over x, one for each of some numbers of inputs, in logarithms.
 
-
-def _interpolated(x: Sequence[float], y: Sequence[float], at: float) -> float:
-    """Interpolate linearly; constant beyond the ends."""
-    if len(x) == 1 or at <= x[0]:
-        return y[0]
-    if at >= x[-1]:
-        return y[-1]
-    i = bisect.bisect_right(x, at)
-    share = (at - x[i - 1]) / (x[i] - x[i - 1])
-    return y[i - 1] + share * (y[i] - y[i - 1])
+    Constant beyond the ends.
+    """
+    known = sorted(int(key) for key in curves if key.isdigit())
+    ends = [np.interp(math.log(at), np.log(x), np.log(curves[str(key)])) for key in known]
+    return math.exp(np.interp(d, known, ends))

@@ -360,11 +360,6 @@ class OnlineLearner:
                 observation = StoredObservation(x.clone(), y.clone(), noise, at.clone())
                 self._stored[index : index + 1] = [observation]
 
-    @property
-    def num_kept(self) -> int:
-        """Number of observations stored."""
-        return len(self._stored)
-
     def relearn(self, maxiter: int = 200) -> None:
         """Learn the stem and all hyperparameters again from the stored observations; refresh these.
 
@@ -391,16 +386,16 @@ class OnlineLearner:
         stem. All others stay where they were projected when they came. With a budget for the whole
         stream the model equals one that is built from the stream by the present stem.
         """
-        if n_kept is not None and not 0 <= n_kept <= self.num_kept:
-            raise ValueError(f"Expected n_kept from 0 to the {self.num_kept} kept, got {n_kept}.")
-        for is_known in (False, True):  # the noise of all is known, or of none
-            some = [one for one in self._stored[:n_kept] if (one.Yvar is not None) is is_known]
-            if not some:
-                continue
-            X, Y, Yvar = _columns(some)
-            self.model.reproject(X, Y, torch.stack([one.coordinates for one in some]), Yvar)
-            for one, coordinates in zip(some, self.model.coordinates(X), strict=True):
-                one.coordinates = coordinates
+        most = len(self._stored)
+        if n_kept is not None and not 0 <= n_kept <= most:
+            raise ValueError(f"Expected n_kept from 0 to the {most} kept, got {n_kept}.")
+        some = self._stored[:n_kept]
+        if not some:
+            return
+        X, Y, Yvar = _columns(some)
+        self.model.reproject(X, Y, torch.stack([one.coordinates for one in some]), Yvar)
+        for one, coordinates in zip(some, self.model.coordinates(X), strict=True):
+            one.coordinates = coordinates
 
 
 class OnlineObjective:
@@ -458,7 +453,11 @@ class OnlineObjective:
         features = subspace.basis.features(model.hypothetical_inputs(X))
         mean, covariance = posterior.at(features, model.prior)
         innovation = outcomes - model.prior.mean.unsqueeze(-1).detach() - mean
-        normal = _log_normal(innovation, covariance + torch.diag_embed(noise.detach()))
+        factor = safe_cholesky(covariance + torch.diag_embed(noise.detach()))
+        white = solve_lower(factor, innovation.unsqueeze(-1))
+        logs = factor.diagonal(dim1=-2, dim2=-1).log().sum()
+        constant = 0.5 * innovation.numel() * math.log(2.0 * math.pi)
+        normal = -0.5 * white.square().sum() - logs - constant
         return normal - outcomes.shape[-1] * model.outcome_scale().log().sum()
 
     def log_marginal_likelihood(self) -> Tensor:
@@ -489,14 +488,6 @@ class OnlineObjective:
             followed = SolvedSubspace.of(subspace, prior, model.prior)
             model._cache = replace(cache, followed=followed)
         return subspace, followed
-
-
-def _log_normal(innovation: Tensor, covariance: Tensor) -> Tensor:
-    """Sum ``log N(innovation; 0, covariance)``."""
-    factor = safe_cholesky(covariance)
-    white = solve_lower(factor, innovation.unsqueeze(-1))
-    logs = factor.diagonal(dim1=-2, dim2=-1).log().sum()
-    return -0.5 * white.square().sum() - logs - 0.5 * innovation.numel() * math.log(2.0 * math.pi)
 
 
 @dataclass

@@ -234,9 +234,8 @@ def _seconds(value: float) -> str:
 def _bytes(value: float) -> str:
     for limit, unit, name in ((1e6, 1e3, "kB"), (1e9, 1e6, "MB")):
         if value < limit:
-            return (
-                f"{value / unit:.2g} {name}" if value < 10 * unit else f"{value / unit:.0f} {name}"
-            )
+            digits = ".2g" if value < 10 * unit else ".0f"
+            return f"{value / unit:{digits}} {name}"
     return f"{value / 1e9:,.3g} GB"
 
 

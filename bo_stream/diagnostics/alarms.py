@@ -11,18 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
-from numpy.typing import NDArray
 from scipy.stats import theilslopes
 
 from bo_stream.diagnostics.approximation import ApproximationGap, finer
+from bo_stream.diagnostics.cross_validation import Array
 from bo_stream.diagnostics.validation import Interval, ProgressiveValidation
 from bo_stream.models.auto.auto import AutoGP, family_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.osgpr import OSVGP
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
-
-Array = NDArray[np.float64]
 
 FEWEST = 50
 """Rows from which on an alarm can ring."""
@@ -160,7 +158,8 @@ def _skew(
         most = max(_MOST_SKEW, 6.0 / math.sqrt(each.count))
         if each.count >= FEWEST and abs(each.skew) > most:
             text = f"innovations of output {output} are skewed, {each.skew:.2f} by their quantiles"
-            step = "log=Log()" if record.positive and each.skew > 0.0 else "bilog=Bilog()"
+            is_positive = each.skew > 0.0 and (record.sampled_outcomes > 0.0).all()
+            step = "log=Log()" if is_positive else "bilog=Bilog()"
             chain = f"ChainedOutcomeTransform({step}, z=Standardize({model.num_outputs}))"
             fixed = isinstance(model, OSVGP | DecoupledGP | QSGP | QSRVM)  # these take no transform
             regressor = "OSGPR" if fixed else type(model).__name__

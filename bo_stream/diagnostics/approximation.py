@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid.kernel import GridKernel, sufficient_grid_size
+from bo_stream.bases.grid.kernel import sufficient_grid_size
 from bo_stream.bases.inducing import frozen, kernel_matrix
 from bo_stream.diagnostics.cross_validation import all_variances
 from bo_stream.linalg import safe_cholesky
@@ -110,8 +110,7 @@ def exact_marginals(
     """Compute mean and variance of the exact process at its own inputs, and its prior variance.
 
     With C the noisy covariance of the rows: ``m + K C⁻¹ (y − m)`` and the diagonal of
-    ``K − K C⁻¹ K`` (Rasmussen and Williams, 2006, eq. 2.23 and 2.24). Cost O(n³). A grid's kernel
-    is its product over inputs.
+    ``K − K C⁻¹ K`` (Rasmussen and Williams, 2006, eq. 2.23 and 2.24). Cost O(n³).
 
     Args:
         model: Of kernel and mean.
@@ -122,18 +121,7 @@ def exact_marginals(
     Returns:
         ``m x n`` each.
     """
-    if isinstance(model, GridModel):
-        inference, _, _ = model._process_part()
-        kernel: GridKernel = inference.kernel(model.prior)
-        total: Tensor | float = 0.0
-        for part in kernel.parts:
-            product = part.scale()[..., None, None].to(inputs)
-            for i in part.dims:
-                product = product * part.correlation(i, inputs[:, i], inputs[:, i])
-            total = total + product
-        K = torch.as_tensor(total).expand(model.num_outputs, len(inputs), len(inputs))
-    else:
-        K = kernel_matrix(frozen(model.covar_module), inputs, inputs, model.num_outputs)
+    K = kernel_matrix(frozen(model.covar_module), inputs, inputs, model.num_outputs)
     center = model.prior.mean.unsqueeze(-1)
     factor = safe_cholesky(K + torch.diag_embed(noise))
     half = torch.linalg.solve_triangular(factor, K, upper=False)

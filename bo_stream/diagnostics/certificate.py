@@ -155,7 +155,10 @@ def _certificate(
     largest = matrix.mean(-1).sum(-1).clamp_min(0.0)  # at least this: the ones' Rayleigh quotient
     least_eigenvalue = (largest / sure).clamp_min(max(least, 0.0))
     trace = float((matrix.diagonal(dim1=-2, dim2=-1).sum(-1) / least_eigenvalue).max())
-    verdicts = (Verdict.of(sure, size, dtype, trace) for dtype in (torch.float32, torch.float64))
+    verdicts = []
+    for dtype in (torch.float32, torch.float64):
+        limit = condition_limit(size, dtype)
+        verdicts.append(Verdict(limit, max(limit / sure, trace_limit(size, dtype) / trace)))
     return Stability(system, size, apart, away, bound, estimate, *verdicts)
 
 
@@ -187,22 +190,17 @@ class Stability:
     def __str__(self) -> str:
         bound = "none is known" if self.condition_bound is None else f"{self.condition_bound:.3g}"
         at_least = "" if self.condition.exact else "at least "
-        rows = [
-            ("system", f"{self.system}, {self.size:,} rows"),
-            ("separation", None if self.separation is None else f"{self.separation:.3g}"),
-            ("resolution", None if self.resolution is None else f"{self.resolution:.3g}"),
-            ("condition number", f"{at_least}{self.condition.value:.3g}"),
-            ("its bound", bound),
-            ("float32", _in_words(self.float32)),
-            ("float64", _in_words(self.float64)),
-        ]
-        return "\n".join(f"{name:<18}{text}" for name, text in rows if text is not None)
-
-
-def _in_words(verdict: Verdict) -> str:
-    if verdict.safe:
-        return f"safe, {verdict.to_spare:.3g} times to spare"
-    return f"not sure: safe up to a condition number of {verdict.limit:.3g}"
+        rows = {"system": f"{self.system}, {self.size:,} rows"}
+        if self.separation is not None:
+            rows["separation"] = f"{self.separation:.3g}"
+        if self.resolution is not None:
+            rows["resolution"] = f"{self.resolution:.3g}"
+        rows |= {"condition number": f"{at_least}{self.condition.value:.3g}", "its bound": bound}
+        for name, verdict in (("float32", self.float32), ("float64", self.float64)):
+            unsure = f"not sure: safe up to a condition number of {verdict.limit:.3g}"
+            spare = f"safe, {verdict.to_spare:.3g} times to spare"
+            rows[name] = spare if verdict.safe else unsure
+        return "\n".join(f"{name:<18}{text}" for name, text in rows.items())
 
 
 @torch.no_grad()
@@ -257,12 +255,6 @@ class Verdict:
     def safe(self) -> bool:
         """Whether the guarantee holds; without it, it may succeed all the same."""
         return self.to_spare >= 1.0
-
-    @classmethod
-    def of(cls, condition: float, size: int, dtype: torch.dtype, trace: float) -> Verdict:
-        """Judge by bounds, maybe infinite, on condition number and trace over least eigenvalue."""
-        limit = condition_limit(size, dtype)
-        return cls(limit, max(limit / condition, trace_limit(size, dtype) / trace))
 
 
 def condition_limit(size: int, dtype: torch.dtype) -> float:

@@ -14,6 +14,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from bo_stream.errors import check_whole
+
 Array = NDArray[np.float64]
 
 
@@ -166,24 +168,21 @@ class SignTest:
     def observe(self, innovations: Iterable[float]) -> None:
         """Add innovations in their order; zero and NaN, which have no sign, are left out."""
         for value in innovations:
-            if value > 0.0:
-                self._step(1, -DOWN)
-            elif value < 0.0:
-                self._step(-DOWN, 1)
-
-    def _step(self, up: int, down: int) -> None:
-        self.began = [
-            self.seen if total == 0 else start
-            for total, start in zip((self.up, self.down), self.began, strict=True)
-        ]
-        self.seen += 1
-        self.up, self.down = max(0, self.up + up), max(0, self.down + down)
-        if max(self.up, self.down) >= self.threshold:
-            side = 0 if self.up > self.down else 1
-            self.signals.append([self.seen, self.began[side], 1 - 2 * side])
-            self.signals = self.signals[-_KEPT_SIGNALS:]
-            self.count += 1
-            self.up = self.down = 0
+            if not (value > 0.0 or value < 0.0):
+                continue
+            up, down = (1, -DOWN) if value > 0.0 else (-DOWN, 1)
+            self.began = [
+                self.seen if total == 0 else start
+                for total, start in zip((self.up, self.down), self.began, strict=True)
+            ]
+            self.seen += 1
+            self.up, self.down = max(0, self.up + up), max(0, self.down + down)
+            if max(self.up, self.down) >= self.threshold:
+                side = 0 if self.up > self.down else 1
+                self.signals.append([self.seen, self.began[side], 1 - 2 * side])
+                self.signals = self.signals[-_KEPT_SIGNALS:]
+                self.count += 1
+                self.up = self.down = 0
 
     def within(self, last: int) -> list[list[int]]:
         """Return the signals among the ``last`` latest innovations."""
@@ -198,8 +197,8 @@ class SignTest:
 
 
 @lru_cache(maxsize=64)
-def false_alarm_rate(threshold: int, share: float = 0.5) -> float:
-    """Compute the mean number of signals an innovation, of signs that are independent coins.
+def false_alarm_rate(threshold: int) -> float:
+    """Compute the mean number of signals an innovation, of signs that are fair independent coins.
 
     Exact: one sum is a Markov chain on ``0 ... threshold − 1`` that begins again after a signal, so
     that its mean run length solves ``(I − Q) L = 1`` with Q the transitions without a signal.
@@ -208,25 +207,18 @@ def false_alarm_rate(threshold: int, share: float = 0.5) -> float:
 
     Args:
         threshold: Height at which a sum signals, at least 1.
-        share: Probability that an innovation is positive.
 
     Raises:
-        ValueError: The threshold is not at least 1, or the share not in (0, 1).
+        UsageError: The threshold is no whole number of at least 1.
     """
-    if threshold < 1 or not 0.0 < share < 1.0:
-        raise ValueError(
-            f"Expected threshold of at least 1 and share in (0, 1), got {threshold} and {share}."
-        )
-    rate = 0.0
-    for p in (share, 1.0 - share):
-        transitions = np.zeros((threshold, threshold))
-        for state in range(threshold):
-            transitions[state, max(0, state - DOWN)] += 1.0 - p
-            if state + 1 < threshold:
-                transitions[state, state + 1] += p
-        lengths = np.linalg.solve(np.eye(threshold) - transitions, np.ones(threshold))
-        rate += 1.0 / float(lengths[0])
-    return rate
+    check_whole("threshold", threshold, 1)
+    transitions = np.zeros((threshold, threshold))
+    for state in range(threshold):
+        transitions[state, max(0, state - DOWN)] += 0.5
+        if state + 1 < threshold:
+            transitions[state, state + 1] += 0.5
+    lengths = np.linalg.solve(np.eye(threshold) - transitions, np.ones(threshold))
+    return 2.0 / float(lengths[0])
 
 
 def threshold_for(rate: float) -> int:
@@ -303,22 +295,16 @@ class UnitTest:
     compared with the predictions at the inputs as they came.
 
     Attributes:
-        outcomes: The latest outcomes, m numbers each.
-        innovations: The latest innovations, of the same shape.
-        deviations: Their predictive standard deviations.
-        gains: Of the latest rows, the log density at inputs in the previous units less the log
-            density at the inputs as they came; 0 where these are of usual size.
-        sizes: The latest inputs' absolute values.
+        latest: The latest rows, each with its outcomes, innovations and predictive standard
+            deviations, m numbers each; its gain, the log density at inputs in the previous units
+            less the log density at the inputs as they came, 0 where these are of usual size; and
+            its inputs' absolute values.
         seen: Number of rows so far.
         usual: Whether a window was once explained without a change.
         change: The first change that was found.
     """
 
-    outcomes: deque[list[float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    innovations: deque[list[float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    deviations: deque[list[float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    gains: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    sizes: deque[list[float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    latest: deque[tuple[Any, ...]] = field(default_factory=lambda: deque(maxlen=_RECENT))
     seen: int = 0
     usual: bool = False
     change: UnitChange | None = None
@@ -330,7 +316,7 @@ class UnitTest:
             X: Inputs of the next rows, ``n x d``.
             earlier: A sample of earlier inputs, ``N x d``.
         """
-        latest = [*self.sizes, *np.abs(X).tolist()][-_RECENT:]
+        latest = [*(sizes for *_, sizes in self.latest), *np.abs(X).tolist()][-_RECENT:]
         if earlier is None or len(earlier) < 2 * _RECENT or len(latest) < _RECENT:
             return None
         now, before = np.median(latest, 0), np.median(np.abs(earlier), 0)
@@ -350,7 +336,7 @@ class UnitTest:
         powers: Array,
         earlier: Array,
     ) -> None:
-        """Add rows, in their order.
+        """Add rows, in their order, and compare hypotheses about the latest ones.
 
         Args:
             X: Inputs, ``n x d``.
@@ -358,44 +344,29 @@ class UnitTest:
             innovations: ``n x m``.
             deviations: Predictive standard deviations, noise included, ``n x m``; 0 where they are
                 in other units.
-            gain: See :attr:`gains`, ``n``.
+            gain: See :attr:`latest`, ``n``.
             powers: Exponents of ten of the inputs' present size, ``d``.
             earlier: A sample of outcomes so far, ``N x m``.
         """
         columns = (outcomes, innovations, deviations, gain.clip(-_MOST, _MOST), np.abs(X))
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        for outcome, innovation, deviation, more, size in rows:
-            self.outcomes.append(outcome)
-            self.innovations.append(innovation)
-            self.deviations.append(deviation)
-            self.gains.append(more)
-            self.sizes.append(size)
+        for row in zip(*(column.tolist() for column in columns), strict=True):
+            self.latest.append(row)
             self.seen += 1
             due = self.seen % _EVERY == 0 and len(earlier) >= 2 * _RECENT
-            if self.change is None and due and len(self.outcomes) == _RECENT:
-                self._test(powers, earlier)
-
-    def _test(self, powers: Array, earlier: Array) -> None:
-        """Compare hypotheses about the latest rows."""
-        found = [
-            _power(*columns)
-            for columns in zip(
-                np.asarray(self.outcomes).T,
-                np.asarray(self.innovations).T,
-                np.asarray(self.deviations).T,
-                earlier.T,
-                strict=True,
-            )
-        ]
-        if sum(self.gains) > _EVIDENCE and self.usual:
-            self.change = UnitChange("inputs", tuple(int(power) for power in powers), self.seen)
-        elif any(found) and self.usual:
-            self.change = UnitChange("outcomes", tuple(found), self.seen)
-        self.usual = self.usual or not any(found)
+            if self.change is not None or not due or len(self.latest) < _RECENT:
+                continue
+            *latest, gains, _ = zip(*self.latest, strict=True)
+            outputs = zip(*(np.asarray(column).T for column in latest), earlier.T, strict=True)
+            found = [_power(*output) for output in outputs]
+            if sum(gains) > _EVIDENCE and self.usual:
+                self.change = UnitChange("inputs", tuple(int(power) for power in powers), self.seen)
+            elif any(found) and self.usual:
+                self.change = UnitChange("outcomes", tuple(found), self.seen)
+            self.usual = self.usual or not any(found)
 
     def state(self) -> dict[str, Any]:
         """Return all attributes as plain values."""
-        latest = {name: list(getattr(self, name)) for name in _LATEST}
+        latest = {name: [row[i] for row in self.latest] for i, name in enumerate(_LATEST)}
         change = None if self.change is None else asdict(self.change)
         return {**latest, "seen": self.seen, "usual": self.usual, "change": change}
 
@@ -405,11 +376,12 @@ class UnitTest:
         saved, change = state["change"], None
         if saved is not None:
             change = UnitChange(saved["what"], tuple(saved["powers"]), saved["row"])
-        latest = {name: deque(state[name], maxlen=_RECENT) for name in _LATEST}
-        return cls(**latest, seen=state["seen"], usual=state["usual"], change=change)
+        rows = zip(*(state[name] for name in _LATEST), strict=True)
+        return cls(deque(rows, maxlen=_RECENT), state["seen"], state["usual"], change)
 
 
 _LATEST = ("outcomes", "innovations", "deviations", "gains", "sizes")
+"""Names of the columns of the latest rows in a saved test."""
 
 
 def _power(outcomes: Array, innovations: Array, deviations: Array, earlier: Array) -> int:

@@ -247,37 +247,34 @@ class TrustReport:
 
     def __str__(self) -> str:
         alarms = [str(alarm) for alarm in self.alarms] or ["none"]
-        scores = None if self.validation is None else self.validation.total
-        coverage: str | None = None
-        cost: str | None = None
-        if scores is not None and scores.coverage_50 is not None and scores.coverage_95 is not None:
-            halves, most = _numbers(scores.coverage_50), _numbers(scores.coverage_95)
-            coverage = f"{halves} of 0.5, {most} of 0.95"
+        rows = {
+            "model": f"{self.model}, {self.observations:,.0f} observations",
+            "alarms": f"\n{'':<15}".join(alarms),
+        }
+        if self.validation is not None:
+            scores = self.validation.total
+            rows |= {"RMSE": _numbers(scores.rmse), "NLL": _numbers(scores.nll)}
+            if scores.coverage_50 is not None and scores.coverage_95 is not None:
+                halves, most = _numbers(scores.coverage_50), _numbers(scores.coverage_95)
+                rows["coverage"] = f"{halves} of 0.5, {most} of 0.95"
         if isinstance(self.gap, str):
-            gap = f"not compared: {self.gap}"
+            rows["approximation"] = f"not compared: {self.gap}"
         else:
-            gap = (
+            rows["approximation"] = (
                 f"means {self.gap.mean:.2g} predictive standard deviations from the exact ones, "
                 f"deviations {self.gap.deviation:.3g} of them, on {self.gap.rows} rows"
             )
+        if self.capacity is not None:
+            rows["rests on"] = str(self.capacity)
         if self.cost is not None:
-            cost = (
+            rows["cost"] = (
                 f"{1e3 * self.cost.seconds:.3g} ms an observation, "
                 f"{1e3 * self.cost.seconds_ahead:.3g} ms at ten times as many; "
                 f"{self.cost.bytes / 2**20:.3g} MiB"
             )
-        rows = [
-            ("model", f"{self.model}, {self.observations:,.0f} observations"),
-            ("alarms", "\n".join([alarms[0], *(f"{'':<15}{text}" for text in alarms[1:])])),
-            ("RMSE", None if scores is None else _numbers(scores.rmse)),
-            ("NLL", None if scores is None else _numbers(scores.nll)),
-            ("coverage", coverage),
-            ("approximation", gap),
-            ("rests on", None if self.capacity is None else str(self.capacity)),
-            ("cost", cost),
-            ("not judged", self.untested),
-        ]
-        return "\n".join(f"{name:<15}{text}" for name, text in rows if text is not None)
+        if self.untested is not None:
+            rows["not judged"] = self.untested
+        return "\n".join(f"{name:<15}{text}" for name, text in rows.items())
 
 
 def _numbers(values: list[float]) -> str:
@@ -329,7 +326,7 @@ def _plain_ticks(*logarithmic: Axis) -> None:
 
 def _draw_scores(axes: Axes, validation: Validation) -> None:
     axes.set_title("error of predictions, before learning", fontsize=10)
-    course = [scores for scores in validation.course if scores.count > 0]
+    course = validation.course
     rows = [scores.rows for scores in course]
     for output, spread in enumerate(validation.outcome_deviation[: len(course[0].rmse)]):
         values = [scores.rmse[output] for scores in course]
@@ -358,7 +355,7 @@ def _draw_pit(axes: Axes, validation: Validation) -> None:
 
 def _draw_coverage(axes: Axes, validation: Validation) -> None:
     axes.set_title("coverage of intervals, and drift", fontsize=10)
-    course = [scores for scores in validation.course if scores.count > 0]
+    course = validation.course
     if course[0].coverage_50 is None:
         _say(axes, "labels and counts have none")
         return

@@ -11,10 +11,9 @@ from typing import Any, Self
 import numpy as np
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError
-from numpy.typing import NDArray
 from torch import Tensor
 
-from bo_stream.diagnostics.cross_validation import PredictedBatch, predict_batch, rows_of
+from bo_stream.diagnostics.cross_validation import Array, PredictedBatch, predict_batch, rows_of
 from bo_stream.diagnostics.sketches import (
     RepeatedRows,
     Reservoir,
@@ -23,8 +22,6 @@ from bo_stream.diagnostics.sketches import (
     threshold_for,
 )
 from bo_stream.models.base import StreamingGP
-
-Array = NDArray[np.float64]
 
 SAMPLE = 500
 """Rows of the reservoir: an exact Gaussian process of them takes a fraction of a second."""
@@ -229,12 +226,12 @@ class ProgressiveValidation:
         now = self.intervals[-1]
         now.rows, now.count = total, now.count + len(batch)
         now.observations = model.num_observations
-        now.squares = _plus(now.squares, (batch.error**2).sum(0))
-        now.nll = _plus(now.nll, -batch.log_density.sum(0))
+        now.squares = np.add(now.squares, (batch.error**2).sum(0)).tolist()
+        now.nll = np.subtract(now.nll, batch.log_density.sum(0)).tolist()
         if batch.pit is not None:
             distance = np.abs(batch.pit - 0.5)
-            now.within_50 = _plus(now.within_50, (distance <= 0.25).sum(0))
-            now.within_95 = _plus(now.within_95, (distance <= 0.475).sum(0))
+            now.within_50 = np.add(now.within_50, (distance <= 0.25).sum(0)).tolist()
+            now.within_95 = np.add(now.within_95, (distance <= 0.475).sum(0)).tolist()
         if total >= self._end:
             now.bytes, self._end = model_bytes(model), total
         if batch.innovations is None or batch.pit is None:
@@ -252,7 +249,7 @@ class ProgressiveValidation:
         self.innovations.extend(batch.innovations[-WINDOW:].tolist())
         bins = np.minimum((batch.pit * _BINS).astype(int), _BINS - 1)
         for own, column in zip(self.histogram, bins.T, strict=True):
-            own[:] = (np.asarray(own) + np.bincount(column, minlength=_BINS)).tolist()
+            own[:] = np.add(own, np.bincount(column, minlength=_BINS)).tolist()
         deviation = batch.deviation
         if deviation is not None and np.isfinite(deviation).all():
             earlier, same_units = self.sampled_outcomes, not model.prior.chain.fixed
@@ -275,11 +272,6 @@ class ProgressiveValidation:
     def inputs(self) -> int:
         """Number d of inputs; 0 before any row."""
         return self._widths[0] if self._widths else 0
-
-    @property
-    def positive(self) -> bool:
-        """Whether all outcomes of the sample are positive."""
-        return bool((self.sampled_outcomes > 0.0).all())
 
     @property
     def sampled_outcomes(self) -> Array:
@@ -355,8 +347,3 @@ def model_bytes(model: StreamingGP) -> int:
         else:
             pending.extend(getattr(item, "__dict__", {}).values())
     return sum(storages.values())
-
-
-def _plus(sums: list[Any], more: Array) -> list[Any]:
-    """Add numbers to a list of sums, which is not changed."""
-    return [a + b for a, b in zip(sums, more.tolist(), strict=True)]

@@ -403,8 +403,7 @@ class Delta:
         Args:
             arrays: Arrays that were read: of any shapes and types.
             template: The model without observations that all replicas of a search begin with.
-            most_bytes: Most bytes of the sums, as of :func:`most_bytes_of_sums`; no more are
-                unpacked.
+            most_bytes: Most bytes of the sums; no more are unpacked.
 
         Raises:
             ValueError: They are of other shapes, or not finite.
@@ -426,19 +425,6 @@ class Delta:
             raise ValueError(f"it is no delta ({error!r})") from error
         sums = merge(zero(template), Sums.from_bytes(content))
         return cls(X, Y, sums, BestPoints(best_X, best_Y.squeeze(-1)))
-
-
-def most_bytes_of_sums(template: StreamingGP) -> int:
-    """Return a number of bytes that no sums of a search exceed: twice the size of some of its sums.
-
-    Statistics have the same size for any number of observations.
-
-    Args:
-        template: The model without observations that all replicas of a search begin with.
-    """
-    like = next(template.parameters())
-    X = torch.linspace(0.0, 1.0, MOST_ROWS + 1).unsqueeze(-1).to(like).repeat(1, template.input_dim)
-    return 2 * len(accumulate(zero(template), X, X[:, :1]).to_bytes()) + 2**20
 
 
 def _rows(X: Tensor, Y: Tensor, template: StreamingGP) -> tuple[Tensor, Tensor]:

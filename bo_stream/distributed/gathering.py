@@ -16,9 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from botorch.exceptions.errors import UnsupportedError
 
 from bo_stream.distributed.deltas import (
+    MOST_ROWS,
     Delta,
     Dot,
     Listing,
@@ -28,13 +30,13 @@ from bo_stream.distributed.deltas import (
     VectorClock,
     counted_key,
     delta_key,
-    most_bytes_of_sums,
     name_of,
     opened,
     sealed,
     snapshot_of,
     spelled,
 )
+from bo_stream.distributed.sums import accumulate, zero
 from bo_stream.errors import UsageError
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import atomic_write
@@ -312,13 +314,20 @@ class Gathering:
         return remarks
 
     @cached_property
-    def _most_bytes(self) -> int:
-        return most_bytes_of_sums(self.template)
+    def most_bytes(self) -> int:
+        """Number of bytes that no sums of the search exceed: twice the size of some of its sums.
+
+        Statistics have the same size for any number of observations.
+        """
+        like = next(self.template.parameters())
+        x = torch.linspace(0.0, 1.0, MOST_ROWS + 1).unsqueeze(-1).to(like)
+        sums = accumulate(zero(self.template), x.repeat(1, self.template.input_dim), x)
+        return 2 * len(sums.to_bytes()) + 2**20
 
     def _delta(self, key: str) -> tuple[Delta, int]:
         _, arrays, size = opened(self.store, key, self.search)
         try:
-            return Delta.of_arrays(arrays, self.template, self._most_bytes), size
+            return Delta.of_arrays(arrays, self.template, self.most_bytes), size
         except (ValueError, UnsupportedError) as error:
             raise UnusableError(f"{key} is left out: {error}") from error
 

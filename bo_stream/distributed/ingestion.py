@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -418,10 +418,11 @@ def bounds_of(source: Any, x: str | Sequence[str], file_format: Format | None = 
 # --- progress -------------------------------------------------------------------------------------
 
 
-def _progress_bar(wanted: bool) -> Progress:
-    """Prepare a progress bar over bytes; where standard error is no terminal nothing is drawn."""
+@contextmanager
+def _progress_bar(wanted: bool) -> Iterator[Progress]:
+    """Open a progress bar over bytes; where standard error is no terminal nothing is drawn."""
     console = Console(stderr=True, highlight=False)
-    return Progress(
+    bar = Progress(
         TextColumn("ingest"),
         BarColumn(),
         DownloadColumn(),
@@ -430,5 +431,7 @@ def _progress_bar(wanted: bool) -> Progress:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not (wanted and console.is_terminal),
     )
+    # before release 15 of Rich one that is disabled ends with an empty line
+    with bar if wanted and console.is_terminal else nullcontext():
+        yield bar

@@ -65,7 +65,13 @@ class ColumnNames:
         Raises:
             UsageError: One is named twice, or there are other numbers of y and yvar.
         """
-        named = cls(_names("x", x), _names("y", y), _names("yvar", yvar))
+        groups = list[tuple[str, ...]]()
+        for argument, value in (("x", x), ("y", y), ("yvar", yvar)):
+            names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+            if not all(isinstance(name, str) for name in names):
+                raise UsageError(f"Expected {argument} to be names of columns, got {value!r}.")
+            groups.append(names)
+        named = cls(*groups)
         twice = sorted({name for name in named.all if named.all.count(name) > 1})
         if twice:
             raise UsageError(f"Expected each column once in x, y and yvar, got {twice} twice.")
@@ -80,13 +86,6 @@ class ColumnNames:
     def all(self) -> tuple[str, ...]:
         """All names."""
         return (*self.x, *self.y, *self.yvar)
-
-
-def _names(argument: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
-    names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
-    if not all(isinstance(name, str) for name in names):
-        raise UsageError(f"Expected {argument} to be names of columns, got {value!r}.")
-    return names
 
 
 @dataclass(frozen=True)
@@ -471,9 +470,7 @@ def _batch_of(table: Any, columns: ColumnNames) -> TableBatch:
 def _numbers(column: Any, name: str) -> Array:
     """Convert a column to float64; missing numbers are NaN."""
     try:
-        if hasattr(column, "combine_chunks"):  # of a table of Arrow
-            return np.asarray(column.to_numpy(), dtype=float)
-        if hasattr(column, "null_count"):
+        if hasattr(column, "null_count"):  # of a table of Arrow
             return np.asarray(column.to_numpy(zero_copy_only=False), dtype=float)
         values: Array = column.to_numpy(dtype=float, na_value=np.nan)
         return values

@@ -127,7 +127,30 @@ def zero(model: StreamingGP) -> Sums:
         raise UnsupportedError(
             f"Expected a model whose statistics add up, got a {name}: {reason}. {_EXACT}"
         )
-    gap = _approximation(model)
+    memory, inference, gap = inner_memory(model), model.inference, None
+    if isinstance(model.memory, AutoMemory):
+        inference = model.memory.inference
+    if isinstance(model.outcomes, LikelihoodOutcomes):
+        gap = "each outcome enters by the posterior that its part has at that time"
+    elif isinstance(model, HeteroscedasticWISKI):
+        gap = (
+            "where Yvar is unknown, the noise is learned from what each part predicts, and each "
+            "begins with the prior"
+        )
+    elif isinstance(memory, ClusterMemory):
+        gap = (
+            "parts that place other centres move some inputs twice. It is exact where the tree "
+            "covers all inputs before the start"
+        )
+    elif isinstance(memory, InducingMemory) and memory.allocator is not None:
+        gap = "each part places inducing points of its own. Give inducing_points"
+    elif isinstance(inference, CollapsedInference) and inference.window > 0:
+        gap = (
+            "posteriors are exact, but a fit sees other rows in its window. It is exact with "
+            "window=0"
+        )
+    elif isinstance(model, LocalGP):
+        gap = "which local model takes a row depends on the rows before it"
     if gap is not None:
         warnings.warn(
             f"Parts of a stream, merged, are only nearly the {name} of the whole stream: {gap}. "
@@ -135,7 +158,7 @@ def zero(model: StreamingGP) -> Sums:
             ProjectionWarning,
             stacklevel=users_stack_level(),
         )
-    memory, empty = inner_memory(model), model._shallow_copy().clear()
+    empty = model._shallow_copy().clear()
     if isinstance(model.memory, AutoMemory):  # which would begin again
         empty._memory = model.memory
         set_inner_memory(empty, model.memory.inference.cleared(memory, model.prior))
@@ -210,36 +233,7 @@ def rebased(sums: Sums, model: StreamingGP) -> Sums:
     return Sums(empty.model.merge(sums.model))
 
 
-# --- models whose statistics add up ---------------------------------------------------------------
-
-
-def _approximation(model: StreamingGP) -> str | None:
-    """Return how merged parts of a stream differ from the whole stream; None if they do not."""
-    memory, inference = inner_memory(model), model.inference
-    if isinstance(model.memory, AutoMemory):
-        inference = model.memory.inference
-    if isinstance(model.outcomes, LikelihoodOutcomes):
-        return "each outcome enters by the posterior that its part has at that time"
-    if isinstance(model, HeteroscedasticWISKI):
-        return (
-            "where Yvar is unknown, the noise is learned from what each part predicts, and each "
-            "begins with the prior"
-        )
-    if isinstance(memory, ClusterMemory):
-        return (
-            "parts that place other centres move some inputs twice. It is exact where the tree "
-            "covers all inputs before the start"
-        )
-    if isinstance(memory, InducingMemory) and memory.allocator is not None:
-        return "each part places inducing points of its own. Give inducing_points"
-    if isinstance(inference, CollapsedInference) and inference.window > 0:
-        return (
-            "posteriors are exact, but a fit sees other rows in its window. It is exact with "
-            "window=0"
-        )
-    if isinstance(model, LocalGP):
-        return "which local model takes a row depends on the rows before it"
-    return None
+# --- a model's memory, or that of its present family ----------------------------------------------
 
 
 def inner_memory(model: StreamingGP) -> Any:

@@ -7,13 +7,14 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
+from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from botorch.exceptions.errors import BotorchError
-from torch import Tensor
 
-from bo_stream.distributed.sources import Array, ColumnNames, Fault, Fragment, TableBatch
+from bo_stream.distributed.sources import ColumnNames, Fault, Fragment, TableBatch
 from bo_stream.distributed.sums import Sums, accumulate, inner_memory, merge
 from bo_stream.errors import UsageError
 from bo_stream.executors.engine import WorkerCount
@@ -97,11 +98,10 @@ def run(task: SumTask, start: Sums) -> PartialSums:
         sums = start if task.tolerant else copy.deepcopy(start)
         for fragment in task.fragments:
             try:
-                if task.tolerant:
-                    own = _added(copy.deepcopy(start), fragment, task, digests)
-                    sums = merge(sums, own) if keys else own
-                else:
-                    sums = _added(sums, fragment, task, digests)
+                own = _added(
+                    copy.deepcopy(start) if task.tolerant else sums, fragment, task, digests
+                )
+                sums = merge(sums, own) if task.tolerant and keys else own
             except _BAD_DATA as error:
                 faults.append(Fault.of(fragment.key, error))
                 if not task.tolerant:
@@ -119,22 +119,18 @@ def _added(sums: Sums, fragment: Fragment, task: SumTask, digests: dict[str, str
     The digest is computed before the fragment is read, and again if the file was written since.
     """
     like = next(sums.model.covar_module.parameters())
-
-    def tensor(values: Array) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(like)
-
-    columns, stamp, before, row = task.columns, fragment.stamp(), "", 0
-    if task.recorded:
-        before = fragment.digest(columns)
+    columns, stamp, row = task.columns, fragment.stamp(), 0
+    before = fragment.digest(columns) if task.recorded else ""
     for batch in fragment.batches(columns):
         start = 0
         while start < len(batch):
             is_on_grid = isinstance(inner_memory(sums.model), OnGrid)
             part = batch.rows(start, start + (GRID_ROWS if is_on_grid else BATCH_ROWS))
             start += len(part)
+            arrays = (part.X, part.Y) if part.Yvar is None else (part.X, part.Y, part.Yvar)
             try:
-                X, Y = tensor(part.X), tensor(part.Y)
-                sums = accumulate(sums, X, Y, None if part.Yvar is None else tensor(part.Yvar))
+                tensors = (torch.from_numpy(np.ascontiguousarray(a)).to(like) for a in arrays)
+                sums = accumulate(sums, *tensors)
             except BotorchError as error:
                 raise UsageError(f"{_position(part, row, columns)}: {one_line(error)}") from error
             row += len(part)
@@ -232,8 +228,7 @@ def _submitted(executor: Executor, task: SumTask, start: Sums) -> Future[Partial
 # --- a tree of sums by number: the same for every order of arrival, and small at any time ---------
 
 
-@dataclass(frozen=True, order=True)
-class Node:
+class Node(NamedTuple):
     """A node of the tree.
 
     Attributes:
@@ -243,16 +238,6 @@ class Node:
 
     start: int
     level: int
-
-    @property
-    def stop(self) -> int:
-        """Number of the first task after the node."""
-        return self.start + (1 << self.level)
-
-    @property
-    def sibling(self) -> Node:
-        """Node that this one is merged with."""
-        return Node(self.start ^ (1 << self.level), self.level)
 
 
 @dataclass
@@ -273,7 +258,7 @@ class SumTree:
     def add(self, number: int, part: PartialSums) -> None:
         """Add the part of a task."""
         node, merged = Node(number, 0), list[Node]()
-        while (sibling := node.sibling) in self.nodes:
+        while (sibling := Node(node.start ^ (1 << node.level), node.level)) in self.nodes:
             other = self.nodes.pop(sibling)
             part = other.plus(part) if sibling < node else part.plus(other)
             merged.append(sibling)
@@ -283,11 +268,9 @@ class SumTree:
 
     def holds(self, number: int) -> bool:
         """Return whether the tree has the part of a task."""
-        return any(node.start <= number < node.stop for node in self.nodes)
+        return any(node.start <= number < node.start + (1 << node.level) for node in self.nodes)
 
     def total(self) -> PartialSums | None:
         """Merge all parts in the order of their numbers; None without any."""
-        whole: PartialSums | None = None
-        for _, part in sorted(self.nodes.items(), key=lambda item: item[0]):
-            whole = part if whole is None else whole.plus(part)
-        return whole
+        parts = [self.nodes[node] for node in sorted(self.nodes)]
+        return reduce(lambda whole, part: whole.plus(part), parts) if parts else None

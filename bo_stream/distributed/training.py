@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from datetime import timedelta
-from importlib.metadata import version
 from typing import Any, NoReturn
 
 import torch
@@ -18,13 +17,13 @@ from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
 from bo_stream.collective import ALONE, Collective
+from bo_stream.distributed.sums import BY_STEPS
 from bo_stream.errors import UsageError
 from bo_stream.models.base import StreamingGP, keeps_tensors
-from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.sites import SiteInference
-from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 from bo_stream.models.stochastic.replay import HoldsRows, StreamReplay
 from bo_stream.models.stochastic.training import ShardedReplay, Training
+from bo_stream.storage.archive import package_version
 
 TIMEOUT = 300.0
 """Seconds after which a silent process counts as lost, by default."""
@@ -79,7 +78,7 @@ def data_parallel(
     _check_trainable(model)
     device = next(model.parameters()).device
     with _collective(device, timeout, backend) as collective:
-        _check_same(model, collective)
+        _check_same(_described(model), collective)
         _join(model, collective)
         try:
             yield Processes(model, collective)
@@ -138,7 +137,7 @@ class Processes:
         Raises:
             UnsupportedError: The model learns in ``update`` only.
         """
-        if not isinstance(self.model, QSGP | QSRVM | DecoupledGP):
+        if not isinstance(self.model, BY_STEPS):
             raise UnsupportedError(
                 f"A {type(self.model).__name__} learns in update (hyper_steps): it has no fit."
             )
@@ -275,12 +274,9 @@ def _check_trainable(model: StreamingGP) -> None:
         )
 
 
-def _check_same(
-    model: StreamingGP, collective: Collective, described: Mapping[str, str] | None = None
-) -> None:
-    """Check that all processes have the same versions and the same model as the first."""
-    own = _described(model) if described is None else described
-    first, *others = (json.loads(text) for text in _texts(json.dumps(own), collective))
+def _check_same(described: Mapping[str, str], collective: Collective) -> None:
+    """Check that all processes have the versions and the model that the first describes."""
+    first, *others = (json.loads(text) for text in _texts(json.dumps(described), collective))
     for rank, other in enumerate(others, 1):
         for name in (*first, *(name for name in other if name not in first)):
             if first.get(name) != other.get(name):
@@ -296,7 +292,7 @@ def _described(model: StreamingGP) -> dict[str, str]:
     """Describe all that steps depend on by name: small values as they are, others by a digest."""
     kind = type(model)
     about = {
-        "bo_stream": version("bo-stream"),
+        "bo_stream": package_version("bo-stream"),
         "torch": torch.__version__,
         "class": f"{kind.__module__}.{kind.__name__}",
         "shape": f"{tuple(model._output_batch)} of {model.input_dim} inputs",

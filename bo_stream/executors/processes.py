@@ -86,13 +86,13 @@ class ProcessExecutor(EngineExecutor):
         while (call := self._calls.get()) is not None:
             future, pickled = call
             try:
-                if process is None or not process.is_alive:
+                if process is None or not process.child.is_alive():
                     process = _Process(self._initializer)
                     with self._lock:
-                        alive = {each for each in self._processes if each.is_alive}
+                        alive = {each for each in self._processes if each.child.is_alive()}
                         self._processes = alive | {process}
                         if self._is_closed:
-                            process.kill()
+                            process.child.kill()
                     process.wait_until_ready()
                 process.do(future, pickled)
             except Exception as error:
@@ -107,13 +107,10 @@ class ProcessExecutor(EngineExecutor):
         """End the processes when their tasks are done; overrides ``Executor.shutdown``."""
         with self._lock:
             self._is_closed = True
-        while cancel_futures:
-            try:
-                call = self._calls.get_nowait()
-            except Empty:
-                break
-            if call is not None:
-                call[0].cancel()
+        with suppress(Empty):
+            while cancel_futures:
+                if (call := self._calls.get_nowait()) is not None:
+                    call[0].cancel()
         for _ in self._threads:
             self._calls.put(None)
         if wait:
@@ -127,7 +124,7 @@ class ProcessExecutor(EngineExecutor):
             self._is_closed = True
             processes = list(self._processes)
         for process in processes:
-            process.kill()
+            process.child.kill()
         self.shutdown(cancel_futures=True)
 
 
@@ -156,7 +153,7 @@ class ProcessFuture(EngineFuture[T]):
         """Cancel the task, or kill the process that does it."""
         with self._process_lock:
             if not self.cancel() and self._process is not None:
-                self._process.kill()
+                self._process.child.kill()
 
     def seconds_running(self) -> float | None:
         """Return for how long the process has been at the task."""
@@ -164,17 +161,17 @@ class ProcessFuture(EngineFuture[T]):
 
 
 class _Process:
-    """A process and the connection to it."""
+    """A process and the connection to it.
+
+    Attributes:
+        child: The process, started.
+    """
 
     def __init__(self, initializer: Callable[[], None] | None) -> None:
         self._connection, theirs = _SPAWN.Pipe()
-        self._process: BaseProcess = _SPAWN.Process(target=_serve, args=(initializer, theirs))
-        self._process.start()
+        self.child: BaseProcess = _SPAWN.Process(target=_serve, args=(initializer, theirs))
+        self.child.start()
         theirs.close()
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.is_alive()
 
     def wait_until_ready(self) -> None:
         try:
@@ -200,19 +197,16 @@ class _Process:
         else:
             future.set_exception(error)
 
-    def kill(self) -> None:
-        self._process.kill()
-
     def died(self) -> str:
         """End a process that has closed its connection; return its exit code as text."""
-        self._process.join(_SECONDS_TO_END)
+        self.child.join(_SECONDS_TO_END)
         self.end()
-        return f"exit code {self._process.exitcode}"
+        return f"exit code {self.child.exitcode}"
 
     def end(self) -> None:
-        self.kill()  # before its connection is closed, which it would complain of
+        self.child.kill()  # before its connection is closed, which it would complain of
         self._connection.close()
-        self._process.join(_SECONDS_TO_END)
+        self.child.join(_SECONDS_TO_END)
 
 
 def _serve(initializer: Callable[[], None] | None, connection: Connection) -> None:

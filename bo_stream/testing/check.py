@@ -16,12 +16,11 @@ from bo_stream.testing.streams import (
     LAWS,
     SETTINGS,
     Case,
-    ExampleData,
     Law,
     ModelStream,
     Setting,
     Traits,
-    laws_of,
+    applies,
     manual_seed,
 )
 
@@ -121,14 +120,17 @@ def model_checks(
     if not settings:
         raise ValueError("Expected settings of at least one Setting, got none.")
 
-    def build(data: ExampleData) -> StreamingGP:
-        arguments = (data.X, data.Y) if data.Yvar is None else data.astuple()
-        return factory(*arguments)
-
     own: dict[str, Any] = {each.name: getattr(traits, each.name) for each in fields(Traits)}
     name = getattr(factory, "__name__", type(factory).__name__).replace("<lambda>", "the model")
-    case = Case(name, build, input_dim, tuple(settings), **own)
-    chosen = [law for law in laws_of(traits, laws) if law.__name__ not in exempt]
+    case = Case(
+        name,
+        lambda data: factory(*(part for part in data.astuple() if part is not None)),
+        input_dim,
+        tuple(settings),
+        **own,
+    )
+    names = [each for each in (LAWS if laws is None else laws) if each not in exempt]
+    chosen = [LAWS[each] for each in names if applies(LAWS[each], traits)]
     streams = [ModelStream(case, s) for s in settings]
     return [Check(law, stream, seed) for law in chosen for stream in streams]
 

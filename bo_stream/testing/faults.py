@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,13 +62,10 @@ class InputFault:
         return data.X, self.spoil(data.Y)
 
 
-def _with(value: float) -> Callable[[Tensor], Tensor]:
-    def spoil(tensor: Tensor) -> Tensor:
-        spoilt = tensor.clone()
-        spoilt.view(-1)[-1] = value
-        return spoilt
-
-    return spoil
+def _spoilt(value: float, tensor: Tensor) -> Tensor:
+    spoilt = tensor.clone()
+    spoilt.view(-1)[-1] = value
+    return spoilt
 
 
 _SHAPE = BotorchTensorDimensionError
@@ -83,8 +81,8 @@ FAULTS = (
     InputFault("X whole numbers", lambda X: (9 * X).long(), InputDataError),
     InputFault("X of another dtype", lambda X: X.to(_OTHER_DTYPE[X.dtype]), InputDataError),
     InputFault("X on another device", lambda X: X.to("meta"), InputDataError),
-    InputFault("X with NaN", _with(math.nan), InputDataError),
-    InputFault("X with inf", _with(math.inf), InputDataError),
+    InputFault("X with NaN", partial(_spoilt, math.nan), InputDataError),
+    InputFault("X with inf", partial(_spoilt, math.inf), InputDataError),
     InputFault("Y a list", lambda Y: Y.tolist(), InputDataError),
     InputFault("Y None", lambda Y: None, InputDataError),
     InputFault("Y without its outputs", lambda Y: Y[..., 0], _SHAPE, of_labels=False),
@@ -95,8 +93,8 @@ FAULTS = (
         "Y of another dtype", lambda Y: Y.to(_OTHER_DTYPE[Y.dtype]), InputDataError, of_labels=False
     ),
     InputFault("Y on another device", lambda Y: Y.to("meta"), InputDataError),
-    InputFault("Y with NaN", _with(math.nan), InputDataError),
-    InputFault("Y with inf", _with(-math.inf), InputDataError),
+    InputFault("Y with NaN", partial(_spoilt, math.nan), InputDataError),
+    InputFault("Y with inf", partial(_spoilt, -math.inf), InputDataError),
 )
 """What no model takes."""
 

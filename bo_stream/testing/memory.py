@@ -458,6 +458,9 @@ def _without_cache(model: StreamingGP) -> StreamingGP:
     return copied
 
 
+_THEIRS = ("botorch", "gpytorch", "torch")
+
+
 @law
 def what_is_handed_out_is_a_copy(stream: ModelStream) -> None:
     """Check that writing into a tensor that a property returns changes nothing in the model.
@@ -465,22 +468,15 @@ def what_is_handed_out_is_a_copy(stream: ModelStream) -> None:
     Where it does: ``clone`` what the property returns.
     """
     model = stream.model(stream.data(10))
-    names = {name for c in type(model).__mro__ for name in vars(c) if _is_own_property(c, name)}
+    own = [c for c in type(model).__mro__ if c.__module__.partition(".")[0] not in _THEIRS]
+    parts = (each for c in own for each in vars(c).items())
+    names = {name for name, part in parts if isinstance(part, property) and name[0] != "_"}
     tensors = [model.outcome_scale(), *(getattr(model, name) for name in sorted(names))]
     before = fingerprint(model)
     for value in tensors:
         if isinstance(value, Tensor) and value.numel() > 0:
             value.detach()[(0,) * value.ndim] += 1
     assert_untouched(model, before)
-
-
-_THEIRS = ("botorch", "gpytorch", "torch")
-
-
-def _is_own_property(owner: type, name: str) -> bool:
-    """Say whether a class that is not BoTorch's or GPyTorch's has a public property of a name."""
-    own = owner.__module__.partition(".")[0] not in _THEIRS and not name.startswith("_")
-    return own and isinstance(vars(owner)[name], property)
 
 
 WIDER = ("._cache.wider", "._cache.mean.wider")
@@ -564,7 +560,8 @@ def a_copy_goes_on_as_the_original(stream: ModelStream) -> None:
             model.save(path)
             return type(model).load(path, trusted=stream.case.trusted)
 
-    ways: tuple[Callable[[StreamingGP], StreamingGP], ...] = (copy.deepcopy, _pickled, saved)
+    ways: tuple[Callable[[StreamingGP], StreamingGP], ...]
+    ways = (copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each)), saved)
     for asked_before in (False, True):
         if asked_before:
             model.update(*data[6:].astuple())
@@ -585,11 +582,6 @@ def _assert_equal(twins: Sequence[StreamingGP], model: StreamingGP, X: Tensor) -
     expected = moments(model, X)
     for twin in twins:
         assert_same_moments(moments(twin, X), expected, bits=True)
-
-
-def _pickled(model: StreamingGP) -> StreamingGP:
-    copied: StreamingGP = pickle.loads(pickle.dumps(model))
-    return copied
 
 
 @law

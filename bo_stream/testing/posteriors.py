@@ -106,7 +106,7 @@ def what_is_hypothetical_stays_when_the_model_moves_on(stream: ModelStream) -> N
     conditioned = condition_on(model, more)
     before = moments(conditioned, stream.points)
     shifted = stream.data(4)
-    other = 1.0 - shifted.Y if stream.binary else 2.0 + 3.0 * shifted.Y
+    other = 1.0 - shifted.Y if stream.labels and stream.case.sites else 2.0 + 3.0 * shifted.Y
     if stream.case.noise == "counts":
         other = 3.0 * shifted.Y
     model.update(shifted.X, other, shifted.Yvar)
@@ -156,7 +156,9 @@ def variance_never_grows(stream: ModelStream) -> None:
     updated = copy.deepcopy(model).update(*more.astuple())
     slack = 1e-12 if stream.exact else 1e-5
     after = {"conditioning": conditioned, "a fantasy": fantasy, "an update": updated}
-    if stream.case.blended or stream.case.renews_sites:
+    case = stream.case
+    finds_sites_again = case.sites and (case.rows or case.settling or case.growing)
+    if case.blended or finds_sites_again:
         del after["an update"]
     for what, each in after.items():
         ratio = gaussian(each.posterior(stream.points)).variance / before
@@ -271,17 +273,16 @@ def points_that_are_evaluated_once_change_nothing(stream: ModelStream) -> None:
     X = stream.inputs(2, 3)
     first, last = (part.expand(3, *part.shape) for part in (baseline, pending))
 
-    def after_baseline(others: Tensor) -> Tensor:
-        return torch.cat((first, others), -2)
-
-    def before_pending(others: Tensor) -> Tensor:
-        return torch.cat((others, last), -2)
-
     def between(others: Tensor) -> Tensor:
-        return before_pending(after_baseline(others))
+        return torch.cat((first, others, last), -2)
 
+    ways: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda others: torch.cat((first, others), -2),
+        lambda others: torch.cat((others, last), -2),
+        between,
+    )
     known = model.with_known_points(baseline, pending)
-    for extend in (after_baseline, before_pending, between):
+    for extend in ways:
         *ours, slope = _moments_and_slope(known, X, extend)
         *theirs, expected = _moments_and_slope(model, X, extend)
         for actual, other in zip(ours, theirs, strict=True):
@@ -394,16 +395,13 @@ def gradients_are_those_of_differences(stream: ModelStream) -> None:
         parts = (part.sin().movedim(-X.ndim, 0) for part in (normal.mean, normal.variance))
         return torch.stack([part.flatten(1).sum(-1) for part in parts], -1)
 
-    def of_posterior(X: Tensor) -> Tensor:
-        return sums(model.posterior(X), X)
-
     def of_fantasies(X: Tensor) -> Tensor:
         fantasy = model.fantasize(X, stream.sampler(2))
         fantasy = fantasy.fantasize(X + 0.1, stream.sampler(2))
         return sums(fantasy.posterior(T), X)
 
     X = stream.smooth_points(model, 2, low=0.1, high=0.8, shifts=(0.0, 0.1))
-    assert_gradients(of_posterior, X)
+    assert_gradients(lambda X: sums(model.posterior(X), X), X)
     assert_gradients(of_fantasies, X)
 
 

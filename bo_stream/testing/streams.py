@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.trusted import Trusted
+from bo_stream.tensors import map_tensors
 
 TOLERANCE: dict[torch.dtype, float] = {torch.float64: 1e-8, torch.float32: 1e-3}
 """Two ways to compute the same number, relative to its scale."""
@@ -168,34 +169,19 @@ def refreshed(model: StreamingGP) -> StreamingGP:
 _LEAVES = (Tensor, int, float, str, type(None))
 
 
-def contents(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def contents(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield every tensor and every number that an object holds, wherever it is."""
-    found: list[tuple[str, Any]] = []
-    _find_contents(value, path, set(), found)
-    yield from found
-
-
-def _find_contents(value: Any, path: str, seen: set[int], found: list[tuple[str, Any]]) -> None:
-    if isinstance(value, _LEAVES):
-        found.append((path, value))
-        return
-    if id(value) in seen or isinstance(value, type):
-        return
-    parts = vars_of(value)
-    if not parts and callable(value):
-        return
-    seen.add(id(value))
-    for name, part in parts.items():
-        _find_contents(part, f"{path}.{name}", seen, found)
-
-
-def vars_of(value: Any) -> dict[Any, Any]:
-    """Return the parts of a container or an object, by name."""
-    if isinstance(value, dict):
-        return value
-    if isinstance(value, (list, tuple)):
-        return dict(enumerate(value))
-    return getattr(value, "__dict__", {})
+    pending, seen = [("", value)], set[int]()
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, _LEAVES):
+            yield path, value
+        elif id(value) not in seen and not isinstance(value, type):
+            seen.add(id(value))
+            parts = getattr(value, "__dict__", {})
+            if isinstance(value, dict | list | tuple):
+                parts = value if isinstance(value, dict) else dict(enumerate(value))
+            pending += [(f"{path}.{name}", part) for name, part in reversed(parts.items())]
 
 
 def fingerprint(model: StreamingGP) -> dict[str, Any]:
@@ -336,11 +322,6 @@ class ExampleData:
     Yvar: Tensor | None = None
     counts: bool = False
 
-    @property
-    def outputs(self) -> int:
-        """Number m of outputs."""
-        return 1 if self.counts else self.Y.shape[-1]
-
     def __getitem__(self, rows: slice) -> ExampleData:
         """Select some of the rows."""
         Yvar = None if self.Yvar is None else self.Yvar[..., rows, :]
@@ -465,11 +446,6 @@ class Traits:
     prior_error: Callable[[StreamingGP], float] = exact_prior
     trusted: Sequence[Trusted] = ()
 
-    @property
-    def renews_sites(self) -> bool:
-        """Whether sites of earlier observations are found again, and may then say less."""
-        return self.sites and (self.rows or self.settling or self.growing)
-
 
 @dataclass(frozen=True)
 class Case(Traits):
@@ -503,15 +479,14 @@ class ModelStream:
         s = self.setting
         data = example_data(n, self.case.input_dim, s.outputs, s.batch_shape, s.dtype)
         if self.labels:
-            labels = (data.Y[..., :1] > 4.8).to(data.X)
-            return ExampleData(data.X.to(s.device), labels.to(s.device))
-        if self.case.noise == "counts":
+            data = replace(data, Y=(data.Y[..., :1] > 4.8).to(data.X))
+        elif self.case.noise == "counts":
             examined = torch.randint(1, 30, data.Y.shape[:-1]).to(data.X)
             counts = torch.stack(((data.Y[..., 0] / 7.0 * examined).round(), examined), -1)
-            return ExampleData(data.X.to(s.device), counts.to(s.device), counts=True)
-        data = data.with_noise(self.case.noise)
-        Yvar = None if data.Yvar is None else data.Yvar.to(s.device)
-        return ExampleData(data.X.to(s.device), data.Y.to(s.device), Yvar)
+            data = replace(data, Y=counts, counts=True)
+        else:
+            data = data.with_noise(self.case.noise)
+        return map_tensors(data, lambda tensor: tensor.to(s.device))
 
     def model(self, data: ExampleData, seed: int = 1) -> StreamingGP:
         """Give a model in evaluation mode; its hyperparameters depend on the seed only."""
@@ -545,11 +520,6 @@ class ModelStream:
     def labels(self) -> bool:
         """Whether outcomes are labels."""
         return self.case.noise == "labels"
-
-    @property
-    def binary(self) -> bool:
-        """Whether they are of two classes that stay two."""
-        return self.labels and self.case.sites
 
     @cached_property
     def points(self) -> Tensor:
@@ -642,10 +612,3 @@ that_forget = not_for(lambda traits: not traits.can_forget)
 def applies(law: Law, traits: Traits) -> bool:
     """Say whether a model of some traits must obey a law."""
     return not any(exempt(traits) for function, exempt in _EXEMPTIONS if function is law)
-
-
-def laws_of(traits: Traits, names: Iterable[str] | None = None) -> list[Law]:
-    """List the laws, or some by name, that a model of some traits must obey."""
-    return [
-        LAWS[name] for name in (LAWS if names is None else names) if applies(LAWS[name], traits)
-    ]

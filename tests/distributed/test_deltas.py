@@ -12,14 +12,15 @@ from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
 from bo_stream import WISKI
-from bo_stream.distributed import accumulate, zero
+from bo_stream.distributed import MemoryStore, accumulate, zero
 from bo_stream.distributed import deltas as deltas_module
-from bo_stream.distributed.deltas import BestPoints, Delta, most_bytes_of_sums
+from bo_stream.distributed.deltas import BestPoints, Delta
+from bo_stream.distributed.gathering import Gathering
 from bo_stream.distributed.replica import template_of
 from tests.distributed.replicas import settings
 
 TEMPLATE = template_of(settings(), None)
-MOST = most_bytes_of_sums(TEMPLATE)
+MOST = Gathering(MemoryStore(), "search", TEMPLATE).most_bytes
 
 
 def rows(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -50,6 +50,15 @@ FILES: dict[str, Callable[[Path], Any]] = {
 }
 
 
+def test_no_line_is_written_where_there_is_no_terminal(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before release 15 of Rich a bar that is disabled ends with an empty line."""
+    monkeypatch.setattr("rich.progress.Progress.stop", lambda bar: bar.console.print())
+    ingest(grid_model(), str(folder), **COLUMNS)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("task_rows", [1, 100, 10_000])
 @pytest.mark.parametrize("source", FILES.values(), ids=FILES)

@@ -142,7 +142,7 @@ def trained(case: Case, rank: int | None, collective: Collective = ALONE) -> dic
     """What a process has learned from its rows, or one process from all of them."""
     (X, Y), (first_X, first_Y) = case.data(70, 2), case.data(30, 1)
     model = case.build(first_X, first_Y)
-    module._check_same(model, collective)
+    module._check_same(module._described(model), collective)
     module._join(model, collective)
     processes = Processes(model, collective)
     for update in range(2):
@@ -258,7 +258,7 @@ def test_processes_with_another_model_are_refused_in_all_of_them(name: str) -> N
 
     def work(collective: Collective) -> None:
         with pytest.raises(UsageError, match=message):
-            module._check_same(models[collective.rank], collective)
+            module._check_same(module._described(models[collective.rank]), collective)
 
     together(2, work)
 
@@ -270,7 +270,7 @@ def test_processes_with_another_version_are_refused() -> None:
         torch_version = "1.0" if collective.rank == 1 else "2.0"
         described = {**module._described(model), "torch": torch_version}
         with pytest.raises(UsageError, match=r"Process 1 has torch 1\.0, process 0 has 2\.0"):
-            module._check_same(model, collective, described)
+            module._check_same(described, collective)
 
     together(2, work)
 
@@ -283,7 +283,7 @@ def test_models_that_are_the_same_are_taken_whatever_was_asked_of_one() -> None:
     ]
     models[0].posterior(ROWS[0])
     models[0].elbo()
-    together(2, lambda c: module._check_same(models[c.rank], c))
+    together(2, lambda c: module._check_same(module._described(models[c.rank]), c))
 
 
 @pytest.mark.parametrize(

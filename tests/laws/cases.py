@@ -97,7 +97,7 @@ _UNIT = torch.tensor([[0.0] * DIM, [1.0] * DIM])
 
 
 def _parameter_shape(data: Observations) -> torch.Size:
-    m = data.outputs
+    m = 1 if data.counts else data.Y.shape[-1]
     return torch.Size((*data.X.shape[:-2], *([m] if m > 1 else [])))
 
 

@@ -151,6 +151,23 @@ def test_refreshing_all_is_building_anew(noise: str) -> None:
     assert_close(model.posterior(T).mean, anew.posterior(T).mean)
 
 
+def test_refreshing_takes_rows_of_known_noise_with_rows_of_none() -> None:
+    data = observations(20, D).with_noise("known")
+    assert data.Yvar is not None
+    model = WISKI(data.X[:5], data.Y[:5], stem=LinearStem(D, 2), grid_size=8, tolerance=0.0)
+    learner = OnlineLearner(model, 0.0, 0.3, keep=20)
+    learner.offer(data.X[:5], data.Y[:5])
+    learner.step(*data[5:15].astuple())
+    learner.step(data.X[15:], data.Y[15:])
+    learner.refresh()
+    Yvar = data.Yvar.clone()
+    Yvar[:5], Yvar[15:] = torch.nan, torch.nan
+    anew = copy.deepcopy(model).clear().update(data.X, data.Y, Yvar)
+    T = torch.rand(4, D).double()
+    assert_close(model.posterior(T).mean, anew.posterior(T).mean)
+    assert_close(model.posterior(T).variance, anew.posterior(T).variance)
+
+
 def test_relearning_from_all_is_pretraining_on_all() -> None:
     data = observations(24, D).with_noise("mixed")
     model = WISKI(*data[:10].astuple(), stem=LinearStem(D, 1), grid_size=8, tolerance=0.0)
