@@ -244,11 +244,8 @@ class Grid:
 
     def nodes_around(self, cell: Tensor) -> Tensor:
         """Return the flat index of the nodes around cells, ``... x d -> ... x 4^d``."""
-        steps = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
-        nodes = steps[..., 0, :]
-        for i, size in enumerate(self.size[1:], 1):
-            nodes = (nodes.unsqueeze(-1) * size + steps[..., i, :].unsqueeze(-2)).flatten(-2)
-        return nodes
+        strides, offsets = _node_offsets(self.size, cell.device)
+        return (cell * strides).sum(-1, keepdim=True) + offsets
 
     def interpolation_matrices(self, X: Tensor) -> list[Tensor]:
         """Compute dense weights of each dimension, ``... x d -> ... x g`` each, differentiable."""
@@ -321,6 +318,17 @@ def _constants(
             for values in (grid.lower, grid.spacing)
         )
         return lower, spacing, (torch.tensor(grid.cells) - 1).to(device)
+
+
+@lru_cache(maxsize=256)
+def _node_offsets(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return what a step in each dimension adds to a node's flat index, ``d``, and ``4^d`` steps.
+
+    Of ``sizes`` nodes in each dimension; uploaded only once.
+    """
+    strides = torch.tensor([math.prod(sizes[i + 1 :]) for i in range(len(sizes))])
+    steps = torch.cartesian_prod(*[torch.arange(STENCIL)] * len(sizes)).view(-1, len(sizes))
+    return strides.to(device), (steps * strides).sum(-1).to(device)
 
 
 def outer_product(factors: Tensor) -> Tensor:
