@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
@@ -141,15 +142,6 @@ class SiteConstraints:
         lists = (self.costs, self.positions, self.strata, self.unreachable)
         return next((len(values) for values in lists if values is not None), None)
 
-    def to(self, like: Tensor) -> SiteConstraints:
-        """Return the constraints in the dtype and on the device of a tensor."""
-        real = {name: getattr(self, name) for name in ("costs", "positions", "earlier", "base")}
-        moved = {name: value.to(like) for name, value in real.items() if value is not None}
-        for name in ("strata", "unreachable"):
-            if getattr(self, name) is not None:
-                moved[name] = getattr(self, name).to(like.device)
-        return replace(self, **moved)
-
 
 @dataclass(frozen=True, eq=False)
 class Round:
@@ -189,7 +181,12 @@ class Round:
                 f"Expected constraints of {len(available)} candidates, those of pool, got "
                 f"{constraints.count}."
             )
-        c = constraints.to(like)
+        moved: dict[str, Any] = {}
+        for name, value in vars(constraints).items():
+            if isinstance(value, Tensor):
+                whole = name in ("strata", "unreachable")  # which are no real numbers
+                moved[name] = value.to(like.device) if whole else value.to(like)
+        c = replace(constraints, **moved)
         allowed = available.clone()
         if c.unreachable is not None:
             allowed &= ~c.unreachable

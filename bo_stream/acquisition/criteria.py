@@ -39,31 +39,30 @@ _SMALLEST_VARIANCE = 1e-18
 """Targets of a smaller variance count as known to this one."""
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """A threshold of the process f, or of the prevalence ``1 / (1 + exp(−f))``.
+class HasThreshold:
+    """Criteria about a threshold of the process f, or of the prevalence ``1 / (1 + exp(−f))``.
 
     Attributes:
-        value: In the units that ``scale`` names.
+        threshold: In the units that ``scale`` names.
         scale: "latent": of f; "prevalence": a prevalence in (0, 1).
     """
 
-    value: float
+    threshold: float
     scale: Scale
 
     def __post_init__(self) -> None:
-        """Check the value.
+        """Check threshold and scale.
 
         Raises:
             ValueError: It is not finite, or a prevalence outside (0, 1); the scale is another one.
         """
         _check_scale(self.scale)
         if self.scale == "latent":
-            if not math.isfinite(self.value):
-                raise ValueError(f"Expected a finite threshold, got {self.value}.")
-        elif not 0.0 < self.value < 1.0:
+            if not math.isfinite(self.threshold):
+                raise ValueError(f"Expected a finite threshold, got {self.threshold}.")
+        elif not 0.0 < self.threshold < 1.0:
             raise ValueError(
-                f"Expected threshold to be a prevalence in (0, 1), got {self.value}. From per "
+                f"Expected threshold to be a prevalence in (0, 1), got {self.threshold}. From per "
                 'cent: divide by 100. For a threshold of f itself pass scale="latent".'
             )
 
@@ -71,33 +70,12 @@ class Threshold:
     def latent(self) -> float:
         """The threshold in units of f."""
         if self.scale == "latent":
-            return float(self.value)
-        return math.log(self.value) - math.log1p(-self.value)
+            return float(self.threshold)
+        return math.log(self.threshold) - math.log1p(-self.threshold)
 
     def distance(self, mean: Tensor, variance: Tensor) -> Tensor:
         """Return (m − threshold) / s for values ``f ~ N(m, s²)``, ``M``."""
         return (mean - self.latent) / variance.clamp_min(_SMALLEST_VARIANCE).sqrt()
-
-
-class HasThreshold:
-    """Criteria about a threshold, which is checked when it is read.
-
-    Attributes:
-        threshold: In the units that ``scale`` names.
-        scale: "latent" or "prevalence"; see :class:`Threshold`.
-    """
-
-    threshold: float
-    scale: Scale
-
-    def __post_init__(self) -> None:
-        """Check threshold and scale; ValueError."""
-        _ = self.limit
-
-    @property
-    def limit(self) -> Threshold:
-        """The threshold with its scale; ValueError if it cannot be one."""
-        return Threshold(self.threshold, self.scale)
 
 
 @dataclass(frozen=True)
@@ -184,9 +162,9 @@ class TargetedVariance(HasThreshold, Criterion):
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected weighted variance; see :class:`Criterion`."""
         spread = (variance + self.width**2).clamp_min(_SMALLEST_VARIANCE).sqrt()
-        gap = (mean - self.limit.latent) / spread
+        gap = (mean - self.latent) / spread
         density = (-0.5 * gap.square()).exp() / (spread * math.sqrt(2.0 * math.pi))
-        return _variance(self.limit.scale, mean, variance, density)
+        return _variance(self.scale, mean, variance, density)
 
 
 @dataclass(frozen=True)
@@ -206,7 +184,7 @@ class ExceedanceEntropy(HasThreshold, Criterion):
 
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected entropy; see :class:`Criterion`."""
-        return exceedance_loss(binary_entropy, self.limit.distance(mean, variance), variance)
+        return exceedance_loss(binary_entropy, self.distance(mean, variance), variance)
 
 
 @dataclass(frozen=True)
@@ -241,7 +219,7 @@ class Misclassification(HasThreshold, Criterion):
 
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected cost of a wrong call; see :class:`Criterion`."""
-        distance = self.limit.distance(mean, variance)
+        distance = self.distance(mean, variance)
         if self.miss_cost == 1.0:
             return misclassification(distance, variance)
         return exceedance_loss(CheaperCall(self.miss_cost), distance, variance)
@@ -285,7 +263,7 @@ class ExpectedLoss(HasThreshold, Criterion):
 
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected loss; see :class:`Criterion`."""
-        return exceedance_loss(self.loss, self.limit.distance(mean, variance), variance)
+        return exceedance_loss(self.loss, self.distance(mean, variance), variance)
 
 
 def binary_entropy(chance: Tensor) -> Tensor:

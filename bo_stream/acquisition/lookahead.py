@@ -65,10 +65,6 @@ class Lookahead(ABC):
     def part(self, chosen: slice) -> Self:
         """Return the functions of some of the targets."""
 
-    @abstractmethod
-    def rescaled(self, factor: float) -> Self:
-        """Return the functions of removed variances in other units, factor times the present."""
-
 
 @dataclass(frozen=True)
 class LinearLookahead(Lookahead):
@@ -88,10 +84,6 @@ class LinearLookahead(Lookahead):
         """Return the functions of some of the targets."""
         return type(self)(self.variance[chosen], self.slope[chosen])
 
-    def rescaled(self, factor: float) -> Self:
-        """Return the functions in other units; see :class:`Lookahead`."""
-        return type(self)(self.variance * factor, self.slope / factor)
-
 
 @dataclass(frozen=True)
 class ShareLookahead(Lookahead):
@@ -110,10 +102,6 @@ class ShareLookahead(Lookahead):
     def part(self, chosen: slice) -> Self:
         """Return the functions of some of the targets."""
         return type(self)(self.variance[chosen], self.coefficients[:, chosen])
-
-    def rescaled(self, factor: float) -> Self:
-        """Return the functions in other units; see :class:`Lookahead`."""
-        return type(self)(self.variance * factor, self.coefficients)
 
 
 @dataclass(frozen=True)

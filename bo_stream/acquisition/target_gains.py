@@ -9,11 +9,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from bo_stream.acquisition.criteria import sites
-from bo_stream.acquisition.feature_nipv import PointMeasure
-from bo_stream.acquisition.lookahead import LinearLookahead, Lookahead
+from bo_stream.acquisition.lookahead import Lookahead
 from bo_stream.acquisition.pool import TIE, Gains, JointGains
-from bo_stream.process import WeightSpaceProcess
 
 _BLOCK = 100_000
 """Pairs of a candidate and a target that are valued together: they fit in a processor's cache."""
@@ -67,21 +64,6 @@ class FeatureGains(CriterionGains):
     gains: Gains
     noise: Tensor
     left: float
-
-    @classmethod
-    def of(
-        cls,
-        space: WeightSpaceProcess,
-        X: Tensor,
-        noise: Tensor,
-        targets: PointMeasure,
-        lookahead: LinearLookahead,
-    ) -> Self:
-        """Compute the gains of N candidates ``N x d``; cost as :meth:`Gains.of`."""
-        weighted = PointMeasure(targets.points, targets.weights * lookahead.slope)
-        gains = Gains.of(sites(space.basis, X), weighted.gram(space.basis), space.weights)
-        before = lookahead(torch.zeros_like(lookahead.variance)) @ targets.weights
-        return cls(gains, noise, float(before))
 
     @property
     def total(self) -> float:

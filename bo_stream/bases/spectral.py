@@ -361,16 +361,15 @@ class RandomDraws:
         size = (*self.shape, *after)
         return torch.rand(size, generator=self.generator, dtype=torch.float64, device=self.device)
 
-    def _wide(self, value: Tensor, after: tuple[int, ...]) -> Tensor:
-        return value.double().expand(*self.shape, *after).contiguous()
-
     def gamma(self, concentration: Tensor, *after: int) -> Tensor:
         """Draw gamma numbers of rate 1, ``shape x after``; ``concentration`` broadcasts."""
-        return torch._standard_gamma(self._wide(concentration, after), generator=self.generator)
+        wide = concentration.double().expand(*self.shape, *after).contiguous()
+        return torch._standard_gamma(wide, generator=self.generator)
 
     def poisson(self, rate: Tensor, *after: int) -> Tensor:
         """Draw Poisson counts, ``shape x after``; ``rate`` broadcasts."""
-        return torch.poisson(self._wide(rate, after), generator=self.generator)
+        wide = rate.double().expand(*self.shape, *after).contiguous()
+        return torch.poisson(wide, generator=self.generator)
 
     def choice(self, count: int, of: int) -> Tensor:
         """Draw ``count`` different indices below ``of``, ``shape x count``."""

@@ -50,12 +50,7 @@ class GridBasis(Basis):
 
     def features(self, X: Tensor) -> Tensor:
         """Compute the features, ``... x n x d -> ... x m x n x r``. Cost O(n (Σ g_i² + r d))."""
-        values = []
-        for part, group in zip(self.parts, self.grid.groups, strict=True):
-            own = X if len(self.parts) == 1 else columns(X, group)
-            lines = part.grid.interpolation_matrices(own.unsqueeze(-3))
-            values.append([line @ root for line, root in zip(lines, part.roots, strict=True)])
-        return self.products(values)
+        return self.products(self.values(X))
 
     def values(self, X: Tensor) -> list[list[Tensor]]:
         """Compute the functions of each part and dimension, ``... x n x d -> ... x m x n x k``."""
@@ -292,7 +287,8 @@ def first_correlations(factors: KernelFactors, grid: Grid, dimension: int) -> Te
     Differentiable. The nodes are evenly spaced and the kernel is stationary: this is the content of
     :func:`node_correlation`.
     """
-    distances = grid.distances(dimension).to(factors.device)
+    steps = torch.arange(grid.size[dimension], dtype=torch.float64)
+    distances = (steps * grid.spacing[dimension]).to(factors.device)
     return factors.correlation(dimension, distances[:1], distances).squeeze(-2)
 
 

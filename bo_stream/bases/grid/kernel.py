@@ -324,18 +324,13 @@ def _(kernel: RBFKernel, active: tuple[int, ...]) -> Terms:
 
 
 @_terms_of.register
-def _(kernel: MaternKernel, active: tuple[int, ...]) -> Terms:
-    if len(active) > 1:
+def _(kernel: MaternKernel | ProductMatern, active: tuple[int, ...]) -> Terms:
+    if isinstance(kernel, MaternKernel) and len(active) > 1:
         raise UnsupportedError(
             f"A grid represents products of one-dimensional kernels, and a MaternKernel of inputs "
             f"{active}, a function of the distance, is none. Give bo_stream.ProductMatern in its "
             "place, of the same arguments, or take a model without a grid, such as OSGPR."
         )
-    return (_of_columns(kernel, active, _MATERN[kernel.nu], kernel.lengthscale),)
-
-
-@_terms_of.register
-def _(kernel: ProductMatern, active: tuple[int, ...]) -> Terms:
     return (_of_columns(kernel, active, _MATERN[kernel.nu], kernel.lengthscale),)
 
 

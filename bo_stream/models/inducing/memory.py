@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.bases.inducing import InducingBasis, KnownValues
+from bo_stream.linalg import solve_lower
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, staying
 from bo_stream.models.outcomes.base import subset_moments
 from bo_stream.tensors import map_tensors
@@ -176,7 +177,8 @@ class PointStatistics(HoldsStatistics):
         if self.values.root is basis.root:
             return self
         features = basis.features(self.values.Z)
-        T = MatrixMap(basis.transfer(self.values, features))
+        # E[v_old | v] = T v, T = L_old⁻¹ k(Z_old, Z) L⁻ᵀ
+        T = MatrixMap(solve_lower(self.values.root, features))
         lost = basis.missed(self.values, features)
         statistics, none = self.statistics, torch.zeros_like(self.trace.known)
         groups = (statistics.learned, statistics.known)

@@ -289,17 +289,13 @@ class OnlineUpdate:
         features, targets = self._features[0][..., rows, :], self.data.rows(rows).targets
         return map_tensors(site_statistics(features, some, targets), self.options.collective.sum)
 
-    def differentiable(self) -> OnlineUpdate:
-        """Express it at the same points so that it is differentiable in the hyperparameters."""
-        basis = InducingBasis.live(self.hyper.covar_module, self.basis.Z, self.basis.outputs)
-        return replace(self, memory=self.memory.in_basis(basis), basis=basis)
-
     def learn(self, ascent: ConstrainedAdam, steps: int) -> None:
         """Move the hyperparameters up the bound and their priors, q at its optimum each time."""
-        sites, collective = None, self.options.collective
+        sites, collective, Z = None, self.options.collective, self.basis.Z
         for _ in range(steps):
             with torch.enable_grad():
-                update = self.differentiable()
+                basis = InducingBasis.live(self.hyper.covar_module, Z, self.basis.outputs)
+                update = replace(self, memory=self.memory.in_basis(basis), basis=basis)
                 fit = update.fit(sites)
                 log_prior = collective.share * self.hyper.log_prior()
                 ascent.ascend(update.bound(fit).sum() + log_prior, collective)

@@ -54,7 +54,9 @@ class GaussianOutcomes(Outcomes):
     @classmethod
     def of(cls, targets: Tensor) -> Self:
         """Take the shift from the first targets, ``batch x n x m``; the floor is set later."""
-        shift = reference_outcome(targets)
+        shift = targets.detach().to(torch.float64).mean(-2)  # so that sums keep digits
+        if targets.shape[-2] == 0:
+            shift = torch.zeros_like(shift)
         return cls(shift, NoiseFloor.of(torch.ones_like(shift)), targets.shape[-2] > 0)
 
     def noise_level(self, prior: Prior, memory: Memory) -> Tensor:
@@ -140,7 +142,11 @@ class GaussianOutcomes(Outcomes):
         units = self if self.is_found or Y.shape[-2] == 0 else self._referring_to(Y, prior)
         if Yvar is None:
             return units
-        targets, noise, zeros = units._given_noise(prior.chain, Y, Yvar)
+        targets, variances = prior.chain.to_targets(Y.detach(), Yvar)
+        assert variances is not None  # noqa: S101 (a transform returns those that it was given)
+        noise = variances.detach().double().mT
+        zeros = zero_rows(noise) & self.zeros_apart
+        noise = torch.where(zeros, torch.inf, noise)  # those that are kept apart are not raised
         if sign < 0.0:
             units.floor.check_retractable(noise)
             return units
@@ -186,19 +192,6 @@ class GaussianOutcomes(Outcomes):
         constant = (self.shift - offset) / scale - mean
         return torch.stack((scale.reciprocal().expand_as(constant), constant), -1).unsqueeze(-1)
 
-    def _given_noise(
-        self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return targets, ``batch x n x m``, variances, and which are zeros that are kept apart.
-
-        Variances are ``batch x m x n``, infinite for such zeros, which are ``batch x 1 x n``.
-        """
-        targets, variances = chain.to_targets(Y.detach(), Yvar)
-        assert variances is not None  # noqa: S101 (a transform returns those that it was given)
-        noise = variances.detach().double().mT
-        zeros = zero_rows(noise) & self.zeros_apart
-        return targets, torch.where(zeros, torch.inf, noise), zeros
-
     def settled(self, totals: Tensor) -> Self:
         """Let the noise of zeros follow the outcomes; see :class:`Outcomes`."""
         settled = self.floor.settled(totals) if self.floor.any_zero else self.floor
@@ -210,15 +203,6 @@ class GaussianOutcomes(Outcomes):
         first = self if self.is_found else other
         floor = first.floor.joined(other.floor)
         return replace(self, shift=first.shift, floor=floor, is_found=first.is_found)
-
-
-def reference_outcome(targets: Tensor) -> Tensor:
-    """Choose a shift near the outcomes, ``batch x n x m -> batch x m``: sums keep digits."""
-    if targets.shape[-2] == 0:
-        return torch.zeros(*targets.shape[:-2], targets.shape[-1], dtype=torch.float64).to(
-            targets.device
-        )
-    return targets.detach().to(torch.float64).mean(-2)
 
 
 def first_totals(targets: Tensor, shift: Tensor) -> Tensor:

@@ -143,7 +143,12 @@ class NoiseFloor:
         low = fallen.below(noise)
         if not bool(low.any()):
             return fallen
-        _warn(noise[low], fallen.raised(noise)[low], self.share)
+        given = noise[low]
+        _warn_of_raised(
+            f"{len(given):,} variances from {float(given.min()):g} to {float(given.max()):g} that "
+            f"are zero or less than {self.share:g} of the outcomes' variance",
+            fallen.raised(noise)[low],
+        )
         raised = torch.where(low.any(-1), fallen.variance, 0.0)
         return replace(fallen, former=self.former.maximum(raised))
 
@@ -185,13 +190,10 @@ def warn_of_zeros(count: int, level: Tensor) -> None:
         count: Their number.
         level: Their noise variance now.
     """
-    warnings.warn(
-        f"Yvar holds {count:,} variances that are zero or less than what float64 resolves; they "
-        f"are raised to {float(level.min()):g}"
-        + (f" to {float(level.max()):g}," if float(level.max()) > float(level.min()) else ",")
-        + " which follows the outcomes' variance at each refit.",
-        InputDataWarning,
-        stacklevel=users_stack_level(),
+    _warn_of_raised(
+        f"{count:,} variances that are zero or less than what float64 resolves",
+        level,
+        ", which follows the outcomes' variance at each refit",
     )
 
 
@@ -207,12 +209,11 @@ def typical_variance(targets: Tensor) -> Tensor:
     return torch.where(variance > 0.0, variance, torch.inf)
 
 
-def _warn(given: Tensor, raised: Tensor, share: float) -> None:
+def _warn_of_raised(which: str, level: Tensor, rest: str = "") -> None:
+    low, high = float(level.min()), float(level.max())
+    to = f"{low:g} to {high:g}" if high > low else f"{low:g}"
     warnings.warn(
-        f"Yvar holds {len(given):,} variances from {float(given.min()):g} to "
-        f"{float(given.max()):g} that are zero or less than {share:g} of the outcomes' "
-        f"variance; they are raised to {float(raised.min()):g}"
-        + (f" to {float(raised.max()):g}." if float(raised.max()) > float(raised.min()) else "."),
+        f"Yvar holds {which}; they are raised to {to}{rest}.",
         InputDataWarning,
         stacklevel=users_stack_level(),
     )
