@@ -108,13 +108,6 @@ class CentredRows:
     residual: Tensor
     noise: Tensor
 
-    def __add__(self, other: CentredRows) -> CentredRows:
-        return CentredRows(
-            torch.cat((self.X, other.X), -2),
-            torch.cat((self.residual, other.residual), -1),
-            torch.cat((self.noise, other.noise), -1),
-        )
-
 
 @dataclass(frozen=True)
 class ObservationSpaceProcess(PosteriorProcess):
@@ -156,17 +149,20 @@ class ObservationSpaceProcess(PosteriorProcess):
 
     def observe(self, X: Tensor, outcomes: Tensor, noise: Tensor) -> ObservationSpaceProcess:
         """Condition the process on k more observations. Cost O(k n²)."""
-        new = CentredRows(X, outcomes - self.prior.mean, noise)
-        points = self.at(new.X)
+        told, residual, points = self.told, outcomes - self.prior.mean, self.at(X)
         images = self.prior.images(points.prior)
         explained = row_product(points.posterior, points.posterior.mT)
         corner = self.prior.covariance(points.prior, images) - explained
-        below = safe_cholesky(corner + torch.diag_embed(new.noise))
-        innovation = new.residual.unsqueeze(-1) - points.posterior @ self.whitened
-        above = self.factor.new_zeros(*self.factor.shape[:-1], new.X.shape[-2])
+        below = safe_cholesky(corner + torch.diag_embed(noise))
+        innovation = residual.unsqueeze(-1) - points.posterior @ self.whitened
+        above = self.factor.new_zeros(*self.factor.shape[:-1], X.shape[-2])
         return replace(
             self,
-            told=self.told + new,
+            told=CentredRows(
+                torch.cat((told.X, X), -2),
+                torch.cat((told.residual, residual), -1),
+                torch.cat((told.noise, noise), -1),
+            ),
             images=torch.cat((self.images, images), -2),
             factor=torch.cat(
                 (stack_columns(self.factor, above), stack_columns(points.posterior, below)), -2

@@ -272,7 +272,7 @@ class Gains:
 
         A rank-one change: cost O(r²) and two functions at all candidates.
         """
-        feature = self.sites.feature(site)
+        feature = self.sites.basis.features(self.sites.X[site : site + 1]).mT
         image = self.covariance.times(feature)
         total = (feature * image).sum(-2) + noise
         direction = image / total.sqrt().unsqueeze(-1)

@@ -11,7 +11,7 @@ from gpytorch.likelihoods import BernoulliLikelihood
 from torch import Tensor
 
 from bo_stream.acquisition.constraints import Round, SiteConstraints
-from bo_stream.acquisition.criteria import Criterion, kept_sites, sites
+from bo_stream.acquisition.criteria import Criterion, sites
 from bo_stream.acquisition.feature_nipv import (
     PointMeasure,
     box_of,
@@ -28,7 +28,6 @@ from bo_stream.acquisition.target_gains import (
     FeatureGains,
     JointTargetGains,
     per_cost,
-    without_own,
 )
 from bo_stream.bases.inducing import InducingBasis
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
@@ -143,8 +142,8 @@ def select_sites(
             f"Expected a candidate that the constraints allow, got {int(available.sum())} that are "
             "unreachable, too near to pending or earlier sites, or of strata whose quota is 0."
         )
-    costs = start.costs()
-    if costs is not None and not bool(start.feasible(costs).any()):
+    costs, feasible = start.offers()
+    if costs is not None and not bool(feasible.any()):
         least = float(costs[start.allowed].min())
         raise InputDataError(
             f"Expected a budget that pays for a site, got {limits.budget:g}: the cheapest costs "
@@ -167,8 +166,7 @@ def _greedy(gains: CriterionGains, allowed: Round, q: int, per_cost: bool) -> Si
     paid: list[float] = []
     before = gains.total
     for _ in range(q):
-        costs = allowed.costs()
-        feasible = allowed.feasible(costs)
+        costs, feasible = allowed.offers()
         if not bool(feasible.any()):
             break
         pick, fall = gains.best(feasible, costs if per_cost else None)
@@ -208,23 +206,23 @@ def gains_before(
     if isinstance(lookahead, LinearLookahead):
         lookahead = replace(lookahead, slope=lookahead.slope / to_process)
     lookahead = replace(lookahead, variance=lookahead.variance * to_process)
+    removed = torch.zeros_like(variance)
+    total = float(lookahead(removed) @ targets.weights)
     in_features = isinstance(lookahead, LinearLookahead) and in_weight_space(process)
     in_features = in_features and own is None
     if not in_features and len(noise.X) * len(targets.points) > MOST_PAIRS:
         ranking = ranked(process, noise, targets, lookahead)
-        given = process, process, noise, targets, lookahead, torch.zeros_like(variance), ranking
-        return ShortlistGains(*given, own=own)
+        given = process, process, noise, targets, lookahead, removed, ranking
+        return ShortlistGains(total, *given, own=own)
     index = torch.arange(len(noise.X), device=mean.device)
     variances = noise.at(index, *(moment[0] for moment in process.marginals(noise.X)))
     if isinstance(lookahead, LinearLookahead) and in_features:
         space = weight_space(process)
         weighted = PointMeasure(targets.points, targets.weights * lookahead.slope)
         gains = Gains.of(sites(space.basis, noise.X), weighted.gram(space.basis), space.weights)
-        before = lookahead(torch.zeros_like(lookahead.variance)) @ targets.weights
-        return FeatureGains(gains, variances, float(before))
+        return FeatureGains(total, gains, variances)
     joint = JointGains.of(process, noise.X, targets)
-    removed = torch.zeros_like(variance)
-    return JointTargetGains(joint, variances, lookahead, targets.weights, removed, own)
+    return JointTargetGains(total, joint, variances, lookahead, targets.weights, removed, own)
 
 
 def _targets(
@@ -331,7 +329,7 @@ def ranked(
     slope = (lookahead(torch.zeros_like(gone)) - lookahead(gone)) / gone.clamp_min(1e-300)
     weighted = PointMeasure(targets.points, targets.weights * slope)
     space = with_targets(space, weighted)
-    at = kept_sites(space.basis, noise.X)
+    at = sites(space.basis, noise.X, cached=True)
     gains = Gains.of(at, weighted.gram(space.basis), space.weights)
     mean = (space.prior_mean + at.linear(space.weights.mean)[:, 0])[0]
     residual = at.residual()
@@ -397,11 +395,6 @@ class ShortlistGains(CriterionGains):
     observed: int = 0
     own: Tensor | None = None
 
-    @property
-    def total(self) -> float:
-        """Expected weighted sum after the candidates observed so far."""
-        return float(self.lookahead(self.removed) @ self.targets.weights)
-
     def best(self, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:
         """Find the best of the candidates on the list; see :class:`CriterionGains`."""
         allowed = feasible.nonzero().flatten()
@@ -423,15 +416,17 @@ class ShortlistGains(CriterionGains):
         """Return the gains after the i-th candidate."""
         one = torch.tensor([i], device=self.removed.device)
         exact, X = self.exact(one), self.noise.X[one]
+        after = exact.observing(0)
         ranking = self.ranking
         if ranking is not None:
             gains, noise = ranking
             ranking = gains.observing(i, noise[:, i, None]), noise
         return replace(
             self,
+            total=after.total,
             process=self.process.condition(X, self.process.mean(X), exact.noise),
-            removed=exact.observing(0).removed,
-            targets=replace(self.targets, weights=without_own(self.targets.weights, self.own, i)),
+            removed=after.removed,
+            targets=replace(self.targets, weights=after.weights),
             ranking=ranking,
             observed=self.observed + 1,
         )
@@ -444,7 +439,8 @@ class ShortlistGains(CriterionGains):
         noise = self.noise.at(listed, mean, variance)
         own = None if self.own is None else self.own[listed]
         weights = self.targets.weights
-        return JointTargetGains(joint, noise, self.lookahead, weights, self.removed, own)
+        given = joint, noise, self.lookahead, weights, self.removed, own
+        return JointTargetGains(self.total, *given)
 
 
 # --- noise of the observations at candidates, in the units of the process ------------------------

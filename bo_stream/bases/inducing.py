@@ -113,13 +113,12 @@ class InducingBasis(KernelBasis):
     left_out: int = 0
 
     @classmethod
-    def of(cls, kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
-        """Make the basis of a copy of a kernel, in O(M³); NotPSDError: no jitter was enough."""
-        return cls.live(frozen(kernel), Z, outputs)
+    def of(cls, kernel: Kernel, Z: Tensor, outputs: int, live: bool = False) -> InducingBasis:
+        """Make the basis of a copy of a kernel, in O(M³); NotPSDError: no jitter was enough.
 
-    @classmethod
-    def live(cls, kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
-        """Make the basis of the kernel itself, not a copy: differentiable in it and in Z."""
+        Of the kernel itself if ``live``: differentiable in it and in Z.
+        """
+        kernel = kernel if live else frozen(kernel)
         root, jitter = cholesky_with_jitter(kernel_matrix(kernel, Z, Z, outputs))
         return cls(kernel, Z, outputs, root, jitter)
 

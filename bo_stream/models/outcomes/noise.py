@@ -144,7 +144,7 @@ class NoiseFloor:
         if not bool(low.any()):
             return fallen
         given = noise[low]
-        _warn_of_raised(
+        warn_of_raised(
             f"{len(given):,} variances from {float(given.min()):g} to {float(given.max()):g} that "
             f"are zero or less than {self.share:g} of the outcomes' variance",
             fallen.raised(noise)[low],
@@ -183,20 +183,6 @@ def outcome_variance(totals: Tensor) -> Tensor:
     return torch.where(differ, squares / (count - 1.0).clamp_min(1.0), 0.0)
 
 
-def warn_of_zeros(count: int, level: Tensor) -> None:
-    """Warn of observations that are said to have no noise.
-
-    Args:
-        count: Their number.
-        level: Their noise variance now.
-    """
-    _warn_of_raised(
-        f"{count:,} variances that are zero or less than what float64 resolves",
-        level,
-        ", which follows the outcomes' variance at each refit",
-    )
-
-
 def typical_variance(targets: Tensor) -> Tensor:
     """Variance of outcomes, ``... x m x n -> ... x m``, of which up to half may be outliers.
 
@@ -209,7 +195,8 @@ def typical_variance(targets: Tensor) -> Tensor:
     return torch.where(variance > 0.0, variance, torch.inf)
 
 
-def _warn_of_raised(which: str, level: Tensor, rest: str = "") -> None:
+def warn_of_raised(which: str, level: Tensor, rest: str = "") -> None:
+    """Warn of ``which`` known noise variances, too small ones, and of what they are raised to."""
     low, high = float(level.min()), float(level.max())
     to = f"{low:g} to {high:g}" if high > low else f"{low:g}"
     warnings.warn(
@@ -245,11 +232,6 @@ def known_noise(
             "Pass Yvar, or build WISKI with NaN in train_Yvar."
         )
     if apart:
-        zeros = zero_rows(given)
+        zeros = (given == 0.0).all(-2, keepdim=True)
         return torch.where(zeros, 1.0, noise), known & ~zeros
     return noise, known
-
-
-def zero_rows(noise: Tensor) -> Tensor:
-    """Find observations without noise in any output, ``batch x m x n -> batch x 1 x n``."""
-    return (noise == 0.0).all(-2, keepdim=True)

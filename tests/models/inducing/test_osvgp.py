@@ -256,7 +256,9 @@ def test_the_gradient_that_updates_follow(name: str, beta: float) -> None:
     parameters = hyper.learned(())
 
     with torch.enable_grad():
-        basis = InducingBasis.live(hyper.covar_module, update.basis.Z, update.basis.outputs)
+        basis = InducingBasis.of(
+            hyper.covar_module, update.basis.Z, update.basis.outputs, live=True
+        )
         at = replace(update, memory=update.memory.in_basis(basis), basis=basis)
         gradients = torch.autograd.grad(at.bound(at.fit()).sum(), parameters)
     old = float(model.elbo().detach())
