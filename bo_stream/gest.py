@@ -24,7 +24,7 @@ from gest_api.vocs import (
 from torch.quasirandom import SobolEngine
 
 from bo_stream.acquisition import FeatureNIPV
-from bo_stream.acquisition.feature_nipv import lives_in_features
+from bo_stream.acquisition.feature_nipv import in_weight_space
 from bo_stream.errors import UsageError
 from bo_stream.loops.optimization.acquisition import Situation
 from bo_stream.loops.optimization.objectives import NoOutcomeError, as_number
@@ -317,7 +317,7 @@ def explore(situation: Situation) -> AcquisitionFunction:
     like = situation.X_baseline
     engine = SobolEngine(like.shape[-1], scramble=True, seed=situation.seed)
     points = engine.draw(_INTEGRATION_POINTS, dtype=torch.float64).to(like)
-    if lives_in_features(model):
+    if in_weight_space(model.process()):
         return FeatureNIPV(model, mc_points=points, X_pending=pending)
     return qNegIntegratedPosteriorVariance(model, mc_points=points, X_pending=pending)
 

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from bo_stream.bases.inducing import Basis, InducingBasis
 from bo_stream.bases.radial import RadialSums
+from bo_stream.bases.spectral import RandomDraws
 from bo_stream.linalg import (
     cholesky_with_jitter,
+    inverse_root_product,
     row_product,
     safe_cholesky,
     solve_columns,
@@ -106,13 +108,6 @@ class CentredRows:
     residual: Tensor
     noise: Tensor
 
-    def __add__(self, other: CentredRows) -> CentredRows:
-        return CentredRows(
-            torch.cat((self.X, other.X), -2),
-            torch.cat((self.residual, other.residual), -1),
-            torch.cat((self.noise, other.noise), -1),
-        )
-
 
 @dataclass(frozen=True)
 class ObservationSpaceProcess(PosteriorProcess):
@@ -154,17 +149,20 @@ class ObservationSpaceProcess(PosteriorProcess):
 
     def observe(self, X: Tensor, outcomes: Tensor, noise: Tensor) -> ObservationSpaceProcess:
         """Condition the process on k more observations. Cost O(k n²)."""
-        new = CentredRows(X, outcomes - self.prior.mean, noise)
-        points = self.at(new.X)
+        told, residual, points = self.told, outcomes - self.prior.mean, self.at(X)
         images = self.prior.images(points.prior)
         explained = row_product(points.posterior, points.posterior.mT)
         corner = self.prior.covariance(points.prior, images) - explained
-        below = safe_cholesky(corner + torch.diag_embed(new.noise))
-        innovation = new.residual.unsqueeze(-1) - points.posterior @ self.whitened
-        above = self.factor.new_zeros(*self.factor.shape[:-1], new.X.shape[-2])
+        below = safe_cholesky(corner + torch.diag_embed(noise))
+        innovation = residual.unsqueeze(-1) - points.posterior @ self.whitened
+        above = self.factor.new_zeros(*self.factor.shape[:-1], X.shape[-2])
         return replace(
             self,
-            told=self.told + new,
+            told=CentredRows(
+                torch.cat((told.X, X), -2),
+                torch.cat((told.residual, residual), -1),
+                torch.cat((told.noise, noise), -1),
+            ),
             images=torch.cat((self.images, images), -2),
             factor=torch.cat(
                 (stack_columns(self.factor, above), stack_columns(points.posterior, below)), -2
@@ -202,32 +200,26 @@ class ObservationSpaceProcess(PosteriorProcess):
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
         """Subtract the covariance that the observations explain from the prior covariance."""
         explained = row_product(points.posterior, others.posterior.mT)
-        return self._prior_covariance(points, others) - explained
+        images = self.prior.images(others.prior)
+        return self.prior.covariance(points.prior, images) - explained
 
     def variance_at(self, points: Points) -> Tensor:
         """Subtract the variance that the observations explain from the prior variance."""
-        return self._prior_variance(points) - points.posterior.square().sum(-1)
+        variance = self.prior.variance(points.prior, self.prior.images(points.prior))
+        return variance - points.posterior.square().sum(-1)
 
     def joint_at(self, points: Points) -> Joint:
         """Return mean and covariance: the prior covariance is the joint's residual, without root.
 
         The downdate is the whitened covariance with the observations.
         """
-        return Joint(
-            self.mean_at(points),
-            points.posterior[..., :0],
-            points.posterior,
-            Residual(
-                lambda: self._prior_covariance(points, points),
-                lambda: self._prior_variance(points),
-            ),
+        prior, own = self.prior, points.prior
+        residual = Residual(
+            lambda: prior.covariance(own, prior.images(own)),
+            lambda: prior.variance(own, prior.images(own)),
         )
-
-    def _prior_covariance(self, points: Points, others: Points) -> Tensor:
-        return self.prior.covariance(points.prior, self.prior.images(others.prior))
-
-    def _prior_variance(self, points: Points) -> Tensor:
-        return self.prior.variance(points.prior, self.prior.images(points.prior))
+        downdate = points.posterior
+        return Joint(self.mean_at(points), downdate[..., :0], downdate, residual)
 
     @cached_property
     @outside_inference_mode()
@@ -312,3 +304,43 @@ def _regression(process: PosteriorProcess, points: Points, weights: Tensor, X: T
     here = process.at(X)
     update = row_product(process.cross_covariance(here, points), weights)
     return process.mean_at(here) + update.squeeze(-1)
+
+
+NUGGET = 1e-8
+"""Added to posterior variances at the points of a draw, as a share of them, so that points close
+together have no weights whose rounding errors are larger than what the weights mean."""
+
+PRIOR_NUGGET = 1e-10
+"""The same for prior variances, which may be many times the posterior's."""
+
+
+@singledispatch
+def drawn_mean(process: PosteriorProcess, inputs: Tensor, draws: RandomDraws) -> WeightedFunction:
+    """Draw values jointly at inputs and at the rows of an exact model; return the mean given them.
+
+    ``w = L⁻ᵀ e`` with ``L Lᵀ`` the posterior covariance. Cost O(N³ + n N²) for N points.
+    """
+    points = process.at(inputs)
+    covariance = process.cross_covariance(points, points)
+    covariance = covariance.expand(*draws.shape[-covariance.ndim + 2 :], *covariance.shape[-2:])
+    normal = draws.normal(covariance.shape[-1], 1)
+    return conditional_mean(process, points, inverse_root_product(covariance, normal, NUGGET))
+
+
+@drawn_mean.register
+def _(process: ObservationSpaceProcess, inputs: Tensor, draws: RandomDraws) -> WeightedFunction:
+    """Draw ``g(x) = k(x, Z) L⁻ᵀ e`` from the prior at all points Z, rows X first: the same law.
+
+    ``g(x) + k(x, X) (K + S)⁻¹ (y − g(X) − ε)`` with ``L Lᵀ = k(Z, Z)`` is one sum of kernels at Z.
+    """
+    prior, rows = process.prior, process.told.X.shape[-2]
+    coordinates = stack_rows(prior.coordinates(process.told.X), prior.coordinates(inputs))
+    images = prior.images(coordinates)
+    K = prior.covariance(coordinates, images).expand(*process.factor.shape[:-2], -1, -1)
+    weights = inverse_root_product(K, draws.normal(K.shape[-1], 1), PRIOR_NUGGET)
+    noise = process.told.noise.sqrt().unsqueeze(-1) * draws.normal(rows, 1)
+    noisy = row_product(K[..., :rows, :], weights) + noise
+    missing = process.whitened - solve_columns(process.factor, noisy)
+    own = solve_columns_transposed(process.factor, missing)
+    weights[..., :rows, :] += own
+    return prior.weighted(images, weights)

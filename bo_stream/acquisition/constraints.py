@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
@@ -141,15 +142,6 @@ class SiteConstraints:
         lists = (self.costs, self.positions, self.strata, self.unreachable)
         return next((len(values) for values in lists if values is not None), None)
 
-    def to(self, like: Tensor) -> SiteConstraints:
-        """Return the constraints in the dtype and on the device of a tensor."""
-        real = {name: getattr(self, name) for name in ("costs", "positions", "earlier", "base")}
-        moved = {name: value.to(like) for name, value in real.items() if value is not None}
-        for name in ("strata", "unreachable"):
-            if getattr(self, name) is not None:
-                moved[name] = getattr(self, name).to(like.device)
-        return replace(self, **moved)
-
 
 @dataclass(frozen=True, eq=False)
 class Round:
@@ -189,7 +181,12 @@ class Round:
                 f"Expected constraints of {len(available)} candidates, those of pool, got "
                 f"{constraints.count}."
             )
-        c = constraints.to(like)
+        moved: dict[str, Any] = {}
+        for name, value in vars(constraints).items():
+            if isinstance(value, Tensor):
+                whole = name in ("strata", "unreachable")  # which are no real numbers
+                moved[name] = value.to(like.device) if whole else value.to(like)
+        c = replace(constraints, **moved)
         allowed = available.clone()
         if c.unreachable is not None:
             allowed &= ~c.unreachable
@@ -200,26 +197,23 @@ class Round:
             start = start if c.earlier is None else start._away_from(c.earlier)
         return start._within_quotas()
 
-    def costs(self) -> Tensor | None:
-        """Return the cost that each candidate adds to the round, ``N``; None: nothing costs.
+    def offers(self) -> tuple[Tensor | None, Tensor]:
+        """Return what each candidate adds to the round's cost, and which may be added, ``N`` each.
 
         Travel by cheapest insertion: the shortest detour between two stops of the trip that follow
-        each other.
+        each other. No costs, None, where nothing costs.
         """
         c = self.constraints
-        if c.positions is None or self.tour is None or c.cost_per_km == 0.0:
-            return c.costs
-        reach = torch.cdist(c.positions, self.tour, compute_mode=_EXACT)
-        detour = (reach[:, :-1] + reach[:, 1:] - self._legs()).amin(-1).clamp_min(0.0)
-        travel = c.cost_per_km * detour
-        return travel if c.costs is None else c.costs + travel
-
-    def feasible(self, costs: Tensor | None) -> Tensor:
-        """Return which candidates may be added at these costs, ``N`` bools."""
-        budget = self.constraints.budget
-        if budget is None or costs is None:
-            return self.allowed
-        return self.allowed & (self.spent + costs <= budget * (1.0 + _ROUNDING))
+        costs = c.costs
+        if c.positions is not None and self.tour is not None and c.cost_per_km > 0.0:
+            reach = torch.cdist(c.positions, self.tour, compute_mode=_EXACT)
+            legs = torch.linalg.vector_norm(self.tour.diff(dim=0), dim=-1)
+            detour = (reach[:, :-1] + reach[:, 1:] - legs).amin(-1).clamp_min(0.0)
+            travel = c.cost_per_km * detour
+            costs = travel if costs is None else costs + travel
+        if c.budget is None or costs is None:
+            return costs, self.allowed
+        return costs, self.allowed & (self.spent + costs <= c.budget * (1.0 + _ROUNDING))
 
     def visiting(self, i: int, cost: float) -> Round:
         """Add a candidate at a cost."""
@@ -231,7 +225,8 @@ class Round:
             here = c.positions[i : i + 1]
             if self.tour is not None:
                 reach = torch.linalg.vector_norm(self.tour - here, dim=-1)
-                after = int((reach[:-1] + reach[1:] - self._legs()).argmin()) + 1
+                legs = torch.linalg.vector_norm(self.tour.diff(dim=0), dim=-1)
+                after = int((reach[:-1] + reach[1:] - legs).argmin()) + 1
                 tour = torch.cat((self.tour[:after], here, self.tour[after:]))
                 new = replace(new, tour=tour)
             if c.minimum_distance > 0.0:
@@ -241,11 +236,6 @@ class Round:
             new = replace(new, left={**self.left, stratum: self.left[stratum] - 1})
             new = new._within_quotas()
         return new
-
-    def _legs(self) -> Tensor:
-        """Return the lengths of the trip's parts."""
-        assert self.tour is not None  # noqa: S101 (only called where there is one)
-        return torch.linalg.vector_norm(self.tour.diff(dim=0), dim=-1)
 
     def _away_from(self, positions: Tensor) -> Round:
         """Forbid all candidates that are too near to any of some positions, ``k x 2``."""

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -39,31 +39,30 @@ _SMALLEST_VARIANCE = 1e-18
 """Targets of a smaller variance count as known to this one."""
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """A threshold of the process f, or of the prevalence ``1 / (1 + exp(−f))``.
+class HasThreshold:
+    """Criteria about a threshold of the process f, or of the prevalence ``1 / (1 + exp(−f))``.
 
     Attributes:
-        value: In the units that ``scale`` names.
+        threshold: In the units that ``scale`` names.
         scale: "latent": of f; "prevalence": a prevalence in (0, 1).
     """
 
-    value: float
+    threshold: float
     scale: Scale
 
     def __post_init__(self) -> None:
-        """Check the value.
+        """Check threshold and scale.
 
         Raises:
             ValueError: It is not finite, or a prevalence outside (0, 1); the scale is another one.
         """
         _check_scale(self.scale)
         if self.scale == "latent":
-            if not math.isfinite(self.value):
-                raise ValueError(f"Expected a finite threshold, got {self.value}.")
-        elif not 0.0 < self.value < 1.0:
+            if not math.isfinite(self.threshold):
+                raise ValueError(f"Expected a finite threshold, got {self.threshold}.")
+        elif not 0.0 < self.threshold < 1.0:
             raise ValueError(
-                f"Expected threshold to be a prevalence in (0, 1), got {self.value}. From per "
+                f"Expected threshold to be a prevalence in (0, 1), got {self.threshold}. From per "
                 'cent: divide by 100. For a threshold of f itself pass scale="latent".'
             )
 
@@ -71,33 +70,12 @@ class Threshold:
     def latent(self) -> float:
         """The threshold in units of f."""
         if self.scale == "latent":
-            return float(self.value)
-        return math.log(self.value) - math.log1p(-self.value)
+            return float(self.threshold)
+        return math.log(self.threshold) - math.log1p(-self.threshold)
 
-    def distance(self, mean: Tensor, variance: Tensor) -> Tensor:
+    def _distance(self, mean: Tensor, variance: Tensor) -> Tensor:
         """Return (m − threshold) / s for values ``f ~ N(m, s²)``, ``M``."""
         return (mean - self.latent) / variance.clamp_min(_SMALLEST_VARIANCE).sqrt()
-
-
-class HasThreshold:
-    """Criteria about a threshold, which is checked when it is read.
-
-    Attributes:
-        threshold: In the units that ``scale`` names.
-        scale: "latent" or "prevalence"; see :class:`Threshold`.
-    """
-
-    threshold: float
-    scale: Scale
-
-    def __post_init__(self) -> None:
-        """Check threshold and scale; ValueError."""
-        _ = self.limit
-
-    @property
-    def limit(self) -> Threshold:
-        """The threshold with its scale; ValueError if it cannot be one."""
-        return Threshold(self.threshold, self.scale)
 
 
 @dataclass(frozen=True)
@@ -184,9 +162,9 @@ class TargetedVariance(HasThreshold, Criterion):
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected weighted variance; see :class:`Criterion`."""
         spread = (variance + self.width**2).clamp_min(_SMALLEST_VARIANCE).sqrt()
-        gap = (mean - self.limit.latent) / spread
+        gap = (mean - self.latent) / spread
         density = (-0.5 * gap.square()).exp() / (spread * math.sqrt(2.0 * math.pi))
-        return _variance(self.limit.scale, mean, variance, density)
+        return _variance(self.scale, mean, variance, density)
 
 
 @dataclass(frozen=True)
@@ -206,7 +184,7 @@ class ExceedanceEntropy(HasThreshold, Criterion):
 
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected entropy; see :class:`Criterion`."""
-        return exceedance_loss(binary_entropy, self.limit.distance(mean, variance), variance)
+        return exceedance_loss(binary_entropy, self._distance(mean, variance), variance)
 
 
 @dataclass(frozen=True)
@@ -241,7 +219,7 @@ class Misclassification(HasThreshold, Criterion):
 
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected cost of a wrong call; see :class:`Criterion`."""
-        distance = self.limit.distance(mean, variance)
+        distance = self._distance(mean, variance)
         if self.miss_cost == 1.0:
             return misclassification(distance, variance)
         return exceedance_loss(CheaperCall(self.miss_cost), distance, variance)
@@ -285,7 +263,7 @@ class ExpectedLoss(HasThreshold, Criterion):
 
     def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
         """Return the expected loss; see :class:`Criterion`."""
-        return exceedance_loss(self.loss, self.limit.distance(mean, variance), variance)
+        return exceedance_loss(self.loss, self._distance(mean, variance), variance)
 
 
 def binary_entropy(chance: Tensor) -> Tensor:
@@ -317,28 +295,22 @@ _SINGLE = torch.float32
 _ROWS = 2048
 
 
-def sites(basis: Basis, X: Tensor) -> FeatureSites:
-    """Return the sites at transformed inputs, ``N x d``."""
-    if not isinstance(basis, GridBasis) or len(basis.parts) > 1:
-        return _DenseSites(basis, X)
-    (part,) = basis.parts
-    keep = X.shape[0] * STENCIL**part.grid.dim <= KEPT_NUMBERS
-    return _GridSites(basis, X, part, tuple(_locate(part.grid, X)) if keep else None)
-
-
-def kept_sites(basis: Basis, X: Tensor) -> FeatureSites:
-    """Return sites in float32 with cached features, if memory allows; else as :func:`sites`.
-
-    Also as :func:`sites` on a single grid.
+def sites(basis: Basis, X: Tensor, cached: bool = False) -> FeatureSites:
+    """Return the sites of a basis.
 
     Args:
         basis: Any.
         X: Transformed inputs, ``N x d``.
+        cached: Whether features are cached, in float32, where that is not a single grid's and
+            memory allows it.
     """
-    dense = not isinstance(basis, GridBasis) or len(basis.parts) > 1
-    if dense and X.shape[0] * basis.rank <= _KEPT_FEATURES:
+    if isinstance(basis, GridBasis) and len(basis.parts) == 1:
+        (part,) = basis.parts
+        keep = X.shape[0] * STENCIL**part.grid.dim <= KEPT_NUMBERS
+        return _GridSites(basis, X, part, tuple(_locate(part.grid, X)) if keep else None)
+    if cached and X.shape[0] * basis.rank <= _KEPT_FEATURES:
         return _CachedSites.of(basis, X)
-    return sites(basis, X)
+    return _DenseSites(basis, X)
 
 
 @dataclass(frozen=True)
@@ -361,15 +333,12 @@ class FeatureSites(ABC):
     def quadratic(self, matrices: Tensor) -> Tensor:
         """Evaluate k symmetric ``z(x)ᵀ M z(x)`` at all sites, ``k x m x r x r -> k x m x N``."""
 
-    def feature(self, site: int) -> Tensor:
-        """Return the features of one site, ``m x r x 1``."""
-        return self.basis.features(self.X[site : site + 1]).mT
-
     def residual(self) -> Tensor:
         """Compute the variance of one output outside the features at all sites, ``N``."""
-        if not self.basis.has_residual:
+        basis: Any = self.basis
+        if not basis.has_residual:
             return self.X.new_zeros(len(self.X))
-        parts = [_residual(self.basis, X, None) for X in self.X.split(_ROWS)]
+        parts = [basis.residual_variance(X)[0] for X in self.X.split(_ROWS)]
         return torch.cat(parts).to(self.X)
 
 
@@ -408,7 +377,7 @@ class _CachedSites(FeatureSites):
     @classmethod
     def of(cls, basis: Basis, X: Tensor) -> _CachedSites:
         """Compute the features, of an inducing basis in float32."""
-        single = basis
+        single: Any = basis
         if isinstance(basis, InducingBasis):
             single = replace(map_tensors(basis, Tensor.float), kernel=frozen(basis.kernel, _SINGLE))
         features = torch.empty(len(X), basis.rank, dtype=_SINGLE, device=X.device)
@@ -420,7 +389,7 @@ class _CachedSites(FeatureSites):
             values = single.features(inputs)
             z.copy_(values[0])
             if basis.has_residual:
-                rest.copy_(_residual(single, inputs, values))
+                rest.copy_(single.residual_variance(inputs, values)[0])
         return cls(basis, X, features, left)
 
     def linear(self, weights: Tensor) -> Tensor:
@@ -436,11 +405,6 @@ class _CachedSites(FeatureSites):
     def residual(self) -> Tensor:
         """Return the variance outside the features at all sites, ``N``."""
         return self.left.to(self.X)
-
-
-def _residual(basis: Basis, X: Tensor, features: Tensor | None) -> Tensor:
-    variance = basis.residual_variance(X, features)
-    return X.new_zeros(len(X)) if variance is None else variance[0]
 
 
 @dataclass(frozen=True)
@@ -489,11 +453,9 @@ class _GridSites(FeatureSites):
 
 def _locate(grid: Grid, X: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the nodes around each site of a chunk, flat indices, and their weights, ``N x 4^d``."""
-    corner = torch.cartesian_prod(*[torch.arange(STENCIL, device=X.device)] * grid.dim)
     for chunk in X.split(max(1, CHUNK_NUMBERS // STENCIL**grid.dim)):
         cell, t = grid.locate(chunk)
-        nodes = cell.unsqueeze(-2) + corner.reshape(-1, grid.dim)
-        yield ravel(nodes, grid.size), outer_product(cubic_weights(t))
+        yield grid.nodes_around(cell), outer_product(cubic_weights(t))
 
 
 def _cell_polynomials(basis: InterpolationBasis, matrices: Tensor) -> Tensor:

@@ -85,11 +85,6 @@ def in_weight_space(process: PosteriorProcess) -> bool:
     return isinstance(process, ObservationSpaceProcess) and not process.prior.has_residual
 
 
-def lives_in_features(model: StreamingGP) -> bool:
-    """Tell whether :func:`weight_space` accepts a model's posterior."""
-    return in_weight_space(model.process())
-
-
 # --- negative integrated posterior variance in feature space -------------------------------------
 
 
@@ -285,7 +280,9 @@ def _measure(
 ) -> PointMeasure | BoxMeasure:
     """Return the measure of the points, or of the box that the input transform makes of bounds."""
     if mc_points is not None and bounds is None:
-        return point_measure(model, mc_points, weights)
+        points = listed_inputs(model, "mc_points", mc_points)
+        shares = checked_weights("mc_points", points, weights)
+        return PointMeasure(points, shares / shares.sum())
     if bounds is None or mc_points is not None:
         given = "none" if bounds is None else "both"
         raise ValueError(f"Expected exactly one of mc_points and bounds, got {given}.")
@@ -305,20 +302,6 @@ def _measure(
     if not bool((bounds[0] < bounds[1]).all()):
         raise ValueError(f"Expected bounds with lower < upper, got {bounds.tolist()}.")
     return BoxMeasure(box_of(corners))
-
-
-def point_measure(
-    model: StreamingGP, mc_points: Tensor, weights: Tensor | None = None
-) -> PointMeasure:
-    """Return the measure of points before the input transform, ``N x d``.
-
-    Raises:
-        BotorchTensorDimensionError: Shapes do not fit the model.
-        InputDataError: No points, values that are not finite, or negative weights.
-    """
-    points = listed_inputs(model, "mc_points", mc_points)
-    shares = checked_weights("mc_points", points, weights)
-    return PointMeasure(points, shares / shares.sum())
 
 
 def checked_weights(name: str, points: Tensor, weights: Tensor | None) -> Tensor:

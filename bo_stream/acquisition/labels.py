@@ -165,7 +165,8 @@ def select_labels_from_pool(
     if q > 1:
         candidates = _SortedPool(sample_paths(model, num_samples, seed), pool, alone, criterion)
         generator = torch.Generator(pool.device).manual_seed(seed)
-        hypotheses = Hypotheses.none(num_samples, alone)
+        equal = alone.new_full((1, num_samples), 1.0 / num_samples)
+        hypotheses = Hypotheses(alone.new_ones(1), equal)
         for _ in range(q - 1):
             chosen = candidates.probabilities(torch.tensor(picks[-1:])).squeeze(1)
             hypotheses = hypotheses.after(chosen, max_configurations, generator)
@@ -232,11 +233,6 @@ class Hypotheses:
 
     weights: Tensor
     draws: Tensor
-
-    @classmethod
-    def none(cls, draws: int, like: Tensor) -> Hypotheses:
-        """Return the one hypothesis before any pick."""
-        return cls(like.new_ones(1), like.new_full((1, draws), 1.0 / draws))
 
     def conditional_entropy(self, probabilities: Tensor) -> Tensor:
         """Compute the entropy of one more label given the picked ones, ``S x n x m -> n``.

@@ -22,6 +22,7 @@ from scipy.special import ndtr, owens_t
 from torch import Tensor
 
 from bo_stream.models.base import StreamingGP
+from bo_stream.tensors import map_tensors
 
 _NUM_ANGLES = 97
 """Nodes in the angle, from 0 to π/2, denser near 0: uniform in its square root."""
@@ -52,7 +53,7 @@ class Lookahead(ABC):
     and leave the variance ``s² − r``.
 
     Attributes:
-        variance: s², ``M``.
+        variance: s², ``M``. Further tensors are ``M`` or ``K x M``, the latter with more after M.
     """
 
     variance: Tensor
@@ -61,13 +62,9 @@ class Lookahead(ABC):
     def __call__(self, removed: Tensor) -> Tensor:
         """Compute the expected uncertainties for removed variances, ``... x M`` each."""
 
-    @abstractmethod
     def part(self, chosen: slice) -> Self:
         """Return the functions of some of the targets."""
-
-    @abstractmethod
-    def rescaled(self, factor: float) -> Self:
-        """Return the functions of removed variances in other units, factor times the present."""
+        return map_tensors(self, lambda t: t[chosen] if t.ndim == 1 else t[:, chosen])
 
 
 @dataclass(frozen=True)
@@ -84,14 +81,6 @@ class LinearLookahead(Lookahead):
         """Compute the expected uncertainties; see :class:`Lookahead`."""
         return self.slope * (self.variance - removed)
 
-    def part(self, chosen: slice) -> Self:
-        """Return the functions of some of the targets."""
-        return type(self)(self.variance[chosen], self.slope[chosen])
-
-    def rescaled(self, factor: float) -> Self:
-        """Return the functions in other units; see :class:`Lookahead`."""
-        return type(self)(self.variance * factor, self.slope / factor)
-
 
 @dataclass(frozen=True)
 class ShareLookahead(Lookahead):
@@ -106,14 +95,6 @@ class ShareLookahead(Lookahead):
     def share(self, removed: Tensor) -> Tensor:
         """Compute ``r / s²`` within [0, 1], 0 where there is no variance."""
         return (removed / self.variance.clamp_min(1e-300)).clamp(0.0, 1.0)
-
-    def part(self, chosen: slice) -> Self:
-        """Return the functions of some of the targets."""
-        return type(self)(self.variance[chosen], self.coefficients[:, chosen])
-
-    def rescaled(self, factor: float) -> Self:
-        """Return the functions in other units; see :class:`Lookahead`."""
-        return type(self)(self.variance * factor, self.coefficients)
 
 
 @dataclass(frozen=True)
@@ -250,16 +231,17 @@ def _expected_losses(loss: Loss, distances: _Array, angles: _Array, points: int 
     bump = evaluated(loss, ndtr(y)) - ends[0] - (ends[1] - ends[0]) * ndtr(y)
     chord = ends[0] + (ends[1] - ends[0]) * ndtr(distances)
 
-    def column(angle: float) -> _Array:
-        centre, spread = distances / math.cos(angle), math.tan(angle)
+    values = np.empty((len(distances), len(angles)))
+    for column, angle in zip(values.T, angles, strict=True):
+        centre, spread = distances[:, np.newaxis] / math.cos(angle), math.tan(angle)
         if spread == 0.0:
-            return evaluated(loss, ndtr(distances))
-        if spread <= 1.0:
-            return evaluated(loss, ndtr(centre[:, np.newaxis] + spread * z)) @ normal
-        density = np.exp(-0.5 * ((y - centre[:, np.newaxis]) / spread) ** 2)
-        return chord + density @ bump * (y[1] - y[0]) / (spread * math.sqrt(2.0 * math.pi))
-
-    return np.stack([column(angle) for angle in angles], -1)
+            column[:] = evaluated(loss, ndtr(distances))
+        elif spread <= 1.0:
+            column[:] = evaluated(loss, ndtr(centre + spread * z)) @ normal
+        else:
+            density = np.exp(-0.5 * ((y - centre) / spread) ** 2) @ bump
+            column[:] = chord + density * (y[1] - y[0]) / (spread * math.sqrt(2.0 * math.pi))
+    return values
 
 
 def evaluated(loss: Loss, chance: _Array) -> _Array:

@@ -36,7 +36,6 @@ from bo_stream.bases.inducing import (
 from bo_stream.bases.spectral import FourierFunctions, KernelFunctions, RandomDraws, draw_prior
 from bo_stream.linalg import (
     by_columns,
-    inverse_root_product,
     row_product,
     solve_columns,
     solve_columns_transposed,
@@ -50,8 +49,7 @@ from bo_stream.models.local import LocalProcess
 from bo_stream.models.quadruply_stochastic.function_process import FunctionProcess
 from bo_stream.observation_space import (
     ObservationSpaceProcess,
-    WeightedFunction,
-    conditional_mean,
+    drawn_mean,
 )
 from bo_stream.process import (
     ConditionedProcess,
@@ -145,19 +143,11 @@ def _mean_terms(process: PosteriorProcess) -> _Terms:
     terms: _Terms = (PathTerm(process.mean),)
     if isinstance(process, WeightSpaceProcess) and not process.basis.has_residual:
         features = PathTerm(partial(_features, process.basis), (process.weights.mean,))
-        terms = _constant(process.prior_mean), features
+        terms = PathTerm(partial(_value, process.prior_mean)), features
     elif isinstance(process, ObservationSpaceProcess):
         rule, drawn = process.prior.weighted(process.images, process.representer_weights)
         terms = (PathTerm(rule, (drawn,)),)
     return terms
-
-
-NUGGET = 1e-8
-"""Added to posterior variances at the points of a draw, as a share of them, so that points close
-together have no weights whose rounding errors are larger than what the weights mean."""
-
-PRIOR_NUGGET = 1e-10
-"""The same for prior variances, which may be many times the posterior's."""
 
 
 @torch.no_grad()
@@ -180,7 +170,7 @@ def _draw(
             factor = spread.reshape(-1, *[1] * len(shape))
             terms = (PathTerm(partial(_deviating, _mean_terms(process)), (factor, *terms)),)
         return SamplePaths(model, terms, shape)
-    rule, drawn = _drawn_at(process, inputs, replace(draws, spread=spread))
+    rule, drawn = drawn_mean(process, inputs, replace(draws, spread=spread))
     return SamplePaths(model, (PathTerm(rule, (drawn,)),), shape)
 
 
@@ -193,8 +183,8 @@ def _posterior_at(model: StreamingGP, at: Tensor) -> tuple[PosteriorProcess, Ten
     """
     check_inputs(at, model.input_dim, model.train_targets, finite=True, name="at")
     batch, ahead = model.batch_shape, at.shape[:-2]
-    own = batch[max(0, len(batch) - len(ahead)) :]
-    fits = len(own) == len(ahead) and all(a in (1, b) for a, b in zip(ahead, own, strict=True))
+    pairs = zip(reversed(ahead), reversed(batch), strict=False)
+    fits = len(ahead) <= len(batch) and all(a in (1, b) for a, b in pairs)
     if not fits or at.shape[-2] == 0:
         raise BotorchTensorDimensionError(
             f"Expected at of shape `N x {model.input_dim}` with N > 0, its leading dimensions none "
@@ -203,8 +193,18 @@ def _posterior_at(model: StreamingGP, at: Tensor) -> tuple[PosteriorProcess, Ten
     try:
         inputs = model.process_inputs(at)
         process = model.process(inputs)
-        exact = is_weighted_sum(process)
-        return (_folded(model, inputs), None) if exact else (process, inputs)
+        base = process
+        while isinstance(base, ConditionedProcess | SelectedProcess | ShiftedProcess):
+            base = base.base
+        if isinstance(base, FunctionProcess):
+            exact = base.noise is None or not isinstance(base.basis, KernelFunctions)
+        else:
+            exact = in_weight_space(base)
+        if exact:
+            return _folded(model, inputs), None
+        if isinstance(base, ObservationSpaceProcess) and base is not process:
+            inputs = stack_rows(base.told.X, inputs)
+        return process, inputs
     except InputDataError as error:
         raise InputDataError(f"Of the inputs at: {error}") from error
 
@@ -213,21 +213,6 @@ def _folded(model: StreamingGP, inputs: Tensor | None = None) -> PosteriorProces
     """Return the posterior, on a grid with hypothetical observations folded into its weights."""
     process = model.feature_process(inputs)
     return weight_space(process) if in_weight_space(process) else process
-
-
-def is_weighted_sum(process: PosteriorProcess) -> bool:
-    """Tell whether functions of a process are sums of finitely many known ones, with weights."""
-    process = _innermost(process)
-    if isinstance(process, FunctionProcess):
-        return process.noise is None or not isinstance(process.basis, KernelFunctions)
-    return in_weight_space(process)
-
-
-def _innermost(process: PosteriorProcess) -> PosteriorProcess:
-    """Return the process that others condition, select from and shift."""
-    while isinstance(process, ConditionedProcess | SelectedProcess | ShiftedProcess):
-        process = process.base
-    return process
 
 
 class SamplePaths(DeterministicModel):
@@ -394,18 +379,15 @@ def _draw_terms(process: PosteriorProcess, draws: RandomDraws) -> _Terms:
     Raises:
         UnsupportedError: The process or its kernel has no functions in closed form.
     """
+    if isinstance(process, LocalProcess):
+        raise UnsupportedError(
+            "LocalGP has no functions to draw, for its nearest models change abruptly from place "
+            "to place: name the points that matter, as at=X, draw values at points by "
+            "model.posterior(X).rsample(), or take OSGPR, ClusteredGP or WISKI."
+        )
     raise UnsupportedError(
         f"Functions cannot be drawn from a {type(process).__name__}: draw values at points by "
         "model.posterior(X).rsample()."
-    )
-
-
-@_draw_terms.register
-def _(process: LocalProcess, draws: RandomDraws) -> _Terms:
-    raise UnsupportedError(
-        "LocalGP has no functions to draw, for its nearest models change abruptly from place to "
-        "place: name the points that matter, as at=X, draw values at points by "
-        "model.posterior(X).rsample(), or take OSGPR, ClusteredGP or WISKI."
     )
 
 
@@ -414,7 +396,8 @@ def _(process: WeightSpaceProcess, draws: RandomDraws) -> _Terms:
     """Draw weights from their posterior, and the basis's residual from its prior."""
     mean, root = process.weights.mean, process.weights.root
     weights = mean + row_product(root, draws.normal(root.shape[-1], 1))
-    return _constant(process.prior_mean), *_of_weights(process.basis, weights, draws)
+    constant = PathTerm(partial(_value, process.prior_mean))
+    return constant, *_of_weights(process.basis, weights, draws)
 
 
 @_draw_terms.register
@@ -427,7 +410,7 @@ def _(process: ObservationSpaceProcess, draws: RandomDraws) -> _Terms:
 def _(process: ClusteredProcess, draws: RandomDraws) -> _Terms:
     """``g(x) + k(x, Z) (K + Λ)⁻¹ (u − g(Z) − ε)``, by square roots of precisions."""
     prior = draw_prior(process.kernel, process.Z.shape[-1], process.outputs, draws)
-    terms = _constant(process.prior_mean), PathTerm(operator.call, (prior,))
+    terms = PathTerm(partial(_value, process.prior_mean)), PathTerm(operator.call, (prior,))
     if len(process.Z) == 0:
         return terms
     noisy = process.root.mT * prior(process.Z.double()).unsqueeze(-1)
@@ -453,7 +436,7 @@ def _(process: FunctionProcess, draws: RandomDraws) -> _Terms:
     columns = row_product(moments.rows.double(), draws.normal(moments.rows.shape[-1], 1))
     weighted = partial(_weighted_functions, process)
     terms = (
-        _constant(process.prior_mean),
+        PathTerm(partial(_value, process.prior_mean)),
         PathTerm(weighted, (weights.double() + columns.squeeze(-1),)),
     )
     basis = process.basis
@@ -482,41 +465,6 @@ def _(process: SelectedProcess, draws: RandomDraws) -> _Terms:
     shape = Size((*draws.shape[:-1], _shape_of(process.base)[-1]))
     terms = _draw_terms(process.base, replace(draws, shape=shape))
     return (PathTerm(partial(_selected, list(process.outputs)), terms),)
-
-
-@singledispatch
-def _drawn_at(process: PosteriorProcess, inputs: Tensor, draws: RandomDraws) -> WeightedFunction:
-    """Draw values jointly at inputs and at the rows of an exact model; return the mean given them.
-
-    ``w = L⁻ᵀ e`` with ``L Lᵀ`` the posterior covariance. Cost O(N³ + n N²) for N points.
-    """
-    base = _innermost(process)
-    if isinstance(base, ObservationSpaceProcess):
-        inputs = stack_rows(base.told.X, inputs)
-    points = process.at(inputs)
-    covariance = process.cross_covariance(points, points)
-    covariance = covariance.expand(*draws.shape[-covariance.ndim + 2 :], *covariance.shape[-2:])
-    normal = draws.normal(covariance.shape[-1], 1)
-    return conditional_mean(process, points, inverse_root_product(covariance, normal, NUGGET))
-
-
-@_drawn_at.register
-def _(process: ObservationSpaceProcess, inputs: Tensor, draws: RandomDraws) -> WeightedFunction:
-    """Draw ``g(x) = k(x, Z) L⁻ᵀ e`` from the prior at all points Z, rows X first: the same law.
-
-    ``g(x) + k(x, X) (K + S)⁻¹ (y − g(X) − ε)`` with ``L Lᵀ = k(Z, Z)`` is one sum of kernels at Z.
-    """
-    prior, rows = process.prior, process.told.X.shape[-2]
-    coordinates = stack_rows(prior.coordinates(process.told.X), prior.coordinates(inputs))
-    images = prior.images(coordinates)
-    K = prior.covariance(coordinates, images).expand(*process.factor.shape[:-2], -1, -1)
-    weights = inverse_root_product(K, draws.normal(K.shape[-1], 1), PRIOR_NUGGET)
-    noise = process.told.noise.sqrt().unsqueeze(-1) * draws.normal(rows, 1)
-    noisy = row_product(K[..., :rows, :], weights) + noise
-    missing = process.whitened - solve_columns(process.factor, noisy)
-    own = solve_columns_transposed(process.factor, missing)
-    weights[..., :rows, :] += own
-    return prior.weighted(images, weights)
 
 
 @singledispatch
@@ -566,12 +514,8 @@ def _(basis: FunctionBasis, weights: Tensor, draws: RandomDraws) -> _Terms:
     return term, PathTerm(expansion, (a.squeeze(-1),))
 
 
-def _constant(value: Tensor) -> PathTerm:
-    """Return a prior mean, ``... x m x 1``, equal for every draw."""
-    return PathTerm(partial(_value, value))
-
-
 def _value(value: Tensor, X: Tensor) -> Tensor:
+    """Return a prior mean, ``... x m x 1``, equal for every draw."""
     return value
 
 

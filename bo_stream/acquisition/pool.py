@@ -17,7 +17,6 @@ from bo_stream.acquisition.feature_nipv import (
     check_scalar,
     in_weight_space,
     listed_inputs,
-    point_measure,
     variance_factors,
     weight_space,
 )
@@ -121,7 +120,8 @@ class PoolSelector:
         check_scalar(model, posterior_transform)
         self._model = model
         self._pool = listed_inputs(model, "pool", pool)
-        self._measure = point_measure(model, mc_points)
+        points = listed_inputs(model, "mc_points", mc_points)
+        self._measure = PointMeasure(points, torch.full_like(points[:, 0], 1.0 / len(points)))
         self._corners = box_of(torch.cat((box_of(self._pool), self._measure.corners)))
         self._posterior_transform = posterior_transform
         self._observations = 0.0
@@ -147,13 +147,10 @@ class PoolSelector:
         """
         waiting: list[int] = []
         if pending is not None and pending.numel() > 0:
-            index = checked_indices("pending", pending, len(self)).to(self._pool.device)
-            if exclude is None:
-                waiting, exclude = index.unique().tolist(), index
-            else:
-                excluded = checked_indices("exclude", exclude, len(self)).to(index)
-                left = index[~torch.isin(index, excluded)].unique()
-                waiting, exclude = left.tolist(), torch.cat((excluded, left))
+            index = checked_indices("pending", pending, self._pool)
+            excluded = checked_indices("exclude", exclude, self._pool)
+            left = index[~torch.isin(index, excluded)].unique()
+            waiting, exclude = left.tolist(), torch.cat((excluded, left))
         available = available_candidates(exclude, self._pool, q)
         if costs is None:
             costs = self._pool.new_ones(len(self))
@@ -275,11 +272,12 @@ class Gains:
 
         A rank-one change: cost O(r²) and two functions at all candidates.
         """
-        feature = self.sites.feature(site)
+        feature = self.sites.basis.features(self.sites.X[site : site + 1]).mT
         image = self.covariance.times(feature)
         total = (feature * image).sum(-2) + noise
         direction = image / total.sqrt().unsqueeze(-1)
-        covariance = self.covariance.without(direction)
+        downdate = torch.cat((self.covariance.downdate, direction), -1)
+        covariance = replace(self.covariance, downdate=downdate)
         return self.changed(direction, torch.ones_like(total), covariance)
 
     def changed(self, directions: Tensor, amounts: Tensor, covariance: WeightCovariance) -> Gains:
@@ -322,10 +320,6 @@ class WeightCovariance:
         """Multiply by columns, ``m x r x k``. Cost O(k r²)."""
         explained = columns.mT @ self.downdate @ self.downdate.mT
         return self.weights.covariance_times(columns) - explained.mT
-
-    def without(self, direction: Tensor) -> WeightCovariance:
-        """Subtract ``v vᵀ``, v ``m x r x 1``."""
-        return replace(self, downdate=torch.cat((self.downdate, direction), -1))
 
 
 def same(
@@ -523,7 +517,7 @@ def available_candidates(exclude: Tensor | None, pool: Tensor, q: int) -> Tensor
     """
     available = torch.ones(len(pool), dtype=torch.bool, device=pool.device)
     if exclude is not None and exclude.numel() > 0:
-        available[checked_indices("exclude", exclude, len(pool)).to(available.device)] = False
+        available[checked_indices("exclude", exclude, pool)] = False
     left = int(available.sum())
     if not 1 <= q <= left:
         raise ValueError(
@@ -532,22 +526,25 @@ def available_candidates(exclude: Tensor | None, pool: Tensor, q: int) -> Tensor
     return available
 
 
-def checked_indices(name: str, given: Tensor, count: int) -> Tensor:
-    """Return candidates that are given as a boolean mask or as indices, as indices.
+def checked_indices(name: str, given: Tensor | None, pool: Tensor) -> Tensor:
+    """Return candidates that are given as a boolean mask or as indices, as indices; None: none.
 
     Raises:
         BotorchTensorDimensionError: A mask of another length, or no list.
         InputDataError: Indices out of range.
     """
+    count, device = len(pool), pool.device
+    if given is None:
+        return torch.zeros(0, dtype=torch.long, device=device)
     if given.ndim != 1 or (given.dtype == torch.bool and given.shape[0] != count):
         raise BotorchTensorDimensionError(
             f"Expected {name} as a boolean mask of shape `{count}` or a list of indices, got "
             f"{given.dtype} of shape {tuple(given.shape)}."
         )
     if given.dtype == torch.bool:
-        return given.nonzero().flatten()
+        return given.nonzero().flatten().to(device)
     if given.numel() == 0:
-        return given.long()
+        return given.long().to(device)
     if given.is_floating_point() or given.is_complex():
         raise InputDataError(f"Expected {name} to hold bools or indices, got {given.dtype}.")
     if bool(((given < 0) | (given >= count)).any()):
@@ -555,4 +552,4 @@ def checked_indices(name: str, given: Tensor, count: int) -> Tensor:
             f"Expected indices from 0 to {count - 1} in {name}, got {int(given.min())} to "
             f"{int(given.max())}."
         )
-    return given.long()
+    return given.long().to(device)

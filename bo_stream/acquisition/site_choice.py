@@ -11,7 +11,7 @@ from gpytorch.likelihoods import BernoulliLikelihood
 from torch import Tensor
 
 from bo_stream.acquisition.constraints import Round, SiteConstraints
-from bo_stream.acquisition.criteria import Criterion, kept_sites
+from bo_stream.acquisition.criteria import Criterion, sites
 from bo_stream.acquisition.feature_nipv import (
     PointMeasure,
     box_of,
@@ -28,7 +28,6 @@ from bo_stream.acquisition.target_gains import (
     FeatureGains,
     JointTargetGains,
     per_cost,
-    without_own,
 )
 from bo_stream.bases.inducing import InducingBasis
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
@@ -126,8 +125,8 @@ def select_sites(
         )
     _check_model(model)
     candidates = listed_inputs(model, "pool", pool)
-    excluded = _indices("exclude", exclude, candidates)
-    waiting = _indices("pending", pending, candidates)
+    excluded = checked_indices("exclude", exclude, candidates).unique()
+    waiting = checked_indices("pending", pending, candidates).unique()
     available = torch.ones(len(candidates), dtype=torch.bool, device=candidates.device)
     available[excluded] = False
     available[waiting] = False
@@ -143,8 +142,8 @@ def select_sites(
             f"Expected a candidate that the constraints allow, got {int(available.sum())} that are "
             "unreachable, too near to pending or earlier sites, or of strata whose quota is 0."
         )
-    costs = start.costs()
-    if costs is not None and not bool(start.feasible(costs).any()):
+    costs, feasible = start.offers()
+    if costs is not None and not bool(feasible.any()):
         least = float(costs[start.allowed].min())
         raise InputDataError(
             f"Expected a budget that pays for a site, got {limits.budget:g}: the cheapest costs "
@@ -167,8 +166,7 @@ def _greedy(gains: CriterionGains, allowed: Round, q: int, per_cost: bool) -> Si
     paid: list[float] = []
     before = gains.total
     for _ in range(q):
-        costs = allowed.costs()
-        feasible = allowed.feasible(costs)
+        costs, feasible = allowed.offers()
         if not bool(feasible.any()):
             break
         pick, fall = gains.best(feasible, costs if per_cost else None)
@@ -204,20 +202,27 @@ def gains_before(
         )
     variance = variance.clamp_min(0.0)
     lookahead = criterion.lookahead(offset + scale * mean, scale**2 * variance)
-    lookahead = lookahead.rescaled(scale**-2)
+    to_process = scale**-2  # from variances in the units of the outcomes
+    if isinstance(lookahead, LinearLookahead):
+        lookahead = replace(lookahead, slope=lookahead.slope / to_process)
+    lookahead = replace(lookahead, variance=lookahead.variance * to_process)
+    removed = torch.zeros_like(variance)
+    total = float(lookahead(removed) @ targets.weights)
     in_features = isinstance(lookahead, LinearLookahead) and in_weight_space(process)
     in_features = in_features and own is None
     if not in_features and len(noise.X) * len(targets.points) > MOST_PAIRS:
-        ranking = Ranking.of(process, noise, targets, lookahead)
-        given = process, process, noise, targets, lookahead, torch.zeros_like(variance), ranking
-        return ShortlistGains(*given, own=own)
+        ranking = ranked(process, noise, targets, lookahead)
+        given = process, process, noise, targets, lookahead, removed, ranking
+        return ShortlistGains(total, *given, own=own)
     index = torch.arange(len(noise.X), device=mean.device)
     variances = noise.at(index, *(moment[0] for moment in process.marginals(noise.X)))
     if isinstance(lookahead, LinearLookahead) and in_features:
-        return FeatureGains.of(weight_space(process), noise.X, variances, targets, lookahead)
+        space = weight_space(process)
+        weighted = PointMeasure(targets.points, targets.weights * lookahead.slope)
+        gains = Gains.of(sites(space.basis, noise.X), weighted.gram(space.basis), space.weights)
+        return FeatureGains(total, gains, variances)
     joint = JointGains.of(process, noise.X, targets)
-    removed = torch.zeros_like(variance)
-    return JointTargetGains(joint, variances, lookahead, targets.weights, removed, own)
+    return JointTargetGains(total, joint, variances, lookahead, targets.weights, removed, own)
 
 
 def _targets(
@@ -288,13 +293,6 @@ def _check_model(model: StreamingGP) -> None:
         )
 
 
-def _indices(name: str, given: Tensor | None, candidates: Tensor) -> Tensor:
-    """Return candidates that are given as a mask or as indices, each once."""
-    if given is None:
-        return torch.zeros(0, dtype=torch.long, device=candidates.device)
-    return checked_indices(name, given, len(candidates)).unique().to(candidates.device)
-
-
 # --- gains in large pools, with too many covariances of candidates and targets to store ----------
 
 
@@ -311,53 +309,33 @@ _LEAST_PIVOT = 1e-4
 """Residual variance, relative to the largest, below which a target is not added."""
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """Guesses of the gains of all N candidates, by features, in float32.
+def ranked(
+    process: PosteriorProcess, noise: SiteNoise, targets: PointMeasure, lookahead: Lookahead
+) -> tuple[Gains, Tensor] | None:
+    """Guess the gains of all N candidates, by features, in float32; None without features.
 
     They are gains of the criterion made linear in the variance, a target's slope being the mean one
     until half of its variance is removed. They know the part of covariances in the features.
-    Cost O(N r) for each candidate observed.
+    Cost O(N r²), and O(N r) for each candidate observed.
 
-    Attributes:
-        gains: Of the linear criterion in feature space.
-        noise: Noise variance of each candidate plus its variance outside the features, ``1 x N``.
+    Returns:
+        Gains of the linear criterion, and the noise variance of each candidate plus its variance
+        outside the features, ``1 x N``.
     """
-
-    gains: Gains
-    noise: Tensor
-
-    @classmethod
-    def of(
-        cls,
-        process: PosteriorProcess,
-        noise: SiteNoise,
-        targets: PointMeasure,
-        lookahead: Lookahead,
-    ) -> Ranking | None:
-        """Rank by a process, None where it has no features. Cost O(N r²)."""
-        space = explained(process)
-        if space is None:
-            return None
-        gone = _SHARE * lookahead.variance
-        slope = (lookahead(torch.zeros_like(gone)) - lookahead(gone)) / gone.clamp_min(1e-300)
-        weighted = PointMeasure(targets.points, targets.weights * slope)
-        space = with_targets(space, weighted)
-        at = kept_sites(space.basis, noise.X)
-        gains = Gains.of(at, weighted.gram(space.basis), space.weights)
-        mean = (space.prior_mean + at.linear(space.weights.mean)[:, 0])[0]
-        residual = at.residual()
-        variance = (gains.variance[0] + residual).clamp_min(0.0)
-        index = torch.arange(len(mean), device=mean.device)
-        return cls(gains, noise.at(index, mean, variance) + residual)
-
-    def values(self) -> Tensor:
-        """Return the linear gains, ``N``."""
-        return self.gains.value(self.noise)[0]
-
-    def observing(self, i: int) -> Ranking:
-        """Return the guesses after the i-th candidate."""
-        return replace(self, gains=self.gains.observing(i, self.noise[:, i, None]))
+    space = explained(process)
+    if space is None:
+        return None
+    gone = _SHARE * lookahead.variance
+    slope = (lookahead(torch.zeros_like(gone)) - lookahead(gone)) / gone.clamp_min(1e-300)
+    weighted = PointMeasure(targets.points, targets.weights * slope)
+    space = with_targets(space, weighted)
+    at = sites(space.basis, noise.X, cached=True)
+    gains = Gains.of(at, weighted.gram(space.basis), space.weights)
+    mean = (space.prior_mean + at.linear(space.weights.mean)[:, 0])[0]
+    residual = at.residual()
+    variance = (gains.variance[0] + residual).clamp_min(0.0)
+    index = torch.arange(len(mean), device=mean.device)
+    return gains, noise.at(index, mean, variance) + residual
 
 
 def with_targets(space: WeightSpaceProcess, targets: PointMeasure) -> WeightSpaceProcess:
@@ -402,7 +380,7 @@ class ShortlistGains(CriterionGains):
         targets: Points and weights.
         lookahead: The criterion at the targets, of variances in units of the process.
         removed: Variance removed from the targets so far, ``M``.
-        ranking: Guesses of all gains; None where the process has no features.
+        ranking: Guesses of all gains and the noise for them, see :func:`ranked`.
         observed: Number of candidates observed so far.
         own: Targets that candidates settle, as in :class:`JointTargetGains`.
     """
@@ -413,14 +391,9 @@ class ShortlistGains(CriterionGains):
     targets: PointMeasure
     lookahead: Lookahead
     removed: Tensor
-    ranking: Ranking | None
+    ranking: tuple[Gains, Tensor] | None
     observed: int = 0
     own: Tensor | None = None
-
-    @property
-    def total(self) -> float:
-        """Expected weighted sum after the candidates observed so far."""
-        return float(self.lookahead(self.removed) @ self.targets.weights)
 
     def best(self, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:
         """Find the best of the candidates on the list; see :class:`CriterionGains`."""
@@ -429,7 +402,8 @@ class ShortlistGains(CriterionGains):
         drawn = torch.randperm(len(allowed), generator=generator)[:SHORTLIST]
         listed = allowed[drawn.to(allowed.device)]
         if self.ranking is not None:
-            worth = per_cost(self.ranking.values(), costs)[allowed]
+            gains, noise = self.ranking
+            worth = per_cost(gains.value(noise)[0], costs)[allowed]
             highest = worth.topk(min(SHORTLIST, len(allowed))).indices
             listed = torch.cat((listed, allowed[highest])).unique()
         listed = listed.sort().values
@@ -442,12 +416,18 @@ class ShortlistGains(CriterionGains):
         """Return the gains after the i-th candidate."""
         one = torch.tensor([i], device=self.removed.device)
         exact, X = self.exact(one), self.noise.X[one]
+        after = exact.observing(0)
+        ranking = self.ranking
+        if ranking is not None:
+            gains, noise = ranking
+            ranking = gains.observing(i, noise[:, i, None]), noise
         return replace(
             self,
+            total=after.total,
             process=self.process.condition(X, self.process.mean(X), exact.noise),
-            removed=exact.observing(0).removed,
-            targets=replace(self.targets, weights=without_own(self.targets.weights, self.own, i)),
-            ranking=None if self.ranking is None else self.ranking.observing(i),
+            removed=after.removed,
+            targets=replace(self.targets, weights=after.weights),
+            ranking=ranking,
             observed=self.observed + 1,
         )
 
@@ -459,7 +439,8 @@ class ShortlistGains(CriterionGains):
         noise = self.noise.at(listed, mean, variance)
         own = None if self.own is None else self.own[listed]
         weights = self.targets.weights
-        return JointTargetGains(joint, noise, self.lookahead, weights, self.removed, own)
+        given = joint, noise, self.lookahead, weights, self.removed, own
+        return JointTargetGains(self.total, *given)
 
 
 # --- noise of the observations at candidates, in the units of the process ------------------------

@@ -9,11 +9,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from bo_stream.acquisition.criteria import sites
-from bo_stream.acquisition.feature_nipv import PointMeasure
-from bo_stream.acquisition.lookahead import LinearLookahead, Lookahead
+from bo_stream.acquisition.lookahead import Lookahead
 from bo_stream.acquisition.pool import TIE, Gains, JointGains
-from bo_stream.process import WeightSpaceProcess
 
 _BLOCK = 100_000
 """Pairs of a candidate and a target that are valued together: they fit in a processor's cache."""
@@ -28,12 +25,12 @@ class CriterionGains(ABC):
 
     Mean and variance of the targets are from before the round. Observations in the round remove
     variance from them; the variances that several candidates remove add up.
+
+    Attributes:
+        total: Expected weighted sum after the candidates observed so far.
     """
 
-    @property
-    @abstractmethod
-    def total(self) -> float:
-        """Expected weighted sum after the candidates observed so far."""
+    total: float
 
     @abstractmethod
     def best(self, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:
@@ -61,32 +58,10 @@ class FeatureGains(CriterionGains):
     Attributes:
         gains: Of the integrated variance with the criterion's weights.
         noise: Noise variance of each candidate, ``1 x N``.
-        left: The weighted sum.
     """
 
     gains: Gains
     noise: Tensor
-    left: float
-
-    @classmethod
-    def of(
-        cls,
-        space: WeightSpaceProcess,
-        X: Tensor,
-        noise: Tensor,
-        targets: PointMeasure,
-        lookahead: LinearLookahead,
-    ) -> Self:
-        """Compute the gains of N candidates ``N x d``; cost as :meth:`Gains.of`."""
-        weighted = PointMeasure(targets.points, targets.weights * lookahead.slope)
-        gains = Gains.of(sites(space.basis, X), weighted.gram(space.basis), space.weights)
-        before = lookahead(torch.zeros_like(lookahead.variance)) @ targets.weights
-        return cls(gains, noise, float(before))
-
-    @property
-    def total(self) -> float:
-        """The weighted sum."""
-        return self.left
 
     def best(self, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:
         """Find the best of all feasible candidates; see :class:`CriterionGains`."""
@@ -94,9 +69,9 @@ class FeatureGains(CriterionGains):
 
     def observing(self, i: int) -> Self:
         """Return the gains after the i-th candidate."""
-        left = self.left - float(self.gains.value(self.noise)[0, i])
+        total = self.total - float(self.gains.value(self.noise)[0, i])
         gains = self.gains.observing(i, self.noise[:, i, None])
-        return replace(self, gains=gains, left=left)
+        return replace(self, gains=gains, total=total)
 
 
 @dataclass(frozen=True)
@@ -123,11 +98,6 @@ class JointTargetGains(CriterionGains):
     removed: Tensor
     own: Tensor | None = None
 
-    @property
-    def total(self) -> float:
-        """Expected weighted sum after the candidates observed so far."""
-        return float(self.lookahead(self.removed) @ self.weights)
-
     def best(self, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:
         """Find the best of all feasible candidates; see :class:`CriterionGains`."""
         return best_of(self.values(), feasible, costs)
@@ -153,17 +123,12 @@ class JointTargetGains(CriterionGains):
         noise = self.noise[:, i, None]
         gone = self.joint.covariance[0, i].square() / (self.joint.variance[0, i] + noise[0])
         joint = self.joint.observing(i, noise)
-        weights = without_own(self.weights, self.own, i)
-        return replace(self, joint=joint, removed=self.removed + gone, weights=weights)
-
-
-def without_own(weights: Tensor, own: Tensor | None, i: int) -> Tensor:
-    """Return the weights of targets, ``M``, after the i-th candidate has settled its own."""
-    if own is None or int(own[i]) < 0:
-        return weights
-    left = weights.clone()
-    left[own[i]] = 0.0
-    return left
+        weights, removed = self.weights, self.removed + gone
+        if self.own is not None and int(self.own[i]) >= 0:  # it settles its own target
+            weights = weights.clone()
+            weights[self.own[i]] = 0.0
+        total = float(self.lookahead(removed) @ weights)
+        return replace(self, total=total, joint=joint, removed=removed, weights=weights)
 
 
 def best_of(gains: Tensor, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:

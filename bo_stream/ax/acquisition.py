@@ -34,7 +34,7 @@ from botorch.utils.sampling import draw_sobol_samples, manual_seed
 from torch import Tensor
 
 from bo_stream.acquisition import FeatureNIPV, PoolSelector, evaluate_known_points_once
-from bo_stream.acquisition.feature_nipv import lives_in_features
+from bo_stream.acquisition.feature_nipv import in_weight_space
 from bo_stream.ax.pool import CANDIDATE, MC_POINTS, POOL, Pool
 from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.loops.run import predict_mean
@@ -212,7 +212,7 @@ def integrated_variance(
     """
     box = torch.as_tensor(bounds, dtype=torch.float64).mT
     in_closed_form = issubclass(kind, FeatureNIPV)
-    if in_closed_form and isinstance(model, StreamingGP) and lives_in_features(model):
+    if in_closed_form and isinstance(model, StreamingGP) and in_weight_space(model.process()):
         like = model.train_targets
         if mc_points is not None:
             return FeatureNIPV(model, mc_points.to(like), X_pending=X_pending)

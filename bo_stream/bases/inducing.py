@@ -113,13 +113,12 @@ class InducingBasis(KernelBasis):
     left_out: int = 0
 
     @classmethod
-    def of(cls, kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
-        """Make the basis of a copy of a kernel, in O(M³); NotPSDError: no jitter was enough."""
-        return cls.live(frozen(kernel), Z, outputs)
+    def of(cls, kernel: Kernel, Z: Tensor, outputs: int, live: bool = False) -> InducingBasis:
+        """Make the basis of a copy of a kernel, in O(M³); NotPSDError: no jitter was enough.
 
-    @classmethod
-    def live(cls, kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
-        """Make the basis of the kernel itself, not a copy: differentiable in it and in Z."""
+        Of the kernel itself if ``live``: differentiable in it and in Z.
+        """
+        kernel = kernel if live else frozen(kernel)
         root, jitter = cholesky_with_jitter(kernel_matrix(kernel, Z, Z, outputs))
         return cls(kernel, Z, outputs, root, jitter)
 
@@ -161,13 +160,6 @@ class InducingBasis(KernelBasis):
         covariance = kernel_matrix(self.kernel, self.Z[M:], X, self.outputs)
         left = covariance - self.root[..., M:, :M] @ features.mT
         return stack_columns(features, solve_lower(self.root[..., M:, M:], left).mT)
-
-    def transfer(self, older: KnownValues, features: Tensor) -> Tensor:
-        """Return T with ``E[v_older | v] = T v`` for whitened weights, ``... x m x M_older x M``.
-
-        ``L_older⁻¹ k(Z_older, Z) L⁻ᵀ`` with this basis's kernel, whose ``features`` are at Z_older.
-        """
-        return solve_lower(older.root, features)
 
     def missed(self, older: KnownValues, features: Tensor) -> Tensor:
         """Compute the covariance of the older weights given these, ``... x m x M' x M'``.
@@ -390,15 +382,17 @@ class InducingFunctions:
         """Compute the covariance with other functions, ``... x m x M x M'``. Cost O(M M' d)."""
         if self.log_factors is None:
             Z, X = self.points, others.points
-            known = SquaredExponential.of(kernel, outputs)
-            if known is not None:
-                return known.matrix(Z, X)
+            exponential = SquaredExponential.of(kernel, outputs)
+            if exponential is not None:
+                return exponential.matrix(Z, X)
             if Z.shape[-2] > 0 and X.shape[-2] > 0:
                 return stacked_kernel(kernel, Z, X, outputs)
             # gpytorch's kernels fail where there are no points
             batch = torch.broadcast_shapes(Z.shape[:-2], X.shape[:-2])
             return Z.new_zeros(*batch, Z.shape[-2], X.shape[-2])
-        scale, lengthscale = _squared_exponential(kernel, outputs)
+        known = RadialKernel.of(kernel, outputs)
+        assert known is not None  # noqa: S101 (check_factors has seen it)
+        scale, lengthscale = 1.0 if known.scale is None else known.scale, known.lengthscale
         mine = lengthscale * self.log_factors.exp()
         if others.log_factors is None:
             weight = (mine.square() + lengthscale.square()).reciprocal()
@@ -444,13 +438,3 @@ def check_factors(kernel: Kernel) -> None:
             f"{type(base).__name__}: only its inducing functions have lengthscale factors. Leave "
             "out lengthscale_factors."
         )
-
-
-def _squared_exponential(kernel: Kernel, outputs: int) -> tuple[Tensor, Tensor]:
-    """Return the output scale, ``... x m x 1 x 1``, and the lengthscales, ``... x m x 1 x d``."""
-    scaled = isinstance(kernel, ScaleKernel)
-    lengthscale = (kernel.base_kernel if scaled else kernel).lengthscale
-    scale = kernel.outputscale if scaled else torch.ones_like(lengthscale[..., 0, 0])
-    if outputs == 1:
-        scale, lengthscale = scale.unsqueeze(-1), lengthscale.unsqueeze(-3)
-    return scale[..., None, None], lengthscale

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Self
@@ -375,22 +375,22 @@ def radial_parts(kernel: object, dim: int) -> list[RadialPart]:
         kernel: A kernel of ``dim`` inputs; any other object has none.
         dim: Number of inputs.
     """
-    return list(_radial(kernel, tuple(range(dim))))
-
-
-def _radial(kernel: object, inputs: tuple[int, ...]) -> Iterator[RadialPart]:
-    if not isinstance(kernel, Kernel):
-        return
-    active: Tensor | None = kernel.active_dims
-    if active is not None:
-        inputs = tuple(inputs[i] for i in active.tolist() if i < len(inputs))
-    while isinstance(kernel, ScaleKernel):  # has its base's active_dims
-        kernel = kernel.base_kernel
-    if isinstance(kernel, AdditiveKernel | ProductKernel):
-        for part in kernel.kernels:
-            yield from _radial(part, inputs)
-    elif isinstance(kernel, MaternKernel) and type(kernel).forward is MaternKernel.forward:
-        yield from [RadialPart(kernel, inputs)] * (len(inputs) > 1)
+    found: list[RadialPart] = []
+    left: list[tuple[object, tuple[int, ...]]] = [(kernel, tuple(range(dim)))]
+    while left:
+        part, inputs = left.pop()
+        if not isinstance(part, Kernel):
+            continue
+        active: Tensor | None = part.active_dims
+        if active is not None:
+            inputs = tuple(inputs[i] for i in active.tolist() if i < len(inputs))
+        while isinstance(part, ScaleKernel):  # has its base's active_dims
+            part = part.base_kernel
+        if isinstance(part, AdditiveKernel | ProductKernel):
+            left += [(each, inputs) for each in reversed(list(part.kernels))]
+        elif isinstance(part, MaternKernel) and type(part).forward is MaternKernel.forward:
+            found += [RadialPart(part, inputs)] * (len(inputs) > 1)
+    return found
 
 
 def as_product(kernel: Kernel, dim: int) -> Kernel:

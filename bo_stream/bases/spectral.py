@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bo_stream.bases.inducing import InducingFunctions, kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import ProductMatern, TransformedKernel
+from bo_stream.bases.radial import RadialKernel
 
 _CHUNK = 4096
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed number
@@ -299,10 +300,10 @@ class FourierFunctions:
         """
         if functionals.log_factors is None:
             return self._summed(functionals.points, None)
-        base = kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
-        lengthscale = _per_output(base.lengthscale, outputs, 2)
+        known = RadialKernel.of(kernel, outputs)
+        assert known is not None  # noqa: S101 (no other kernel's functionals have factors)
         logs = functionals.log_factors
-        excess = lengthscale.square() * torch.expm1(2.0 * logs)
+        excess = known.lengthscale.square() * torch.expm1(2.0 * logs)
         log_size = 0.5 * logs.sum(-1, keepdim=True)
         return self._summed(
             functionals.points, lambda w: (log_size - 0.25 * excess @ w.square().mT).exp()
@@ -361,20 +362,15 @@ class RandomDraws:
         size = (*self.shape, *after)
         return torch.rand(size, generator=self.generator, dtype=torch.float64, device=self.device)
 
-    def _wide(self, value: Tensor, after: tuple[int, ...]) -> Tensor:
-        return value.double().expand(*self.shape, *after).contiguous()
-
     def gamma(self, concentration: Tensor, *after: int) -> Tensor:
         """Draw gamma numbers of rate 1, ``shape x after``; ``concentration`` broadcasts."""
-        return torch._standard_gamma(self._wide(concentration, after), generator=self.generator)
+        wide = concentration.double().expand(*self.shape, *after).contiguous()
+        return torch._standard_gamma(wide, generator=self.generator)
 
     def poisson(self, rate: Tensor, *after: int) -> Tensor:
         """Draw Poisson counts, ``shape x after``; ``rate`` broadcasts."""
-        return torch.poisson(self._wide(rate, after), generator=self.generator)
-
-    def choice(self, count: int, of: int) -> Tensor:
-        """Draw ``count`` different indices below ``of``, ``shape x count``."""
-        return self.uniform(of).argsort(-1)[..., :count]
+        wide = rate.double().expand(*self.shape, *after).contiguous()
+        return torch.poisson(wide, generator=self.generator)
 
 
 @dataclass(frozen=True)
@@ -394,8 +390,9 @@ class _Space:
     draws: RandomDraws
 
     def parameter(self, value: Tensor, after: int) -> Tensor:
-        """Return a hyperparameter in float64 with a dimension m; see :func:`_per_output`."""
-        return _per_output(value.detach().double(), self.outputs, after)
+        """Return a hyperparameter in float64 with a dimension m, before ``after`` others."""
+        wide = value.detach().double()
+        return wide if self.outputs > 1 else wide.unsqueeze(-1 - after)
 
     def spectrum(self, frequencies: Tensor) -> _Spectrum:
         """Make a spectrum of variance 1, zero along inputs that the kernel does not see."""
@@ -408,11 +405,6 @@ _Spectrum = tuple[Tensor, Tensor]
 """Frequencies ω, ``shape x p x d``, and powers, broadcastable to ``shape x p``: the prior variance
 of each times p. ``k(x, x') = E[power cos(ωᵀ (x − x'))]``.
 """
-
-
-def _per_output(value: Tensor, outputs: int, after: int) -> Tensor:
-    """Reshape ``batch_shape (x m if m > 1) x after`` dimensions to ``batch_shape x m x after``."""
-    return value if outputs > 1 else value.unsqueeze(-1 - after)
 
 
 def _spectrum(kernel: Kernel, space: _Space) -> _Spectrum:
@@ -505,10 +497,10 @@ def _(kernel: AdditiveKernel, space: _Space) -> _Spectrum:
 
 @_drawn_by_class.register
 def _(kernel: ProductKernel, space: _Space) -> _Spectrum:
-    """Add independent frequencies of the factors."""
+    """Add independent frequencies of the factors, each of as many different ones."""
     drawn, powers = [], []
     for frequencies, power in [_spectrum(factor, space) for factor in kernel.kernels]:
-        index = space.draws.choice(FEATURES, frequencies.shape[-2])
+        index = space.draws.uniform(frequencies.shape[-2]).argsort(-1)[..., :FEATURES]
         drawn.append(torch.take_along_dim(frequencies, index.unsqueeze(-1), -2))
         powers.append(torch.take_along_dim(power.expand(frequencies.shape[:-1]), index, -1))
     return torch.stack(drawn).sum(0), torch.stack(powers).prod(0)

@@ -20,7 +20,6 @@ from bo_stream.acquisition import (
     Misclassification,
     TargetedVariance,
 )
-from bo_stream.acquisition.criteria import Threshold
 from bo_stream.testing.streams import assert_close
 from tests.oracles import criteria as oracle
 
@@ -171,7 +170,7 @@ def test_a_threshold_may_be_a_prevalence(
     criterion: ExceedanceEntropy | Misclassification | ExpectedLoss,
 ) -> None:
     mean, variance, removed = targets()
-    logit = Threshold(0.1, "prevalence").latent
+    logit = criterion.latent
     assert logit == pytest.approx(np.log(1.0 / 9.0), rel=1e-14)
     latent = replace(criterion, threshold=logit, scale="latent")
     columns = mean, variance, removed

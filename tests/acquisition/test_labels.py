@@ -147,14 +147,15 @@ def test_drawn_configurations_have_unbiased_gradients() -> None:
 def test_hypotheses_give_the_chain_rule() -> None:
     p = torch.randn(50, 3, 3, dtype=torch.float64).softmax(-1)
     generator = torch.Generator().manual_seed(0)
-    state, total = Hypotheses.none(50, p), torch.zeros((), dtype=torch.float64)
+    start = Hypotheses(p.new_ones(1), p.new_full((1, 50), 1.0 / 50))
+    state, total = start, torch.zeros((), dtype=torch.float64)
     for i in range(3):
         total = total + state.conditional_entropy(p[:, i : i + 1]).squeeze(0)
         state = state.after(p[:, i], 27, generator)
     assert_close(total, joint_entropies(p, 27, generator)[0])
     assert_close(state.weights.sum(), torch.ones((), dtype=torch.float64))
     assert_close(state.draws.sum(-1), torch.ones(27, dtype=torch.float64))
-    fewer = Hypotheses.none(50, p).after(p[:, 0], 27, generator).after(p[:, 1], 4, generator)
+    fewer = start.after(p[:, 0], 27, generator).after(p[:, 1], 4, generator)
     assert fewer.draws.shape == (4, 50)
 
 

@@ -22,10 +22,8 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-from bo_stream import OSGPR, WISKI, AutoGP, ClusteredGP
+from bo_stream import OSGPR, WISKI, AutoGP, ClusteredGP, observation_space
 from bo_stream.acquisition import mean_path, sample_paths
-from bo_stream.acquisition import paths as paths_module
-from bo_stream.acquisition.paths import NUGGET
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.spectral import RandomDraws
 from bo_stream.linalg import stack_rows
@@ -105,7 +103,7 @@ def assert_law(model: StreamingGP, C: Tensor, X: Tensor, factor: float = 10.0) -
     if isinstance(base, ObservationSpaceProcess):  # whose rows are drawn, too
         points = stack_rows(base.told.X, points)
     cross, own = process.covariance(inputs, points), process.covariance(points)
-    nugget = torch.diag_embed(NUGGET * own.diagonal(dim1=-2, dim2=-1))
+    nugget = torch.diag_embed(observation_space.NUGGET * own.diagonal(dim1=-2, dim2=-1))
     explained = cross @ torch.linalg.solve(own + nugget, cross.mT)
     full = joint_covariance(gaussian(model.posterior(both))).detach().double()
     unit = process.covariance(inputs).abs().amax((-2, -1), keepdim=True)
@@ -263,7 +261,7 @@ class TestFunction:
 
     def test_gradient_of_any_kernel(self, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
         """With a nugget so large that of a kernel of low rank differences show no rounding."""
-        monkeypatch.setattr(paths_module, "PRIOR_NUGGET", 1e-6)
+        monkeypatch.setattr(observation_space, "PRIOR_NUGGET", 1e-6)
         paths = sample_paths(exact(kernel), 2, seed=1, at=data(2)[0])
         for shape in ((3, 2), (2, 1, 2)):  # of every function, and each of its own
             assert_gradient(lambda X: paths(X).sin().sum(), torch.rand(*shape).double())

@@ -51,8 +51,3 @@ def test_quadratic_forms(basis: Basis, kind: str) -> None:
     expected = ((features @ matrices) * features).sum(-1)
     with torch.no_grad():
         assert_close(located.quadratic(matrices), expected)
-
-
-def test_one_site(basis: Basis, kind: str) -> None:
-    located, features = example(basis, kind)
-    assert_close(located.feature(7), features[:, 7].unsqueeze(-1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -38,7 +40,8 @@ def observed(matrix: Tensor, count: int) -> Tensor:
 def test_times(m: int) -> None:
     matrix, columns = covariance(m), torch.randn(m, RANK, 3, dtype=torch.float64)
     direction = 0.01 * torch.randn(m, RANK, 1, dtype=torch.float64)
-    found = of(matrix).without(direction).without(2.0 * direction).times(columns)
+    downdate = torch.cat((direction, 2.0 * direction), -1)
+    found = replace(of(matrix), downdate=downdate).times(columns)
     assert_close(found, (matrix - 5.0 * direction @ direction.mT) @ columns)
 
 

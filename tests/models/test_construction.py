@@ -27,7 +27,7 @@ from bo_stream.models.construction import (
     choose_likelihood,
     first_transformed,
 )
-from bo_stream.models.outcomes.gaussian import first_totals, reference_outcome
+from bo_stream.models.outcomes.gaussian import GaussianOutcomes, first_totals
 from bo_stream.models.wiski.resolution import choose_grid_size
 from bo_stream.models.wiski.wiski import WISKI
 from bo_stream.testing.streams import assert_close
@@ -185,10 +185,10 @@ def test_inputs_and_outcomes_of_another_scale_are_warned_of(data: Observations) 
 
 def test_first_outcomes_are_summed_about_their_mean() -> None:
     Y = 1e6 + torch.rand(3, 7, 2, dtype=torch.float64)
-    shift = reference_outcome(Y)
+    shift = GaussianOutcomes.of(Y).shift
     totals = first_totals(Y, shift)
     assert_close(shift, Y.mean(-2))
     assert_close(totals[..., 0, 0], (Y - Y.mean(-2, keepdim=True)).square().sum(-2))
     assert_close(totals[..., 0, 1], torch.zeros(3, 2))
     assert_close(totals[..., 1, 1], torch.full((3, 2), 7.0))
-    assert_close(reference_outcome(Y[:, :0]), torch.zeros(3, 2))
+    assert_close(GaussianOutcomes.of(Y[:, :0]).shift, torch.zeros(3, 2))

@@ -50,12 +50,7 @@ class GridBasis(Basis):
 
     def features(self, X: Tensor) -> Tensor:
         """Compute the features, ``... x n x d -> ... x m x n x r``. Cost O(n (Σ g_i² + r d))."""
-        values = []
-        for part, group in zip(self.parts, self.grid.groups, strict=True):
-            own = X if len(self.parts) == 1 else columns(X, group)
-            lines = part.grid.interpolation_matrices(own.unsqueeze(-3))
-            values.append([line @ root for line, root in zip(lines, part.roots, strict=True)])
-        return self.products(values)
+        return self.products(self.values(X))
 
     def values(self, X: Tensor) -> list[list[Tensor]]:
         """Compute the functions of each part and dimension, ``... x n x d -> ... x m x n x k``."""
@@ -84,15 +79,8 @@ class GridBasis(Basis):
         weights = ((part.scale / self.scale).unsqueeze(-1) for part in self.parts)
         return torch.cat([w * own for w, own in zip(weights, shares, strict=True)], -1)
 
-    def leading(self, rank: int) -> GridBasis:
-        """Return the first features only, the largest."""
-        return self._between(0, rank)
-
-    def trailing(self, rank: int) -> GridBasis:
-        """Return all but the first features."""
-        return self._between(rank, self.rank)
-
-    def _between(self, first: int, last: int) -> GridBasis:
+    def between(self, first: int, last: int) -> GridBasis:
+        """Return the features from ``first`` to before ``last``, in order of their size."""
         ends = (self.member[:end].bincount(minlength=len(self.parts)) for end in (first, last))
         triples = zip(self.parts, *(end.tolist() for end in ends), strict=True)
         parts = (replace(part, index=part.index[begin:end]) for part, begin, end in triples)
@@ -292,7 +280,8 @@ def first_correlations(factors: KernelFactors, grid: Grid, dimension: int) -> Te
     Differentiable. The nodes are evenly spaced and the kernel is stationary: this is the content of
     :func:`node_correlation`.
     """
-    distances = grid.distances(dimension).to(factors.device)
+    steps = torch.arange(grid.size[dimension], dtype=torch.float64)
+    distances = (steps * grid.spacing[dimension]).to(factors.device)
     return factors.correlation(dimension, distances[:1], distances).squeeze(-2)
 
 
@@ -324,7 +313,8 @@ class InterpolatedKernel:
         correlations = tuple(
             tuple(node_correlation(part, grid, i) for i in range(grid.dim)) for part, grid in pairs
         )
-        return cls(_scales(kernel, correlations[0][0]), correlations)
+        device = correlations[0][0].device
+        return cls(tuple(part.scale().to(device) for part in kernel.parts), correlations)
 
     def images(self, lines: Tensor) -> Tensor:
         """Compute all ``K_i w_i(x)`` side by side, ``... x m x n x G``. Cost O(n Σ g_i²)."""
@@ -334,18 +324,17 @@ class InterpolatedKernel:
     def covariance(self, lines: Tensor, images: Tensor) -> Tensor:
         """Compute the covariance of points with others, ``... x m x n x n'``. Cost O(n n' G)."""
         pairs = zip(self._by_dimension(lines), self._by_dimension(images), strict=True)
-        return self._summed((row_product(w, image.mT) for w, image in pairs), 2)
+        values = (row_product(w, image.mT) for w, image in pairs)
+        return _summed(self.scales, map(len, self.correlations), values, 2)
 
     def variance(self, lines: Tensor, images: Tensor) -> Tensor:
         """Compute the prior variance at n points, ``... x m x n``. Cost O(n G)."""
         pairs = zip(self._by_dimension(lines), self._by_dimension(images), strict=True)
-        return self._summed(((w * image).sum(-1) for w, image in pairs), 1)
+        values = ((w * image).sum(-1) for w, image in pairs)
+        return _summed(self.scales, map(len, self.correlations), values, 1)
 
     def _by_dimension(self, columns: Tensor) -> tuple[Tensor, ...]:
         return columns.split([K.shape[-1] for K in chain(*self.correlations)], -1)
-
-    def _summed(self, values: Iterable[Tensor], after: int) -> Tensor:
-        return _summed(self.scales, [len(part) for part in self.correlations], values, after)
 
 
 def interpolation_lines(mesh: Mesh, X: Tensor) -> Tensor:
@@ -412,16 +401,12 @@ def covariance_of_pairs(kernel: GridKernel, mesh: Mesh, pairs: Sequence[Pairs]) 
     parts = list(zip(kernel.parts, mesh.parts, strict=True))
     nodes = [first_correlations(part, grid, i) for part, grid in parts for i in range(grid.dim)]
     values = (own.correlation(row) for own, row in zip(pairs, nodes, strict=True))
-    return _summed(_scales(kernel, nodes[0]), [grid.dim for _, grid in parts], values, 2)
-
-
-def _scales(kernel: GridKernel, like: Tensor) -> tuple[Tensor, ...]:
-    """Return the prior variance of each part, ``... x m``, on the device of a tensor."""
-    return tuple(part.scale().to(like.device) for part in kernel.parts)
+    scales = [part.scale().to(nodes[0].device) for part in kernel.parts]
+    return _summed(scales, [grid.dim for _, grid in parts], values, 2)
 
 
 def _summed(
-    scales: Sequence[Tensor], dims: Sequence[int], values: Iterable[Tensor], after: int
+    scales: Sequence[Tensor], dims: Iterable[int], values: Iterable[Tensor], after: int
 ) -> Tensor:
     """Compute ``Σ_g s_g Π_i value_i`` over parts g of ``dims[g]`` dimensions i.
 

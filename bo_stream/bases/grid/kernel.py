@@ -25,6 +25,7 @@ from torch import Tensor
 
 from bo_stream.bases.grid.mesh import Grid, Groups, Mesh, Sizes
 from bo_stream.bases.kernels import ProductMatern
+from bo_stream.tensors import map_tensors
 
 Correlation = Callable[..., Tensor]
 
@@ -72,17 +73,13 @@ class GridKernel:
             parts.append(replace(part, factors=tuple(spread)))
         return replace(self, parts=tuple(parts))
 
-    def map(self, rule: Callable[[Tensor], Tensor]) -> GridKernel:
-        """Apply a rule to all hyperparameters."""
-        return replace(self, parts=tuple(part.map(rule) for part in self.parts))
-
     def for_single_output(self) -> GridKernel:
         """Return the kernel with an output dimension of one behind its batch shape."""
-        return self.map(lambda value: value.unsqueeze(-1))
+        return map_tensors(self, lambda value: value.unsqueeze(-1))
 
     def detached(self) -> GridKernel:
         """Return the kernel at its present hyperparameters, which stays when these change."""
-        return self.map(lambda value: value.detach().clone())
+        return map_tensors(self, lambda value: value.detach().clone())
 
 
 @dataclass(frozen=True)
@@ -119,19 +116,9 @@ class KernelFactors:
         return matrix
 
     @property
-    def smoothness(self) -> float:
-        """Smoothness ν of the roughest factor."""
-        return min((factor.formula.smoothness for factor in self.factors), default=math.inf)
-
-    @property
     def device(self) -> torch.device | None:
         """Device of the factors' parameters."""
         return next((p.device for factor in self.factors for p in factor.parameters), None)
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> KernelFactors:
-        """Apply a rule to all hyperparameters."""
-        mapped = (replace(f, parameters=tuple(map(rule, f.parameters))) for f in self.factors)
-        return KernelFactors(tuple(map(rule, self.scales)), tuple(mapped))
 
 
 @dataclass(frozen=True)
@@ -319,24 +306,15 @@ def _terms_of(kernel: Kernel, active: tuple[int, ...]) -> Terms:
 
 
 @_terms_of.register
-def _(kernel: RBFKernel, active: tuple[int, ...]) -> Terms:
-    return (_of_columns(kernel, active, _SQUARED_EXPONENTIAL, kernel.lengthscale),)
-
-
-@_terms_of.register
-def _(kernel: MaternKernel, active: tuple[int, ...]) -> Terms:
-    if len(active) > 1:
+def _(kernel: RBFKernel | MaternKernel | ProductMatern, active: tuple[int, ...]) -> Terms:
+    if isinstance(kernel, MaternKernel) and len(active) > 1:
         raise UnsupportedError(
             f"A grid represents products of one-dimensional kernels, and a MaternKernel of inputs "
             f"{active}, a function of the distance, is none. Give bo_stream.ProductMatern in its "
             "place, of the same arguments, or take a model without a grid, such as OSGPR."
         )
-    return (_of_columns(kernel, active, _MATERN[kernel.nu], kernel.lengthscale),)
-
-
-@_terms_of.register
-def _(kernel: ProductMatern, active: tuple[int, ...]) -> Terms:
-    return (_of_columns(kernel, active, _MATERN[kernel.nu], kernel.lengthscale),)
+    formula = _SQUARED_EXPONENTIAL if isinstance(kernel, RBFKernel) else _MATERN[kernel.nu]
+    return (_of_columns(kernel, active, formula, kernel.lengthscale),)
 
 
 @_terms_of.register
@@ -449,7 +427,8 @@ def default_grid_size(kernel: GridKernel, dim: int) -> Sizes:
     inverse of a mixture's frequency shorter than about six cells needs a finer grid than this;
     :func:`interpolation_error` tells whether, and :func:`sufficient_grid_size` which.
     """
-    kinds = ("smooth" if math.isinf(part.smoothness) else "rough" for part in kernel.parts)
+    smoothness = ((factor.formula.smoothness for factor in part.factors) for part in kernel.parts)
+    kinds = ("smooth" if all(map(math.isinf, own)) else "rough" for own in smoothness)
     pairs = zip(kinds, map(len, kernel.groups(dim)), strict=True)
     return tuple((DEFAULT_SIZES[kind][d],) * d for kind, d in pairs)
 

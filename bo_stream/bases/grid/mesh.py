@@ -139,13 +139,10 @@ class Mesh:
         So few meshes serve the inputs of many queries.
         """
 
-        def power_of_two(cells: int) -> int:
-            """Return the smallest power of two that is not less, or 0 for none."""
-            return 1 << (cells - 1).bit_length() if cells > 0 else 0
-
         def grown(grid: Grid, group: tuple[int, ...]) -> Grid:
-            below, above = grid.missing_cells(columns(X, group))
-            return grid.grown_by(list(map(power_of_two, below)), list(map(power_of_two, above)))
+            sides = grid.missing_cells(columns(X, group))
+            powers = ([1 << (n - 1).bit_length() if n > 0 else 0 for n in side] for side in sides)
+            return grid.grown_by(*powers)
 
         return self._each(grown, self.groups)
 
@@ -229,11 +226,6 @@ class Grid:
         """Return the coordinates of the nodes of one dimension."""
         steps = torch.arange(-1, self.cells[dimension] + 2, dtype=torch.float64)
         return self.lower[dimension] + steps * self.spacing[dimension]
-
-    def distances(self, dimension: int) -> Tensor:
-        """Return the distances of one dimension's nodes from the first of them."""
-        steps = torch.arange(self.size[dimension], dtype=torch.float64)
-        return steps * self.spacing[dimension]
 
     def locate(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cells of points in the box and positions in them, ``... x d`` each."""

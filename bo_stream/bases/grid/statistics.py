@@ -98,11 +98,6 @@ class NodeGram:
     blocks: tuple[CellGram, ...]
     strips: tuple[Tensor, ...]
 
-    @property
-    def noise_groups(self) -> int:
-        """Number of grams: one for all outputs, or one each."""
-        return self.blocks[0].moments.shape[-3]
-
 
 NodeStatistics = SufficientStatistics[NodeGram]
 
@@ -264,7 +259,8 @@ def embed(statistics: NodeStatistics, mesh: Mesh, larger: Mesh) -> NodeStatistic
         raise ValueError("Expected a larger grid that shares this grid's nodes.")
     lead, outputs = statistics.moment.shape[:-3], statistics.moment.shape[-3]
     gram, device = statistics.gram, statistics.moment.device
-    result = zero_statistics(larger, lead, gram.noise_groups, outputs, device)
+    noise_groups = gram.blocks[0].moments.shape[-3]
+    result = zero_statistics(larger, lead, noise_groups, outputs, device)
     nodes, starts = list[Tensor](), [0]
     for (own, to), offset, source, target in zip(
         pairs, offsets, gram.blocks, result.gram.blocks, strict=True

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from bo_stream.acquisition import SamplePaths, evaluate_known_points_once, sample_paths
-from bo_stream.acquisition.feature_nipv import lives_in_features
+from bo_stream.acquisition.feature_nipv import in_weight_space
 from bo_stream.errors import UsageError
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.loops.models import import_function
@@ -195,7 +195,7 @@ def _thompson(settings: OptimizationSettings, situation: Situation, q: int, many
         X = torch.cat((points, _near_best(situation, _NEAR)))
         return MaxPosteriorSampling(situation.model, replacement=False)(X, num_samples=q)
     # four times as many points to start from on a grid, where all is cheap
-    on_grid = lives_in_features(situation.model)
+    on_grid = in_weight_space(situation.model.process())
     count = _THOMPSON_SAMPLES if on_grid else _JOINT_SAMPLES
     points = _sobol_points(settings, situation, max(settings.raw_samples, count))
     X = torch.cat((points, situation.X_baseline))

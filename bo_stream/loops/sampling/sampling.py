@@ -17,7 +17,7 @@ from botorch.utils.transforms import normalize
 from torch import Tensor
 
 from bo_stream.acquisition import Misclassification, PoolSelector, select_sites
-from bo_stream.acquisition.feature_nipv import lives_in_features
+from bo_stream.acquisition.feature_nipv import in_weight_space
 from bo_stream.acquisition.pool import thinned
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.models import (
@@ -291,7 +291,7 @@ class ActiveSampling:
     def _selector(self) -> PoolSelector:
         """Selector of the present model; its caches between choices only save time."""
         points = self._points
-        if not lives_in_features(self.model):  # some stand for all
+        if not in_weight_space(self.model.process()):  # some stand for all
             points = points[thinned(points, SOME_POINTS)]
         return PoolSelector(self.model, self._X, points)
 

@@ -205,8 +205,8 @@ class Choice:
             raise UsageError(
                 f"No site is left to ask for: of {len(self._sites):,} sites, {known}{others}."
             )
-        costs = start.costs()
-        if costs is not None and not bool(start.feasible(costs).any()):
+        costs, feasible = start.offers()
+        if costs is not None and not bool(feasible.any()):
             least = int(costs.masked_fill(~start.allowed, torch.inf).argmin())
             raise UsageError(
                 f"The budget of {self._settings.budget:g} pays for no site: the cheapest one, "
@@ -292,8 +292,7 @@ def spread_out(points: Tensor, q: int, taken: Tensor, start: Round) -> list[tupl
     priority = distance if len(taken) else -_squared(points, points.mean(0))
     chosen: list[tuple[int, float]] = []
     while len(chosen) < q:
-        costs = start.costs()
-        feasible = start.feasible(costs)
+        costs, feasible = start.offers()
         if not bool(feasible.any()):
             break
         pick = int(priority.masked_fill(~feasible, -torch.inf).argmax())

@@ -165,7 +165,9 @@ class AutoGP(StreamingGP):
         of_kernel = None if learned is not None else box  # a learnable transform has its own
         if not gaussian and covar_module is None:
             covar_module = latent_kernel(inputs.shape[-1], self._parameter_shape, of_kernel)
-        if families is not None and ON_GRID in _names(families):
+        names = (families,) if isinstance(families, str) else families
+        names = None if names is None else tuple(names)
+        if names is not None and ON_GRID in names:
             covar_module = product_kernel(covar_module, inputs.shape[-1])
         given = likelihood if isinstance(likelihood, _GaussianLikelihoodBase) else None
         custom = covar_module is not None
@@ -178,7 +180,7 @@ class AutoGP(StreamingGP):
             self.likelihood = deepcopy(likelihood)
         self.to(train_X)
         kind = self.prior, self._process_dim, box
-        allowed = allowed_families(None if families is None else _names(families), *kind)
+        allowed = allowed_families(names, *kind)
         if not gaussian:
             chosen = _with_steps(self, chosen, in_fits=allowed[0] == EXACT)
         most = most_exact(allowed, *kind) if max_exact is None else max_exact
@@ -251,11 +253,6 @@ class AutoGP(StreamingGP):
             grid = grid.truncated(left_out, self._memory.inner, self.prior)
             self._set_memory(replace(self._memory, inference=grid))
         return self
-
-
-def _names(families: str | Sequence[str]) -> tuple[str, ...]:
-    """Return names of families as a tuple, of one or of several."""
-    return (families,) if isinstance(families, str) else tuple(families)
 
 
 def _with_steps(model: AutoGP, options: dict[str, Any], in_fits: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -160,20 +161,17 @@ def allowed_families(
         ValueError: There is none, or an unknown one.
     """
     if names is None:
-        return tuple(name for name in FAMILIES if _takes(name, prior, dim, box))
+        able = []
+        for name in FAMILIES:
+            with suppress(UnsupportedError):
+                check_family(name, prior, dim, box)
+                able.append(name)
+        return tuple(able)
     if not names or not set(names) <= set(FAMILIES):
         raise ValueError(f"Expected families to be some of {', '.join(FAMILIES)}, got {names!r}.")
     for name in names:
         check_family(name, prior, dim, box)
     return tuple(sorted(names, key=lambda name: name != EXACT))
-
-
-def _takes(family: str, prior: Prior, dim: int, box: Tensor | None) -> bool:
-    try:
-        check_family(family, prior, dim, box)
-    except UnsupportedError:
-        return False
-    return True
 
 
 def most_exact(families: Sequence[str], prior: Prior, dim: int, box: Tensor | None) -> int:

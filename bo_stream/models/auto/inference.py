@@ -194,7 +194,8 @@ class AutoInference(Inference[AutoMemory, Any]):
                 _, cache = self.process(memory, cache, prior)
             exact = ExactPosterior.of(memory.inner, cache, prior, self.box)
         reasons: list[str] = []
-        moved: list[_Candidate] = []
+        best: tuple[AutoMemory, Any, list[warnings.WarningMessage], tuple[str, ...]] | None = None
+        least = math.nan
         candidates: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in others]
         if OSGPR in others and "max_points" not in self.options:  # once more, with twice as many
             candidates.append((OSGPR, {"max_points": 2 * MAX_POINTS}))
@@ -210,11 +211,16 @@ class AutoInference(Inference[AutoMemory, Any]):
                     continue
                 finally:
                     now_said, model._said = model._said, said
-            moved.append(_Candidate(*found, warned, now_said))
-            if not moved[-1].excess > 1.0:  # NaN where it is not known
-                return moved[-1].taken(model)
-        if moved:
-            return min(moved, key=lambda each: each.excess).taken(model)
+            excess = found[0].history[-1].excess  # NaN where it is not known
+            if best is None or not excess >= least:
+                best, least = (*found, warned, now_said), excess
+            if not excess > 1.0:
+                break
+        if best is not None:  # with the warnings on the way to it, and of no other
+            memory, cache, warned, model._said = best
+            for each in warned:
+                warnings.warn(each.message, stacklevel=users_stack_level())
+            return memory, cache
         warnings.warn(
             f"The model stays exact at {len(memory.inner)} observations, at a cost that grows with "
             f"their cube, for no other family could be begun. {' '.join(reasons)}",
@@ -395,32 +401,3 @@ class AutoInference(Inference[AutoMemory, Any]):
         inner, cache = memory.inference.moved(memory.inner, cache, device)
         rows = None if memory.rows is None else memory.rows.to(device)
         return replace(memory, inner=inner, rows=rows), cache
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A family that has been begun, and may be taken.
-
-    Attributes:
-        memory: Of the model in that family.
-        cache: Of the family.
-        warned: The warnings on the way.
-        said: Names of warnings that the model gives once, with those on the way.
-    """
-
-    memory: AutoMemory
-    cache: Any
-    warned: list[warnings.WarningMessage]
-    said: tuple[str, ...]
-
-    @property
-    def excess(self) -> float:
-        """See :attr:`HandOver.excess`."""
-        return self.memory.history[-1].excess
-
-    def taken(self, model: Any) -> tuple[AutoMemory, Any]:
-        """Return memory and cache, and give the warnings of this family, of no other."""
-        model._said = self.said
-        for each in self.warned:
-            warnings.warn(each.message, stacklevel=users_stack_level())
-        return self.memory, self.cache

@@ -340,7 +340,7 @@ class CollapsedInference(InducingInference):
 
         Differentiable in Z, in mean and noise, and in the kernel unless that is frozen.
         """
-        moved = memory.in_basis(InducingBasis.live(kernel, Z, prior.num_outputs)).whole
+        moved = memory.in_basis(InducingBasis.of(kernel, Z, prior.num_outputs, live=True)).whole
         evidence = prior.evidence_of(self.noise_groups(moved.statistics, prior))
         weights = solve(evidence)
         value = log_marginal_likelihood(evidence, weights.mean, weights.log_precision())

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.bases.inducing import InducingBasis, KnownValues
+from bo_stream.linalg import solve_lower
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, staying
 from bo_stream.models.outcomes.base import subset_moments
 from bo_stream.tensors import map_tensors
@@ -87,10 +88,14 @@ class InducingMemory(HoldsStatistics):
 
     def grown(self, basis: InducingBasis) -> InducingMemory:
         """Express in a basis with g points more, after this one's, exactly. O(M² + w M g)."""
-        rows = self.rows.grown(basis)
-        if len(rows) == 0:
+        data, features = self.rows.data, self.rows.features
+        if len(data) == 0:
+            rows = Rows.of(data, basis, self.rows.residual.shape[:-1])
             whole = self.whole.padded(basis)
         else:
+            former, features = features.shape[-1], basis.continued(data.X, features)
+            gained = features[..., former:].square().sum(-1)
+            rows = Rows(data, features, (self.rows.residual - gained).clamp_min(0.0))
             statistics = self.statistics.continued(rows.features, rows.data)
             gone = TraceTerm.of(rows.data, rows.residual - self.rows.residual)
             whole = PointStatistics(basis.values, statistics, self.whole.trace + gone)
@@ -103,8 +108,15 @@ class InducingMemory(HoldsStatistics):
             rows = self.rows[staying(self.rows.data, new.data)]
         else:
             left = max(0, window - len(new))
-            former = self.rows[max(0, len(self.rows) - left) :]
-            rows = former.followed_by(new[max(0, len(new) - window) :])
+            one, other = (
+                self.rows[max(0, len(self.rows) - left) :],
+                new[max(0, len(new) - window) :],
+            )
+            rows = Rows(
+                Observations.joined([one.data, other.data]),
+                torch.cat((one.features, other.features), -2),
+                torch.cat((one.residual, other.residual), -1),
+            )
         return replace(self, whole=self.whole.with_rows(new), rows=rows)
 
     def scale(self, factor: float) -> InducingMemory:
@@ -121,7 +133,9 @@ class InducingMemory(HoldsStatistics):
         moments, (*batch, of) = self.moments, self.counts.shape
         if moments is not None:
             moments = subset_moments(moments, torch.Size(batch), of, outputs)
-        whole, rows = self.whole.select(outputs), self.rows.select(outputs)
+        whole, rows = self.whole.select(outputs), self.rows
+        features, residual = rows.features[..., outputs, :, :], rows.residual[..., outputs, :]
+        rows = Rows(rows.data.select(outputs), features, residual)
         held = self.held
         if held is not None:
             held = HeldOutcomes(held.data.select(outputs), held.before.select(outputs))
@@ -176,7 +190,8 @@ class PointStatistics(HoldsStatistics):
         if self.values.root is basis.root:
             return self
         features = basis.features(self.values.Z)
-        T = MatrixMap(basis.transfer(self.values, features))
+        # E[v_old | v] = T v, T = L_old⁻¹ k(Z_old, Z) L⁻ᵀ
+        T = MatrixMap(solve_lower(self.values.root, features))
         lost = basis.missed(self.values, features)
         statistics, none = self.statistics, torch.zeros_like(self.trace.known)
         groups = (statistics.learned, statistics.known)
@@ -277,28 +292,9 @@ class Rows:
         features = basis.features(data.X).expand(*batch, -1, -1)
         return cls(data, features, basis.residual_variance(data.X, features))
 
-    def grown(self, basis: InducingBasis) -> Rows:
-        """Continue the features by points more, after this one's. Cost O(n M g) for g of them."""
-        if len(self) == 0:
-            return Rows.of(self.data, basis, self.residual.shape[:-1])
-        former, features = self.features.shape[-1], basis.continued(self.data.X, self.features)
-        gained = features[..., former:].square().sum(-1)
-        return Rows(self.data, features, (self.residual - gained).clamp_min(0.0))
-
     def __len__(self) -> int:
         return len(self.data)
 
     def __getitem__(self, which: slice | Tensor) -> Rows:
         """Select some of them."""
         return Rows(self.data.rows(which), self.features[..., which, :], self.residual[..., which])
-
-    def followed_by(self, others: Rows) -> Rows:
-        """Append others in the same basis."""
-        features = torch.cat((self.features, others.features), -2)
-        residual = torch.cat((self.residual, others.residual), -1)
-        return Rows(Observations.joined([self.data, others.data]), features, residual)
-
-    def select(self, outputs: list[int]) -> Rows:
-        """Select some of the outputs."""
-        features, residual = self.features[..., outputs, :, :], self.residual[..., outputs, :]
-        return Rows(self.data.select(outputs), features, residual)

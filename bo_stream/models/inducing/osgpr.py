@@ -64,6 +64,16 @@ class InducingModel(StreamingGP, ABC):
         check_allocator(allocator)
         self._memory = replace(self._memory, allocator=deepcopy(allocator))
 
+    def elbo(self) -> Tensor:
+        """Compute the online bound on the log marginal likelihood, ``batch_shape x m``, no m if 1.
+
+        Of :class:`OSGPR` the rows of the window enter with their full covariance: never more than
+        the exact log marginal likelihood where Z and hyperparameters have stayed. [Bui2017, eq. 7]
+        Of :class:`OSVGP` it is that of the last batch times the sites of earlier ones. [Bui2017,
+        eq. 5]
+        """
+        return self.log_marginal_likelihood()
+
     def _first_memory(
         self,
         inducing_points: Tensor | None,
@@ -197,14 +207,6 @@ class OSGPR(InducingModel):
         self._memory = self._first_memory(inducing_points, allocator, max_points, train_X)
         self._inference = CollapsedInference(max_points, window)
         self._take_first(train_X, train_Y, train_Yvar, inputs, covar_module is not None)
-
-    def elbo(self) -> Tensor:
-        """Compute the online bound on the log marginal likelihood, ``batch_shape x m``, no m if 1.
-
-        The rows of the window enter with their full covariance. Never more than the exact log
-        marginal likelihood where Z and hyperparameters have stayed. [Bui2017, eq. 7]
-        """
-        return self.log_marginal_likelihood()
 
     def optimize_points(self, maxiter: int = 100) -> Self:
         """Move the inducing points to a local maximum of :meth:`bound_at`, in place.
@@ -412,10 +414,3 @@ class OSVGP(InducingModel):
     def fantasy_steps(self) -> int:
         """Natural-gradient steps on hypothetical outcomes."""
         return self._outcomes.fantasy_steps
-
-    def elbo(self) -> Tensor:
-        """Compute the online bound on the log marginal likelihood, ``batch_shape x m``, no m if 1.
-
-        Of the last batch times the sites of earlier ones. [Bui2017, eq. 5].
-        """
-        return self.log_marginal_likelihood()

@@ -157,7 +157,7 @@ class SiteInference(InducingInference):
 
     def noise_groups(self, statistics: WhitenedMemory, prior: Prior) -> list[NoiseGroup]:
         """Return the sites, whose noise is in the statistics."""
-        return [unit_noise(statistics.learned)]
+        return [NoiseGroup(statistics.learned, torch.ones_like(statistics.learned.count))]
 
     def trace_term(self, trace: TraceTerm, prior: Prior) -> Tensor:
         """Return the trace term itself, which is in units of the sites' noise already."""
@@ -278,7 +278,8 @@ class OnlineUpdate:
         new = expected(predicted, variance).sum(-1)
         second_moment = weights.covariance() + weights.mean @ weights.mean.mT
         spread = (old.gram * second_moment).sum((-2, -1))
-        misfit = expected_misfit(unit_noise(old), self._target_map, weights.mean, spread)
+        group = NoiseGroup(old, torch.ones_like(old.count))
+        misfit = expected_misfit(group, self._target_map, weights.mean, spread)
         share = self.options.collective.share * self.options.beta
         return new + share * (-misfit - 0.5 * trace)
 
@@ -289,26 +290,17 @@ class OnlineUpdate:
         features, targets = self._features[0][..., rows, :], self.data.rows(rows).targets
         return map_tensors(site_statistics(features, some, targets), self.options.collective.sum)
 
-    def differentiable(self) -> OnlineUpdate:
-        """Express it at the same points so that it is differentiable in the hyperparameters."""
-        basis = InducingBasis.live(self.hyper.covar_module, self.basis.Z, self.basis.outputs)
-        return replace(self, memory=self.memory.in_basis(basis), basis=basis)
-
     def learn(self, ascent: ConstrainedAdam, steps: int) -> None:
         """Move the hyperparameters up the bound and their priors, q at its optimum each time."""
-        sites, collective = None, self.options.collective
+        sites, collective, Z = None, self.options.collective, self.basis.Z
         for _ in range(steps):
             with torch.enable_grad():
-                update = self.differentiable()
+                basis = InducingBasis.of(self.hyper.covar_module, Z, self.basis.outputs, live=True)
+                update = replace(self, memory=self.memory.in_basis(basis), basis=basis)
                 fit = update.fit(sites)
                 log_prior = collective.share * self.hyper.log_prior()
                 ascent.ascend(update.bound(fit).sum() + log_prior, collective)
             sites = fit.sites
-
-
-def unit_noise(statistics: Whitened) -> NoiseGroup:
-    """Make sites a group of observations: their noise is in the statistics."""
-    return NoiseGroup(statistics, torch.ones_like(statistics.count))
 
 
 def site_statistics(features: Tensor, fit: Fit, targets: Tensor) -> Whitened:

@@ -82,7 +82,15 @@ def subset_module(
             continue  # shared by all outputs
         if isinstance(part, InputTransform) or not isinstance(part, Module | Prior | Interval):
             continue  # a transform or a layer of a network: its values are not of outputs
-        _subset_tensors(part, old, outputs)
+        for parameter in part._parameters.values():
+            if parameter is not None and parameter.shape[: len(old)] == old:
+                parameter.data = _pick(parameter.data, len(old) - 1, outputs)
+        for store in (part._buffers, part.__dict__):
+            for name, value in store.items():
+                if name == "active_dims":
+                    continue  # as many as inputs, not as outputs
+                if isinstance(value, Tensor) and value.shape[: len(old)] == old:
+                    store[name] = _pick(value, len(old) - 1, outputs)
         for name in ("batch_shape", "_batch_shape"):
             if part.__dict__.get(name) == old:
                 part.__dict__[name] = new
@@ -100,18 +108,6 @@ def subset_moments(
             if value.shape[: len(old)] == old:
                 state[name] = _pick(value, len(old) - 1, outputs)
     return copied
-
-
-def _subset_tensors(part: torch.nn.Module, old: torch.Size, outputs: list[int]) -> None:
-    for parameter in part._parameters.values():
-        if parameter is not None and parameter.shape[: len(old)] == old:
-            parameter.data = _pick(parameter.data, len(old) - 1, outputs)
-    for store in (part._buffers, part.__dict__):
-        for name, value in store.items():
-            if name == "active_dims":
-                continue  # as many as inputs, not as outputs
-            if isinstance(value, Tensor) and value.shape[: len(old)] == old:
-                store[name] = _pick(value, len(old) - 1, outputs)
 
 
 def _pick(value: Tensor, dimension: int, outputs: list[int]) -> Tensor:

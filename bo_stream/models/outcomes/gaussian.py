@@ -20,8 +20,7 @@ from bo_stream.models.outcomes.noise import (
     known_noise,
     outcome_variance,
     typical_variance,
-    warn_of_zeros,
-    zero_rows,
+    warn_of_raised,
 )
 from bo_stream.process import PosteriorProcess
 from bo_stream.weights import target_columns
@@ -54,7 +53,9 @@ class GaussianOutcomes(Outcomes):
     @classmethod
     def of(cls, targets: Tensor) -> Self:
         """Take the shift from the first targets, ``batch x n x m``; the floor is set later."""
-        shift = reference_outcome(targets)
+        shift = targets.detach().to(torch.float64).mean(-2)  # so that sums keep digits
+        if targets.shape[-2] == 0:
+            shift = torch.zeros_like(shift)
         return cls(shift, NoiseFloor.of(torch.ones_like(shift)), targets.shape[-2] > 0)
 
     def noise_level(self, prior: Prior, memory: Memory) -> Tensor:
@@ -137,27 +138,33 @@ class GaussianOutcomes(Outcomes):
         self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
     ) -> Self:
         """Let shift and floor follow the stream; see :class:`Outcomes`."""
-        units = self if self.is_found or Y.shape[-2] == 0 else self._referring_to(Y, prior)
+        units = self
+        if not self.is_found and Y.shape[-2] > 0:  # the first that enter an empty model
+            first = prior.chain.to_targets(Y.detach(), None)[0].to(torch.float64)
+            shift = self.shift + (first.mT - self.shift.unsqueeze(-1)).mean(-1)
+            units = replace(self, shift=shift, is_found=True)
+            units = units.initialized(first, prior.scale, self.zeros_apart, self.floor.share)
         if Yvar is None:
             return units
-        targets, noise, zeros = units._given_noise(prior.chain, Y, Yvar)
+        targets, variances = prior.chain.to_targets(Y.detach(), Yvar)
+        assert variances is not None  # noqa: S101 (a transform returns those that it was given)
+        noise = variances.detach().double().mT
+        zeros = (noise == 0.0).all(-2, keepdim=True) & self.zeros_apart
+        noise = torch.where(zeros, torch.inf, noise)  # those that are kept apart are not raised
         if sign < 0.0:
             units.floor.check_retractable(noise)
             return units
         floor = units.floor
         if bool(zeros.any()):
             floor = floor.with_zeros(memory.totals + first_totals(targets, units.shift))
-            warn_of_zeros(int(zeros.sum()), floor.zero)
+            warn_of_raised(
+                f"{int(zeros.sum()):,} variances that are zero or less than what float64 resolves",
+                floor.zero,
+                ", which follows the outcomes' variance at each refit",
+            )
         if bool(floor.below(noise).any()):
             floor = floor.for_update(noise, memory.totals + first_totals(targets, units.shift))
         return replace(units, floor=floor)
-
-    def _referring_to(self, Y: Tensor, prior: Prior) -> Self:
-        """Take the shift from the first observations that enter an empty model."""
-        targets = prior.chain.to_targets(Y.detach(), None)[0].to(torch.float64).mT
-        mean = (targets - self.shift.unsqueeze(-1)).mean(-1)
-        moved = replace(self, shift=self.shift + mean, is_found=True)
-        return moved.initialized(targets.mT, prior.scale, self.zeros_apart, self.floor.share)
 
     def encode(self, prior: Prior, Y: Tensor, Yvar: Tensor | None, infers_noise: bool) -> Targets:
         """Subtract the shift and raise small variances; see :class:`Outcomes`."""
@@ -186,19 +193,6 @@ class GaussianOutcomes(Outcomes):
         constant = (self.shift - offset) / scale - mean
         return torch.stack((scale.reciprocal().expand_as(constant), constant), -1).unsqueeze(-1)
 
-    def _given_noise(
-        self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return targets, ``batch x n x m``, variances, and which are zeros that are kept apart.
-
-        Variances are ``batch x m x n``, infinite for such zeros, which are ``batch x 1 x n``.
-        """
-        targets, variances = chain.to_targets(Y.detach(), Yvar)
-        assert variances is not None  # noqa: S101 (a transform returns those that it was given)
-        noise = variances.detach().double().mT
-        zeros = zero_rows(noise) & self.zeros_apart
-        return targets, torch.where(zeros, torch.inf, noise), zeros
-
     def settled(self, totals: Tensor) -> Self:
         """Let the noise of zeros follow the outcomes; see :class:`Outcomes`."""
         settled = self.floor.settled(totals) if self.floor.any_zero else self.floor
@@ -210,15 +204,6 @@ class GaussianOutcomes(Outcomes):
         first = self if self.is_found else other
         floor = first.floor.joined(other.floor)
         return replace(self, shift=first.shift, floor=floor, is_found=first.is_found)
-
-
-def reference_outcome(targets: Tensor) -> Tensor:
-    """Choose a shift near the outcomes, ``batch x n x m -> batch x m``: sums keep digits."""
-    if targets.shape[-2] == 0:
-        return torch.zeros(*targets.shape[:-2], targets.shape[-1], dtype=torch.float64).to(
-            targets.device
-        )
-    return targets.detach().to(torch.float64).mean(-2)
 
 
 def first_totals(targets: Tensor, shift: Tensor) -> Tensor:

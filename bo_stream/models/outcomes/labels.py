@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
 from torch import Tensor
+from torch.nn.functional import one_hot, pad
 
 from bo_stream.models.checks import check_inputs, check_shape, check_type
 from bo_stream.models.memory import Memory
@@ -50,20 +51,16 @@ class DirichletScores:
         return math.log1p(1.0 / self.alpha_epsilon)
 
     @property
-    def hit_target(self) -> float:
-        """Target of the label's own class."""
-        return math.log1p(self.alpha_epsilon) - 0.5 * self.hit_noise
-
-    @property
     def miss_target(self) -> float:
         """Target of every other class."""
         return math.log(self.alpha_epsilon) - 0.5 * self.miss_noise
 
     def of(self, labels: Tensor, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Targets and noise variances, ``... x n -> ... x n x classes`` each."""
-        hit = torch.nn.functional.one_hot(labels, classes).bool()
+        hit = one_hot(labels, classes).bool()
         everywhere = torch.ones(hit.shape, dtype=torch.float64, device=hit.device)
-        targets = (self.miss_target * everywhere).masked_fill(hit, self.hit_target)
+        hit_target = math.log1p(self.alpha_epsilon) - 0.5 * self.hit_noise
+        targets = (self.miss_target * everywhere).masked_fill(hit, hit_target)
         noise = (self.miss_noise * everywhere).masked_fill(hit, self.hit_noise)
         return targets.to(dtype), noise.to(dtype)
 
@@ -180,17 +177,13 @@ class LabelOutcomes(GaussianOutcomes):
         more = outputs - self.shift.shape[-1]
         if more == 0:
             return self
-        shift = _longer(self.shift, more, self.scores.miss_target)
-        floor = map_tensors(self.floor, lambda values: _longer(values, more, float(values[0])))
+        shift = pad(self.shift, (0, more), value=self.scores.miss_target)
+        floor = map_tensors(self.floor, lambda t: pad(t, (0, more), value=float(t[0])))
         return replace(self, shift=shift, floor=floor)
 
     def select(self, outputs: list[int]) -> Self:
         """Return the units of some classes, which take no labels."""
         return replace(super().select(outputs), is_whole=False)
-
-
-def _longer(values: Tensor, more: int, value: float) -> Tensor:
-    return torch.cat((values, values.new_full((more,), value)))
 
 
 def check_alpha(alpha_epsilon: float) -> float:

@@ -67,12 +67,6 @@ class LikelihoodOutcomes(Outcomes):
     beta: float = 1.0
     fantasy_steps: int = 1
 
-    @classmethod
-    def of(cls, like: Tensor, beta: float = 1.0, fantasy_steps: int = 1) -> Self:
-        """Build them for tensors of a shape ``batch x m``, dtype and device."""
-        zero = torch.zeros_like(like)
-        return cls(zero, NoiseFloor.of(zero), beta, fantasy_steps)
-
     def check(self, prior: Prior, targets: Tensor) -> None:
         """Check that the likelihood can have such outcomes, ``... x m x n``; InputDataError."""
         self.model(prior).check(targets)
@@ -288,8 +282,8 @@ class CountOutcomes(LikelihoodOutcomes):
     ) -> Self:
         """Count those examined; see :class:`Outcomes`."""
         examined = Y[..., 1].detach().to(torch.float64).sum(-1, keepdim=True)
-        surveys = torch.full_like(examined, Y.shape[-2])
-        return self._plus(sign * examined, sign * surveys)
+        surveys = self.surveys + sign * torch.full_like(examined, Y.shape[-2])
+        return replace(self, examined=self.examined + sign * examined, surveys=surveys)
 
     def with_observations(self, is_found: bool) -> Self:
         """Count from zero where nothing is in memory; see :class:`Outcomes`."""
@@ -297,18 +291,17 @@ class CountOutcomes(LikelihoodOutcomes):
 
     def merged(self, other: Self) -> Self:
         """Add the other's counts; see :class:`Outcomes`."""
-        return self._plus(other.examined, other.surveys)
-
-    def _plus(self, examined: Tensor | float, surveys: Tensor | float) -> Self:
-        return replace(self, examined=self.examined + examined, surveys=self.surveys + surveys)
+        examined, surveys = self.examined + other.examined, self.surveys + other.surveys
+        return replace(self, examined=examined, surveys=surveys)
 
 
 def outcomes_of(
     likelihood: Likelihood | None, like: Tensor, beta: float = 1.0, fantasy_steps: int = 1
 ) -> LikelihoodOutcomes:
     """Build the outcomes of a likelihood for tensors of a shape ``batch x m``, dtype and device."""
-    counts = isinstance(likelihood, BinomialLikelihood)
-    return (CountOutcomes if counts else LikelihoodOutcomes).of(like, beta, fantasy_steps)
+    kind = CountOutcomes if isinstance(likelihood, BinomialLikelihood) else LikelihoodOutcomes
+    zero = torch.zeros_like(like)
+    return kind(zero, NoiseFloor.of(zero), beta, fantasy_steps)
 
 
 def latent_columns(train_Y: Tensor, likelihood: Likelihood | None) -> Tensor:

@@ -143,7 +143,12 @@ class NoiseFloor:
         low = fallen.below(noise)
         if not bool(low.any()):
             return fallen
-        _warn(noise[low], fallen.raised(noise)[low], self.share)
+        given = noise[low]
+        warn_of_raised(
+            f"{len(given):,} variances from {float(given.min()):g} to {float(given.max()):g} that "
+            f"are zero or less than {self.share:g} of the outcomes' variance",
+            fallen.raised(noise)[low],
+        )
         raised = torch.where(low.any(-1), fallen.variance, 0.0)
         return replace(fallen, former=self.former.maximum(raised))
 
@@ -178,23 +183,6 @@ def outcome_variance(totals: Tensor) -> Tensor:
     return torch.where(differ, squares / (count - 1.0).clamp_min(1.0), 0.0)
 
 
-def warn_of_zeros(count: int, level: Tensor) -> None:
-    """Warn of observations that are said to have no noise.
-
-    Args:
-        count: Their number.
-        level: Their noise variance now.
-    """
-    warnings.warn(
-        f"Yvar holds {count:,} variances that are zero or less than what float64 resolves; they "
-        f"are raised to {float(level.min()):g}"
-        + (f" to {float(level.max()):g}," if float(level.max()) > float(level.min()) else ",")
-        + " which follows the outcomes' variance at each refit.",
-        InputDataWarning,
-        stacklevel=users_stack_level(),
-    )
-
-
 def typical_variance(targets: Tensor) -> Tensor:
     """Variance of outcomes, ``... x m x n -> ... x m``, of which up to half may be outliers.
 
@@ -207,12 +195,12 @@ def typical_variance(targets: Tensor) -> Tensor:
     return torch.where(variance > 0.0, variance, torch.inf)
 
 
-def _warn(given: Tensor, raised: Tensor, share: float) -> None:
+def warn_of_raised(which: str, level: Tensor, rest: str = "") -> None:
+    """Warn of ``which`` known noise variances, too small ones, and of what they are raised to."""
+    low, high = float(level.min()), float(level.max())
+    to = f"{low:g} to {high:g}" if high > low else f"{low:g}"
     warnings.warn(
-        f"Yvar holds {len(given):,} variances from {float(given.min()):g} to "
-        f"{float(given.max()):g} that are zero or less than {share:g} of the outcomes' "
-        f"variance; they are raised to {float(raised.min()):g}"
-        + (f" to {float(raised.max()):g}." if float(raised.max()) > float(raised.min()) else "."),
+        f"Yvar holds {which}; they are raised to {to}{rest}.",
         InputDataWarning,
         stacklevel=users_stack_level(),
     )
@@ -244,11 +232,6 @@ def known_noise(
             "Pass Yvar, or build WISKI with NaN in train_Yvar."
         )
     if apart:
-        zeros = zero_rows(given)
+        zeros = (given == 0.0).all(-2, keepdim=True)
         return torch.where(zeros, 1.0, noise), known & ~zeros
     return noise, known
-
-
-def zero_rows(noise: Tensor) -> Tensor:
-    """Find observations without noise in any output, ``batch x m x n -> batch x 1 x n``."""
-    return (noise == 0.0).all(-2, keepdim=True)

@@ -314,10 +314,10 @@ class FitSubspace:
         leading = whitened.leading(rank)
         known = None if leading.known is None else low_rank_root_of(leading.known)
         return cls(
-            whole.leading(rank),
+            whole.between(0, rank),
             leading,
             (low_rank_root_of(leading.learned), known),
-            whole.trailing(rank),
+            whole.between(rank, whole.rank),
             squares[..., rank:],
             _log_parameters(factors),
             whole,

@@ -234,8 +234,8 @@ def part_eigenvalues(kernel: Kernel, g: int) -> Tensor:
 def test_leading_and_trailing_features_are_all_of_them(rank: int) -> None:
     basis, X = basis_of(module(), 40), points(6)
     z = basis.features(X)
-    assert_close(basis.leading(rank).features(X), z[..., :rank])
-    assert_close(basis.trailing(rank).features(X), z[..., rank:])
+    assert_close(basis.between(0, rank).features(X), z[..., :rank])
+    assert_close(basis.between(rank, basis.rank).features(X), z[..., rank:])
 
 
 def test_the_prior_of_another_kernel_is_that_of_its_parts() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -27,7 +26,13 @@ from gpytorch.kernels import (
 from torch import Tensor
 
 from bo_stream import ProductMatern
-from bo_stream.bases.grid.kernel import Factor, GridKernel, kernel_factors
+from bo_stream.bases.grid.kernel import (
+    DEFAULT_SIZES,
+    Factor,
+    GridKernel,
+    default_grid_size,
+    kernel_factors,
+)
 from bo_stream.testing.streams import assert_close
 from tests.oracles.kernels import dense_kernel
 from tests.support.problems import KERNELS, kernel
@@ -166,8 +171,9 @@ def test_only_oscillating_kernels_are_spread() -> None:
 
 def test_the_roughest_factor_counts() -> None:
     rough = MaternKernel(nu=0.5, active_dims=(0,)) * RBFKernel(active_dims=(1,))
-    assert kernel_factors(rough, 2).parts[0].smoothness == 0.5
-    assert kernel_factors(RBFKernel(), 2).parts[0].smoothness == math.inf
+    for part, kind in ((rough, "rough"), (RBFKernel(), "smooth")):
+        size = DEFAULT_SIZES[kind][2]
+        assert default_grid_size(kernel_factors(part, 2), 2) == ((size, size),)
 
 
 def test_a_single_output_gets_its_dimension() -> None:

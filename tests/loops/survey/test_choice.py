@@ -19,7 +19,6 @@ from bo_stream.acquisition import (
     TargetedVariance,
 )
 from bo_stream.acquisition.constraints import Round, SiteConstraints
-from bo_stream.acquisition.criteria import Threshold
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.choice import criterion_of, spread_coordinates, spread_out
 from bo_stream.loops.survey.model import ModelCache
@@ -128,8 +127,8 @@ def test_each_name_has_its_criterion() -> None:
     for name, kind in zip(CRITERIA, kinds, strict=True):
         criterion = criterion_of(SurveySettings(threshold=0.2, criterion=name))
         assert isinstance(criterion, kind)
-        limit = getattr(criterion, "limit", Threshold(0.2, "prevalence"))
-        assert limit == Threshold(0.2, "prevalence")
+        assert getattr(criterion, "threshold", 0.2) == 0.2
+        assert criterion.scale == "prevalence"
     assert criterion_of(SurveySettings(goal="map")) == IntegratedVariance("prevalence")
     dear = criterion_of(SurveySettings(threshold=0.2, miss_cost=3.0))
     assert dear == Misclassification(0.2, "prevalence", miss_cost=3.0)
