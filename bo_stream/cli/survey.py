@@ -127,7 +127,7 @@ def _check_place(survey: Survey, source: str, yes: bool) -> None:
     coordinates = survey.coordinates
     places = survey.sites[list(coordinates.names)].to_numpy()
     where = Whereabouts.of(places, coordinates)
-    say(f"{'Place:':12}{where.in_words()}")
+    say(f"{'Place:':12}{where.text}")
     names = [str(name) for name in survey.table.columns]
     columns = position_columns(names, survey.settings, source)
     swapped = f"If {coordinates.names[0]} and {coordinates.names[1]} are swapped, say"

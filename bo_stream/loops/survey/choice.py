@@ -26,6 +26,7 @@ from bo_stream.loops.models import import_function
 from bo_stream.loops.survey.ledger import SurveyFacts
 from bo_stream.loops.survey.settings import DEGREES, Coordinates, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
+from bo_stream.mapping import kilometres
 from bo_stream.models.base import StreamingGP
 
 Chosen: TypeAlias = tuple[int, float | None, float]
@@ -254,7 +255,7 @@ def spread_coordinates(X: Tensor, sites: Tensor, coordinates: Coordinates = DEGR
         sites: Those that define units and ranks, ``N x d``.
         coordinates: Units of positions.
     """
-    transform = coordinates.plane(sites)
+    transform = kilometres(sites, units=coordinates.mapping_units)
     places = transform.transform(sites)[:, :2]
     middle = places.mean(0)
     radius = (places - middle).square().sum(-1).mean().sqrt().clamp_min(1e-9)

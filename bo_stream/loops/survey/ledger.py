@@ -25,6 +25,7 @@ from bo_stream.errors import UsageError
 from bo_stream.loops.run import hold_folder
 from bo_stream.loops.survey.cells import Counts
 from bo_stream.loops.survey.sites import SurveySites
+from bo_stream.mapping import fill_missing
 from bo_stream.storage.archive import AppendOnlyFile
 
 Verb = Literal["ask", "tell", "withdraw"]
@@ -95,7 +96,7 @@ class SurveyLedger:
             UsageError: A line other than the last is damaged.
         """
         ledger = cls()
-        ledger._file = _file(folder)
+        ledger._file = AppendOnlyFile(folder / RESULTS, folder / TORN)
         ledger._read_new(ledger._file)
         return ledger
 
@@ -118,7 +119,7 @@ class SurveyLedger:
         """
         if (folder / RESULTS).exists():
             raise UsageError(f"{folder} holds a survey already.")
-        file = _file(folder)
+        file = AppendOnlyFile(folder / RESULTS, folder / TORN)
         file.write("".join(event.line() for event in self.events).encode())
         try:  # to make the new file's name durable
             descriptor = os.open(folder, os.O_RDONLY)
@@ -186,11 +187,6 @@ class SurveyLedger:
         self.torn = rest.decode(errors="replace")
         self.events += new
         return new
-
-
-def _file(folder: Path) -> AppendOnlyFile:
-    """Return the file of a folder; somebody may miss a line that was cut short."""
-    return AppendOnlyFile(folder / RESULTS, folder / TORN)
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -281,7 +277,8 @@ class SurveyFacts:
             elif event.verb == "tell":
                 self._tell(event)
             else:
-                self._settle_doubts(frozenset(event.values["ids"]))
+                sites = frozenset(event.values["ids"])
+                self.doubts = [(left, texts) for ids, texts in self.doubts if (left := ids - sites)]
                 for site in event.values["ids"]:
                     self.pending.pop(site, None)
                     self.results.pop(site, None)
@@ -291,7 +288,7 @@ class SurveyFacts:
 
     def _tell(self, event: Event) -> None:
         sites = frozenset(told["id"] for told in event.values["results"])
-        self._settle_doubts(sites)
+        self.doubts = [(left, texts) for ids, texts in self.doubts if (left := ids - sites)]
         if event.values.get("warnings"):
             self.doubts.append((sites, tuple(event.values["warnings"])))
         names = self._sites.coordinates.names
@@ -319,11 +316,6 @@ class SurveyFacts:
                 date=day or previous.date,
             )
 
-    def _settle_doubts(self, sites: frozenset[str]) -> None:
-        """Take away doubts about results that are corrected or withdrawn."""
-        left = [(about - sites, texts) for about, texts in self.doubts]
-        self.doubts = [(about, texts) for about, texts in left if about]
-
     @property
     def surveyed(self) -> list[str]:
         """Ids of sites with results: listed sites in the order of the list, then others by name."""
@@ -349,7 +341,10 @@ class SurveyFacts:
         outside = [row for row, position in enumerate(positions.tolist()) if position < 0]
         if outside:
             inputs = [self.results[ids[row]].place for row in outside]
-            X[outside] = self._sites.fill(torch.tensor(inputs, dtype=X.dtype))
+            units = self._sites.coordinates.mapping_units
+            X[outside] = fill_missing(
+                torch.tensor(inputs, dtype=X.dtype), self._sites.X, units=units
+            )
         return X
 
     @property

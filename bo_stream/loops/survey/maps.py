@@ -30,7 +30,7 @@ from bo_stream.loops.survey.findings import (
 )
 from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, per_cent
 from bo_stream.loops.survey.settings import DEGREES, Coordinates
-from bo_stream.mapping import Kilometres
+from bo_stream.mapping import Kilometres, kilometres
 
 Array = NDArray[np.float64]
 
@@ -208,7 +208,7 @@ class Ground:
     def of(cls, table: pd.DataFrame, coordinates: Coordinates) -> Ground:
         """Lay out the sites of a table with columns of these coordinates' names."""
         positions = table[list(coordinates.names)].to_numpy(float).copy()
-        plane = coordinates.plane(torch.from_numpy(positions))
+        plane = kilometres(torch.from_numpy(positions), units=coordinates.mapping_units)
         if isinstance(plane, Kilometres):
             middle = float(plane.centre[0])
             positions[:, 0] = (positions[:, 0] - middle + 180.0) % 360.0 - 180.0 + middle

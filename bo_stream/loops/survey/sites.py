@@ -36,7 +36,7 @@ from bo_stream.loops.survey.columns import (
 )
 from bo_stream.loops.survey.places import check_places, position_columns
 from bo_stream.loops.survey.settings import DEGREES, Coordinates, SurveySettings
-from bo_stream.mapping import fill_missing
+from bo_stream.mapping import fill_missing, kilometres
 
 _YES = ("yes", "y", "true", "t", "1")
 _NO = ("no", "n", "false", "f", "0")
@@ -171,12 +171,7 @@ class SurveySites:
 
     @cached_property
     def _plane(self) -> InputTransform:
-        return self.coordinates.plane(self.X[:, :2])
-
-    def fill(self, raw: Tensor) -> Tensor:
-        """Fill missing covariates of other sites, ``n x d``, from the nearest site of the list."""
-        units = self.coordinates.mapping_units
-        return fill_missing(raw, self.X, units=units) if len(raw) else raw
+        return kilometres(self.X[:, :2], units=self.coordinates.mapping_units)
 
 
 def _has_counts(cells: Cells, column: str) -> bool:
