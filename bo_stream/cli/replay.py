@@ -187,9 +187,9 @@ def _final_table(scores: pd.DataFrame) -> Table:
     """Show mean scores after the first sites and at the end of each design, with their errors."""
     from rich.table import Table
 
-    from bo_stream.loops.survey.replay import MEASURES, mean_curves, standard_errors
+    from bo_stream.loops.survey.replay import MEASURES, mean_curves
 
-    means, errors = mean_curves(scores), standard_errors(scores)
+    means, errors = mean_curves(scores)
     measures = [measure for measure in MEASURES if measure in means]
     table = Table(title="Scores at the sites that are not surveyed", title_justify="left")
     for heading in ("design", "surveyed", *(_HEADINGS[measure] for measure in measures)):
@@ -215,7 +215,7 @@ def _compare(scores: pd.DataFrame) -> None:
     """Say how many sites the adaptive design needs to be as good as the random one at its end."""
     from bo_stream.loops.survey.replay import mean_curves, sites_needed
 
-    means = mean_curves(scores)
+    means, _ = mean_curves(scores)
     result = sites_needed(means)
     if result is None:
         return

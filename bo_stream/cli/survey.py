@@ -124,7 +124,7 @@ def _check_place(survey: Survey, source: str, yes: bool) -> None:
     """Say where the sites lie, and ask whether that is right, or judge by what is plausible."""
     from bo_stream.loops.survey.places import Whereabouts, position_columns, quoted
 
-    coordinates = survey.coordinates
+    coordinates = survey.settings.coordinates
     places = survey.sites[list(coordinates.names)].to_numpy()
     where = Whereabouts.of(places, coordinates)
     say(f"{'Place:':12}{where.text}")
@@ -169,10 +169,10 @@ def choose(
             chosen = survey.ask(q)
         files = {
             **next_files(survey),
-            **waypoint_files(survey.pending, survey.labels, survey.coordinates),
+            **waypoint_files(survey.pending, survey.labels, survey.settings.coordinates),
         }
         write_files(folder, files)
-        OUT.print(_sites_table(chosen, survey.coordinates))
+        OUT.print(_sites_table(chosen, survey.settings.coordinates))
         if len(chosen) < q:
             say(f"Only {len(chosen)} of {q}: no other site is left that the settings allow.")
         if earlier:
@@ -290,7 +290,7 @@ def status(
         survey = load_survey(folder, _trusted(loss))
         _say_status(survey, folder)
         if len(survey.pending):
-            OUT.print(_sites_table(survey.pending, survey.coordinates))
+            OUT.print(_sites_table(survey.pending, survey.settings.coordinates))
         threshold = survey.settings.threshold
         if threshold is None or not len(survey.results):
             return
@@ -339,7 +339,10 @@ def report(
         others = survey.others(table["id"].tolist())
         others = others.rename(columns=lambda n: f"listed_{n}" if n in table else n)
         table = pd.concat((table[["id"]], others, table.iloc[:, 1:]), axis=1)
-        files = {written.name("predictions"): written.write(_rounded(table)), "report.html": page}
+        files = {
+            f"predictions{written.suffix}": written.write(_rounded(table)),
+            "report.html": page,
+        }
         if findings.threshold is not None:
             files[findings.called_file] = written.write(_rounded(findings.calls_made))
         write_files(folder, files)
@@ -523,7 +526,7 @@ def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
             )
         if len(rows) > _MOST_CALLS:
             rest = len(rows) - _MOST_CALLS
-            file = escape(survey.table_format.name(CALLED))
+            file = escape(CALLED + survey.table_format.suffix)
             shown.caption = f"and {rest:,} more; bo-stream survey report writes all to {file}"
         OUT.print(shown)
 

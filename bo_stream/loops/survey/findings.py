@@ -158,12 +158,12 @@ def find(
         calls=survey.settings.calls,
         miss_cost=survey.settings.miss_cost,
         settings=in_words(survey),
-        coordinates=survey.coordinates,
+        coordinates=survey.settings.coordinates,
         notes=survey.notes,
         stopping=rule,
         calls_made=survey.calls(predictions),
         labels=survey.labels,
-        called_file=survey.table_format.name(CALLED),
+        called_file=CALLED + survey.table_format.suffix,
     )
 
 
@@ -356,8 +356,8 @@ def kml(title: str, points: Sequence[Waypoint]) -> bytes:
         mark = SubElement(document, "Placemark")
         _text(mark, "name", point.name)
         _text(mark, "description", point.text)
-        longitude, latitude = _degrees(point)
-        _text(SubElement(mark, "Point"), "coordinates", f"{longitude},{latitude},0")
+        position = f"{turned(point.longitude):.6f},{point.latitude:.6f},0"
+        _text(SubElement(mark, "Point"), "coordinates", position)
     return _written(root)
 
 
@@ -372,7 +372,7 @@ def gpx(title: str, points: Sequence[Waypoint]) -> bytes:
     root = Element("gpx", version="1.1", creator="bo_stream", xmlns=space)
     _text(SubElement(root, "metadata"), "name", title)
     for point in points:
-        longitude, latitude = _degrees(point)
+        latitude, longitude = f"{point.latitude:.6f}", f"{turned(point.longitude):.6f}"
         mark = SubElement(root, "wpt", lat=latitude, lon=longitude)
         _text(mark, "name", point.name)
         _text(mark, "desc", point.text)
@@ -387,11 +387,6 @@ def geo_address(longitude: float, latitude: float) -> str:
 def turned(longitude: float) -> float:
     """Return a longitude between -180 and 180 degrees."""
     return longitude - 360.0 if longitude > 180.0 else longitude
-
-
-def _degrees(point: Waypoint) -> tuple[str, str]:
-    """Write longitude and latitude to a decimetre, without exponents."""
-    return f"{turned(point.longitude):.6f}", f"{point.latitude:.6f}"
 
 
 def _text(parent: Element, tag: str, text: str) -> None:
@@ -433,13 +428,13 @@ def next_files(survey: Survey) -> dict[str, bytes]:
     the only coordinates that GeoJSON has [RFC 7946, section 4], with the other columns as
     properties.
     """
-    pending, coordinates = survey.pending, survey.coordinates
+    pending, coordinates = survey.pending, survey.settings.coordinates
     pending = pending.round({"gain": 6})
     table = pending[["round", "id", *coordinates.names, "reason", "gain", "cost"]]
     others = survey.others(pending["id"].tolist()).rename(columns=listed_as)
     table = pd.concat((table[["round", "id"]], others, table.iloc[:, 2:]), axis=1)
     form = table.assign(**dict.fromkeys((*_TO_FILL, DATE), ""))
-    files = {survey.table_format.name(_NEXT): survey.table_format.write(form)}
+    files = {_NEXT + survey.table_format.suffix: survey.table_format.write(form)}
     if not coordinates.are_degrees:
         return files
     features = [
@@ -474,7 +469,7 @@ def check_form_is_told(folder: Path, survey: Survey) -> None:
     Raises:
         UsageError: It has, or it may have, for it cannot be read.
     """
-    path = folder / survey.table_format.name(_NEXT)
+    path = folder / (_NEXT + survey.table_format.suffix)
     if not path.is_file():
         return
     try:

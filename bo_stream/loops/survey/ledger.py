@@ -326,13 +326,6 @@ class SurveyFacts:
         )
         return [site for _, site in order]
 
-    @property
-    def outcomes(self) -> Tensor:
-        """Positives and examined, ``n x 2``, in the order of :attr:`surveyed`."""
-        counts = [self.results[site].counts for site in self.surveyed]
-        rows = [[float(count.positive), float(count.examined)] for count in counts]
-        return torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
-
     def inputs(self, ids: Iterable[str]) -> Tensor:
         """Return positions and covariates of sites, without missing ones, ``n x d``."""
         ids = list(ids)

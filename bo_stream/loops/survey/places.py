@@ -113,22 +113,20 @@ def check_places(
     far: Mask = np.zeros(len(places), dtype=bool)
     if len(places) >= _ENOUGH:
         far = np.asarray((_steps(places, coordinates) > FAR).any(axis=1))
-    turned = first(far & (_steps(places, coordinates, places[:, ::-1]) <= _NEAR).all(axis=1))
-    if turned is not None:
-        raise cells.fault(
-            turned,
-            columns[0],
-            f"{_said(places[turned])} are far from all other sites, and among them the other way "
-            f"round. Are {' and '.join(coordinates.names)} swapped?",
-        )
-    nowhere = first(far & (places == 0.0).all(axis=1))
-    if nowhere is not None:
-        raise cells.fault(
-            nowhere,
-            columns[0],
-            "position 0, 0 is far from all other sites: a receiver without a fix? Correct it, or "
-            "drop the row.",
-        )
+    cells.refuse(
+        far & (_steps(places, coordinates, places[:, ::-1]) <= _NEAR).all(axis=1),
+        columns[0],
+        lambda row: (
+            f"{_said(places[row])} are far from all other sites, and among them the other "
+            f"way round. Are {' and '.join(coordinates.names)} swapped?"
+        ),
+    )
+    cells.refuse(
+        far & (places == 0.0).all(axis=1),
+        columns[0],
+        "position 0, 0 is far from all other sites: a receiver without a fix? Correct it, or drop "
+        "the row.",
+    )
     try:
         kilometres(torch.from_numpy(places), units=coordinates.mapping_units)
     except InputDataError as error:

@@ -15,7 +15,7 @@ import torch
 from bo_stream.errors import UsageError, check_one_of, check_whole
 from bo_stream.loops.run import REPLAY, from_record, write_files, write_picture
 from bo_stream.loops.survey.cells import Array, Cells, Mask, first
-from bo_stream.loops.survey.columns import find_column, given_column
+from bo_stream.loops.survey.columns import given_column
 from bo_stream.loops.survey.maps import draw_replay
 from bo_stream.loops.survey.model import log_scores
 from bo_stream.loops.survey.settings import DESIGNS, Design, ReplayPlan, SurveySettings
@@ -101,7 +101,6 @@ class FinishedSurvey:
                 f"{source} has no results, of which there is nothing to replay. Expected columns "
                 "of people examined and positive, with numbers in the rows that were surveyed."
             )
-        named = table.set_axis([str(name) for name in table.columns], axis=1)
         there = np.isin(listed.ids.astype(str), list(listed.earlier))
         results = pd.DataFrame(
             {
@@ -111,15 +110,10 @@ class FinishedSurvey:
             index=pd.Index(listed.ids[there], name="id", dtype=object),
         )
         share = (results["positive"] / results["examined"]).to_numpy()
-        cells = Cells(named, source, listed.id_column)
+        cells = Cells(table, source, listed.id_column)
         results["prevalence"] = share if truth is None else _true(cells, truth, there, settings)
-        names = settings.unclaimed(named.columns.tolist())
-        columns = [
-            find_column(names, role, getattr(settings, role), source)
-            for role in ("examined", "positive")
-        ]
-        counted = [column for column in columns if column is not None]
-        emptied = named[there].assign(**dict.fromkeys(counted, np.nan))
+        counted = [listed.columns[role] for role in ("examined", "positive")]
+        emptied = cells.table[there].assign(**dict.fromkeys(counted, np.nan))
         notes = Survey(emptied, settings, source).notes
         if missing := int((~there).sum()):
             without = f"{missing:,} of {len(there):,} sites have no result"
@@ -416,28 +410,25 @@ class ReplayRun:
 _COLUMNS = ("design", "seed", "round", "surveyed", "left", *MEASURES)
 
 
-def mean_curves(table: pd.DataFrame) -> pd.DataFrame:
+def mean_curves(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Average the scores of a run over its seeds.
 
     Args:
         table: Of :attr:`ReplayRun.table`.
 
     Returns:
-        By ``design`` and ``round``: the means of the other columns but ``seed``.
+        By ``design`` and ``round``: the means of the other columns but ``seed``, and the standard
+        errors of these means, NaN of one seed.
     """
-    return table.drop(columns="seed").groupby(["design", "round"], sort=False).mean()
-
-
-def standard_errors(table: pd.DataFrame) -> pd.DataFrame:
-    """Compute the standard errors of those means over seeds, NaN of one seed."""
-    return table.drop(columns="seed").groupby(["design", "round"], sort=False).sem()
+    curves = table.drop(columns="seed").groupby(["design", "round"], sort=False)
+    return curves.mean(), curves.sem()
 
 
 def sites_needed(means: pd.DataFrame) -> tuple[str, float, float, float] | None:
     """Compare how many sites the designs need: the adaptive one for the random one's last score.
 
     Args:
-        means: Of :func:`mean_curves`.
+        means: Of :func:`mean_curves`, without their errors.
 
     Returns:
         The measure (``accuracy``, or without a threshold ``rmse``), its value at the end of the

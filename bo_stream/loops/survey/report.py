@@ -19,7 +19,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image
 
-from bo_stream.loops.survey.cells import span
 from bo_stream.loops.survey.findings import (
     LEAST_HELD_OUT,
     SurveyFindings,
@@ -144,9 +143,10 @@ def dates_in_words(surveyed: pd.DataFrame) -> str:
     dates = [day for day in surveyed["date"] if day]
     if not dates:
         return ""
-    without = len(surveyed) - len(dates)
+    start, end, without = min(dates), max(dates), len(surveyed) - len(dates)
+    span = start if start == end else f"{start} to {end}"
     rest = f"; {without:,} of {len(surveyed):,} have no date" if without else ""
-    return f"Dates of the results: {span(dates)}{rest}."
+    return f"Dates of the results: {span}{rest}."
 
 
 def _headline(findings: SurveyFindings) -> Iterator[Content]:

@@ -22,6 +22,7 @@ from bo_stream.loops.survey.cells import (
     Counts,
     Mask,
     Texts,
+    count_columns,
     find_dates,
     first,
     read_counts,
@@ -103,7 +104,6 @@ class SurveySites:
         names = [str(name) for name in table.columns]
         if not len(table):
             raise UsageError(f"{source} has no rows.")
-        table = table.set_axis(names, axis=1)
         id_column = find_column(settings.unclaimed(names), "id", settings.id, source)
         cells = Cells(table, source, id_column)
         ids = _ids(cells, id_column)
@@ -237,12 +237,7 @@ def _ids(cells: Cells, column: str | None) -> Texts:
         ids = np.array([str(label) for label in cells.table.index], dtype=object)
     else:
         ids = cells.texts(column)
-        empty = first(ids == "")
-        if empty is not None:
-            raise UsageError(
-                f"{cells.source}, row {cells.table.index[empty]}, column {column!r}: the id is "
-                "missing. Every site needs one."
-            )
+        cells.refuse(ids == "", column, "the id is missing. Every site needs one.")
     again = first(pd.Series(ids).duplicated().to_numpy())
     if again is not None:
         earlier = cells.table.index[first(ids == ids[again]) or 0]
@@ -307,12 +302,16 @@ def _costs(cells: Cells, settings: SurveySettings) -> Array:
         return np.ones(len(cells))
     column = given_column(cells.names, settings.cost, cells.source, "--cost")
     costs = cells.numbers(column, "a cost above 0")
-    bad = first(~(costs > 0.0))
-    if bad is None:
-        return costs
-    if np.isnan(costs[bad]):
-        raise cells.fault(bad, column, "the cost is missing. Every site needs one.")
-    raise cells.fault(bad, column, f"expected a cost above 0, got {costs[bad]:g}.")
+    cells.refuse(
+        ~(costs > 0.0),
+        column,
+        lambda row: (
+            "the cost is missing. Every site needs one."
+            if np.isnan(costs[row])
+            else f"expected a cost above 0, got {costs[row]:g}."
+        ),
+    )
+    return costs
 
 
 def _strata(cells: Cells, settings: SurveySettings) -> tuple[Texts | None, list[str]]:
@@ -321,9 +320,7 @@ def _strata(cells: Cells, settings: SurveySettings) -> tuple[Texts | None, list[
         return None, []
     column = given_column(cells.names, settings.stratum, cells.source, "--stratum")
     labels = cells.texts(column)
-    gap = first(labels == "")
-    if gap is not None:
-        raise cells.fault(gap, column, "the stratum is missing.")
+    cells.refuse(labels == "", column, "the stratum is missing.")
     unknown = sorted(set(settings.quotas) - set(labels))
     if unknown:
         raise UsageError(
@@ -343,10 +340,13 @@ def _reachable(cells: Cells, settings: SurveySettings) -> Mask:
         return np.ones(len(cells), dtype=bool)
     column = given_column(cells.names, settings.reachable, cells.source, "--reachable")
     words = np.array([word.casefold() for word in cells.texts(column)], dtype=object)
-    bad = first(~np.isin(words, [*_YES, *_NO]))
-    if bad is not None:
-        text = f"got {words[bad]!r}" if words[bad] else "it is empty"
-        raise cells.fault(bad, column, f"expected yes or no, {text}.")
+    cells.refuse(
+        ~np.isin(words, [*_YES, *_NO]),
+        column,
+        lambda row: (
+            f"expected yes or no, {f'got {words[row]!r}' if words[row] else 'it is empty'}."
+        ),
+    )
     return np.isin(words, _YES)
 
 
@@ -376,7 +376,7 @@ def _earlier(
             f"{other!r}. If another one is, say which: --{other} NAME."
         )
         return {}, {}, [remark], {}
-    counts = read_counts(cells, settings)
+    counts = read_counts(cells, count_columns(cells, settings))
     results = {str(ids[row]): count for row, count in counts.items()}
     rows = [row for row, site in enumerate(ids) if site in results]
     dated = cells.rows(rows)

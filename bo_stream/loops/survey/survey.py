@@ -33,7 +33,7 @@ from bo_stream.loops.survey.model import (
     survey_model,
 )
 from bo_stream.loops.survey.results import ResultsTable, Told
-from bo_stream.loops.survey.settings import USUAL_TRIALS, Coordinates, SurveySettings
+from bo_stream.loops.survey.settings import USUAL_TRIALS, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
 from bo_stream.loops.survey.tables import TableFormat, read_table
 from bo_stream.models.base import StreamingGP
@@ -224,7 +224,7 @@ class Survey:
     @property
     def sites(self) -> pd.DataFrame:
         """Listed sites: id, longitude, latitude, covariates (filled in), cost, reachable."""
-        columns = (*self.coordinates.names, *self._sites.covariates)
+        columns = (*self.settings.coordinates.names, *self._sites.covariates)
         table = pd.DataFrame(self._sites.X.numpy(), columns=list(columns))
         table.insert(0, "id", self._sites.ids)
         return table.assign(cost=self._sites.costs.numpy(), reachable=self._sites.reachable)
@@ -264,13 +264,8 @@ class Survey:
     def _placed(self, ids: Sequence[str]) -> pd.DataFrame:
         """Begin a table of sites with ids and positions."""
         places = self._facts.inputs(ids)[:, :2].numpy()
-        positions = dict(zip(self.coordinates.names, places.T, strict=True))
+        positions = dict(zip(self.settings.coordinates.names, places.T, strict=True))
         return pd.DataFrame({"id": list(ids), **positions}).astype({"id": object})
-
-    @property
-    def coordinates(self) -> Coordinates:
-        """Units of positions, and names of their columns."""
-        return self._sites.coordinates
 
     @property
     def table_format(self) -> TableFormat:
@@ -288,8 +283,8 @@ class Survey:
 
         All but ids, positions, covariates, cost, reachable and counts.
         """
-        named = self.table.set_axis([str(name) for name in self.table.columns], axis=1)
-        return named[list(self._sites.labels)].set_axis(pd.Index(self._sites.ids, name="id"))
+        labels = self.table.rename(columns=str)[list(self._sites.labels)]
+        return labels.set_axis(pd.Index(self._sites.ids, name="id"))
 
     def others(self, ids: Sequence[str]) -> pd.DataFrame:
         """Return all columns of the list but ids, positions and counts, of some sites.
@@ -297,9 +292,7 @@ class Survey:
         Returns:
             A row an id, in their order, as given; empty cells for sites outside the list.
         """
-        taken = set(self._sites.columns.values())
-        named = self.table.set_axis([str(name) for name in self.table.columns], axis=1)
-        kept = named[[name for name in named if name not in taken]]
+        kept = self.table.rename(columns=str).drop(columns=list(self._sites.columns.values()))
         positions = self._sites.positions(list(ids))
         rows = kept.iloc[positions.clip(0)].astype(object)
         rows[positions < 0] = ""
@@ -352,7 +345,10 @@ class Survey:
     @property
     def observations(self) -> tuple[Tensor, Tensor]:
         """Inputs, ``n x d``, and positives and examined, ``n x 2``, in the order of results."""
-        return self.inputs(self._facts.surveyed), self._facts.outcomes
+        ids = self._facts.surveyed
+        counts = [self._facts.results[site].counts for site in ids]
+        rows = [[float(count.positive), float(count.examined)] for count in counts]
+        return self.inputs(ids), torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
 
     def inputs(self, ids: Iterable[str]) -> Tensor:
         """Return positions and covariates of listed or surveyed sites, without missing values.
@@ -374,7 +370,7 @@ class Survey:
         chosen = SurveyModelSettings(
             trials=self.settings.trials,
             overdispersion=self.settings.overdispersion,
-            units=self.coordinates.mapping_units,
+            units=self.settings.coordinates.mapping_units,
         )
         return survey_model(self._sites.X, X, Y, chosen, former)
 
@@ -401,7 +397,7 @@ class Survey:
         positions = self._sites.positions(surveyed)
         outside = [site for site, index in zip(surveyed, positions, strict=True) if index < 0]
         X = torch.cat((self._sites.X, self._facts.inputs(outside)))
-        table = pd.DataFrame(X[:, :2].numpy(), columns=list(self.coordinates.names))
+        table = pd.DataFrame(X[:, :2].numpy(), columns=list(self.settings.coordinates.names))
         table.insert(0, "id", [*self._sites.ids, *outside])
         predicted = predict_prevalence(self.model, X, self.settings)
         counts = self.results[["id", "examined", "positive", "date"]]

@@ -10,7 +10,7 @@ import pytest
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey import Survey, load_survey, save_survey
-from bo_stream.loops.survey.cells import Cells, find_dates, read_dates, span
+from bo_stream.loops.survey.cells import Cells, find_dates, read_dates
 from bo_stream.loops.survey.ledger import RESULTS, Event
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 
@@ -76,12 +76,6 @@ def test_of_two_columns_of_dates_the_one_is_asked_for() -> None:
     with pytest.raises(UsageError, match="'visit date', 'survey_date' could each be the dates"):
         find_dates(Cells(table, "may.csv"), SETTINGS)
     assert find_dates(Cells(table.assign(date=""), "may.csv"), SETTINGS) == "date"
-
-
-def test_span_of_dates() -> None:
-    assert span(["", "2026-02-10", "2026-01-03"]) == "2026-01-03 to 2026-02-10"
-    assert span(["2026-02-10", "2026-02-10"]) == "2026-02-10"
-    assert span([""]) == ""
 
 
 def dated(survey: Survey) -> dict[str, str]:
