@@ -141,8 +141,9 @@ def replay(
 
 
 def _run_and_report(replays: ReplayRun, folder: Path, sites: Path, caught: running.Caught) -> None:
-    from bo_stream.loops.run import run_with_checkpoints
+    from bo_stream.loops.run import run_with_checkpoints, write_picture
     from bo_stream.loops.survey.findings import goal_in_words
+    from bo_stream.loops.survey.maps import draw_replay
 
     finished, plan = replays.finished_survey, replays.plan
     say_columns(finished.begin(), replays.truth)
@@ -159,7 +160,7 @@ def _run_and_report(replays: ReplayRun, folder: Path, sites: Path, caught: runni
     stopped = running.run_with_bar(
         replays, replays.steps, partial(_last_score, replays), steps, "Stopping after this round"
     )
-    replays.draw(folder)
+    write_picture(folder / "replay.png", lambda: draw_replay(replays.table))
     for note in replays.notes:
         OUT.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
     if replays.scores:

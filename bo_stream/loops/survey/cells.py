@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bo_stream.errors import UsageError
 from bo_stream.likelihoods.binomial import MOST_EXAMINED
-from bo_stream.loops.survey.columns import normalised, required_column
+from bo_stream.loops.survey.columns import required_column
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.tables import CLEAR_COMMA
 
@@ -168,11 +168,9 @@ class Cells:
     @cached_property
     def _has_decimal_commas(self) -> bool:
         """Whether a cell of the table is a number with a decimal comma beyond doubt."""
-        for name in self._whole.columns:
-            column = self._whole[name]
-            if column.dtype.kind in "fiubM":
-                continue
-            texts = column.astype(str)
+        typed = "fiubM"
+        columns = (column for _, column in self._whole.items() if column.dtype.kind not in typed)
+        for texts in (column.astype(str) for column in columns):
             with_comma = texts[texts.str.contains(",", regex=False).to_numpy(bool)]
             if with_comma.str.strip().str.fullmatch(CLEAR_COMMA).any():
                 return True
@@ -363,35 +361,9 @@ def read_counts(cells: Cells, columns: tuple[str, str]) -> dict[int, Counts]:
 DATE = "date"
 """Name of the column of dates in all tables that a survey writes."""
 
-_OTHERS = (
-    "survey_date", "date_of_survey", "date_survey", "surveydate", "date_surveyed", "visit_date",
-    "date_of_visit", "date_visit", "exam_date", "examination_date", "date_examined",
-    "date_of_examination", "date_enquete", "date_d_enquete", "date_visite", "data_inquerito",
-    "data_do_inquerito", "fecha", "fecha_encuesta",
-)  # fmt: skip
-"""Its further usual names, normalised: English, French, Portuguese, Spanish."""
-
 _TIME = r"(?:[T ]\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?: ?(?:Z|[+-]\d{2}:?\d{2}))?)?"
 _ISO = re.compile(r"(\d{4})(?:([-/.])(\d{1,2})(?:\2(\d{1,2})" + _TIME + r")?)?")
 _PARTS = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4})" + _TIME)
-
-
-def find_dates(cells: Cells, settings: SurveySettings) -> str | None:
-    """Find the column of dates by its usual names, None if there is none.
-
-    Raises:
-        UsageError: Two could be meant.
-    """
-    names = settings.unclaimed(cells.names)
-    same = [name for name in names if normalised(name) == DATE]
-    found = same or [name for name in names if normalised(name) in _OTHERS]
-    if len(found) > 1:
-        listed = ", ".join(repr(name) for name in found)
-        raise UsageError(
-            f"{cells.source}: columns {listed} could each be the dates of results. Rename the one "
-            f"that is {DATE!r}."
-        )
-    return found[0] if found else None
 
 
 def read_dates(cells: Cells, column: str) -> list[str]:

@@ -65,7 +65,7 @@ class Choice:
             number = {label: index for index, label in enumerate(labels.tolist())}
             quotas = {number[label]: most for label, most in settings.quotas.items()}
         if settings.base is not None:
-            base = sites.on_plane(torch.tensor([settings.base], dtype=sites.X.dtype))[0]
+            base = sites.plane.transform(torch.tensor([settings.base], dtype=sites.X.dtype))[0]
         unreachable = torch.from_numpy(~sites.reachable)
         unreachable[_positions(sites, list(facts.given_up))] = True
         self._constraints = SiteConstraints(
@@ -73,7 +73,7 @@ class Choice:
             budget=settings.budget,
             positions=sites.kilometres,
             minimum_distance=settings.minimum_distance,
-            earlier=sites.on_plane(facts.inputs(facts.surveyed)),
+            earlier=sites.plane.transform(facts.inputs(facts.surveyed)[:, :2]),
             strata=strata,
             quotas=quotas,
             unreachable=unreachable,

@@ -478,7 +478,7 @@ def check_form_is_told(folder: Path, survey: Survey) -> None:
         filled = [name for name in names if bool((form[name] != "").any())]
         if not filled:
             return
-        counts = survey.read_results(form, str(path)).counts
+        new = survey.untold(form, str(path))
     except NoRowsError:
         return
     except UsageError as error:
@@ -486,8 +486,6 @@ def check_form_is_told(folder: Path, survey: Survey) -> None:
             f"{path} would be replaced, and may have numbers that were not told: it cannot be told "
             f"as it is. {error} Or move it to another folder."
         ) from error
-    told = survey.told_so_far
-    new = [site for site, count in counts.items() if (site, count) not in told]
     if new:
         raise UsageError(
             f"{path} has numbers of site {new[0]} that were not told, and would be replaced. Tell "

@@ -515,9 +515,10 @@ def zoomable_map(findings: SurveyFindings) -> dict[str, Any]:
         "y": (top - north).round(3).tolist(),
         "names": names,
         "labels": [[name, cells] for name, cells in labels.items()],
-        "mean": _rounded(table["prevalence"]),
-        "low": _rounded(table["lower"]),
-        "high": _rounded(table["upper"]),
+        **{  # in per cent, to a digit
+            name: (100.0 * table[column]).round(1).tolist()
+            for name, column in (("mean", "prevalence"), ("low", "lower"), ("high", "upper"))
+        },
         "chance": None,
         "places": None,
         "results": {  # in words, by the index of the site
@@ -567,11 +568,6 @@ def _named(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]]]:
         return ids.tolist(), texts
     names = labels[name].str.strip().to_numpy()
     return np.where(names == "", ids, names).tolist(), {**texts, "Id": ids.tolist()}
-
-
-def _rounded(shares: pd.Series[float]) -> list[float]:
-    """Return shares in per cent, to a digit."""
-    return (100.0 * shares).round(1).tolist()
 
 
 def _layer(name: str, values: Array, colours: str, mark: float) -> dict[str, Any]:

@@ -13,10 +13,9 @@ import pandas as pd
 import torch
 
 from bo_stream.errors import UsageError, check_one_of, check_whole
-from bo_stream.loops.run import REPLAY, from_record, write_files, write_picture
+from bo_stream.loops.run import REPLAY, from_record, write_files
 from bo_stream.loops.survey.cells import Array, Cells, Mask, first
 from bo_stream.loops.survey.columns import given_column
-from bo_stream.loops.survey.maps import draw_replay
 from bo_stream.loops.survey.model import log_scores
 from bo_stream.loops.survey.settings import DESIGNS, Design, ReplayPlan, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
@@ -235,7 +234,7 @@ def _true(cells: Cells, column: str, there: Mask, settings: SurveySettings) -> A
 # --- replays of a finished survey by several designs and seeds, in one folder --------------------
 
 
-_SCORES, _PICKS, _PICTURE = "replay.csv", "picks.csv", "replay.png"
+_SCORES, _PICKS = "replay.csv", "picks.csv"
 
 MEASURES = ("accuracy", "sensitivity", "log_score", "rmse")
 
@@ -347,10 +346,6 @@ class ReplayRun:
             "seconds": self.seconds,
         }
         REPLAY.save(folder, content, {})
-
-    def draw(self, folder: Path) -> None:
-        """Write the picture."""
-        write_picture(folder / _PICTURE, lambda: draw_replay(self.table))
 
     # --- steps ------------------------------------------------------------------------------------
 

@@ -269,12 +269,14 @@ class _Described:
 
     Attributes:
         head: Headings.
+        place_head: Heading of the cell of a position.
         labels: Texts by id, without the column of ids.
         named: Whether the first of them is a name, which stands above the id.
         coordinates: Units and names of positions.
     """
 
     head: tuple[str, ...]
+    place_head: str
     labels: pd.DataFrame
     named: bool
     coordinates: Coordinates
@@ -285,7 +287,9 @@ class _Described:
         name, others = shown_labels(findings.labels)
         columns = [*([] if name is None else [name]), *others]
         labels = findings.labels[columns].fillna("").astype(str)
-        return cls(("Site", *others), labels, name is not None, findings.coordinates)
+        ground = findings.coordinates
+        place_head = "Latitude, longitude" if ground.are_degrees else "East, north"
+        return cls(("Site", *others), place_head, labels, name is not None, ground)
 
     def cells(self, site: str) -> list[Content]:
         """Return the cells of a site; outside the list all but the id are empty."""
@@ -298,11 +302,6 @@ class _Described:
         both = element("span", element("strong", name), element("small", f" {site}"))
         named: Content = both if name else site
         return [named, *others]
-
-    @property
-    def place_head(self) -> str:
-        """Heading of the cell of a position."""
-        return "Latitude, longitude" if self.coordinates.are_degrees else "East, north"
 
     def place(self, site: Mapping[Hashable, Any]) -> Content:
         """Return the cell of a position, which opens a map where the phone has one."""

@@ -14,6 +14,7 @@ from scipy.spatial import cKDTree
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import (
+    DATE,
     Array,
     Cells,
     Counts,
@@ -21,7 +22,6 @@ from bo_stream.loops.survey.cells import (
     Texts,
     as_listed,
     count_columns,
-    find_dates,
     first,
     meant,
     read_counts,
@@ -132,7 +132,7 @@ class ResultsTable:
             positions = np.column_stack([cells.numbers(column) for column in columns])
         ids, remarks = _read_ids(cells, id_column, positions, sites, known)
         places, warnings = _read_places(cells, ids, columns, positions, settings, sites, known)
-        dated = find_dates(cells, settings)
+        dated = find_column(settings.unclaimed(names), DATE, None, source)
         dates = [""] * len(cells) if dated is None else read_dates(cells, dated)
         # Columns of the list and of the form to fill in come along; others deserve a remark.
         expected = {id_column, *counted, *(columns or ()), *([] if dated is None else [dated])}

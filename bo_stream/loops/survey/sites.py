@@ -17,13 +17,13 @@ from torch import Tensor
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import (
+    DATE,
     Array,
     Cells,
     Counts,
     Mask,
     Texts,
     count_columns,
-    find_dates,
     first,
     read_counts,
     read_dates,
@@ -32,8 +32,8 @@ from bo_stream.loops.survey.cells import (
 from bo_stream.loops.survey.columns import (
     find_column,
     given_column,
-    has_rate,
     look_like_counts,
+    rate_column,
 )
 from bo_stream.loops.survey.places import check_places, position_columns
 from bo_stream.loops.survey.settings import DEGREES, Coordinates, SurveySettings
@@ -161,17 +161,14 @@ class SurveySites:
         return digest.hexdigest()
 
     @cached_property
-    def kilometres(self) -> Tensor:
-        """Positions on a plane, in kilometres, ``N x 2``."""
-        return self.on_plane(self.X)
-
-    def on_plane(self, X: Tensor) -> Tensor:
-        """Map positions of any sites to that plane, ``n x d -> n x 2``."""
-        return self._plane.transform(X[:, :2])
+    def plane(self) -> InputTransform:
+        """Transform of positions, ``n x 2``, to kilometres on a plane."""
+        return kilometres(self.X[:, :2], units=self.coordinates.mapping_units)
 
     @cached_property
-    def _plane(self) -> InputTransform:
-        return kilometres(self.X[:, :2], units=self.coordinates.mapping_units)
+    def kilometres(self) -> Tensor:
+        """Positions on that plane, ``N x 2``."""
+        return self.plane.transform(self.X[:, :2])
 
 
 def _has_counts(cells: Cells, column: str) -> bool:
@@ -368,8 +365,8 @@ def _earlier(
     if not used:
         return {}, {}, [], {}
     lone = next(iter(used))
-    is_meant = getattr(settings, lone) is not None or used[lone] == lone or has_rate(names)
-    if len(used) == 1 and not is_meant:
+    is_named = getattr(settings, lone) is not None or used[lone] == lone
+    if len(used) == 1 and not is_named and rate_column(names) is None:
         other = roles[1 - roles.index(lone)]
         remark = (
             f"Column {used[lone]!r} is not taken for people {lone}: there is no column "
@@ -381,7 +378,7 @@ def _earlier(
     rows = [row for row, site in enumerate(ids) if site in results]
     dated = cells.rows(rows)
     try:
-        column = find_dates(dated, settings) if rows else None
+        column = find_column(names, DATE, None, cells.source) if rows else None
         days = [] if column is None else read_dates(dated, column)
     except UsageError as error:
         return results, {}, [f"Dates of results are left out. {error}"], used

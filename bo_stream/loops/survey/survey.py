@@ -161,7 +161,7 @@ class Survey:
         """
         with self._writing():
             known = self._facts.results
-            table = self.read_results(results, source)
+            table = ResultsTable.of(results, self.settings, self._sites, known, source)
             told = table.compared(self._sites, known, self._facts.pending)
             records = table.records(self._sites, known)
             if records:
@@ -170,20 +170,20 @@ class Survey:
                 self._facts.apply([self.ledger.append("tell", values)])
         return told
 
-    def read_results(self, results: pd.DataFrame, source: str) -> ResultsTable:
-        """Read a table of results and check it, as :meth:`tell` does; nothing is taken in.
+    def untold(self, form: pd.DataFrame, source: str) -> list[str]:
+        """Return the sites of a table of results whose numbers were never told.
+
+        Numbers that came along with the sites, and those that were corrected or withdrawn, were.
 
         Raises:
             UsageError: A fault of the table, named by row and column.
         """
-        return ResultsTable.of(results, self.settings, self._sites, self._facts.results, source)
-
-    @property
-    def told_so_far(self) -> set[tuple[str, Counts]]:
-        """All results that were ever told or came along, corrected and withdrawn ones, too."""
-        tables = [one.values["results"] for one in self.ledger.events if one.verb == "tell"]
-        told = {(row["id"], Counts(row["positive"], row["examined"])) for t in tables for row in t}
-        return told | set(self._sites.earlier.items())
+        table = ResultsTable.of(form, self.settings, self._sites, self._facts.results, source)
+        told = set(self._sites.earlier.items())
+        for event in self.ledger.events:
+            for row in event.values["results"] if event.verb == "tell" else ():
+                told.add((row["id"], Counts(row["positive"], row["examined"])))
+        return [site for site, counts in table.counts.items() if (site, counts) not in told]
 
     def withdraw(self, ids: Iterable[str | int], ask_again: bool = False) -> None:
         """Give up pending sites, or take results back that were wrong.
