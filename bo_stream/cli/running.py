@@ -23,7 +23,7 @@ from typer.core import TyperCommand
 
 from bo_stream import __version__
 from bo_stream.errors import UsageError
-from bo_stream.loops.models import KERNELS, MODELS, Option, checked_model, options_help
+from bo_stream.loops.models import KERNELS, MODELS, OPTIONS, Option, checked_model
 from bo_stream.loops.survey.settings import CRITERIA
 from bo_stream.loops.survey.settings import SurveySettings as _DEFAULT
 
@@ -178,7 +178,7 @@ Set = Annotated[
     list[str] | None,
     option(
         "Model",
-        f"An option of the model, again for each (defaults: {options_help()}; 0: chosen).",
+        f"An option of the model, again for each (defaults: {OPTIONS}; 0: chosen).",
         "--set",
         metavar="NAME=VALUE",
     ),

@@ -267,7 +267,7 @@ def write_results(
     data, main = campaign.data, campaign.main
     curves = {name: list(loop.curve) for name, loop in campaign.begun.items()}
     for name, loop in campaign.begun.items():
-        if not curves[name] or curves[name][-1].observations < loop.observations:
+        if not curves[name] or curves[name][-1].observations < loop.sampling.observations:
             curves[name].append(loop.score_now())
     finals = {name: curve[-1] for name, curve in curves.items()}
     means = {name: mean_over_run(curve) for name, curve in curves.items()}
@@ -291,7 +291,7 @@ def write_results(
         "run.json": record_file(_record(campaign, finals, means), campaign.seconds, notes),
     }
     write_files(folder, files)
-    moves = getattr(main.model, "history", ())
+    moves = getattr(main.sampling.model, "history", ())
     names = {name: strategy_name(name, main.settings.goal) for name in curves}
     write_picture(
         folder / "curve.png",
@@ -300,7 +300,7 @@ def write_results(
 
     def draw() -> Figure:
         X = torch.from_numpy(data.unit_X).to(main.split.pool_X)
-        mean, variance = predict(main.model, X)
+        mean, variance = predict(main.sampling.model, X)
         view = MapView(
             data,
             mean.double().cpu().numpy(),
@@ -312,7 +312,7 @@ def write_results(
         return draw_map(view)
 
     write_picture(folder / "map.png", draw)
-    return finals, means, write_trust(folder, main.model, main.state.validation)
+    return finals, means, write_trust(folder, main.sampling.model, main.state.validation)
 
 
 def _as_csv(table: pd.DataFrame) -> bytes:
@@ -343,7 +343,7 @@ def _record(
                 "kernels": loop.state.kernels,
                 "onto_grid_at": loop.state.onto_grid_at,
                 "outliers": loop.outlying_rows(),
-                "model": model_record(loop.settings.model, loop.model),
+                "model": model_record(loop.settings.model, loop.sampling.model),
             }
             for name, loop in campaign.begun.items()
         },

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-import numpy as np
 import pandas as pd
 
 from bo_stream.errors import UsageError
@@ -268,16 +267,14 @@ def shown_labels(labels: pd.DataFrame) -> tuple[str | None, list[str]]:
     name = next((one for one in columns if _NAME.fullmatch(normalised(one))), None)
     others = [one for one in columns if one != name]
     districts = [one for one in others if _DISTRICT.fullmatch(normalised(one))]
-    texts = [one for one in others if one not in districts and _has_texts(labels[one])]
-    return name, [*districts, *texts][:_MOST]
-
-
-def _has_texts(column: pd.Series[str]) -> bool:
-    """Return whether a column has texts with letters, and not the same in all rows."""
-    texts = column.dropna().astype(str).str.strip()
-    texts = texts[texts != ""]
-    lettered = texts.str.contains(r"[^\W\d_]", regex=True)
-    return bool(len(texts)) and bool(lettered.mean() > 0.5) and texts.nunique() > 1
+    shown = list(districts)
+    for one in (one for one in others if one not in districts):
+        texts = labels[one].dropna().astype(str).str.strip()
+        texts = texts[texts != ""]
+        lettered = texts.str.contains(r"[^\W\d_]", regex=True).mean()  # NaN if there are none
+        if lettered > 0.5 and texts.nunique() > 1:
+            shown.append(one)
+    return name, shown[:_MOST]
 
 
 # --- points that a phone's map reads: KML, GPX, and addresses ---------------------------------
@@ -441,7 +438,7 @@ def next_files(survey: Survey) -> dict[str, bytes]:
         {
             "type": "Feature",
             "geometry": {"type": "Point", "coordinates": [turned(longitude), latitude]},
-            "properties": {name: _plain(value) for name, value in row.items()},
+            "properties": {name: None if pd.isna(cell) else cell for name, cell in row.items()},
         }
         for longitude, latitude, row in zip(
             table["longitude"].tolist(),
@@ -450,17 +447,9 @@ def next_files(survey: Survey) -> dict[str, bytes]:
             strict=True,
         )
     ]
-    lines = ",\n".join(json.dumps(feature, ensure_ascii=False) for feature in features)
+    lines = ",\n".join(json.dumps(one, ensure_ascii=False, default=str) for one in features)
     points = f'{{"type": "FeatureCollection", "features": [\n{lines}\n]}}\n'
     return {**files, POINTS: points.encode()}
-
-
-def _plain(value: Any) -> str | float | None:
-    """Return a cell as a value of JSON."""
-    if pd.isna(value):
-        return None
-    plain = value.item() if isinstance(value, np.generic) else value
-    return plain if isinstance(plain, (int, float)) else str(plain)
 
 
 def check_form_is_told(folder: Path, survey: Survey) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -216,6 +216,7 @@ def _read_ids(
     ids = cells.texts(column)
     listed = [*sites.ids, *(site for site in known if sites.positions([site])[0] < 0)]
     like = as_listed(ids, listed)
+    in_space = sites.coordinates.in_space
     keeps_zeros = any(re.match("0[0-9]", site) for site in ids)
     restored, changed = ids.copy(), []
     for row, site in enumerate(ids):
@@ -223,8 +224,15 @@ def _read_ids(
         sure = site in others and (keeps_zeros or site.startswith("0"))
         if not others or sure or others == [site]:
             continue
-        if len(others) > 1:
-            others = _at(positions[row], others, sites) or others
+        if len(others) > 1 and not np.isnan(positions[row]).any():
+            here = in_space(torch.from_numpy(positions[row : row + 1]))
+            near = [  # those of the list at this position
+                other
+                for other, place in zip(others, sites.positions(others), strict=True)
+                if place >= 0
+                and float((in_space(sites.X[place : place + 1, :2]) - here).norm()) <= _HERE
+            ]
+            others = near or others
         if len(others) > 1:
             named = " or ".join(repr(other) for other in others)
             raise cells.fault(
@@ -251,19 +259,6 @@ def _read_ids(
     return restored, [
         f"Ids that a spreadsheet made numbers of are those of the list: {', '.join(changed[:5])}"
         f"{more}."
-    ]
-
-
-def _at(position: Array, others: Sequence[str], sites: SurveySites) -> list[str]:
-    """Return the sites of the list, of some, that are at a position."""
-    if np.isnan(position).any():
-        return []
-    in_space = sites.coordinates.in_space
-    there = in_space(torch.from_numpy(position[None]))
-    return [
-        site
-        for site, place in zip(others, sites.positions(others), strict=True)
-        if place >= 0 and float((in_space(sites.X[place : place + 1, :2]) - there).norm()) <= _HERE
     ]
 
 
