@@ -162,7 +162,7 @@ def choose(
     from bo_stream.loops.survey.survey import load_survey
 
     with _command():
-        survey = load_survey(folder, _trusted(loss))
+        survey = load_survey(folder, [loss] if loss else [])
         check_form_is_told(folder, survey)
         earlier = len(survey.pending)
         with ERR.status("Choosing sites ..."):
@@ -287,7 +287,7 @@ def status(
 
     with _command():
         share = parse_share("--stop-when", stop_when)
-        survey = load_survey(folder, _trusted(loss))
+        survey = load_survey(folder, [loss] if loss else [])
         _say_status(survey, folder)
         if len(survey.pending):
             OUT.print(_sites_table(survey.pending, survey.settings.coordinates))
@@ -323,7 +323,7 @@ def report(
     from bo_stream.loops.survey.survey import load_survey
 
     with _command():
-        survey = load_survey(folder, _trusted(loss))
+        survey = load_survey(folder, [loss] if loss else [])
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         hidden = not ERR.is_terminal
         with Progress(*columns, console=ERR, transient=True, disable=hidden) as bar:
@@ -427,11 +427,6 @@ def _rounded(table: pd.DataFrame) -> pd.DataFrame:
     """Round shares, to six digits, and write counts as whole numbers."""
     whole = table.astype(dict.fromkeys(("examined", "positive"), "Int64"))
     return whole.round({name: 6 for name in _ROUNDED if name in table})
-
-
-def _trusted(loss: str | None) -> tuple[str, ...]:
-    """Return the functions that a survey's folder may name: that of a loss, if it is given."""
-    return () if loss is None else (loss,)
 
 
 @contextmanager

@@ -34,6 +34,9 @@ from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.settings import Strategy, strategy_name
 from bo_stream.models.auto.inference import HandOver
 
+_WIDE = 48
+"""Letters of a label's line at most."""
+
 
 @dataclass(frozen=True)
 class MapView:
@@ -111,7 +114,7 @@ def draw_curve(
     right = errors.secondary_yaxis(
         "right", functions=(lambda y: np.multiply(y, unit), lambda y: np.divide(y, unit))
     )
-    right.set_ylabel(_wrapped(target), fontsize=9)
+    right.set_ylabel(textwrap.fill(target, _WIDE), fontsize=9)
     return figure
 
 
@@ -175,7 +178,7 @@ def _maps(view: MapView) -> Figure:
             picture[pixels] = shown
             painted = panel.pcolormesh(columns, rows, picture, **colours)
         bar = figure.colorbar(painted, ax=panel, shrink=0.9, pad=0.02)
-        bar.set_label(_wrapped(data.target), fontsize=8)
+        bar.set_label(textwrap.fill(data.target, _WIDE), fontsize=8)
         bar.ax.tick_params(labelsize=8)
     line: dict[str, Any] = {"linestyle": "none", "markeredgecolor": "black", "markeredgewidth": 0.4}
     for name, picks, marker, size, colour in (
@@ -243,13 +246,9 @@ def _lines(view: MapView) -> Figure:
     if view.outliers:
         rows = list(view.outliers)
         axes.plot(data.X[rows, 0], data.y[rows], "X", color="tab:orange", ms=8, label="outliers")
-    axes.set(xlabel=data.columns[0], ylabel=_wrapped(data.target))
+    axes.set(xlabel=data.columns[0], ylabel=textwrap.fill(data.target, _WIDE))
     axes.legend(fontsize=8)
     return figure
-
-
-def _wrapped(label: str) -> str:
-    return textwrap.fill(label, 48)
 
 
 # --- result files of a sampling campaign ---------------------------------------------------------

@@ -83,22 +83,18 @@ class SurveyLedger:
         torn: Text of a last line that was cut short, empty if there is none.
     """
 
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.torn = ""
-        self._file: AppendOnlyFile | None = None
-
-    @classmethod
-    def open(cls, folder: Path) -> Self:
-        """Read the file of a folder; nothing is written.
+    def __init__(self, folder: Path | None = None) -> None:
+        """Begin without events, or read those of a folder's file; nothing is written.
 
         Raises:
             UsageError: A line other than the last is damaged.
         """
-        ledger = cls()
-        ledger._file = AppendOnlyFile(folder / RESULTS, folder / TORN)
-        ledger._read_new(ledger._file)
-        return ledger
+        self.events: list[Event] = []
+        self.torn = ""
+        self._file: AppendOnlyFile | None = None
+        if folder is not None:
+            self._file = AppendOnlyFile(folder / RESULTS, folder / TORN)
+            self._read_new(self._file)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -438,10 +438,7 @@ def calls_table(predictions: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame
     )
     rank = table["call"].map({ABOVE: 0, UNCERTAIN: 1, BELOW: 2})
     rising = table["probability"].where(table["call"] == BELOW, -table["probability"])
-    order = table.assign(_rank=rank, _rising=rising).sort_values(
-        ["_rank", "_rising"], kind="stable"
-    )
-    return table.loc[order.index].reset_index(drop=True)
+    return table.iloc[np.lexsort((rising, rank))].reset_index(drop=True)
 
 
 def chances_of_wrong_calls(chances: NDArray[np.float64], cut: float) -> NDArray[np.float64]:

@@ -101,10 +101,8 @@ def check_places(
     Raises:
         UsageError: A position is missing, in other units, swapped, or too far from the others.
     """
-    gap = first(np.isnan(places).any(axis=1))
-    if gap is not None:
-        column = columns[int(np.isnan(places[gap]).argmax())]
-        raise cells.fault(gap, column, "it is empty. Every site needs a position.")
+    for column, values in zip(columns, places.T, strict=True):
+        cells.refuse(np.isnan(values), column, "it is empty. Every site needs a position.")
     remarks: list[str] = []
     if coordinates.are_degrees:
         _check_degrees(cells, places, columns)

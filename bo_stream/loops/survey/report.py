@@ -226,7 +226,10 @@ def _maps(findings: SurveyFindings) -> Iterator[Content]:
     if len(shown) <= MOST_ZOOMED:
         still, *pictures = pictures  # for paper, and for browsers without a script
         yield element("div", still, id="map", class_="zoomable")
-        yield data("map-data", zoomable_map(findings))
+        values = zoomable_map(findings)
+        text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        inert = text.replace("<", "\\u003c")  # no text ends the element
+        yield element("script", inert, id="map-data", type="application/json")
     yield element("div", *pictures, class_="pictures")
 
 
@@ -506,18 +509,6 @@ def picture(figure: Figure, text: str, caption: str) -> Element:
     data = base64.b64encode(file.getvalue()).decode()
     image = element("img", src=f"data:image/png;base64,{data}", alt=text)
     return element("figure", image, element("figcaption", caption))
-
-
-def data(name: str, values: Any) -> Element:
-    """Make an element of values that the page's script reads, as JSON.
-
-    Args:
-        name: Of the element.
-        values: Lists, dicts, texts, finite numbers and None.
-    """
-    text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    inert = text.replace("<", "\\u003c")  # no text ends the element
-    return element("script", inert, id=name, type="application/json")
 
 
 def page(title: str, *content: Content, script: str = "") -> bytes:

@@ -410,10 +410,8 @@ def grouped_by_position(
     cells = Cells(table, source)
     columns = position_columns(names, settings, source)
     places = np.column_stack([cells.numbers(name, settings.coordinates.cell) for name in columns])
-    gap = first(np.isnan(places).any(axis=1))
-    if gap is not None:
-        column = columns[int(np.isnan(places[gap]).argmax())]
-        raise cells.fault(gap, column, "it is empty. Every row needs a position.")
+    for column, values in zip(columns, places.T, strict=True):
+        cells.refuse(np.isnan(values), column, "it is empty. Every row needs a position.")
     result = _grouped(cells, pd.MultiIndex.from_arrays(list(places.T)), settings, "position")
     given = settings.id if settings.id in names else None
     id_column = find_column(settings.unclaimed(names), "id", given, source)

@@ -5,8 +5,7 @@ Its folder has the sites as given, the settings, the ledger, and a model as a ca
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -128,7 +127,8 @@ class Survey:
                 another process is writing to the folder.
         """
         check_whole("q", q, 1)
-        with self._writing():
+        with self.ledger.writing() as new:
+            self._facts.apply(new)
             choice = self._choice()
             total: float | None = None
             if self._facts.results:
@@ -159,7 +159,8 @@ class Survey:
             UsageError: A fault of the table, named by row and column, or another process is writing
                 to the folder.
         """
-        with self._writing():
+        with self.ledger.writing() as new:
+            self._facts.apply(new)
             known = self._facts.results
             table = ResultsTable.of(results, self.settings, self._sites, known, source)
             told = table.compared(self._sites, known, self._facts.pending)
@@ -198,7 +199,8 @@ class Survey:
                 the folder.
         """
         names = list(dict.fromkeys(str(site) for site in ids))
-        with self._writing():
+        with self.ledger.writing() as new:
+            self._facts.apply(new)
             known = {**self._facts.pending, **self._facts.results}
             strange = next((site for site in names if site not in known), None)
             if strange is not None:
@@ -208,13 +210,6 @@ class Survey:
             if names:
                 values = {"ids": names, "ask_again": ask_again}
                 self._facts.apply([self.ledger.append("withdraw", values)])
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Keep other processes out, after taking in what they wrote."""
-        with self.ledger.writing() as new:
-            self._facts.apply(new)
-            yield
 
     def _choice(self) -> Choice:
         return Choice(self._sites, self._facts, self.settings, self.criterion, self._trusted)
@@ -575,7 +570,7 @@ def load_survey(folder: str | Path, trusted: Collection[str] = ()) -> Survey:
     path = next((folder / name for name in (SITES, _MANY_SITES) if (folder / name).exists()), None)
     if path is None:
         raise UsageError(f"{folder} has no {SITES}. Restore it from a copy.")
-    ledger, cache = SurveyLedger.open(folder), ModelCache(folder)
+    ledger, cache = SurveyLedger(folder), ModelCache(folder)
     table = written.given_to(read_table(path))
     survey = Survey(table, settings, str(path), None, ledger, cache, trusted)
     if survey._sites.fingerprint != fingerprint:
