@@ -342,23 +342,20 @@ class SiteKernel(Kernel):
 
 def _part(nu: float, columns: tuple[int, ...], length: float, variance: float) -> ScaleKernel:
     """Make a Matérn part with prior medians of its length scale and its output scale."""
-    prior, bound = _positive(length)
+    prior, bound = LogNormalPrior(math.log(length), 1.0), _above(_SHORTEST * length, length)
     priors: dict[str, Any] = {"lengthscale_prior": prior, "lengthscale_constraint": bound}
     return _scaled(MaternKernel(nu, active_dims=columns, **priors), variance)
 
 
 def _scaled(kernel: Kernel, variance: float) -> ScaleKernel:
     """Multiply a kernel by an output scale with a prior median."""
-    prior, bound = _positive(variance)
+    prior, bound = LogNormalPrior(math.log(variance), 1.0), _above(_SHORTEST * variance, variance)
     return ScaleKernel(kernel, outputscale_prior=prior, outputscale_constraint=bound)
 
 
-def _positive(median: float) -> tuple[LogNormalPrior, GreaterThan]:
-    """Make the prior of a parameter, and the constraint by which its logarithm is optimised."""
-    constraint = GreaterThan(
-        _SHORTEST * median, transform=torch.exp, inv_transform=torch.log, initial_value=median
-    )
-    return LogNormalPrior(math.log(median), 1.0), constraint
+def _above(least: float, start: float) -> GreaterThan:
+    """Constrain a parameter from below; its logarithm is optimised, so that its unit is free."""
+    return GreaterThan(least, transform=torch.exp, inv_transform=torch.log, initial_value=start)
 
 
 # --- predictions of another regressor as one more input of a model -------------------------------
