@@ -125,13 +125,9 @@ def replay(
         replays = ReplayRun.resume(folder, table, str(sites), seeds)
         began = asdict(replays.finished_survey.settings)
         other = "random" if "random" in replays.designs else None
-        others = {"truth": replays.truth, "compare": other, "quota": began["quotas"]}
+        previous = {**began, **asdict(replays.plan), "truth": replays.truth, "compare": other}
         given = {**settings, **sizes, "truth": truth, "compare": compare}
-        running.check_unchanged(
-            ctx,
-            {**began, **asdict(replays.plan), **others},
-            {**given, "quota": settings["quotas"]},
-        )
+        running.check_unchanged(ctx, previous, given)
         return replays
 
     with running.reported_problems() as caught:

@@ -190,7 +190,8 @@ class Campaign:
     Attributes:
         data: The map.
         origin: Source of the data.
-        loops: Loop per strategy; the first one is the main one.
+        loops: Loop per strategy.
+        main: Loop of the first strategy.
         seconds: Time spent in steps, over all parts of the run.
     """
 
@@ -210,6 +211,7 @@ class Campaign:
             name: SamplingReplay(split, replace(resolved, strategy=name), *(part or ()))
             for name, part in parts.items()
         }
+        self.main = next(iter(self.loops.values()))
         self._within_step = False
 
     @classmethod
@@ -293,11 +295,6 @@ class Campaign:
         SAMPLING.save(
             folder, content, {name: loop.sampling.model for name, loop in self.begun.items()}
         )
-
-    @property
-    def main(self) -> SamplingReplay:
-        """Loop of the first strategy."""
-        return next(iter(self.loops.values()))
 
     @property
     def begun(self) -> dict[Strategy, SamplingReplay]:

@@ -14,7 +14,7 @@ import torch
 
 from bo_stream.errors import UsageError, check_one_of, check_whole
 from bo_stream.loops.run import REPLAY, from_record, write_files
-from bo_stream.loops.survey.cells import Array, Cells, Mask, first
+from bo_stream.loops.survey.cells import Cells
 from bo_stream.loops.survey.columns import given_column
 from bo_stream.loops.survey.model import log_scores
 from bo_stream.loops.survey.settings import DESIGNS, Design, ReplayPlan, SurveySettings
@@ -108,9 +108,35 @@ class FinishedSurvey:
             },
             index=pd.Index(listed.ids[there], name="id", dtype=object),
         )
-        share = (results["positive"] / results["examined"]).to_numpy()
         cells = Cells(table, source, listed.id_column)
-        results["prevalence"] = share if truth is None else _true(cells, truth, there, settings)
+        if truth is None:
+            results["prevalence"] = (results["positive"] / results["examined"]).to_numpy()
+        else:
+            given_column(cells.names, truth, source, "--truth")
+            if truth in settings.covariates:
+                raise UsageError(
+                    f"Column {truth!r} is both the truth and a covariate: a model that is told the "
+                    "truth proves nothing. Leave it out of the covariates."
+                )
+            rates = cells.numbers(truth, "a prevalence between 0 and 1")
+            cells.refuse(
+                there & np.isnan(rates),
+                truth,
+                "the true prevalence is missing, but the site has a result.",
+            )
+            cells.refuse(
+                there & ((rates < 0.0) | (rates > 1.0)),
+                truth,
+                lambda row: (
+                    f"expected a prevalence between 0 and 1, got {rates[row]:g}."
+                    + (
+                        f" From per cent: {rates[row]:g} % is {rates[row] / 100.0:g}."
+                        if 1.0 < rates[row] <= 100.0
+                        else ""
+                    )
+                ),
+            )
+            results["prevalence"] = rates[there]
         counted = [listed.columns[role] for role in ("examined", "positive")]
         emptied = cells.table[there].assign(**dict.fromkeys(counted, np.nan))
         notes = Survey(emptied, settings, source).notes
@@ -211,26 +237,6 @@ def _rounds(
         )
 
 
-def _true(cells: Cells, column: str, there: Mask, settings: SurveySettings) -> Array:
-    """Read the true prevalence of the sites with results."""
-    given_column(cells.names, column, cells.source, "--truth")
-    if column in settings.covariates:
-        raise UsageError(
-            f"Column {column!r} is both the truth and a covariate: a model that is told the truth "
-            "proves nothing. Leave it out of the covariates."
-        )
-    rates = cells.numbers(column, "a prevalence between 0 and 1")
-    bad = first(there & ~((rates >= 0.0) & (rates <= 1.0)))
-    if bad is None:
-        return rates[there]
-    text = f"expected a prevalence between 0 and 1, got {rates[bad]:g}."
-    if np.isnan(rates[bad]):
-        text = "the true prevalence is missing, but the site has a result."
-    elif 1.0 < rates[bad] <= 100.0:
-        text += f" From per cent: {rates[bad]:g} % is {rates[bad] / 100.0:g}."
-    raise cells.fault(bad, column, text)
-
-
 # --- replays of a finished survey by several designs and seeds, in one folder --------------------
 
 
@@ -251,6 +257,7 @@ class ReplayRun:
         scores: So far, in the order of playing.
         ended: Why a design and seed ended before the last round, by both.
         seconds: Time spent, over all parts of the run.
+        steps: Number of scores at the end.
     """
 
     def __init__(
@@ -274,6 +281,7 @@ class ReplayRun:
         self.finished_survey, self.plan, self.truth = finished_survey, plan, truth
         self.designs, self.seeds, self.seconds = tuple(designs), seeds, seconds
         self._pairs = [(design, seed) for seed in range(seeds) for design in self.designs]
+        self.steps = len(self._pairs) * (plan.rounds + 1)
         self.ended = dict(ended or {})
         self.scores = list(scores)
         self.scores = [one for one in scores if self._is_done(one.design, one.seed)]
@@ -348,11 +356,6 @@ class ReplayRun:
         REPLAY.save(folder, content, {})
 
     # --- steps ------------------------------------------------------------------------------------
-
-    @property
-    def steps(self) -> int:
-        """Number of scores at the end."""
-        return len(self._pairs) * (self.plan.rounds + 1)
 
     @property
     def steps_done(self) -> int:

@@ -54,6 +54,7 @@ class Survey:
 
     Attributes:
         table: Sites as given.
+        table_format: Format of their file, in which a coordinator's tables are written.
         settings: As given.
         ledger: Record of all verbs.
         cache: Keeper of the model.
@@ -98,7 +99,7 @@ class Survey:
             raise UsageError(
                 f"Expected trials of at most {MOST_EXAMINED:,} people, got {settings.trials:,}."
             )
-        self.table, self.settings = sites, settings
+        self.table, self.settings, self.table_format = sites, settings, TableFormat.of(sites)
         self.ledger = SurveyLedger() if ledger is None else ledger
         self.cache = ModelCache() if cache is None else cache
         self.criterion, self._trusted = criterion, trusted
@@ -261,11 +262,6 @@ class Survey:
         places = self._facts.inputs(ids)[:, :2].numpy()
         positions = dict(zip(self.settings.coordinates.names, places.T, strict=True))
         return pd.DataFrame({"id": list(ids), **positions}).astype({"id": object})
-
-    @property
-    def table_format(self) -> TableFormat:
-        """Format of the list of sites, in which a coordinator's tables are written."""
-        return TableFormat.of(self.table)
 
     @property
     def fingerprint(self) -> str:
