@@ -122,12 +122,12 @@ def start(
 
 def _check_place(survey: Survey, source: str, yes: bool) -> None:
     """Say where the sites lie, and ask whether that is right, or judge by what is plausible."""
-    from bo_stream.loops.survey.places import Whereabouts, position_columns, quoted
+    from bo_stream.loops.survey.places import position_columns, quoted, whereabouts
 
     coordinates = survey.settings.coordinates
     places = survey.sites[list(coordinates.names)].to_numpy()
-    where = Whereabouts.of(places, coordinates)
-    say(f"{'Place:':12}{where.text}")
+    where, doubt = whereabouts(places, coordinates)
+    say(f"{'Place:':12}{where}")
     names = [str(name) for name in survey.table.columns]
     columns = position_columns(names, survey.settings, source)
     swapped = f"If {coordinates.names[0]} and {coordinates.names[1]} are swapped, say"
@@ -135,12 +135,12 @@ def _check_place(survey: Survey, source: str, yes: bool) -> None:
     if yes:
         return
     if _asks():
-        if where.doubt:
-            warn(f"{where.doubt}.")
-        if not typer.confirm("Do the sites lie there?", default=not where.doubt):
+        if doubt:
+            warn(f"{doubt}.")
+        if not typer.confirm("Do the sites lie there?", default=not doubt):
             raise UsageError(f"Nothing was begun. {advice}")
-    elif where.doubt:
-        raise UsageError(f"{source}: {where.doubt}. Nothing was begun. {advice}")
+    elif doubt:
+        raise UsageError(f"{source}: {doubt}. Nothing was begun. {advice}")
 
 
 @commands.command("next")

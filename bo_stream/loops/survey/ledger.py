@@ -290,7 +290,6 @@ class SurveyFacts:
         names = self._sites.coordinates.names
         for told in event.values["results"]:
             site, counts = told["id"], Counts(told["positive"], told["examined"])
-            previous = self.results.get(site)
             asked = self.pending.pop(site, None) is not None
             self.given_up.discard(site)
             place: tuple[float, ...] = ()
@@ -298,10 +297,7 @@ class SurveyFacts:
                 covariates = [told["covariates"].get(name) for name in self._sites.covariates]
                 values = [*(told[name] for name in names), *covariates]
                 place = tuple(np.nan if value is None else float(value) for value in values)
-            day = told.get("date", "")
-            if previous is None:
-                self.results[site] = SiteResult(counts, event.time, asked, 0, place, day)
-                continue
+            previous = self.results.get(site) or SiteResult(counts, asked=asked, place=place)
             changed = counts != previous.counts or bool(place and place != previous.place)
             self.results[site] = replace(
                 previous,
@@ -309,7 +305,7 @@ class SurveyFacts:
                 time=event.time,
                 corrected=previous.corrected + changed,
                 place=place or previous.place,
-                date=day or previous.date,
+                date=told.get("date") or previous.date,
             )
 
     @property

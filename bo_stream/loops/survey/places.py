@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -283,55 +282,46 @@ _SEAS = (
 """Boxes of seas, as west, south, east, north, of which the first counts; else the Pacific."""
 
 
-@dataclass(frozen=True)
-class Whereabouts:
-    """Where sites are, for the coordinator to recognise.
+def whereabouts(places: Array, coordinates: Coordinates) -> tuple[str, str]:
+    """Say where sites are, for the coordinator to recognise; no network is needed.
 
-    Attributes:
-        text: Ranges of both coordinates, width and height in kilometres, and the countries or the
-            sea, which a map projection does not tell.
-        doubt: Why this is unlikely to be where the sites are, and what to do; empty if it is not.
+    Args:
+        places: Longitude and latitude, or east and north, ``N x 2``.
+        coordinates: Their units.
+
+    Returns:
+        Ranges of both coordinates, width and height in kilometres, and the countries or the sea,
+        which a map projection does not tell; and why this is unlikely to be where the sites are,
+        empty if it is not.
     """
-
-    text: str
-    doubt: str
-
-    @classmethod
-    def of(cls, places: Array, coordinates: Coordinates) -> Whereabouts:
-        """Look up where sites are, without a network.
-
-        Args:
-            places: Longitude and latitude, or east and north, ``N x 2``.
-            coordinates: Their units.
-        """
-        positions = torch.from_numpy(np.ascontiguousarray(places))
-        low, high = places.min(axis=0), places.max(axis=0)
-        box = ", ".join(
-            f"{name} {coordinates.text(start)} to {coordinates.text(end)}"
-            for name, start, end in zip(coordinates.names, low, high, strict=True)
-        )
-        plane = kilometres(positions, units=coordinates.mapping_units).transform(positions)
-        width, height = np.ptp(plane.numpy(), axis=0)
-        text = f"{box}: {width:,.3g} km from west to east, {height:,.3g} km from south to north"
-        if not coordinates.are_degrees:
-            return cls(text, "")
-        # Where they are, and whether they are likelier to be there the other way round.
-        given = _looked_up(places)
-        is_scattered = given.largest < _SCATTERED and given.countries > _MOST_NAMED
-        may_be_turned = bool((np.abs(places[:, 0]) <= 90.0).all())
-        other = _looked_up(places[:, ::-1]) if may_be_turned else None
-        likelier = other is not None and (
-            (given.land < _NEARLY_ALL and other.land >= given.land + _BETTER)
-            or (is_scattered and other.largest >= _NEARLY_ALL)
-        )
-        doubt = ""
-        if given.land < _ON_LAND or likelier:
-            doubt = f"{100.0 * (1.0 - given.land):.0f} % of the sites are at sea"
-            if given.land >= _NEARLY_ALL:
-                doubt = f"The sites are in {given.countries:,} countries"
-        if other is not None and likelier:
-            doubt += f"; with longitude and latitude the other way round, {other.text}"
-        return cls(f"{text}; {given.text}", doubt)
+    positions = torch.from_numpy(np.ascontiguousarray(places))
+    low, high = places.min(axis=0), places.max(axis=0)
+    box = ", ".join(
+        f"{name} {coordinates.text(start)} to {coordinates.text(end)}"
+        for name, start, end in zip(coordinates.names, low, high, strict=True)
+    )
+    plane = kilometres(positions, units=coordinates.mapping_units).transform(positions)
+    width, height = np.ptp(plane.numpy(), axis=0)
+    text = f"{box}: {width:,.3g} km from west to east, {height:,.3g} km from south to north"
+    if not coordinates.are_degrees:
+        return text, ""
+    # Where they are, and whether they are likelier to be there the other way round.
+    given = _looked_up(places)
+    is_scattered = given.largest < _SCATTERED and given.countries > _MOST_NAMED
+    may_be_turned = bool((np.abs(places[:, 0]) <= 90.0).all())
+    other = _looked_up(places[:, ::-1]) if may_be_turned else None
+    likelier = other is not None and (
+        (given.land < _NEARLY_ALL and other.land >= given.land + _BETTER)
+        or (is_scattered and other.largest >= _NEARLY_ALL)
+    )
+    doubt = ""
+    if given.land < _ON_LAND or likelier:
+        doubt = f"{100.0 * (1.0 - given.land):.0f} % of the sites are at sea"
+        if given.land >= _NEARLY_ALL:
+            doubt = f"The sites are in {given.countries:,} countries"
+    if other is not None and likelier:
+        doubt += f"; with longitude and latitude the other way round, {other.text}"
+    return f"{text}; {given.text}", doubt
 
 
 class _CountryCounts(NamedTuple):

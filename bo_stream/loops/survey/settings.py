@@ -194,10 +194,8 @@ class SurveySettings:
     def _check_money(self) -> None:
         if self.budget is not None and not 0.0 < self.budget < math.inf:
             raise UsageError(f"Expected budget above 0, or none, got {self.budget:g}.")
-        for name, value in (
-            ("minimum_distance", self.minimum_distance),
-            ("cost_per_km", self.cost_per_km),
-        ):
+        for name in ("minimum_distance", "cost_per_km"):
+            value = getattr(self, name)
             if not 0.0 <= value < math.inf:
                 raise UsageError(f"Expected {name} of at least 0, got {value:g}.")
         if self.quotas and self.stratum is None:
