@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,7 +41,7 @@ QUICK = (
 PAGE, PICTURE, END = "results.md", "results.png", "end.json"
 _ROW = re.compile(r"^\| `(\w+)/(\w+)\.py` \| (.+?) \|", re.MULTILINE)
 _MISSED = 1  # what a benchmark ends with that missed a target
-_LINES = 12
+_LINES, _WIDE = 12, 80
 
 
 @app.command()
@@ -79,7 +80,10 @@ def benchmark(
         chosen = [*(QUICK if quick else ()), *(one_of(listed, name) for name in names or ())]
         if not chosen:
             for name, claim in listed.items():
-                OUT.print(f"[bold]{name}[/]: {escape(_cut(claim))}", soft_wrap=True)
+                OUT.print(
+                    f"[bold]{name}[/]: {escape(shorten(claim, _WIDE, placeholder='…'))}",
+                    soft_wrap=True,
+                )
             return
         commit = commit_of(Path.cwd())
         for name in dict.fromkeys(chosen):
@@ -254,7 +258,7 @@ def picture(runs: Sequence[BenchmarkRun]) -> Figure | None:
                 measured, target = claim["measured"], claim["target"]
                 if target and measured and measured / target > 0.0:
                     up = claim["sense"] == ">="
-                    label = f"{run.name}: {_cut(claim['name'])}"
+                    label = f"{run.name}: {shorten(claim['name'], _WIDE, placeholder='…')}"
                     factors[label] = measured / target if up else target / measured
     if not factors:
         return None
@@ -270,7 +274,3 @@ def picture(runs: Sequence[BenchmarkRun]) -> Figure | None:
     axes.set_xlabel("factor by which the target is met (right of 1) or missed", fontsize=8)
     axes.tick_params(axis="x", labelsize=8)
     return figure
-
-
-def _cut(text: str, most: int = 80) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"

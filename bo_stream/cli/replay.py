@@ -125,13 +125,9 @@ def replay(
         replays = ReplayRun.resume(folder, table, str(sites), seeds)
         began = asdict(replays.finished_survey.settings)
         other = "random" if "random" in replays.designs else None
-        others = {"truth": replays.truth, "compare": other, "quota": began["quotas"]}
+        previous = {**began, **asdict(replays.plan), "truth": replays.truth, "compare": other}
         given = {**settings, **sizes, "truth": truth, "compare": compare}
-        running.check_unchanged(
-            ctx,
-            {**began, **asdict(replays.plan), **others},
-            {**given, "quota": settings["quotas"]},
-        )
+        running.check_unchanged(ctx, previous, given)
         return replays
 
     with running.reported_problems() as caught:
@@ -141,8 +137,9 @@ def replay(
 
 
 def _run_and_report(replays: ReplayRun, folder: Path, sites: Path, caught: running.Caught) -> None:
-    from bo_stream.loops.run import run_with_checkpoints
+    from bo_stream.loops.run import run_with_checkpoints, write_picture
     from bo_stream.loops.survey.findings import goal_in_words
+    from bo_stream.loops.survey.maps import draw_replay
 
     finished, plan = replays.finished_survey, replays.plan
     say_columns(finished.begin(), replays.truth)
@@ -159,7 +156,7 @@ def _run_and_report(replays: ReplayRun, folder: Path, sites: Path, caught: runni
     stopped = running.run_with_bar(
         replays, replays.steps, partial(_last_score, replays), steps, "Stopping after this round"
     )
-    replays.draw(folder)
+    write_picture(folder / "replay.png", lambda: draw_replay(replays.table))
     for note in replays.notes:
         OUT.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
     if replays.scores:
@@ -187,9 +184,9 @@ def _final_table(scores: pd.DataFrame) -> Table:
     """Show mean scores after the first sites and at the end of each design, with their errors."""
     from rich.table import Table
 
-    from bo_stream.loops.survey.replay import MEASURES, mean_curves, standard_errors
+    from bo_stream.loops.survey.replay import MEASURES, mean_curves
 
-    means, errors = mean_curves(scores), standard_errors(scores)
+    means, errors = mean_curves(scores)
     measures = [measure for measure in MEASURES if measure in means]
     table = Table(title="Scores at the sites that are not surveyed", title_justify="left")
     for heading in ("design", "surveyed", *(_HEADINGS[measure] for measure in measures)):
@@ -215,7 +212,7 @@ def _compare(scores: pd.DataFrame) -> None:
     """Say how many sites the adaptive design needs to be as good as the random one at its end."""
     from bo_stream.loops.survey.replay import mean_curves, sites_needed
 
-    means = mean_curves(scores)
+    means, _ = mean_curves(scores)
     result = sites_needed(means)
     if result is None:
         return

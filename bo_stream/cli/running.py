@@ -23,7 +23,7 @@ from typer.core import TyperCommand
 
 from bo_stream import __version__
 from bo_stream.errors import UsageError
-from bo_stream.loops.models import KERNELS, MODELS, Option, checked_model, options_help
+from bo_stream.loops.models import KERNELS, MODELS, OPTIONS, Option, checked_model
 from bo_stream.loops.survey.settings import CRITERIA
 from bo_stream.loops.survey.settings import SurveySettings as _DEFAULT
 
@@ -178,7 +178,7 @@ Set = Annotated[
     list[str] | None,
     option(
         "Model",
-        f"An option of the model, again for each (defaults: {options_help()}; 0: chosen).",
+        f"An option of the model, again for each (defaults: {OPTIONS}; 0: chosen).",
         "--set",
         metavar="NAME=VALUE",
     ),
@@ -216,164 +216,120 @@ Resume = Annotated[
 # --- options of a survey's settings ---------------------------------------------------------------
 
 
+_SETTINGS: dict[str, dict[str, tuple[Any, str, str | None]]] = {
+    "Goal": {
+        "goal": (
+            str,
+            "exceedance: which sites are above the threshold; map: prevalence everywhere.",
+            "exceedance|map",
+        ),
+        "threshold": (str | None, "Prevalence that a decision hangs on: 10% or 0.1.", "SHARE"),
+        "certainty": (
+            str, "Probability from which on a site is called above or below: 90% or 0.9.", "SHARE"
+        ),
+        "stop_when": (
+            str | None,
+            "The survey may end once at most this share of all calls is expected to be wrong: 5%.",
+            "SHARE",
+        ),
+        "miss_cost": (
+            float, "Cost of missing a site above the threshold, in false alarms.", None
+        ),
+        "criterion": (
+            str | None,
+            f"Uncertainty to reduce: {', '.join(CRITERIA)} (misclassification for exceedance, "
+            "variance for a map).",
+            "NAME",
+        ),
+        "loss": (
+            str | None,
+            "Your own loss in place of a criterion: a function of the probability of exceeding the "
+            "threshold, elementwise by torch.",
+            "MODULE:FUNCTION",
+        ),
+    },
+    "Columns": {
+        "id": (str | None, "Names of the sites (by its usual names, else row numbers).", None),
+        "x": (
+            tuple[str, str] | None,
+            "Longitude and latitude, or east and north (by their usual names).",
+            None,
+        ),
+        "units": (
+            str,
+            "Of positions: degrees of longitude and latitude, or km or m east and north on a map "
+            "projection such as UTM.",
+            "degrees|km|m",
+        ),
+        "covariates": (
+            list[str] | None,
+            "Numbers that prevalence may depend on: rain, elevation, nets, ...",
+            "NAME...",
+        ),
+        "examined": (str | None, "People examined (by its usual names).", None),
+        "positive": (str | None, "People who tested positive (by its usual names).", None),
+        "cost": (str | None, "Cost of a survey of each site (1 each).", None),
+        "stratum": (str | None, "District or other group of a site.", None),
+        "reachable": (str | None, "Whether a site can be reached, yes or no (all can).", None),
+    },
+    "Round": {
+        "budget": (float | None, "Most that a round may cost, travel included.", None),
+        "minimum_distance": (float, "Least distance between surveyed sites, in km.", None),
+        "quotas": (
+            list[str] | None,
+            "Most sites of a round in a stratum, as in --quota north=5 south=5.",
+            "NAME=N...",
+        ),
+        "base": (
+            tuple[float, float] | None,
+            "Where a round starts and ends: longitude, latitude (or east, north).",
+            None,
+        ),
+        "cost_per_km": (float, "Cost of a kilometre of travel from the base.", None),
+    },
+    "Model": {
+        "trials": (
+            int | None, "People to be examined at a site (the mean of those so far).", None
+        ),
+        "overdispersion": (
+            bool,
+            "Counts vary more than those of independent people, as within a village.",
+            None,
+        ),
+    },
+}  # fmt: skip
+"""Type, text and kind of value of each option, by panel and by its name in ``SurveySettings``."""
+
+
 def with_survey_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of :func:`_survey_settings` after its own.
+    """Give a command the options of ``SurveySettings`` after its own.
 
     Args:
         command: Its argument ``settings`` has their values by the names of ``SurveySettings``;
             quotas and shares are texts yet.
     """
     own = dict(inspect.signature(command, eval_str=True).parameters)
-    shared = inspect.signature(_survey_settings, eval_str=True).parameters
     del own["settings"]
+    shared = []
+    for panel, options in _SETTINGS.items():
+        for name, (kind, text, metavar) in options.items():
+            names = ("--quota",) if name == "quotas" else ()
+            shown = option(panel, text, *names, metavar=metavar)
+            typed = Annotated[kind, shown]  # type: ignore[valid-type]
+            default = getattr(_DEFAULT, name, None)
+            default = f"{default:g}" if name == "certainty" else None if default == () else default
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            shared.append(inspect.Parameter(name, keyword, default=default, annotation=typed))
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
-        chosen = {name: given.pop(name) for name in shared}
-        chosen["quotas"] = chosen.pop("quota")
+        chosen = {parameter.name: given.pop(parameter.name) for parameter in shared}
         chosen["covariates"] = tuple(chosen["covariates"] or ())
         command(**given, settings=chosen)
 
-    parameters = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in (*own.values(), *shared.values())
-    ]
-    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own.values()]
+    wrapped.__signature__ = inspect.Signature([*parameters, *shared])  # type: ignore[attr-defined]
     return wrapped
-
-
-def _survey_settings(
-    goal: Annotated[
-        str,
-        option(
-            "Goal",
-            "exceedance: which sites are above the threshold; map: prevalence everywhere.",
-            metavar="exceedance|map",
-        ),
-    ] = _DEFAULT.goal,
-    threshold: Annotated[
-        str | None,
-        option("Goal", "Prevalence that a decision hangs on: 10% or 0.1.", metavar="SHARE"),
-    ] = None,
-    certainty: Annotated[
-        str,
-        option(
-            "Goal",
-            "Probability from which on a site is called above or below: 90% or 0.9.",
-            metavar="SHARE",
-        ),
-    ] = f"{_DEFAULT.certainty:g}",
-    stop_when: Annotated[
-        str | None,
-        option(
-            "Goal",
-            "The survey may end once at most this share of all calls is expected to be wrong: 5%.",
-            "--stop-when",
-            metavar="SHARE",
-        ),
-    ] = None,
-    miss_cost: Annotated[
-        float,
-        option("Goal", "Cost of missing a site above the threshold, in false alarms."),
-    ] = _DEFAULT.miss_cost,
-    criterion: Annotated[
-        str | None,
-        option(
-            "Goal",
-            f"Uncertainty to reduce: {', '.join(CRITERIA)} (misclassification for exceedance, "
-            "variance for a map).",
-            metavar="NAME",
-        ),
-    ] = None,
-    loss: Annotated[
-        str | None,
-        option(
-            "Goal",
-            "Your own loss in place of a criterion: a function of the probability of exceeding the "
-            "threshold, elementwise by torch.",
-            metavar="MODULE:FUNCTION",
-        ),
-    ] = None,
-    id: Annotated[
-        str | None,
-        option("Columns", "Names of the sites (by its usual names, else row numbers).", "--id"),
-    ] = None,
-    x: Annotated[
-        tuple[str, str] | None,
-        option(
-            "Columns", "Longitude and latitude, or east and north (by their usual names).", "--x"
-        ),
-    ] = None,
-    units: Annotated[
-        str,
-        option(
-            "Columns",
-            "Of positions: degrees of longitude and latitude, or km or m east and north on a map "
-            "projection such as UTM.",
-            metavar="degrees|km|m",
-        ),
-    ] = _DEFAULT.units,
-    covariates: Annotated[
-        list[str] | None,
-        option(
-            "Columns",
-            "Numbers that prevalence may depend on: rain, elevation, nets, ...",
-            "--covariates",
-            metavar="NAME...",
-        ),
-    ] = None,
-    examined: Annotated[
-        str | None, option("Columns", "People examined (by its usual names).")
-    ] = None,
-    positive: Annotated[
-        str | None, option("Columns", "People who tested positive (by its usual names).")
-    ] = None,
-    cost: Annotated[
-        str | None, option("Columns", "Cost of a survey of each site (1 each).")
-    ] = None,
-    stratum: Annotated[str | None, option("Columns", "District or other group of a site.")] = None,
-    reachable: Annotated[
-        str | None, option("Columns", "Whether a site can be reached, yes or no (all can).")
-    ] = None,
-    budget: Annotated[
-        float | None, option("Round", "Most that a round may cost, travel included.")
-    ] = None,
-    minimum_distance: Annotated[
-        float, option("Round", "Least distance between surveyed sites, in km.")
-    ] = _DEFAULT.minimum_distance,
-    quota: Annotated[
-        list[str] | None,
-        option(
-            "Round",
-            "Most sites of a round in a stratum, as in --quota north=5 south=5.",
-            "--quota",
-            metavar="NAME=N...",
-        ),
-    ] = None,
-    base: Annotated[
-        tuple[float, float] | None,
-        option(
-            "Round",
-            "Where a round starts and ends: longitude, latitude (or east, north).",
-            "--base",
-        ),
-    ] = None,
-    cost_per_km: Annotated[
-        float, option("Round", "Cost of a kilometre of travel from the base.")
-    ] = _DEFAULT.cost_per_km,
-    trials: Annotated[
-        int | None, option("Model", "People to be examined at a site (the mean of those so far).")
-    ] = None,
-    overdispersion: Annotated[
-        bool,
-        option(
-            "Model",
-            "Counts vary more than those of independent people, as within a village.",
-            "--overdispersion/--no-overdispersion",
-        ),
-    ] = _DEFAULT.overdispersion,
-) -> None:
-    """Declare options, which are this function's parameters."""
 
 
 # --- errors, folder, comparison of settings, progress and report ---------------------------------

@@ -182,7 +182,7 @@ def _run_and_report(campaign: Campaign, folder: Path, caught: running.Caught) ->
                 f"Left out as outliers by {strategy_name(name, settings.goal)} (--outliers 0 keeps "
                 f"them): rows {', '.join(map(str, rows))} of the data."
             )
-    logs = [loop.model.numerical_log for loop in campaign.begun.values()]
+    logs = [loop.sampling.model.numerical_log for loop in campaign.begun.values()]
     files = "picks.csv, curve.csv, map.png, curve.png, trust.png, trust.json and run.json"
     running.show_end(folder, files, caught, logs, stopped, ["sample"], trust)
 

@@ -122,12 +122,12 @@ def start(
 
 def _check_place(survey: Survey, source: str, yes: bool) -> None:
     """Say where the sites lie, and ask whether that is right, or judge by what is plausible."""
-    from bo_stream.loops.survey.places import Whereabouts, position_columns, quoted
+    from bo_stream.loops.survey.places import position_columns, quoted, whereabouts
 
-    coordinates = survey.coordinates
+    coordinates = survey.settings.coordinates
     places = survey.sites[list(coordinates.names)].to_numpy()
-    where = Whereabouts.of(places, coordinates)
-    say(f"{'Place:':12}{where.in_words()}")
+    where, doubt = whereabouts(places, coordinates)
+    say(f"{'Place:':12}{where}")
     names = [str(name) for name in survey.table.columns]
     columns = position_columns(names, survey.settings, source)
     swapped = f"If {coordinates.names[0]} and {coordinates.names[1]} are swapped, say"
@@ -135,12 +135,12 @@ def _check_place(survey: Survey, source: str, yes: bool) -> None:
     if yes:
         return
     if _asks():
-        if where.doubt:
-            warn(f"{where.doubt}.")
-        if not typer.confirm("Do the sites lie there?", default=not where.doubt):
+        if doubt:
+            warn(f"{doubt}.")
+        if not typer.confirm("Do the sites lie there?", default=not doubt):
             raise UsageError(f"Nothing was begun. {advice}")
-    elif where.doubt:
-        raise UsageError(f"{source}: {where.doubt}. Nothing was begun. {advice}")
+    elif doubt:
+        raise UsageError(f"{source}: {doubt}. Nothing was begun. {advice}")
 
 
 @commands.command("next")
@@ -162,17 +162,17 @@ def choose(
     from bo_stream.loops.survey.survey import load_survey
 
     with _command():
-        survey = load_survey(folder, _trusted(loss))
+        survey = load_survey(folder, [loss] if loss else [])
         check_form_is_told(folder, survey)
         earlier = len(survey.pending)
         with ERR.status("Choosing sites ..."):
             chosen = survey.ask(q)
         files = {
             **next_files(survey),
-            **waypoint_files(survey.pending, survey.labels, survey.coordinates),
+            **waypoint_files(survey.pending, survey.labels, survey.settings.coordinates),
         }
         write_files(folder, files)
-        OUT.print(_sites_table(chosen, survey.coordinates))
+        OUT.print(_sites_table(chosen, survey.settings.coordinates))
         if len(chosen) < q:
             say(f"Only {len(chosen)} of {q}: no other site is left that the settings allow.")
         if earlier:
@@ -287,10 +287,10 @@ def status(
 
     with _command():
         share = parse_share("--stop-when", stop_when)
-        survey = load_survey(folder, _trusted(loss))
+        survey = load_survey(folder, [loss] if loss else [])
         _say_status(survey, folder)
         if len(survey.pending):
-            OUT.print(_sites_table(survey.pending, survey.coordinates))
+            OUT.print(_sites_table(survey.pending, survey.settings.coordinates))
         threshold = survey.settings.threshold
         if threshold is None or not len(survey.results):
             return
@@ -323,7 +323,7 @@ def report(
     from bo_stream.loops.survey.survey import load_survey
 
     with _command():
-        survey = load_survey(folder, _trusted(loss))
+        survey = load_survey(folder, [loss] if loss else [])
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         hidden = not ERR.is_terminal
         with Progress(*columns, console=ERR, transient=True, disable=hidden) as bar:
@@ -339,7 +339,10 @@ def report(
         others = survey.others(table["id"].tolist())
         others = others.rename(columns=lambda n: f"listed_{n}" if n in table else n)
         table = pd.concat((table[["id"]], others, table.iloc[:, 1:]), axis=1)
-        files = {written.name("predictions"): written.write(_rounded(table)), "report.html": page}
+        files = {
+            f"predictions{written.suffix}": written.write(_rounded(table)),
+            "report.html": page,
+        }
         if findings.threshold is not None:
             files[findings.called_file] = written.write(_rounded(findings.calls_made))
         write_files(folder, files)
@@ -424,11 +427,6 @@ def _rounded(table: pd.DataFrame) -> pd.DataFrame:
     """Round shares, to six digits, and write counts as whole numbers."""
     whole = table.astype(dict.fromkeys(("examined", "positive"), "Int64"))
     return whole.round({name: 6 for name in _ROUNDED if name in table})
-
-
-def _trusted(loss: str | None) -> tuple[str, ...]:
-    """Return the functions that a survey's folder may name: that of a loss, if it is given."""
-    return () if loss is None else (loss,)
 
 
 @contextmanager
@@ -523,7 +521,7 @@ def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
             )
         if len(rows) > _MOST_CALLS:
             rest = len(rows) - _MOST_CALLS
-            file = escape(survey.table_format.name(CALLED))
+            file = escape(CALLED + survey.table_format.suffix)
             shown.caption = f"and {rest:,} more; bo-stream survey report writes all to {file}"
         OUT.print(shown)
 

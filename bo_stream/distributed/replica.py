@@ -33,7 +33,14 @@ from bo_stream.distributed.deltas import (
 from bo_stream.distributed.gathering import Gathering, Membership, Outbox, compact
 from bo_stream.distributed.sums import parts_of
 from bo_stream.errors import UsageError, check_whole
-from bo_stream.loops.models import AUTO, KERNELS, MOST_ON_GRID, build_model, checked_model
+from bo_stream.loops.models import (
+    AUTO,
+    KERNELS,
+    MOST_ON_GRID,
+    build_model,
+    checked_model,
+    refit_is_due,
+)
 from bo_stream.loops.optimization.acquisition import Situation, best_points
 from bo_stream.loops.optimization.optimizer import learn, thin
 from bo_stream.loops.optimization.trials import FEWEST, LARGEST, OptimizationSettings
@@ -377,7 +384,7 @@ class Replica:
         """Learn hyperparameters when due, and send them; return the size of their record, or 0."""
         count, before = self.observations, self._learned and count_of(self._learned)
         least = max(self.settings.initial, FEWEST)
-        if count < least or not self.settings.refit_is_due(count, [before] if before else []):
+        if count < least or not refit_is_due(count, before or 0, self.settings.refit):
             return 0
         learn(self.model)
         key, state = counted_key("learned", count, self.run), self.model.state_dict()

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bo_stream.errors import UsageError
-from bo_stream.loops.survey.cells import Cells, first
+from bo_stream.loops.survey.cells import Cells
 from bo_stream.loops.survey.columns import given_column
 from bo_stream.loops.survey.tables import SUFFIXES, read_table
 
@@ -158,14 +158,12 @@ def _read_table(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
         given_column(names, name, str(path), option)
     values = [cells.numbers(name) for name in (*x, y)]
     for name, column in zip((*x, y), values, strict=True):
-        gap = first(np.isnan(column))
-        if gap is not None:
-            raise cells.fault(
-                gap,
-                name,
-                f"it is empty, as {np.isnan(column).sum():,} of {len(column):,} cells are. Fill "
-                "them in, or drop those rows.",
-            )
+        cells.refuse(
+            np.isnan(column),
+            name,
+            f"it is empty, as {np.isnan(column).sum():,} of {len(column):,} cells are. Fill them "
+            "in, or drop those rows.",
+        )
     return Dataset(np.stack(values[:-1], axis=-1), values[-1], tuple(x), y, path.name)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -136,11 +137,6 @@ def retracts(name: str, dim: int) -> bool:
     return MODELS[name].retracts and dim <= MOST_ON_GRID
 
 
-def names_that_retract() -> str:
-    """List the models that take outcomes out exactly, for messages."""
-    return ", ".join(name for name, kind in MODELS.items() if kind.retracts)
-
-
 def build_model(
     name: str,
     given: Options,
@@ -179,14 +175,6 @@ def build_model(
         return kind.build(X, Y, kernel, options)
     except ValueError as error:
         raise UsageError(f"This model cannot be built: {error}") from error
-
-
-def options_help() -> str:
-    """List every option with its default, for a help page."""
-    return "; ".join(
-        f"{name}: {', '.join(f'{key}={value}' for key, value in kind.options.items())}"
-        for name, kind in MODELS.items()
-    )
 
 
 def unit_cube(X: Tensor) -> Tensor:
@@ -296,6 +284,15 @@ MODELS: dict[str, ModelKind] = {
 }
 """Kinds by the name that a user gives."""
 
+RETRACTING = ", ".join(name for name, kind in MODELS.items() if kind.retracts)
+"""Names of the models that take outcomes out exactly, for messages."""
+
+OPTIONS = "; ".join(
+    f"{name}: {', '.join(f'{key}={value}' for key, value in kind.options.items())}"
+    for name, kind in MODELS.items()
+)
+"""Every option with its default, for a help page."""
+
 
 def model_record(name: str, model: StreamingGP) -> dict[str, Any]:
     """Return size, hyperparameters and log of a model of a kind in ``MODELS`` as plain values."""
@@ -315,32 +312,24 @@ def model_record(name: str, model: StreamingGP) -> dict[str, Any]:
     }
 
 
-def _scaled_matern(nu: float) -> Callable[[int], Kernel]:
-    """Return a builder of scaled Matérn kernels with the priors of the WISKI malaria study."""
-
-    def build(dim: int) -> Kernel:
-        from gpytorch.kernels import MaternKernel, ScaleKernel
-        from gpytorch.priors import GammaPrior
-
-        matern = MaternKernel(nu=nu, ard_num_dims=dim, lengthscale_prior=GammaPrior(3.0, 6.0))
-        return ScaleKernel(matern, outputscale_prior=GammaPrior(2.0, 0.15))
-
-    return build
-
-
-def _rbf(dim: int) -> Kernel:
-    """Build BoTorch's default kernel."""
-    from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
-
-    return get_covar_module_with_dim_scaled_prior(dim)
-
-
 _NU = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
 """Smoothness ν of the Matérn kernels, by name."""
 
+
+def _kernel(name: str, dim: int) -> Kernel:
+    """Build BoTorch's default kernel, or a Matérn with the priors of the WISKI malaria study."""
+    from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
+    from gpytorch.kernels import MaternKernel, ScaleKernel
+    from gpytorch.priors import GammaPrior
+
+    if name == "rbf":
+        return get_covar_module_with_dim_scaled_prior(dim)
+    matern = MaternKernel(nu=_NU[name], ard_num_dims=dim, lengthscale_prior=GammaPrior(3.0, 6.0))
+    return ScaleKernel(matern, outputscale_prior=GammaPrior(2.0, 0.15))
+
+
 KERNELS: dict[str, Callable[[int], Kernel]] = {
-    "rbf": _rbf,
-    **{name: _scaled_matern(nu) for name, nu in _NU.items()},
+    name: partial(_kernel, name) for name in ("rbf", *_NU)
 }
 """Functions of the number of inputs that build a kernel, by name."""
 
@@ -471,10 +460,6 @@ class RunSettings:
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UsageError(f"Device {self.device!r} cannot be used: {reason}") from error
-
-    def refit_is_due(self, observations: int, refits: Sequence[int]) -> bool:
-        """Return whether to learn again, after refits at other numbers of observations."""
-        return refit_is_due(observations, refits[-1] if refits else 0, self.refit)
 
     def check_inputs(self, dim: int) -> None:
         """Raise a ``UsageError`` unless model and grid take ``dim`` inputs."""

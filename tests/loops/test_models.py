@@ -19,7 +19,7 @@ from bo_stream import ProductMatern
 from bo_stream.allocation import OIPS
 from bo_stream.diagnostics.cross_validation import retracts_exactly
 from bo_stream.errors import UsageError
-from bo_stream.loops.models import KERNELS, MODELS, build_model, checked_model, options_help
+from bo_stream.loops.models import KERNELS, MODELS, OPTIONS, build_model, checked_model
 from bo_stream.loops.optimization import (
     OptimizationSettings,
     Optimizer,
@@ -240,7 +240,7 @@ def test_thompson_sampling_comes_near_the_best() -> None:
 def test_each_learns_a_map(name: str) -> None:
     loop = sampling(name, steps=12)
     list(loop.run())
-    assert len(set(loop.state.picks)) == loop.observations == 41
+    assert len(set(loop.state.picks)) == loop.sampling.observations == 41
     assert loop.curve[-1].rmse < 0.7 * loop.curve[0].rmse
     assert 0.5 <= loop.curve[-1].coverage <= 1.0
 
@@ -278,14 +278,14 @@ def test_each_survives_a_stop_and_says_what_it_is(name: str, tmp_path: Path) -> 
 def test_options_reach_the_model(name: str, what: str, most: int) -> None:
     loop = sampling(name, steps=1, model_options=FEWER[name])
     list(loop.run())
-    assert 0 < MODELS[name].describe(loop.model)[what] <= most
+    assert 0 < MODELS[name].describe(loop.sampling.model)[what] <= most
 
 
 def test_the_default_samples_exactly_at_first() -> None:
     data, settings = small_map(), replace(QUICK, grid=None)
     loop = SamplingReplay(PoolSplit.of(data, settings.resolved(120, 2)), settings.resolved(120, 2))
     loop.advance()
-    assert MODELS["auto"].describe(loop.model)["family"] == "exact"
+    assert MODELS["auto"].describe(loop.sampling.model)["family"] == "exact"
     assert settings.resolved(120, 2).outliers == 8.0
     assert settings.resolved(120, 5).outliers == 0.0
     with pytest.raises(UsageError, match="got outliers 3 with 5 inputs"):
@@ -295,7 +295,7 @@ def test_the_default_samples_exactly_at_first() -> None:
 def test_more_local_models_where_they_are_small() -> None:
     loop = sampling("local", model_options={**FEWER["local"], "nearest": 1})
     list(loop.run())
-    assert MODELS["local"].describe(loop.model)["local_models"] > 2
+    assert MODELS["local"].describe(loop.sampling.model)["local_models"] > 2
 
 
 @pytest.mark.parametrize(
@@ -425,7 +425,7 @@ def test_a_default_is_no_choice_of_a_user() -> None:
 def test_the_help_names_every_option() -> None:
     for kind in MODELS.values():
         for name in kind.options:
-            assert name in options_help()
+            assert name in OPTIONS
 
 
 def test_settings_survive_json() -> None:

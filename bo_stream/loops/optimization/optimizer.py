@@ -18,7 +18,7 @@ from torch.quasirandom import SobolEngine
 from bo_stream.diagnostics.cross_validation import retracts_exactly
 from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.errors import UsageError, check_whole
-from bo_stream.loops.models import KERNELS, MODELS, build_model
+from bo_stream.loops.models import KERNELS, MODELS, build_model, refit_is_due
 from bo_stream.loops.optimization.acquisition import Situation, best_points, check_acquisition
 from bo_stream.loops.optimization.executed import journaled_trials
 from bo_stream.loops.optimization.region_search import RegionSurrogate, region_state
@@ -111,8 +111,8 @@ class Surrogate:
             if fresh:
                 self.validation.observe(previous, *self._data(ledger, fresh))
             self.held |= fresh
-        count = len(self.held)
-        if self.model is not None and self.settings.refit_is_due(count, self.refits):
+        count, last = len(self.held), self.refits[-1] if self.refits else 0
+        if self.model is not None and refit_is_due(count, last, self.settings.refit):
             learn(self.model)
             self.refits.append(count)
         self.is_whole = True

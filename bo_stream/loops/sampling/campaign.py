@@ -25,7 +25,6 @@ from bo_stream.loops.run import (
 from bo_stream.loops.sampling.sampling import ActiveSampling
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
 from bo_stream.loops.sampling.state import SamplingState
-from bo_stream.models.base import StreamingGP
 
 
 class SamplingReplay:
@@ -39,6 +38,7 @@ class SamplingReplay:
         split: The map.
         settings: Resolved settings.
         sampling: Observations and model.
+        state: Of the sampling.
         curve: Scores so far.
 
     Example:
@@ -61,26 +61,12 @@ class SamplingReplay:
         self.split, self.settings, self.curve = split, settings, list(curve)
         pool_X, test_X = split.pool_X, split.test_X
         self.sampling = ActiveSampling(pool_X, settings, test_X, unit_cube(pool_X), state)
-
-    @property
-    def state(self) -> SamplingState:
-        """State of the sampling."""
-        return self.sampling.state
-
-    @property
-    def model(self) -> StreamingGP:
-        """Model of the picks without the outliers."""
-        return self.sampling.model
-
-    @property
-    def observations(self) -> int:
-        """Number of points chosen so far, the initial ones included."""
-        return self.sampling.observations
+        self.state = self.sampling.state
 
     @property
     def steps_done(self) -> int:
         """Number of steps after the start."""
-        return max(0, self.observations - self.settings.initial) // self.settings.q
+        return max(0, self.sampling.observations - self.settings.initial) // self.settings.q
 
     @property
     def finished(self) -> bool:
@@ -94,7 +80,8 @@ class SamplingReplay:
 
     def advance(self) -> Step:
         """Do the start, if that is still to be done, or else one step."""
-        settings, told, refits = self.settings, self.observations, len(self.state.refits)
+        settings, told = self.settings, self.sampling.observations
+        refits = len(self.state.refits)
         if not self.curve:
             chosen = list(range(settings.initial))
         elif settings.strategy == "random":
@@ -107,13 +94,13 @@ class SamplingReplay:
         if done % (settings.score_every or 1) == 0 or done == settings.steps:
             scored = self.score_now()
             self.curve.append(scored)
-        return Step(done, self.observations, tuple(chosen), refitted, scored)
+        return Step(done, self.sampling.observations, tuple(chosen), refitted, scored)
 
     def score_now(self) -> Score:
         """Score the model as it is, without adding to the curve."""
-        split = self.split
-        scored = score(self.model, split.test_X, split.test_Y, self.settings.threshold)
-        return replace(scored, observations=self.observations)
+        X, Y = self.split.test_X, self.split.test_Y
+        scored = score(self.sampling.model, X, Y, self.settings.threshold)
+        return replace(scored, observations=self.sampling.observations)
 
     def picked_rows(self) -> list[int]:
         """Return the rows of the data that were chosen, in order."""
@@ -203,7 +190,8 @@ class Campaign:
     Attributes:
         data: The map.
         origin: Source of the data.
-        loops: Loop per strategy; the first one is the main one.
+        loops: Loop per strategy.
+        main: Loop of the first strategy.
         seconds: Time spent in steps, over all parts of the run.
     """
 
@@ -223,6 +211,7 @@ class Campaign:
             name: SamplingReplay(split, replace(resolved, strategy=name), *(part or ()))
             for name, part in parts.items()
         }
+        self.main = next(iter(self.loops.values()))
         self._within_step = False
 
     @classmethod
@@ -303,12 +292,9 @@ class Campaign:
                 for name, loop in self.loops.items()
             },
         }
-        SAMPLING.save(folder, content, {name: loop.model for name, loop in self.begun.items()})
-
-    @property
-    def main(self) -> SamplingReplay:
-        """Loop of the first strategy."""
-        return next(iter(self.loops.values()))
+        SAMPLING.save(
+            folder, content, {name: loop.sampling.model for name, loop in self.begun.items()}
+        )
 
     @property
     def begun(self) -> dict[Strategy, SamplingReplay]:
@@ -330,7 +316,7 @@ class Campaign:
         started, watch = time.monotonic() - self.seconds, CoreWatch()
         while not self.finished:
             behind = [name for name, loop in self.loops.items() if not loop.finished]
-            name = min(behind, key=lambda name: self.loops[name].observations)
+            name = min(behind, key=lambda name: self.loops[name].sampling.observations)
             self._within_step = True
             with watch:
                 step = self.loops[name].advance()

@@ -34,6 +34,9 @@ from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.settings import Strategy, strategy_name
 from bo_stream.models.auto.inference import HandOver
 
+_WIDE = 48
+"""Letters of a label's line at most."""
+
 
 @dataclass(frozen=True)
 class MapView:
@@ -111,7 +114,7 @@ def draw_curve(
     right = errors.secondary_yaxis(
         "right", functions=(lambda y: np.multiply(y, unit), lambda y: np.divide(y, unit))
     )
-    right.set_ylabel(_wrapped(target), fontsize=9)
+    right.set_ylabel(textwrap.fill(target, _WIDE), fontsize=9)
     return figure
 
 
@@ -175,7 +178,7 @@ def _maps(view: MapView) -> Figure:
             picture[pixels] = shown
             painted = panel.pcolormesh(columns, rows, picture, **colours)
         bar = figure.colorbar(painted, ax=panel, shrink=0.9, pad=0.02)
-        bar.set_label(_wrapped(data.target), fontsize=8)
+        bar.set_label(textwrap.fill(data.target, _WIDE), fontsize=8)
         bar.ax.tick_params(labelsize=8)
     line: dict[str, Any] = {"linestyle": "none", "markeredgecolor": "black", "markeredgewidth": 0.4}
     for name, picks, marker, size, colour in (
@@ -243,13 +246,9 @@ def _lines(view: MapView) -> Figure:
     if view.outliers:
         rows = list(view.outliers)
         axes.plot(data.X[rows, 0], data.y[rows], "X", color="tab:orange", ms=8, label="outliers")
-    axes.set(xlabel=data.columns[0], ylabel=_wrapped(data.target))
+    axes.set(xlabel=data.columns[0], ylabel=textwrap.fill(data.target, _WIDE))
     axes.legend(fontsize=8)
     return figure
-
-
-def _wrapped(label: str) -> str:
-    return textwrap.fill(label, 48)
 
 
 # --- result files of a sampling campaign ---------------------------------------------------------
@@ -267,7 +266,7 @@ def write_results(
     data, main = campaign.data, campaign.main
     curves = {name: list(loop.curve) for name, loop in campaign.begun.items()}
     for name, loop in campaign.begun.items():
-        if not curves[name] or curves[name][-1].observations < loop.observations:
+        if not curves[name] or curves[name][-1].observations < loop.sampling.observations:
             curves[name].append(loop.score_now())
     finals = {name: curve[-1] for name, curve in curves.items()}
     means = {name: mean_over_run(curve) for name, curve in curves.items()}
@@ -291,7 +290,7 @@ def write_results(
         "run.json": record_file(_record(campaign, finals, means), campaign.seconds, notes),
     }
     write_files(folder, files)
-    moves = getattr(main.model, "history", ())
+    moves = getattr(main.sampling.model, "history", ())
     names = {name: strategy_name(name, main.settings.goal) for name in curves}
     write_picture(
         folder / "curve.png",
@@ -300,7 +299,7 @@ def write_results(
 
     def draw() -> Figure:
         X = torch.from_numpy(data.unit_X).to(main.split.pool_X)
-        mean, variance = predict(main.model, X)
+        mean, variance = predict(main.sampling.model, X)
         view = MapView(
             data,
             mean.double().cpu().numpy(),
@@ -312,7 +311,7 @@ def write_results(
         return draw_map(view)
 
     write_picture(folder / "map.png", draw)
-    return finals, means, write_trust(folder, main.model, main.state.validation)
+    return finals, means, write_trust(folder, main.sampling.model, main.state.validation)
 
 
 def _as_csv(table: pd.DataFrame) -> bytes:
@@ -343,7 +342,7 @@ def _record(
                 "kernels": loop.state.kernels,
                 "onto_grid_at": loop.state.onto_grid_at,
                 "outliers": loop.outlying_rows(),
-                "model": model_record(loop.settings.model, loop.model),
+                "model": model_record(loop.settings.model, loop.sampling.model),
             }
             for name, loop in campaign.begun.items()
         },

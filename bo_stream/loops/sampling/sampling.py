@@ -21,12 +21,15 @@ from bo_stream.acquisition.feature_nipv import in_weight_space
 from bo_stream.acquisition.pool import thinned
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.models import (
+    AUTO,
     EXACT,
     KERNELS,
     LEARNED,
+    MOST_ON_GRID,
+    RETRACTING,
     SMOOTHNESS,
     build_model,
-    names_that_retract,
+    refit_is_due,
     retracts,
 )
 from bo_stream.loops.run import ASKING, ModelFile, from_record, predict
@@ -137,7 +140,16 @@ class ActiveSampling:
         settings.check_inputs(candidates.shape[-1])
         self.settings, self._bounds = settings, box
         self._outlier_threshold = settings.outlier_threshold(candidates.shape[-1])
-        self._X, self._points = (self._scaled(inputs).to(like) for inputs in (candidates, points))
+        self._X, self._points = (
+            normalize(inputs, box.to(inputs)).to(like) for inputs in (candidates, points)
+        )
+        # Families that the model goes through, one after the other; None: as its class does.
+        dim = candidates.shape[-1]
+        onto_grid = settings.model == AUTO and settings.grid is None and dim <= MOST_ON_GRID
+        self._families: tuple[str | None, ...] = (EXACT, "WISKI") if onto_grid else (None,)
+        self._first_kernel = settings.kernel
+        if settings.kernel == LEARNED:
+            self._first_kernel = SMOOTHNESS[0] if settings.learns_smoothness else "matern52"
         self.state = SamplingState() if state is None else state
         self._positions = {pick: i for i, pick in enumerate(self.state.picks)}
         if state is not None:
@@ -151,10 +163,6 @@ class ActiveSampling:
             warnings.simplefilter("ignore")
             for family in self._families:
                 self._built(self._X[:2], self._X[:2, :1], self._first_kernel, family)
-
-    def _scaled(self, inputs: Tensor) -> Tensor:
-        """Scale inputs to the unit cube."""
-        return normalize(inputs, self._bounds.to(inputs))
 
     # --- verbs ------------------------------------------------------------------------------------
 
@@ -224,7 +232,7 @@ class ActiveSampling:
             raise UsageError(
                 f"Model {name} of {dim} inputs cannot take a value out, but candidate "
                 f"{corrected[0]} was told to have another one before. Models "
-                f"{names_that_retract()} of at most four inputs can; or begin again and tell all "
+                f"{RETRACTING} of at most four inputs can; or begin again and tell all "
                 "values."
             )
         positions = [self._positions[pick] for pick in corrected]
@@ -246,7 +254,7 @@ class ActiveSampling:
         strange = next((pick for pick in picks if pick not in self.state.pending), None)
         if strange is not None:
             raise UsageError(f"Candidate {strange} is not pending: nothing to withdraw.")
-        self._no_longer_pending(picks)
+        self.state.pending = [pick for pick in self.state.pending if pick not in set(picks)]
 
     # --- what is known ----------------------------------------------------------------------------
 
@@ -283,7 +291,7 @@ class ActiveSampling:
         Returns:
             ``n`` each, in float64.
         """
-        return predict(self.model, self._scaled(X).to(self._X))
+        return predict(self.model, normalize(X, self._bounds.to(X)).to(self._X))
 
     # --- choosing ---------------------------------------------------------------------------------
 
@@ -359,7 +367,7 @@ class ActiveSampling:
         self._positions.update({pick: first + i for i, pick in enumerate(picks)})
         state.picks.extend(picks)
         state.outcomes.extend(outcomes)
-        self._no_longer_pending(picks)
+        state.pending = [pick for pick in state.pending if pick not in self._positions]
         self._update([first + i for i in range(len(picks)) if i not in waiting])
         if state.model is not None:
             state.validation.add_time(len(picks), time.perf_counter() - began)
@@ -370,22 +378,6 @@ class ActiveSampling:
             state.model = self._built(*rows, state.kernel, self._families[0])
         if state.model is not None:
             self._learn_if_due()
-
-    def _no_longer_pending(self, picks: Sequence[int]) -> None:
-        gone = set(picks)
-        self.state.pending = [pick for pick in self.state.pending if pick not in gone]
-
-    @property
-    def _families(self) -> tuple[str | None, ...]:
-        """Families that the model goes through, one after the other; None: as its class does."""
-        return (EXACT, "WISKI") if self.settings.goes_onto_grid(self._X.shape[-1]) else (None,)
-
-    @property
-    def _first_kernel(self) -> str:
-        """Name of the kernel to begin with."""
-        if self.settings.kernel != LEARNED:
-            return self.settings.kernel
-        return SMOOTHNESS[0] if self.settings.learns_smoothness else "matern52"
 
     def _built(
         self, X: Tensor, Y: Tensor, kernel: str, family: str | tuple[str, ...] | None
@@ -430,9 +422,9 @@ class ActiveSampling:
         if len(self._families) > 1 and self._family == EXACT:  # maybe cheaper on a grid by now
             empty = self._built(self._X[:0], self._X[:0, :1], state.kernel, (EXACT, "WISKI"))
             outgrown = self.observations > cast(AutoGP, empty).max_exact
-        if not outgrown and not self.settings.refit_is_due(self.observations, state.refits):
-            return
         last = state.refits[-1] if state.refits else 0
+        if not outgrown and not refit_is_due(self.observations, last, self.settings.refit):
+            return
         self._update([i for i in state.outliers if i >= last])
         state.outliers = [i for i in state.outliers if i < last]
         if outgrown:  # with hyperparameters that were learned once, if there are no refits

@@ -12,9 +12,8 @@ from bo_stream.loops.models import (
     KERNELS,
     LEARNED,
     MODELS,
-    MOST_ON_GRID,
+    RETRACTING,
     RunSettings,
-    names_that_retract,
     retracts,
 )
 
@@ -75,7 +74,7 @@ class SamplingSettings(RunSettings):
             )
         if self.outliers and not MODELS[self.model].retracts:
             raise UsageError(
-                f"Outliers are left out of model {names_that_retract()}, which can retract them, "
+                f"Outliers are left out of model {RETRACTING}, which can retract them, "
                 f"got outliers {self.outliers:g} with model {self.model}. Set it to 0."
             )
 
@@ -83,10 +82,6 @@ class SamplingSettings(RunSettings):
     def learns_smoothness(self) -> bool:
         """Whether kernels are compared by their marginal likelihoods."""
         return self.kernel == LEARNED and self.model == AUTO and self.grid is None
-
-    def goes_onto_grid(self, dim: int) -> bool:
-        """Return whether the model of ``dim`` inputs is exact at first and on a grid later."""
-        return self.model == AUTO and self.grid is None and dim <= MOST_ON_GRID
 
     def outlier_threshold(self, dim: int) -> float:
         """Return the threshold for ``dim`` inputs, 0 for none.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,14 +55,9 @@ class SamplingState:
 
     def record(self) -> dict[str, Any]:
         """Return all but the model, as values for JSON."""
-        return {
-            **{name: getattr(self, name) for name in _POSITIONS},
-            "outcomes": self.outcomes,
-            "kernel": self.kernel,
-            "kernels": self.kernels,
-            "onto_grid_at": self.onto_grid_at,
-            "validation": self.validation.state(),
-        }
+        names = [field.name for field in fields(self) if field.name not in ("model", "validation")]
+        values = {name: getattr(self, name) for name in names}
+        return {**values, "validation": self.validation.state()}
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> SamplingState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bo_stream.errors import UsageError
 from bo_stream.likelihoods.binomial import MOST_EXAMINED
-from bo_stream.loops.survey.columns import normalised, required_column
+from bo_stream.loops.survey.columns import required_column
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.tables import CLEAR_COMMA
 
@@ -43,6 +43,7 @@ class Cells:
         table: The table; its columns have texts for names, all different.
         source: Name of the table for messages, such as its file's name.
         id_column: Column of the ids, for messages; None: there is none.
+        names: Names of the columns.
     """
 
     def __init__(
@@ -60,17 +61,13 @@ class Cells:
             id_column: See the class.
             whole: Table that these rows are of, whose decimal marks are theirs; default: the table.
         """
-        self.table, self.source, self.id_column = table, source, id_column
-        self._whole = table if whole is None else whole
+        self.table, self.source, self.id_column = table.rename(columns=str), source, id_column
+        self.names = list(self.table.columns)
+        self._whole = self.table if whole is None else whole
         self._known: dict[str, Texts] = {}
 
     def __len__(self) -> int:
         return len(self.table)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the columns."""
-        return list(self.table.columns)
 
     def rows(self, positions: Sequence[int]) -> Cells:
         """Return some rows."""
@@ -86,6 +83,23 @@ class Cells:
         """Return an error about a row, and about a cell in it if a column is given."""
         cell = "" if column is None else f", column {column!r}"
         return UsageError(f"{self.source}, {self.row(position)}{cell}: {text}")
+
+    def refuse(
+        self, where: Mask | np.bool_, column: str | None, text: str | Callable[[int], str]
+    ) -> None:
+        """Raise the error of :meth:`fault` about the first row of which a mask is true, if any.
+
+        Args:
+            where: Mask of the rows, ``n``.
+            column: Of the cell.
+            text: What is wrong there, or what says so of a row.
+
+        Raises:
+            UsageError: The mask is true of a row.
+        """
+        row = first(where)
+        if row is not None:
+            raise self.fault(row, column, text if isinstance(text, str) else text(row))
 
     def texts(self, column: str) -> Texts:
         """Return the cells of a column as texts, empty where missing, ``n``.
@@ -113,9 +127,7 @@ class Cells:
             read: Array = values.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
         else:
             read = self._parsed(column, expected)
-        infinite = first(np.isinf(read))
-        if infinite is not None:
-            raise self.fault(infinite, column, f"expected {expected}, got infinity.")
+        self.refuse(np.isinf(read), column, f"expected {expected}, got infinity.")
         return read
 
     def _parsed(self, column: str, expected: str) -> Array:
@@ -127,14 +139,14 @@ class Cells:
         read[~missing] = texts[~missing].map(float)  # exact, as pandas is from its release 3 on
         unread = np.flatnonzero(missing)
         if self._has_decimal_commas:
-            pointed = first(texts.str.contains(".", regex=False).to_numpy(bool) & ~missing)
-            if pointed is not None:
-                raise self.fault(
-                    pointed,
-                    column,
-                    f"{texts.iloc[pointed]!r} has a point, while other numbers of this table have "
-                    "decimal commas. Write all in one way, without separators of thousands.",
-                )
+            self.refuse(
+                texts.str.contains(".", regex=False).to_numpy(bool) & ~missing,
+                column,
+                lambda row: (
+                    f"{texts.iloc[row]!r} has a point, while other numbers of this table "
+                    "have decimal commas. Write all in one way, without separators of thousands."
+                ),
+            )
         for row, text in zip(unread.tolist(), _texts(texts.iloc[unread]), strict=True):
             if not text:
                 continue
@@ -156,11 +168,9 @@ class Cells:
     @cached_property
     def _has_decimal_commas(self) -> bool:
         """Whether a cell of the table is a number with a decimal comma beyond doubt."""
-        for name in self._whole.columns:
-            column = self._whole[name]
-            if column.dtype.kind in "fiubM":
-                continue
-            texts = column.astype(str)
+        typed = "fiubM"
+        columns = (column for _, column in self._whole.items() if column.dtype.kind not in typed)
+        for texts in (column.astype(str) for column in columns):
             with_comma = texts[texts.str.contains(",", regex=False).to_numpy(bool)]
             if with_comma.str.strip().str.fullmatch(CLEAR_COMMA).any():
                 return True
@@ -267,19 +277,35 @@ class Counts:
     examined: int
 
 
-def read_counts(cells: Cells, settings: SurveySettings) -> dict[int, Counts]:
+def count_columns(cells: Cells, settings: SurveySettings) -> tuple[str, str]:
+    """Find the columns of people examined and positive.
+
+    They have the settings' names or, if the table has no such columns, usual ones.
+
+    Raises:
+        UsageError: A column is missing, or two could be meant.
+    """
+    names = settings.unclaimed(cells.names)
+    one, other = (
+        required_column(names, role, given if given in names else None, cells.source)
+        for role, given in (("examined", settings.examined), ("positive", settings.positive))
+    )
+    return one, other
+
+
+def read_counts(cells: Cells, columns: tuple[str, str]) -> dict[int, Counts]:
     """Read the counts of all rows that have them, by the position of the row.
 
     Rows in which both cells are empty are left out: these sites were not surveyed.
 
+    Args:
+        cells: The table.
+        columns: Of :func:`count_columns`.
+
     Raises:
-        UsageError: A column is missing, or a cell is no count, named by row and column.
+        UsageError: A cell is no count, named by row and column.
     """
-    names = settings.unclaimed(cells.names)
-    e, p = (  # by the settings' names, or if the table has no such columns by usual names
-        required_column(names, role, given if given in names else None, cells.source)
-        for role, given in (("examined", settings.examined), ("positive", settings.positive))
-    )
+    e, p = columns
     examined, positive = (cells.numbers(column, "a number of people") for column in (e, p))
     there = ~np.isnan(examined) & ~np.isnan(positive)
     half = first(np.isnan(examined) != np.isnan(positive))
@@ -289,28 +315,21 @@ def read_counts(cells: Cells, settings: SurveySettings) -> dict[int, Counts]:
             half, empty, f"it is empty, but there is a number in column {other!r}. Fill both, or "
             "neither if the site was not surveyed.",
         )  # fmt: skip
-    many = first(examined > MOST_EXAMINED)
-    if many is not None:
-        raise cells.fault(
-            many,
-            e,
+    cells.refuse(
+        examined > MOST_EXAMINED,
+        e,
+        lambda row: (
             f"expected at most {MOST_EXAMINED:,} people, more than any survey examines at one "
-            f"site, got {examined[many]:,.15g}. Is the number right, and this column that of "
-            "people examined?",
-        )
+            f"site, got {examined[row]:,.15g}. Is the number right, and this column that of "
+            "people examined?"
+        ),
+    )
     bad = first((examined < 1.0) | (examined != np.floor(examined)) & ~np.isnan(examined))
     if bad is not None:
         text = f"expected a whole number of people from 1, got {examined[bad]:g}."
         if examined[bad] == 0.0:
             text = "nobody was examined. Leave both cells empty if the site was not surveyed."
         raise cells.fault(bad, e, text)
-    _check_positive(cells, p, positive, examined)
-    return {
-        int(row): Counts(int(positive[row]), int(examined[row])) for row in np.flatnonzero(there)
-    }
-
-
-def _check_positive(cells: Cells, column: str, positive: Array, examined: Array) -> None:
     broken = first((positive != np.floor(positive)) & ~np.isnan(positive))
     if broken is not None:
         share, people = positive[broken], examined[broken]
@@ -321,17 +340,19 @@ def _check_positive(cells: Cells, column: str, positive: Array, examined: Array)
                 f" It looks like a {kind}: give the number of people who tested positive, here "
                 f"about {round(share * people / whole)} of {people:g}."
             )
-        raise cells.fault(broken, column, text)
-    negative = first(positive < 0.0)
-    if negative is not None:
-        raise cells.fault(negative, column, f"expected a count from 0, got {positive[negative]:g}.")
-    more = first(positive > examined)
-    if more is not None:
-        raise cells.fault(
-            more, column,
-            f"{positive[more]:.15g} positive, but only {examined[more]:.15g} examined. Give "
-            "numbers of people, not per cent, and see that the columns are not swapped.",
-        )  # fmt: skip
+        raise cells.fault(broken, p, text)
+    cells.refuse(positive < 0.0, p, lambda row: f"expected a count from 0, got {positive[row]:g}.")
+    cells.refuse(
+        positive > examined,
+        p,
+        lambda row: (
+            f"{positive[row]:.15g} positive, but only {examined[row]:.15g} examined. Give "
+            "numbers of people, not per cent, and see that the columns are not swapped."
+        ),
+    )
+    return {
+        int(row): Counts(int(positive[row]), int(examined[row])) for row in np.flatnonzero(there)
+    }
 
 
 # --- dates of results, as tables have them: read where they can mean one day only ----------------
@@ -340,35 +361,9 @@ def _check_positive(cells: Cells, column: str, positive: Array, examined: Array)
 DATE = "date"
 """Name of the column of dates in all tables that a survey writes."""
 
-_OTHERS = (
-    "survey_date", "date_of_survey", "date_survey", "surveydate", "date_surveyed", "visit_date",
-    "date_of_visit", "date_visit", "exam_date", "examination_date", "date_examined",
-    "date_of_examination", "date_enquete", "date_d_enquete", "date_visite", "data_inquerito",
-    "data_do_inquerito", "fecha", "fecha_encuesta",
-)  # fmt: skip
-"""Its further usual names, normalised: English, French, Portuguese, Spanish."""
-
 _TIME = r"(?:[T ]\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?: ?(?:Z|[+-]\d{2}:?\d{2}))?)?"
 _ISO = re.compile(r"(\d{4})(?:([-/.])(\d{1,2})(?:\2(\d{1,2})" + _TIME + r")?)?")
 _PARTS = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4})" + _TIME)
-
-
-def find_dates(cells: Cells, settings: SurveySettings) -> str | None:
-    """Find the column of dates by its usual names, None if there is none.
-
-    Raises:
-        UsageError: Two could be meant.
-    """
-    names = settings.unclaimed(cells.names)
-    same = [name for name in names if normalised(name) == DATE]
-    found = same or [name for name in names if normalised(name) in _OTHERS]
-    if len(found) > 1:
-        listed = ", ".join(repr(name) for name in found)
-        raise UsageError(
-            f"{cells.source}: columns {listed} could each be the dates of results. Rename the one "
-            f"that is {DATE!r}."
-        )
-    return found[0] if found else None
 
 
 def read_dates(cells: Cells, column: str) -> list[str]:
@@ -432,15 +427,3 @@ def _checked(year: int, month: int, day: int) -> date:
         return date(year, month, day)
     except ValueError:
         raise ValueError("is no day of the calendar. Write it as in 2026-01-31.") from None
-
-
-def span(dates: Sequence[str]) -> str:
-    """Say the first and the last of some dates, as in ``2026-01-03 to 2026-02-10``.
-
-    Args:
-        dates: In ISO 8601, empty where missing.
-    """
-    there = sorted(text for text in dates if text)
-    if not there:
-        return ""
-    return there[0] if there[0] == there[-1] else f"{there[0]} to {there[-1]}"

@@ -26,6 +26,7 @@ from bo_stream.loops.models import import_function
 from bo_stream.loops.survey.ledger import SurveyFacts
 from bo_stream.loops.survey.settings import DEGREES, Coordinates, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
+from bo_stream.mapping import kilometres
 from bo_stream.models.base import StreamingGP
 
 Chosen: TypeAlias = tuple[int, float | None, float]
@@ -64,7 +65,7 @@ class Choice:
             number = {label: index for index, label in enumerate(labels.tolist())}
             quotas = {number[label]: most for label, most in settings.quotas.items()}
         if settings.base is not None:
-            base = sites.on_plane(torch.tensor([settings.base], dtype=sites.X.dtype))[0]
+            base = sites.plane.transform(torch.tensor([settings.base], dtype=sites.X.dtype))[0]
         unreachable = torch.from_numpy(~sites.reachable)
         unreachable[_positions(sites, list(facts.given_up))] = True
         self._constraints = SiteConstraints(
@@ -72,7 +73,7 @@ class Choice:
             budget=settings.budget,
             positions=sites.kilometres,
             minimum_distance=settings.minimum_distance,
-            earlier=sites.on_plane(facts.inputs(facts.surveyed)),
+            earlier=sites.plane.transform(facts.inputs(facts.surveyed)[:, :2]),
             strata=strata,
             quotas=quotas,
             unreachable=unreachable,
@@ -119,7 +120,7 @@ class Choice:
             UsageError: No site may be chosen.
         """
         start = self._begin(self._pending)
-        points = spread_coordinates(self._sites.X, self._sites.X, self._sites.coordinates)
+        points = spread_coordinates(self._sites.X, self._sites.coordinates)
         picks = spread_out(points, q, points[self._pending], start)
         return [(index, None, cost) for index, cost in picks]
 
@@ -242,7 +243,7 @@ def _positions(sites: SurveySites, ids: Sequence[str]) -> Tensor:
 # --- first sites of a survey: spread out over the map and over the covariates --------------------
 
 
-def spread_coordinates(X: Tensor, sites: Tensor, coordinates: Coordinates = DEGREES) -> Tensor:
+def spread_coordinates(X: Tensor, coordinates: Coordinates = DEGREES) -> Tensor:
     """Map sites to coordinates in which position and covariates weigh the same, ``n x d``.
 
     Positions are in units of the root mean square distance of the sites from their middle. A
@@ -251,22 +252,18 @@ def spread_coordinates(X: Tensor, sites: Tensor, coordinates: Coordinates = DEGR
 
     Args:
         X: Positions and covariates without missing values, ``n x d``.
-        sites: Those that define units and ranks, ``N x d``.
         coordinates: Units of positions.
     """
-    transform = coordinates.plane(sites)
-    places = transform.transform(sites)[:, :2]
-    middle = places.mean(0)
-    radius = (places - middle).square().sum(-1).mean().sqrt().clamp_min(1e-9)
-    columns = [(transform.transform(X)[:, :2] - middle) / radius]
-    covariates = sites.shape[-1] - 2
-    for column in range(2, sites.shape[-1]):
-        values, ordered = X[:, column].contiguous(), sites[:, column].sort().values
+    places = kilometres(X, units=coordinates.mapping_units).transform(X)[:, :2]
+    offsets = places - places.mean(0)
+    columns = [offsets / offsets.square().sum(-1).mean().sqrt().clamp_min(1e-9)]
+    for values in X[:, 2:].T.contiguous():
+        ordered = values.sort().values
         low = torch.searchsorted(ordered, values, right=False)
         high = torch.searchsorted(ordered, values, right=True)
         # From -1/2 to 1/2; all ranks among equal values are 0.
-        ranks = 0.5 * (low + high).to(values) / len(sites) - 0.5
-        columns.append((12.0 / covariates) ** 0.5 * ranks.unsqueeze(-1))
+        ranks = 0.5 * (low + high).to(values) / len(X) - 0.5
+        columns.append((12.0 / (X.shape[-1] - 2)) ** 0.5 * ranks.unsqueeze(-1))
     return torch.cat(columns, -1)
 
 
@@ -288,8 +285,8 @@ def spread_out(points: Tensor, q: int, taken: Tensor, start: Round) -> list[tupl
     """
     distance = torch.full_like(points[:, 0], torch.inf)
     for point in taken:
-        distance = torch.minimum(distance, _squared(points, point))
-    priority = distance if len(taken) else -_squared(points, points.mean(0))
+        distance = torch.minimum(distance, (points - point).square().sum(-1))
+    priority = distance if len(taken) else -(points - points.mean(0)).square().sum(-1)
     chosen: list[tuple[int, float]] = []
     while len(chosen) < q:
         costs, feasible = start.offers()
@@ -299,9 +296,6 @@ def spread_out(points: Tensor, q: int, taken: Tensor, start: Round) -> list[tupl
         cost = 0.0 if costs is None else float(costs[pick])
         chosen.append((pick, cost))
         start = start.visiting(pick, cost)
-        priority = distance = torch.minimum(distance, _squared(points, points[pick]))
+        apart = (points - points[pick]).square().sum(-1)
+        priority = distance = torch.minimum(distance, apart)
     return chosen
-
-
-def _squared(points: Tensor, point: Tensor) -> Tensor:
-    return (points - point).square().sum(-1)

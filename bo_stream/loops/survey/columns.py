@@ -40,7 +40,7 @@ class _Role:
         name: Name that a column with this meaning should have; it goes before the others.
         meaning: What its cells are, for messages.
         others: Further usual names, without blanks, signs and accents.
-        option: Option of the command that says which column it is.
+        option: Option of the command that says which column it is, if there is one.
         later: Names that are taken where there is none of the others.
         pattern: Expression of further names.
     """
@@ -48,7 +48,7 @@ class _Role:
     name: str
     meaning: str
     others: tuple[str, ...]
-    option: str
+    option: str = ""
     later: tuple[str, ...] = ()
     pattern: str = "(?!)"
 
@@ -130,6 +130,16 @@ _ROLES = {
             rf"{_COUNTED}?(?:{_WHO})?(?:{_BY})?(?:{_POSITIVE})(?:{_BY})?{_SUFFIX}"
             rf"|{_COUNTED}(?:{_WHO})?(?:inf|infect|case)",
         ),
+        _Role(
+            "date",
+            "dates of results",
+            (
+                "surveydate", "dateofsurvey", "datesurvey", "datesurveyed", "visitdate",
+                "dateofvisit", "datevisit", "examdate", "examinationdate", "dateexamined",
+                "dateofexamination", "dateenquete", "datedenquete", "datevisite", "datainquerito",
+                "datadoinquerito", "fecha", "fechaencuesta",
+            ),
+        ),
     )
 }  # fmt: skip
 """Meanings by name."""
@@ -168,7 +178,7 @@ def find_column(names: Sequence[str], role: str, given: str | None, source: str)
 
     Args:
         names: Of the columns.
-        role: The meaning: id, longitude, latitude, east, north, examined or positive.
+        role: The meaning: id, longitude, latitude, east, north, examined, positive or date.
         given: Name that the user gave; None: by the usual names.
         source: Name of the table, for messages.
 
@@ -185,9 +195,10 @@ def find_column(names: Sequence[str], role: str, given: str | None, source: str)
         or [name for name, key in keys.items() if key in known.later]
     )
     if len(likely) > 1:
+        advice = f"Say which by {known.option}, or rename" if known.option else "Rename"
         raise UsageError(
             f"{source}: columns {', '.join(map(repr, likely))} could each be that of "
-            f"{known.meaning}. Say which by {known.option}, or rename one {role!r}."
+            f"{known.meaning}. {advice} one {role!r}."
         )
     return likely[0] if likely else None
 
@@ -202,8 +213,8 @@ def required_column(names: Sequence[str], role: str, given: str | None, source: 
     if found is not None:
         return found
     advice = f"Name it {role!r}, or say which it is by {_ROLES[role].option}."
-    if role == "positive" and has_rate(names):
-        rate = next(name for name in names if has_rate([name]))
+    rate = rate_column(names)
+    if role == "positive" and rate is not None:
         advice = (
             f"Column {rate!r} looks like a prevalence: the number of people who tested "
             "positive is needed instead, in a column 'positive'."
@@ -217,9 +228,9 @@ def required_column(names: Sequence[str], role: str, given: str | None, source: 
     )
 
 
-def has_rate(names: Sequence[str]) -> bool:
-    """Return whether a column's name is a usual one of prevalences."""
-    return any(_RATE.fullmatch(normalised(name)) for name in names)
+def rate_column(names: Sequence[str]) -> str | None:
+    """Find the first column whose name is a usual one of prevalences, None if there is none."""
+    return next((name for name in names if _RATE.fullmatch(normalised(name))), None)
 
 
 def given_column(names: Sequence[str], given: str, source: str, option: str) -> str:

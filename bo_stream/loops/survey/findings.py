@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-import numpy as np
 import pandas as pd
 
 from bo_stream.errors import UsageError
@@ -158,12 +157,12 @@ def find(
         calls=survey.settings.calls,
         miss_cost=survey.settings.miss_cost,
         settings=in_words(survey),
-        coordinates=survey.coordinates,
+        coordinates=survey.settings.coordinates,
         notes=survey.notes,
         stopping=rule,
         calls_made=survey.calls(predictions),
         labels=survey.labels,
-        called_file=survey.table_format.name(CALLED),
+        called_file=CALLED + survey.table_format.suffix,
     )
 
 
@@ -268,16 +267,14 @@ def shown_labels(labels: pd.DataFrame) -> tuple[str | None, list[str]]:
     name = next((one for one in columns if _NAME.fullmatch(normalised(one))), None)
     others = [one for one in columns if one != name]
     districts = [one for one in others if _DISTRICT.fullmatch(normalised(one))]
-    texts = [one for one in others if one not in districts and _has_texts(labels[one])]
-    return name, [*districts, *texts][:_MOST]
-
-
-def _has_texts(column: pd.Series[str]) -> bool:
-    """Return whether a column has texts with letters, and not the same in all rows."""
-    texts = column.dropna().astype(str).str.strip()
-    texts = texts[texts != ""]
-    lettered = texts.str.contains(r"[^\W\d_]", regex=True)
-    return bool(len(texts)) and bool(lettered.mean() > 0.5) and texts.nunique() > 1
+    shown = list(districts)
+    for one in (one for one in others if one not in districts):
+        texts = labels[one].dropna().astype(str).str.strip()
+        texts = texts[texts != ""]
+        lettered = texts.str.contains(r"[^\W\d_]", regex=True).mean()  # NaN if there are none
+        if lettered > 0.5 and texts.nunique() > 1:
+            shown.append(one)
+    return name, shown[:_MOST]
 
 
 # --- points that a phone's map reads: KML, GPX, and addresses ---------------------------------
@@ -356,8 +353,8 @@ def kml(title: str, points: Sequence[Waypoint]) -> bytes:
         mark = SubElement(document, "Placemark")
         _text(mark, "name", point.name)
         _text(mark, "description", point.text)
-        longitude, latitude = _degrees(point)
-        _text(SubElement(mark, "Point"), "coordinates", f"{longitude},{latitude},0")
+        position = f"{turned(point.longitude):.6f},{point.latitude:.6f},0"
+        _text(SubElement(mark, "Point"), "coordinates", position)
     return _written(root)
 
 
@@ -372,7 +369,7 @@ def gpx(title: str, points: Sequence[Waypoint]) -> bytes:
     root = Element("gpx", version="1.1", creator="bo_stream", xmlns=space)
     _text(SubElement(root, "metadata"), "name", title)
     for point in points:
-        longitude, latitude = _degrees(point)
+        latitude, longitude = f"{point.latitude:.6f}", f"{turned(point.longitude):.6f}"
         mark = SubElement(root, "wpt", lat=latitude, lon=longitude)
         _text(mark, "name", point.name)
         _text(mark, "desc", point.text)
@@ -387,11 +384,6 @@ def geo_address(longitude: float, latitude: float) -> str:
 def turned(longitude: float) -> float:
     """Return a longitude between -180 and 180 degrees."""
     return longitude - 360.0 if longitude > 180.0 else longitude
-
-
-def _degrees(point: Waypoint) -> tuple[str, str]:
-    """Write longitude and latitude to a decimetre, without exponents."""
-    return f"{turned(point.longitude):.6f}", f"{point.latitude:.6f}"
 
 
 def _text(parent: Element, tag: str, text: str) -> None:
@@ -433,20 +425,20 @@ def next_files(survey: Survey) -> dict[str, bytes]:
     the only coordinates that GeoJSON has [RFC 7946, section 4], with the other columns as
     properties.
     """
-    pending, coordinates = survey.pending, survey.coordinates
+    pending, coordinates = survey.pending, survey.settings.coordinates
     pending = pending.round({"gain": 6})
     table = pending[["round", "id", *coordinates.names, "reason", "gain", "cost"]]
     others = survey.others(pending["id"].tolist()).rename(columns=listed_as)
     table = pd.concat((table[["round", "id"]], others, table.iloc[:, 2:]), axis=1)
     form = table.assign(**dict.fromkeys((*_TO_FILL, DATE), ""))
-    files = {survey.table_format.name(_NEXT): survey.table_format.write(form)}
+    files = {_NEXT + survey.table_format.suffix: survey.table_format.write(form)}
     if not coordinates.are_degrees:
         return files
     features = [
         {
             "type": "Feature",
             "geometry": {"type": "Point", "coordinates": [turned(longitude), latitude]},
-            "properties": {name: _plain(value) for name, value in row.items()},
+            "properties": {name: None if pd.isna(cell) else cell for name, cell in row.items()},
         }
         for longitude, latitude, row in zip(
             table["longitude"].tolist(),
@@ -455,17 +447,9 @@ def next_files(survey: Survey) -> dict[str, bytes]:
             strict=True,
         )
     ]
-    lines = ",\n".join(json.dumps(feature, ensure_ascii=False) for feature in features)
+    lines = ",\n".join(json.dumps(one, ensure_ascii=False, default=str) for one in features)
     points = f'{{"type": "FeatureCollection", "features": [\n{lines}\n]}}\n'
     return {**files, POINTS: points.encode()}
-
-
-def _plain(value: Any) -> str | float | None:
-    """Return a cell as a value of JSON."""
-    if pd.isna(value):
-        return None
-    plain = value.item() if isinstance(value, np.generic) else value
-    return plain if isinstance(plain, (int, float)) else str(plain)
 
 
 def check_form_is_told(folder: Path, survey: Survey) -> None:
@@ -474,7 +458,7 @@ def check_form_is_told(folder: Path, survey: Survey) -> None:
     Raises:
         UsageError: It has, or it may have, for it cannot be read.
     """
-    path = folder / survey.table_format.name(_NEXT)
+    path = folder / (_NEXT + survey.table_format.suffix)
     if not path.is_file():
         return
     try:
@@ -483,7 +467,7 @@ def check_form_is_told(folder: Path, survey: Survey) -> None:
         filled = [name for name in names if bool((form[name] != "").any())]
         if not filled:
             return
-        counts = survey.read_results(form, str(path)).counts
+        new = survey.untold(form, str(path))
     except NoRowsError:
         return
     except UsageError as error:
@@ -491,8 +475,6 @@ def check_form_is_told(folder: Path, survey: Survey) -> None:
             f"{path} would be replaced, and may have numbers that were not told: it cannot be told "
             f"as it is. {error} Or move it to another folder."
         ) from error
-    told = survey.told_so_far
-    new = [site for site, count in counts.items() if (site, count) not in told]
     if new:
         raise UsageError(
             f"{path} has numbers of site {new[0]} that were not told, and would be replaced. Tell "

@@ -25,6 +25,7 @@ from bo_stream.errors import UsageError
 from bo_stream.loops.run import hold_folder
 from bo_stream.loops.survey.cells import Counts
 from bo_stream.loops.survey.sites import SurveySites
+from bo_stream.mapping import fill_missing
 from bo_stream.storage.archive import AppendOnlyFile
 
 Verb = Literal["ask", "tell", "withdraw"]
@@ -82,22 +83,18 @@ class SurveyLedger:
         torn: Text of a last line that was cut short, empty if there is none.
     """
 
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.torn = ""
-        self._file: AppendOnlyFile | None = None
-
-    @classmethod
-    def open(cls, folder: Path) -> Self:
-        """Read the file of a folder; nothing is written.
+    def __init__(self, folder: Path | None = None) -> None:
+        """Begin without events, or read those of a folder's file; nothing is written.
 
         Raises:
             UsageError: A line other than the last is damaged.
         """
-        ledger = cls()
-        ledger._file = _file(folder)
-        ledger._read_new(ledger._file)
-        return ledger
+        self.events: list[Event] = []
+        self.torn = ""
+        self._file: AppendOnlyFile | None = None
+        if folder is not None:
+            self._file = AppendOnlyFile(folder / RESULTS, folder / TORN)
+            self._read_new(self._file)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -118,7 +115,7 @@ class SurveyLedger:
         """
         if (folder / RESULTS).exists():
             raise UsageError(f"{folder} holds a survey already.")
-        file = _file(folder)
+        file = AppendOnlyFile(folder / RESULTS, folder / TORN)
         file.write("".join(event.line() for event in self.events).encode())
         try:  # to make the new file's name durable
             descriptor = os.open(folder, os.O_RDONLY)
@@ -186,11 +183,6 @@ class SurveyLedger:
         self.torn = rest.decode(errors="replace")
         self.events += new
         return new
-
-
-def _file(folder: Path) -> AppendOnlyFile:
-    """Return the file of a folder; somebody may miss a line that was cut short."""
-    return AppendOnlyFile(folder / RESULTS, folder / TORN)
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -281,7 +273,8 @@ class SurveyFacts:
             elif event.verb == "tell":
                 self._tell(event)
             else:
-                self._settle_doubts(frozenset(event.values["ids"]))
+                sites = frozenset(event.values["ids"])
+                self.doubts = [(left, texts) for ids, texts in self.doubts if (left := ids - sites)]
                 for site in event.values["ids"]:
                     self.pending.pop(site, None)
                     self.results.pop(site, None)
@@ -291,13 +284,12 @@ class SurveyFacts:
 
     def _tell(self, event: Event) -> None:
         sites = frozenset(told["id"] for told in event.values["results"])
-        self._settle_doubts(sites)
+        self.doubts = [(left, texts) for ids, texts in self.doubts if (left := ids - sites)]
         if event.values.get("warnings"):
             self.doubts.append((sites, tuple(event.values["warnings"])))
         names = self._sites.coordinates.names
         for told in event.values["results"]:
             site, counts = told["id"], Counts(told["positive"], told["examined"])
-            previous = self.results.get(site)
             asked = self.pending.pop(site, None) is not None
             self.given_up.discard(site)
             place: tuple[float, ...] = ()
@@ -305,10 +297,7 @@ class SurveyFacts:
                 covariates = [told["covariates"].get(name) for name in self._sites.covariates]
                 values = [*(told[name] for name in names), *covariates]
                 place = tuple(np.nan if value is None else float(value) for value in values)
-            day = told.get("date", "")
-            if previous is None:
-                self.results[site] = SiteResult(counts, event.time, asked, 0, place, day)
-                continue
+            previous = self.results.get(site) or SiteResult(counts, asked=asked, place=place)
             changed = counts != previous.counts or bool(place and place != previous.place)
             self.results[site] = replace(
                 previous,
@@ -316,13 +305,8 @@ class SurveyFacts:
                 time=event.time,
                 corrected=previous.corrected + changed,
                 place=place or previous.place,
-                date=day or previous.date,
+                date=told.get("date") or previous.date,
             )
-
-    def _settle_doubts(self, sites: frozenset[str]) -> None:
-        """Take away doubts about results that are corrected or withdrawn."""
-        left = [(about - sites, texts) for about, texts in self.doubts]
-        self.doubts = [(about, texts) for about, texts in left if about]
 
     @property
     def surveyed(self) -> list[str]:
@@ -334,13 +318,6 @@ class SurveyFacts:
         )
         return [site for _, site in order]
 
-    @property
-    def outcomes(self) -> Tensor:
-        """Positives and examined, ``n x 2``, in the order of :attr:`surveyed`."""
-        counts = [self.results[site].counts for site in self.surveyed]
-        rows = [[float(count.positive), float(count.examined)] for count in counts]
-        return torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
-
     def inputs(self, ids: Iterable[str]) -> Tensor:
         """Return positions and covariates of sites, without missing ones, ``n x d``."""
         ids = list(ids)
@@ -349,7 +326,10 @@ class SurveyFacts:
         outside = [row for row, position in enumerate(positions.tolist()) if position < 0]
         if outside:
             inputs = [self.results[ids[row]].place for row in outside]
-            X[outside] = self._sites.fill(torch.tensor(inputs, dtype=X.dtype))
+            units = self._sites.coordinates.mapping_units
+            X[outside] = fill_missing(
+                torch.tensor(inputs, dtype=X.dtype), self._sites.X, units=units
+            )
         return X
 
     @property

@@ -13,11 +13,10 @@ import torch
 from botorch.models.transforms.input import InputTransform
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.colors import Colormap, ListedColormap, PowerNorm, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
@@ -30,7 +29,7 @@ from bo_stream.loops.survey.findings import (
 )
 from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, per_cent
 from bo_stream.loops.survey.settings import DEGREES, Coordinates
-from bo_stream.mapping import Kilometres
+from bo_stream.mapping import Kilometres, kilometres
 
 Array = NDArray[np.float64]
 
@@ -73,8 +72,9 @@ def draw_calibration(held_out: pd.DataFrame) -> Figure:
     axes.set_xscale("function", functions=(np.sqrt, np.square))
     axes.set_yscale("function", functions=(np.sqrt, np.square))
     axes.set(xlim=(0.0, top), ylim=(0.0, top), xlabel="predicted", ylabel="observed")
+    ticks = [value for value in _ROUND if value <= top]
     for axis in (axes.xaxis, axes.yaxis):
-        _in_per_cent(axis, [value for value in _ROUND if value <= top])
+        axis.set_ticks(ticks, [f"{100 * value:g} %" for value in ticks])
     _finish(axes)
     figure.legend(loc="outside lower left", ncols=2, fontsize=11, frameon=False)
     return figure
@@ -97,8 +97,8 @@ def draw_forecast(forecast: pd.DataFrame) -> Figure:
     )  # fmt: skip
     axes.set(xlabel="further sites surveyed", ylabel="uncertainty left, of today's")
     axes.set_ylim(0.0, 1.08)
-    axes.xaxis.set_major_locator(FixedLocator(sites))
-    _in_per_cent(axes.yaxis, [0.0, 0.25, 0.5, 0.75, 1.0])
+    axes.set_xticks(sites)
+    axes.set_yticks([0.0, 0.25, 0.5, 0.75, 1.0], ["0 %", "25 %", "50 %", "75 %", "100 %"])
     _finish(axes)
     return figure
 
@@ -139,7 +139,7 @@ def draw_replay(scores: pd.DataFrame) -> Figure:
                 axes.axhline(y.iloc[-1], color=colour, lw=1.0, ls=":", label="random at the end")
         axes.set(ylabel=_LABELS[measure])
         if measure in ("accuracy", "sensitivity"):
-            axes.yaxis.set_major_formatter(FuncFormatter(_per_cent))
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
         _finish(axes)
     for axes in panels[-1]:
         axes.set_xlabel("sites surveyed")
@@ -147,16 +147,6 @@ def draw_replay(scores: pd.DataFrame) -> Figure:
     figure.legend(handles, labels, loc="outside lower left", ncols=3, fontsize=9, frameon=False)
     figure.suptitle("Scores at the sites that are not surveyed", fontsize=11)
     return figure
-
-
-def _in_per_cent(axis: Axis, values: list[float]) -> None:
-    axis.set_major_locator(FixedLocator(values))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(_per_cent))
-
-
-def _per_cent(value: float, _: int) -> str:
-    return f"{100 * value:g} %"
 
 
 def _finish(axes: Axes) -> None:
@@ -208,7 +198,7 @@ class Ground:
     def of(cls, table: pd.DataFrame, coordinates: Coordinates) -> Ground:
         """Lay out the sites of a table with columns of these coordinates' names."""
         positions = table[list(coordinates.names)].to_numpy(float).copy()
-        plane = coordinates.plane(torch.from_numpy(positions))
+        plane = kilometres(torch.from_numpy(positions), units=coordinates.mapping_units)
         if isinstance(plane, Kilometres):
             middle = float(plane.centre[0])
             positions[:, 0] = (positions[:, 0] - middle + 180.0) % 360.0 - 180.0 + middle
@@ -258,11 +248,10 @@ def draw_values(
     top = max(float(np.quantile(values, 0.995)), mark or 0.0, 1e-9)
     norm = PowerNorm(0.5, 0.0, top)
     dots = _dots(axes, ground, c=values, cmap=without_white(colours), norm=norm)
-    beyond = "max" if values.max() > top else "neither"
+    ticks, beyond = bar_ticks(top), "max" if values.max() > top else "neither"
     bar = figure.colorbar(dots, ax=axes, location="bottom", pad=0.02, aspect=32, extend=beyond)
     bar.set_label(label, fontsize=11)
-    bar.ax.xaxis.set_major_locator(FixedLocator(bar_ticks(top)))
-    bar.ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
+    bar.set_ticks(ticks, labels=[f"{100 * tick:.3g} %" for tick in ticks])
     bar.ax.tick_params(labelsize=11)
     if mark is not None:
         bar.ax.axvline(mark, color="black", lw=2.5)
@@ -526,9 +515,10 @@ def zoomable_map(findings: SurveyFindings) -> dict[str, Any]:
         "y": (top - north).round(3).tolist(),
         "names": names,
         "labels": [[name, cells] for name, cells in labels.items()],
-        "mean": _rounded(table["prevalence"]),
-        "low": _rounded(table["lower"]),
-        "high": _rounded(table["upper"]),
+        **{  # in per cent, to a digit
+            name: (100.0 * table[column]).round(1).tolist()
+            for name, column in (("mean", "prevalence"), ("low", "lower"), ("high", "upper"))
+        },
         "chance": None,
         "places": None,
         "results": {  # in words, by the index of the site
@@ -578,11 +568,6 @@ def _named(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]]]:
         return ids.tolist(), texts
     names = labels[name].str.strip().to_numpy()
     return np.where(names == "", ids, names).tolist(), {**texts, "Id": ids.tolist()}
-
-
-def _rounded(shares: pd.Series[float]) -> list[float]:
-    """Return shares in per cent, to a digit."""
-    return (100.0 * shares).round(1).tolist()
 
 
 def _layer(name: str, values: Array, colours: str, mark: float) -> dict[str, Any]:

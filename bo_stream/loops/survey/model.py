@@ -31,7 +31,8 @@ from bo_stream.models.inducing.osgpr import OSVGP
 from bo_stream.storage.archive import FileFormat, describe_file, read_index
 
 _MEAN_SD = 3.0
-"""Standard deviation of the prior of the mean logit, about that of all people examined."""
+"""Standard deviation of the prior of the mean logit, about the logit of the prevalence of all
+people examined."""
 
 FIRST_ROUNDS, ROUNDS = 3, 1
 """How often hyperparameters and sites are learned in turn, at most, without and with ``former``;
@@ -115,6 +116,10 @@ def survey_model(
             no counts.
     """
     settings = settings or SurveyModelSettings()
+    positives, examined = Y.double().sum(0)
+    logit = float(torch.logit((positives + 0.5) / (examined + 1.0)))
+    mean = ConstantMean(constant_prior=NormalPrior(logit, _MEAN_SD))
+    mean.initialize(constant=logit)
     others = Outliers.like(Y[:, 0].double(), Y[:, 1].double(), settings.outliers)
     likelihood = BinomialLikelihood(
         settings.trials,
@@ -127,7 +132,7 @@ def survey_model(
         Y[:0],
         likelihood,
         covar_module=survey_kernel(sites, units=settings.units),
-        mean_module=_mean_about(Y),
+        mean_module=mean.to(Y),
         input_transform=map_inputs(sites, units=settings.units),
         max_points=settings.max_points,
         learning_rate=_CONCENTRATION_RATE,
@@ -168,15 +173,6 @@ def _round(model: OSVGP, X: Tensor, Y: Tensor) -> tuple[OSVGP, float]:
     relearn(model)
     model.clear().update(X, Y)
     return model, total_loss(model)
-
-
-def _mean_about(Y: Tensor) -> ConstantMean:
-    """Make the mean logit, with a prior about the logit of the prevalence of all examined."""
-    positives, examined = Y.double().sum(0)
-    logit = float(torch.logit((positives + 0.5) / (examined + 1.0)))
-    mean = ConstantMean(constant_prior=NormalPrior(logit, _MEAN_SD))
-    mean.initialize(constant=logit)
-    return mean.to(Y)
 
 
 # --- the model of a survey -----------------------------------------------------------------------
@@ -442,10 +438,7 @@ def calls_table(predictions: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame
     )
     rank = table["call"].map({ABOVE: 0, UNCERTAIN: 1, BELOW: 2})
     rising = table["probability"].where(table["call"] == BELOW, -table["probability"])
-    order = table.assign(_rank=rank, _rising=rising).sort_values(
-        ["_rank", "_rising"], kind="stable"
-    )
-    return table.loc[order.index].reset_index(drop=True)
+    return table.iloc[np.lexsort((rising, rank))].reset_index(drop=True)
 
 
 def chances_of_wrong_calls(chances: NDArray[np.float64], cut: float) -> NDArray[np.float64]:

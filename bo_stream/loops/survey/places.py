@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,14 @@ from botorch.exceptions.errors import InputDataError
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import Array, Cells, Mask, first
 from bo_stream.loops.survey.columns import find_column, given_column, required_column
-from bo_stream.loops.survey.settings import DEGREES, Coordinates, PositionUnits, SurveySettings
+from bo_stream.loops.survey.settings import (
+    COORDINATES,
+    DEGREES,
+    Coordinates,
+    PositionUnits,
+    SurveySettings,
+)
+from bo_stream.mapping import kilometres
 
 FAR = 5.0
 """Distance from the middle, in nine-tenths quantiles of such distances, from which it is odd."""
@@ -93,10 +100,8 @@ def check_places(
     Raises:
         UsageError: A position is missing, in other units, swapped, or too far from the others.
     """
-    gap = first(np.isnan(places).any(axis=1))
-    if gap is not None:
-        column = columns[int(np.isnan(places[gap]).argmax())]
-        raise cells.fault(gap, column, "it is empty. Every site needs a position.")
+    for column, values in zip(columns, places.T, strict=True):
+        cells.refuse(np.isnan(values), column, "it is empty. Every site needs a position.")
     remarks: list[str] = []
     if coordinates.are_degrees:
         _check_degrees(cells, places, columns)
@@ -105,24 +110,22 @@ def check_places(
     far: Mask = np.zeros(len(places), dtype=bool)
     if len(places) >= _ENOUGH:
         far = np.asarray((_steps(places, coordinates) > FAR).any(axis=1))
-    turned = first(far & (_steps(places, coordinates, places[:, ::-1]) <= _NEAR).all(axis=1))
-    if turned is not None:
-        raise cells.fault(
-            turned,
-            columns[0],
-            f"{_said(places[turned])} are far from all other sites, and among them the other way "
-            f"round. Are {' and '.join(coordinates.names)} swapped?",
-        )
-    nowhere = first(far & (places == 0.0).all(axis=1))
-    if nowhere is not None:
-        raise cells.fault(
-            nowhere,
-            columns[0],
-            "position 0, 0 is far from all other sites: a receiver without a fix? Correct it, or "
-            "drop the row.",
-        )
+    cells.refuse(
+        far & (_steps(places, coordinates, places[:, ::-1]) <= _NEAR).all(axis=1),
+        columns[0],
+        lambda row: (
+            f"{_said(places[row])} are far from all other sites, and among them the other "
+            f"way round. Are {' and '.join(coordinates.names)} swapped?"
+        ),
+    )
+    cells.refuse(
+        far & (places == 0.0).all(axis=1),
+        columns[0],
+        "position 0, 0 is far from all other sites: a receiver without a fix? Correct it, or drop "
+        "the row.",
+    )
     try:
-        coordinates.plane(torch.from_numpy(places))
+        kilometres(torch.from_numpy(places), units=coordinates.mapping_units)
     except InputDataError as error:
         row = int(_steps(places, coordinates).max(axis=1).argmax())
         text = f"{_said(places[row])}: {error}"
@@ -161,7 +164,7 @@ def _check_degrees(cells: Cells, places: Array, columns: tuple[str, str]) -> Non
 def _in_units(cells: Cells, columns: tuple[str, str], units: PositionUnits) -> str:
     """Return the options by which these columns are read in other units, named where need be."""
     try:
-        usual = [find_column(cells.names, role, None, "") for role in Coordinates(units).names]
+        usual = [find_column(cells.names, role, None, "") for role in COORDINATES[units].names]
     except UsageError:  # several could be meant
         usual = []
     options = [] if units == "degrees" else [f"--units {units}"]
@@ -234,21 +237,14 @@ def _check_lengths(
 def _steps(places: Array, coordinates: Coordinates, of: Array | None = None) -> Array:
     """Compute distances of positions from the median, in nine-tenths quantiles of all, ``n x 2``.
 
-    Of all positions, or of others in the same units.
+    Of all positions, or of others in the same units; of longitudes the short way round.
     """
-    middle = np.median(places, axis=0)
-    apart = _apart(places, middle, coordinates)
-    scale = np.maximum(np.quantile(apart, 0.9, axis=0), coordinates.near)
-    steps: Array = _apart(places if of is None else of, middle, coordinates) / scale
-    return steps
-
-
-def _apart(places: Array, middle: Array, coordinates: Coordinates) -> Array:
-    """Compute differences from a position, of longitudes the short way round, ``n x 2``."""
-    apart: Array = np.abs(places - middle)
+    apart = np.abs(np.stack((places, places if of is None else of)) - np.median(places, axis=0))
     if coordinates.are_degrees:
-        apart[:, 0] = np.minimum(apart[:, 0] % 360.0, -apart[:, 0] % 360.0)
-    return apart
+        apart[..., 0] = np.minimum(apart[..., 0] % 360.0, -apart[..., 0] % 360.0)
+    scale = np.maximum(np.quantile(apart[0], 0.9, axis=0), coordinates.near)
+    steps: Array = apart[1] / scale
+    return steps
 
 
 def _said(place: Array) -> str:
@@ -286,96 +282,55 @@ _SEAS = (
 """Boxes of seas, as west, south, east, north, of which the first counts; else the Pacific."""
 
 
-@dataclass(frozen=True)
-class Whereabouts:
-    """Where sites are, for the coordinator to recognise.
+def whereabouts(places: Array, coordinates: Coordinates) -> tuple[str, str]:
+    """Say where sites are, for the coordinator to recognise; no network is needed.
 
-    Attributes:
-        box: Ranges of both coordinates, in words.
-        extent: Width and height in kilometres, in words.
-        place: Countries or sea, in words; empty on a map projection, which does not tell.
-        doubt: Why this is unlikely to be where the sites are, and what to do; empty if it is not.
+    Args:
+        places: Longitude and latitude, or east and north, ``N x 2``.
+        coordinates: Their units.
+
+    Returns:
+        Ranges of both coordinates, width and height in kilometres, and the countries or the sea,
+        which a map projection does not tell; and why this is unlikely to be where the sites are,
+        empty if it is not.
     """
-
-    box: str
-    extent: str
-    place: str
-    doubt: str
-
-    @classmethod
-    def of(cls, places: Array, coordinates: Coordinates) -> Whereabouts:
-        """Look up where sites are, without a network.
-
-        Args:
-            places: Longitude and latitude, or east and north, ``N x 2``.
-            coordinates: Their units.
-        """
-        places = np.ascontiguousarray(places)
-        low, high = places.min(axis=0), places.max(axis=0)
-        spans = [
-            f"{name} {coordinates.text(start)} to {coordinates.text(end)}"
-            for name, start, end in zip(coordinates.names, low, high, strict=True)
-        ]
-        plane = coordinates.plane(torch.from_numpy(places)).transform(torch.from_numpy(places))
-        width, height = np.ptp(plane[:, :2].numpy(), axis=0)
-        extent = f"{width:,.3g} km from west to east, {height:,.3g} km from south to north"
-        if not coordinates.are_degrees:
-            return cls(", ".join(spans), extent, "", "")
-        # Where they are, and whether they are likelier to be there the other way round.
-        given = _looked_up(places)
-        is_scattered = given.largest < _SCATTERED and len(given.countries) > _MOST_NAMED
-        may_be_turned = bool((np.abs(places[:, 0]) <= 90.0).all())
-        other = _looked_up(places[:, ::-1]) if may_be_turned else None
-        likelier = other is not None and (
-            (given.land < _NEARLY_ALL and other.land >= given.land + _BETTER)
-            or (is_scattered and other.largest >= _NEARLY_ALL)
-        )
-        doubt = ""
-        if given.land < _ON_LAND or likelier:
-            doubt = f"{100.0 * (1.0 - given.land):.0f} % of the sites are at sea"
-            if given.land >= _NEARLY_ALL:
-                doubt = f"The sites are in {len(given.countries):,} countries"
-        if other is not None and likelier:
-            doubt += f"; with longitude and latitude the other way round, {other.in_words()}"
-        return cls(", ".join(spans), extent, given.in_words(), doubt)
-
-    def in_words(self) -> str:
-        """Say all of it in a sentence."""
-        where = f"; {self.place}" if self.place else ""
-        return f"{self.box}: {self.extent}{where}"
+    positions = torch.from_numpy(np.ascontiguousarray(places))
+    low, high = places.min(axis=0), places.max(axis=0)
+    box = ", ".join(
+        f"{name} {coordinates.text(start)} to {coordinates.text(end)}"
+        for name, start, end in zip(coordinates.names, low, high, strict=True)
+    )
+    plane = kilometres(positions, units=coordinates.mapping_units).transform(positions)
+    width, height = np.ptp(plane.numpy(), axis=0)
+    text = f"{box}: {width:,.3g} km from west to east, {height:,.3g} km from south to north"
+    if not coordinates.are_degrees:
+        return text, ""
+    # Where they are, and whether they are likelier to be there the other way round.
+    given = _looked_up(places)
+    is_scattered = given.largest < _SCATTERED and given.countries > _MOST_NAMED
+    may_be_turned = bool((np.abs(places[:, 0]) <= 90.0).all())
+    other = _looked_up(places[:, ::-1]) if may_be_turned else None
+    likelier = other is not None and (
+        (given.land < _NEARLY_ALL and other.land >= given.land + _BETTER)
+        or (is_scattered and other.largest >= _NEARLY_ALL)
+    )
+    doubt = ""
+    if given.land < _ON_LAND or likelier:
+        doubt = f"{100.0 * (1.0 - given.land):.0f} % of the sites are at sea"
+        if given.land >= _NEARLY_ALL:
+            doubt = f"The sites are in {given.countries:,} countries"
+    if other is not None and likelier:
+        doubt += f"; with longitude and latitude the other way round, {other.text}"
+    return f"{text}; {given.text}", doubt
 
 
-@dataclass(frozen=True)
-class _CountryCounts:
-    """Number of sites in each country, and in each sea."""
+class _CountryCounts(NamedTuple):
+    """Number of countries that sites are in, shares on land and in the largest, most in words."""
 
-    countries: Counter[str]
-    seas: Counter[str]
-
-    @property
-    def total(self) -> int:
-        """Number of sites."""
-        return self.countries.total() + self.seas.total()
-
-    @property
-    def land(self) -> float:
-        """Share of the sites that are on land."""
-        return self.countries.total() / self.total
-
-    @property
-    def largest(self) -> float:
-        """Share of the sites that are in one country, that with most."""
-        return max(self.countries.values(), default=0) / self.total
-
-    def in_words(self) -> str:
-        """Name the countries, or the sea, with most sites."""
-        both = (self.countries + self.seas).most_common()
-        texts = [
-            f"{name} ({100.0 * count / self.total:.0f} %)" if len(both) > 1 else name
-            for name, count in both[:_MOST_NAMED]
-        ]
-        more = f" and {len(both) - _MOST_NAMED} more" if len(both) > _MOST_NAMED else ""
-        return f"roughly in {', '.join(texts)}{more}"
+    countries: int
+    land: float
+    largest: float
+    text: str
 
 
 def _looked_up(places: Array) -> _CountryCounts:
@@ -398,7 +353,16 @@ def _looked_up(places: Array) -> _CountryCounts:
             seas[next(inside, "the Pacific Ocean")] += 1
         else:
             countries[name] += 1
-    return _CountryCounts(countries, seas)
+    both, total = (countries + seas).most_common(), len(places)
+    named = ", ".join(
+        f"{name} ({100.0 * count / total:.0f} %)" if len(both) > 1 else name
+        for name, count in both[:_MOST_NAMED]
+    )
+    more = f" and {len(both) - _MOST_NAMED} more" if len(both) > _MOST_NAMED else ""
+    largest = max(countries.values(), default=0)
+    return _CountryCounts(
+        len(countries), countries.total() / total, largest / total, f"roughly in {named}{more}"
+    )
 
 
 @lru_cache(maxsize=1)

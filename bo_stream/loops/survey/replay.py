@@ -13,10 +13,9 @@ import pandas as pd
 import torch
 
 from bo_stream.errors import UsageError, check_one_of, check_whole
-from bo_stream.loops.run import REPLAY, from_record, write_files, write_picture
-from bo_stream.loops.survey.cells import Array, Cells, Mask, first
-from bo_stream.loops.survey.columns import find_column, given_column
-from bo_stream.loops.survey.maps import draw_replay
+from bo_stream.loops.run import REPLAY, from_record, write_files
+from bo_stream.loops.survey.cells import Cells
+from bo_stream.loops.survey.columns import given_column
 from bo_stream.loops.survey.model import log_scores
 from bo_stream.loops.survey.settings import DESIGNS, Design, ReplayPlan, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
@@ -101,7 +100,6 @@ class FinishedSurvey:
                 f"{source} has no results, of which there is nothing to replay. Expected columns "
                 "of people examined and positive, with numbers in the rows that were surveyed."
             )
-        named = table.set_axis([str(name) for name in table.columns], axis=1)
         there = np.isin(listed.ids.astype(str), list(listed.earlier))
         results = pd.DataFrame(
             {
@@ -110,16 +108,37 @@ class FinishedSurvey:
             },
             index=pd.Index(listed.ids[there], name="id", dtype=object),
         )
-        share = (results["positive"] / results["examined"]).to_numpy()
-        cells = Cells(named, source, listed.id_column)
-        results["prevalence"] = share if truth is None else _true(cells, truth, there, settings)
-        names = settings.unclaimed(named.columns.tolist())
-        columns = [
-            find_column(names, role, getattr(settings, role), source)
-            for role in ("examined", "positive")
-        ]
-        counted = [column for column in columns if column is not None]
-        emptied = named[there].assign(**dict.fromkeys(counted, np.nan))
+        cells = Cells(table, source, listed.id_column)
+        if truth is None:
+            results["prevalence"] = (results["positive"] / results["examined"]).to_numpy()
+        else:
+            given_column(cells.names, truth, source, "--truth")
+            if truth in settings.covariates:
+                raise UsageError(
+                    f"Column {truth!r} is both the truth and a covariate: a model that is told the "
+                    "truth proves nothing. Leave it out of the covariates."
+                )
+            rates = cells.numbers(truth, "a prevalence between 0 and 1")
+            cells.refuse(
+                there & np.isnan(rates),
+                truth,
+                "the true prevalence is missing, but the site has a result.",
+            )
+            cells.refuse(
+                there & ((rates < 0.0) | (rates > 1.0)),
+                truth,
+                lambda row: (
+                    f"expected a prevalence between 0 and 1, got {rates[row]:g}."
+                    + (
+                        f" From per cent: {rates[row]:g} % is {rates[row] / 100.0:g}."
+                        if 1.0 < rates[row] <= 100.0
+                        else ""
+                    )
+                ),
+            )
+            results["prevalence"] = rates[there]
+        counted = [listed.columns[role] for role in ("examined", "positive")]
+        emptied = cells.table[there].assign(**dict.fromkeys(counted, np.nan))
         notes = Survey(emptied, settings, source).notes
         if missing := int((~there).sum()):
             without = f"{missing:,} of {len(there):,} sites have no result"
@@ -218,30 +237,10 @@ def _rounds(
         )
 
 
-def _true(cells: Cells, column: str, there: Mask, settings: SurveySettings) -> Array:
-    """Read the true prevalence of the sites with results."""
-    given_column(cells.names, column, cells.source, "--truth")
-    if column in settings.covariates:
-        raise UsageError(
-            f"Column {column!r} is both the truth and a covariate: a model that is told the truth "
-            "proves nothing. Leave it out of the covariates."
-        )
-    rates = cells.numbers(column, "a prevalence between 0 and 1")
-    bad = first(there & ~((rates >= 0.0) & (rates <= 1.0)))
-    if bad is None:
-        return rates[there]
-    text = f"expected a prevalence between 0 and 1, got {rates[bad]:g}."
-    if np.isnan(rates[bad]):
-        text = "the true prevalence is missing, but the site has a result."
-    elif 1.0 < rates[bad] <= 100.0:
-        text += f" From per cent: {rates[bad]:g} % is {rates[bad] / 100.0:g}."
-    raise cells.fault(bad, column, text)
-
-
 # --- replays of a finished survey by several designs and seeds, in one folder --------------------
 
 
-_SCORES, _PICKS, _PICTURE = "replay.csv", "picks.csv", "replay.png"
+_SCORES, _PICKS = "replay.csv", "picks.csv"
 
 MEASURES = ("accuracy", "sensitivity", "log_score", "rmse")
 
@@ -258,6 +257,7 @@ class ReplayRun:
         scores: So far, in the order of playing.
         ended: Why a design and seed ended before the last round, by both.
         seconds: Time spent, over all parts of the run.
+        steps: Number of scores at the end.
     """
 
     def __init__(
@@ -281,6 +281,7 @@ class ReplayRun:
         self.finished_survey, self.plan, self.truth = finished_survey, plan, truth
         self.designs, self.seeds, self.seconds = tuple(designs), seeds, seconds
         self._pairs = [(design, seed) for seed in range(seeds) for design in self.designs]
+        self.steps = len(self._pairs) * (plan.rounds + 1)
         self.ended = dict(ended or {})
         self.scores = list(scores)
         self.scores = [one for one in scores if self._is_done(one.design, one.seed)]
@@ -354,16 +355,7 @@ class ReplayRun:
         }
         REPLAY.save(folder, content, {})
 
-    def draw(self, folder: Path) -> None:
-        """Write the picture."""
-        write_picture(folder / _PICTURE, lambda: draw_replay(self.table))
-
     # --- steps ------------------------------------------------------------------------------------
-
-    @property
-    def steps(self) -> int:
-        """Number of scores at the end."""
-        return len(self._pairs) * (self.plan.rounds + 1)
 
     @property
     def steps_done(self) -> int:
@@ -416,28 +408,25 @@ class ReplayRun:
 _COLUMNS = ("design", "seed", "round", "surveyed", "left", *MEASURES)
 
 
-def mean_curves(table: pd.DataFrame) -> pd.DataFrame:
+def mean_curves(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Average the scores of a run over its seeds.
 
     Args:
         table: Of :attr:`ReplayRun.table`.
 
     Returns:
-        By ``design`` and ``round``: the means of the other columns but ``seed``.
+        By ``design`` and ``round``: the means of the other columns but ``seed``, and the standard
+        errors of these means, NaN of one seed.
     """
-    return table.drop(columns="seed").groupby(["design", "round"], sort=False).mean()
-
-
-def standard_errors(table: pd.DataFrame) -> pd.DataFrame:
-    """Compute the standard errors of those means over seeds, NaN of one seed."""
-    return table.drop(columns="seed").groupby(["design", "round"], sort=False).sem()
+    curves = table.drop(columns="seed").groupby(["design", "round"], sort=False)
+    return curves.mean(), curves.sem()
 
 
 def sites_needed(means: pd.DataFrame) -> tuple[str, float, float, float] | None:
     """Compare how many sites the designs need: the adaptive one for the random one's last score.
 
     Args:
-        means: Of :func:`mean_curves`.
+        means: Of :func:`mean_curves`, without their errors.
 
     Returns:
         The measure (``accuracy``, or without a threshold ``rmse``), its value at the end of the

@@ -19,7 +19,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image
 
-from bo_stream.loops.survey.cells import span
 from bo_stream.loops.survey.findings import (
     LEAST_HELD_OUT,
     SurveyFindings,
@@ -144,9 +143,10 @@ def dates_in_words(surveyed: pd.DataFrame) -> str:
     dates = [day for day in surveyed["date"] if day]
     if not dates:
         return ""
-    without = len(surveyed) - len(dates)
+    start, end, without = min(dates), max(dates), len(surveyed) - len(dates)
+    span = start if start == end else f"{start} to {end}"
     rest = f"; {without:,} of {len(surveyed):,} have no date" if without else ""
-    return f"Dates of the results: {span(dates)}{rest}."
+    return f"Dates of the results: {span}{rest}."
 
 
 def _headline(findings: SurveyFindings) -> Iterator[Content]:
@@ -226,7 +226,10 @@ def _maps(findings: SurveyFindings) -> Iterator[Content]:
     if len(shown) <= MOST_ZOOMED:
         still, *pictures = pictures  # for paper, and for browsers without a script
         yield element("div", still, id="map", class_="zoomable")
-        yield data("map-data", zoomable_map(findings))
+        values = zoomable_map(findings)
+        text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        inert = text.replace("<", "\\u003c")  # no text ends the element
+        yield element("script", inert, id="map-data", type="application/json")
     yield element("div", *pictures, class_="pictures")
 
 
@@ -269,12 +272,14 @@ class _Described:
 
     Attributes:
         head: Headings.
+        place_head: Heading of the cell of a position.
         labels: Texts by id, without the column of ids.
         named: Whether the first of them is a name, which stands above the id.
         coordinates: Units and names of positions.
     """
 
     head: tuple[str, ...]
+    place_head: str
     labels: pd.DataFrame
     named: bool
     coordinates: Coordinates
@@ -285,7 +290,9 @@ class _Described:
         name, others = shown_labels(findings.labels)
         columns = [*([] if name is None else [name]), *others]
         labels = findings.labels[columns].fillna("").astype(str)
-        return cls(("Site", *others), labels, name is not None, findings.coordinates)
+        ground = findings.coordinates
+        place_head = "Latitude, longitude" if ground.are_degrees else "East, north"
+        return cls(("Site", *others), place_head, labels, name is not None, ground)
 
     def cells(self, site: str) -> list[Content]:
         """Return the cells of a site; outside the list all but the id are empty."""
@@ -298,11 +305,6 @@ class _Described:
         both = element("span", element("strong", name), element("small", f" {site}"))
         named: Content = both if name else site
         return [named, *others]
-
-    @property
-    def place_head(self) -> str:
-        """Heading of the cell of a position."""
-        return "Latitude, longitude" if self.coordinates.are_degrees else "East, north"
 
     def place(self, site: Mapping[Hashable, Any]) -> Content:
         """Return the cell of a position, which opens a map where the phone has one."""
@@ -507,18 +509,6 @@ def picture(figure: Figure, text: str, caption: str) -> Element:
     data = base64.b64encode(file.getvalue()).decode()
     image = element("img", src=f"data:image/png;base64,{data}", alt=text)
     return element("figure", image, element("figcaption", caption))
-
-
-def data(name: str, values: Any) -> Element:
-    """Make an element of values that the page's script reads, as JSON.
-
-    Args:
-        name: Of the element.
-        values: Lists, dicts, texts, finite numbers and None.
-    """
-    text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    inert = text.replace("<", "\\u003c")  # no text ends the element
-    return element("script", inert, id=name, type="application/json")
 
 
 def page(title: str, *content: Content, script: str = "") -> bytes:

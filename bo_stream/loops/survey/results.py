@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +14,14 @@ from scipy.spatial import cKDTree
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import (
+    DATE,
     Array,
     Cells,
     Counts,
     Mask,
     Texts,
     as_listed,
-    find_dates,
+    count_columns,
     first,
     meant,
     read_counts,
@@ -121,8 +122,9 @@ class ResultsTable:
             raise UsageError(f"{source} has no rows.")
         given = settings.id if settings.id in names else None
         id_column = required_column(settings.unclaimed(names), "id", given, source)
-        whole = Cells(table.set_axis(names, axis=1), source, id_column)
-        counts = read_counts(whole, settings)
+        whole = Cells(table, source, id_column)
+        counted = count_columns(whole, settings)
+        counts = read_counts(whole, counted)
         cells = whole.rows(list(counts))
         columns = position_columns_if_any(cells, settings)
         positions = np.full((len(cells), 2), np.nan)
@@ -130,15 +132,11 @@ class ResultsTable:
             positions = np.column_stack([cells.numbers(column) for column in columns])
         ids, remarks = _read_ids(cells, id_column, positions, sites, known)
         places, warnings = _read_places(cells, ids, columns, positions, settings, sites, known)
-        dated = find_dates(cells, settings)
+        dated = find_column(settings.unclaimed(names), DATE, None, source)
         dates = [""] * len(cells) if dated is None else read_dates(cells, dated)
         # Columns of the list and of the form to fill in come along; others deserve a remark.
-        expected = {id_column, *(columns or ()), *([] if dated is None else [dated])}
+        expected = {id_column, *counted, *(columns or ()), *([] if dated is None else [dated])}
         expected |= {*FORM, *sites.names, *map(listed_as, sites.names), *settings.covariates}
-        free = settings.unclaimed(names)
-        for role, name in (("examined", settings.examined), ("positive", settings.positive)):
-            counted = find_column(free, role, name if name in names else None, source)
-            expected |= set() if counted is None else {counted}
         unused = [name for name in names if name not in expected]
         if unused:
             remarks.append(f"Columns not used: {', '.join(map(repr, unused))}.")
@@ -218,6 +216,7 @@ def _read_ids(
     ids = cells.texts(column)
     listed = [*sites.ids, *(site for site in known if sites.positions([site])[0] < 0)]
     like = as_listed(ids, listed)
+    in_space = sites.coordinates.in_space
     keeps_zeros = any(re.match("0[0-9]", site) for site in ids)
     restored, changed = ids.copy(), []
     for row, site in enumerate(ids):
@@ -225,8 +224,15 @@ def _read_ids(
         sure = site in others and (keeps_zeros or site.startswith("0"))
         if not others or sure or others == [site]:
             continue
-        if len(others) > 1:
-            others = _at(positions[row], others, sites) or others
+        if len(others) > 1 and not np.isnan(positions[row]).any():
+            here = in_space(torch.from_numpy(positions[row : row + 1]))
+            near = [  # those of the list at this position
+                other
+                for other, place in zip(others, sites.positions(others), strict=True)
+                if place >= 0
+                and float((in_space(sites.X[place : place + 1, :2]) - here).norm()) <= _HERE
+            ]
+            others = near or others
         if len(others) > 1:
             named = " or ".join(repr(other) for other in others)
             raise cells.fault(
@@ -238,9 +244,7 @@ def _read_ids(
         restored[row] = others[0]
         if others[0] != site:
             changed.append(f"{site!r} is {others[0]!r}")
-    empty = first(restored == "")
-    if empty is not None:
-        raise cells.fault(empty, column, "the id is missing. Which site is it?")
+    cells.refuse(restored == "", column, "the id is missing. Which site is it?")
     again = first(pd.Series(restored).duplicated().to_numpy())
     if again is not None:
         earlier = first(restored == restored[again]) or 0
@@ -255,19 +259,6 @@ def _read_ids(
     return restored, [
         f"Ids that a spreadsheet made numbers of are those of the list: {', '.join(changed[:5])}"
         f"{more}."
-    ]
-
-
-def _at(position: Array, others: Sequence[str], sites: SurveySites) -> list[str]:
-    """Return the sites of the list, of some, that are at a position."""
-    if np.isnan(position).any():
-        return []
-    in_space = sites.coordinates.in_space
-    there = in_space(torch.from_numpy(position[None]))
-    return [
-        site
-        for site, place in zip(others, sites.positions(others), strict=True)
-        if place >= 0 and float((in_space(sites.X[place : place + 1, :2]) - there).norm()) <= _HERE
     ]
 
 
@@ -317,14 +308,14 @@ def _read_places(
         tree = cKDTree(in_space(sites.X[:, :2]).numpy())
         distances, nearest = tree.query(in_space(torch.from_numpy(places[rows])).numpy())
         strangers = np.array([ids[row] not in known for row in rows], dtype=bool)
-        same = first((distances <= _HERE) & strangers)
-        if same is not None:
-            raise others.fault(
-                same,
-                others.id_column,
-                f"this site is not in the list, but is where {sites.ids[nearest[same]]!r} of the "
-                "list is. If it is that site, give its id; else correct the position.",
-            )
+        others.refuse(
+            (distances <= _HERE) & strangers,
+            others.id_column,
+            lambda row: (
+                f"this site is not in the list, but is where {sites.ids[nearest[row]]!r} "
+                "of the list is. If it is that site, give its id; else correct the position."
+            ),
+        )
     missing = [name for name in settings.covariates if name not in cells.names]
     if missing:
         raise UsageError(
@@ -416,13 +407,11 @@ def grouped_by_position(
             named by row and column.
     """
     names = [str(name) for name in table.columns]
-    cells = Cells(table.set_axis(names, axis=1), source)
+    cells = Cells(table, source)
     columns = position_columns(names, settings, source)
     places = np.column_stack([cells.numbers(name, settings.coordinates.cell) for name in columns])
-    gap = first(np.isnan(places).any(axis=1))
-    if gap is not None:
-        column = columns[int(np.isnan(places[gap]).argmax())]
-        raise cells.fault(gap, column, "it is empty. Every row needs a position.")
+    for column, values in zip(columns, places.T, strict=True):
+        cells.refuse(np.isnan(values), column, "it is empty. Every row needs a position.")
     result = _grouped(cells, pd.MultiIndex.from_arrays(list(places.T)), settings, "position")
     given = settings.id if settings.id in names else None
     id_column = find_column(settings.unclaimed(names), "id", given, source)
@@ -447,11 +436,9 @@ def grouped_by_id(
     names = [str(name) for name in table.columns]
     given = settings.id if settings.id in names else None
     column = required_column(settings.unclaimed(names), "id", given, source)
-    cells = Cells(table.set_axis(names, axis=1), source, column)
+    cells = Cells(table, source, column)
     ids = cells.texts(column)
-    empty = first(ids == "")
-    if empty is not None:
-        raise cells.fault(empty, column, "the id is missing. Which site is it?")
+    cells.refuse(ids == "", column, "the id is missing. Which site is it?")
     return _grouped(cells, pd.Index(ids, dtype=object), settings, "id")
 
 
@@ -500,10 +487,11 @@ def _counts(cells: Cells, settings: SurveySettings) -> tuple[dict[str, Array], s
     }
     e, p = found["examined"], found["positive"]
     if e is not None and (p is not None or given["examined"] is not None):
-        counts = read_counts(cells, settings)
-        read = {e: np.full(len(cells), np.nan), str(p): np.full(len(cells), np.nan)}
-        for row, count in counts.items():
-            read[e][row], read[str(p)][row] = count.examined, count.positive
+        columns = count_columns(cells, settings)
+        read = {name: np.full(len(cells), np.nan) for name in columns}
+        for row, count in read_counts(cells, columns).items():
+            for name, number in zip(columns, (count.examined, count.positive), strict=True):
+                read[name][row] = number
         return read, None
     column = p
     if column is None and given["positive"] is not None:

@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING, Literal
 from bo_stream.errors import UsageError, check_one_of, check_whole
 
 if TYPE_CHECKING:  # settings are read without torch, for the command's help
-    from botorch.models.transforms.input import InputTransform
     from torch import Tensor
 
     from bo_stream.mapping import Units
 
 
 PositionUnits = Literal["degrees", "km", "m"]
-
-_POSITION_UNITS: tuple[PositionUnits, ...] = ("degrees", "km", "m")
-
 Goal = Literal["exceedance", "map"]
 CriterionName = Literal["entropy", "misclassification", "targeted", "variance"]
 
@@ -100,7 +96,7 @@ class SurveySettings:
 
     def __post_init__(self) -> None:
         check_one_of("goal", self.goal, _GOALS)
-        check_one_of("units", self.units, _POSITION_UNITS)
+        check_one_of("units", self.units, COORDINATES)
         if self.criterion is not None:
             check_one_of("criterion", self.criterion, CRITERIA)
         if self.threshold is None and self.chosen_criterion != "variance":
@@ -156,7 +152,7 @@ class SurveySettings:
     @property
     def coordinates(self) -> Coordinates:
         """Units and names of positions."""
-        return Coordinates(self.units)
+        return COORDINATES[self.units]
 
     @property
     def calls(self) -> tuple[float, float]:
@@ -198,10 +194,8 @@ class SurveySettings:
     def _check_money(self) -> None:
         if self.budget is not None and not 0.0 < self.budget < math.inf:
             raise UsageError(f"Expected budget above 0, or none, got {self.budget:g}.")
-        for name, value in (
-            ("minimum_distance", self.minimum_distance),
-            ("cost_per_km", self.cost_per_km),
-        ):
+        for name in ("minimum_distance", "cost_per_km"):
+            value = getattr(self, name)
             if not 0.0 <= value < math.inf:
                 raise UsageError(f"Expected {name} of at least 0, got {value:g}.")
         if self.quotas and self.stratum is None:
@@ -227,16 +221,6 @@ class SurveySettings:
 # --- units and names of positions -----------------------------------------------------------------
 
 
-_OF_MAPPING: dict[PositionUnits, Units] = {"degrees": "degrees", "km": "kilometres", "m": "metres"}
-_KILOMETRES: dict[PositionUnits, float] = {"km": 1.0, "m": 1e-3}
-_DIGITS: dict[PositionUnits, int] = {"degrees": 5, "km": 3, "m": 0}
-_EXAMPLES: dict[PositionUnits, str] = {
-    "degrees": "decimal degrees, such as -4.7264",
-    "km": "kilometres of a map projection, such as 412.35",
-    "m": "metres of a map projection, such as 412350",
-}
-
-
 @dataclass(frozen=True)
 class Coordinates:
     """Units and names of positions.
@@ -244,48 +228,24 @@ class Coordinates:
     Attributes:
         units: ``degrees``: longitude and latitude; ``km`` or ``m``: east and north on a map
             projection, such as UTM.
+        mapping_units: The units as ``bo_stream.mapping`` names them.
+        names: Names of the two columns in all tables that a survey writes.
+        cell: Number that a cell of a position is expected to be, for messages.
+        near: Some five kilometres, in these units.
+        digits: Decimal places of about a metre.
     """
 
-    units: PositionUnits = "degrees"
+    units: PositionUnits
+    mapping_units: Units
+    names: tuple[str, str]
+    cell: str
+    near: float
+    digits: int
 
     @property
     def are_degrees(self) -> bool:
         """Whether they are longitude and latitude."""
         return self.units == "degrees"
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """Names of the two columns in all tables that a survey writes."""
-        return ("longitude", "latitude") if self.are_degrees else ("east", "north")
-
-    @property
-    def mapping_units(self) -> Units:
-        """The units as ``bo_stream.mapping`` names them."""
-        return _OF_MAPPING[self.units]
-
-    @property
-    def cell(self) -> str:
-        """Number that a cell of a position is expected to be, for messages."""
-        return _EXAMPLES[self.units]
-
-    @property
-    def near(self) -> float:
-        """Some five kilometres, in these units."""
-        return 0.05 if self.are_degrees else 5.0 / _KILOMETRES[self.units]
-
-    def plane(self, sites: Tensor) -> InputTransform:
-        """Make the transform of positions to kilometres about the middle of the sites.
-
-        Args:
-            sites: ``n x d``, positions first.
-
-        Raises:
-            InputDataError: They are not in these units, or reach farther than 5,000 km from their
-                middle.
-        """
-        from bo_stream.mapping import kilometres
-
-        return kilometres(sites, units=self.mapping_units)
 
     def in_space(self, X: Tensor) -> Tensor:
         """Map positions, ``n x d``, to points whose distances are kilometres, ``n x 3`` or 2."""
@@ -295,7 +255,7 @@ class Coordinates:
 
     def text(self, value: float) -> str:
         """Write a number of a position to about a metre."""
-        return f"{value:.{_DIGITS[self.units]}f}"
+        return f"{value:.{self.digits}f}"
 
     def label(self, value: float, column: int) -> str:
         """Write a round number of a position at the edge of a map, as in ``35° E``.
@@ -305,14 +265,30 @@ class Coordinates:
             column: 0: longitude or east; 1: latitude or north.
         """
         if not self.are_degrees:
-            return f"{value * _KILOMETRES[self.units]:g} km"
+            return f"{1e-3 * value if self.units == 'm' else value:g} km"
         turned = (value + 180.0) % 360.0 - 180.0
         letters = ("EW", "NS")[column]
         letter = "" if turned == 0.0 else f" {letters[0] if turned > 0.0 else letters[1]}"
         return f"{abs(round(turned, 6)):g}°{letter}"
 
 
-DEGREES = Coordinates()
+_ON_EARTH, _PROJECTED = ("longitude", "latitude"), ("east", "north")
+
+COORDINATES: dict[PositionUnits, Coordinates] = {
+    known.units: known
+    for known in (
+        Coordinates("degrees", "degrees", _ON_EARTH, "decimal degrees, such as -4.7264", 0.05, 5),
+        Coordinates(
+            "km", "kilometres", _PROJECTED, "kilometres of a map projection, such as 412.35", 5.0, 3
+        ),
+        Coordinates(
+            "m", "metres", _PROJECTED, "metres of a map projection, such as 412350", 5000.0, 0
+        ),
+    )
+}
+"""Coordinates by their units."""
+
+DEGREES = COORDINATES["degrees"]
 
 
 # --- sizes and designs of the replay of a finished survey ----------------------------------------

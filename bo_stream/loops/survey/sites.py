@@ -17,12 +17,13 @@ from torch import Tensor
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import (
+    DATE,
     Array,
     Cells,
     Counts,
     Mask,
     Texts,
-    find_dates,
+    count_columns,
     first,
     read_counts,
     read_dates,
@@ -31,12 +32,12 @@ from bo_stream.loops.survey.cells import (
 from bo_stream.loops.survey.columns import (
     find_column,
     given_column,
-    has_rate,
     look_like_counts,
+    rate_column,
 )
 from bo_stream.loops.survey.places import check_places, position_columns
 from bo_stream.loops.survey.settings import DEGREES, Coordinates, SurveySettings
-from bo_stream.mapping import fill_missing
+from bo_stream.mapping import fill_missing, kilometres
 
 _YES = ("yes", "y", "true", "t", "1")
 _NO = ("no", "n", "false", "f", "0")
@@ -103,7 +104,6 @@ class SurveySites:
         names = [str(name) for name in table.columns]
         if not len(table):
             raise UsageError(f"{source} has no rows.")
-        table = table.set_axis(names, axis=1)
         id_column = find_column(settings.unclaimed(names), "id", settings.id, source)
         cells = Cells(table, source, id_column)
         ids = _ids(cells, id_column)
@@ -161,22 +161,14 @@ class SurveySites:
         return digest.hexdigest()
 
     @cached_property
-    def kilometres(self) -> Tensor:
-        """Positions on a plane, in kilometres, ``N x 2``."""
-        return self.on_plane(self.X)
-
-    def on_plane(self, X: Tensor) -> Tensor:
-        """Map positions of any sites to that plane, ``n x d -> n x 2``."""
-        return self._plane.transform(X[:, :2])
+    def plane(self) -> InputTransform:
+        """Transform of positions, ``n x 2``, to kilometres on a plane."""
+        return kilometres(self.X[:, :2], units=self.coordinates.mapping_units)
 
     @cached_property
-    def _plane(self) -> InputTransform:
-        return self.coordinates.plane(self.X[:, :2])
-
-    def fill(self, raw: Tensor) -> Tensor:
-        """Fill missing covariates of other sites, ``n x d``, from the nearest site of the list."""
-        units = self.coordinates.mapping_units
-        return fill_missing(raw, self.X, units=units) if len(raw) else raw
+    def kilometres(self) -> Tensor:
+        """Positions on that plane, ``N x 2``."""
+        return self.plane.transform(self.X[:, :2])
 
 
 def _has_counts(cells: Cells, column: str) -> bool:
@@ -242,12 +234,7 @@ def _ids(cells: Cells, column: str | None) -> Texts:
         ids = np.array([str(label) for label in cells.table.index], dtype=object)
     else:
         ids = cells.texts(column)
-        empty = first(ids == "")
-        if empty is not None:
-            raise UsageError(
-                f"{cells.source}, row {cells.table.index[empty]}, column {column!r}: the id is "
-                "missing. Every site needs one."
-            )
+        cells.refuse(ids == "", column, "the id is missing. Every site needs one.")
     again = first(pd.Series(ids).duplicated().to_numpy())
     if again is not None:
         earlier = cells.table.index[first(ids == ids[again]) or 0]
@@ -312,12 +299,16 @@ def _costs(cells: Cells, settings: SurveySettings) -> Array:
         return np.ones(len(cells))
     column = given_column(cells.names, settings.cost, cells.source, "--cost")
     costs = cells.numbers(column, "a cost above 0")
-    bad = first(~(costs > 0.0))
-    if bad is None:
-        return costs
-    if np.isnan(costs[bad]):
-        raise cells.fault(bad, column, "the cost is missing. Every site needs one.")
-    raise cells.fault(bad, column, f"expected a cost above 0, got {costs[bad]:g}.")
+    cells.refuse(
+        ~(costs > 0.0),
+        column,
+        lambda row: (
+            "the cost is missing. Every site needs one."
+            if np.isnan(costs[row])
+            else f"expected a cost above 0, got {costs[row]:g}."
+        ),
+    )
+    return costs
 
 
 def _strata(cells: Cells, settings: SurveySettings) -> tuple[Texts | None, list[str]]:
@@ -326,9 +317,7 @@ def _strata(cells: Cells, settings: SurveySettings) -> tuple[Texts | None, list[
         return None, []
     column = given_column(cells.names, settings.stratum, cells.source, "--stratum")
     labels = cells.texts(column)
-    gap = first(labels == "")
-    if gap is not None:
-        raise cells.fault(gap, column, "the stratum is missing.")
+    cells.refuse(labels == "", column, "the stratum is missing.")
     unknown = sorted(set(settings.quotas) - set(labels))
     if unknown:
         raise UsageError(
@@ -348,10 +337,13 @@ def _reachable(cells: Cells, settings: SurveySettings) -> Mask:
         return np.ones(len(cells), dtype=bool)
     column = given_column(cells.names, settings.reachable, cells.source, "--reachable")
     words = np.array([word.casefold() for word in cells.texts(column)], dtype=object)
-    bad = first(~np.isin(words, [*_YES, *_NO]))
-    if bad is not None:
-        text = f"got {words[bad]!r}" if words[bad] else "it is empty"
-        raise cells.fault(bad, column, f"expected yes or no, {text}.")
+    cells.refuse(
+        ~np.isin(words, [*_YES, *_NO]),
+        column,
+        lambda row: (
+            f"expected yes or no, {f'got {words[row]!r}' if words[row] else 'it is empty'}."
+        ),
+    )
     return np.isin(words, _YES)
 
 
@@ -373,20 +365,20 @@ def _earlier(
     if not used:
         return {}, {}, [], {}
     lone = next(iter(used))
-    is_meant = getattr(settings, lone) is not None or used[lone] == lone or has_rate(names)
-    if len(used) == 1 and not is_meant:
+    is_named = getattr(settings, lone) is not None or used[lone] == lone
+    if len(used) == 1 and not is_named and rate_column(names) is None:
         other = roles[1 - roles.index(lone)]
         remark = (
             f"Column {used[lone]!r} is not taken for people {lone}: there is no column "
             f"{other!r}. If another one is, say which: --{other} NAME."
         )
         return {}, {}, [remark], {}
-    counts = read_counts(cells, settings)
+    counts = read_counts(cells, count_columns(cells, settings))
     results = {str(ids[row]): count for row, count in counts.items()}
     rows = [row for row, site in enumerate(ids) if site in results]
     dated = cells.rows(rows)
     try:
-        column = find_dates(dated, settings) if rows else None
+        column = find_column(names, DATE, None, cells.source) if rows else None
         days = [] if column is None else read_dates(dated, column)
     except UsageError as error:
         return results, {}, [f"Dates of results are left out. {error}"], used

@@ -5,8 +5,7 @@ Its folder has the sites as given, the settings, the ledger, and a model as a ca
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from bo_stream.loops.survey.model import (
     survey_model,
 )
 from bo_stream.loops.survey.results import ResultsTable, Told
-from bo_stream.loops.survey.settings import USUAL_TRIALS, Coordinates, SurveySettings
+from bo_stream.loops.survey.settings import USUAL_TRIALS, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
 from bo_stream.loops.survey.tables import TableFormat, read_table
 from bo_stream.models.base import StreamingGP
@@ -55,6 +54,7 @@ class Survey:
 
     Attributes:
         table: Sites as given.
+        table_format: Format of their file, in which a coordinator's tables are written.
         settings: As given.
         ledger: Record of all verbs.
         cache: Keeper of the model.
@@ -99,7 +99,7 @@ class Survey:
             raise UsageError(
                 f"Expected trials of at most {MOST_EXAMINED:,} people, got {settings.trials:,}."
             )
-        self.table, self.settings = sites, settings
+        self.table, self.settings, self.table_format = sites, settings, TableFormat.of(sites)
         self.ledger = SurveyLedger() if ledger is None else ledger
         self.cache = ModelCache() if cache is None else cache
         self.criterion, self._trusted = criterion, trusted
@@ -128,7 +128,8 @@ class Survey:
                 another process is writing to the folder.
         """
         check_whole("q", q, 1)
-        with self._writing():
+        with self.ledger.writing() as new:
+            self._facts.apply(new)
             choice = self._choice()
             total: float | None = None
             if self._facts.results:
@@ -159,9 +160,10 @@ class Survey:
             UsageError: A fault of the table, named by row and column, or another process is writing
                 to the folder.
         """
-        with self._writing():
+        with self.ledger.writing() as new:
+            self._facts.apply(new)
             known = self._facts.results
-            table = self.read_results(results, source)
+            table = ResultsTable.of(results, self.settings, self._sites, known, source)
             told = table.compared(self._sites, known, self._facts.pending)
             records = table.records(self._sites, known)
             if records:
@@ -170,20 +172,20 @@ class Survey:
                 self._facts.apply([self.ledger.append("tell", values)])
         return told
 
-    def read_results(self, results: pd.DataFrame, source: str) -> ResultsTable:
-        """Read a table of results and check it, as :meth:`tell` does; nothing is taken in.
+    def untold(self, form: pd.DataFrame, source: str) -> list[str]:
+        """Return the sites of a table of results whose numbers were never told.
+
+        Numbers that came along with the sites, and those that were corrected or withdrawn, were.
 
         Raises:
             UsageError: A fault of the table, named by row and column.
         """
-        return ResultsTable.of(results, self.settings, self._sites, self._facts.results, source)
-
-    @property
-    def told_so_far(self) -> set[tuple[str, Counts]]:
-        """All results that were ever told or came along, corrected and withdrawn ones, too."""
-        tables = [one.values["results"] for one in self.ledger.events if one.verb == "tell"]
-        told = {(row["id"], Counts(row["positive"], row["examined"])) for t in tables for row in t}
-        return told | set(self._sites.earlier.items())
+        table = ResultsTable.of(form, self.settings, self._sites, self._facts.results, source)
+        told = set(self._sites.earlier.items())
+        for event in self.ledger.events:
+            for row in event.values["results"] if event.verb == "tell" else ():
+                told.add((row["id"], Counts(row["positive"], row["examined"])))
+        return [site for site, counts in table.counts.items() if (site, counts) not in told]
 
     def withdraw(self, ids: Iterable[str | int], ask_again: bool = False) -> None:
         """Give up pending sites, or take results back that were wrong.
@@ -198,7 +200,8 @@ class Survey:
                 the folder.
         """
         names = list(dict.fromkeys(str(site) for site in ids))
-        with self._writing():
+        with self.ledger.writing() as new:
+            self._facts.apply(new)
             known = {**self._facts.pending, **self._facts.results}
             strange = next((site for site in names if site not in known), None)
             if strange is not None:
@@ -209,13 +212,6 @@ class Survey:
                 values = {"ids": names, "ask_again": ask_again}
                 self._facts.apply([self.ledger.append("withdraw", values)])
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Keep other processes out, after taking in what they wrote."""
-        with self.ledger.writing() as new:
-            self._facts.apply(new)
-            yield
-
     def _choice(self) -> Choice:
         return Choice(self._sites, self._facts, self.settings, self.criterion, self._trusted)
 
@@ -224,7 +220,7 @@ class Survey:
     @property
     def sites(self) -> pd.DataFrame:
         """Listed sites: id, longitude, latitude, covariates (filled in), cost, reachable."""
-        columns = (*self.coordinates.names, *self._sites.covariates)
+        columns = (*self.settings.coordinates.names, *self._sites.covariates)
         table = pd.DataFrame(self._sites.X.numpy(), columns=list(columns))
         table.insert(0, "id", self._sites.ids)
         return table.assign(cost=self._sites.costs.numpy(), reachable=self._sites.reachable)
@@ -264,18 +260,8 @@ class Survey:
     def _placed(self, ids: Sequence[str]) -> pd.DataFrame:
         """Begin a table of sites with ids and positions."""
         places = self._facts.inputs(ids)[:, :2].numpy()
-        positions = dict(zip(self.coordinates.names, places.T, strict=True))
+        positions = dict(zip(self.settings.coordinates.names, places.T, strict=True))
         return pd.DataFrame({"id": list(ids), **positions}).astype({"id": object})
-
-    @property
-    def coordinates(self) -> Coordinates:
-        """Units of positions, and names of their columns."""
-        return self._sites.coordinates
-
-    @property
-    def table_format(self) -> TableFormat:
-        """Format of the list of sites, in which a coordinator's tables are written."""
-        return TableFormat.of(self.table)
 
     @property
     def fingerprint(self) -> str:
@@ -288,8 +274,8 @@ class Survey:
 
         All but ids, positions, covariates, cost, reachable and counts.
         """
-        named = self.table.set_axis([str(name) for name in self.table.columns], axis=1)
-        return named[list(self._sites.labels)].set_axis(pd.Index(self._sites.ids, name="id"))
+        labels = self.table.rename(columns=str)[list(self._sites.labels)]
+        return labels.set_axis(pd.Index(self._sites.ids, name="id"))
 
     def others(self, ids: Sequence[str]) -> pd.DataFrame:
         """Return all columns of the list but ids, positions and counts, of some sites.
@@ -297,9 +283,7 @@ class Survey:
         Returns:
             A row an id, in their order, as given; empty cells for sites outside the list.
         """
-        taken = set(self._sites.columns.values())
-        named = self.table.set_axis([str(name) for name in self.table.columns], axis=1)
-        kept = named[[name for name in named if name not in taken]]
+        kept = self.table.rename(columns=str).drop(columns=list(self._sites.columns.values()))
         positions = self._sites.positions(list(ids))
         rows = kept.iloc[positions.clip(0)].astype(object)
         rows[positions < 0] = ""
@@ -352,7 +336,10 @@ class Survey:
     @property
     def observations(self) -> tuple[Tensor, Tensor]:
         """Inputs, ``n x d``, and positives and examined, ``n x 2``, in the order of results."""
-        return self.inputs(self._facts.surveyed), self._facts.outcomes
+        ids = self._facts.surveyed
+        counts = [self._facts.results[site].counts for site in ids]
+        rows = [[float(count.positive), float(count.examined)] for count in counts]
+        return self.inputs(ids), torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
 
     def inputs(self, ids: Iterable[str]) -> Tensor:
         """Return positions and covariates of listed or surveyed sites, without missing values.
@@ -374,7 +361,7 @@ class Survey:
         chosen = SurveyModelSettings(
             trials=self.settings.trials,
             overdispersion=self.settings.overdispersion,
-            units=self.coordinates.mapping_units,
+            units=self.settings.coordinates.mapping_units,
         )
         return survey_model(self._sites.X, X, Y, chosen, former)
 
@@ -401,7 +388,7 @@ class Survey:
         positions = self._sites.positions(surveyed)
         outside = [site for site, index in zip(surveyed, positions, strict=True) if index < 0]
         X = torch.cat((self._sites.X, self._facts.inputs(outside)))
-        table = pd.DataFrame(X[:, :2].numpy(), columns=list(self.coordinates.names))
+        table = pd.DataFrame(X[:, :2].numpy(), columns=list(self.settings.coordinates.names))
         table.insert(0, "id", [*self._sites.ids, *outside])
         predicted = predict_prevalence(self.model, X, self.settings)
         counts = self.results[["id", "examined", "positive", "date"]]
@@ -579,7 +566,7 @@ def load_survey(folder: str | Path, trusted: Collection[str] = ()) -> Survey:
     path = next((folder / name for name in (SITES, _MANY_SITES) if (folder / name).exists()), None)
     if path is None:
         raise UsageError(f"{folder} has no {SITES}. Restore it from a copy.")
-    ledger, cache = SurveyLedger.open(folder), ModelCache(folder)
+    ledger, cache = SurveyLedger(folder), ModelCache(folder)
     table = written.given_to(read_table(path))
     survey = Survey(table, settings, str(path), None, ledger, cache, trusted)
     if survey._sites.fingerprint != fingerprint:

@@ -84,10 +84,6 @@ class TableFormat:
         marked.attrs = {**table.attrs, _ATTRIBUTE: asdict(self)}
         return marked
 
-    def name(self, stem: str) -> str:
-        """Name a file of this format, as in ``next.csv``."""
-        return stem + self.suffix
-
     def write(self, table: pd.DataFrame) -> bytes:
         """Write a table, without its index, so that ``read_table`` reads the same cells.
 

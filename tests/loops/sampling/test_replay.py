@@ -45,14 +45,14 @@ def test_a_run_picks_each_site_once_and_learns() -> None:
     assert loop.state.picks == [i for step in steps for i in step.chosen]
     assert len(set(loop.state.picks)) == 17
     assert loop.finished
-    assert loop.model.num_observations == 17
+    assert loop.sampling.model.num_observations == 17
     assert loop.curve[-1].rmse < loop.curve[0].rmse
 
 
 def test_the_model_has_seen_the_picks_and_nothing_else() -> None:
     loop = begin(replace(QUICK, refit=0.0))
     list(loop.run())
-    model = copy.deepcopy(loop.model)
+    model = copy.deepcopy(loop.sampling.model)
     picks = loop.state.picks
     model.retract(loop.split.pool_X[picks], loop.split.pool_Y[picks])
     assert model.num_observations == pytest.approx(0.0, abs=1e-9)
@@ -70,7 +70,7 @@ def test_each_choice_is_the_greedy_one_for_the_model_at_that_time() -> None:
     while not loop.finished:
         taken = torch.tensor(loop.state.picks)
         split = loop.split
-        expected = select_from_pool(loop.model, split.pool_X, 3, split.test_X, taken)
+        expected = select_from_pool(loop.sampling.model, split.pool_X, 3, split.test_X, taken)
         assert list(loop.advance().chosen) == expected.tolist()
 
 
@@ -96,9 +96,9 @@ def test_an_artefact_is_left_out_at_the_refit_that_finds_it(strategy: Strategy) 
     without, kept = loops
     assert (without.outlying_rows(), kept.outlying_rows()) == ([row], [])
     assert row in without.picked_rows()
-    assert without.model.num_observations == 119
+    assert without.sampling.model.num_observations == 119
     assert without.curve[-1].observations == 120
-    noise = [float(loop.model.noise_level().detach()) for loop in loops]
+    noise = [float(loop.sampling.model.noise_level().detach()) for loop in loops]
     assert noise[0] < 0.25 * noise[1]
     assert without.curve[-1].rmse < kept.curve[-1].rmse
 
@@ -109,7 +109,7 @@ def test_an_outcome_far_from_its_prediction_waits_for_the_refit() -> None:
     data, row = map_with_an_artefact(settings, place=105)
     resolved = settings.resolved(*data.X.shape)
     loop = SamplingReplay(PoolSplit.of(data, resolved), resolved)
-    counts = [(step.refitted, loop.model.num_observations) for step in loop.run()]
+    counts = [(step.refitted, loop.sampling.model.num_observations) for step in loop.run()]
     assert counts == [(True, 100), (False, 109), (False, 119), (True, 129)]
     assert (loop.outlying_rows(), loop.state.outliers) == ([row], [105])
 
@@ -124,7 +124,7 @@ def test_a_surprise_that_the_refit_explains_is_learned_from(
     monkeypatch.setattr(
         "bo_stream.loops.sampling.sampling.leave_outliers_out", lambda *args: args[3]
     )
-    counts = [loop.model.num_observations for _ in loop.run()]
+    counts = [loop.sampling.model.num_observations for _ in loop.run()]
     assert counts == [100, 109, 119, 130]
     assert loop.state.outliers == []
 
@@ -159,7 +159,7 @@ def test_choosing_leaves_less_variance_than_random_choice() -> None:
     left = []
     for loop in (chosen, random):
         list(loop.run())
-        left.append(predict(loop.model, loop.split.test_X)[1].mean())
+        left.append(predict(loop.sampling.model, loop.split.test_X)[1].mean())
     assert left[0] < 0.9 * left[1]
 
 
@@ -183,7 +183,7 @@ def test_on_cuda() -> None:
 def test_the_grid_is_the_one_asked_for() -> None:
     loop = begin(replace(QUICK, grid=(9, 7)))
     loop.advance()
-    model = loop.model
+    model = loop.sampling.model
     assert MODELS["auto"].describe(model)["grid_size"] == (9, 7)
 
 

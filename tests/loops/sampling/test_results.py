@@ -101,7 +101,7 @@ def test_run_json_says_how_it_was_made(results: tuple[Campaign, Path]) -> None:
     assert set(run["versions"]) >= {"python", "bo-stream", "torch", "botorch", "gpytorch"}
     assert run["strategies"]["chosen"]["model"]["grid_size"] == [12, 12]
     kernel = run["strategies"]["chosen"]["model"]["kernel"]
-    module = campaign.main.model.covar_module
+    module = campaign.main.sampling.model.covar_module
     assert kernel["base_kernel.lengthscale"] == module.base_kernel.lengthscale.tolist()
     assert run["strategies"]["random"]["final"]["observations"] == 17
     mean = run["strategies"]["chosen"]["mean_over_run"]

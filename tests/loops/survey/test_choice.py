@@ -150,7 +150,7 @@ def test_first_sites_are_the_farthest_from_all_others() -> None:
 def test_position_and_covariates_weigh_the_same_in_a_first_round() -> None:
     table = villages().assign(night_lights=lambda t: t["night_lights"].where(t.index > 0, 1e6))
     sites = torch.from_numpy(table.iloc[:, 1:].to_numpy(float, copy=True))
-    at = spread_coordinates(sites, sites)
+    at = spread_coordinates(sites)
     places = kilometres(sites).transform(sites)[:, :2]
     ratio = torch.pdist(at[:, :2]) / torch.pdist(places)
     assert float(ratio.max() / ratio.min()) == pytest.approx(1.0)

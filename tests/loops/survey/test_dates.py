@@ -10,7 +10,8 @@ import pytest
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey import Survey, load_survey, save_survey
-from bo_stream.loops.survey.cells import Cells, find_dates, read_dates, span
+from bo_stream.loops.survey.cells import Cells, read_dates
+from bo_stream.loops.survey.columns import find_column
 from bo_stream.loops.survey.ledger import RESULTS, Event
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 
@@ -68,20 +69,15 @@ def test_a_clear_date_of_the_column_tells_the_order_of_the_others() -> None:
 
 @pytest.mark.parametrize("name", ["Date", "Survey date", "date_of_visit", "Date d'enquete"])
 def test_usual_names_of_the_column(name: str) -> None:
-    assert find_dates(cells("2026", column=name), SETTINGS) == name
+    assert find_column([name], "date", None, "may.csv") == name
 
 
 def test_of_two_columns_of_dates_the_one_is_asked_for() -> None:
-    table = cells("2026", column="visit date").table.assign(survey_date="2025")
-    with pytest.raises(UsageError, match="'visit date', 'survey_date' could each be the dates"):
-        find_dates(Cells(table, "may.csv"), SETTINGS)
-    assert find_dates(Cells(table.assign(date=""), "may.csv"), SETTINGS) == "date"
-
-
-def test_span_of_dates() -> None:
-    assert span(["", "2026-02-10", "2026-01-03"]) == "2026-01-03 to 2026-02-10"
-    assert span(["2026-02-10", "2026-02-10"]) == "2026-02-10"
-    assert span([""]) == ""
+    names = ["id", "visit date", "survey_date"]
+    both = "'visit date', 'survey_date' could each be that of dates of results. Rename one 'date'"
+    with pytest.raises(UsageError, match=both):
+        find_column(names, "date", None, "may.csv")
+    assert find_column([*names, "date"], "date", None, "may.csv") == "date"
 
 
 def dated(survey: Survey) -> dict[str, str]:

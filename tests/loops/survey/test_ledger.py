@@ -35,7 +35,7 @@ def told(ledger: SurveyLedger) -> list[str]:
 
 
 def test_what_was_written_is_read(ledger: SurveyLedger, tmp_path: Path) -> None:
-    assert SurveyLedger.open(tmp_path).events == ledger.events
+    assert SurveyLedger(tmp_path).events == ledger.events
     lines = (tmp_path / RESULTS).read_text().splitlines()
     content = [json.loads(line) for line in lines]
     assert [each["sequence"] for each in content] == [1, 2]
@@ -53,20 +53,18 @@ def test_lines_are_only_added(ledger: SurveyLedger, tmp_path: Path) -> None:
 def test_two_that_have_the_ledger_open_take_in_what_the_other_writes(
     ledger: SurveyLedger, tmp_path: Path
 ) -> None:
-    other = SurveyLedger.open(tmp_path)
+    other = SurveyLedger(tmp_path)
     add(other, 3)
     add(ledger, 4)
     with other.writing() as new:
         assert [event.sequence for event in new] == [4]
-    assert (
-        told(ledger) == told(other) == told(SurveyLedger.open(tmp_path)) == ["V1", "V2", "V3", "V4"]
-    )
+    assert told(ledger) == told(other) == told(SurveyLedger(tmp_path)) == ["V1", "V2", "V3", "V4"]
 
 
 def test_who_writes_while_another_does_is_told(ledger: SurveyLedger, tmp_path: Path) -> None:
     with hold_folder(tmp_path), pytest.raises(UsageError, match="is in use by"):
         add(ledger, 3)
-    assert told(SurveyLedger.open(tmp_path)) == ["V1", "V2"]
+    assert told(SurveyLedger(tmp_path)) == ["V1", "V2"]
 
 
 @pytest.mark.parametrize("cut", [1, 20, "all but one"])
@@ -78,14 +76,14 @@ def test_a_last_line_that_was_cut_short_is_said_and_set_aside(
     last = len(whole.splitlines(keepends=True)[-1])
     keep = len(whole) - (last - 1 if cut == "all but one" else int(cut))
     (tmp_path / RESULTS).write_bytes(whole[:keep])
-    opened = SurveyLedger.open(tmp_path)
+    opened = SurveyLedger(tmp_path)
     assert told(opened) == ["V1", "V2"]
     (note,) = opened.notes
     assert "was cut short" in note
     assert (tmp_path / RESULTS).read_bytes() == whole[:keep]  # opening changes nothing
     add(opened, 4)
     assert opened.notes == ()
-    assert told(SurveyLedger.open(tmp_path)) == ["V1", "V2", "V4"]
+    assert told(SurveyLedger(tmp_path)) == ["V1", "V2", "V4"]
     assert (tmp_path / TORN).read_bytes().rstrip(b"\n") == whole[-last:][: keep - len(whole) + last]
 
 
@@ -106,7 +104,7 @@ def test_a_damaged_line_is_named(ledger: SurveyLedger, tmp_path: Path, damage: o
     lines = damage(path.read_bytes().splitlines(keepends=True))  # type: ignore[operator]
     path.write_bytes(b"".join(lines))
     with pytest.raises(UsageError, match=r"results\.jsonl, line \d, is damaged .*from a copy"):
-        SurveyLedger.open(tmp_path)
+        SurveyLedger(tmp_path)
 
 
 def test_a_ledger_that_was_shortened_or_removed(ledger: SurveyLedger, tmp_path: Path) -> None:
@@ -119,7 +117,7 @@ def test_a_ledger_that_was_shortened_or_removed(ledger: SurveyLedger, tmp_path: 
     with pytest.raises(UsageError, match=r"has no results\.jsonl, which holds all results"):
         add(ledger, 3)
     with pytest.raises(UsageError, match=r"has no results\.jsonl"):
-        SurveyLedger.open(tmp_path)
+        SurveyLedger(tmp_path)
 
 
 def test_a_full_disk_leaves_the_ledger_as_it_was(
@@ -136,7 +134,7 @@ def test_a_full_disk_leaves_the_ledger_as_it_was(
     assert (tmp_path / RESULTS).read_bytes() == before
     assert told(ledger) == ["V1", "V2"]
     add(ledger, 3)
-    assert told(SurveyLedger.open(tmp_path)) == ["V1", "V2", "V3"]
+    assert told(SurveyLedger(tmp_path)) == ["V1", "V2", "V3"]
 
 
 class NearlyFull(io.FileIO):
@@ -170,7 +168,7 @@ def test_of_a_line_that_is_written_in_part_nothing_stays(
             ledger.append("tell", {"results": [{"id": "V3"}]})
     assert (tmp_path / RESULTS).read_bytes() == before
     add(ledger, 3)
-    assert told(SurveyLedger.open(tmp_path)) == ["V1", "V2", "V3"]
+    assert told(SurveyLedger(tmp_path)) == ["V1", "V2", "V3"]
     assert not (tmp_path / TORN).exists()
 
 
@@ -188,10 +186,10 @@ def test_a_ledger_that_cannot_be_begun_leaves_no_file(
             started.move_to(tmp_path)
     assert [*tmp_path.iterdir()] == []
     started.move_to(tmp_path)
-    assert told(SurveyLedger.open(tmp_path)) == ["V1"]
+    assert told(SurveyLedger(tmp_path)) == ["V1"]
 
 
 def test_a_folder_that_has_a_ledger_is_not_taken(ledger: SurveyLedger, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds a survey already"):
         SurveyLedger().move_to(tmp_path)
-    assert told(SurveyLedger.open(tmp_path)) == ["V1", "V2"]
+    assert told(SurveyLedger(tmp_path)) == ["V1", "V2"]

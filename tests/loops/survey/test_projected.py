@@ -17,7 +17,7 @@ from bo_stream.loops.survey.cells import Cells
 from bo_stream.loops.survey.findings import in_words, next_files
 from bo_stream.loops.survey.maps import draw_values
 from bo_stream.loops.survey.places import check_places
-from bo_stream.loops.survey.settings import Coordinates, SurveySettings
+from bo_stream.loops.survey.settings import COORDINATES, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
 from bo_stream.loops.survey.survey import Survey, load_survey, save_survey
 from tests.loops.survey.villages import SETTINGS, results_of, villages
@@ -151,7 +151,7 @@ def test_a_map_is_labelled_in_kilometres() -> None:
     table = projected().rename(columns={"Easting (m)": "east", "Northing (m)": "north"})
     table = table.assign(examined=np.nan)
     axes = draw_values(
-        table, np.full(40, 0.1), "prevalence", "YlOrBr", coordinates=Coordinates("m")
+        table, np.full(40, 0.1), "prevalence", "YlOrBr", coordinates=COORDINATES["m"]
     ).axes[0]
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert "500 km" in labels
@@ -171,21 +171,21 @@ def test_units_are_checked() -> None:
 
 
 def test_numbers_of_a_position_are_written_to_a_metre() -> None:
-    texts = [Coordinates(units).text(value) for units, value in
+    texts = [COORDINATES[units].text(value) for units, value in
              (("degrees", 35.1234567), ("km", 512.34567), ("m", 512345.67))]  # fmt: skip
     assert texts == ["35.12346", "512.346", "512346"]
-    labels = [Coordinates("degrees").label(v, c) for v, c in ((-5.0, 1), (190.0, 0), (0.0, 0))]
+    labels = [COORDINATES["degrees"].label(v, c) for v, c in ((-5.0, 1), (190.0, 0), (0.0, 0))]
     assert labels == ["5° S", "170° W", "0°"]
 
 
 def test_a_few_new_sites_are_not_taken_for_others_units() -> None:
     cells = pd.DataFrame({"x": [5e5, 5e5 + 40.0], "y": [9e6, 9e6]})
     assert (
-        check_places(Cells(cells, "t"), cells.to_numpy(copy=True), ("x", "y"), Coordinates("m"))
+        check_places(Cells(cells, "t"), cells.to_numpy(copy=True), ("x", "y"), COORDINATES["m"])
         == []
     )
     assert torch.allclose(
-        Coordinates("m").in_space(torch.ones(2, 3)), torch.full((2, 2), 1e-3).double()
+        COORDINATES["m"].in_space(torch.ones(2, 3)), torch.full((2, 2), 1e-3).double()
     )
 
 

@@ -20,7 +20,6 @@ from bo_stream.loops.survey.replay import (
     RoundScore,
     mean_curves,
     sites_needed,
-    standard_errors,
 )
 from bo_stream.loops.survey.settings import DESIGNS, Design, ReplayPlan
 from tests.loops.survey.villages import SETTINGS, results_of, villages
@@ -149,20 +148,20 @@ def test_a_stopped_run_goes_on_to_the_same_scores(tmp_path: Path) -> None:
 
 def test_means_and_errors_over_seeds() -> None:
     found = begun(scores=scores()).table
-    means, errors = mean_curves(found), standard_errors(found)
+    means, errors = mean_curves(found)
     assert means.loc["adaptive", "accuracy"].tolist() == pytest.approx([0.65, 0.85, 0.95])
     assert errors.loc["random", "accuracy"].tolist() == pytest.approx([0.05] * 3)
-    assert standard_errors(found[found["seed"] == 0])["accuracy"].isna().all()
+    assert mean_curves(found[found["seed"] == 0])[1]["accuracy"].isna().all()
 
 
 def test_sites_needed_for_the_random_design_s_end() -> None:
     found = begun(scores=scores()).table
-    assert sites_needed(mean_curves(found)) == ("accuracy", pytest.approx(0.85), 18.0, 14.0)
-    by_error = mean_curves(found.drop(columns=["accuracy", "sensitivity"]))
+    assert sites_needed(mean_curves(found)[0]) == ("accuracy", pytest.approx(0.85), 18.0, 14.0)
+    by_error, _ = mean_curves(found.drop(columns=["accuracy", "sensitivity"]))
     assert sites_needed(by_error) == ("rmse", pytest.approx(0.2), 18.0, 14.0)
-    assert sites_needed(mean_curves(found[found["design"] == "adaptive"])) is None
+    assert sites_needed(mean_curves(found[found["design"] == "adaptive"])[0]) is None
     worse = found.assign(accuracy=np.where(found["design"] == "random", 0.99, 0.5))
-    needed = sites_needed(mean_curves(worse))
+    needed = sites_needed(mean_curves(worse)[0])
     assert needed is not None
     assert math.isnan(needed[-1])
 

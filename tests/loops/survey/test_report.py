@@ -304,6 +304,9 @@ def test_dates_of_results_in_words() -> None:
     assert dates_in_words(findings().surveyed) == (
         "Dates of the results: 2026-01-17; 10 of 20 have no date."
     )
+    assert dates_in_words(pd.DataFrame({"date": ["", "2026-02-10", "2026-01-03"]})) == (
+        "Dates of the results: 2026-01-03 to 2026-02-10; 1 of 3 have no date."
+    )
     assert dates_in_words(four_sites().surveyed.assign(date="")) == ""
 
 

@@ -163,7 +163,7 @@ def hostile_table(decimal: str = ",") -> pd.DataFrame:
 
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_what_is_written_is_read_as_it_was(tmp_path: Path, format: TableFormat) -> None:
-    table, path = hostile_table(format.decimal), tmp_path / format.name("next")
+    table, path = hostile_table(format.decimal), tmp_path / f"next{format.suffix}"
     path.write_bytes(format.write(table))
     read = read_table(path)
     assert list(read.columns) == list(table.columns)
@@ -284,10 +284,10 @@ def test_line_ends_of_no_table_are_texts(
     """Python's ``str.splitlines`` ends a line at each of them, a spreadsheet at none."""
     cells = [mark, f"a{mark}b", f"{mark}a", f"a{mark}", f"{mark},;", f"={mark}"]
     table = pd.DataFrame({"id": [f"{row}" for row in range(len(cells))], "name": cells})
-    path = written(tmp_path, written_as.write(table), written_as.name("sites"))
+    path = written(tmp_path, written_as.write(table), f"sites{written_as.suffix}")
     assert read_table(path).reset_index(drop=True).equals(table)
     alone = table[["name"]]
-    path = written(tmp_path, written_as.write(alone), written_as.name("names"))
+    path = written(tmp_path, written_as.write(alone), f"names{written_as.suffix}")
     assert read_table(path).reset_index(drop=True).equals(alone)
 
 
