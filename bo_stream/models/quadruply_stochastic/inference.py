@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NoReturn
 
 import torch
-from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
@@ -255,8 +255,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
             InputDataError: There are no data.
             ValueError: More data or functions for a step than there are.
         """
-        if memory.replay.count == 0:
-            raise InputDataError("Expected data to draw from, got an empty stream.")
+        memory.replay.check_not_empty()
         self.check_sizes(memory)
         if generator is None:
             seed = memory.replay.collective.agreed(torch.randint(2**62, ()))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 import torch
-from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
@@ -109,8 +109,7 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
         """
         self._check_not_conditioned("fit")
         inference, memory, prior = self._inference, self._memory, self.prior
-        if memory.replay.count == 0:
-            raise InputDataError("Expected data to fit, got an empty stream: call update first.")
+        memory.replay.check_not_empty()
         inference.check_sizes(memory)
         check_limits(steps, seconds)
         collective = memory.replay.collective
