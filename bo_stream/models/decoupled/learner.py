@@ -233,9 +233,8 @@ class DecoupledLearner:
         if objective.requires_grad:
             (-objective).backward()
             for adam in optimisers:
-                adam.sum_gradients(collective)
                 adam.set_rate(schedule.learning_rate * decay)
-                adam.step()
+                adam.step(collective)
         self.num_steps += 1
         posterior = self._parameters.moved(posterior)
         self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps)

@@ -23,9 +23,7 @@ from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.models.inference import Inference, KeptProcess, Prior
 from bo_stream.models.memory import Observations
-from bo_stream.models.outcomes.likelihood import (
-    CountOutcomes,
-)
+from bo_stream.models.outcomes.likelihood import CountOutcomes
 from bo_stream.models.quadruply_stochastic.function_process import (
     SAMPLE,
     ControlPoints,
@@ -116,7 +114,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
 
         A first guess squares them at some of the inputs X, ``n x d``, float64.
         """
-        layout, size = memory.layout, memory.progress.coefficients.shape[1]
+        layout, size = memory.layout, memory.progress.size
         if layout.size == size:
             return memory
         new = replace(layout, points=layout.points[size:])
@@ -274,7 +272,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
 
     def judged_rows(self, memory: Memory, prior: Prior) -> JudgedRows:
         """Draw rows to judge a training by, whose prediction costs some steps."""
-        schedule, size = self.schedule, memory.progress.coefficients.shape[1]
+        schedule, size = self.schedule, memory.progress.size
         step = (schedule.batch_size or BATCH_SIZE) * drawn_functions(schedule, size)
         most = max(min(JUDGED, _JUDGING_STEPS * step // max(size, 1)), LEAST_JUDGED)
         return JudgedRows.of(memory.replay, prior, schedule.seed, most)
@@ -290,7 +288,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         schedule = self.schedule
         for name, asked, there in (
             ("batch_size", schedule.batch_size, memory.replay.held),
-            ("functions", schedule.functions, memory.progress.coefficients.shape[1]),
+            ("functions", schedule.functions, memory.progress.size),
         ):
             if asked is not None and asked > there:
                 raise ValueError(
@@ -331,18 +329,16 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         points, unless the weights are zero.
         """
         progress, schedule = memory.progress, self.schedule
-        size, points = progress.coefficients.shape[1], schedule.control_points
-        wanted = points > 0 and isinstance(prior.likelihood, GaussianLikelihood)
-        control = progress.control if wanted else None
-        if wanted and drawn_functions(schedule, size) < size:
-            kernel = frozen(prior.kernel)
-            if control is None or not is_same(state_of(kernel), state_of(control.basis.kernel)):
-                rows = self._some_rows(memory, prior, SAMPLE * points)
-                sample = rows.X.to(schedule.arithmetic), rows.Y.mT.to(schedule.arithmetic)
-                basis, count = memory.basis(kernel), memory.replay.count
-                control = ControlPoints.of(basis, points, sample, count, progress)
-        else:
-            control = None
+        points, control = schedule.control_points, progress.control
+        leaves_out = drawn_functions(schedule, progress.size) < progress.size
+        if points == 0 or not prior.is_gaussian or not leaves_out:
+            return replace(memory, progress=replace(progress, control=None))
+        kernel = frozen(prior.kernel)
+        if control is None or not is_same(state_of(kernel), state_of(control.basis.kernel)):
+            rows = self._some_rows(memory, prior, SAMPLE * points)
+            sample = rows.X.to(schedule.arithmetic), rows.Y.mT.to(schedule.arithmetic)
+            basis, count = memory.basis(kernel), memory.replay.count
+            control = ControlPoints.of(basis, points, sample, count, progress)
         return replace(memory, progress=replace(progress, control=control))
 
 

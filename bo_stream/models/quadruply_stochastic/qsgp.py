@@ -186,8 +186,12 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
 
     def _build(
         self,
-        inference: QuadruplyStochasticInference,
+        schedule: Schedule,
         basis: FourierFeatures | InducingAtData,
+        covariance: MeanField | Chevron | None,
+        max_rows: int | None,
+        empirical_bayes: bool,
+        relevance: bool,
         data: tuple[Tensor, Tensor],
         likelihood: Likelihood | None,
         covar_module: Kernel | None,
@@ -195,7 +199,12 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
         outcome_transform: OutcomeTransform | _DefaultType | None,
         input_transform: InputTransform | None,
     ) -> None:
-        """Build the model around its inference and basis, and take the first steps on the data."""
+        """Build the model around its basis, and take the first steps on the data."""
+        covariance = MeanField() if covariance is None else covariance
+        check_instance("covariance", covariance, MeanField | Chevron, "MeanField()")
+        inference = QuadruplyStochasticInference(
+            schedule, covariance.columns, max_rows, empirical_bayes, relevance
+        )
         train_X, train_Y = data
         most = basis.count if isinstance(basis, FourierFeatures) else basis.max_points
         if inference.columns > most:
@@ -336,8 +345,6 @@ class QSGP(QuadruplyStochasticModel):
         """
         basis = FourierFeatures() if basis is None else basis
         check_instance("basis", basis, FourierFeatures | InducingAtData, "FourierFeatures(1000)")
-        covariance = MeanField() if covariance is None else covariance
-        check_instance("covariance", covariance, MeanField | Chevron, "MeanField()")
         diagonal = isinstance(basis, FourierFeatures)
         if empirical_bayes and not diagonal:
             raise UnsupportedError(
@@ -366,11 +373,9 @@ class QSGP(QuadruplyStochasticModel):
         sizes = batch_size, functions, control_points, update_steps, initial_points, freeze_steps
         rates = learning_rate, hyper_rate, half_life
         schedule = Schedule(*sizes, *rates, arithmetic, seed)
-        inference = QuadruplyStochasticInference(
-            schedule, covariance.columns, max_rows, learns, relevance=False
-        )
+        options = schedule, basis, covariance, max_rows, learns, False
         modules = likelihood, covar_module, mean_module, outcome_transform, input_transform
-        self._build(inference, basis, (train_X, train_Y), *modules)
+        self._build(*options, (train_X, train_Y), *modules)
 
 
 # --- qSRVM ---------------------------------------------------------------------------------------
@@ -434,8 +439,6 @@ class QSRVM(QuadruplyStochasticModel):
         the mean and the noise too; precisions are learned in any case, once ``freeze_steps`` are
         taken.
         """
-        covariance = MeanField() if covariance is None else covariance
-        check_instance("covariance", covariance, MeanField | Chevron, "MeanField()")
         if likelihood is not None and not isinstance(likelihood, GaussianLikelihood):
             raise UnsupportedError(
                 "Expected likelihood to be a GaussianLikelihood, got "
@@ -445,11 +448,9 @@ class QSRVM(QuadruplyStochasticModel):
         sizes = batch_size, functions, control_points, update_steps, initial_points, freeze_steps
         rates = learning_rate, hyper_rate, half_life
         schedule = Schedule(*sizes, *rates, arithmetic, seed)
-        inference = QuadruplyStochasticInference(
-            schedule, covariance.columns, max_rows, empirical_bayes, relevance=True
-        )
+        options = schedule, InducingAtData(max_points), covariance, max_rows, empirical_bayes, True
         modules = likelihood, covar_module, mean_module, outcome_transform, input_transform
-        self._build(inference, InducingAtData(max_points), (train_X, train_Y), *modules)
+        self._build(*options, (train_X, train_Y), *modules)
 
     @property
     def precisions(self) -> Tensor:

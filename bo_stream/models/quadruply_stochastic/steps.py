@@ -82,7 +82,7 @@ class Steps:
         self._collective = memory.replay.collective
         self._parameters = hyper.moving if learns and schedule.hyper_rate > 0.0 else []
         self._is_gaussian = isinstance(hyper.likelihood, GaussianLikelihood)
-        self.functions = drawn_functions(schedule, memory.progress.coefficients.shape[1])
+        self.functions = drawn_functions(schedule, memory.progress.size)
         self._begin(memory.progress)
         self._log_precision = None
         if isinstance(self._basis, PointBasis):
@@ -254,9 +254,8 @@ class Steps:
         scaled = (one.weights.scale * one.share).square().unsqueeze(-1)
         variance = sums[..., 1:].square().sum(-1) + (one.functions.square() @ scaled).squeeze(-1)
         data = expected((sums[..., 0] + mean).double(), variance.double()).to(sums)
-        return self.num_data / self.rows * data.sum(-1) - self._collective.share * self._divergence(
-            drawn
-        )
+        apart = self._collective.share * self._divergence(drawn)
+        return self.num_data / self.rows * data.sum(-1) - apart
 
     def _divergence(self, drawn: list[DrawnFunctions]) -> Tensor:
         """Estimate ``KL(q ‖ p)`` of all weights, ``m``. [Evans2020, theorems 1, 2, proposition 2].
@@ -280,7 +279,7 @@ class Steps:
             terms = terms if determinant is not None else terms - precision.log()
             parts.append((terms * one.share).sum(-1))
         linear = _average(parts)
-        total = 0.5 * (squares + linear - self.progress.coefficients.shape[1])
+        total = 0.5 * (squares + linear - self.progress.size)
         return total if determinant is None else total - 0.5 * determinant
 
     # --- moves --------------------------------------------------------------------------------

@@ -301,27 +301,23 @@ class ConstrainedAdam:
             return
         self.clear()
         (-value).backward()
-        self.sum_gradients(collective)
-        self.step()
+        self.step(collective)
 
     def clear(self) -> None:
         """Forget the parameters' gradients."""
         for coordinate in self._coordinates:
             coordinate.parameter.grad = None
 
-    def sum_gradients(self, collective: Collective) -> None:
-        """Sum the parameters' gradients over the processes, each of which has some of them."""
-        for one in self._coordinates:
-            if one.parameter.grad is not None:
-                one.parameter.grad = collective.sum(one.parameter.grad)
-
     @torch.no_grad()
-    def step(self) -> None:
-        """Take a step against the gradients that the parameters have."""
+    def step(self, collective: Collective = ALONE) -> None:
+        """Take a step against the parameters' gradients, of which each process has a part."""
         if self._adam is None:
             return
         for one in self._coordinates:
-            if one.relative and one.parameter.grad is not None:
+            if one.parameter.grad is None:
+                continue
+            one.parameter.grad = collective.sum(one.parameter.grad)
+            if one.relative:
                 one.moved.copy_(one.parameter.log())
                 one.moved.grad = one.slope(one.parameter.grad)
         self._adam.step()
