@@ -74,9 +74,8 @@ class PrevalencePosterior(TransformedPosterior):
 
 def _moment(power: int, mean: Tensor, variance: Tensor) -> Tensor:
     """Compute ``E p^power`` of the prevalence p by quadrature, ``... x q x 1``."""
-    nodes, weights = normal_nodes(mean)
-    chance = (mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes).sigmoid()
-    return (chance.pow(power) * weights).sum(-1)
+    logits, weights = normal_nodes(mean, variance)
+    return (logits.sigmoid().pow(power) * weights).sum(-1)
 
 
 def _variance(mean: Tensor, variance: Tensor) -> Tensor:

@@ -456,12 +456,10 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
         self, memory: LocalMemory, cache: LocalCache | None, prior: Prior
     ) -> tuple[Tensor, LocalCache | None]:
         """Sum over the local models, each observation's likelihood to the power of its weight."""
-        rows = memory.rows
-
-        def covariance(kernel: Kernel) -> Tensor:
-            return stacked_kernel(kernel, rows.X, rows.X, prior.num_outputs)
-
-        K = in_dtype(prior.kernel, torch.float64, covariance)
+        X, rows = memory.rows.X, memory.rows
+        K = in_dtype(
+            prior.kernel, torch.float64, lambda k: stacked_kernel(k, X, X, prior.num_outputs)
+        )
         centred, variance = _centred(rows, prior)
         factor, root = factor_of(K, rows.weight / variance)
         white = solve_lower(factor, (root * centred).unsqueeze(-1)).squeeze(-1)
