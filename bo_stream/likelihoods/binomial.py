@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -352,8 +351,8 @@ def _support(
     """
     given = positives, trials, mean, variance, concentration
     low, high = mean - variance * (trials - positives), mean + variance * positives
-    slope = partial(_slope, positives=positives, trials=trials, concentration=concentration)
-    mode = _bisected(lambda f: slope(f) > (f - mean) / variance, low, high)
+    of_counts = positives, trials, concentration
+    mode = _bisected(lambda f: _slope(f, *of_counts) > (f - mean) / variance, low, high)
     least = _log_joint(mode, *given) + math.log(_NEGLIGIBLE)
     reach = _WIDEST * variance.sqrt()
     return (

@@ -273,10 +273,14 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         if cache is None or not prior.is_in(cache.state):
             kernel, Z, K = self.frozen_prior(memory, prior)
             scaled = RootEvidence.of(prior.evidence(memory.statistics), Z.dtype)
-            solver, mean = self.solver_for(scaled.system(K)), prior.mean.unsqueeze(-1).clone()
+            Q, mean = scaled.system(K), prior.mean.unsqueeze(-1).clone()
+            solver: CentreSolver
+            if self._factorises(len(Z)):
+                solver, room = CholeskySolver(inverse_root(Q)), MOST_PENDING
+            else:
+                solver, room = ConjugateGradients.of(Q, self.cg_tolerance), 0
             solution, root = solver.solve(scaled.target), scaled.root.mT
             process = ClusteredProcess(kernel, Z, prior.num_outputs, root, solution, solver, mean)
-            room = MOST_PENDING if isinstance(solver, CholeskySolver) else 0
             cache = SolvedClusters(prior.state(), process, room)
         return cache.process, cache
 
@@ -333,12 +337,6 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         if is_new or not model.training:  # a fit's steps are not counted one by one
             model.log_event(IN_FLOAT64, len(Z))
         return Z.double(), covariance_at(Z.double())
-
-    def solver_for(self, Q: Tensor) -> CentreSolver:
-        """Factorise Q, ``... x M x M``, or prepare conjugate gradients."""
-        if self._factorises(Q.shape[-1]):
-            return CholeskySolver(inverse_root(Q))
-        return ConjugateGradients.of(Q, self.cg_tolerance)
 
     def _factorises(self, centres: int) -> bool:
         few = centres == 0 or (self.solver is None and centres <= CHOLESKY_CENTRES)

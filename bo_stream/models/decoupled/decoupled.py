@@ -309,12 +309,12 @@ class DecoupledGP(StreamingGP):
         former, hyper, rows, scores = before
         size, seed = inference.schedule.size(memory.replay.held), inference.schedule.seed
         free = rows.undrawn(memory.replay, size, seed, range(former.steps, memory.steps))
-        training = judged(training, scores, inference.scores(rows, memory, self.prior), free)
+        after = inference.scores(rows, memory, self.prior)
+        training = judged(training, scores, after, free, ended)
         if not training.is_kept:
             self.prior.take_over(hyper)
             self._set_memory(former)
-        final = time.monotonic() - ended
-        return replace(training, seconds=training.seconds + final, final=final)
+        return training
 
     def fit_collapsed(
         self, evaluations: int = 20, seconds: float | None = None, *, progress: bool = True

@@ -211,7 +211,7 @@ class LastLayerMemory(HoldsStatistics):
         statistics = self.statistics.observed(features, data)
         if data.sign > 0.0:
             one = self.weight.new_ones(len(data))
-            return self._joined(statistics, (self.rows, self.weight), (data, one))
+            return self.joined(statistics, (self.rows, self.weight), (data, one))
         check_remainder(statistics, self.statistics)
         weight = self.weight.clone()
         for i in range(len(data)):  # each observation takes one from its like
@@ -220,7 +220,7 @@ class LastLayerMemory(HoldsStatistics):
         held = torch.nonzero(weight > _NOTHING).flatten()
         return replace(self, statistics=statistics, rows=self.rows.rows(held), weight=weight[held])
 
-    def _joined(
+    def joined(
         self,
         statistics: WhitenedMemory,
         former: tuple[Observations, Tensor],
@@ -253,12 +253,6 @@ class LastLayerMemory(HoldsStatistics):
             rows = _observed(others, features, self.rows, self.weight)
             others = self.statistics + rows.scale(-1.0)
         return Carried(self.rows, self.weight, features, others, _regression(features))
-
-    def plus(self, other: LastLayerMemory) -> LastLayerMemory:
-        """Add both memories, in the same features; this one's rows are the latest."""
-        statistics = self.statistics + other.statistics
-        theirs, mine = (other.rows, other.weight), (self.rows, self.weight)
-        return self._joined(statistics, theirs, mine)
 
     def scale(self, factor: float) -> LastLayerMemory:
         """Let every observation count ``factor`` times."""
@@ -400,8 +394,10 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
         self, memory: LastLayerMemory, cache: Cached, other: LastLayerMemory, prior: Prior
     ) -> tuple[LastLayerMemory, Cached]:
         """Add the statistics, both in the features of this model's network as it is now."""
-        network = network_of(prior)
-        return memory.at(network).plus(other.at(network)), None
+        mine, theirs = (each.at(network_of(prior)) for each in (memory, other))
+        statistics = mine.statistics + theirs.statistics
+        former, later = ((each.rows, each.weight) for each in (theirs, mine))
+        return mine.joined(statistics, former, later), None
 
     def cleared(self, memory: LastLayerMemory, prior: Prior) -> LastLayerMemory:
         """Keep the size of the window."""

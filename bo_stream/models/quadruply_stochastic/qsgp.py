@@ -132,12 +132,11 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
             self._set_memory(memory)
         ended, taken = time.monotonic(), range(first, learner.num_steps)
         free = rows.undrawn(memory.replay, learner.rows, inference.schedule.seed, taken)
-        training = judged(training, scores, inference.scores(rows, memory, prior), free)
+        after = inference.scores(rows, memory, prior)
+        training = judged(training, scores, after, free, ended)
         if not training.is_kept:
             prior.take_over(hyper)
             self._set_memory(before)
-        final = time.monotonic() - ended
-        training = replace(training, seconds=training.seconds + final, final=final)
         return judgement_said(training, seconds)
 
     @property

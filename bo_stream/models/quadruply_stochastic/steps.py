@@ -55,6 +55,7 @@ class Steps:
         num_steps: Taken so far.
         learning_rate: AdaGrad's, of the first step.
         functions: Number m̃ of functions of a draw.
+        rows: Number of observations of a minibatch, of all processes together.
     """
 
     def __init__(
@@ -83,6 +84,8 @@ class Steps:
         self._parameters = hyper.moving if learns and schedule.hyper_rate > 0.0 else []
         self._is_gaussian = isinstance(hyper.likelihood, GaussianLikelihood)
         self.functions = drawn_functions(schedule, memory.progress.size)
+        size = schedule.batch_size
+        self.rows = min(BATCH_SIZE, memory.replay.held) if size is None else size
         self._begin(memory.progress)
         self._log_precision = None
         if isinstance(self._basis, PointBasis):
@@ -160,12 +163,6 @@ class Steps:
         return value, replace(gradient, coefficients=first, log_scale=second), squares
 
     # --- what a step draws --------------------------------------------------------------------
-
-    @property
-    def rows(self) -> int:
-        """Number of observations of a minibatch, of all processes together."""
-        size = self._schedule.batch_size
-        return min(BATCH_SIZE, self._replay.held) if size is None else size
 
     def data(self, generator: torch.Generator) -> Data:
         """Draw a minibatch: this process's rows of it."""

@@ -127,7 +127,9 @@ class JudgedRows:
         return free if int(free.sum()) >= LEAST_JUDGED else torch.ones_like(free)
 
 
-def judged(training: Training, before: Scores | None, after: Scores, free: Tensor) -> Training:
+def judged(
+    training: Training, before: Scores | None, after: Scores, free: Tensor, ended: float
+) -> Training:
     """Say of a training how well the outcomes of some rows are covered, and whether to keep it.
 
     Args:
@@ -135,11 +137,14 @@ def judged(training: Training, before: Scores | None, after: Scores, free: Tenso
         before: Of the model before the call, where it is to be no better than afterwards.
         after: Of the model as it is.
         free: Which rows count, ``n``.
+        ended: Monotonic time of its last step's end.
     """
     kept = before is None or _is_no_worse(before, after, free)
     best = after if kept or before is None else before
     coverage = None if best.covered is None else float(best.covered[free].mean())
-    return replace(training, coverage=coverage, is_kept=kept)
+    final = time.monotonic() - ended
+    seconds = training.seconds + final
+    return replace(training, coverage=coverage, is_kept=kept, seconds=seconds, final=final)
 
 
 def _is_no_worse(before: Scores, after: Scores, free: Tensor) -> bool:
