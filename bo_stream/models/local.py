@@ -25,7 +25,7 @@ from bo_stream.models.inference import Inference, InferenceOption, Prior
 from bo_stream.models.memory import Memory, Observations
 from bo_stream.process import Joint, Points, PosteriorProcess, Residual
 from bo_stream.tensors import State, is_same, map_tensors, state_of, zip_tensors
-from bo_stream.warnings import warn_of_neighbours
+from bo_stream.warnings import MOST_RESIDUAL, warn_of_neighbours
 from bo_stream.weights import target_columns
 
 
@@ -308,9 +308,6 @@ CHECKED = 64
 """Observations that a posterior is compared with, at most."""
 
 NEIGHBOURS = "neighbours"
-
-MOST_RESIDUAL = 3.0
-"""Root mean square residual, in standard deviations of the known noise, that needs no warning."""
 
 
 @dataclass(frozen=True)

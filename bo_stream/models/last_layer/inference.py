@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -19,7 +18,7 @@ from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemor
 from bo_stream.models.stochastic.budget import ConstrainedAdam
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import is_same
-from bo_stream.warnings import warn_of_few_features
+from bo_stream.warnings import MOST_RESIDUAL, warn_of_few_features
 from bo_stream.weights import (
     InformationForm,
     MatrixMap,
@@ -339,9 +338,6 @@ Cached = SolvedWeights | None
 
 FEW_FEATURES = "few features"
 
-MOST_RESIDUAL = 3.0
-"""Root mean square residual, in standard deviations of the known noise, that needs no warning."""
-
 
 @dataclass(frozen=True)
 class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
@@ -469,7 +465,7 @@ class LayerSteps:
         """Begin with a memory at its own network; the prior's modules are learned in place."""
         self.prior, self._carried = prior, memory.carried()
         self._hyper = Hyperparameters.shared(prior.kernel, prior.mean_module, prior.likelihood)
-        self._parameters = [p for p in self._hyper.parameters() if p.requires_grad]
+        self._parameters = self._hyper.moving
         self._ascent = ConstrainedAdam(self._hyper, self._parameters, rate)
         self._size = min(batch_size, len(memory.rows))
         self._generator = torch.Generator().manual_seed(seed)
@@ -509,7 +505,7 @@ class LayerSteps:
     def learned_state(self) -> Any:
         """Copy the hyperparameters, the moments, and the number of steps."""
         values = [p.detach().clone() for p in self._parameters]
-        return values, deepcopy(self._ascent.moments()), self.num_steps
+        return values, self._ascent.moments(), self.num_steps
 
     @torch.no_grad()
     def restore(self, state: Any) -> None:
