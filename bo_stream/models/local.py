@@ -428,21 +428,21 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
         return cache.process, cache
 
     def _solve(self, memory: LocalMemory, cache: LocalCache | None, prior: Prior) -> LocalProcess:
-        models, former = len(memory.entered), None if cache is None else cache.process
-        if cache is None or former is None or len(former.X) < models:
+        models = len(memory.entered)
+        if cache is None or len(cache.process.X) < models:
             kernel = frozen(prior.kernel)
             numbers = torch.arange(models, device=memory.entered.device)
         else:
-            kernel, numbers = former.kernel, cache.touched.nonzero().squeeze(-1)
+            kernel, numbers = cache.process.kernel, cache.touched.nonzero().squeeze(-1)
         rows = map_tensors(memory.rows, lambda store: store[numbers])
         centred, variance = _centred(rows, prior)
         K = stacked_kernel(kernel, rows.X, rows.X, prior.num_outputs)
         factor, root = factor_of(K, rows.weight / variance)
         whitener = inverse_lower(factor) * root.unsqueeze(-2)
         targets = (whitener @ centred.unsqueeze(-1)).squeeze(-1)
-        if former is not None and len(numbers) < models:
-            whitener = former.whitener.index_copy(0, numbers, whitener)
-            targets = former.targets.index_copy(0, numbers, targets)
+        if cache is not None and len(numbers) < models:
+            whitener = cache.process.whitener.index_copy(0, numbers, whitener)
+            targets = cache.process.targets.index_copy(0, numbers, targets)
         mean, alive = prior.mean.unsqueeze(-1).clone(), memory.alive.movedim(0, -1)
         places = (memory.rows.X, memory.centres, alive)
         return LocalProcess(

@@ -328,8 +328,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
     @torch.no_grad()
     def scores(self, rows: JudgedRows, memory: DecoupledMemory, prior: Prior) -> Scores:
         """Predict rows by the posterior as it is. Cost O(n (M_α d + S M_β) + M_α S d + S³)."""
-        process = self._process(memory.posterior, prior)
-        return rows.scores(process, prior.likelihood, prior.num_outputs)
+        return rows.scores(self._process(memory.posterior, prior), prior)
 
     @torch.no_grad()
     def optimized(

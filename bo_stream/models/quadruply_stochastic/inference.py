@@ -280,8 +280,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     @torch.no_grad()
     def scores(self, rows: JudgedRows, memory: Memory, prior: Prior) -> Scores:
         """Predict rows by the weights as they are. Cost O(n p)."""
-        process = self._weighted(memory, prior, prior.kernel, prior.mean)
-        return rows.scores(process, prior.likelihood, prior.num_outputs)
+        return rows.scores(self._weighted(memory, prior, prior.kernel, prior.mean), prior)
 
     def check_sizes(self, memory: Memory) -> None:
         """Check that there are as many data and functions as a step draws."""

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from gpytorch import Module
 from gpytorch.constraints import Interval
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -102,15 +101,14 @@ class JudgedRows:
         return cls(places, replay.completed(rows, places))
 
     @torch.no_grad()
-    def scores(self, process: PosteriorProcess, likelihood: Likelihood, outputs: int) -> Scores:
+    def scores(self, process: PosteriorProcess, prior: Prior) -> Scores:
         """Predict the rows. Cost of a prediction of the process."""
-        targets = self.rows.targets
+        targets, outcomes = self.rows.targets, OutcomeModel(prior.likelihood, prior.num_outputs)
         mean, variance = process.marginals(self.rows.X)
-        density = OutcomeModel(likelihood, outputs).log_marginal(targets, mean, variance)
-        densities = density.flatten(0, -2).sum(0)
-        if not isinstance(likelihood, GaussianLikelihood):
+        densities = outcomes.log_marginal(targets, mean, variance).flatten(0, -2).sum(0)
+        if not prior.is_gaussian:
             return Scores(densities, None, None)
-        _, total = OutcomeModel(likelihood, outputs).moments(mean, variance)
+        _, total = outcomes.moments(mean, variance)
         covered = (targets - mean).abs() <= QUANTILE * total.sqrt()
         squares = (targets - mean).square().flatten(0, -2).sum(0)
         return Scores(densities, squares, covered.flatten(0, -2).double().mean(0))
