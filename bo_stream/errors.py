@@ -22,8 +22,9 @@ def check_whole(name: str, value: int, least: int) -> None:
         raise UsageError(f"Expected {name} of at least {least}, got {value}.")
 
 
-def check_one_of(name: str, value: str, choices: Iterable[str]) -> None:
-    """Raise a ``UsageError`` unless a name is one of the choices."""
+def check_one_of(name: str, value: object, choices: Iterable[object]) -> None:
+    """Raise a ``UsageError`` unless a value is one of the choices."""
     choices = tuple(choices)
     if value not in choices:
-        raise UsageError(f"Expected {name} to be one of {', '.join(choices)}, got {value!r}.")
+        known = ", ".join(map(str, choices))
+        raise UsageError(f"Expected {name} to be one of {known}, got {value!r}.")

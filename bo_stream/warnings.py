@@ -109,6 +109,10 @@ def warn_of_coarse_centres(ratio: float, resolution: float, max_centres: int | N
     )
 
 
+MOST_RESIDUAL = 3.0
+"""Root mean square residual, in standard deviations of the known noise, that needs no warning."""
+
+
 def warn_of_few_features(residual: float, features: int) -> None:
     """Warn that features explain outcomes less precisely than their noise, with remedies.
 

@@ -305,20 +305,18 @@ def shortest_lengthscale(kernel: Kernel) -> Tensor:
     return torch.stack(least).min()
 
 
-def norms_in_lengthscales(kernel: Kernel, offsets: Tensor) -> list[Tensor]:
-    """Compute the norms of ``n x d`` offsets, each input relative to its lengthscale.
+def largest_norm(kernel: Kernel, offsets: Tensor) -> float:
+    """Compute the largest norm of ``n x d`` offsets, each input relative to its lengthscale.
 
-    Returns:
-        ``batch x n`` for each part of the kernel that has a lengthscale, of the part's own inputs.
+    Over all parts of the kernel that have a lengthscale, of their own inputs; 0 without such parts.
     """
-    return [
-        torch.linalg.vector_norm(
-            (offsets if part.active_dims is None else offsets[..., part.active_dims])
-            / part.lengthscale.detach(),
-            dim=-1,
-        )
+    own = [
+        (offsets if part.active_dims is None else offsets[..., part.active_dims])
+        / part.lengthscale.detach()
         for part in _with_lengthscale(kernel)
     ]
+    norms = [torch.linalg.vector_norm(each, dim=-1).max() for each in own]
+    return float(torch.stack(norms).max()) if norms else 0.0
 
 
 def _with_lengthscale(kernel: Kernel) -> list[Any]:

@@ -18,7 +18,7 @@ from bo_stream.allocation.allocator import (
     correlation,
     first_unlike,
     greedy_points,
-    norms_in_lengthscales,
+    largest_norm,
 )
 from bo_stream.bases.inducing import InducingBasis, central, kernel_variance, members
 from bo_stream.linalg import inverse_lower, pivot_rows
@@ -182,10 +182,8 @@ def _grown(
     pool = torch.cat((basis.Z, X))
     # gpytorch squares distances from the mean of the points: a point that is very far away costs
     # the covariances of all others their digits; the error is relative to the prior variance
-    error, norms = 0.0, norms_in_lengthscales(basis.kernel, pool - pool.mean(0))
-    if norms:
-        farthest = float(torch.stack([norm.max() for norm in norms]).max())
-        error = torch.finfo(pool.dtype).eps * farthest**2
+    farthest = largest_norm(basis.kernel, pool - pool.mean(0))
+    error = torch.finfo(pool.dtype).eps * farthest**2
     if error > _SPOILT and not bool((near := central(pool)).all()):
         alone = InducingBasis.of(basis.kernel, basis.Z[near[: basis.rank]], 1)
         return _grown(alone, X[near[basis.rank :]], threshold)

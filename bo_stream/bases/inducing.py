@@ -234,10 +234,9 @@ def kernel_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
     return variance.expand(*variance.shape[:-2], outputs, variance.shape[-1])
 
 
-def frozen(kernel: Kernel, dtype: torch.dtype = torch.float64) -> Kernel:
-    """Copy a kernel, without gradients."""
-    copy: Kernel = deepcopy(kernel).to(dtype).eval()
-    return copy.requires_grad_(False)
+def frozen(module: T, dtype: torch.dtype = torch.float64) -> T:
+    """Copy a kernel or a network in evaluation mode, without gradients."""
+    return deepcopy(module).to(dtype).eval().requires_grad_(False)
 
 
 class _Applied(torch.nn.Module, Generic[T]):

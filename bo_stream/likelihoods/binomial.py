@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ probabilities is below 1e-7, and counts are whole numbers in single precision, t
 NODES = 32
 """Number of nodes of Gauss-Hermite quadrature."""
 
-_HERMITE: tuple[NDArray[np.float64], NDArray[np.float64]] = hermegauss(NODES)
+_HERMITE, _HERMITE_WEIGHTS = hermegauss(NODES)
 """Nodes and weights of Gauss-Hermite quadrature."""
 
 _FIRST_CONCENTRATION = 50.0
@@ -264,8 +263,7 @@ def expected_log_prob(
     By quadrature; for the binomial only of ``log(1 + exp(f))``, since the rest is linear in f.
     Differentiable in both moments and in the concentration; all tensors broadcast.
     """
-    nodes, weights = normal_nodes(mean)
-    logits = mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes
+    logits, weights = normal_nodes(mean, variance)
     if concentration is None:
         softplus = -(logsigmoid(-logits) * weights).sum(-1)
         return _log_choices(positives, trials) + positives * mean - trials * softplus
@@ -315,8 +313,8 @@ def logit_noise(
         variance: Variance of the logit.
         concentration: Concentration s of the beta-binomial; None: binomial.
     """
-    nodes, weights = normal_nodes(mean)
-    chance = (mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes).sigmoid()
+    logits, weights = normal_nodes(mean, variance)
+    chance = logits.sigmoid()
     share: Tensor | float = 1.0
     if concentration is not None:  # a beta-binomial count is worth a share of its trials
         s = concentration.detach()
@@ -353,8 +351,8 @@ def _support(
     """
     given = positives, trials, mean, variance, concentration
     low, high = mean - variance * (trials - positives), mean + variance * positives
-    slope = partial(_slope, positives=positives, trials=trials, concentration=concentration)
-    mode = _bisected(lambda f: slope(f) > (f - mean) / variance, low, high)
+    of_counts = positives, trials, concentration
+    mode = _bisected(lambda f: _slope(f, *of_counts) > (f - mean) / variance, low, high)
     least = _log_joint(mode, *given) + math.log(_NEGLIGIBLE)
     reach = _WIDEST * variance.sqrt()
     return (
@@ -393,10 +391,10 @@ def _slope_of_rise(count: Tensor, start: Tensor) -> Tensor:
     return torch.where(count > 0.0, rise, 0.0)
 
 
-def normal_nodes(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return nodes and weights of a standard normal expectation."""
-    nodes, weights = _HERMITE
-    return like.new_tensor(nodes), like.new_tensor(weights / math.sqrt(2.0 * math.pi))
+def normal_nodes(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return nodes, ``... x NODES``, and weights, ``NODES``, of expectations under normals."""
+    nodes = mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * mean.new_tensor(_HERMITE)
+    return nodes, mean.new_tensor(_HERMITE_WEIGHTS / math.sqrt(2.0 * math.pi))
 
 
 _FAULTS: tuple[tuple[int, Callable[[Tensor, Tensor], Tensor], str], ...] = (

@@ -74,9 +74,8 @@ class PrevalencePosterior(TransformedPosterior):
 
 def _moment(power: int, mean: Tensor, variance: Tensor) -> Tensor:
     """Compute ``E p^power`` of the prevalence p by quadrature, ``... x q x 1``."""
-    nodes, weights = normal_nodes(mean)
-    chance = (mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes).sigmoid()
-    return (chance.pow(power) * weights).sum(-1)
+    logits, weights = normal_nodes(mean, variance)
+    return (logits.sigmoid().pow(power) * weights).sum(-1)
 
 
 def _variance(mean: Tensor, variance: Tensor) -> Tensor:
@@ -219,13 +218,14 @@ class CountPosterior(Posterior):
         Raises:
             InputDataError: One is no whole number from 0 to the trials.
         """
-        y, *points = (point.reshape(-1) for point in self._points(self._checked(positives)))
+        wide = self._points(self._checked(positives))
+        y, *points = (point.reshape(-1) for point in wide)
         result, few = torch.empty_like(y), points[0] <= LISTED
         rows = y[few].unsqueeze(-1).long()
         listed = [table.gather(-1, rows[part]) for part, table in self._tables(points, few)]
         result[few] = torch.cat([rows.new_zeros(0, 1).to(y), *listed]).squeeze(-1)
         result[~few] = self._cdf_of_many(y[~few], [point[~few] for point in points])
-        return result.reshape(self._shape(positives)).to(self.dtype)
+        return result.reshape(wide[0].shape).to(self.dtype)
 
     @torch.no_grad()
     def quantile(self, value: Tensor) -> Tensor:
@@ -242,7 +242,8 @@ class CountPosterior(Posterior):
         """
         if not bool(((value > 0.0) & (value < 1.0)).all()):
             raise ValueError(f"Expected probabilities in (0, 1), got {value.tolist()}.")
-        mean, *points = (p.reshape(-1) for p in self._points(self.rate.latent.mean))
+        wide = self._points(self.rate.latent.mean)
+        mean, *points = (point.reshape(-1) for point in wide)
         levels = value.to(mean).reshape(-1)
         result, few = mean.new_empty(len(mean), len(levels)), points[0] <= LISTED
         listed = [
@@ -261,7 +262,7 @@ class CountPosterior(Posterior):
                 low = torch.where(is_open & ~is_enough, middle, low)
             result[~few, column] = high
         result = result.minimum(points[0].unsqueeze(-1))
-        return result.mT.reshape(*value.shape, *self._shape(self.rate.latent.mean)).to(self.dtype)
+        return result.mT.reshape(*value.shape, *wide[0].shape).to(self.dtype)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Find the central interval that contains a count with at least some probability.
@@ -334,12 +335,6 @@ class CountPosterior(Posterior):
                 chance = (1.0 - share) * chance + share * others
             parts.append(torch.from_numpy(chance).to(positives))
         return torch.cat(parts)
-
-    def _shape(self, values: Tensor) -> torch.Size:
-        """Return the shape of values broadcast with the points."""
-        shapes = values.shape, self.trials.shape, self.rate.latent.mean.shape
-        extra = () if self.concentration is None else (self.concentration.shape,)
-        return torch.broadcast_shapes(*shapes, *extra)
 
     def _points(self, values: Tensor) -> list[Tensor]:
         """Broadcast values, trials, moments of the logit and concentration, if any, in float64."""

@@ -51,11 +51,9 @@ class OutcomeModel:
 
     def expected_log_prob(self, Y: Tensor) -> ExpectedLogProb:
         """Return ``E log p(y | f)`` of outcomes as a function of the marginals of f."""
-
-        def expected(mean: Tensor, variance: Tensor) -> Tensor:
-            return self._outward(expected_log_prob(self.likelihood, *self._at(mean, variance, Y)))
-
-        return expected
+        return lambda mean, variance: self._outward(
+            expected_log_prob(self.likelihood, *self._at(mean, variance, Y))
+        )
 
     def ordinary_log_prob(self, Y: Tensor) -> ExpectedLogProb | None:
         """Return ``E log p(y | f)`` of outcomes that are no outliers; None without any of these."""
@@ -174,17 +172,13 @@ def check_likelihood(likelihood: Likelihood, parameter_shape: torch.Size) -> Non
             "train_Yvar; for more than two classes DirichletWISKI."
         )
     shapes = [parameter.shape[:-1] for parameter in likelihood.parameters()]
-    if not all(_is_expandable(shape, parameter_shape) for shape in shapes):
+    pairs = [zip(reversed(s), reversed(parameter_shape), strict=False) for s in shapes]
+    widths = all(len(shape) <= len(parameter_shape) for shape in shapes)
+    if not widths or not all(a in (1, b) for each in pairs for a, b in each):
         raise UnsupportedError(
             f"Expected {name} of batch shape {tuple(parameter_shape)} (batch_shape x m, without m "
             f"if that is 1) or none, got {[tuple(shape) for shape in shapes]}."
         )
-
-
-def _is_expandable(shape: torch.Size, to: torch.Size) -> bool:
-    """Return whether tensors of a shape can be expanded to another."""
-    pairs = zip(reversed(shape), reversed(to), strict=False)
-    return len(shape) <= len(to) and all(a in (1, b) for a, b in pairs)
 
 
 class LogisticLikelihood(_OneDimensionalLikelihood):

@@ -335,7 +335,13 @@ def softmax_moments(mean: Tensor, variance: Tensor, step: float = STEP) -> Softm
     for m, v in zip(*rows, strict=True):
         m = m - m.detach().amax(-1, keepdim=True)  # changes nothing but rounding errors
         deviation = v.clamp_min(0.0).add(1e-18).sqrt()
-        nodes = _outer_nodes(m, deviation, step)
+        with torch.no_grad():  # nodes where the largest perturbed score may lie, `... x 1 x T`
+            reach = _NORMAL_WIDTH * deviation
+            low = (m - reach).amax(-1) - _GUMBEL_BELOW
+            high = (m + reach).amax(-1) + _GUMBEL_ABOVE
+            count = int(((high - low) / step).amax().ceil()) + 1 if m.numel() else 1
+            steps = torch.arange(count, dtype=m.dtype, device=m.device)
+            nodes = (low.unsqueeze(-1) + step * steps).unsqueeze(-2)
         distribution, density, weighted = _perturbed(m, deviation, nodes, step)
         # for each k the product of F_j over all j ≠ k, `... x m x T`, without a division
         ones = torch.ones_like(distribution[..., :1, :])
@@ -356,17 +362,6 @@ def softmax_moments(mean: Tensor, variance: Tensor, step: float = STEP) -> Softm
 def entropy(probabilities: Tensor) -> Tensor:
     """Compute ``-Σ p log p`` over the last dimension, in nats, with finite gradients at zero."""
     return -torch.xlogy(probabilities, probabilities.clamp_min(1e-300)).sum(-1)
-
-
-@torch.no_grad()
-def _outer_nodes(mean: Tensor, deviation: Tensor, step: float) -> Tensor:
-    """Return nodes where the largest perturbed score may lie, ``... x 1 x T``."""
-    reach = _NORMAL_WIDTH * deviation
-    low = (mean - reach).amax(-1) - _GUMBEL_BELOW
-    high = (mean + reach).amax(-1) + _GUMBEL_ABOVE
-    count = int(((high - low) / step).amax().ceil()) + 1 if mean.numel() else 1
-    steps = torch.arange(count, dtype=mean.dtype, device=mean.device)
-    return (low.unsqueeze(-1) + step * steps).unsqueeze(-2)
 
 
 def _perturbed(

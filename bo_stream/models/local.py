@@ -25,7 +25,7 @@ from bo_stream.models.inference import Inference, InferenceOption, Prior
 from bo_stream.models.memory import Memory, Observations
 from bo_stream.process import Joint, Points, PosteriorProcess, Residual
 from bo_stream.tensors import State, is_same, map_tensors, state_of, zip_tensors
-from bo_stream.warnings import warn_of_neighbours
+from bo_stream.warnings import MOST_RESIDUAL, warn_of_neighbours
 from bo_stream.weights import target_columns
 
 
@@ -309,9 +309,6 @@ CHECKED = 64
 
 NEIGHBOURS = "neighbours"
 
-MOST_RESIDUAL = 3.0
-"""Root mean square residual, in standard deviations of the known noise, that needs no warning."""
-
 
 @dataclass(frozen=True)
 class LocalCache:
@@ -431,21 +428,21 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
         return cache.process, cache
 
     def _solve(self, memory: LocalMemory, cache: LocalCache | None, prior: Prior) -> LocalProcess:
-        models, former = len(memory.entered), None if cache is None else cache.process
-        if cache is None or former is None or len(former.X) < models:
+        models = len(memory.entered)
+        if cache is None or len(cache.process.X) < models:
             kernel = frozen(prior.kernel)
             numbers = torch.arange(models, device=memory.entered.device)
         else:
-            kernel, numbers = former.kernel, cache.touched.nonzero().squeeze(-1)
+            kernel, numbers = cache.process.kernel, cache.touched.nonzero().squeeze(-1)
         rows = map_tensors(memory.rows, lambda store: store[numbers])
         centred, variance = _centred(rows, prior)
         K = stacked_kernel(kernel, rows.X, rows.X, prior.num_outputs)
         factor, root = factor_of(K, rows.weight / variance)
         whitener = inverse_lower(factor) * root.unsqueeze(-2)
         targets = (whitener @ centred.unsqueeze(-1)).squeeze(-1)
-        if former is not None and len(numbers) < models:
-            whitener = former.whitener.index_copy(0, numbers, whitener)
-            targets = former.targets.index_copy(0, numbers, targets)
+        if cache is not None and len(numbers) < models:
+            whitener = cache.process.whitener.index_copy(0, numbers, whitener)
+            targets = cache.process.targets.index_copy(0, numbers, targets)
         mean, alive = prior.mean.unsqueeze(-1).clone(), memory.alive.movedim(0, -1)
         places = (memory.rows.X, memory.centres, alive)
         return LocalProcess(
@@ -456,12 +453,10 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
         self, memory: LocalMemory, cache: LocalCache | None, prior: Prior
     ) -> tuple[Tensor, LocalCache | None]:
         """Sum over the local models, each observation's likelihood to the power of its weight."""
-        rows = memory.rows
-
-        def covariance(kernel: Kernel) -> Tensor:
-            return stacked_kernel(kernel, rows.X, rows.X, prior.num_outputs)
-
-        K = in_dtype(prior.kernel, torch.float64, covariance)
+        X, rows = memory.rows.X, memory.rows
+        K = in_dtype(
+            prior.kernel, torch.float64, lambda k: stacked_kernel(k, X, X, prior.num_outputs)
+        )
         centred, variance = _centred(rows, prior)
         factor, root = factor_of(K, rows.weight / variance)
         white = solve_lower(factor, (root * centred).unsqueeze(-1)).squeeze(-1)

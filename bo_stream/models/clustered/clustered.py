@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import Self, get_args
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -20,6 +20,7 @@ from torch import Tensor
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.allocation.cover_tree import CoverTree
 from bo_stream.bases.inducing import differentiable_matrix
+from bo_stream.errors import check_one_of
 from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.clustered.inference import (
     ClusterInference,
@@ -34,6 +35,8 @@ from bo_stream.models.inference import InferenceOption
 
 MAX_CENTRES = 1024
 """Most centres where the model chooses its resolution."""
+
+SOLVERS = (*get_args(Solver), None)
 
 FINEST = 1e-4
 """Resolution by default, in parts of the diagonal of the box of the first inputs."""
@@ -136,13 +139,10 @@ class ClusteredGP(StreamingGP):
         inputs = self._set_inputs_and_modules(
             train_X, train_Yvar, input_transform, likelihood, covar_module, mean_module
         )
-        check_solver(solver)
+        check_one_of("solver", solver, SOLVERS)
         if cg_tolerance is not None and not 0.0 < cg_tolerance < 1.0:
             raise ValueError(f"Expected cg_tolerance in (0, 1), got {cg_tolerance}.")
-        if arithmetic not in (torch.float64, torch.float32):
-            raise ValueError(
-                f"Expected arithmetic to be torch.float64 or torch.float32, got {arithmetic}."
-            )
+        check_one_of("arithmetic", arithmetic, (torch.float64, torch.float32))
         max_centres = checked_number("max_centres", max_centres)
         chooses = resolution is None and tree is None
         self._inference = ClusterInference(
@@ -173,7 +173,7 @@ class ClusteredGP(StreamingGP):
 
     @solver.setter
     def solver(self, solver: Solver | None) -> None:
-        check_solver(solver)
+        check_one_of("solver", solver, SOLVERS)
         self._inference = replace(self._inference, solver=solver)
         self._set_memory(self._memory)
 
@@ -267,9 +267,3 @@ class ClusteredGP(StreamingGP):
             rows.to(K.device),
         )
         return self._from_per_output(objective)
-
-
-def check_solver(solver: Solver | None) -> None:
-    """Check the name of a solver."""
-    if solver not in ("cholesky", "cg", None):
-        raise ValueError(f'Expected solver to be "cholesky", "cg" or None, got {solver!r}.')

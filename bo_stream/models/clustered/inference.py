@@ -35,7 +35,7 @@ from bo_stream.models.inference import Inference, Prior
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, check_remainder
 from bo_stream.process import PosteriorProcess
 from bo_stream.warnings import ProjectionWarning, users_stack_level, warn_of_coarse_centres
-from bo_stream.weights import InformationForm, Regrouping, Whitened, grouped_statistics
+from bo_stream.weights import InformationForm, Regrouping, grouped_statistics
 
 EMPTY = 1e-6
 """A cluster from which observations were taken out is empty when fewer than this are left."""
@@ -111,12 +111,10 @@ class ClusterMemory(HoldsStatistics):
             )
         check_remainder(statistics, self.statistics)
         held = (sizes > EMPTY).to(sizes)  # of empty clusters rounding errors may be left
-
-        def without_remainders(sums: Whitened) -> Whitened:
-            there = held.unsqueeze(-3)
-            return replace(sums, gram=sums.gram * there, moment=sums.moment * there)
-
-        statistics = statistics.map(without_remainders)
+        there = held.unsqueeze(-3)
+        statistics = statistics.map(
+            lambda s: replace(s, gram=s.gram * there, moment=s.moment * there)
+        )
         return replace(self, statistics=statistics, sizes=sizes * held, moves=moves)
 
     def joined(self, other: ClusterMemory) -> tuple[ClusterMemory, bool]:
@@ -275,10 +273,14 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         if cache is None or not prior.is_in(cache.state):
             kernel, Z, K = self.frozen_prior(memory, prior)
             scaled = RootEvidence.of(prior.evidence(memory.statistics), Z.dtype)
-            solver, mean = self.solver_for(scaled.system(K)), prior.mean.unsqueeze(-1).clone()
+            Q, mean = scaled.system(K), prior.mean.unsqueeze(-1).clone()
+            solver: CentreSolver
+            if self._factorises(len(Z)):
+                solver, room = CholeskySolver(inverse_root(Q)), MOST_PENDING
+            else:
+                solver, room = ConjugateGradients.of(Q, self.cg_tolerance), 0
             solution, root = solver.solve(scaled.target), scaled.root.mT
             process = ClusteredProcess(kernel, Z, prior.num_outputs, root, solution, solver, mean)
-            room = MOST_PENDING if isinstance(solver, CholeskySolver) else 0
             cache = SolvedClusters(prior.state(), process, room)
         return cache.process, cache
 
@@ -320,10 +322,6 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         norm = 1.0 + float((K.detach().abs() @ precision).max())
         if norm <= FLOAT32_LIMIT:
             return Z, K
-        self._say_that_float64_solves(norm, memory, prior)
-        return Z.double(), covariance_at(Z.double())
-
-    def _say_that_float64_solves(self, norm: float, memory: ClusterMemory, prior: Prior) -> None:
         self._check_size(memory, prior, torch.float64)
         model = prior.model
         is_new = not any(event.what == IN_FLOAT64 for event in model.numerical_log)
@@ -337,13 +335,8 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
                 stacklevel=users_stack_level(),
             )
         if is_new or not model.training:  # a fit's steps are not counted one by one
-            model.log_event(IN_FLOAT64, len(memory.centres))
-
-    def solver_for(self, Q: Tensor) -> CentreSolver:
-        """Factorise Q, ``... x M x M``, or prepare conjugate gradients."""
-        if self._factorises(Q.shape[-1]):
-            return CholeskySolver(inverse_root(Q))
-        return ConjugateGradients.of(Q, self.cg_tolerance)
+            model.log_event(IN_FLOAT64, len(Z))
+        return Z.double(), covariance_at(Z.double())
 
     def _factorises(self, centres: int) -> bool:
         few = centres == 0 or (self.solver is None and centres <= CHOLESKY_CENTRES)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 import torch
 from botorch.exceptions.errors import ModelFittingError
@@ -28,8 +28,9 @@ from bo_stream.models.decoupled.posterior import (
     SpectralCovariance,
     bound_terms,
 )
-from bo_stream.models.inference import Hyperparameters
+from bo_stream.models.inference import Hyperparameters, Prior
 from bo_stream.models.stochastic.budget import constrained_parameters, maximise
+from bo_stream.models.stochastic.replay import Replay
 from bo_stream.models.stochastic.training import NUMERICAL_ERRORS, Bar, Training, agreed
 
 _RIDGE = 1e-6
@@ -54,7 +55,7 @@ def with_eigenfunctions(
     root = cholesky_with_nugget(beta.with_functions(kernel, beta, m), _RIDGE)
     features = solve_lower(root, beta.with_values(kernel, X, m))
     gram = collective.sum(features @ features.mT)
-    covariance = _known_nothing_of(_leading(root, gram, most))
+    covariance = _leading(root, gram, most)
     basis = covariance.basis(kernel, beta, m)
     coefficients = now.coefficients.clone()
     if isinstance(before.covariance, SpectralCovariance) and len(before.beta) > 0:
@@ -69,27 +70,6 @@ def with_eigenfunctions(
     return _of_the_mean(replace(now, posterior=after), covariance)
 
 
-@torch.no_grad()
-def with_best_functions(now: Expanded, root: Tensor, gram: Tensor, most: int) -> DecoupledPosterior:
-    """Give a posterior the best covariance of so many functions in α's span; the mean stays.
-
-    The leading eigenfunctions of what all data say of α, which maximise the bound of a Gaussian
-    likelihood. Cost O(M_α³).
-
-    Args:
-        now: A posterior whose mean is ``k(x, α) a`` alone, with its kernel.
-        root: R, ``... x m x M_α x M_α``: ``R Rᵀ = K_α``, but for a nugget.
-        gram: ``R⁻¹ (Σ p k(α, x) k(x, α)) R⁻ᵀ`` of all data with precisions p, likewise.
-        most: Number M_β.
-    """
-    before = now.posterior
-    covariance = _known_nothing_of(_leading(root, gram, most))
-    seen = covariance.basis(now.kernel, before.alpha, now.outputs).whitened(root)
-    covariance = replace(covariance, gram=seen.mT @ gram @ seen)
-    after = replace(before, beta=before.alpha, covariance=covariance)
-    return _of_the_mean(replace(now, posterior=after), covariance)
-
-
 def _of_the_mean(now: Expanded, covariance: SpectralCovariance) -> DecoupledPosterior:
     """Set the weights' mean to what k(x, α) a makes of them, which adds nothing to the mean."""
     explained = now.explained
@@ -97,16 +77,13 @@ def _of_the_mean(now: Expanded, covariance: SpectralCovariance) -> DecoupledPost
     return replace(now.posterior, covariance=replace(covariance, moment=moment))
 
 
-def _known_nothing_of(combination: Tensor) -> SpectralCovariance:
-    none = combination.new_zeros(*combination.shape[:-2], combination.shape[-1], 1)
-    return SpectralCovariance(none, none @ none.mT, combination)
-
-
-def _leading(root: Tensor, gram: Tensor, most: int) -> Tensor:
-    """Combine values, given whitened, for most of the variance, ``... x m x S x M``."""
+def _leading(root: Tensor, gram: Tensor, most: int) -> SpectralCovariance:
+    """Combine S values, given whitened, for most of the variance; nothing is known of these yet."""
     _, directions = torch.linalg.eigh(gram)
     chosen = directions[..., max(gram.shape[-1] - most, 0) :].flip(-1)
-    return torch.linalg.solve_triangular(root.mT, chosen, upper=True)
+    combination = torch.linalg.solve_triangular(root.mT, chosen, upper=True)
+    none = chosen.new_zeros(*chosen.shape[:-2], chosen.shape[-1], 1)
+    return SpectralCovariance(none, none @ none.mT, combination)
 
 
 @dataclass(frozen=True)
@@ -211,15 +188,17 @@ def optimum(
         now: The posterior with its kernel.
         batches: Inputs with the likelihood of their outcomes, all of them.
         weight: Of their sum.
-        rank: Functions of a spectral covariance, which are computed again in the span of all of α;
-            None: they stay, as they must where the likelihood is not Gaussian.
+        rank: Functions of a spectral covariance, which become the leading eigenfunctions of what
+            all data say of α; None: they stay, as they must where the likelihood is not Gaussian.
         collective: Processes of which each has some of the batches.
     """
-    seeks = rank is not None and isinstance(now.posterior.covariance, SpectralCovariance)
-    if seeks:  # the mean is k(x, α) a alone
+    if not isinstance(now.posterior.covariance, SpectralCovariance):
+        rank = None
+    if rank is not None:  # the mean is k(x, α) a alone
         bare, a = now.posterior, now.posterior.coefficients
-        none = _known_nothing_of(a.new_zeros(*a.shape[:-1], 0, 0))
-        bare = replace(bare, beta=bare.alpha.rows(slice(0, 0)), covariance=none)
+        none, square = a.new_zeros(*a.shape[:-1], 0, 1), a.new_zeros(*a.shape[:-1], 0, 0)
+        none_known = SpectralCovariance(none, square, square)
+        bare = replace(bare, beta=bare.alpha.rows(slice(0, 0)), covariance=none_known)
         now = replace(now, posterior=bare)
     before, kernel, m = now.posterior, now.kernel, now.outputs
     mixed = isinstance(before.covariance, HybridCovariance)
@@ -236,8 +215,12 @@ def optimum(
     weights = torch.cholesky_solve(weight * pull, safe_cholesky(weight * gram + identity(gram)))
     c = torch.linalg.solve_triangular(root.mT, weights, upper=True).squeeze(-1)
     after = before.with_expansion(c[..., : len(before.alpha)], kernel, m)
-    if seeks and rank is not None:
-        return with_best_functions(replace(now, posterior=after), root, weight * gram, rank)
+    if rank is not None:
+        best = _leading(root, weight * gram, rank)
+        seen = best.basis(kernel, after.alpha, m).whitened(root)
+        best = replace(best, gram=seen.mT @ (weight * gram) @ seen)
+        after = replace(after, beta=after.alpha, covariance=best)
+        return _of_the_mean(replace(now, posterior=after), best)
     if not isinstance(before.covariance, HybridCovariance):
         return after
     v = replace(now, posterior=after).explained
@@ -297,9 +280,6 @@ _TERMS = 4
 Limits = tuple[int, float | None, float]
 """Most evaluations, most seconds or none, and the monotonic time from which these count."""
 
-Batches = Callable[[Hyperparameters], Iterator[tuple[Tensor, ExpectedLogProb]]]
-"""All data, with the likelihood that hyperparameters give them."""
-
 
 @dataclass(frozen=True)
 class CollapsedBound:
@@ -310,39 +290,38 @@ class CollapsedBound:
 
     Attributes:
         functions: A posterior, whose functions and shapes count.
-        batches: The data.
-        weight: Of their sum.
-        count: Observations that they stand for.
+        replay: The data.
+        prior: Of the model.
         rank: Number M_β of a spectral covariance's functions.
-        collective: Processes of which each has some of the data.
     """
 
     functions: DecoupledPosterior
-    batches: Batches
-    weight: float
-    count: int
+    replay: Replay
+    prior: Prior
     rank: int
-    collective: Collective = ALONE
 
     def at(self, hyper: Hyperparameters, learned: list[Tensor]) -> Valued:
         """Evaluate the bound, and its gradient in some tensors. Cost O(n (M_α + M_β)² + M_α³).
 
         Memory O(M_α²); hyperparameters are in float64.
         """
-        with torch.no_grad():
-            now, data = Expanded.of(self.functions, hyper), self.batches(hyper)
-            best = optimum(now, data, self.weight, self.rank, self.collective)
-        share = self.collective.share
-        prior = share * hyper.log_prior()
+        replay, collective = self.replay, self.replay.collective
+        now, data = (
+            Expanded.of(self.functions, hyper),
+            replay.outcomes(self.prior, hyper.likelihood),
+        )
+        best = optimum(now, data, replay.weight, self.rank, collective)
+        prior = collective.share * hyper.log_prior()
         value, gradient = prior.detach(), _gradient(prior, learned)
-        terms = bound_terms(self.batches(hyper), self.weight, share)
+        data = replay.outcomes(self.prior, hyper.likelihood)
+        terms = bound_terms(data, replay.weight, collective.share)
         while some := list(islice(terms, _TERMS)):
             now = Expanded.of(best, hyper)
             part = torch.stack([term(now).sum() for term in some]).sum()
             value = value + part.detach()
             gradient = [a + b for a, b in zip(gradient, _gradient(part, learned), strict=True)]
-        value, *gradient = map(self.collective.sum, (value, *gradient))
-        return Valued(value / self.count, [g / self.count for g in gradient], best)
+        value, *gradient = map(collective.sum, (value, *gradient))
+        return Valued(value / replay.count, [g / replay.count for g in gradient], best)
 
 
 @dataclass(frozen=True)
@@ -377,85 +356,57 @@ def maximise_collapsed(
     Raises:
         ModelFittingError: The first value is not finite.
     """
-    with Bar(progress) as bar:
-        search = _Search(bound, hyper, limits, bar)
+    evaluations, seconds, began = limits
+    coordinates = constrained_parameters(hyper, hyper.moving)
+    learned: list[Tensor] = [coordinate.parameter for coordinate in coordinates]
+    trace: list[tuple[int, float]] = []
+    highest, posterior, state = -math.inf, bound.functions, deepcopy(hyper.state_dict())
+
+    def value() -> Tensor:
+        """Return the bound, differentiable once in what is moved."""
+        nonlocal highest, posterior, state
+        if trace:
+            spent = agreed(time.monotonic() - began, bound.replay.collective)
+            if len(trace) >= evaluations or (seconds is not None and spent >= seconds):
+                raise _Enough
+            with torch.no_grad():
+                for coordinate in coordinates:
+                    coordinate.after()
         try:
-            search.first()
-            if search.moved:
-                maximise(search.value, search.moved, limits[0])
-        except _Enough:
-            pass
-    return search.result()
-
-
-class _Enough(Exception):
-    """A limit was reached, or the bound can be followed no further."""
-
-
-class _Search:
-    """A maximisation under way."""
-
-    def __init__(
-        self, bound: CollapsedBound, hyper: Hyperparameters, limits: Limits, bar: Bar
-    ) -> None:
-        self._bound, self._hyper, self._bar = bound, hyper, bar
-        self._evaluations, seconds, self._began = limits
-        self._seconds = math.inf if seconds is None else seconds
-        self._coordinates = constrained_parameters(hyper, hyper.moving)
-        self.moved: list[Tensor] = [coordinate.moved for coordinate in self._coordinates]
-        self._trace: list[tuple[int, float]] = []
-        self._known: Valued | None = None
-        self._highest, self._posterior = -math.inf, bound.functions
-        self._state: dict[str, Any] = {}
-
-    def first(self) -> None:
-        """Evaluate where it begins, without which there is no posterior to keep."""
-        found = self._evaluated()
-        if not bool(found.bound.isfinite()):
+            found = bound.at(hyper, learned)
+        except NUMERICAL_ERRORS as error:
+            if not trace:  # without a first value there is no posterior to keep
+                raise
+            raise _Enough from error
+        whole = float(found.bound) * bound.replay.count
+        trace.append((len(trace) + 1, whole))
+        if not math.isfinite(whole):
+            if len(trace) > 1:
+                raise _Enough
             raise ModelFittingError(
                 f"The bound is {float(found.bound)} with the hyperparameters that the model has, "
                 "which stay. Expected a finite one: set others, or call fit first."
             )
-        self._known = found
-
-    def value(self) -> Tensor:
-        """Return the bound, differentiable once in what is moved."""
-        found, self._known = self._known, None
-        if found is None:
-            spent = agreed(time.monotonic() - self._began, self._bound.collective)
-            if len(self._trace) >= self._evaluations or spent >= self._seconds:
-                raise _Enough
-            with torch.no_grad():
-                for coordinate in self._coordinates:
-                    coordinate.after()
-            try:
-                found = self._evaluated()
-            except NUMERICAL_ERRORS as error:
-                raise _Enough from error
-            if not bool(found.bound.isfinite()):
-                raise _Enough
+        if whole > highest:
+            highest, posterior, state = whole, found.posterior, deepcopy(hyper.state_dict())
+        bar.show(len(trace) / evaluations, len(trace), highest)
         total = found.bound.clone()
-        for coordinate, gradient in zip(self._coordinates, found.gradient, strict=True):
+        for coordinate, gradient in zip(coordinates, found.gradient, strict=True):
             step = coordinate.moved - coordinate.moved.detach()
             total = total + (coordinate.slope(gradient) * step).sum()
         return total
 
-    def _evaluated(self) -> Valued:
-        learned: list[Tensor] = [coordinate.parameter for coordinate in self._coordinates]
-        found = self._bound.at(self._hyper, learned)
-        bound, done = float(found.bound) * self._bound.count, len(self._trace) + 1
-        self._trace.append((done, bound))
-        if bound > self._highest:
-            self._highest, self._posterior = bound, found.posterior
-            self._state = deepcopy(self._hyper.state_dict())
-        self._bar.show(done / self._evaluations, done, self._highest)
-        return found
+    with Bar(progress) as bar, suppress(_Enough):
+        if coordinates:
+            maximise(value, [coordinate.moved for coordinate in coordinates], evaluations)
+        else:
+            value()
+    hyper.load_state_dict(state)
+    return posterior, Training(len(trace), time.monotonic() - began, tuple(trace))
 
-    def result(self) -> tuple[DecoupledPosterior, Training]:
-        """Go back to the best that was seen."""
-        self._hyper.load_state_dict(self._state)
-        spent = time.monotonic() - self._began
-        return self._posterior, Training(len(self._trace), spent, tuple(self._trace))
+
+class _Enough(Exception):
+    """A limit was reached, or the bound can be followed no further."""
 
 
 def _gradient(value: Tensor, learned: list[Tensor]) -> list[Tensor]:

@@ -19,11 +19,12 @@ from torch.utils.data import Dataset
 
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.inducing import check_factors
+from bo_stream.errors import check_one_of
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import latent_kernel
-from bo_stream.models.decoupled.collapse import Growth, maximise_collapsed
-from bo_stream.models.decoupled.inference import DecoupledInference, Parametrization, check_among
+from bo_stream.models.decoupled.collapse import CollapsedBound, Growth, maximise_collapsed
+from bo_stream.models.decoupled.inference import DecoupledInference, Parametrization
 from bo_stream.models.decoupled.learner import DecoupledLearner, DecoupledSchedule
 from bo_stream.models.decoupled.posterior import DecoupledMemory
 from bo_stream.models.inference import Hyperparameters
@@ -175,7 +176,7 @@ class DecoupledGP(StreamingGP):
             initial_points = 0 if lengthscale_factors else 1000
         latent_Y = latent_columns(train_Y, likelihood)
         self._begin(train_X, latent_Y, None, outcome_transform)
-        check_among("preconditioner", preconditioner, (*get_args(Preconditioner), None))
+        check_one_of("preconditioner", preconditioner, (*get_args(Preconditioner), None))
         self._inference = DecoupledInference(
             growth,
             schedule,
@@ -266,36 +267,31 @@ class DecoupledGP(StreamingGP):
             ValueError: A limit is negative; fewer observations are stored than ``batch_size``.
         """
         self._check_not_conditioned("fit")
-        inference = self._inference
-        inference.check_observed(self._memory)
+        inference, prior, replay = self._inference, self.prior, self._memory.replay
+        replay.check_not_empty()
         check_limits(steps, seconds)
-        collective = self._memory.replay.collective
-        budget = Budget(seconds, collective)
+        budget = Budget(seconds, replay.collective)
         before = self._begun(budget, progress)
-        learner = inference.learner(self._memory, self.prior, growing=True)
+        sizes = inference.growth, inference.schedule
+        learner = DecoupledLearner(self._memory, prior, *sizes, growing=True)
         try:
-            training = train(
-                learner,
-                steps,
-                seconds,
-                progress=progress,
-                started=budget.began,
-                collective=collective,
-                before_step=learner.settle if settle else None,
-            )
+            try:
+                training = train(
+                    learner,
+                    steps,
+                    seconds,
+                    progress=progress,
+                    started=budget.began,
+                    collective=replay.collective,
+                    before_step=learner.settle if settle else None,
+                )
+            finally:
+                prior.take_over(learner.hyper)
+                self._set_memory(learner.memory)
         except ModelFittingError:
-            self._adopt(learner)
             self._judged(Training(0, 0.0, ()), before)
             raise
-        except BaseException:
-            self._adopt(learner)
-            raise
-        self._adopt(learner)
         return judgement_said(self._judged(training, before), seconds)
-
-    def _adopt(self, learner: DecoupledLearner) -> None:
-        self.prior.take_over(learner.hyper)
-        self._set_memory(learner.memory)
 
     def _begun(self, budget: Budget, progress: bool) -> _Before:
         """Begin a training; return memory and hyperparameters before it, rows and their scores."""
@@ -313,12 +309,12 @@ class DecoupledGP(StreamingGP):
         former, hyper, rows, scores = before
         size, seed = inference.schedule.size(memory.replay.held), inference.schedule.seed
         free = rows.undrawn(memory.replay, size, seed, range(former.steps, memory.steps))
-        training = judged(training, scores, inference.scores(rows, memory, self.prior), free)
+        after = inference.scores(rows, memory, self.prior)
+        training = judged(training, scores, after, free, ended)
         if not training.is_kept:
             self.prior.take_over(hyper)
             self._set_memory(former)
-        final = time.monotonic() - ended
-        return replace(training, seconds=training.seconds + final, final=final)
+        return training
 
     def fit_collapsed(
         self, evaluations: int = 20, seconds: float | None = None, *, progress: bool = True
@@ -356,19 +352,21 @@ class DecoupledGP(StreamingGP):
                 f"{type(self.likelihood).__name__}: the best posterior of others has no closed "
                 "form. Call fit, then optimize_posterior."
             )
-        inference, prior = self._inference, self.prior
-        inference.check_observed(self._memory)
+        inference, prior, replay = self._inference, self.prior, self._memory.replay
+        replay.check_not_empty()
         checked_number("evaluations", evaluations)
         check_limits(None, seconds)
-        budget = Budget(seconds, self._memory.replay.collective)
+        budget = Budget(seconds, replay.collective)
         before = self._begun(budget, progress)
         if budget.left() == 0.0:
             training = Training(0, time.monotonic() - budget.began, ())
         else:
-            learner = inference.learner(self._memory, prior, growing=False)
+            sizes = inference.growth, inference.schedule
+            learner = DecoupledLearner(self._memory, prior, *sizes, growing=False)
             learner.grow_to_the_caps()
             self._set_memory(learner.memory)
-            bound, hyper = inference.collapsed_bound(self._memory, prior), prior.copied()
+            hyper, functions = prior.copied(), self._memory.posterior
+            bound = CollapsedBound(functions, replay, prior, inference.growth.covariance)
             limits = evaluations, seconds, budget.began
             posterior, training = maximise_collapsed(bound, hyper, limits, progress)
             prior.take_over(hyper)
@@ -398,7 +396,7 @@ class DecoupledGP(StreamingGP):
             ValueError: No rounds.
         """
         self._check_not_conditioned("optimize_posterior")
-        self._inference.check_observed(self._memory)
+        self._memory.replay.check_not_empty()
         for _ in range(checked_number("rounds", rounds)):
             best = self._inference.optimized(self._memory, self.prior, progress)
             self._set_memory(replace(self._memory, posterior=best))
@@ -428,9 +426,10 @@ class DecoupledGP(StreamingGP):
             InputDataError: There are no observations.
             ValueError: Fewer are stored than ``batch_size``.
         """
-        self._inference.check_observed(self._memory)
+        replay = self._memory.replay
+        replay.check_not_empty()
         if generator is None:
-            seed = self._memory.replay.collective.agreed(torch.randint(2**31, ()))
+            seed = replay.collective.agreed(torch.randint(2**31, ()))
             generator = torch.Generator().manual_seed(int(seed))
         estimate = self._inference.estimate(self._memory, self.prior, generator)
         return self._from_per_output(estimate)

@@ -8,7 +8,7 @@ from functools import reduce
 from typing import ClassVar, Literal, NoReturn, get_args
 
 import torch
-from botorch.exceptions.errors import InputDataError, ModelFittingError, UnsupportedError
+from botorch.exceptions.errors import ModelFittingError, UnsupportedError
 from botorch.exceptions.warnings import BotorchWarning
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.inducing import InducingFunctions, frozen, in_dtype
+from bo_stream.errors import check_one_of
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.models.decoupled.collapse import (
-    CollapsedBound,
     Growth,
     between,
     optimum,
@@ -124,7 +124,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         for name, rate in rates.items():
             if rate is not None and not 0.0 < rate <= 1.0:
                 raise ValueError(f"Expected {name} in (0, 1], got {rate}.")
-        check_among("parametrization", self.parametrization, get_args(Parametrization))
+        check_one_of("parametrization", self.parametrization, get_args(Parametrization))
         if self.factors and self.parametrization == "spectral" and not schedule.mean_points:
             raise ValueError(
                 "Expected learn_mean_points with lengthscale_factors, got False: the functions of "
@@ -179,15 +179,12 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
                 "Build it again without them."
             )
         replay = memory.replay.plus(Batch(data.X, data.targets.mT))
-        learner = self.learner(replace(memory, replay=replay), prior, growing=False)
+        after = replace(memory, replay=replay)
+        learner = DecoupledLearner(after, prior, self.growth, self.schedule, growing=False)
         learner.grow(replay.collective.first(data.X, 4 * self.growth.step))
         train(learner, self.update_steps, None, progress=False)
         prior.take_over(learner.hyper)
         return learner.memory, None
-
-    def learner(self, memory: DecoupledMemory, prior: Prior, growing: bool) -> DecoupledLearner:
-        """Make the optimiser of a memory; ``growing``: its bases grow by minibatches."""
-        return DecoupledLearner(memory, prior, self.growth, self.schedule, growing)
 
     def merged(
         self,
@@ -251,8 +248,8 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         Exact for the observations that are stored; of a sample its unbiased scaling to all n. Cost
         O(n (M_α d + M_β²) + M_α² d + M_β³).
         """
-        value = in_dtype(_shared(prior), torch.float64, lambda h: self._bound(memory, prior, h))
-        return value, cache
+        own = Hyperparameters.shared(prior.kernel, prior.mean_module, prior.likelihood)
+        return in_dtype(own, torch.float64, lambda h: self._bound(memory, prior, h)), cache
 
     def _bound(self, memory: DecoupledMemory, prior: Prior, hyper: Hyperparameters) -> Tensor:
         replay, now = memory.replay, Expanded.of(memory.posterior, hyper)
@@ -279,29 +276,21 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
             drawn = Draw.of(now, data.X, expected, weight, index, collective)
             return collective.sum(drawn.value)
 
-        return in_dtype(_shared(prior), torch.float64, draw)
+        own = Hyperparameters.shared(prior.kernel, prior.mean_module, prior.likelihood)
+        return in_dtype(own, torch.float64, draw)
 
     # --- trainings ----------------------------------------------------------------------------
-
-    def check_observed(self, memory: DecoupledMemory) -> None:
-        """Check that there is something to learn from.
-
-        Raises:
-            InputDataError: There is not.
-        """
-        if memory.replay.held == 0:
-            raise InputDataError(
-                "Expected observations to learn from, got an empty stream. Give train_X and "
-                "train_Y, or update the model first."
-            )
 
     def begun(
         self, memory: DecoupledMemory, prior: Prior, budget: Budget, progress: bool
     ) -> DecoupledMemory:
         """Begin with the hyperparameters of an exact process, where little was learned before.
 
-        The functions stay, but are known nothing of then. Of a limited budget the search takes at
-        most ``SEARCH_SHARE``; where nothing is left, nothing is begun.
+        From the median trick alone steps find lengthscales slowly: the mean has to follow each move
+        of theirs before the next one pays. Scales are then those of a sparse process. The functions
+        stay, but are known nothing of then. Of a limited budget the search takes at most
+        ``SEARCH_SHARE``; where nothing is left, nothing is begun. Cost O(k³) for each of some steps
+        on k data.
 
         Raises:
             ValueError: Fewer observations are stored than ``batch_size``.
@@ -309,59 +298,37 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         if memory.begun:
             return memory
         replay, schedule, hyper = memory.replay, self.schedule, prior.copied()
-        replay.draw(schedule.size(replay.held), generator_at(schedule.seed, BEFORE_STEPS))
+        generator = generator_at(schedule.seed, BEFORE_STEPS)
+        replay.places(schedule.size(replay.held), generator)  # checks that there are as many
         learns = schedule.learning_rate > 0.0 and len(hyper.moving) > 0
-        if learns and self.initial_points > 0 and replay.held > 1 and memory.steps < YOUNG:
-            if budget.left(SEARCH_SHARE) == 0.0:
-                return memory
-            with waiting("an exact GP of some observations", progress):
-                memory = self._with_first_hyperparameters(memory, prior, hyper, budget)
-        return replace(memory, begun=True)
-
-    def _with_first_hyperparameters(
-        self, memory: DecoupledMemory, prior: Prior, hyper: Hyperparameters, budget: Budget
-    ) -> DecoupledMemory:
-        """Learn hyperparameters by an exact process of few data, scales then for a sparse one.
-
-        From the median trick alone steps find lengthscales slowly: the mean has to follow each move
-        of theirs before the next one pays. Cost O(k³) for each of some steps on k data.
-        """
-        replay, generator = memory.replay, generator_at(self.schedule.seed, BEFORE_STEPS)
-        few, more = (
-            replay.whole_sample(min(size, replay.held), generator, prior)
-            for size in (self.initial_points, LOOKED_AT)
-        )
-        modules = hyper.covar_module, hyper.mean_module, hyper.likelihood
-        try:
-            learn_first_hyperparameters(*modules, few, FIRST_STEPS, budget.left(SEARCH_SHARE))
-        except ModelFittingError as error:
-            message = f"Lengthscales begin by the median trick: an exact GP failed: {error}"
-            warnings.warn(message, BotorchWarning, stacklevel=2)
-        if budget.left(START_SHARE) != 0.0:
-            set_scales(hyper, more, self.growth.span, self.growth.covariance, replay.count)
-        agree(modules, replay.collective)
+        if not learns or self.initial_points == 0 or replay.held < 2 or memory.steps >= YOUNG:
+            return replace(memory, begun=True)
+        if budget.left(SEARCH_SHARE) == 0.0:
+            return memory
+        generator = generator_at(schedule.seed, BEFORE_STEPS)
+        with waiting("an exact GP of some observations", progress):
+            few, more = (
+                replay.whole_sample(min(size, replay.held), generator, prior)
+                for size in (self.initial_points, LOOKED_AT)
+            )
+            modules = hyper.covar_module, hyper.mean_module, hyper.likelihood
+            try:
+                learn_first_hyperparameters(*modules, few, FIRST_STEPS, budget.left(SEARCH_SHARE))
+            except ModelFittingError as error:
+                message = f"Lengthscales begin by the median trick: an exact GP failed: {error}"
+                warnings.warn(message, BotorchWarning, stacklevel=2)
+            if budget.left(START_SHARE) != 0.0:
+                set_scales(hyper, more, self.growth.span, self.growth.covariance, replay.count)
+            agree(modules, replay.collective)
         prior.take_over(hyper)
         posterior = self._anew(memory.posterior, hyper.covar_module)
-        return replace(memory, posterior=posterior, hyper_moments=None, variational_moments=None)
+        fresh = replace(memory, hyper_moments=None, variational_moments=None)
+        return replace(fresh, posterior=posterior, begun=True)
 
     @torch.no_grad()
     def scores(self, rows: JudgedRows, memory: DecoupledMemory, prior: Prior) -> Scores:
         """Predict rows by the posterior as it is. Cost O(n (M_α d + S M_β) + M_α S d + S³)."""
-        hyper = _shared(prior)
-        process = self._process(memory.posterior, prior)
-        return rows.scores(process, hyper.likelihood, prior.num_outputs)
-
-    def collapsed_bound(self, memory: DecoupledMemory, prior: Prior) -> CollapsedBound:
-        """Return the bound at its best posterior, as a function of hyperparameters."""
-        replay = memory.replay
-        return CollapsedBound(
-            memory.posterior,
-            lambda hyper: replay.outcomes(prior, hyper.likelihood),
-            replay.weight,
-            replay.count,
-            self.growth.covariance,
-            replay.collective,
-        )
+        return rows.scores(self._process(memory.posterior, prior), prior)
 
     @torch.no_grad()
     def optimized(
@@ -390,17 +357,3 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
             if bool((there >= bound).all()):
                 return tried
         return memory.posterior
-
-
-def check_among(name: str, value: object, known: tuple[object, ...]) -> None:
-    """Check that an option is among those that there are.
-
-    Raises:
-        ValueError: It is not.
-    """
-    if value not in known:
-        raise ValueError(f"Expected {name} to be one of {known}, got {value!r}.")
-
-
-def _shared(prior: Prior) -> Hyperparameters:
-    return Hyperparameters.shared(prior.kernel, prior.mean_module, prior.likelihood)

@@ -90,6 +90,8 @@ class DecoupledLearner:
         self.learning_rate, self.num_data = schedule.learning_rate, float(memory.replay.count)
         self._growth, self._schedule, self._growing = growth, schedule, growing
         self._collective, self._pace = memory.replay.collective, 1.0
+        named = self.hyper.named_parameters()
+        self._names = tuple(name for name, p in named if p.requires_grad)
         self._begin(memory)
 
     def settle(self, part: float) -> None:
@@ -103,9 +105,11 @@ class DecoupledLearner:
         self._memory, rate, self.num_steps = memory, self.learning_rate, memory.steps
         moments = memory.hyper_moments if memory.hyper_names == self._names else None
         self._hyper_adam = ConstrainedAdam(self.hyper, self.hyper.moving, rate, moments)
-        self._set_parameters(memory.posterior, memory.variational_moments)
+        self._set_posterior(memory.posterior, memory.variational_moments)
 
-    def _set_parameters(self, posterior: DecoupledPosterior, moments: Moments | None) -> None:
+    def _set_posterior(self, posterior: DecoupledPosterior, moments: Moments | None) -> None:
+        """Go on from a posterior, whose parameters have Adam's moments as far as these go."""
+        self._memory = replace(self._memory, posterior=posterior)
         schedule, by_adam = self._schedule, self._schedule.mean_rate is None
         moved = VariationalParameters(posterior, by_adam, schedule.mean_points, self._memory.unit)
         parameters = list(moved.parameters())
@@ -119,11 +123,6 @@ class DecoupledLearner:
                     state[name] = wide
         self._parameters = moved
         self._variational_adam = ConstrainedAdam(moved, parameters, schedule.learning_rate, moments)
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        """Hyperparameters that learn."""
-        return tuple(name for name, p in self.hyper.named_parameters() if p.requires_grad)
 
     @property
     def memory(self) -> DecoupledMemory:
@@ -165,7 +164,7 @@ class DecoupledLearner:
         m = before.coefficients.shape[-2]
         grown = self._growth.grown(before, X, self.hyper.covar_module, m)
         if grown is not before:
-            self._set_posterior(grown)
+            self._set_posterior(grown, self._variational_adam.moments())
         more = len(grown.beta) < min(self._growth.span, len(grown.alpha))
         if more:
             self._renew()
@@ -184,10 +183,6 @@ class DecoupledLearner:
         for rows in order.split(2 * growth.step):
             self.grow(data.X[..., rows, :])
 
-    def _set_posterior(self, posterior: DecoupledPosterior) -> None:
-        self._memory = replace(self._memory, posterior=posterior)
-        self._set_parameters(posterior, self._variational_adam.moments())
-
     @torch.no_grad()
     def _renew(self) -> None:
         """Let the covariance's functions be the kernel's eigenfunctions again, if they are such."""
@@ -198,8 +193,10 @@ class DecoupledLearner:
             return
         generator = generator_at(self._schedule.seed, _APART + self.num_steps)
         some = replay.sample(min(INPUTS * growth.span, replay.held), generator, self.prior)
-        now, sizes = self._expanded(), (growth.span, growth.covariance)
-        self._set_posterior(with_eigenfunctions(now, some.X, *sizes, self._collective))
+        now = Expanded.of(self._parameters.posterior(), self.hyper)
+        sizes = growth.span, growth.covariance
+        renewed = with_eigenfunctions(now, some.X, *sizes, self._collective)
+        self._set_posterior(renewed, self._variational_adam.moments())
 
     @torch.enable_grad()
     def take_step(self) -> float:
@@ -220,7 +217,7 @@ class DecoupledLearner:
         wide = len(self._memory.posterior.beta) > self._growth.span
         if (wide or self.num_steps % _RENEWED == 0) and not renewed:
             self._renew()
-        now = self._expanded()
+        now = Expanded.of(self._parameters.posterior(), self.hyper)
         index = drawn_columns(now.posterior, schedule.columns, generator)
         expected = OutcomeModel(self.hyper.likelihood, now.outputs).expected_log_prob(data.targets)
         draw = Draw.of(now, data.X, expected, replay.count / size, index, collective)
@@ -236,16 +233,12 @@ class DecoupledLearner:
         if objective.requires_grad:
             (-objective).backward()
             for adam in optimisers:
-                adam.sum_gradients(collective)
                 adam.set_rate(schedule.learning_rate * decay)
-                adam.step()
+                adam.step(collective)
         self.num_steps += 1
         posterior = self._parameters.moved(posterior)
         self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps)
         return float(collective.sum(draw.value.detach()).sum())
-
-    def _expanded(self) -> Expanded:
-        return Expanded.of(self._parameters.posterior(), self.hyper)
 
 
 class VariationalParameters(Module):
@@ -264,17 +257,17 @@ class VariationalParameters(Module):
         chosen = {} if self._tied else {"beta": posterior.beta}
         if mean_points:
             chosen["alpha"] = posterior.alpha
+        moved = dict[str, Tensor]()
         for name, functions in chosen.items():
-            self._add(f"{name}_points", functions.points / unit)
+            moved[f"{name}_points"] = functions.points / unit
             if functions.log_factors is not None:
-                self._add(f"{name}_factors", functions.log_factors)
+                moved[f"{name}_factors"] = functions.log_factors
         if isinstance(posterior.covariance, DirectCovariance):
-            self._add("root", posterior.covariance.root)
+            moved["root"] = posterior.covariance.root
         if coefficients:
-            self._add("coefficients", posterior.coefficients)
-
-    def _add(self, name: str, value: Tensor) -> None:
-        self.register_parameter(name, Parameter(value.detach().clone()))
+            moved["coefficients"] = posterior.coefficients
+        for name, value in moved.items():
+            self.register_parameter(name, Parameter(value.detach().clone()))
 
     def posterior(self) -> DecoupledPosterior:
         """Return the posterior with these in it, differentiable in them."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
+from torch.nn.functional import pad
 
 from bo_stream.bases.inducing import FunctionBasis, InducingFunctions, kernel_variance
 from bo_stream.collective import ALONE, Collective
@@ -79,7 +80,8 @@ class DirectCovariance:
         """Add functions, as if observed with noise of the prior's variance; 0 would never leave."""
         variance = functions.variance(kernel, outputs).expand(functions.points.shape[:-1])
         new = variance.sqrt() if self.jacobi else variance.rsqrt()
-        return replace(self, root=_block_diagonal(self.root, torch.diag_embed(new)))
+        n, k = self.root.shape[-1], new.shape[-1]
+        return replace(self, root=pad(self.root, (0, k, 0, k)) + torch.diag_embed(pad(new, (n, 0))))
 
 
 @dataclass(frozen=True)
@@ -120,12 +122,8 @@ class HybridCovariance:
         self, kernel: Kernel, functions: InducingFunctions, outputs: int
     ) -> HybridCovariance:
         """Add weights as before any data; the others stay, for F grows at its lower end."""
-        more = functions.points[..., :1]
-        empty = torch.zeros_like(more @ more.mT)
-        return HybridCovariance(
-            torch.cat((self.moment, torch.zeros_like(more)), -2),
-            _block_diagonal(self.gram, empty),
-        )
+        k = len(functions)
+        return HybridCovariance(pad(self.moment, (0, 0, 0, k)), pad(self.gram, (0, k, 0, k)))
 
 
 @dataclass(frozen=True)
@@ -252,14 +250,6 @@ class ShiftedProcess(PosteriorProcess):
         return replace(base, mean=base.mean + self.shift(points.X))
 
 
-def _block_diagonal(first: Tensor, second: Tensor) -> Tensor:
-    n, k = first.shape[-1], second.shape[-1]
-    result = first.new_zeros(*first.shape[:-2], n + k, n + k)
-    result[..., :n, :n] = first
-    result[..., n:, n:] = second
-    return result
-
-
 # --- memory of a decoupled model: its posterior, observations to draw from -----------------------
 
 
@@ -291,18 +281,14 @@ class DecoupledMemory(HoldsRows):
     begun: bool = False
 
     @property
-    def _batch(self) -> torch.Size:
-        return self.posterior.coefficients.shape[:-1]
-
-    @property
     def counts(self) -> Tensor:
         """Number of observations that came, ``... x m``."""
         like = self.posterior.coefficients
-        return like.new_full(self._batch, float(self.replay.count))
+        return like.new_full(like.shape[:-1], float(self.replay.count))
 
     def select(self, outputs: list[int]) -> DecoupledMemory:
         """Copy for some of the outputs."""
-        *lead, of = self._batch
+        *lead, of, _ = self.posterior.coefficients.shape
         hyper, variational = self.hyper_moments, self.variational_moments
         index = torch.tensor(outputs, device=self.posterior.coefficients.device)
 
@@ -449,10 +435,6 @@ class Expanded:
             total = total + 0.5 * part.sum(-1)
         return total
 
-    def covariance_divergence(self) -> Tensor:
-        """Compute the covariance's part of the divergence, ``... x m``. Cost O(M_β³)."""
-        return self.posterior.covariance.divergence(self.basis)
-
     def at(self, X: Tensor) -> Marginals:
         """Evaluate the process at inputs, ``... x n x d``. Cost O(n M_α d + n M_β²)."""
         features, alpha = self.basis.features(X), self.posterior.alpha
@@ -512,7 +494,11 @@ def bound_terms(
     share where other processes have further batches. Cost of all O(n (M_α + M_β²) + M_α² + M_β³).
     [Cheng2017, eq. 9 and 10]
     """
-    yield lambda now: -share * (now.exact_mean_divergence() + now.covariance_divergence())
+    yield (
+        lambda now: (
+            -share * (now.exact_mean_divergence() + now.posterior.covariance.divergence(now.basis))
+        )
+    )
     for X, expected in batches:
         yield partial(_data_term, X, expected, weight)
 
@@ -558,8 +544,8 @@ class Draw:
         """
         there, columns = expanded.at(X), expanded.columns(index)
         data = weight * expected(there.mean, there.variance).sum(-1)
-        divergence = expanded.mean_divergence(columns) + expanded.covariance_divergence()
-        value = data - collective.share * divergence
+        apart = expanded.posterior.covariance.divergence(expanded.basis)
+        value = data - collective.share * (expanded.mean_divergence(columns) + apart)
         return cls(expanded, there, columns, weight, value, collective)
 
 

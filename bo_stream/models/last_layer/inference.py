@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, UnsupportedError
-from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.nn import Linear, Module, Sequential, Tanh
 
-from bo_stream.bases.inducing import Basis, in_dtype
+from bo_stream.bases.inducing import Basis, frozen, in_dtype
 from bo_stream.models.checks import check_instance
 from bo_stream.models.inference import Hyperparameters, Inference, Prior, SolvedWeights
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, check_remainder
 from bo_stream.models.stochastic.budget import ConstrainedAdam
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import is_same
-from bo_stream.warnings import warn_of_few_features
+from bo_stream.warnings import MOST_RESIDUAL, warn_of_few_features
 from bo_stream.weights import (
     InformationForm,
     MatrixMap,
-    Whitened,
     log_marginal_likelihood,
     solve,
     weighted_statistics,
@@ -32,7 +30,7 @@ from bo_stream.weights import (
 WIDTH = 64
 """Features, and hidden units, of the default network."""
 
-_START = 2.0
+START = 2.0
 """Output scale to begin with: the features of the default network have squares of about a half."""
 
 _PROBES = 4
@@ -46,18 +44,6 @@ def layer_features(network: Module, X: Tensor) -> Tensor:
     values: Tensor = network(X.flatten(0, -2)).to(torch.float64)
     values = values.unflatten(0, X.shape[:-1])
     return torch.cat((values, torch.ones_like(values[..., :1])), -1)
-
-
-def frozen_network(network: Module) -> Module:
-    """Copy a network in float64 and evaluation mode, without gradients."""
-    return deepcopy(network).to(torch.float64).eval().requires_grad_(False)
-
-
-def is_as(network: Module, frozen: Module) -> bool:
-    """Say whether a network computes what a frozen copy of it does."""
-    mine, theirs = ((*n.parameters(), *n.buffers()) for n in (network, frozen))
-    pairs = zip(mine, theirs, strict=True)
-    return is_same(tuple(a.detach().to(b.dtype) for a, b in pairs), theirs)
 
 
 class NetworkKernel(Kernel):
@@ -81,13 +67,6 @@ class NetworkKernel(Kernel):
         own, others = (layer_features(self.network, x).to(x) for x in (x1, x2))
         rank = own.shape[-1]
         return (own * others).sum(-1) / rank if diag else own @ others.mT / rank
-
-
-def kernel_of(network: Module, shape: torch.Size) -> ScaleKernel:
-    """Make the prior covariance of a layer's outputs, a scale for each of a batch shape."""
-    kernel = ScaleKernel(NetworkKernel(network), batch_shape=shape)
-    kernel.outputscale = torch.full_like(kernel.outputscale, _START)
-    return kernel
 
 
 @dataclass(frozen=True)
@@ -215,7 +194,7 @@ class LastLayerMemory(HoldsStatistics):
         none, shared = rows.targets, rows.targets[..., :1, :]
         features = none.new_zeros(*shared.shape, rank)
         statistics = WhitenedMemory(weighted_statistics(features, none, shared, shared))
-        return cls(frozen_network(network), statistics, rows, none.new_zeros(0), window)
+        return cls(frozen(network), statistics, rows, none.new_zeros(0), window)
 
     @property
     def rank(self) -> int:
@@ -231,13 +210,16 @@ class LastLayerMemory(HoldsStatistics):
         statistics = self.statistics.observed(features, data)
         if data.sign > 0.0:
             one = self.weight.new_ones(len(data))
-            return self._joined(statistics, (self.rows, self.weight), (data, one))
+            return self.joined(statistics, (self.rows, self.weight), (data, one))
         check_remainder(statistics, self.statistics)
-        weight = _left(self.rows, self.weight, data)
+        weight = self.weight.clone()
+        for i in range(len(data)):  # each observation takes one from its like
+            like = self.rows.equal(data.rows(slice(i, i + 1))) & (weight > _NOTHING)
+            weight[torch.nonzero(like).flatten()[-1:]] -= 1.0
         held = torch.nonzero(weight > _NOTHING).flatten()
         return replace(self, statistics=statistics, rows=self.rows.rows(held), weight=weight[held])
 
-    def _joined(
+    def joined(
         self,
         statistics: WhitenedMemory,
         former: tuple[Observations, Tensor],
@@ -253,9 +235,11 @@ class LastLayerMemory(HoldsStatistics):
 
     def at(self, network: Module) -> LastLayerMemory:
         """Express the memory in another state of the network; see :class:`Carried`."""
-        if is_as(network, self.network):
+        mine, theirs = ((*n.parameters(), *n.buffers()) for n in (network, self.network))
+        pairs = zip(mine, theirs, strict=True)
+        if is_same(tuple(a.detach().to(b.dtype) for a, b in pairs), theirs):
             return self
-        moved = frozen_network(network)
+        moved = frozen(network)
         features = layer_features(moved, self.rows.X).unsqueeze(-3)
         return replace(self, network=moved, statistics=self.carried().into(features))
 
@@ -268,12 +252,6 @@ class LastLayerMemory(HoldsStatistics):
             rows = _observed(others, features, self.rows, self.weight)
             others = self.statistics + rows.scale(-1.0)
         return Carried(self.rows, self.weight, features, others, _regression(features))
-
-    def plus(self, other: LastLayerMemory) -> LastLayerMemory:
-        """Add both memories, in the same features; this one's rows are the latest."""
-        statistics = self.statistics + other.statistics
-        theirs, mine = (other.rows, other.weight), (self.rows, self.weight)
-        return self._joined(statistics, theirs, mine)
 
     def scale(self, factor: float) -> LastLayerMemory:
         """Let every observation count ``factor`` times."""
@@ -290,16 +268,7 @@ class LastLayerMemory(HoldsStatistics):
     def to(self, device: torch.device) -> LastLayerMemory:
         """Move the memory to another device."""
         moved = super().to(device)
-        return replace(moved, network=frozen_network(self.network).to(device))
-
-
-def _left(rows: Observations, weight: Tensor, data: Observations) -> Tensor:
-    """Return weights without a batch, of which each observation takes one from its like."""
-    weight = weight.clone()
-    for i in range(len(data)):
-        found = torch.nonzero(rows.equal(data.rows(slice(i, i + 1))) & (weight > _NOTHING))
-        weight[found.flatten()[-1:]] -= 1.0
-    return weight
+        return replace(moved, network=frozen(self.network).to(device))
 
 
 @dataclass(frozen=True)
@@ -369,9 +338,6 @@ Cached = SolvedWeights | None
 
 FEW_FEATURES = "few features"
 
-MOST_RESIDUAL = 3.0
-"""Root mean square residual, in standard deviations of the known noise, that needs no warning."""
-
 
 @dataclass(frozen=True)
 class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
@@ -424,8 +390,10 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
         self, memory: LastLayerMemory, cache: Cached, other: LastLayerMemory, prior: Prior
     ) -> tuple[LastLayerMemory, Cached]:
         """Add the statistics, both in the features of this model's network as it is now."""
-        network = network_of(prior)
-        return memory.at(network).plus(other.at(network)), None
+        mine, theirs = (each.at(network_of(prior)) for each in (memory, other))
+        statistics = mine.statistics + theirs.statistics
+        former, later = ((each.rows, each.weight) for each in (theirs, mine))
+        return mine.joined(statistics, former, later), None
 
     def cleared(self, memory: LastLayerMemory, prior: Prior) -> LastLayerMemory:
         """Keep the size of the window."""
@@ -466,12 +434,7 @@ def weight_scale(prior: Prior, rank: int) -> Tensor:
 def whitened(memory: WhitenedMemory, scale: Tensor) -> WhitenedMemory:
     """Return statistics of φ as those of ``s φ``."""
     root = scale[..., None, None]
-
-    def rule(statistics: Whitened) -> Whitened:
-        gram, moment = statistics.gram * root.square(), statistics.moment * root
-        return replace(statistics, gram=gram, moment=moment)
-
-    return memory.map(rule)
+    return memory.map(lambda s: replace(s, gram=s.gram * root.square(), moment=s.moment * root))
 
 
 def likelihood_of(carried: Carried, prior: Prior) -> Tensor:
@@ -502,7 +465,7 @@ class LayerSteps:
         """Begin with a memory at its own network; the prior's modules are learned in place."""
         self.prior, self._carried = prior, memory.carried()
         self._hyper = Hyperparameters.shared(prior.kernel, prior.mean_module, prior.likelihood)
-        self._parameters = [p for p in self._hyper.parameters() if p.requires_grad]
+        self._parameters = self._hyper.moving
         self._ascent = ConstrainedAdam(self._hyper, self._parameters, rate)
         self._size = min(batch_size, len(memory.rows))
         self._generator = torch.Generator().manual_seed(seed)
@@ -542,7 +505,7 @@ class LayerSteps:
     def learned_state(self) -> Any:
         """Copy the hyperparameters, the moments, and the number of steps."""
         values = [p.detach().clone() for p in self._parameters]
-        return values, deepcopy(self._ascent.moments()), self.num_steps
+        return values, self._ascent.moments(), self.num_steps
 
     @torch.no_grad()
     def restore(self, state: Any) -> None:

@@ -10,6 +10,7 @@ from botorch.exceptions.errors import InputDataError, ModelFittingError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.kernels import ScaleKernel
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
@@ -18,12 +19,13 @@ from torch.nn import Module
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.last_layer.inference import (
+    START,
     LastLayerInference,
     LastLayerMemory,
     LayerSteps,
+    NetworkKernel,
     check_network,
     default_network,
-    kernel_of,
 )
 from bo_stream.models.stochastic.budget import judgement_said
 from bo_stream.models.stochastic.training import Training, train
@@ -111,7 +113,8 @@ class BayesianLastLayer(StreamingGP):
         is_default, dim = network is None, inputs.shape[-1]
         network = default_network(dim) if network is None else network
         rank = check_network(network, inputs)
-        kernel = kernel_of(network, self._parameter_shape)
+        kernel = ScaleKernel(NetworkKernel(network), batch_shape=self._parameter_shape)
+        kernel.outputscale = torch.full_like(kernel.outputscale, START)
         self._set_modules(dim, train_Yvar, likelihood, kernel, mean_module)
         self._inference = LastLayerInference()
         self._memory = LastLayerMemory.empty(network, inputs, self._output_batch, rank, window)

@@ -259,23 +259,23 @@ class FunctionProcess(PosteriorProcess):
         """``φ(x) w`` for weights ``... x m x p``, ``... x m x n``. Cost O(n p)."""
         if self._is_kept:
             return row_product(points.prior, weights.double().unsqueeze(-1)).squeeze(-1)
-
-        def rule(functions: Tensor, index: Tensor) -> Tensor:
-            return row_product(functions, weights[..., index].double().unsqueeze(-1))
-
-        return self._summed(points.X, rule).squeeze(-1)
+        total = self._summed(
+            points.X, lambda at, i: row_product(at, weights[..., i].double().unsqueeze(-1))
+        )
+        return total.squeeze(-1)
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
         """``φ C Cᵀ φ'ᵀ`` and the augmentation. Cost O(n n' p)."""
+        scale, functions = self.weights.scale, self.basis.functions
         if self._is_kept:
             covariance = points.posterior @ others.posterior.mT
         else:
-
-            def rule(functions: Tensor, index: Tensor) -> Tensor:
-                scaled = functions * self.weights.scale[:, index].double().square().unsqueeze(-2)
-                return scaled @ self.basis.functions(others.X, index).mT
-
-            covariance = self._summed(points.X, rule)
+            covariance = self._summed(
+                points.X,
+                lambda at, i: (
+                    (at * scale[:, i].double().square().unsqueeze(-2)) @ functions(others.X, i).mT
+                ),
+            )
             if self.weights.rows.shape[-1] > 0:
                 dense = self._dense_sums(points)
                 theirs = dense if others is points else self._dense_sums(others)
@@ -292,20 +292,19 @@ class FunctionProcess(PosteriorProcess):
 
     def variance_at(self, points: Points) -> Tensor:
         """Cost O(n p)."""
+        scale = self.weights.scale
         if self._is_kept:
             variance = points.posterior.square().sum(-1)
         else:
-
-            def rule(functions: Tensor, index: Tensor) -> Tensor:
-                scale = self.weights.scale[:, index].double()
-                return functions.square() @ scale.square().unsqueeze(-1)
-
-            variance = self._summed(points.X, rule).squeeze(-1)
+            variance = self._summed(
+                points.X, lambda at, i: at.square() @ scale[:, i].double().square().unsqueeze(-1)
+            ).squeeze(-1)
             if self.weights.rows.shape[-1] > 0:
                 variance = variance + self._dense_sums(points).square().sum(-1)
         if self.noise is None:
             return variance
-        return variance + self._augmented_variance(points.X, self.augmentation_factor(points))
+        own = kernel_variance(self.basis.kernel, points.X, len(self.prior_mean))
+        return variance + self.augmentation_factor(points).square() * own
 
     def augmentation_factor(self, points: Points) -> Tensor:
         """Root of the part of the prior variance that the augmentation adds, ``... x m x n``."""
@@ -321,9 +320,6 @@ class FunctionProcess(PosteriorProcess):
         K = kernel_matrix(self.basis.kernel, X, X2, len(self.prior_mean))
         return factor.unsqueeze(-1) * K * factor2.unsqueeze(-2)
 
-    def _augmented_variance(self, X: Tensor, factor: Tensor) -> Tensor:
-        return factor.square() * kernel_variance(self.basis.kernel, X, len(self.prior_mean))
-
     def joint_at(self, points: Points) -> Joint:
         """Factors where the functions are kept; else the covariance, when it is asked for."""
         if not self._is_kept:
@@ -332,9 +328,9 @@ class FunctionProcess(PosteriorProcess):
         nothing = torch.zeros_like(mean).unsqueeze(-1)[..., :0]
         if self.noise is None:
             return Joint(mean, points.posterior, nothing, None)
-        factor = self.augmentation_factor(points)
+        factor, kernel = self.augmentation_factor(points), self.basis.kernel
         residual = Residual(
             lambda: self._augmentation(X, X, factor, factor),
-            lambda: self._augmented_variance(X, factor),
+            lambda: factor.square() * kernel_variance(kernel, X, len(self.prior_mean)),
         )
         return Joint(mean, points.posterior, nothing, residual)

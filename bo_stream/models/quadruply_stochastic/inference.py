@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NoReturn
 
 import torch
-from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
@@ -23,9 +23,7 @@ from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.models.inference import Inference, KeptProcess, Prior
 from bo_stream.models.memory import Observations
-from bo_stream.models.outcomes.likelihood import (
-    CountOutcomes,
-)
+from bo_stream.models.outcomes.likelihood import CountOutcomes
 from bo_stream.models.quadruply_stochastic.function_process import (
     SAMPLE,
     ControlPoints,
@@ -116,7 +114,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
 
         A first guess squares them at some of the inputs X, ``n x d``, float64.
         """
-        layout, size = memory.layout, memory.progress.coefficients.shape[1]
+        layout, size = memory.layout, memory.progress.size
         if layout.size == size:
             return memory
         new = replace(layout, points=layout.points[size:])
@@ -255,8 +253,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
             InputDataError: There are no data.
             ValueError: More data or functions for a step than there are.
         """
-        if memory.replay.count == 0:
-            raise InputDataError("Expected data to draw from, got an empty stream.")
+        memory.replay.check_not_empty()
         self.check_sizes(memory)
         if generator is None:
             seed = memory.replay.collective.agreed(torch.randint(2**62, ()))
@@ -275,7 +272,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
 
     def judged_rows(self, memory: Memory, prior: Prior) -> JudgedRows:
         """Draw rows to judge a training by, whose prediction costs some steps."""
-        schedule, size = self.schedule, memory.progress.coefficients.shape[1]
+        schedule, size = self.schedule, memory.progress.size
         step = (schedule.batch_size or BATCH_SIZE) * drawn_functions(schedule, size)
         most = max(min(JUDGED, _JUDGING_STEPS * step // max(size, 1)), LEAST_JUDGED)
         return JudgedRows.of(memory.replay, prior, schedule.seed, most)
@@ -283,15 +280,14 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     @torch.no_grad()
     def scores(self, rows: JudgedRows, memory: Memory, prior: Prior) -> Scores:
         """Predict rows by the weights as they are. Cost O(n p)."""
-        process = self._weighted(memory, prior, prior.kernel, prior.mean)
-        return rows.scores(process, prior.likelihood, prior.num_outputs)
+        return rows.scores(self._weighted(memory, prior, prior.kernel, prior.mean), prior)
 
     def check_sizes(self, memory: Memory) -> None:
         """Check that there are as many data and functions as a step draws."""
         schedule = self.schedule
         for name, asked, there in (
             ("batch_size", schedule.batch_size, memory.replay.held),
-            ("functions", schedule.functions, memory.progress.coefficients.shape[1]),
+            ("functions", schedule.functions, memory.progress.size),
         ):
             if asked is not None and asked > there:
                 raise ValueError(
@@ -332,18 +328,16 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         points, unless the weights are zero.
         """
         progress, schedule = memory.progress, self.schedule
-        size, points = progress.coefficients.shape[1], schedule.control_points
-        wanted = points > 0 and isinstance(prior.likelihood, GaussianLikelihood)
-        control = progress.control if wanted else None
-        if wanted and drawn_functions(schedule, size) < size:
-            kernel = frozen(prior.kernel)
-            if control is None or not is_same(state_of(kernel), state_of(control.basis.kernel)):
-                rows = self._some_rows(memory, prior, SAMPLE * points)
-                sample = rows.X.to(schedule.arithmetic), rows.Y.mT.to(schedule.arithmetic)
-                basis, count = memory.basis(kernel), memory.replay.count
-                control = ControlPoints.of(basis, points, sample, count, progress)
-        else:
-            control = None
+        points, control = schedule.control_points, progress.control
+        leaves_out = drawn_functions(schedule, progress.size) < progress.size
+        if points == 0 or not prior.is_gaussian or not leaves_out:
+            return replace(memory, progress=replace(progress, control=None))
+        kernel = frozen(prior.kernel)
+        if control is None or not is_same(state_of(kernel), state_of(control.basis.kernel)):
+            rows = self._some_rows(memory, prior, SAMPLE * points)
+            sample = rows.X.to(schedule.arithmetic), rows.Y.mT.to(schedule.arithmetic)
+            basis, count = memory.basis(kernel), memory.replay.count
+            control = ControlPoints.of(basis, points, sample, count, progress)
         return replace(memory, progress=replace(progress, control=control))
 
 

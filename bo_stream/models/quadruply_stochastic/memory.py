@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.spectral import FourierBasis, PointBasis, RelevanceBasis, SampledBasis
+from bo_stream.errors import check_one_of
 from bo_stream.models.outcomes.base import subset_module, subset_moments
 from bo_stream.models.quadruply_stochastic.function_process import ControlPoints
 from bo_stream.models.stochastic.replay import HoldsRows, Replay
@@ -118,10 +119,7 @@ class Schedule:
                 raise ValueError(f"Expected {name} to be positive, got {getattr(self, name)}.")
         if not self.hyper_rate >= 0.0:
             raise ValueError(f"Expected hyper_rate to be at least 0, got {self.hyper_rate}.")
-        if self.arithmetic not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"Expected arithmetic in torch.float32 or torch.float64, got {self.arithmetic}."
-            )
+        check_one_of("arithmetic", self.arithmetic, (torch.float32, torch.float64))
 
 
 # --- memory of a quadruply stochastic model: observations to draw from, functions ----------------

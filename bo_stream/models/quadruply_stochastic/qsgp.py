@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 import torch
-from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
@@ -109,8 +109,7 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
         """
         self._check_not_conditioned("fit")
         inference, memory, prior = self._inference, self._memory, self.prior
-        if memory.replay.count == 0:
-            raise InputDataError("Expected data to fit, got an empty stream: call update first.")
+        memory.replay.check_not_empty()
         inference.check_sizes(memory)
         check_limits(steps, seconds)
         collective = memory.replay.collective
@@ -133,12 +132,11 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
             self._set_memory(memory)
         ended, taken = time.monotonic(), range(first, learner.num_steps)
         free = rows.undrawn(memory.replay, learner.rows, inference.schedule.seed, taken)
-        training = judged(training, scores, inference.scores(rows, memory, prior), free)
+        after = inference.scores(rows, memory, prior)
+        training = judged(training, scores, after, free, ended)
         if not training.is_kept:
             prior.take_over(hyper)
             self._set_memory(before)
-        final = time.monotonic() - ended
-        training = replace(training, seconds=training.seconds + final, final=final)
         return judgement_said(training, seconds)
 
     @property
@@ -187,8 +185,12 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
 
     def _build(
         self,
-        inference: QuadruplyStochasticInference,
+        schedule: Schedule,
         basis: FourierFeatures | InducingAtData,
+        covariance: MeanField | Chevron | None,
+        max_rows: int | None,
+        empirical_bayes: bool,
+        relevance: bool,
         data: tuple[Tensor, Tensor],
         likelihood: Likelihood | None,
         covar_module: Kernel | None,
@@ -196,7 +198,12 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
         outcome_transform: OutcomeTransform | _DefaultType | None,
         input_transform: InputTransform | None,
     ) -> None:
-        """Build the model around its inference and basis, and take the first steps on the data."""
+        """Build the model around its basis, and take the first steps on the data."""
+        covariance = MeanField() if covariance is None else covariance
+        check_instance("covariance", covariance, MeanField | Chevron, "MeanField()")
+        inference = QuadruplyStochasticInference(
+            schedule, covariance.columns, max_rows, empirical_bayes, relevance
+        )
         train_X, train_Y = data
         most = basis.count if isinstance(basis, FourierFeatures) else basis.max_points
         if inference.columns > most:
@@ -337,8 +344,6 @@ class QSGP(QuadruplyStochasticModel):
         """
         basis = FourierFeatures() if basis is None else basis
         check_instance("basis", basis, FourierFeatures | InducingAtData, "FourierFeatures(1000)")
-        covariance = MeanField() if covariance is None else covariance
-        check_instance("covariance", covariance, MeanField | Chevron, "MeanField()")
         diagonal = isinstance(basis, FourierFeatures)
         if empirical_bayes and not diagonal:
             raise UnsupportedError(
@@ -367,11 +372,9 @@ class QSGP(QuadruplyStochasticModel):
         sizes = batch_size, functions, control_points, update_steps, initial_points, freeze_steps
         rates = learning_rate, hyper_rate, half_life
         schedule = Schedule(*sizes, *rates, arithmetic, seed)
-        inference = QuadruplyStochasticInference(
-            schedule, covariance.columns, max_rows, learns, relevance=False
-        )
+        options = schedule, basis, covariance, max_rows, learns, False
         modules = likelihood, covar_module, mean_module, outcome_transform, input_transform
-        self._build(inference, basis, (train_X, train_Y), *modules)
+        self._build(*options, (train_X, train_Y), *modules)
 
 
 # --- qSRVM ---------------------------------------------------------------------------------------
@@ -435,8 +438,6 @@ class QSRVM(QuadruplyStochasticModel):
         the mean and the noise too; precisions are learned in any case, once ``freeze_steps`` are
         taken.
         """
-        covariance = MeanField() if covariance is None else covariance
-        check_instance("covariance", covariance, MeanField | Chevron, "MeanField()")
         if likelihood is not None and not isinstance(likelihood, GaussianLikelihood):
             raise UnsupportedError(
                 "Expected likelihood to be a GaussianLikelihood, got "
@@ -446,11 +447,9 @@ class QSRVM(QuadruplyStochasticModel):
         sizes = batch_size, functions, control_points, update_steps, initial_points, freeze_steps
         rates = learning_rate, hyper_rate, half_life
         schedule = Schedule(*sizes, *rates, arithmetic, seed)
-        inference = QuadruplyStochasticInference(
-            schedule, covariance.columns, max_rows, empirical_bayes, relevance=True
-        )
+        options = schedule, InducingAtData(max_points), covariance, max_rows, empirical_bayes, True
         modules = likelihood, covar_module, mean_module, outcome_transform, input_transform
-        self._build(inference, InducingAtData(max_points), (train_X, train_Y), *modules)
+        self._build(*options, (train_X, train_Y), *modules)
 
     @property
     def precisions(self) -> Tensor:

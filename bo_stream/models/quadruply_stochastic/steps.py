@@ -55,6 +55,7 @@ class Steps:
         num_steps: Taken so far.
         learning_rate: AdaGrad's, of the first step.
         functions: Number m̃ of functions of a draw.
+        rows: Number of observations of a minibatch, of all processes together.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class Steps:
         self._collective = memory.replay.collective
         self._parameters = hyper.moving if learns and schedule.hyper_rate > 0.0 else []
         self._is_gaussian = isinstance(hyper.likelihood, GaussianLikelihood)
-        self.functions = drawn_functions(schedule, memory.progress.coefficients.shape[1])
+        self.functions = drawn_functions(schedule, memory.progress.size)
+        size = schedule.batch_size
+        self.rows = min(BATCH_SIZE, memory.replay.held) if size is None else size
         self._begin(memory.progress)
         self._log_precision = None
         if isinstance(self._basis, PointBasis):
@@ -160,12 +163,6 @@ class Steps:
         return value, replace(gradient, coefficients=first, log_scale=second), squares
 
     # --- what a step draws --------------------------------------------------------------------
-
-    @property
-    def rows(self) -> int:
-        """Number of observations of a minibatch, of all processes together."""
-        size = self._schedule.batch_size
-        return min(BATCH_SIZE, self._replay.held) if size is None else size
 
     def data(self, generator: torch.Generator) -> Data:
         """Draw a minibatch: this process's rows of it."""
@@ -254,9 +251,8 @@ class Steps:
         scaled = (one.weights.scale * one.share).square().unsqueeze(-1)
         variance = sums[..., 1:].square().sum(-1) + (one.functions.square() @ scaled).squeeze(-1)
         data = expected((sums[..., 0] + mean).double(), variance.double()).to(sums)
-        return self.num_data / self.rows * data.sum(-1) - self._collective.share * self._divergence(
-            drawn
-        )
+        apart = self._collective.share * self._divergence(drawn)
+        return self.num_data / self.rows * data.sum(-1) - apart
 
     def _divergence(self, drawn: list[DrawnFunctions]) -> Tensor:
         """Estimate ``KL(q ‖ p)`` of all weights, ``m``. [Evans2020, theorems 1, 2, proposition 2].
@@ -280,7 +276,7 @@ class Steps:
             terms = terms if determinant is not None else terms - precision.log()
             parts.append((terms * one.share).sum(-1))
         linear = _average(parts)
-        total = 0.5 * (squares + linear - self.progress.coefficients.shape[1])
+        total = 0.5 * (squares + linear - self.progress.size)
         return total if determinant is None else total - 0.5 * determinant
 
     # --- moves --------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from gpytorch import Module
 from gpytorch.constraints import Interval
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -102,15 +101,14 @@ class JudgedRows:
         return cls(places, replay.completed(rows, places))
 
     @torch.no_grad()
-    def scores(self, process: PosteriorProcess, likelihood: Likelihood, outputs: int) -> Scores:
+    def scores(self, process: PosteriorProcess, prior: Prior) -> Scores:
         """Predict the rows. Cost of a prediction of the process."""
-        targets = self.rows.targets
+        targets, outcomes = self.rows.targets, OutcomeModel(prior.likelihood, prior.num_outputs)
         mean, variance = process.marginals(self.rows.X)
-        density = OutcomeModel(likelihood, outputs).log_marginal(targets, mean, variance)
-        densities = density.flatten(0, -2).sum(0)
-        if not isinstance(likelihood, GaussianLikelihood):
+        densities = outcomes.log_marginal(targets, mean, variance).flatten(0, -2).sum(0)
+        if not prior.is_gaussian:
             return Scores(densities, None, None)
-        _, total = OutcomeModel(likelihood, outputs).moments(mean, variance)
+        _, total = outcomes.moments(mean, variance)
         covered = (targets - mean).abs() <= QUANTILE * total.sqrt()
         squares = (targets - mean).square().flatten(0, -2).sum(0)
         return Scores(densities, squares, covered.flatten(0, -2).double().mean(0))
@@ -127,7 +125,9 @@ class JudgedRows:
         return free if int(free.sum()) >= LEAST_JUDGED else torch.ones_like(free)
 
 
-def judged(training: Training, before: Scores | None, after: Scores, free: Tensor) -> Training:
+def judged(
+    training: Training, before: Scores | None, after: Scores, free: Tensor, ended: float
+) -> Training:
     """Say of a training how well the outcomes of some rows are covered, and whether to keep it.
 
     Args:
@@ -135,11 +135,14 @@ def judged(training: Training, before: Scores | None, after: Scores, free: Tenso
         before: Of the model before the call, where it is to be no better than afterwards.
         after: Of the model as it is.
         free: Which rows count, ``n``.
+        ended: Monotonic time of its last step's end.
     """
     kept = before is None or _is_no_worse(before, after, free)
     best = after if kept or before is None else before
     coverage = None if best.covered is None else float(best.covered[free].mean())
-    return replace(training, coverage=coverage, is_kept=kept)
+    final = time.monotonic() - ended
+    seconds = training.seconds + final
+    return replace(training, coverage=coverage, is_kept=kept, seconds=seconds, final=final)
 
 
 def _is_no_worse(before: Scores, after: Scores, free: Tensor) -> bool:
@@ -301,27 +304,23 @@ class ConstrainedAdam:
             return
         self.clear()
         (-value).backward()
-        self.sum_gradients(collective)
-        self.step()
+        self.step(collective)
 
     def clear(self) -> None:
         """Forget the parameters' gradients."""
         for coordinate in self._coordinates:
             coordinate.parameter.grad = None
 
-    def sum_gradients(self, collective: Collective) -> None:
-        """Sum the parameters' gradients over the processes, each of which has some of them."""
-        for one in self._coordinates:
-            if one.parameter.grad is not None:
-                one.parameter.grad = collective.sum(one.parameter.grad)
-
     @torch.no_grad()
-    def step(self) -> None:
-        """Take a step against the gradients that the parameters have."""
+    def step(self, collective: Collective = ALONE) -> None:
+        """Take a step against the parameters' gradients, of which each process has a part."""
         if self._adam is None:
             return
         for one in self._coordinates:
-            if one.relative and one.parameter.grad is not None:
+            if one.parameter.grad is None:
+                continue
+            one.parameter.grad = collective.sum(one.parameter.grad)
+            if one.relative:
                 one.moved.copy_(one.parameter.log())
                 one.moved.grad = one.slope(one.parameter.grad)
         self._adam.step()

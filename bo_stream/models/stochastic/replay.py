@@ -81,6 +81,18 @@ class Replay(ABC):
         """Observations that came for each row that is stored."""
         return self.count / max(self.held, 1)
 
+    def check_not_empty(self) -> None:
+        """Check that there is something to learn from.
+
+        Raises:
+            InputDataError: There is not.
+        """
+        if self.held == 0:
+            raise InputDataError(
+                "Expected observations to learn from, got an empty stream. Give train_X and "
+                "train_Y, or update the model first."
+            )
+
     @abstractmethod
     def at(self, index: Tensor) -> Batch:
         """Return rows by their places, ``k`` whole numbers below ``held``: those that are here."""
@@ -204,8 +216,7 @@ class StreamReplay(Replay):
 
     def at(self, index: Tensor) -> Batch:
         """Return rows by their places."""
-        held, index = self.room.data, index.to(self.room.data.X.device)
-        return Batch(held.X[..., index, :], held.Y[..., index, :])
+        return self.room.data.rows(index.to(self.room.data.X.device))
 
     def plus(self, new: Batch) -> StreamReplay:
         """Add observations, of which a full sample keeps each with its fair chance."""

@@ -40,7 +40,9 @@ def learn_first_hyperparameters(
 
     Of transformed inputs ``... x n x d`` and outcomes ``... x n x m``. Those of other likelihoods,
     labels or counts, are taken for real ones, positives of a number by their empirical logits: what
-    is learned of lengthscales serves to begin with.
+    is learned of lengthscales serves to begin with. Each batch element and output is fitted for
+    itself, where no hyperparameter is of several and there is no limit of time: BoTorch's fit of
+    each for itself has none.
     Cost O(n³) a step of L-BFGS, of which there are as many as it takes, or ``maxiter``, and none is
     begun after so many seconds, but the first. [Evans2020, section I.1]
     """
@@ -54,9 +56,19 @@ def learn_first_hyperparameters(
         mean_module=deepcopy(mean).double(),
         outcome_transform=None,
     ).to(rows.X)
+    objective = ExactMarginalLogLikelihood(exact.likelihood, exact)
+    learned = {name: p for name, p in objective.named_parameters() if p.requires_grad}
+    batch = exact.train_targets.shape[:-1]
+    together = seconds is not None or any(p.shape[: len(batch)] != batch for p in learned.values())
+    limits: dict[str, Any] = {} if maxiter is None else {"options": {"maxiter": maxiter}}
+    options: dict[str, Any] = {}
+    if seconds is not None:
+        limits["timeout_sec"], options["max_attempts"] = seconds, 1
+        options["warning_handler"] = lambda w: issubclass(w.category, OptimizationWarning)
+    closure = get_loss_closure_with_grads(objective.train(), learned) if together else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BotorchWarning)
-        _fit(exact, maxiter, seconds)
+        fit_gpytorch_mll(objective, closure, optimizer_kwargs=limits, **options)
     with torch.no_grad():
         kernel.load_state_dict(exact.covar_module.state_dict())
         if counts:
@@ -76,29 +88,6 @@ def agree(modules: Iterable[Module], collective: Collective) -> None:
     for module in modules:
         for parameter in module.parameters():
             parameter.copy_(collective.agreed(parameter.detach()))
-
-
-def _fit(model: SingleTaskGP, maxiter: int | None, seconds: float | None) -> None:
-    """Fit each batch element and output for itself, where no hyperparameter is of several.
-
-    With a limit of time all at once: BoTorch's fit of each for itself has no such limit.
-    """
-    objective = ExactMarginalLogLikelihood(model.likelihood, model)
-    learned = {name: p for name, p in objective.named_parameters() if p.requires_grad}
-    batch = model.train_targets.shape[:-1]
-    shared = any(p.shape[: len(batch)] != batch for p in learned.values())
-    closure = get_loss_closure_with_grads(objective.train(), learned)
-    limits: dict[str, Any] = {} if maxiter is None else {"options": {"maxiter": maxiter}}
-    if seconds is None:
-        fit_gpytorch_mll(objective, closure if shared else None, optimizer_kwargs=limits)
-        return
-    fit_gpytorch_mll(
-        objective,
-        closure,
-        optimizer_kwargs={**limits, "timeout_sec": seconds},
-        max_attempts=1,
-        warning_handler=lambda warning: issubclass(warning.category, OptimizationWarning),
-    )
 
 
 _NUGGET = 1e-6

@@ -62,7 +62,8 @@ def hyper_prior(model: DecoupledGP) -> Tensor:
 def collapsed(model: DecoupledGP) -> tuple[Valued, Hyperparameters]:
     """Its value at the model's own hyperparameters."""
     hyper = model.prior.copied()
-    bound = model._inference.collapsed_bound(model._memory, model.prior)
+    memory, rank = model._memory, model._inference.growth.covariance
+    bound = CollapsedBound(memory.posterior, memory.replay, model.prior, rank)
     return bound.at(hyper, hyper.learned([])), hyper
 
 

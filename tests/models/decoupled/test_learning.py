@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from bo_stream import DecoupledGP
+from bo_stream.models.decoupled.learner import DecoupledLearner
 from bo_stream.models.stochastic import training
 from bo_stream.testing.streams import (
     assert_gradient,
@@ -84,10 +85,12 @@ def test_growth_changes_no_posterior_and_repeats_no_point() -> None:
     model = small(X, Y, update_steps=0, num_mean=30, parametrization="hybrid")
     model.fit(1, progress=False)
     before = model.posterior(X[:5])
-    learner = model._inference.learner(model._memory, model.prior, growing=True)
+    inference = model._inference
+    sizes = inference.growth, inference.schedule
+    learner = DecoupledLearner(model._memory, model.prior, *sizes, growing=True)
     learner.grow(X[:, :].flip(0))
     learner.grow(X.flip(0))
-    model._adopt(learner)
+    model._set_memory(learner.memory)
     after = model.posterior(X[:5])
     torch.testing.assert_close(after.mean, before.mean)
     torch.testing.assert_close(joint_covariance(after), joint_covariance(before))

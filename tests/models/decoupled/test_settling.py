@@ -6,6 +6,7 @@ import pytest
 import torch
 from gpytorch.means import ZeroMean
 
+from bo_stream.models.decoupled.learner import DecoupledLearner
 from tests.models.decoupled.test_learning import NOISE, D, data, fixed_kernel, small
 from tests.support.problems.likelihoods import LIKELIHOODS
 
@@ -19,7 +20,8 @@ def test_rates_fall_to_zero_in_the_last_quarter_of_a_training_that_settles(
     moves = []
     for part in (0.0, 0.5, 0.875, 1.0):
         model = small(X, Y, update_steps=3, parametrization=parametrization)
-        learner = model._inference.learner(model._memory, model.prior, growing=False)
+        sizes = model._inference.growth, model._inference.schedule
+        learner = DecoupledLearner(model._memory, model.prior, *sizes, growing=False)
         before = [learner.memory.posterior.coefficients, *learner.learned_state()[1]]
         learner.settle(part)
         learner.take_step()

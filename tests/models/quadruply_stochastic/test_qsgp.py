@@ -366,7 +366,7 @@ def test_outputs_learn_one_kernel_from_the_exact_process() -> None:
         ({"functions": 0}, ValueError, "functions"),
         ({"functions": 11, "update_steps": 1}, ValueError, "functions.*at most the 10.*11"),
         ({"batch_size": 31, "update_steps": 1}, ValueError, "batch_size.*at most the 30.*31"),
-        ({"arithmetic": torch.float16}, ValueError, "float32 or torch.float64"),
+        ({"arithmetic": torch.float16}, ValueError, "float32, torch.float64"),
     ],
 )
 def test_bad_options_are_named(
