@@ -66,31 +66,23 @@ class CrossValidatingAdapter(TorchAdapter):
         Overrides ``Adapter._transform_inputs_for_cv``, which transforms each fold again: the rows
         of the present data have been transformed already.
         """
-        data = cv_training_data
-        fold = self._present_rows(data)
-        if fold is None:
+        data, present, known = cv_training_data, self._last_experiment_data, self._transformed
+        if (
+            not isinstance(data, FoldData)
+            or present is None
+            or not data.whole.arm_data.index.equals(present.arm_data.index)
+            or not data.whole.observation_data.index.equals(present.observation_data.index)
+        ):
             frames = ExperimentData(data.arm_data, data.observation_data)  # Ax copies them
             return super()._transform_inputs_for_cv(frames, cv_test_points)
+        if known is None or known.observation_data is not present.observation_data:
+            known = self._transformed = DividedData(present.arm_data, present.observation_data)
+        fold = FoldData(known, data.level, data.values)
         points, space = deepcopy(cv_test_points), self._model_space.clone()
         for transform in self.transforms.values():
             points = transform.transform_observation_features(points)
             space = transform.transform_search_space(space)
         return fold, points, space
-
-    def _present_rows(self, data: ExperimentData) -> FoldData | None:
-        """Return the transformed data of a fold of the training data; None for other data."""
-        present = self._last_experiment_data
-        if not isinstance(data, FoldData) or present is None:
-            return None
-        whole, known = data.whole, self._transformed
-        if not (
-            whole.arm_data.index.equals(present.arm_data.index)
-            and whole.observation_data.index.equals(present.observation_data.index)
-        ):
-            return None
-        if known is None or known.observation_data is not present.observation_data:
-            known = self._transformed = DividedData(present.arm_data, present.observation_data)
-        return FoldData(known, data.level, data.values)
 
     def _cross_validate(
         self,

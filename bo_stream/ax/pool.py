@@ -80,7 +80,29 @@ class Pool:
             frame = pd.DataFrame(list(candidates.values()), index=index)
         else:
             frame = pd.DataFrame(list(candidates))
-        _check(frame)
+        names = frame.index
+        if names.nlevels > 1 or names.inferred_type not in ("string", "integer"):
+            raise ValueError(
+                "Expected candidates to be named by strings or whole numbers, got an index of type "
+                f"{names.inferred_type!r}. Set another: frame.set_index('name'), or "
+                "frame.reset_index(drop=True)."
+            )
+        if not names.is_unique:
+            twice = names[names.duplicated()].unique().tolist()
+            raise ValueError(
+                f"Expected the names of candidates to be distinct, got twice: {twice[0]!r}."
+            )
+        if frame.size == 0:
+            raise ValueError(
+                f"Expected candidates and their parameters, got {frame.shape} of them."
+            )
+        missing = frame.isna().to_numpy()
+        if missing.any():
+            row, column = np.argwhere(missing)[0]
+            raise ValueError(
+                f"Expected a value of each parameter for each candidate, got none of "
+                f"{frame.columns[column]!r} for {names[row]!r}."
+            )
         if not name:
             digest = hashlib.sha256(repr(list(frame.columns)).encode())
             digest.update(pd.util.hash_pandas_object(frame).to_numpy().tobytes())
@@ -249,31 +271,6 @@ def listed(names: Sequence[object]) -> str:
     """Return the first of some names, for an error."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(repr(name) for name in names[:SHOWN]) + more
-
-
-def _check(frame: pd.DataFrame) -> None:
-    """Check the table of a pool; see :meth:`Pool.of`."""
-    names = frame.index
-    if names.nlevels > 1 or names.inferred_type not in ("string", "integer"):
-        raise ValueError(
-            "Expected candidates to be named by strings or whole numbers, got an index of type "
-            f"{names.inferred_type!r}. Set another: frame.set_index('name'), or "
-            "frame.reset_index(drop=True)."
-        )
-    if not names.is_unique:
-        twice = names[names.duplicated()].unique().tolist()
-        raise ValueError(
-            f"Expected the names of candidates to be distinct, got twice: {twice[0]!r}."
-        )
-    if frame.size == 0:
-        raise ValueError(f"Expected candidates and their parameters, got {frame.shape} of them.")
-    missing = frame.isna().to_numpy()
-    if missing.any():
-        row, column = np.argwhere(missing)[0]
-        raise ValueError(
-            f"Expected a value of each parameter for each candidate, got none of "
-            f"{frame.columns[column]!r} for {names[row]!r}."
-        )
 
 
 def _comparable(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
