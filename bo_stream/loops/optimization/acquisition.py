@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
@@ -81,8 +81,14 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
     if many and name in BUILDERS:
         drawn = situation.X_baseline[:BASELINE] if name == "qLogNEI" else none
         reached = situation.X_baseline[:1] if name == "qLogEI" else none
-        utility = UpperBound(situation.beta) if name == "qUCB" else Value()
-        X = _candidates(settings, situation, q)
+        utility = Utility(situation.beta if name == "qUCB" else None)
+        count = max(settings.raw_samples, _CANDIDATES, _CANDIDATES_A_POINT * q)
+        candidates = (
+            _sobol_points(settings, situation, count),
+            *(_near_best(situation, distance) for distance in _DISTANCES),
+            _thompson(settings, situation, _DRAWN, many=True),
+        )
+        X = torch.cat(candidates).unique(dim=0)
         known = Known(torch.cat((drawn, pending)), reached)
         return X[choose_by_fantasies(situation.model, utility, known, X, q, situation.seed)]
     builder = import_function(name, "acquisition") if ":" in name else BUILDERS[name]
@@ -173,17 +179,6 @@ BUILDERS: dict[str, Builder] = {
 def _search_options(dtype: torch.dtype, maxiter: int = _MAXITER) -> dict[str, Any]:
     """Return options of scipy's L-BFGS-B, which ends where the next digits would be rounding."""
     return {"maxiter": maxiter, "ftol": max(_FTOL, _ROUNDINGS * torch.finfo(dtype).eps)}
-
-
-def _candidates(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
-    """Return Sobol points, points near the best observed ones, and maxima of drawn functions."""
-    count = max(settings.raw_samples, _CANDIDATES, _CANDIDATES_A_POINT * q)
-    points = (
-        _sobol_points(settings, situation, count),
-        *(_near_best(situation, distance) for distance in _DISTANCES),
-        _thompson(settings, situation, _DRAWN, many=True),
-    )
-    return torch.cat(points).unique(dim=0)
 
 
 def _thompson(settings: OptimizationSettings, situation: Situation, q: int, many: bool) -> Tensor:
@@ -305,14 +300,31 @@ FAR = 8.0
 """Standard deviations below all means at which nothing is reached: every value is larger."""
 
 
-class Utility(Protocol):
-    """What a batch is to make large: a function of values f, normal given a fantasy."""
+@dataclass(frozen=True)
+class Utility:
+    """What a batch is to make large: a function u of values f, normal given a fantasy.
+
+    Attributes:
+        beta: β of ``mean + √(β π / 2) |f − mean|``, of expectation ``mean + √β sd``
+            [Wilson2018, table 1]; None: u is f itself, as in expected improvement and simple
+            regret.
+    """
+
+    beta: float | None = None
+
+    @property
+    def _factor(self) -> float:
+        return math.sqrt((self.beta or 0.0) * math.pi / 2.0)
 
     def of(self, values: Tensor, mean: Tensor) -> Tensor:
         """Compute utilities of values, whose posterior mean before all fantasies is given."""
+        return values if self.beta is None else mean + self._factor * (values - mean).abs()
 
     def log_gain(self, fantasy: Tensor, sd: Tensor, mean: Tensor, reached: Tensor) -> Tensor:
         """Compute ``log E (u − reached)⁺``.
+
+        That of ``c |f − mean|`` over ``a = reached − mean`` is, for a > 0, that of ``c (f − mean)``
+        and of ``−c (f − mean)``; for a < 0 it is more by −a than for 0.
 
         Args:
             fantasy: Mean of f given a fantasy, ``S x N``.
@@ -320,47 +332,8 @@ class Utility(Protocol):
             mean: Posterior mean, ``N``.
             reached: Largest utility so far, ``S x 1``.
         """
-
-
-@dataclass(frozen=True)
-class Value(Utility):
-    """The value itself: expected improvement and simple regret."""
-
-    def of(self, values: Tensor, mean: Tensor) -> Tensor:
-        """Return the values."""
-        return values
-
-    def log_gain(self, fantasy: Tensor, sd: Tensor, mean: Tensor, reached: Tensor) -> Tensor:
-        """Compute the logarithm of the expected improvement."""
-        return _log_expected_excess(fantasy - reached, sd)
-
-
-@dataclass(frozen=True)
-class UpperBound(Utility):
-    """Utility ``mean + √(β π / 2) |f − mean|``, of expectation ``mean + √β sd``.
-
-    [Wilson2018, table 1]
-
-    Attributes:
-        beta: β.
-    """
-
-    beta: float
-
-    @property
-    def _factor(self) -> float:
-        return math.sqrt(self.beta * math.pi / 2.0)
-
-    def of(self, values: Tensor, mean: Tensor) -> Tensor:
-        """Compute the utilities of values."""
-        return mean + self._factor * (values - mean).abs()
-
-    def log_gain(self, fantasy: Tensor, sd: Tensor, mean: Tensor, reached: Tensor) -> Tensor:
-        """Compute the log expected excess of ``c |f − mean|`` over ``a = reached − mean``.
-
-        For a > 0 it is that of ``c (f − mean)`` and of ``−c (f − mean)``; for a < 0 it is more by
-        −a than for 0.
-        """
+        if self.beta is None:
+            return _log_expected_excess(fantasy - reached, sd)
         above = (reached - mean).clamp_min(0.0)
         shift, spread = self._factor * (fantasy - mean), self._factor * sd
         both = torch.logaddexp(

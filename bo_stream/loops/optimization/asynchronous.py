@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,7 +213,12 @@ class AsynchronousRun:
                         yield from self._next_trials()
                     elif self._choice is None:
                         return
-                    self._end_choice()
+                    if self._choice is not None and (self._choice.done() or not self._under_way):
+                        chosen = self._choice.result()  # for which it waits if nothing else comes
+                        self._seconds_of_choices, self._choice = self.seconds_of_choices, None
+                        self._write_changes()
+                        self._ready.extend(chosen)
+                        self._asked += len(chosen)
         finally:
             self._write_checkpoint()
             if self._journal is not None:
@@ -271,19 +276,6 @@ class AsynchronousRun:
         if time.monotonic() > self._next_checkpoint:
             self._write_checkpoint()
         return trials
-
-    def _end_choice(self) -> None:
-        """Take the points of a choice that has ended, or wait for it if nothing else is to come."""
-        if self._choice is None:
-            return
-        if not self._under_way:
-            wait([self._choice])
-        if self._choice.done():
-            trials = self._choice.result()
-            self._seconds_of_choices, self._choice = self.seconds_of_choices, None
-            self._write_changes()
-            self._ready.extend(trials)
-            self._asked += len(trials)
 
     # --- files --------------------------------------------------------------------------------
 

@@ -23,11 +23,11 @@ from bo_stream.acquisition import sample_paths
 from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.errors import UsageError
 from bo_stream.loops.models import many_input_kernel, unit_cube
-from bo_stream.loops.optimization.domain import Domain
 from bo_stream.loops.optimization.region import (
     IMPROVEMENT,
     MOST_INPUTS,
     AdditiveTrend,
+    Domain,
     TrustRegion,
     improves,
     maximize_paths,
@@ -237,12 +237,6 @@ class LocalFit:
         return cls(model, scale, keys, means)
 
     @property
-    def hyperparameters(self) -> dict[str, list[float]]:
-        """Hyperparameters as plain values, by name."""
-        values = hyperparameters(self.model)
-        return {name: each.reshape(-1).tolist() for name, each in values.items()}
-
-    @property
     def best(self) -> int:
         """Position of the largest mean."""
         return int(self.means.argmax())
@@ -335,13 +329,6 @@ class RegionSurrogate:
         self.state, self.held, self.local, self._followed = state, told, local, followed
         return self.model
 
-    def _data(
-        self, keys: list[int], told: Mapping[int, float], scale: LogScale
-    ) -> tuple[Tensor, Tensor]:
-        """Return points and outcomes on a scale, ``n x d`` and ``n x 1``, as the model has them."""
-        like, values = self.settings.to_unit_cube([]), scale.to_scale(self._gains(keys, told))
-        return self._X[keys].to(like), values.unsqueeze(-1).to(like)
-
     def _gains(self, keys: list[int], told: Mapping[int, float]) -> Tensor:
         """Return outcomes, larger being better, float64."""
         return self.settings.sign * torch.tensor([told[k] for k in keys], dtype=torch.float64)
@@ -371,10 +358,11 @@ class RegionSurrogate:
         learns: bool,
     ) -> tuple[LocalFit, RegionState]:
         """Build the local model of some rows of ``count``, and learn hyperparameters when due."""
-        scale = LogScale.of(self._gains(rows, told))
-        X, values = self._data(rows, told, scale)
+        gains, like = self._gains(rows, told), self.settings.to_unit_cube([])
+        scale = LogScale.of(gains)
+        values = scale.to_scale(gains).unsqueeze(-1).to(like)
         lost = [key for key in failed if key >= state.begun][-FAILED_ROWS:]
-        X = torch.cat((X, self._X[lost].to(X)))
+        X = self._X[rows + lost].to(like)
         values = torch.cat((values, values.min().expand(len(lost), 1)))
         grown = count >= min(GROWTH * state.fitted, state.fitted + OFTEN)
         iterations = LATER_FIT if learns and grown and self.settings.refit > 0.0 else 0
@@ -386,7 +374,9 @@ class RegionSurrogate:
         except NotPSDError:  # hyperparameters of other outcomes: begin with the first ones
             local, iterations = LocalFit.of(*data, None, FIRST_FIT), FIRST_FIT
         if iterations > 0:
-            state = replace(state, values=local.hyperparameters, fitted=count)
+            learned = hyperparameters(local.model)
+            plain = {name: each.reshape(-1).tolist() for name, each in learned.items()}
+            state = replace(state, values=plain, fitted=count)
             self.refits.append(len(told))
         return local, replace(state, rows=rows, centre=rows[local.best])
 

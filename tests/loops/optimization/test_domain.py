@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.loops.optimization.domain import CHANGED, TOLERANCE, Domain
+from bo_stream.loops.optimization.region import CHANGED, TOLERANCE, Domain
 
 D = 5
 LEVELS = {1: torch.tensor([0.1, 0.5, 0.6]), 4: torch.tensor([0.25, 0.75])}
