@@ -37,6 +37,7 @@ from bo_stream.acquisition import FeatureNIPV, PoolSelector, evaluate_known_poin
 from bo_stream.acquisition.feature_nipv import lives_in_features
 from bo_stream.ax.pool import CANDIDATE, MC_POINTS, POOL, Pool
 from bo_stream.bases.grid.interpolation import GridBasis
+from bo_stream.errors import check_whole
 from bo_stream.loops.run import predict_mean
 from bo_stream.models.base import StreamingGP
 
@@ -237,9 +238,7 @@ def check_options(kind: type[AcquisitionFunction], options: dict[str, Any]) -> N
         )
     if options.get(MC_POINTS) is not None and options.get("num_mc_points") is not None:
         raise ValueError("Expected one of mc_points and num_mc_points, got both.")
-    count = options.get("num_mc_points", 1)
-    if not isinstance(count, int) or count < 1:
-        raise ValueError(f"Expected num_mc_points of at least 1, got {count}.")
+    check_whole("num_mc_points", options.get("num_mc_points", 1), 1)
 
 
 def best_observed(

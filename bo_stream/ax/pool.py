@@ -285,13 +285,16 @@ def _comparable(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+@dataclass(frozen=True)
 class Tables:
-    """Pools as a model's inputs, each transformed once for a search space that contains it."""
+    """Pools as a model's inputs, each transformed once for a search space that contains it.
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        """Start without tables; their inputs will be on a device."""
-        self._device = device
-        self._known: dict[str, Table] = {}
+    Attributes:
+        device: Where the inputs will be.
+    """
+
+    device: torch.device | None = None
+    _known: dict[str, Table] = field(default_factory=dict)
 
     def get(
         self,
@@ -329,7 +332,7 @@ class Tables:
                 f"A pool cannot be used where the model has inputs that are no parameters, here "
                 f"{listed(extra)}. Attach data at one step only."
             )
-        X = torch.from_numpy(frame[names].to_numpy(dtype=float, copy=True)).to(self._device)
+        X = torch.from_numpy(frame[names].to_numpy(dtype=float, copy=True)).to(self.device)
         table = self._known[pool.name] = Table(pool, space.clone(), names, X)
         return table
 

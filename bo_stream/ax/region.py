@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import torch
 from ax.adapter.data_utils import ExperimentData
-from ax.core.arm import Arm
 from ax.core.experiment import Experiment
 from ax.core.observation import ObservationFeatures
 from ax.core.optimization_config import OptimizationConfig
@@ -407,13 +406,17 @@ class RegionAdapter(ReproducibleAdapter):
         X = dict(
             zip(data.arm_data.index, data.arm_data[self.parameters].to_numpy(float), strict=True)
         )
-        failed = {arm.name for arm in self.failed}
+        failed, known = {arm.name for arm in self.failed}, self._of_space[1]
         ledger = Ledger()
         for index, trial in sorted(self._experiment.trials.items()):
             runs = trial.generator_runs
             for arm in trial.arms:
                 at = (index, arm.name)
-                x = tuple(X[at].tolist()) if at in X else self._inputs_of(arm)
+                x = tuple(X[at].tolist()) if at in X else known.get(arm.signature)
+                if x is None and self._search_space.check_membership(arm.parameters):
+                    features = self._in_unit_cube(dict(arm.parameters))
+                    x = tuple(float(features[name]) for name in self.parameters)
+                    known[arm.signature] = x
                 status: Status = "withdrawn" if trial.status.is_terminal else "pending"
                 Y = told.get(at)
                 if Y is not None:
@@ -423,21 +426,11 @@ class RegionAdapter(ReproducibleAdapter):
                 if x is None:  # outside of the search space
                     x, status = (math.nan,) * len(self.parameters), "withdrawn"
                 value = Y if status == "told" else None
-                known = [run.candidate_metadata_by_arm_signature or {} for run in runs]
-                metadata = [each.get(arm.signature) or {} for each in known]
+                of_runs = [run.candidate_metadata_by_arm_signature or {} for run in runs]
+                metadata = [each.get(arm.signature) or {} for each in of_runs]
                 origins: Iterator[Origin] = (each[ORIGIN] for each in metadata if ORIGIN in each)
                 ledger.put(Trial(len(ledger), x, next(origins, "hand"), status, value))
         return ledger
-
-    def _inputs_of(self, arm: Arm) -> tuple[float, ...] | None:
-        """Return the inputs of an arm without data in the unit cube; None: it is outside."""
-        _, known, _ = self._of_space
-        if arm.signature not in known:
-            if not self._search_space.check_membership(arm.parameters):
-                return None
-            features = self._in_unit_cube(dict(arm.parameters))
-            known[arm.signature] = tuple(float(features[name]) for name in self.parameters)
-        return known[arm.signature]
 
     @property
     def _of_space(self) -> tuple[SearchSpace, dict[str, tuple[float, ...]], dict[int, Tensor]]:

@@ -11,6 +11,7 @@ import math
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import pandas as pd
@@ -121,10 +122,7 @@ def storage_config(database: str | Path) -> StorageConfig:
     Example:
         >>> client = Client(storage_config=storage_config("campaign.db"))
     """
-    _check_sql_installed()
-    from bo_stream.ax import sql
-
-    url = str(database)
+    sql, url = _sql(), str(database)
     if "://" not in url:
         path = Path(database).absolute()
         if not path.parent.is_dir():
@@ -136,20 +134,20 @@ def storage_config(database: str | Path) -> StorageConfig:
 
 def close_storage() -> None:
     """Close the database that is open, if any. Its clients can save nothing from then on."""
-    _check_sql_installed()
-    from bo_stream.ax import sql
-
-    sql.close_database()
+    _sql().close_database()
 
 
-def _check_sql_installed() -> None:
-    """Check that the modules of Ax's SQL storage are installed; ImportError."""
+def _sql() -> ModuleType:
+    """Import our part of Ax's SQL storage; an ``ImportError`` says what it needs."""
     missing = [name for name in _NEEDED_BY_SQL if find_spec(name) is None]
     if missing:
         raise ImportError(
             f"Ax's SQL storage needs {' and '.join(missing)}: run pip install 'bo-stream[sql]', or "
             "use client.save_to_json_file."
         )
+    from bo_stream.ax import sql
+
+    return sql
 
 
 def register() -> None:

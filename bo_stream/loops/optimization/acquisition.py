@@ -84,7 +84,7 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
         utility = Utility(situation.beta if name == "qUCB" else None)
         count = max(settings.raw_samples, _CANDIDATES, _CANDIDATES_A_POINT * q)
         candidates = (
-            _sobol_points(settings, situation, count),
+            situation.sobol_points(count),
             *(_near_best(situation, distance) for distance in _DISTANCES),
             _thompson(settings, situation, _DRAWN, many=True),
         )
@@ -156,6 +156,11 @@ class Situation:
         """Return a sampler of base samples that depend on the seed alone."""
         return SobolQMCNormalSampler(torch.Size([_SAMPLES]), seed=self.seed)
 
+    def sobol_points(self, count: int) -> Tensor:
+        """Draw points of the unit cube, ``count x d``, that depend on the seed alone."""
+        engine = SobolEngine(self.X_baseline.shape[-1], scramble=True, seed=self.seed)
+        return engine.draw(count, dtype=torch.float64).to(self.X_baseline)
+
 
 Builder = Callable[[Situation], AcquisitionFunction]
 """Type of a builder of one's own, which gets the situation; large outcomes are good."""
@@ -186,18 +191,18 @@ def _thompson(settings: OptimizationSettings, situation: Situation, q: int, many
     try:
         paths = sample_paths(situation.model, q, situation.seed)
     except UnsupportedError:  # a model, or a kernel, without functions in closed form
-        points = _sobol_points(settings, situation, _JOINT_SAMPLES)
+        points = situation.sobol_points(_JOINT_SAMPLES)
         X = torch.cat((points, _near_best(situation, _NEAR)))
         return MaxPosteriorSampling(situation.model, replacement=False)(X, num_samples=q)
     # four times as many points to start from on a grid, where all is cheap
     on_grid = lives_in_features(situation.model)
     count = _THOMPSON_SAMPLES if on_grid else _JOINT_SAMPLES
-    points = _sobol_points(settings, situation, max(settings.raw_samples, count))
+    points = situation.sobol_points(max(settings.raw_samples, count))
     X = torch.cat((points, situation.X_baseline))
     if many:
         if not on_grid:  # functions in random frequencies cost a thousand cosines a point: start
             # from the few points where joint draws have their maxima
-            sobol = _sobol_points(settings, situation, _SOBOL_BEFORE_DRAWS)
+            sobol = situation.sobol_points(_SOBOL_BEFORE_DRAWS)
             X = torch.cat((sobol, situation.X_baseline[:_BEST_BEFORE_DRAWS]))
             draws = MaxPosteriorSampling(situation.model, replacement=True)
             X = draws(X, num_samples=_DRAWS).unique(dim=0)
@@ -220,11 +225,6 @@ def _near_best(situation: Situation, distance: float) -> Tensor:
     best = situation.X_baseline[:BASELINE]
     jitter = distance * torch.randn(BASELINE, best.shape[-1]).to(best)
     return (best.repeat(BASELINE // len(best) + 1, 1)[:BASELINE] + jitter).clamp(0.0, 1.0)
-
-
-def _sobol_points(settings: OptimizationSettings, situation: Situation, count: int) -> Tensor:
-    engine = SobolEngine(settings.dim, scramble=True, seed=situation.seed)
-    return engine.draw(count, dtype=torch.float64).to(situation.X_baseline)
 
 
 def _maxima(situation: Situation, paths: SamplePaths, starts: Tensor, iterations: int) -> Tensor:

@@ -25,7 +25,6 @@ from bo_stream.loops.optimization.optimizer import Best, Optimizer, parsed_optim
 from bo_stream.loops.optimization.region_search import RegionSurrogate
 from bo_stream.loops.optimization.trials import (
     STATUSES,
-    OptimizationSettings,
     Status,
     Trial,
     all_failed,
@@ -131,11 +130,6 @@ class OptimizationCampaign:
             "steps": [asdict(step) for step in self.steps],
             "open": None,
         }
-
-    @property
-    def settings(self) -> OptimizationSettings:
-        """Settings of the optimizer."""
-        return self.optimizer.settings
 
     @property
     def steps_done(self) -> int:
@@ -251,7 +245,8 @@ class OptimizationCampaign:
 
     def _size(self, step: OptimizationStep) -> int:
         """Return the number of trials of a step."""
-        return self.settings.q if step.number else self.settings.initial
+        settings = self.optimizer.settings
+        return settings.q if step.number else settings.initial
 
     def _find_best(self) -> None:
         if self.optimizer.ledger.with_status("told"):
@@ -275,7 +270,8 @@ class OptimizationCampaign:
         stop: StopRequest | None = None,
     ) -> Generator[Event]:
         """Evaluate the trials that are left; another thread has the model and finds the best."""
-        total = self.settings.initial + self.plan.total * self.settings.q
+        settings = self.optimizer.settings
+        total = settings.initial + self.plan.total * settings.q
         plan = AsynchronousPlan(total, self.plan.at_once, self.plan.ahead, self.plan.retries)
         run = AsynchronousRun(
             self.optimizer, evaluator, plan, folder, self._record, self._find_best
@@ -447,19 +443,44 @@ def write_optimization(
     and the model of the outcomes in units of ``outcome_unit``, or of a region on ``outcome_scale``.
     Returns whether that model, if there is one, can be trusted.
     """
+    optimizer, surrogate = campaign.optimizer, campaign.optimizer.surrogate
+    settings, model, scale, best = optimizer.settings, surrogate.model, None, None
+    if isinstance(surrogate, RegionSurrogate) and surrogate.local is not None:
+        scale = asdict(surrogate.local.scale)
+    last = campaign.steps[-1] if campaign.steps else None
+    if last is not None and last.best is not None:
+        trial = optimizer.ledger[last.best]
+        best = {
+            "key": trial.key,
+            "X": trial.X,
+            "Y": trial.Y,
+            "posterior_mean": last.mean,
+            "noiseless": last.noiseless,
+        }
+    record = {
+        "finished": campaign.finished,
+        "steps_done": campaign.steps_done,
+        "objective": asdict(campaign.objective),
+        "optimum": campaign.objective.optimum,
+        "settings": asdict(settings),
+        "plan": asdict(campaign.plan),
+        "best": best,
+        "counts": counts(campaign),
+        "steps": [asdict(step) for step in campaign.steps],
+        "refits_at": surrogate.refits,
+        "outcome_unit": surrogate.unit,
+        "outcome_scale": scale,
+        "model": None if model is None else model_record(settings.model, model),
+    }
     table = history(campaign)
+    content = table.to_csv(index=False).encode() if kind == "csv" else table.to_parquet(index=False)
     files = {
-        f"history.{kind}": table.to_csv(index=False).encode()
-        if kind == "csv"
-        else table.to_parquet(index=False),
-        "run.json": record_file(_record(campaign), campaign.seconds, notes),
+        f"history.{kind}": content,
+        "run.json": record_file(record, campaign.seconds, notes),
     }
     write_files(folder, files)
     write_picture(folder / "trace.png", lambda: draw_trace(campaign))
-    surrogate = campaign.optimizer.surrogate
-    if surrogate.model is None:
-        return None
-    return write_trust(folder, surrogate.model, surrogate.validation)
+    return None if model is None else write_trust(folder, model, surrogate.validation)
 
 
 def history(campaign: OptimizationCampaign) -> pd.DataFrame:
@@ -484,7 +505,7 @@ def history(campaign: OptimizationCampaign) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     if rows:
         y = table["y"].astype("float64")
-        table["best"] = (y.cummax() if campaign.settings.maximize else y.cummin()).ffill()
+        table["best"] = (y.cummax() if campaign.optimizer.settings.maximize else y.cummin()).ffill()
     return table
 
 
@@ -494,44 +515,11 @@ def counts(campaign: OptimizationCampaign) -> dict[Status, int]:
     return {status: len(ledger.with_status(status)) for status in STATUSES}
 
 
-def _record(campaign: OptimizationCampaign) -> dict[str, Any]:
-    surrogate, ledger = campaign.optimizer.surrogate, campaign.optimizer.ledger
-    name, model = campaign.settings.model, surrogate.model
-    scale = None
-    if isinstance(surrogate, RegionSurrogate) and surrogate.local is not None:
-        scale = asdict(surrogate.local.scale)
-    best, last = None, campaign.steps[-1] if campaign.steps else None
-    if last is not None and last.best is not None:
-        trial = ledger[last.best]
-        best = {
-            "key": trial.key,
-            "X": trial.X,
-            "Y": trial.Y,
-            "posterior_mean": last.mean,
-            "noiseless": last.noiseless,
-        }
-    return {
-        "finished": campaign.finished,
-        "steps_done": campaign.steps_done,
-        "objective": asdict(campaign.objective),
-        "optimum": campaign.objective.optimum,
-        "settings": asdict(campaign.settings),
-        "plan": asdict(campaign.plan),
-        "best": best,
-        "counts": counts(campaign),
-        "steps": [asdict(step) for step in campaign.steps],
-        "refits_at": surrogate.refits,
-        "outcome_unit": surrogate.unit,
-        "outcome_scale": scale,
-        "model": None if model is None else model_record(name, model),
-    }
-
-
 def draw_trace(campaign: OptimizationCampaign) -> Figure:
     """Draw the best value above and the seconds per step below, over the steps."""
     figure = Figure(figsize=(7.0, 6.0), layout="constrained")
     values, seconds = figure.subplots(2, 1, sharex=True)
-    ledger, maximize = campaign.optimizer.ledger, campaign.settings.maximize
+    ledger, maximize = campaign.optimizer.ledger, campaign.optimizer.settings.maximize
     verb = "maximising" if maximize else "minimising"
     figure.suptitle(f"{campaign.objective.function}, {verb}: {len(ledger):,} trials")
     names = [field.name for field in fields(OptimizationStep)]

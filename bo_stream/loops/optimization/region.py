@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -198,31 +198,25 @@ CHANGED = 2
 """Mean number of inputs of few values in which a candidate differs from the centre."""
 
 
+@dataclass(frozen=True)
 class Domain:
     """A part of the unit cube: some inputs have few values, and ``A x <= b``.
 
     A region search has its candidates and points admitted, and asks for the boxes of its searches.
+
+    Attributes:
+        levels: Ascending values of inputs that have few, by the input's position.
+        A: ``k x d``.
+        b: ``k``.
 
     Example:
         >>> domain = Domain({3: torch.tensor([0.25, 0.75])}, torch.ones(1, d), torch.tensor([2.0]))
         >>> domain.admit(X, inside)
     """
 
-    def __init__(
-        self,
-        levels: Mapping[int, Tensor] | None = None,
-        A: Tensor | None = None,
-        b: Tensor | None = None,
-    ) -> None:
-        """Define a domain.
-
-        Args:
-            levels: Ascending values of inputs that have few, by the input's position.
-            A: ``k x d``.
-            b: ``k``.
-        """
-        self.levels = dict(levels or {})
-        self._A, self._b = A, b
+    levels: Mapping[int, Tensor] = field(default_factory=dict)
+    A: Tensor | None = None
+    b: Tensor | None = None
 
     def snap(self, X: Tensor) -> Tensor:
         """Move points, ``n x d``, to the nearest values of the inputs that have few."""
@@ -245,19 +239,19 @@ class Domain:
         """
         inside = inside.expand(X.shape)
         snapped = self.snap(self._drawn(X, inside))
-        if self._A is None or self._b is None or not self.levels:
+        if self.A is None or self.b is None or not self.levels:
             return snapped
         few = torch.zeros(X.shape[-1], dtype=torch.bool, device=X.device)
         few[list(self.levels)] = True
         kept = self._drawn(torch.where(few, inside, snapped), inside)
-        holds = (snapped @ self._A.to(X).mT <= self._b.to(X).reshape(-1) + TOLERANCE).all(-1)
+        holds = (snapped @ self.A.to(X).mT <= self.b.to(X).reshape(-1) + TOLERANCE).all(-1)
         return torch.where(holds.unsqueeze(-1), snapped, kept)
 
     def _drawn(self, X: Tensor, inside: Tensor) -> Tensor:
         """Draw points that break a constraint along a line to points that do not."""
-        if self._A is None or self._b is None:
+        if self.A is None or self.b is None:
             return X
-        A, b = self._A.to(X), self._b.to(X).reshape(-1)
+        A, b = self.A.to(X), self.b.to(X).reshape(-1)
         steps = (X - inside) @ A.mT
         room = (b - inside @ A.mT).clamp_min(0.0)
         shares = torch.where(steps > 0.0, room / steps.clamp_min(1e-300), torch.inf)
