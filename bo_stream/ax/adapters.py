@@ -224,8 +224,19 @@ class StreamAdapter(ReproducibleAdapter):
         transforms cannot take, such as another value of a choice or a negative one on a logarithmic
         scale, are left out with a warning.
         """
-        arms = experiment_data.arm_data
-        taken = super()._compute_in_design(covering(search_space, arms), experiment_data)
+        arms, wide = experiment_data.arm_data, search_space.clone()
+        for name, parameter in wide.parameters.items():
+            if isinstance(parameter, RangeParameter) and name in arms:
+                least = 0.0 if parameter.log_scale or parameter.logit_scale else -math.inf
+                most = 1.0 if parameter.logit_scale else math.inf
+                usable = [value for value in arms[name].dropna().tolist() if least < value < most]
+                if usable:
+                    parameter.update_range(
+                        lower=cast(float, min(parameter.lower, *usable)),
+                        upper=cast(float, max(parameter.upper, *usable)),
+                    )
+        wide.set_parameter_constraints([])
+        taken = super()._compute_in_design(wide, experiment_data)
         if not all(taken):
             trials = arms.index.get_level_values("trial_index")
             left_out = {int(trial) for trial, is_in in zip(trials, taken, strict=True) if not is_in}
@@ -310,23 +321,6 @@ def seed_of(experiment: Experiment, pending: Pending) -> int | None:
         return None
     waiting = max((len(points) for points in pending.values()), default=0)
     return crc32(repr(sorted(first.items())).encode()) + len(experiment.trials) + waiting
-
-
-def covering(space: SearchSpace, arms: pd.DataFrame) -> SearchSpace:
-    """Return a copy without constraints, with ranges widened to contain rows of parameters."""
-    wide = space.clone()
-    for name, parameter in wide.parameters.items():
-        if isinstance(parameter, RangeParameter) and name in arms:
-            least = 0.0 if parameter.log_scale or parameter.logit_scale else -math.inf
-            most = 1.0 if parameter.logit_scale else math.inf
-            usable = [value for value in arms[name].dropna().tolist() if least < value < most]
-            if usable:
-                parameter.update_range(
-                    lower=cast(float, min(parameter.lower, *usable)),
-                    upper=cast(float, max(parameter.upper, *usable)),
-                )
-    wide.set_parameter_constraints([])
-    return wide
 
 
 # --- transforms of Ax that stream: a row of the data changes only when its outcome does ----------

@@ -89,8 +89,9 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
             _thompson(settings, situation, _DRAWN, many=True),
         )
         X = torch.cat(candidates).unique(dim=0)
-        known = Known(torch.cat((drawn, pending)), reached)
-        return X[choose_by_fantasies(situation.model, utility, known, X, q, situation.seed)]
+        known = torch.cat((drawn, pending))
+        seed = situation.seed
+        return X[choose_by_fantasies(situation.model, utility, known, reached, X, q, seed)]
     builder = import_function(name, "acquisition") if ":" in name else BUILDERS[name]
     options: dict[str, Any] = {**_search_options(none.dtype), "factr": None}
     points = none
@@ -348,30 +349,24 @@ def _log_expected_excess(mean: Tensor, sd: Tensor) -> Tensor:
     return sd.log() + _log_ei_helper(mean / sd)
 
 
-@dataclass(frozen=True)
-class Known:
-    """Points in the unit cube, given which a batch is chosen.
-
-    Attributes:
-        X: Points whose values are drawn and then count as reached, ``k x d``: those without an
-            outcome, maybe some with one.
-        means: Points whose posterior means count as reached, ``k' x d``.
-    """
-
-    X: Tensor
-    means: Tensor
-
-
 @torch.no_grad()
 def choose_by_fantasies(
-    model: StreamingGP, utility: Utility, known: Known, X: Tensor, q: int, seed: int
+    model: StreamingGP,
+    utility: Utility,
+    drawn: Tensor,
+    reached: Tensor,
+    X: Tensor,
+    q: int,
+    seed: int,
 ) -> Tensor:
     """Choose q of N candidates one after the other, each given those before.
 
     Args:
         model: Model of one output.
         utility: What is to be large.
-        known: Points given which they are chosen.
+        drawn: Points whose values are drawn and then count as reached, ``k x d``: those without an
+            outcome, maybe some with one.
+        reached: Points whose posterior means count as reached, ``k' x d``.
         X: Candidates, ``N x d``.
         q: Number of points, at most N.
         seed: Seed of the fantasies.
@@ -380,23 +375,23 @@ def choose_by_fantasies(
         Rows of the chosen candidates, ``q``, in the order of choice.
     """
     process, inputs = process_at(model, X)
-    candidates = Candidates(process, inputs, len(known.X) + q, seed)
+    candidates = Candidates(process, inputs, len(drawn) + q, seed)
     lowest = candidates.mean.min() - FAR * candidates.variance.max().sqrt()
-    reached = lowest.expand(FANTASIES, 1)
-    for points, drawn in ((known.X, True), (known.means, False)):
+    most = lowest.expand(FANTASIES, 1)
+    for points, are_drawn in ((drawn, True), (reached, False)):
         if len(points) > 0:
             at = model.transform_inputs(points).double()
             mean = process.mean(at)[0]
-            values = candidates.condition_on(at) if drawn else mean.unsqueeze(0)
-            reached = reached.maximum(utility.of(values, mean).amax(-1, keepdim=True))
+            values = candidates.condition_on(at) if are_drawn else mean.unsqueeze(0)
+            most = most.maximum(utility.of(values, mean).amax(-1, keepdim=True))
     free = torch.zeros_like(candidates.mean)
     chosen = []
     for _ in range(q):
-        gains = utility.log_gain(candidates.fantasies, candidates.sd, candidates.mean, reached)
+        gains = utility.log_gain(candidates.fantasies, candidates.sd, candidates.mean, most)
         row = int((gains.logsumexp(0) + free).argmax())
         free[row] = -torch.inf
         values = candidates.choose(row).unsqueeze(-1)
-        reached = reached.maximum(utility.of(values, candidates.mean[row]))
+        most = most.maximum(utility.of(values, candidates.mean[row]))
         chosen.append(row)
     return torch.tensor(chosen, device=X.device)
 

@@ -18,7 +18,7 @@ from bo_stream.diagnostics.trust import TrustReport, mark_hand_overs
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.executors.processes import has_address, parsed
 from bo_stream.loops.models import model_record
-from bo_stream.loops.optimization.asynchronous import AsynchronousPlan, AsynchronousRun
+from bo_stream.loops.optimization.asynchronous import AsynchronousRun
 from bo_stream.loops.optimization.executed import PointEvaluator, check_timeout, point_evaluator
 from bo_stream.loops.optimization.objectives import Objective, Task
 from bo_stream.loops.optimization.optimizer import Best, Optimizer, parsed_optimizer, save_optimizer
@@ -270,11 +270,17 @@ class OptimizationCampaign:
         stop: StopRequest | None = None,
     ) -> Generator[Event]:
         """Evaluate the trials that are left; another thread has the model and finds the best."""
-        settings = self.optimizer.settings
-        total = settings.initial + self.plan.total * settings.q
-        plan = AsynchronousPlan(total, self.plan.at_once, self.plan.ahead, self.plan.retries)
+        settings, plan = self.optimizer.settings, self.plan
         run = AsynchronousRun(
-            self.optimizer, evaluator, plan, folder, self._record, self._find_best
+            self.optimizer,
+            evaluator,
+            settings.initial + plan.total * settings.q,
+            plan.at_once,
+            plan.ahead,
+            plan.retries,
+            folder,
+            self._record,
+            self._find_best,
         )
         self._take_up_outcomes()
         ended, chosen = time.monotonic(), 0.0
@@ -335,7 +341,7 @@ class Plan:
             when all evaluations of a step have ended.
         at_once: Evaluations that are kept under way asynchronously; None: as many as there are
             workers, which may come and go.
-        ahead: Points that are chosen before there is a worker for them, see ``AsynchronousPlan``.
+        ahead: Points that are chosen before there is a worker for them, see ``run_asynchronously``.
     """
 
     total: int

@@ -172,12 +172,16 @@ class LocalFit:
         scale: Of the outcomes.
         keys: Keys of the outcomes.
         means: Posterior means at their points, on the scale.
+        best: Key of the largest mean.
+        value: That mean, as an outcome: the posterior median there.
     """
 
     model: AutoGP
     scale: LogScale
     keys: list[int]
     means: Tensor
+    best: int
+    value: float
 
     @classmethod
     def of(
@@ -234,17 +238,8 @@ class LocalFit:
                 model.log_event("a refit that failed")
             mll.eval()
         means = predict_mean(model, X)[: len(keys)].to("cpu", torch.float64)
-        return cls(model, scale, keys, means)
-
-    @property
-    def best(self) -> int:
-        """Position of the largest mean."""
-        return int(self.means.argmax())
-
-    @property
-    def value(self) -> float:
-        """Largest mean, as an outcome: the posterior median there."""
-        return self.scale.to_outcome(float(self.means[self.best]))
+        value = scale.to_outcome(float(means.max()))
+        return cls(model, scale, keys, means, keys[int(means.argmax())], value)
 
 
 class RegionSurrogate:
@@ -378,7 +373,7 @@ class RegionSurrogate:
             plain = {name: each.reshape(-1).tolist() for name, each in learned.items()}
             state = replace(state, values=plain, fitted=count)
             self.refits.append(len(told))
-        return local, replace(state, rows=rows, centre=rows[local.best])
+        return local, replace(state, rows=rows, centre=local.best)
 
     def _updated(self, state: RegionState, local: LocalFit, ledger: Ledger) -> RegionState:
         """Update the region by the newest outcomes; begin again where it has collapsed."""
@@ -396,9 +391,9 @@ class RegionSurrogate:
         if not region.has_collapsed:
             return state
         region.restart()
-        value = local.value
-        if state.reached is None or value > state.reached + IMPROVEMENT * local.scale.unit:
-            return replace(state, reached=value, burst=soon, hopeful=soon)
+        least = IMPROVEMENT * local.scale.unit
+        if state.reached is None or local.value > state.reached + least:
+            return replace(state, reached=local.value, burst=soon, hopeful=soon)
         return replace(
             state,
             values=None,
@@ -408,7 +403,7 @@ class RegionSurrogate:
             centre=None,
             rows=[],
             reached=None,
-            found=[*state.found, (local.keys[local.best], value)],
+            found=[*state.found, (local.best, local.value)],
         )
 
     # --- points --------------------------------------------------------------------------------
@@ -458,7 +453,7 @@ class RegionSurrogate:
         leaps = leaps if self.settings.dim <= MOST_INPUTS else 0
         if leaps > 0:
             trend = AdditiveTrend(*self._trend_data())
-            best, box = self._X[local.keys[local.best]], bounds.to("cpu", torch.float64)
+            best, box = self._X[local.best], bounds.to("cpu", torch.float64)
             for i in range(q - leaps, q):
                 points[i] = trend.leap(best, box, generator).to(points)
         points = self.domain.admit(points, starts)
@@ -491,7 +486,7 @@ class RegionSurrogate:
             raise UsageError("There is no best point yet: no outcome was told.")
         found = [pair for pair in self.state.found if pair[0] in self.held]
         if self.local is not None:
-            found.append((self.local.keys[self.local.best], self.local.value))
+            found.append((self.local.best, self.local.value))
         if not found:
             keys = list(self.held)
             gains = self._gains(keys, self.held)

@@ -16,7 +16,6 @@ from bo_stream.loops.optimization import load_optimizer, save_optimizer
 from bo_stream.loops.optimization.acquisition import (
     FANTASIES,
     Candidates,
-    Known,
     Utility,
     choose_by_fantasies,
 )
@@ -131,18 +130,18 @@ def test_without_pending_points_the_first_is_that_of_the_plain_criterion() -> No
         (Utility(), mean),
         (Utility(4.0), mean + 2.0 * covariance.diagonal().sqrt()),
     ):
-        first = choose_by_fantasies(model, utility, Known(X[:0], X[:0]), X, 1, seed=0)
+        first = choose_by_fantasies(model, utility, X[:0], X[:0], X, 1, seed=0)
         assert first.tolist() == [int(value.argmax())]
 
 
 @torch.no_grad()
 def test_points_of_a_batch_are_apart_from_each_other_and_from_pending_ones() -> None:
     model, X = model_of("grid"), candidates_of(60)
-    known = Known(X[:10], X[:1])
-    rows = choose_by_fantasies(model, Utility(), known, X, 30, seed=0).tolist()
+    known = X[:10], X[:1]
+    rows = choose_by_fantasies(model, Utility(), *known, X, 30, seed=0).tolist()
     assert len(set(rows)) == 30
     assert rows[0] >= 10  # pending points are of no use any more
-    assert sorted(choose_by_fantasies(model, Utility(), known, X, 60, seed=0).tolist()) == list(
+    assert sorted(choose_by_fantasies(model, Utility(), *known, X, 60, seed=0).tolist()) == list(
         range(60)
     )
 
