@@ -6,7 +6,7 @@ remembers its rows instead of copying them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from copy import deepcopy
 from functools import cached_property
 from itertools import compress
@@ -91,43 +91,36 @@ class CrossValidatingAdapter(TorchAdapter):
         cv_test_points: list[ObservationFeatures],
         use_posterior_predictive: bool = False,
     ) -> list[ObservationData]:
-        """Predict test points from a fold.
+        """Predict test points from a fold, in closed form where every model allows it.
 
         Overrides ``TorchAdapter._cross_validate``, which builds models of the fold, and sets the
         adapter's data to the fold.
         """
         present, fold = self._last_experiment_data, cv_training_data
-        if isinstance(fold, FoldData):
-            predictions = self._left_out(fold, cv_test_points, use_posterior_predictive)
-            if predictions is not None:
-                return predictions
+        generator = cast(LeavesRowsOut, self.generator)
+        if isinstance(fold, FoldData) and not generator.refit_on_cv:
+            points = [
+                [each.parameters[name] for name in self.parameters] for each in cv_test_points
+            ]
+            X, gone, metrics = self._array_to_tensor(np.array(points)), ~fold.chosen("rows"), []
+            for outcome in self.outcomes:
+                rows = torch.from_numpy(gone[fold.whole.observed[outcome]])
+                moments = generator.predict_without(outcome, rows, X, use_posterior_predictive)
+                if moments is None:
+                    break
+                metrics.append(moments)
+            else:
+                mean, variance = (
+                    torch.stack(part, -1).cpu() for part in zip(*metrics, strict=True)
+                )
+                covariance = torch.diag_embed(variance)  # t x m x m: metrics are independent
+                return array_to_observation_data(mean.numpy(), covariance.numpy(), self.outcomes)
         try:
             return super()._cross_validate(
                 search_space, fold, cv_test_points, use_posterior_predictive
             )
         finally:
             self._last_experiment_data = present
-
-    def _left_out(
-        self, fold: FoldData, points: Sequence[ObservationFeatures], observation_noise: bool
-    ) -> list[ObservationData] | None:
-        """Predict points in closed form; None: some model does not allow it."""
-        generator = cast(LeavesRowsOut, self.generator)
-        if generator.refit_on_cv:
-            return None
-        X = self._array_to_tensor(
-            np.array([[point.parameters[name] for name in self.parameters] for point in points])
-        )
-        metrics, gone = [], ~fold.chosen("rows")
-        for outcome in self.outcomes:
-            rows = torch.from_numpy(gone[fold.whole.observed[outcome]])
-            moments = generator.predict_without(outcome, rows, X, observation_noise)
-            if moments is None:
-                return None
-            metrics.append(moments)
-        mean, variance = (torch.stack(part, -1).cpu() for part in zip(*metrics, strict=True))
-        covariance = torch.diag_embed(variance)  # t x m x m: metrics are independent
-        return array_to_observation_data(mean.numpy(), covariance.numpy(), self.outcomes)
 
 
 class DividedData(ExperimentData):

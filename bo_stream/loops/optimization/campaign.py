@@ -198,7 +198,18 @@ class OptimizationCampaign:
             return
         ledger = self.optimizer.ledger
         while not self.finished:
-            step = self._filled_step()
+            started, step = time.monotonic(), self._opened()
+            missing = self._size(step) - len(step.keys)
+            if missing > 0:  # first trials that wait, then chosen ones
+                keys = [t.key for t in self.optimizer.pending if t.key not in step.keys][:missing]
+                if len(keys) < missing:
+                    with self._watch:
+                        keys += [t.key for t in self.optimizer.ask(missing - len(keys))]
+                seconds = step.model_seconds + time.monotonic() - started
+                step = replace(
+                    step, keys=(*step.keys, *keys), model_seconds=seconds, wall_seconds=None
+                )
+                self._open = step
             waiting = [trial for trial in self.optimizer.pending if trial.key in step.keys]
             for trial in waiting:
                 evaluator.submit(Task(trial.key, trial.X, trial.attempts))
@@ -223,22 +234,6 @@ class OptimizationCampaign:
             failed = ledger.with_status("failed")
             if len(failed) == len(ledger):
                 raise all_failed(len(failed), failed[-1])
-
-    def _filled_step(self) -> OptimizationStep:
-        """Return the open step with all of its trials: first those that wait, then chosen ones."""
-        started, step = time.monotonic(), self._opened()
-        missing = self._size(step) - len(step.keys)
-        if missing == 0:
-            return step
-        waiting = [t.key for t in self.optimizer.pending if t.key not in step.keys][:missing]
-        asked: list[Trial] = []
-        if len(waiting) < missing:
-            with self._watch:
-                asked = self.optimizer.ask(missing - len(waiting))
-        keys = (*step.keys, *waiting, *(trial.key for trial in asked))
-        seconds = step.model_seconds + time.monotonic() - started
-        self._open = replace(step, keys=keys, model_seconds=seconds, wall_seconds=None)
-        return self._open
 
     def _opened(self) -> OptimizationStep:
         return self._open or OptimizationStep(len(self.steps), (), 0.0)
