@@ -516,3 +516,7 @@ class ExactCandidates(Transform):
             if pool is not None and metadata.get(CANDIDATE) in pool.frame.index:
                 proposal.parameters.update(pool.parameters_of(metadata[CANDIDATE]))
         return observation_features
+
+
+TRANSFORMS = (ExactCandidates, FiniteOutcomes, OutcomeUnits, ReportedMetrics, SteadyWinsorize)
+"""Transforms that Ax stores by name."""

@@ -181,19 +181,12 @@ class PoolStart(ExternalGenerationNode):
             features = transform.untransform_observation_features(features)
         return features[0].parameters
 
-    def _gen(  # type: ignore[override]
-        self,
-        experiment: Experiment,
-        data: Data | None = None,
-        n: int | None = None,
-        pending_observations: dict[str, list[ObservationFeatures]] | None = None,
-        **generator_gen_kwargs: Any,
-    ) -> GeneratorRun:
+    def _gen(self, *args: Any, **given: Any) -> GeneratorRun:
         """Propose candidates.
 
         Overrides ``ExternalGenerationNode._gen``, which drops the parameters that are fixed for
         these trials.
         """
-        fixed: ObservationFeatures | None = generator_gen_kwargs.get("fixed_features")
+        fixed: ObservationFeatures | None = given.get("fixed_features")
         self._fixed = {} if fixed is None else fixed.parameters
-        return super()._gen(experiment, data, n, pending_observations, **generator_gen_kwargs)
+        return super()._gen(*args, **given)

@@ -34,13 +34,7 @@ import bo_stream
 from bo_stream import DirichletWISKI, ProductMatern
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax.acquisition import PoolAcquisition, StreamAcquisition
-from bo_stream.ax.adapters import (
-    ExactCandidates,
-    FiniteOutcomes,
-    OutcomeUnits,
-    ReportedMetrics,
-    SteadyWinsorize,
-)
+from bo_stream.ax.adapters import TRANSFORMS
 from bo_stream.ax.initialization import EnoughTrials, PoolStart
 from bo_stream.ax.processes import ProcessMetric, ProcessRunner
 from bo_stream.ax.region import RegionSuits
@@ -56,7 +50,6 @@ _STORED_MODELS = tuple(
     and model not in (StreamingGP, DirichletWISKI)  # Ax has no labels
 )
 _STORED_ACQUISITIONS = (FeatureNIPV, qNegIntegratedPosteriorVariance)
-TRANSFORMS = (ExactCandidates, FiniteOutcomes, OutcomeUnits, ReportedMetrics, SteadyWinsorize)
 SNAPSHOT = FileFormat("bo_stream Ax snapshot", 1)
 _NEEDED_BY_SQL = ("sqlalchemy", "tabulate")
 """Modules that Ax's SQL storage imports, or calls without declaring them."""
