@@ -2,8 +2,9 @@
 
 In many inputs the points that a global search would try fill a space that no number of observations
 covers. A trust region is a box about the best point, in which a model of the nearest observations
-is good, that grows after successes and shrinks after failures (Eriksson et al., 2019). The parts
-here take any model of one output over the unit cube, larger outcomes being better.
+is good, that grows after successes and shrinks after failures (Eriksson et al., 2019). A domain
+says which points of it can be evaluated. The parts here take any model of one output over the unit
+cube, larger outcomes being better.
 """
 
 from __future__ import annotations
