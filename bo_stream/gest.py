@@ -35,7 +35,6 @@ ID = "_id"
 EXPLORE = "bo_stream.gest:explore"
 """Acquisition of an objective that is to be explored."""
 
-_OF_VOCS = ("bounds", "maximize")
 _INTEGRATION_POINTS = 128
 _ROUNDING = 1e-6  # of float32, in which a driver may store points
 
@@ -83,7 +82,7 @@ class Generator(gest_api.Generator):
         """
         super().__init__(vocs)
         self.vocs, self._folder = vocs, None if folder is None else Path(folder)
-        known = {field.name for field in fields(OptimizationSettings)} - {*_OF_VOCS}
+        known = {field.name for field in fields(OptimizationSettings)} - {"bounds", "maximize"}
         unknown = [name for name in settings if name not in known]
         if unknown:
             raise UsageError(

@@ -32,8 +32,7 @@ from gpytorch.kernels import Kernel
 
 import bo_stream
 from bo_stream import DirichletWISKI, ProductMatern
-from bo_stream.acquisition import FeatureNIPV
-from bo_stream.ax.acquisition import PoolAcquisition, StreamAcquisition
+from bo_stream.ax.acquisition import INTEGRATED, PoolAcquisition, StreamAcquisition
 from bo_stream.ax.adapters import TRANSFORMS
 from bo_stream.ax.initialization import EnoughTrials, PoolStart
 from bo_stream.ax.processes import ProcessMetric, ProcessRunner
@@ -49,7 +48,6 @@ _STORED_MODELS = tuple(
     and issubclass(model, StreamingGP)
     and model not in (StreamingGP, DirichletWISKI)  # Ax has no labels
 )
-_STORED_ACQUISITIONS = (FeatureNIPV, qNegIntegratedPosteriorVariance)
 SNAPSHOT = FileFormat("bo_stream Ax snapshot", 1)
 _NEEDED_BY_SQL = ("sqlalchemy", "tabulate")
 """Modules that Ax's SQL storage imports, or calls without declaring them."""
@@ -147,7 +145,7 @@ def register() -> None:
     """Add our classes to Ax's registries, as the import of ``bo_stream.ax`` does."""
     for base, kinds in (
         (Model, _STORED_MODELS),
-        (AcquisitionFunction, _STORED_ACQUISITIONS),
+        (AcquisitionFunction, INTEGRATED),
         (Kernel, (ProductMatern,)),
         (Acquisition, (StreamAcquisition, PoolAcquisition)),
     ):

@@ -44,9 +44,6 @@ logger = logging.getLogger("bo_stream.ax")
 ASKED_FOR = " (asked for)"
 """End of the name of a configuration whose model was given by the user; stored by Ax."""
 
-_OTHER_WAYS = ("stem", "covar_module")
-"""Options with which a model on a grid takes any number of inputs."""
-
 REACH = 0.5
 """How far a grid is widened on each side, relative to the search space's width."""
 
@@ -213,7 +210,7 @@ def suited(config: ModelConfig, dim: int) -> ModelConfig:
     """
     if config.botorch_model_class is not WISKI or config.covar_module_class is not None:
         return config
-    if any(name in config.model_options for name in _OTHER_WAYS):
+    if not {"stem", "covar_module"}.isdisjoint(config.model_options):  # any number of inputs
         return config
     kind: type[StreamingGP] = WISKI
     most = cast(int, MODELS["wiski"].most_inputs)
