@@ -20,7 +20,7 @@ from ax.adapter.data_utils import ExperimentData
 from ax.core.experiment import Experiment
 from ax.core.observation import ObservationFeatures
 from ax.core.optimization_config import OptimizationConfig
-from ax.core.parameter import ChoiceParameter, ParameterType
+from ax.core.parameter import ChoiceParameter, ParameterType, RangeParameter
 from ax.core.search_space import SearchSpace, SearchSpaceDigest
 from ax.generation_strategy.generation_node import GenerationNode
 from ax.generation_strategy.transition_criterion import TransitionCriterion
@@ -439,11 +439,12 @@ class RegionAdapter(ReproducibleAdapter):
         if known is None or known[0] != self._model_space:
             levels = {}
             for j, name in enumerate(self.parameters):
-                parameter: Any = self._model_space.parameters[name]
+                parameter = self._model_space.parameters[name]
                 if isinstance(parameter, ChoiceParameter):
                     raw: Iterable[Any] = parameter.values
                 elif (
-                    parameter.parameter_type is ParameterType.INT
+                    isinstance(parameter, RangeParameter)
+                    and parameter.parameter_type is ParameterType.INT
                     and parameter.upper - parameter.lower < MOST_LEVELS
                 ):
                     raw = range(int(parameter.lower), int(parameter.upper) + 1)

@@ -324,8 +324,9 @@ class Utility:
     def log_gain(self, fantasy: Tensor, sd: Tensor, mean: Tensor, reached: Tensor) -> Tensor:
         """Compute ``log E (u − reached)⁺``.
 
-        That of ``c |f − mean|`` over ``a = reached − mean`` is, for a > 0, that of ``c (f − mean)``
-        and of ``−c (f − mean)``; for a < 0 it is more by −a than for 0.
+        That of ``c |f − mean|``, where ``c = √(β π / 2)``, over ``a = reached − mean`` is, for
+        a > 0, that of ``c (f − mean)`` and of ``−c (f − mean)``; for a < 0 it is more by −a than
+        for 0.
 
         Args:
             fantasy: Mean of f given a fantasy, ``S x N``.
