@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import gest_api
 import numpy as np
-import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from gest_api.vocs import (
@@ -21,7 +20,6 @@ from gest_api.vocs import (
     ExploreObjective,
     MaximizeObjective,
 )
-from torch.quasirandom import SobolEngine
 
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.acquisition.feature_nipv import in_weight_space
@@ -37,7 +35,6 @@ ID = "_id"
 EXPLORE = "bo_stream.gest:explore"
 """Acquisition of an objective that is to be explored."""
 
-_OF_VOCS = ("bounds", "maximize")
 _INTEGRATION_POINTS = 128
 _ROUNDING = 1e-6  # of float32, in which a driver may store points
 
@@ -85,7 +82,7 @@ class Generator(gest_api.Generator):
         """
         super().__init__(vocs)
         self.vocs, self._folder = vocs, None if folder is None else Path(folder)
-        known = {field.name for field in fields(OptimizationSettings)} - {*_OF_VOCS}
+        known = {field.name for field in fields(OptimizationSettings)} - {"bounds", "maximize"}
         unknown = [name for name in settings if name not in known]
         if unknown:
             raise UsageError(
@@ -271,7 +268,19 @@ class Generator(gest_api.Generator):
                 raise UsageError(f"Variable {name} of a result: {error}.") from error
         X, given, key = tuple(coordinates), result.get(ID), None
         if given is not None and not (isinstance(given, float) and math.isnan(given)):
-            key = self._known_key(given, X)
+            key, ledger = _whole(ID, given, 0), self.optimizer.ledger
+            if key >= len(ledger):
+                raise UsageError(
+                    f"No point with {ID} {key} was suggested or ingested. Leave out {ID} for "
+                    "points of your own."
+                )
+            known, bounds = ledger[key].X, self.optimizer.settings.bounds
+            widths = [max(high - low, abs(x)) for (low, high), x in zip(bounds, known, strict=True)]
+            if any(abs(x - y) > _ROUNDING * w for x, y, w in zip(X, known, widths, strict=True)):
+                raise UsageError(
+                    f"Point {key} is {known}, got {X} with its {ID}. Leave out {ID} if another "
+                    "point was evaluated."
+                )
         else:
             for (name, variable), x in zip(self.vocs.variables.items(), X, strict=True):
                 low, high = variable.domain
@@ -293,30 +302,11 @@ class Generator(gest_api.Generator):
             Y = number if abs(number) <= LARGEST else None
         return key, X, Y
 
-    def _known_key(self, given: Any, X: tuple[float, ...]) -> int:
-        """Return the key of a point that was suggested, if X is that point."""
-        key, ledger = _whole(ID, given, 0), self.optimizer.ledger
-        if key >= len(ledger):
-            raise UsageError(
-                f"No point with {ID} {key} was suggested or ingested. Leave out {ID} for points of "
-                "your own."
-            )
-        widths = [high - low for low, high in self.optimizer.settings.bounds]
-        there = zip(X, ledger[key].X, widths, strict=True)
-        if any(abs(x - known) > _ROUNDING * max(width, abs(known)) for x, known, width in there):
-            raise UsageError(
-                f"Point {key} is {ledger[key].X}, got {X} with its {ID}. Leave out {ID} if another "
-                "point was evaluated."
-            )
-        return key
-
 
 def explore(situation: Situation) -> AcquisitionFunction:
     """Build minus the integrated posterior variance after a point, over the unit cube."""
     model, pending = situation.model, situation.X_pending
-    like = situation.X_baseline
-    engine = SobolEngine(like.shape[-1], scramble=True, seed=situation.seed)
-    points = engine.draw(_INTEGRATION_POINTS, dtype=torch.float64).to(like)
+    points = situation.sobol_points(_INTEGRATION_POINTS)
     if in_weight_space(model.process()):
         return FeatureNIPV(model, mc_points=points, X_pending=pending)
     return qNegIntegratedPosteriorVariance(model, mc_points=points, X_pending=pending)

@@ -37,6 +37,7 @@ from bo_stream.acquisition import FeatureNIPV, PoolSelector, evaluate_known_poin
 from bo_stream.acquisition.feature_nipv import in_weight_space
 from bo_stream.ax.pool import CANDIDATE, MC_POINTS, POOL, Pool
 from bo_stream.bases.grid.interpolation import GridBasis
+from bo_stream.errors import check_whole
 from bo_stream.loops.run import predict_mean
 from bo_stream.models.base import StreamingGP
 
@@ -128,24 +129,18 @@ class StreamAcquisition(Acquisition):
         """Construct an acquisition function of BoTorch.
 
         Overrides ``Acquisition._construct_botorch_acquisition``: a baseline is evaluated once, and
-        an integrated variance is of one metric and in closed form where the model allows it.
+        an integrated variance is of one metric, by default of the only objective's, and in closed
+        form where the model allows it.
+
+        Raises:
+            UnsupportedError: There are several objectives, and no metric is named.
+            ValueError: No such metric.
         """
         kind, options = botorch_acqf_class, botorch_acqf_options
         if not issubclass(kind, INTEGRATED):
             acqf = super()._construct_botorch_acquisition(kind, options, model)
             return evaluate_known_points_once(acqf)
-        model = self._model_of_metric(kind, options.get("metric"))
-        bounds, points = self.search_space_digest.bounds, self.options.get(MC_POINTS)
-        return integrated_variance(kind, model, bounds, points, self.X_pending)
-
-    def _model_of_metric(self, kind: type[AcquisitionFunction], given: str | None) -> Model:
-        """Return the model of a metric, by default of the only objective's.
-
-        Raises:
-            UnsupportedError: There are several objectives, and none is named.
-            ValueError: No such metric.
-        """
-        metrics, model = self.surrogate.outcomes, self.surrogate.model
+        metrics, model, given = self.surrogate.outcomes, self.surrogate.model, options.get("metric")
         if given is None:
             used = (self._full_objective_weights != 0.0).any(0).tolist()
             objectives = [name for name, is_used in zip(metrics, used, strict=True) if is_used]
@@ -160,8 +155,11 @@ class StreamAcquisition(Acquisition):
             raise ValueError(f"Expected metric to be one of {', '.join(metrics)}, got {given!r}.")
         index = metrics.index(given)
         if isinstance(model, ModelList | ModelListGP):
-            return cast(Model, model.models[index])
-        return model if model.num_outputs == 1 else model.subset_output([index])
+            model = cast(Model, model.models[index])
+        elif model.num_outputs > 1:
+            model = model.subset_output([index])
+        bounds, points = self.search_space_digest.bounds, self.options.get(MC_POINTS)
+        return integrated_variance(kind, model, bounds, points, self.X_pending)
 
 
 def with_starts(options: dict[str, Any], bounds: Tensor, incumbents: Tensor) -> dict[str, Any]:
@@ -240,9 +238,7 @@ def check_options(kind: type[AcquisitionFunction], options: dict[str, Any]) -> N
         )
     if options.get(MC_POINTS) is not None and options.get("num_mc_points") is not None:
         raise ValueError("Expected one of mc_points and num_mc_points, got both.")
-    count = options.get("num_mc_points", 1)
-    if not isinstance(count, int) or count < 1:
-        raise ValueError(f"Expected num_mc_points of at least 1, got {count}.")
+    check_whole("num_mc_points", options.get("num_mc_points", 1), 1)
 
 
 def best_observed(
@@ -367,7 +363,10 @@ class PoolAcquisition(StreamAcquisition):
             )
         choices: Choices = self.options[CHOICES]
         fixed = given.get("fixed_features") or {}
-        untried = choices.untried & agrees(choices.X, fixed)
+        untried = choices.untried.clone()
+        for column, value in fixed.items():  # up to rounding
+            fitting = choices.X.new_tensor(value)
+            untried &= torch.isclose(choices.X[:, column], fitting, rtol=1e-9, atol=1e-12)
         check_enough(n, int(untried.sum()), choices.pool, bool(fixed))
         if isinstance(self.acqf, INTEGRATED) and isinstance(self.acqf.model, StreamingGP):
             model, points, pending = self.acqf.model, self.options[MC_POINTS], self.X_pending
@@ -462,14 +461,6 @@ def _greedy(acqf: AcquisitionFunction, X: Tensor, n: int) -> Tensor:
 def values(acqf: AcquisitionFunction, X: Tensor) -> Tensor:
     """Evaluate an acquisition function at single candidates, ``N x d -> N``."""
     return torch.cat([acqf(chunk.unsqueeze(-2)) for chunk in X.split(_POOL_CHUNK)])
-
-
-def agrees(X: Tensor, fixed: dict[int, float]) -> Tensor:
-    """Return which of ``N x d`` inputs have the fixed values, up to rounding; ``N`` bools."""
-    agreeing = torch.ones(len(X), dtype=torch.bool, device=X.device)
-    for column, value in fixed.items():
-        agreeing &= torch.isclose(X[:, column], X.new_tensor(value), rtol=1e-9, atol=1e-12)
-    return agreeing
 
 
 def check_enough(wanted: int, left: int, pool: Pool, fixed: bool) -> None:

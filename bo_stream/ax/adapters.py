@@ -162,35 +162,27 @@ class ReproducibleAdapter(AvoidsFailures, CrossValidatingAdapter, ABC):
                 n, search_space, optimization_config, pending, fixed_features, options
             )
             known = self._experiment.arms_by_signature_for_deduplication
-            others = {arm.signature for arm in (*self.failed, *_arms_of(pending))}
+            waiting = [Arm(each.parameters) for points in pending.values() for each in points]
+            others = {arm.signature for arm in (*self.failed, *waiting)}
             if not any(arm.signature in known or arm.signature in others for arm in run.arms):
                 return run
-            self._check_some_are_left(pending)
+            space = self._search_space
+            count = math.prod(each.cardinality() for each in space.tunable_parameters.values())
+            if math.isfinite(count):  # Ax would draw ten thousand points to find that none is left
+                arms = (*self._experiment.arms_by_signature.values(), *waiting)
+                proposed = {arm.signature for arm in arms if space.check_membership(arm.parameters)}
+                if len(proposed) >= count:
+                    raise SearchSpaceExhausted(
+                        f"All {count:.0f} points of the search space have been proposed. To "
+                        "evaluate one again, attach a trial with its parameters."
+                    )
             quasi_random = QuasiRandomAdapter(
                 experiment=self._experiment,
                 generator=SobolGenerator(init_position=len(self._experiment.trials)),
-                search_space=self._search_space,
+                search_space=space,
                 transforms=Cont_X_trans,
             )
             return quasi_random.gen(n, search_space, None, pending, fixed_features)
-
-    def _check_some_are_left(self, pending: Pending) -> None:
-        """Check that points are left, before Ax draws ten thousand to find that there are none.
-
-        Raises:
-            SearchSpaceExhausted: Each point of a finite search space has been proposed.
-        """
-        space = self._search_space
-        count = math.prod(each.cardinality() for each in space.tunable_parameters.values())
-        if math.isinf(count):
-            return
-        arms = (*self._experiment.arms_by_signature.values(), *_arms_of(pending))
-        proposed = {arm.signature for arm in arms if space.check_membership(arm.parameters)}
-        if len(proposed) >= count:
-            raise SearchSpaceExhausted(
-                f"All {count:.0f} points of the search space have been proposed. To evaluate one "
-                "again, attach a trial with its parameters."
-            )
 
 
 class StreamAdapter(ReproducibleAdapter):
@@ -232,8 +224,19 @@ class StreamAdapter(ReproducibleAdapter):
         transforms cannot take, such as another value of a choice or a negative one on a logarithmic
         scale, are left out with a warning.
         """
-        arms = experiment_data.arm_data
-        taken = super()._compute_in_design(covering(search_space, arms), experiment_data)
+        arms, wide = experiment_data.arm_data, search_space.clone()
+        for name, parameter in wide.parameters.items():
+            if isinstance(parameter, RangeParameter) and name in arms:
+                least = 0.0 if parameter.log_scale or parameter.logit_scale else -math.inf
+                most = 1.0 if parameter.logit_scale else math.inf
+                usable = [value for value in arms[name].dropna().tolist() if least < value < most]
+                if usable:
+                    parameter.update_range(
+                        lower=cast(float, min(parameter.lower, *usable)),
+                        upper=cast(float, max(parameter.upper, *usable)),
+                    )
+        wide.set_parameter_constraints([])
+        taken = super()._compute_in_design(wide, experiment_data)
         if not all(taken):
             trials = arms.index.get_level_values("trial_index")
             left_out = {int(trial) for trial, is_in in zip(trials, taken, strict=True) if not is_in}
@@ -274,9 +277,13 @@ class StreamAdapter(ReproducibleAdapter):
             return {MC_POINTS: given}
         if self.pool is not None:
             return {MC_POINTS: self._table(self.pool).some(int(count or NUM_MC_POINTS))}
-        if count is None and issubclass(kind, FeatureNIPV) and is_box(self._model_space):
-            return {}
         number, space, drawn = int(count or NUM_MC_POINTS), self._model_space, self._drawn
+        is_box = not space.parameter_constraints and all(
+            isinstance(each, RangeParameter) and each.parameter_type is ParameterType.FLOAT
+            for each in space.tunable_parameters.values()
+        )
+        if count is None and issubclass(kind, FeatureNIPV) and is_box:
+            return {}
         if drawn is None or drawn[0] != space or len(drawn[1]) != number:
             sobol = Generators.SOBOL(  # keeps the constraints
                 experiment=self._experiment, search_space=space, seed=0, deduplicate=False
@@ -294,11 +301,6 @@ class StreamAdapter(ReproducibleAdapter):
         others = (Cast, FillMissingParameters, StandardizeY, Winsorize)
         transforms = [each for each in self.transforms.values() if not isinstance(each, others)]
         return self._tables.get(pool, self._model_space, transforms, self.parameters)
-
-
-def _arms_of(pending: Pending) -> list[Arm]:
-    """Return the pending points of all metrics as arms."""
-    return [Arm(each.parameters) for points in pending.values() for each in points]
 
 
 def seed_of(experiment: Experiment, pending: Pending) -> int | None:
@@ -319,37 +321,6 @@ def seed_of(experiment: Experiment, pending: Pending) -> int | None:
         return None
     waiting = max((len(points) for points in pending.values()), default=0)
     return crc32(repr(sorted(first.items())).encode()) + len(experiment.trials) + waiting
-
-
-def is_box(space: SearchSpace) -> bool:
-    """Return whether a search space is a box for a model too."""
-    return not space.parameter_constraints and all(
-        isinstance(each, RangeParameter) and each.parameter_type is ParameterType.FLOAT
-        for each in space.tunable_parameters.values()
-    )
-
-
-def covering(space: SearchSpace, arms: pd.DataFrame) -> SearchSpace:
-    """Return a copy without constraints, with ranges widened to contain rows of parameters."""
-    wide = space.clone()
-    for name, parameter in wide.parameters.items():
-        if isinstance(parameter, RangeParameter) and name in arms:
-            values = arms[name].dropna().tolist()
-            usable = [value for value in values if _is_on_scale(parameter, value)]
-            if usable:
-                parameter.update_range(
-                    lower=cast(float, min(parameter.lower, *usable)),
-                    upper=cast(float, max(parameter.upper, *usable)),
-                )
-    wide.set_parameter_constraints([])
-    return wide
-
-
-def _is_on_scale(parameter: RangeParameter, value: float) -> bool:
-    """Return whether a value is finite on the scale of a parameter."""
-    if parameter.log_scale:
-        return value > 0.0
-    return 0.0 < value < 1.0 if parameter.logit_scale else True
 
 
 # --- transforms of Ax that stream: a row of the data changes only when its outcome does ----------
@@ -545,3 +516,7 @@ class ExactCandidates(Transform):
             if pool is not None and metadata.get(CANDIDATE) in pool.frame.index:
                 proposal.parameters.update(pool.parameters_of(metadata[CANDIDATE]))
         return observation_features
+
+
+TRANSFORMS = (ExactCandidates, FiniteOutcomes, OutcomeUnits, ReportedMetrics, SteadyWinsorize)
+"""Transforms that Ax stores by name."""

@@ -6,7 +6,7 @@ remembers its rows instead of copying them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from copy import deepcopy
 from functools import cached_property
 from itertools import compress
@@ -66,31 +66,23 @@ class CrossValidatingAdapter(TorchAdapter):
         Overrides ``Adapter._transform_inputs_for_cv``, which transforms each fold again: the rows
         of the present data have been transformed already.
         """
-        data = cv_training_data
-        fold = self._present_rows(data)
-        if fold is None:
+        data, present, known = cv_training_data, self._last_experiment_data, self._transformed
+        if (
+            not isinstance(data, FoldData)
+            or present is None
+            or not data.whole.arm_data.index.equals(present.arm_data.index)
+            or not data.whole.observation_data.index.equals(present.observation_data.index)
+        ):
             frames = ExperimentData(data.arm_data, data.observation_data)  # Ax copies them
             return super()._transform_inputs_for_cv(frames, cv_test_points)
+        if known is None or known.observation_data is not present.observation_data:
+            known = self._transformed = DividedData(present.arm_data, present.observation_data)
+        fold = FoldData(known, data.level, data.values)
         points, space = deepcopy(cv_test_points), self._model_space.clone()
         for transform in self.transforms.values():
             points = transform.transform_observation_features(points)
             space = transform.transform_search_space(space)
         return fold, points, space
-
-    def _present_rows(self, data: ExperimentData) -> FoldData | None:
-        """Return the transformed data of a fold of the training data; None for other data."""
-        present = self._last_experiment_data
-        if not isinstance(data, FoldData) or present is None:
-            return None
-        whole, known = data.whole, self._transformed
-        if not (
-            whole.arm_data.index.equals(present.arm_data.index)
-            and whole.observation_data.index.equals(present.observation_data.index)
-        ):
-            return None
-        if known is None or known.observation_data is not present.observation_data:
-            known = self._transformed = DividedData(present.arm_data, present.observation_data)
-        return FoldData(known, data.level, data.values)
 
     def _cross_validate(
         self,
@@ -99,43 +91,36 @@ class CrossValidatingAdapter(TorchAdapter):
         cv_test_points: list[ObservationFeatures],
         use_posterior_predictive: bool = False,
     ) -> list[ObservationData]:
-        """Predict test points from a fold.
+        """Predict test points from a fold, in closed form where every model allows it.
 
         Overrides ``TorchAdapter._cross_validate``, which builds models of the fold, and sets the
         adapter's data to the fold.
         """
         present, fold = self._last_experiment_data, cv_training_data
-        if isinstance(fold, FoldData):
-            predictions = self._left_out(fold, cv_test_points, use_posterior_predictive)
-            if predictions is not None:
-                return predictions
+        generator = cast(LeavesRowsOut, self.generator)
+        if isinstance(fold, FoldData) and not generator.refit_on_cv:
+            points = [
+                [each.parameters[name] for name in self.parameters] for each in cv_test_points
+            ]
+            X, gone, metrics = self._array_to_tensor(np.array(points)), ~fold.chosen("rows"), []
+            for outcome in self.outcomes:
+                rows = torch.from_numpy(gone[fold.whole.observed[outcome]])
+                moments = generator.predict_without(outcome, rows, X, use_posterior_predictive)
+                if moments is None:
+                    break
+                metrics.append(moments)
+            else:
+                mean, variance = (
+                    torch.stack(part, -1).cpu() for part in zip(*metrics, strict=True)
+                )
+                covariance = torch.diag_embed(variance)  # t x m x m: metrics are independent
+                return array_to_observation_data(mean.numpy(), covariance.numpy(), self.outcomes)
         try:
             return super()._cross_validate(
                 search_space, fold, cv_test_points, use_posterior_predictive
             )
         finally:
             self._last_experiment_data = present
-
-    def _left_out(
-        self, fold: FoldData, points: Sequence[ObservationFeatures], observation_noise: bool
-    ) -> list[ObservationData] | None:
-        """Predict points in closed form; None: some model does not allow it."""
-        generator = cast(LeavesRowsOut, self.generator)
-        if generator.refit_on_cv:
-            return None
-        X = self._array_to_tensor(
-            np.array([[point.parameters[name] for name in self.parameters] for point in points])
-        )
-        metrics, gone = [], ~fold.chosen("rows")
-        for outcome in self.outcomes:
-            rows = torch.from_numpy(gone[fold.whole.observed[outcome]])
-            moments = generator.predict_without(outcome, rows, X, observation_noise)
-            if moments is None:
-                return None
-            metrics.append(moments)
-        mean, variance = (torch.stack(part, -1).cpu() for part in zip(*metrics, strict=True))
-        covariance = torch.diag_embed(variance)  # t x m x m: metrics are independent
-        return array_to_observation_data(mean.numpy(), covariance.numpy(), self.outcomes)
 
 
 class DividedData(ExperimentData):

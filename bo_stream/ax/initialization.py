@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,6 @@ from ax.core.types import TParameterization
 from ax.generation_strategy.external_generation_node import ExternalGenerationNode
 from ax.generation_strategy.generation_node import GenerationNode
 from ax.generation_strategy.transition_criterion import TransitionCriterion
-from ax.generators.torch.botorch_modular.utils import ModelConfig
 from botorch.exceptions.errors import UnsupportedError
 from botorch.exceptions.warnings import InputDataWarning
 from torch.quasirandom import SobolEngine
@@ -61,17 +59,27 @@ class EnoughTrials(TransitionCriterion):
         """Return whether the next node takes over.
 
         Overrides ``TransitionCriterion.is_met``, which is abstract. Before the first trial it
-        checks the next node's models.
+        checks the next node's models. Cost O(n).
 
         Raises:
-            UnsupportedError: Before the first trial: the model cannot take the parameters.
+            UnsupportedError: Before the first trial: a model cannot take the parameters, which are
+                too many for a grid, or of which one is a fidelity.
         """
         strategy = curr_node.generation_strategy
         if not experiment.trials:
             specs = strategy.nodes_by_name[self.transition_to].generator_specs
             surrogates = [spec.generator_kwargs.get("surrogate_spec") for spec in specs]
-            configs = [config for each in surrogates if each for config in each.model_configs]
-            check_parameters(experiment.search_space, configs)
+            space = experiment.search_space
+            fidelities = [name for name, each in space.parameters.items() if each.is_fidelity]
+            for config in (each for spec in surrogates if spec for each in spec.model_configs):
+                kind = config.botorch_model_class
+                if fidelities and kind is not None and issubclass(kind, StreamingGP):
+                    raise UnsupportedError(
+                        f"{kind.__name__} takes no fidelity parameters, got "
+                        f"{', '.join(fidelities)}. Leave is_fidelity out, and pass its value as "
+                        "one of fixed_parameters where it is given."
+                    )
+                suited(config, len(input_transforms(space)[1].parameters))
         statuses = experiment.trial_indices_by_status
         counted = len(experiment.trials) - sum(len(statuses[each]) for each in _WITHOUT_OUTCOME)
         known = experiment.arms_by_signature
@@ -85,7 +93,11 @@ class EnoughTrials(TransitionCriterion):
             threshold = 2 * len(experiment.search_space.tunable_parameters)
         if counted + proposed < threshold:
             return False
-        silent = unreported(experiment)
+        config, frame = experiment.optimization_config, experiment.lookup_data().df
+        silent = [] if config is None else sorted(config.metric_names)
+        if not frame.empty:
+            finite = set(frame["metric_name"][np.isfinite(frame["mean"].to_numpy(dtype=float))])
+            silent = [name for name in silent if name not in finite]
         if silent and statuses[TrialStatus.COMPLETED]:
             warnings.warn(
                 f"No completed trial has reported a finite {', '.join(silent)}, and no model can "
@@ -94,36 +106,6 @@ class EnoughTrials(TransitionCriterion):
                 stacklevel=2,
             )
         return not silent
-
-
-def check_parameters(space: SearchSpace, configs: Iterable[ModelConfig]) -> None:
-    """Check that models can take the parameters of a search space.
-
-    Raises:
-        UnsupportedError: They are too many for a grid, or one is a fidelity.
-    """
-    fidelities = [name for name, each in space.parameters.items() if each.is_fidelity]
-    for config in configs:
-        kind = config.botorch_model_class
-        if fidelities and kind is not None and issubclass(kind, StreamingGP):
-            raise UnsupportedError(
-                f"{kind.__name__} takes no fidelity parameters, got {', '.join(fidelities)}. Leave "
-                "is_fidelity out, and pass its value as one of fixed_parameters where it is given."
-            )
-        _, inputs = input_transforms(space)
-        suited(config, len(inputs.parameters))
-
-
-def unreported(experiment: Experiment) -> list[str]:
-    """Return metrics of the objectives and constraints without any finite outcome. Cost O(n)."""
-    config = experiment.optimization_config
-    if config is None:
-        return []
-    frame = experiment.lookup_data().df
-    if frame.empty:
-        return sorted(config.metric_names)
-    finite: Any = frame[np.isfinite(frame["mean"].to_numpy(dtype=float))]
-    return sorted(config.metric_names - set(finite["metric_name"]))
 
 
 @dataclass(init=False)
@@ -199,19 +181,12 @@ class PoolStart(ExternalGenerationNode):
             features = transform.untransform_observation_features(features)
         return features[0].parameters
 
-    def _gen(  # type: ignore[override]
-        self,
-        experiment: Experiment,
-        data: Data | None = None,
-        n: int | None = None,
-        pending_observations: dict[str, list[ObservationFeatures]] | None = None,
-        **generator_gen_kwargs: Any,
-    ) -> GeneratorRun:
+    def _gen(self, *args: Any, **given: Any) -> GeneratorRun:
         """Propose candidates.
 
         Overrides ``ExternalGenerationNode._gen``, which drops the parameters that are fixed for
         these trials.
         """
-        fixed: ObservationFeatures | None = generator_gen_kwargs.get("fixed_features")
+        fixed: ObservationFeatures | None = given.get("fixed_features")
         self._fixed = {} if fixed is None else fixed.parameters
-        return super()._gen(experiment, data, n, pending_observations, **generator_gen_kwargs)
+        return super()._gen(*args, **given)

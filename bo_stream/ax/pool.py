@@ -80,7 +80,29 @@ class Pool:
             frame = pd.DataFrame(list(candidates.values()), index=index)
         else:
             frame = pd.DataFrame(list(candidates))
-        _check(frame)
+        names = frame.index
+        if names.nlevels > 1 or names.inferred_type not in ("string", "integer"):
+            raise ValueError(
+                "Expected candidates to be named by strings or whole numbers, got an index of type "
+                f"{names.inferred_type!r}. Set another: frame.set_index('name'), or "
+                "frame.reset_index(drop=True)."
+            )
+        if not names.is_unique:
+            twice = names[names.duplicated()].unique().tolist()
+            raise ValueError(
+                f"Expected the names of candidates to be distinct, got twice: {twice[0]!r}."
+            )
+        if frame.size == 0:
+            raise ValueError(
+                f"Expected candidates and their parameters, got {frame.shape} of them."
+            )
+        missing = frame.isna().to_numpy()
+        if missing.any():
+            row, column = np.argwhere(missing)[0]
+            raise ValueError(
+                f"Expected a value of each parameter for each candidate, got none of "
+                f"{frame.columns[column]!r} for {names[row]!r}."
+            )
         if not name:
             digest = hashlib.sha256(repr(list(frame.columns)).encode())
             digest.update(pd.util.hash_pandas_object(frame).to_numpy().tobytes())
@@ -251,31 +273,6 @@ def listed(names: Sequence[object]) -> str:
     return ", ".join(repr(name) for name in names[:SHOWN]) + more
 
 
-def _check(frame: pd.DataFrame) -> None:
-    """Check the table of a pool; see :meth:`Pool.of`."""
-    names = frame.index
-    if names.nlevels > 1 or names.inferred_type not in ("string", "integer"):
-        raise ValueError(
-            "Expected candidates to be named by strings or whole numbers, got an index of type "
-            f"{names.inferred_type!r}. Set another: frame.set_index('name'), or "
-            "frame.reset_index(drop=True)."
-        )
-    if not names.is_unique:
-        twice = names[names.duplicated()].unique().tolist()
-        raise ValueError(
-            f"Expected the names of candidates to be distinct, got twice: {twice[0]!r}."
-        )
-    if frame.size == 0:
-        raise ValueError(f"Expected candidates and their parameters, got {frame.shape} of them.")
-    missing = frame.isna().to_numpy()
-    if missing.any():
-        row, column = np.argwhere(missing)[0]
-        raise ValueError(
-            f"Expected a value of each parameter for each candidate, got none of "
-            f"{frame.columns[column]!r} for {names[row]!r}."
-        )
-
-
 def _comparable(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
     """Return numbers as float64 and everything else as strings, by the columns of a table."""
     return pd.DataFrame(
@@ -288,13 +285,16 @@ def _comparable(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+@dataclass(frozen=True)
 class Tables:
-    """Pools as a model's inputs, each transformed once for a search space that contains it."""
+    """Pools as a model's inputs, each transformed once for a search space that contains it.
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        """Start without tables; their inputs will be on a device."""
-        self._device = device
-        self._known: dict[str, Table] = {}
+    Attributes:
+        device: Where the inputs will be.
+    """
+
+    device: torch.device | None = None
+    _known: dict[str, Table] = field(default_factory=dict)
 
     def get(
         self,
@@ -332,7 +332,7 @@ class Tables:
                 f"A pool cannot be used where the model has inputs that are no parameters, here "
                 f"{listed(extra)}. Attach data at one step only."
             )
-        X = torch.from_numpy(frame[names].to_numpy(dtype=float, copy=True)).to(self._device)
+        X = torch.from_numpy(frame[names].to_numpy(dtype=float, copy=True)).to(self.device)
         table = self._known[pool.name] = Table(pool, space.clone(), names, X)
         return table
 

@@ -298,8 +298,17 @@ class ProcessRunner(Runner):
         for trial in trials:
             for arm in trial.arms:
                 outcome = self._outcomes.pop((trial.index, arm.name), None)
-                if outcome is not None:
-                    _record(trial, arm.name, outcome)
+                if outcome is None:
+                    continue
+                record = trial.run_metadata[RECORD]
+                metrics = trial.experiment.metrics.values()
+                names = [each.name for each in metrics if isinstance(each, ProcessMetric)]
+                try:
+                    if outcome.value is None:
+                        raise NoOutcomeError(outcome.error)
+                    record["outcomes"][arm.name] = complete(outcome.value, names)
+                except NoOutcomeError as error:
+                    record["error"] = f"{arm.name}: {error}"
             if "error" in trial.run_metadata.get(RECORD, {}):
                 self._cancel(trial.index)
             statuses[_status_of(trial)].add(trial.index)
@@ -347,18 +356,6 @@ class ProcessRunner(Runner):
         self._opened.close()
         self._evaluator = None
         self._jobs.clear()
-
-
-def _record(trial: BaseTrial, arm: str, outcome: Outcome[Report]) -> None:
-    """Write an arm's values, or why there are none, into the metadata of its trial."""
-    record = trial.run_metadata[RECORD]
-    try:
-        if outcome.value is None:
-            raise NoOutcomeError(outcome.error)
-        names = [m.name for m in trial.experiment.metrics.values() if isinstance(m, ProcessMetric)]
-        record["outcomes"][arm] = complete(outcome.value, names)
-    except NoOutcomeError as error:
-        record["error"] = f"{arm}: {error}"
 
 
 def _status_of(trial: BaseTrial) -> TrialStatus:

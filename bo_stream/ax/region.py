@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -17,12 +17,10 @@ from typing import Any, cast
 
 import torch
 from ax.adapter.data_utils import ExperimentData
-from ax.core.arm import Arm
 from ax.core.experiment import Experiment
-from ax.core.generator_run import GeneratorRun
 from ax.core.observation import ObservationFeatures
 from ax.core.optimization_config import OptimizationConfig
-from ax.core.parameter import ChoiceParameter, Parameter, ParameterType, RangeParameter
+from ax.core.parameter import ChoiceParameter, ParameterType, RangeParameter
 from ax.core.search_space import SearchSpace, SearchSpaceDigest
 from ax.generation_strategy.generation_node import GenerationNode
 from ax.generation_strategy.transition_criterion import TransitionCriterion
@@ -34,8 +32,7 @@ from torch.quasirandom import SobolEngine
 from bo_stream.ax.adapters import Pending, ReproducibleAdapter
 from bo_stream.ax.surrogate import moments
 from bo_stream.diagnostics import leave_one_out
-from bo_stream.loops.optimization.domain import Domain
-from bo_stream.loops.optimization.region import input_lengthscales
+from bo_stream.loops.optimization.region import Domain, input_lengthscales
 from bo_stream.loops.optimization.region_search import LogScale, RegionSurrogate, region_state
 from bo_stream.loops.optimization.trials import (
     LARGEST,
@@ -229,8 +226,13 @@ class RegionGenerator(TorchGenerator):
         for x, _ in chosen:
             ledger.add(x.tolist(), "sobol")
         for _ in range(n - first):
-            if not self._drawn:
-                self._draw(min(max(search.settings.q, n - len(chosen)), MOST_TOGETHER))
+            if not self._drawn:  # draw together, in random order; they are not asked for yet
+                q = min(max(search.settings.q, n - len(chosen)), MOST_TOGETHER)
+                before, count = search.state, len(ledger)
+                points = search.propose(ledger, q, int(torch.randint(2**31 - 1, ())))
+                leapt = {key - count for key in search.state.leaps[len(before.leaps) :]}
+                search.state = before
+                self._drawn = [(points[i], i in leapt) for i in torch.randperm(q).tolist()]
             x, is_leap = self._drawn.pop()
             leaps = [*search.state.leaps, *([len(ledger)] if is_leap else [])]
             search.state = replace(search.state, leaps=leaps, asked=search.state.asked + 1)
@@ -244,15 +246,6 @@ class RegionGenerator(TorchGenerator):
             weights=torch.ones(n, dtype=torch.float64),
             candidate_metadata=[{ORIGIN: origin} for _, origin in chosen],
         )
-
-    def _draw(self, q: int) -> None:
-        """Draw q points together, in random order; they are not asked for yet."""
-        search, before, count = self._search, self._search.state, len(self.ledger)
-        points = search.propose(self.ledger, q, int(torch.randint(2**31 - 1, ())))
-        leaps = {key - count for key in search.state.leaps[len(before.leaps) :]}
-        search.state = before
-        order = torch.randperm(q).tolist()
-        self._drawn = [(points[i], i in leaps) for i in order]
 
     @property
     def _search(self) -> RegionSurrogate:
@@ -309,10 +302,6 @@ class RegionGenerator(TorchGenerator):
             posterior = model.posterior(X.unsqueeze(-2), observation_noise=use_posterior_predictive)
         mean, variance = self._in_units(*moments(posterior))
         return mean.unsqueeze(-1), variance.reshape(-1, 1, 1)
-
-    def cross_validate(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Refuse to; overrides ``TorchGenerator.cross_validate``. See :meth:`predict_without`."""
-        raise NotImplementedError("A region is validated by leaving out rows of its model.")
 
     def predict_without(
         self, name: str, gone: Tensor, X: Tensor, observation_noise: bool
@@ -417,12 +406,17 @@ class RegionAdapter(ReproducibleAdapter):
         X = dict(
             zip(data.arm_data.index, data.arm_data[self.parameters].to_numpy(float), strict=True)
         )
-        failed = {arm.name for arm in self.failed}
+        failed, known = {arm.name for arm in self.failed}, self._of_space[1]
         ledger = Ledger()
         for index, trial in sorted(self._experiment.trials.items()):
+            runs = trial.generator_runs
             for arm in trial.arms:
                 at = (index, arm.name)
-                x = tuple(X[at].tolist()) if at in X else self._inputs_of(arm)
+                x = tuple(X[at].tolist()) if at in X else known.get(arm.signature)
+                if x is None and self._search_space.check_membership(arm.parameters):
+                    features = self._in_unit_cube(dict(arm.parameters))
+                    x = tuple(float(features[name]) for name in self.parameters)
+                    known[arm.signature] = x
                 status: Status = "withdrawn" if trial.status.is_terminal else "pending"
                 Y = told.get(at)
                 if Y is not None:
@@ -432,19 +426,11 @@ class RegionAdapter(ReproducibleAdapter):
                 if x is None:  # outside of the search space
                     x, status = (math.nan,) * len(self.parameters), "withdrawn"
                 value = Y if status == "told" else None
-                origin = _origin(trial.generator_runs, arm)
-                ledger.put(Trial(len(ledger), x, origin, status, value))
+                of_runs = [run.candidate_metadata_by_arm_signature or {} for run in runs]
+                metadata = [each.get(arm.signature) or {} for each in of_runs]
+                origins: Iterator[Origin] = (each[ORIGIN] for each in metadata if ORIGIN in each)
+                ledger.put(Trial(len(ledger), x, next(origins, "hand"), status, value))
         return ledger
-
-    def _inputs_of(self, arm: Arm) -> tuple[float, ...] | None:
-        """Return the inputs of an arm without data in the unit cube; None: it is outside."""
-        _, known, _ = self._of_space
-        if arm.signature not in known:
-            if not self._search_space.check_membership(arm.parameters):
-                return None
-            features = self._in_unit_cube(dict(arm.parameters))
-            known[arm.signature] = tuple(float(features[name]) for name in self.parameters)
-        return known[arm.signature]
 
     @property
     def _of_space(self) -> tuple[SearchSpace, dict[str, tuple[float, ...]], dict[int, Tensor]]:
@@ -453,10 +439,19 @@ class RegionAdapter(ReproducibleAdapter):
         if known is None or known[0] != self._model_space:
             levels = {}
             for j, name in enumerate(self.parameters):
-                raw = _few_values(self._model_space.parameters[name])
-                if raw is not None:
-                    unit = [float(self._in_unit_cube({name: value})[name]) for value in raw]
-                    levels[j] = torch.tensor(sorted(unit), dtype=torch.float64)
+                parameter = self._model_space.parameters[name]
+                if isinstance(parameter, ChoiceParameter):
+                    raw: Iterable[Any] = parameter.values
+                elif (
+                    isinstance(parameter, RangeParameter)
+                    and parameter.parameter_type is ParameterType.INT
+                    and parameter.upper - parameter.lower < MOST_LEVELS
+                ):
+                    raw = range(int(parameter.lower), int(parameter.upper) + 1)
+                else:  # it is continuous, or as good as that
+                    continue
+                unit = [float(self._in_unit_cube({name: value})[name]) for value in raw]
+                levels[j] = torch.tensor(sorted(unit), dtype=torch.float64)
             known = self._known = self._model_space.clone(), {}, levels
         return known
 
@@ -465,23 +460,3 @@ class RegionAdapter(ReproducibleAdapter):
         for transform in self.transforms.values():
             features = transform.transform_observation_features(features)
         return features[0].parameters
-
-
-def _origin(runs: Sequence[GeneratorRun], arm: Arm) -> Origin:
-    """Return what a trial's arm was drawn from, as its metadata say."""
-    for run in runs:
-        metadata = (run.candidate_metadata_by_arm_signature or {}).get(arm.signature) or {}
-        if ORIGIN in metadata:
-            return cast(Origin, metadata[ORIGIN])
-    return "hand"
-
-
-def _few_values(parameter: Parameter) -> Sequence[Any] | None:
-    """Return the values of a choice or an integer; None: it is continuous, or as good as that."""
-    if isinstance(parameter, ChoiceParameter):
-        return parameter.values
-    is_integer = parameter.parameter_type is ParameterType.INT
-    if not isinstance(parameter, RangeParameter) or not is_integer:
-        return None
-    low, high = int(parameter.lower), int(parameter.upper)
-    return range(low, high + 1) if high - low < MOST_LEVELS else None

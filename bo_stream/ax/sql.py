@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ax.core.data import Data
-from ax.core.experiment import Experiment
 from ax.generation_strategy.generation_strategy import GenerationStrategy
 from ax.storage.json_store.encoder import object_to_json
 from ax.storage.metric_registry import CORE_METRIC_REGISTRY
@@ -60,16 +59,14 @@ class StrategyRow(db.Base):
 class StreamDecoder(Decoder):
     """Ax's SQL decoder, which also takes a :class:`StrategyRow`."""
 
-    def generation_strategy_from_sqa(
-        self, gs_sqa: Any, experiment: Experiment | None = None, reduced_state: bool = False
-    ) -> Any:
+    def generation_strategy_from_sqa(self, gs_sqa: Any, *args: Any, **given: Any) -> Any:
         """Decode a strategy; of a :class:`StrategyRow` only its id, which alone Ax reads.
 
         Overrides ``Decoder.generation_strategy_from_sqa``, which Ax calls after each save for
         the ids of the rows that it has written.
         """
         if not isinstance(gs_sqa, StrategyRow):
-            return super().generation_strategy_from_sqa(gs_sqa, experiment, reduced_state)
+            return super().generation_strategy_from_sqa(gs_sqa, *args, **given)
         stored = Stored()
         stored.db_id = gs_sqa.id  # type: ignore[attr-defined]
         return stored

@@ -11,6 +11,7 @@ import math
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import pandas as pd
@@ -31,15 +32,8 @@ from gpytorch.kernels import Kernel
 
 import bo_stream
 from bo_stream import DirichletWISKI, ProductMatern
-from bo_stream.acquisition import FeatureNIPV
-from bo_stream.ax.acquisition import PoolAcquisition, StreamAcquisition
-from bo_stream.ax.adapters import (
-    ExactCandidates,
-    FiniteOutcomes,
-    OutcomeUnits,
-    ReportedMetrics,
-    SteadyWinsorize,
-)
+from bo_stream.ax.acquisition import INTEGRATED, PoolAcquisition, StreamAcquisition
+from bo_stream.ax.adapters import TRANSFORMS
 from bo_stream.ax.initialization import EnoughTrials, PoolStart
 from bo_stream.ax.processes import ProcessMetric, ProcessRunner
 from bo_stream.ax.region import RegionSuits
@@ -54,8 +48,6 @@ _STORED_MODELS = tuple(
     and issubclass(model, StreamingGP)
     and model not in (StreamingGP, DirichletWISKI)  # Ax has no labels
 )
-_STORED_ACQUISITIONS = (FeatureNIPV, qNegIntegratedPosteriorVariance)
-TRANSFORMS = (ExactCandidates, FiniteOutcomes, OutcomeUnits, ReportedMetrics, SteadyWinsorize)
 SNAPSHOT = FileFormat("bo_stream Ax snapshot", 1)
 _NEEDED_BY_SQL = ("sqlalchemy", "tabulate")
 """Modules that Ax's SQL storage imports, or calls without declaring them."""
@@ -121,10 +113,7 @@ def storage_config(database: str | Path) -> StorageConfig:
     Example:
         >>> client = Client(storage_config=storage_config("campaign.db"))
     """
-    _check_sql_installed()
-    from bo_stream.ax import sql
-
-    url = str(database)
+    sql, url = _sql(), str(database)
     if "://" not in url:
         path = Path(database).absolute()
         if not path.parent.is_dir():
@@ -136,27 +125,27 @@ def storage_config(database: str | Path) -> StorageConfig:
 
 def close_storage() -> None:
     """Close the database that is open, if any. Its clients can save nothing from then on."""
-    _check_sql_installed()
-    from bo_stream.ax import sql
-
-    sql.close_database()
+    _sql().close_database()
 
 
-def _check_sql_installed() -> None:
-    """Check that the modules of Ax's SQL storage are installed; ImportError."""
+def _sql() -> ModuleType:
+    """Import our part of Ax's SQL storage; an ``ImportError`` says what it needs."""
     missing = [name for name in _NEEDED_BY_SQL if find_spec(name) is None]
     if missing:
         raise ImportError(
             f"Ax's SQL storage needs {' and '.join(missing)}: run pip install 'bo-stream[sql]', or "
             "use client.save_to_json_file."
         )
+    from bo_stream.ax import sql
+
+    return sql
 
 
 def register() -> None:
     """Add our classes to Ax's registries, as the import of ``bo_stream.ax`` does."""
     for base, kinds in (
         (Model, _STORED_MODELS),
-        (AcquisitionFunction, _STORED_ACQUISITIONS),
+        (AcquisitionFunction, INTEGRATED),
         (Kernel, (ProductMatern,)),
         (Acquisition, (StreamAcquisition, PoolAcquisition)),
     ):

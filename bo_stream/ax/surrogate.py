@@ -44,9 +44,6 @@ logger = logging.getLogger("bo_stream.ax")
 ASKED_FOR = " (asked for)"
 """End of the name of a configuration whose model was given by the user; stored by Ax."""
 
-_OTHER_WAYS = ("stem", "covar_module")
-"""Options with which a model on a grid takes any number of inputs."""
-
 REACH = 0.5
 """How far a grid is widened on each side, relative to the search space's width."""
 
@@ -109,10 +106,16 @@ class StreamSurrogate(Surrogate):
         kind = config.botorch_model_class
         if state_dict is not None or kind is None or not issubclass(kind, StreamingGP):
             return super()._construct_model(dataset, search_space_digest, config, state_dict, refit)
-        digest, taken = search_space_digest, dataset
-        if _covers_a_box(config, kind):
-            taken = within_reach(dataset, digest, kind)
-        names, rows = tuple(taken.outcome_names), DataRows.of(taken, self._floor(taken))
+        names, bounds = tuple(dataset.outcome_names), list(map(list, search_space_digest.bounds))
+        name = ", ".join(names)
+        # a grid over a box of the inputs themselves
+        covers_box = issubclass(kind, GridModel) and "stem" not in config.model_options
+        if covers_box:
+            dataset = within_reach(dataset, search_space_digest, kind)
+        unit, record = self.units.get(name, 1.0), self.learned.get(name)
+        same_unit = record is not None and record["unit"] == unit
+        floor = record["floor"] if record is not None and same_unit else noise_floor(dataset)
+        rows = DataRows.of(dataset, floor)
         stream, reason = self._streams.pop(names, None), None
         if stream is not None:
             if names not in self._submodels:
@@ -122,34 +125,31 @@ class StreamSurrogate(Surrogate):
             else:
                 reason = stream.follow(rows)
         if reason is not None:
-            logger.info("%s: the model is built again: %s.", _name(taken), reason)
+            logger.info("%s: the model is built again: %s.", name, reason)
         if stream is None or reason is not None:
-            stream = self._built(rows, taken, digest, config, kind)
+            same_box = record is not None and record["bounds"] == bounds
+            near = bool(reached(rows.X, search_space_digest).all())
+            near = near or (record is not None and same_box and record.get("bounded", False))
+            bounded = covers_box or (kind is AutoGP and near)
+            model = self._built(rows, dataset, search_space_digest, config, bounded)
+            stream = Stream(model, rows, bounded)
+            if record is not None and restore(model, record):
+                thin(model)
+                stream.fitted_at = record["count"] if same_box and same_unit else 0
         self._streams[names] = stream
         count = len(rows)
         if refit_is_due(count, stream.fitted_at, self.refit):
             learn(stream.model)
             stream.fitted_at = count
-            self.learned[_name(dataset)] = RefitRecord(
+            self.learned[name] = RefitRecord(
                 count=count,
-                bounds=_bounds(digest),
-                unit=self._unit(dataset),
-                floor=self._floor(dataset),
+                bounds=bounds,
+                unit=unit,
+                floor=floor,
                 bounded=stream.bounded,
-                values={name: v.tolist() for name, v in learned_state(stream.model).items()},
+                values={key: v.tolist() for key, v in learned_state(stream.model).items()},
             )
         return stream.model
-
-    def _floor(self, dataset: SupervisedDataset) -> float:
-        """Return the least noise variance of a metric, see :func:`noise_floor`."""
-        record = self.learned.get(_name(dataset))
-        if record is None or record["unit"] != self._unit(dataset):
-            return noise_floor(dataset)
-        return record["floor"]
-
-    def _unit(self, dataset: SupervisedDataset) -> float:
-        """Return the unit of a metric's outcomes."""
-        return self.units.get(_name(dataset), 1.0)
 
     def _built(
         self,
@@ -157,14 +157,15 @@ class StreamSurrogate(Surrogate):
         like: SupervisedDataset,
         digest: SearchSpaceDigest,
         config: ModelConfig,
-        kind: type[StreamingGP],
-    ) -> Stream:
-        """Build a model of all data, with the hyperparameters of a previous one if they fit.
+        bounded: bool,
+    ) -> StreamingGP:
+        """Build a model of all data, which may get the bounds of the search space.
 
         The search space is the first box of a grid, which observations outside widen. Where some
         are far outside, a model that is not on a grid yet gets no box and never moves to a grid,
         unless it had the box before they came.
         """
+        kind = cast(type[StreamingGP], config.botorch_model_class)
         given = submodel_input_constructor(
             kind,
             model_config=config,
@@ -178,21 +179,10 @@ class StreamSurrogate(Surrogate):
             search_space_digest=digest,
             surrogate=self,
         )
-        record = self.learned.get(_name(like))
-        near = bool(reached(rows.X, digest).all())
-        if record is not None and record["bounds"] == _bounds(digest):
-            near = near or record.get("bounded", False)
-        bounded = _covers_a_box(config, kind) or (kind is AutoGP and near)
         if bounded and "bounds" not in config.model_options:
             given["bounds"] = rows.X.new_tensor(digest.bounds).mT
         with validate_input_scaling(False):  # rows may lie outside the search space
-            model = kind(**given)
-        stream = Stream(model, rows, bounded)
-        if record is not None and restore(model, record):
-            thin(model)
-            same = (record["bounds"], record["unit"]) == (_bounds(digest), self._unit(like))
-            stream.fitted_at = record["count"] if same else 0
-        return stream
+            return kind(**given)
 
     def predict_without(
         self, name: str, gone: Tensor, X: Tensor, observation_noise: bool
@@ -205,16 +195,6 @@ class StreamSurrogate(Surrogate):
         if known is None or known.rows is not stream.rows or not is_in(stream.model, known.state):
             known = stream.left_out = LeaveOutModel(stream.model, stream.rows)
         return known.predict(gone, X, observation_noise)
-
-
-def _name(dataset: SupervisedDataset) -> str:
-    """Return the name of a data set's metrics."""
-    return ", ".join(dataset.outcome_names)
-
-
-def _bounds(digest: SearchSpaceDigest) -> list[list[float]]:
-    """Return the bounds of the search space as JSON stores them."""
-    return [list(pair) for pair in digest.bounds]
 
 
 def suited(config: ModelConfig, dim: int) -> ModelConfig:
@@ -230,7 +210,7 @@ def suited(config: ModelConfig, dim: int) -> ModelConfig:
     """
     if config.botorch_model_class is not WISKI or config.covar_module_class is not None:
         return config
-    if any(name in config.model_options for name in _OTHER_WAYS):
+    if not {"stem", "covar_module"}.isdisjoint(config.model_options):  # any number of inputs
         return config
     kind: type[StreamingGP] = WISKI
     most = cast(int, MODELS["wiski"].most_inputs)
@@ -252,11 +232,6 @@ def suited(config: ModelConfig, dim: int) -> ModelConfig:
     return replace(config, botorch_model_class=kind)
 
 
-def _covers_a_box(config: ModelConfig, kind: type) -> bool:
-    """Return whether a configuration's model has a grid over a box of the inputs themselves."""
-    return issubclass(kind, GridModel) and "stem" not in config.model_options
-
-
 def reached(X: Tensor, digest: SearchSpaceDigest) -> Tensor:
     """Return which inputs, ``n x d``, a grid over the search space reaches, ``n``."""
     low, high = X.new_tensor(digest.bounds).unbind(-1)
@@ -272,9 +247,10 @@ def within_reach(
     if bool(inside.all()):
         return dataset
     warnings.warn(
-        f"{int((~inside).sum())} observations of {_name(dataset)} are left out: they lie outside "
-        f"the search space by more than {REACH:g} of its width, and a grid over them would be "
-        f"large. Choose another model than {kind.__name__}, such as OSGPR, to keep them.",
+        f"{int((~inside).sum())} observations of {', '.join(dataset.outcome_names)} are left out: "
+        f"they lie outside the search space by more than {REACH:g} of its width, and a grid over "
+        f"them would be large. Choose another model than {kind.__name__}, such as OSGPR, to keep "
+        "them.",
         InputDataWarning,
         stacklevel=2,
     )

@@ -250,7 +250,7 @@ def optimize(
         if changes.get("asynchronous") is False:
             changes = {"at_once": None, "ahead": None, **changes}
         campaign = OptimizationCampaign.resume(folder, trusted, **changes)
-        previous = {**asdict(campaign.settings), **asdict(campaign.objective)}
+        previous = {**asdict(campaign.optimizer.settings), **asdict(campaign.objective)}
         if previous["function"].lower() == str(function).lower():
             target["function"] = previous["function"]
         running.check_unchanged(ctx, previous, {**settings, **target})
@@ -279,7 +279,7 @@ def _run_and_report(
 ) -> None:
     from bo_stream.loops.optimization.campaign import write_optimization
 
-    settings, plan, objective = campaign.settings, campaign.plan, campaign.objective
+    settings, plan, objective = campaign.optimizer.settings, campaign.plan, campaign.objective
     verb = "Maximising" if settings.maximize else "Minimising"
     sides = [f"[{low:g}, {high:g}]" for low, high in settings.bounds]
     alike = len(sides) > 3 and len(set(sides)) == 1

@@ -187,6 +187,17 @@ def test_observations_that_a_grid_cannot_reach_are_left_out_with_a_warning() -> 
 
 
 @pytest.mark.filterwarnings("ignore:Parameterization .* is in out-of-design")
+def test_the_stored_floor_of_known_noise_is_that_of_the_observations_taken() -> None:
+    client = started(model=WISKI)
+    run(client, 3, lambda parameters: {"loss": (loss(parameters), 0.0)})
+    client.complete_trial(client.attach_trial({"a": 99.0, "b": 0.0}), {"loss": (1e3, 0.0)})
+    assert "1 observations of loss are left out" in warned(client)
+    surrogate = surrogate_of(client)
+    floor = surrogate.learned["loss"]["floor"]
+    assert bool((surrogate._streams[("loss",)].rows.Yvar == floor).all())
+
+
+@pytest.mark.filterwarnings("ignore:Parameterization .* is in out-of-design")
 def test_observations_that_no_grid_could_reach_stay_in_the_default_model() -> None:
     client = started(refit=0.0)
     run(client, 3)

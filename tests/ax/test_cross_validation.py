@@ -69,8 +69,6 @@ def completed(trials: int, report: Report = REPORTS["no errors"], **options: Any
 def axs_way() -> Iterator[None]:
     """Let Ax build a model for each fold."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StreamAdapter, "_left_out", lambda *args: None)
-        patch.setattr(StreamAdapter, "_present_rows", lambda *args: None)
         patch.delattr(CrossValidatingAdapter, "get_training_data")
         yield
 

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
@@ -81,10 +81,17 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
     if many and name in BUILDERS:
         drawn = situation.X_baseline[:BASELINE] if name == "qLogNEI" else none
         reached = situation.X_baseline[:1] if name == "qLogEI" else none
-        utility = UpperBound(situation.beta) if name == "qUCB" else Value()
-        X = _candidates(settings, situation, q)
-        known = Known(torch.cat((drawn, pending)), reached)
-        return X[choose_by_fantasies(situation.model, utility, known, X, q, situation.seed)]
+        utility = Utility(situation.beta if name == "qUCB" else None)
+        count = max(settings.raw_samples, _CANDIDATES, _CANDIDATES_A_POINT * q)
+        candidates = (
+            situation.sobol_points(count),
+            *(_near_best(situation, distance) for distance in _DISTANCES),
+            _thompson(settings, situation, _DRAWN, many=True),
+        )
+        X = torch.cat(candidates).unique(dim=0)
+        known = torch.cat((drawn, pending))
+        seed = situation.seed
+        return X[choose_by_fantasies(situation.model, utility, known, reached, X, q, seed)]
     builder = import_function(name, "acquisition") if ":" in name else BUILDERS[name]
     options: dict[str, Any] = {**_search_options(none.dtype), "factr": None}
     points = none
@@ -150,6 +157,11 @@ class Situation:
         """Return a sampler of base samples that depend on the seed alone."""
         return SobolQMCNormalSampler(torch.Size([_SAMPLES]), seed=self.seed)
 
+    def sobol_points(self, count: int) -> Tensor:
+        """Draw points of the unit cube, ``count x d``, that depend on the seed alone."""
+        engine = SobolEngine(self.X_baseline.shape[-1], scramble=True, seed=self.seed)
+        return engine.draw(count, dtype=torch.float64).to(self.X_baseline)
+
 
 Builder = Callable[[Situation], AcquisitionFunction]
 """Type of a builder of one's own, which gets the situation; large outcomes are good."""
@@ -175,34 +187,23 @@ def _search_options(dtype: torch.dtype, maxiter: int = _MAXITER) -> dict[str, An
     return {"maxiter": maxiter, "ftol": max(_FTOL, _ROUNDINGS * torch.finfo(dtype).eps)}
 
 
-def _candidates(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
-    """Return Sobol points, points near the best observed ones, and maxima of drawn functions."""
-    count = max(settings.raw_samples, _CANDIDATES, _CANDIDATES_A_POINT * q)
-    points = (
-        _sobol_points(settings, situation, count),
-        *(_near_best(situation, distance) for distance in _DISTANCES),
-        _thompson(settings, situation, _DRAWN, many=True),
-    )
-    return torch.cat(points).unique(dim=0)
-
-
 def _thompson(settings: OptimizationSettings, situation: Situation, q: int, many: bool) -> Tensor:
     """Maximise q drawn functions, if they are many all together, in fewer steps."""
     try:
         paths = sample_paths(situation.model, q, situation.seed)
     except UnsupportedError:  # a model, or a kernel, without functions in closed form
-        points = _sobol_points(settings, situation, _JOINT_SAMPLES)
+        points = situation.sobol_points(_JOINT_SAMPLES)
         X = torch.cat((points, _near_best(situation, _NEAR)))
         return MaxPosteriorSampling(situation.model, replacement=False)(X, num_samples=q)
     # four times as many points to start from on a grid, where all is cheap
     on_grid = in_weight_space(situation.model.process())
     count = _THOMPSON_SAMPLES if on_grid else _JOINT_SAMPLES
-    points = _sobol_points(settings, situation, max(settings.raw_samples, count))
+    points = situation.sobol_points(max(settings.raw_samples, count))
     X = torch.cat((points, situation.X_baseline))
     if many:
         if not on_grid:  # functions in random frequencies cost a thousand cosines a point: start
             # from the few points where joint draws have their maxima
-            sobol = _sobol_points(settings, situation, _SOBOL_BEFORE_DRAWS)
+            sobol = situation.sobol_points(_SOBOL_BEFORE_DRAWS)
             X = torch.cat((sobol, situation.X_baseline[:_BEST_BEFORE_DRAWS]))
             draws = MaxPosteriorSampling(situation.model, replacement=True)
             X = draws(X, num_samples=_DRAWS).unique(dim=0)
@@ -225,11 +226,6 @@ def _near_best(situation: Situation, distance: float) -> Tensor:
     best = situation.X_baseline[:BASELINE]
     jitter = distance * torch.randn(BASELINE, best.shape[-1]).to(best)
     return (best.repeat(BASELINE // len(best) + 1, 1)[:BASELINE] + jitter).clamp(0.0, 1.0)
-
-
-def _sobol_points(settings: OptimizationSettings, situation: Situation, count: int) -> Tensor:
-    engine = SobolEngine(settings.dim, scramble=True, seed=situation.seed)
-    return engine.draw(count, dtype=torch.float64).to(situation.X_baseline)
 
 
 def _maxima(situation: Situation, paths: SamplePaths, starts: Tensor, iterations: int) -> Tensor:
@@ -305,14 +301,32 @@ FAR = 8.0
 """Standard deviations below all means at which nothing is reached: every value is larger."""
 
 
-class Utility(Protocol):
-    """What a batch is to make large: a function of values f, normal given a fantasy."""
+@dataclass(frozen=True)
+class Utility:
+    """What a batch is to make large: a function u of values f, normal given a fantasy.
+
+    Attributes:
+        beta: β of ``mean + √(β π / 2) |f − mean|``, of expectation ``mean + √β sd``
+            [Wilson2018, table 1]; None: u is f itself, as in expected improvement and simple
+            regret.
+    """
+
+    beta: float | None = None
+
+    @property
+    def _factor(self) -> float:
+        return math.sqrt((self.beta or 0.0) * math.pi / 2.0)
 
     def of(self, values: Tensor, mean: Tensor) -> Tensor:
         """Compute utilities of values, whose posterior mean before all fantasies is given."""
+        return values if self.beta is None else mean + self._factor * (values - mean).abs()
 
     def log_gain(self, fantasy: Tensor, sd: Tensor, mean: Tensor, reached: Tensor) -> Tensor:
         """Compute ``log E (u − reached)⁺``.
+
+        That of ``c |f − mean|``, where ``c = √(β π / 2)``, over ``a = reached − mean`` is, for
+        a > 0, that of ``c (f − mean)`` and of ``−c (f − mean)``; for a < 0 it is more by −a than
+        for 0.
 
         Args:
             fantasy: Mean of f given a fantasy, ``S x N``.
@@ -320,47 +334,8 @@ class Utility(Protocol):
             mean: Posterior mean, ``N``.
             reached: Largest utility so far, ``S x 1``.
         """
-
-
-@dataclass(frozen=True)
-class Value(Utility):
-    """The value itself: expected improvement and simple regret."""
-
-    def of(self, values: Tensor, mean: Tensor) -> Tensor:
-        """Return the values."""
-        return values
-
-    def log_gain(self, fantasy: Tensor, sd: Tensor, mean: Tensor, reached: Tensor) -> Tensor:
-        """Compute the logarithm of the expected improvement."""
-        return _log_expected_excess(fantasy - reached, sd)
-
-
-@dataclass(frozen=True)
-class UpperBound(Utility):
-    """Utility ``mean + √(β π / 2) |f − mean|``, of expectation ``mean + √β sd``.
-
-    [Wilson2018, table 1]
-
-    Attributes:
-        beta: β.
-    """
-
-    beta: float
-
-    @property
-    def _factor(self) -> float:
-        return math.sqrt(self.beta * math.pi / 2.0)
-
-    def of(self, values: Tensor, mean: Tensor) -> Tensor:
-        """Compute the utilities of values."""
-        return mean + self._factor * (values - mean).abs()
-
-    def log_gain(self, fantasy: Tensor, sd: Tensor, mean: Tensor, reached: Tensor) -> Tensor:
-        """Compute the log expected excess of ``c |f − mean|`` over ``a = reached − mean``.
-
-        For a > 0 it is that of ``c (f − mean)`` and of ``−c (f − mean)``; for a < 0 it is more by
-        −a than for 0.
-        """
+        if self.beta is None:
+            return _log_expected_excess(fantasy - reached, sd)
         above = (reached - mean).clamp_min(0.0)
         shift, spread = self._factor * (fantasy - mean), self._factor * sd
         both = torch.logaddexp(
@@ -375,30 +350,24 @@ def _log_expected_excess(mean: Tensor, sd: Tensor) -> Tensor:
     return sd.log() + _log_ei_helper(mean / sd)
 
 
-@dataclass(frozen=True)
-class Known:
-    """Points in the unit cube, given which a batch is chosen.
-
-    Attributes:
-        X: Points whose values are drawn and then count as reached, ``k x d``: those without an
-            outcome, maybe some with one.
-        means: Points whose posterior means count as reached, ``k' x d``.
-    """
-
-    X: Tensor
-    means: Tensor
-
-
 @torch.no_grad()
 def choose_by_fantasies(
-    model: StreamingGP, utility: Utility, known: Known, X: Tensor, q: int, seed: int
+    model: StreamingGP,
+    utility: Utility,
+    drawn: Tensor,
+    reached: Tensor,
+    X: Tensor,
+    q: int,
+    seed: int,
 ) -> Tensor:
     """Choose q of N candidates one after the other, each given those before.
 
     Args:
         model: Model of one output.
         utility: What is to be large.
-        known: Points given which they are chosen.
+        drawn: Points whose values are drawn and then count as reached, ``k x d``: those without an
+            outcome, maybe some with one.
+        reached: Points whose posterior means count as reached, ``k' x d``.
         X: Candidates, ``N x d``.
         q: Number of points, at most N.
         seed: Seed of the fantasies.
@@ -407,23 +376,23 @@ def choose_by_fantasies(
         Rows of the chosen candidates, ``q``, in the order of choice.
     """
     process, inputs = process_at(model, X)
-    candidates = Candidates(process, inputs, len(known.X) + q, seed)
+    candidates = Candidates(process, inputs, len(drawn) + q, seed)
     lowest = candidates.mean.min() - FAR * candidates.variance.max().sqrt()
-    reached = lowest.expand(FANTASIES, 1)
-    for points, drawn in ((known.X, True), (known.means, False)):
+    most = lowest.expand(FANTASIES, 1)
+    for points, are_drawn in ((drawn, True), (reached, False)):
         if len(points) > 0:
             at = model.transform_inputs(points).double()
             mean = process.mean(at)[0]
-            values = candidates.condition_on(at) if drawn else mean.unsqueeze(0)
-            reached = reached.maximum(utility.of(values, mean).amax(-1, keepdim=True))
+            values = candidates.condition_on(at) if are_drawn else mean.unsqueeze(0)
+            most = most.maximum(utility.of(values, mean).amax(-1, keepdim=True))
     free = torch.zeros_like(candidates.mean)
     chosen = []
     for _ in range(q):
-        gains = utility.log_gain(candidates.fantasies, candidates.sd, candidates.mean, reached)
+        gains = utility.log_gain(candidates.fantasies, candidates.sd, candidates.mean, most)
         row = int((gains.logsumexp(0) + free).argmax())
         free[row] = -torch.inf
         values = candidates.choose(row).unsqueeze(-1)
-        reached = reached.maximum(utility.of(values, candidates.mean[row]))
+        most = most.maximum(utility.of(values, candidates.mean[row]))
         chosen.append(row)
     return torch.tensor(chosen, device=X.device)
 

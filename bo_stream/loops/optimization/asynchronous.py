@@ -11,9 +11,8 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,32 +34,6 @@ _SHARE_OF_CHECKPOINTS = 0.02
 
 _PATIENCE = 0.02
 """Seconds to wait for an outcome while points are being chosen."""
-
-
-@dataclass(frozen=True)
-class AsynchronousPlan:
-    """How much is to be evaluated, and how many at a time.
-
-    Attributes:
-        total: Trials that are to be evaluated, those before included.
-        at_once: Evaluations that are kept under way; None: as many as the evaluator has workers,
-            which may come and go.
-        ahead: Points that are chosen before there is a worker for them, so that none waits; they
-            do not know of the last outcomes. None: a quarter of those under way.
-        retries: How often a failed evaluation is tried again.
-    """
-
-    total: int
-    at_once: int | None = None
-    ahead: int | None = None
-    retries: int = 0
-
-    def __post_init__(self) -> None:
-        check_whole("total", self.total, 1)
-        check_whole("retries", self.retries, 0)
-        for name, value, least in (("at_once", self.at_once, 1), ("ahead", self.ahead, 0)):
-            if value is not None:
-                check_whole(name, value, least)
 
 
 def run_asynchronously(
@@ -86,7 +59,8 @@ def run_asynchronously(
         total: Trials to be evaluated, those before included.
         at_once: Evaluations to be kept under way; None: as many as the evaluator has workers, where
             it says so; a cluster's may come and go.
-        ahead: See :class:`AsynchronousPlan`.
+        ahead: Points that are chosen before there is a worker for them, so that none waits; they
+            do not know of the last outcomes. None: a quarter of those under way.
         retries: How often a failed evaluation is tried again.
         folder: Folder of checkpoints, created if necessary; None: there are none.
         on_trial: Called with each trial that was told or has failed; it may amend and withdraw.
@@ -99,7 +73,7 @@ def run_asynchronously(
         >>> with worker_processes(objective, 8) as workers:
         ...     run_asynchronously(optimizer, workers, 400, folder=Path("run"))
     """
-    plan = AsynchronousPlan(total, at_once, ahead, retries)
+    run = AsynchronousRun(optimizer, evaluator, total, at_once, ahead, retries, folder)
     with ExitStack() as stack:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +87,6 @@ def run_asynchronously(
                         f"{folder} holds another optimization, of {len(saved):,} trials. To go on "
                         "with it, load it by load_optimizer; else give another folder."
                     )
-        run = AsynchronousRun(optimizer, evaluator, plan, folder)
         for trial in stack.enter_context(closing(run.trials())):
             if on_trial is not None:
                 on_trial(trial)
@@ -146,7 +119,10 @@ class AsynchronousRun:
         self,
         optimizer: Optimizer,
         evaluator: PointEvaluator,
-        plan: AsynchronousPlan,
+        total: int,
+        at_once: int | None = None,
+        ahead: int | None = None,
+        retries: int = 0,
         folder: Path | None = None,
         record: Callable[[], Mapping[str, Any] | None] = lambda: None,
         after_choice: Callable[[], None] = lambda: None,
@@ -156,18 +132,27 @@ class AsynchronousRun:
         Args:
             optimizer: Trials and model.
             evaluator: It is left open.
-            plan: Numbers of evaluations.
+            total: See :func:`run_asynchronously`, as for the next three.
+            at_once: Evaluations to be kept under way.
+            ahead: Points that are chosen before there is a worker for them.
+            retries: How often a failed evaluation is tried again.
             folder: Existing folder of checkpoints, or None.
             record: Function that returns plain values to be stored in a checkpoint, or None; it is
                 called in the thread of the model, too.
             after_choice: Called in the thread of the model when points were chosen.
 
         Raises:
-            UsageError: Neither the plan nor the evaluator says how many evaluations there are to be
-                at a time.
+            UsageError: A number is out of range, or nothing says how many evaluations there are to
+                be at a time.
         """
-        self._places = places_of(evaluator, plan.at_once)
-        self._optimizer, self._evaluator, self._plan = optimizer, evaluator, plan
+        check_whole("total", total, 1)
+        check_whole("retries", retries, 0)
+        for name, value, least in (("at_once", at_once, 1), ("ahead", ahead, 0)):
+            if value is not None:
+                check_whole(name, value, least)
+        self._places = places_of(evaluator, at_once)
+        self._optimizer, self._evaluator = optimizer, evaluator
+        self._total, self._at_once, self._ahead, self._retries = total, at_once, ahead, retries
         self._folder, self._record, self._after_choice = folder, record, after_choice
         self._journal = None if folder is None else Journal(folder)
         self._written = list(optimizer.ledger)
@@ -197,7 +182,7 @@ class AsynchronousRun:
                 while True:
                     stopped = stop is not None and stop.made
                     if not stopped:
-                        left = self._plan.total - self._counts["told"] - self._counts["failed"]
+                        left = self._total - self._counts["told"] - self._counts["failed"]
                         places = min(self._places(), left)
                         while self._ready and len(self._under_way) < places:
                             trial = self._optimizer.ledger[self._ready.popleft().key]
@@ -213,7 +198,12 @@ class AsynchronousRun:
                         yield from self._next_trials()
                     elif self._choice is None:
                         return
-                    self._end_choice()
+                    if self._choice is not None and (self._choice.done() or not self._under_way):
+                        chosen = self._choice.result()  # for which it waits if nothing else comes
+                        self._seconds_of_choices, self._choice = self.seconds_of_choices, None
+                        self._write_changes()
+                        self._ready.extend(chosen)
+                        self._asked += len(chosen)
         finally:
             self._write_checkpoint()
             if self._journal is not None:
@@ -226,14 +216,14 @@ class AsynchronousRun:
         outcome: Outcome[float] | None
         if self._choice is not None:
             outcome = self._evaluator.poll(_PATIENCE)
-        elif self._plan.at_once is None:  # workers may come while no evaluation ends
+        elif self._at_once is None:  # workers may come while no evaluation ends
             outcome = self._evaluator.poll(SECONDS_BETWEEN_LOOKS)
         else:
             outcome = self._evaluator.next_outcome()
         if outcome is None or outcome.key not in self._under_way:
             return
         self._under_way.remove(outcome.key)
-        ledger, key, retries = self._optimizer.ledger, outcome.key, self._plan.retries
+        ledger, key, retries = self._optimizer.ledger, outcome.key, self._retries
         trial = ledger[key]
         if trial.status == "pending":  # else it was amended or withdrawn meanwhile
             trial = ledger.record(key, outcome.value, outcome.error, outcome.seconds, retries)
@@ -244,7 +234,7 @@ class AsynchronousRun:
             self._counts[trial.status] += 1
             failed = self._counts["failed"]
             enough = max(self._optimizer.settings.initial, self._places())
-            if self._counts["told"] == 0 and failed >= min(enough, self._plan.total):
+            if self._counts["told"] == 0 and failed >= min(enough, self._total):
                 raise all_failed(failed, trial)
             yield trial
             self._write_changes()
@@ -256,12 +246,12 @@ class AsynchronousRun:
 
         No more are chosen ahead than there are outcomes to choose them by.
         """
-        places, most = self._places(), self._plan.ahead
+        places, most = self._places(), self._ahead
         ahead = min(math.ceil(AHEAD * places) if most is None else most, self._counts["told"])
         if len(self._ready) > ahead // 2:
             return 0
         room = places - len(self._under_way) + ahead - len(self._ready)
-        return max(0, min(room, self._plan.total - self._asked))
+        return max(0, min(room, self._total - self._asked))
 
     def _choose(self, count: int) -> list[Trial]:
         """Choose points, and write a checkpoint if it is time; in a thread of its own."""
@@ -271,19 +261,6 @@ class AsynchronousRun:
         if time.monotonic() > self._next_checkpoint:
             self._write_checkpoint()
         return trials
-
-    def _end_choice(self) -> None:
-        """Take the points of a choice that has ended, or wait for it if nothing else is to come."""
-        if self._choice is None:
-            return
-        if not self._under_way:
-            wait([self._choice])
-        if self._choice.done():
-            trials = self._choice.result()
-            self._seconds_of_choices, self._choice = self.seconds_of_choices, None
-            self._write_changes()
-            self._ready.extend(trials)
-            self._asked += len(trials)
 
     # --- files --------------------------------------------------------------------------------
 

@@ -18,14 +18,13 @@ from bo_stream.diagnostics.trust import TrustReport, mark_hand_overs
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.executors.processes import has_address, parsed
 from bo_stream.loops.models import model_record
-from bo_stream.loops.optimization.asynchronous import AsynchronousPlan, AsynchronousRun
+from bo_stream.loops.optimization.asynchronous import AsynchronousRun
 from bo_stream.loops.optimization.executed import PointEvaluator, check_timeout, point_evaluator
 from bo_stream.loops.optimization.objectives import Objective, Task
 from bo_stream.loops.optimization.optimizer import Best, Optimizer, parsed_optimizer, save_optimizer
 from bo_stream.loops.optimization.region_search import RegionSurrogate
 from bo_stream.loops.optimization.trials import (
     STATUSES,
-    OptimizationSettings,
     Status,
     Trial,
     all_failed,
@@ -133,11 +132,6 @@ class OptimizationCampaign:
         }
 
     @property
-    def settings(self) -> OptimizationSettings:
-        """Settings of the optimizer."""
-        return self.optimizer.settings
-
-    @property
     def steps_done(self) -> int:
         """Number of steps after the initial points."""
         return max(0, len(self.steps) - 1)
@@ -204,7 +198,18 @@ class OptimizationCampaign:
             return
         ledger = self.optimizer.ledger
         while not self.finished:
-            step = self._filled_step()
+            started, step = time.monotonic(), self._opened()
+            missing = self._size(step) - len(step.keys)
+            if missing > 0:  # first trials that wait, then chosen ones
+                keys = [t.key for t in self.optimizer.pending if t.key not in step.keys][:missing]
+                if len(keys) < missing:
+                    with self._watch:
+                        keys += [t.key for t in self.optimizer.ask(missing - len(keys))]
+                seconds = step.model_seconds + time.monotonic() - started
+                step = replace(
+                    step, keys=(*step.keys, *keys), model_seconds=seconds, wall_seconds=None
+                )
+                self._open = step
             waiting = [trial for trial in self.optimizer.pending if trial.key in step.keys]
             for trial in waiting:
                 evaluator.submit(Task(trial.key, trial.X, trial.attempts))
@@ -230,28 +235,13 @@ class OptimizationCampaign:
             if len(failed) == len(ledger):
                 raise all_failed(len(failed), failed[-1])
 
-    def _filled_step(self) -> OptimizationStep:
-        """Return the open step with all of its trials: first those that wait, then chosen ones."""
-        started, step = time.monotonic(), self._opened()
-        missing = self._size(step) - len(step.keys)
-        if missing == 0:
-            return step
-        waiting = [t.key for t in self.optimizer.pending if t.key not in step.keys][:missing]
-        asked: list[Trial] = []
-        if len(waiting) < missing:
-            with self._watch:
-                asked = self.optimizer.ask(missing - len(waiting))
-        keys = (*step.keys, *waiting, *(trial.key for trial in asked))
-        seconds = step.model_seconds + time.monotonic() - started
-        self._open = replace(step, keys=keys, model_seconds=seconds, wall_seconds=None)
-        return self._open
-
     def _opened(self) -> OptimizationStep:
         return self._open or OptimizationStep(len(self.steps), (), 0.0)
 
     def _size(self, step: OptimizationStep) -> int:
         """Return the number of trials of a step."""
-        return self.settings.q if step.number else self.settings.initial
+        settings = self.optimizer.settings
+        return settings.q if step.number else settings.initial
 
     def _find_best(self) -> None:
         if self.optimizer.ledger.with_status("told"):
@@ -275,10 +265,17 @@ class OptimizationCampaign:
         stop: StopRequest | None = None,
     ) -> Generator[Event]:
         """Evaluate the trials that are left; another thread has the model and finds the best."""
-        total = self.settings.initial + self.plan.total * self.settings.q
-        plan = AsynchronousPlan(total, self.plan.at_once, self.plan.ahead, self.plan.retries)
+        settings, plan = self.optimizer.settings, self.plan
         run = AsynchronousRun(
-            self.optimizer, evaluator, plan, folder, self._record, self._find_best
+            self.optimizer,
+            evaluator,
+            settings.initial + plan.total * settings.q,
+            plan.at_once,
+            plan.ahead,
+            plan.retries,
+            folder,
+            self._record,
+            self._find_best,
         )
         self._take_up_outcomes()
         ended, chosen = time.monotonic(), 0.0
@@ -339,7 +336,7 @@ class Plan:
             when all evaluations of a step have ended.
         at_once: Evaluations that are kept under way asynchronously; None: as many as there are
             workers, which may come and go.
-        ahead: Points that are chosen before there is a worker for them, see ``AsynchronousPlan``.
+        ahead: Points that are chosen before there is a worker for them, see ``run_asynchronously``.
     """
 
     total: int
@@ -447,19 +444,44 @@ def write_optimization(
     and the model of the outcomes in units of ``outcome_unit``, or of a region on ``outcome_scale``.
     Returns whether that model, if there is one, can be trusted.
     """
+    optimizer, surrogate = campaign.optimizer, campaign.optimizer.surrogate
+    settings, model, scale, best = optimizer.settings, surrogate.model, None, None
+    if isinstance(surrogate, RegionSurrogate) and surrogate.local is not None:
+        scale = asdict(surrogate.local.scale)
+    last = campaign.steps[-1] if campaign.steps else None
+    if last is not None and last.best is not None:
+        trial = optimizer.ledger[last.best]
+        best = {
+            "key": trial.key,
+            "X": trial.X,
+            "Y": trial.Y,
+            "posterior_mean": last.mean,
+            "noiseless": last.noiseless,
+        }
+    record = {
+        "finished": campaign.finished,
+        "steps_done": campaign.steps_done,
+        "objective": asdict(campaign.objective),
+        "optimum": campaign.objective.optimum,
+        "settings": asdict(settings),
+        "plan": asdict(campaign.plan),
+        "best": best,
+        "counts": counts(campaign),
+        "steps": [asdict(step) for step in campaign.steps],
+        "refits_at": surrogate.refits,
+        "outcome_unit": surrogate.unit,
+        "outcome_scale": scale,
+        "model": None if model is None else model_record(settings.model, model),
+    }
     table = history(campaign)
+    content = table.to_csv(index=False).encode() if kind == "csv" else table.to_parquet(index=False)
     files = {
-        f"history.{kind}": table.to_csv(index=False).encode()
-        if kind == "csv"
-        else table.to_parquet(index=False),
-        "run.json": record_file(_record(campaign), campaign.seconds, notes),
+        f"history.{kind}": content,
+        "run.json": record_file(record, campaign.seconds, notes),
     }
     write_files(folder, files)
     write_picture(folder / "trace.png", lambda: draw_trace(campaign))
-    surrogate = campaign.optimizer.surrogate
-    if surrogate.model is None:
-        return None
-    return write_trust(folder, surrogate.model, surrogate.validation)
+    return None if model is None else write_trust(folder, model, surrogate.validation)
 
 
 def history(campaign: OptimizationCampaign) -> pd.DataFrame:
@@ -484,7 +506,7 @@ def history(campaign: OptimizationCampaign) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     if rows:
         y = table["y"].astype("float64")
-        table["best"] = (y.cummax() if campaign.settings.maximize else y.cummin()).ffill()
+        table["best"] = (y.cummax() if campaign.optimizer.settings.maximize else y.cummin()).ffill()
     return table
 
 
@@ -494,44 +516,11 @@ def counts(campaign: OptimizationCampaign) -> dict[Status, int]:
     return {status: len(ledger.with_status(status)) for status in STATUSES}
 
 
-def _record(campaign: OptimizationCampaign) -> dict[str, Any]:
-    surrogate, ledger = campaign.optimizer.surrogate, campaign.optimizer.ledger
-    name, model = campaign.settings.model, surrogate.model
-    scale = None
-    if isinstance(surrogate, RegionSurrogate) and surrogate.local is not None:
-        scale = asdict(surrogate.local.scale)
-    best, last = None, campaign.steps[-1] if campaign.steps else None
-    if last is not None and last.best is not None:
-        trial = ledger[last.best]
-        best = {
-            "key": trial.key,
-            "X": trial.X,
-            "Y": trial.Y,
-            "posterior_mean": last.mean,
-            "noiseless": last.noiseless,
-        }
-    return {
-        "finished": campaign.finished,
-        "steps_done": campaign.steps_done,
-        "objective": asdict(campaign.objective),
-        "optimum": campaign.objective.optimum,
-        "settings": asdict(campaign.settings),
-        "plan": asdict(campaign.plan),
-        "best": best,
-        "counts": counts(campaign),
-        "steps": [asdict(step) for step in campaign.steps],
-        "refits_at": surrogate.refits,
-        "outcome_unit": surrogate.unit,
-        "outcome_scale": scale,
-        "model": None if model is None else model_record(name, model),
-    }
-
-
 def draw_trace(campaign: OptimizationCampaign) -> Figure:
     """Draw the best value above and the seconds per step below, over the steps."""
     figure = Figure(figsize=(7.0, 6.0), layout="constrained")
     values, seconds = figure.subplots(2, 1, sharex=True)
-    ledger, maximize = campaign.optimizer.ledger, campaign.settings.maximize
+    ledger, maximize = campaign.optimizer.ledger, campaign.optimizer.settings.maximize
     verb = "maximising" if maximize else "minimising"
     figure.suptitle(f"{campaign.objective.function}, {verb}: {len(ledger):,} trials")
     names = [field.name for field in fields(OptimizationStep)]

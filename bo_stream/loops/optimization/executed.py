@@ -216,7 +216,7 @@ class Executed(Evaluator[P, V]):
         self._waiting: deque[_Submission[P, V]] = deque()
         self._abandoned: set[Future[Outcome[V]]] = set()
         self._last_abandoned = 0.0
-        self._silent_since: float | None = None
+        self._next_check = math.inf  # that some evaluation has begun
         self._ended: SimpleQueue[tuple[int, Future[Outcome[V]]]] = SimpleQueue()
 
     @property
@@ -260,7 +260,7 @@ class Executed(Evaluator[P, V]):
             ) from error
         submission.future, submission.handed_out = future, time.monotonic()
         submission.next_look = submission.handed_out + (self._timeout or 0.0)
-        self._silent_since = submission.handed_out
+        self._next_check = submission.handed_out + SECONDS_OF_SILENCE
         future.add_done_callback(lambda ended: self._ended.put((task.key, ended)))
 
     def next_outcome(self) -> Outcome[V]:
@@ -282,16 +282,14 @@ class Executed(Evaluator[P, V]):
             return None
         self._hand_out()
         # wait until a task may be overdue, or none has begun for long
-        limits = [self._seconds_to_look()]
-        if seconds is not None:
-            limits.append(seconds)
+        looks = [self._next_check]
         if self._timeout is not None:
-            looks = [each.next_look for each in self._open.values() if each.future is not None]
+            looks += [each.next_look for each in self._open.values() if each.future is not None]
             if self._is_full_of_abandoned():
                 looks.append(self._last_abandoned + self._timeout)
-            limits += [max(0.0, look - time.monotonic()) for look in looks]
-        shortest = min(limits)
-        outcome = self._ended_within(None if shortest == math.inf else shortest) or self._overdue()
+        limit = max(0.0, min(looks) - time.monotonic())
+        limit = limit if seconds is None else min(limit, seconds)
+        outcome = self._ended_within(None if limit == math.inf else limit) or self._overdue()
         self._hand_out()
         return outcome
 
@@ -305,7 +303,7 @@ class Executed(Evaluator[P, V]):
         except Empty:
             self._look_for_workers()
             return None
-        self._silent_since = time.monotonic()
+        self._next_check = time.monotonic() + SECONDS_OF_SILENCE
         submission = self._open.get(key)
         if submission is None or submission.future is not future:
             self._abandoned.discard(future)
@@ -338,16 +336,16 @@ class Executed(Evaluator[P, V]):
 
     def _look_for_workers(self) -> None:
         """Warn, once in a time of silence, if no evaluation has begun, as far as is known."""
-        if self._seconds_to_look() > 0.0:
+        if time.monotonic() < self._next_check:
             return
-        self._silent_since = time.monotonic()
+        self._next_check = time.monotonic() + SECONDS_OF_SILENCE
         futures = [each.future for each in self._open.values() if each.future is not None]
         have_begun = [
             not isinstance(future, EngineFuture) or future.seconds_running() is not None
             for future in futures
         ]
         if futures and not any(have_begun):
-            self._silent_since = None
+            self._next_check = math.inf
             warnings.warn(
                 f"{datetime.now():%H:%M:%S}: none of {len(futures)} evaluations has begun, and "
                 f"none has ended for {SECONDS_OF_SILENCE:g} s. They wait for workers of the "
@@ -356,12 +354,6 @@ class Executed(Evaluator[P, V]):
                 WaitingWarning,
                 stacklevel=2,
             )
-
-    def _seconds_to_look(self) -> float:
-        """Return the time until the check whether any evaluation has begun."""
-        if self._silent_since is None:
-            return math.inf
-        return max(0.0, self._silent_since + SECONDS_OF_SILENCE - time.monotonic())
 
     def _overdue(self) -> Outcome[V] | None:
         """Give up the first task that has run for longer than the timeout."""

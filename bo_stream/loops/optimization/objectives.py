@@ -34,8 +34,8 @@ class Work(ABC, Generic[P, V]):
     """A function and how to read its result; it can be pickled."""
 
     @abstractmethod
-    def prepare(self) -> None:
-        """Import or build what is needed."""
+    def prepare(self) -> Any:
+        """Import or build the function, and return it."""
 
     @abstractmethod
     def evaluate(self, X: P, key: int, attempt: int) -> V:
@@ -70,15 +70,12 @@ class Objective(Work[tuple[float, ...], float]):
     def optimum(self) -> float | None:
         """Least value, where it is known."""
         try:
-            return None if self.is_own else float(self._callable().optimal_value)
+            return None if self.is_own else float(self.prepare().optimal_value)
         except NotImplementedError:
             return None
 
-    def prepare(self) -> None:
-        """Import or build the function."""
-        self._callable()
-
-    def _callable(self) -> Any:
+    def prepare(self) -> Any:
+        """Import or build the function, and return it."""
         if self.is_own:
             return import_function(self.function, "FUNCTION")
         return _test_function(self.function, self.dim)
@@ -87,7 +84,7 @@ class Objective(Work[tuple[float, ...], float]):
         """Return one number; see :class:`Work`."""
         value = self.noiseless(X)
         if value is None:
-            return as_number(self._callable()(list(X)))
+            return as_number(self.prepare()(list(X)))
         generator = np.random.default_rng((self.seed, key, attempt))
         return as_number(value + self.noise * float(generator.standard_normal()))
 
@@ -95,7 +92,7 @@ class Objective(Work[tuple[float, ...], float]):
         """Return the value without noise, where it is known: of BoTorch's functions."""
         if self.is_own:
             return None
-        return float(self._callable().evaluate_true(torch.tensor([list(X)], dtype=torch.float64)))
+        return float(self.prepare().evaluate_true(torch.tensor([list(X)], dtype=torch.float64)))
 
 
 def find_objective(
@@ -185,13 +182,13 @@ class FunctionOfParameters(Work[Mapping[str, Any], Report]):
 
     name: str
 
-    def prepare(self) -> None:
-        """Import the function."""
-        import_function(self.name, "function")
+    def prepare(self) -> Any:
+        """Import the function, and return it."""
+        return import_function(self.name, "function")
 
     def evaluate(self, X: Mapping[str, Any], key: int, attempt: int) -> Report:
         """Return a value for each metric, or one alone; see :class:`Work`."""
-        return as_report(import_function(self.name, "function")(dict(X)))
+        return as_report(self.prepare()(dict(X)))
 
 
 def as_report(result: Any) -> Report:

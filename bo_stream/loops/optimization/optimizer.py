@@ -263,11 +263,9 @@ class Optimizer:
 
     def _shortlist(self) -> list[Trial]:
         """Return the told trials of the best outcomes, by key."""
-        told = self.ledger.with_status("told")
-        return sorted(heapq.nlargest(SHORTLIST, told, key=self._gain), key=lambda trial: trial.key)
-
-    def _gain(self, trial: Trial) -> float:
-        return self.settings.sign * (trial.Y or 0.0)
+        told, sign = self.ledger.with_status("told"), self.settings.sign
+        best = heapq.nlargest(SHORTLIST, told, key=lambda trial: sign * (trial.Y or 0.0))
+        return sorted(best, key=lambda trial: trial.key)
 
     def register(self, X: Sequence[float]) -> Trial:
         """Add a point of one's own, d numbers within the bounds, as a pending trial."""
@@ -317,8 +315,8 @@ class Optimizer:
         if not shortlist:
             raise UsageError("There is no best point yet: no outcome was told.")
         model = self.surrogate.follow(self.ledger)
-        if model is None:
-            return Best(max(shortlist, key=self._gain), None)
+        if model is None:  # of a single outcome
+            return Best(shortlist[0], None)
         means = predict_mean(model, self.settings.to_unit_cube([t.X for t in shortlist]))
         position = int(means.argmax())
         mean = self.settings.sign * means[position].item() * self.surrogate.unit

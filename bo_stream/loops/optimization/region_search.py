@@ -23,11 +23,11 @@ from bo_stream.acquisition import sample_paths
 from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.errors import UsageError
 from bo_stream.loops.models import many_input_kernel, unit_cube
-from bo_stream.loops.optimization.domain import Domain
 from bo_stream.loops.optimization.region import (
     IMPROVEMENT,
     MOST_INPUTS,
     AdditiveTrend,
+    Domain,
     TrustRegion,
     improves,
     maximize_paths,
@@ -172,12 +172,16 @@ class LocalFit:
         scale: Of the outcomes.
         keys: Keys of the outcomes.
         means: Posterior means at their points, on the scale.
+        best: Key of the largest mean.
+        value: That mean, as an outcome: the posterior median there.
     """
 
     model: AutoGP
     scale: LogScale
     keys: list[int]
     means: Tensor
+    best: int
+    value: float
 
     @classmethod
     def of(
@@ -234,23 +238,8 @@ class LocalFit:
                 model.log_event("a refit that failed")
             mll.eval()
         means = predict_mean(model, X)[: len(keys)].to("cpu", torch.float64)
-        return cls(model, scale, keys, means)
-
-    @property
-    def hyperparameters(self) -> dict[str, list[float]]:
-        """Hyperparameters as plain values, by name."""
-        values = hyperparameters(self.model)
-        return {name: each.reshape(-1).tolist() for name, each in values.items()}
-
-    @property
-    def best(self) -> int:
-        """Position of the largest mean."""
-        return int(self.means.argmax())
-
-    @property
-    def value(self) -> float:
-        """Largest mean, as an outcome: the posterior median there."""
-        return self.scale.to_outcome(float(self.means[self.best]))
+        value = scale.to_outcome(float(means.max()))
+        return cls(model, scale, keys, means, keys[int(means.argmax())], value)
 
 
 class RegionSurrogate:
@@ -335,13 +324,6 @@ class RegionSurrogate:
         self.state, self.held, self.local, self._followed = state, told, local, followed
         return self.model
 
-    def _data(
-        self, keys: list[int], told: Mapping[int, float], scale: LogScale
-    ) -> tuple[Tensor, Tensor]:
-        """Return points and outcomes on a scale, ``n x d`` and ``n x 1``, as the model has them."""
-        like, values = self.settings.to_unit_cube([]), scale.to_scale(self._gains(keys, told))
-        return self._X[keys].to(like), values.unsqueeze(-1).to(like)
-
     def _gains(self, keys: list[int], told: Mapping[int, float]) -> Tensor:
         """Return outcomes, larger being better, float64."""
         return self.settings.sign * torch.tensor([told[k] for k in keys], dtype=torch.float64)
@@ -371,10 +353,11 @@ class RegionSurrogate:
         learns: bool,
     ) -> tuple[LocalFit, RegionState]:
         """Build the local model of some rows of ``count``, and learn hyperparameters when due."""
-        scale = LogScale.of(self._gains(rows, told))
-        X, values = self._data(rows, told, scale)
+        gains, like = self._gains(rows, told), self.settings.to_unit_cube([])
+        scale = LogScale.of(gains)
+        values = scale.to_scale(gains).unsqueeze(-1).to(like)
         lost = [key for key in failed if key >= state.begun][-FAILED_ROWS:]
-        X = torch.cat((X, self._X[lost].to(X)))
+        X = self._X[rows + lost].to(like)
         values = torch.cat((values, values.min().expand(len(lost), 1)))
         grown = count >= min(GROWTH * state.fitted, state.fitted + OFTEN)
         iterations = LATER_FIT if learns and grown and self.settings.refit > 0.0 else 0
@@ -386,9 +369,11 @@ class RegionSurrogate:
         except NotPSDError:  # hyperparameters of other outcomes: begin with the first ones
             local, iterations = LocalFit.of(*data, None, FIRST_FIT), FIRST_FIT
         if iterations > 0:
-            state = replace(state, values=local.hyperparameters, fitted=count)
+            learned = hyperparameters(local.model)
+            plain = {name: each.reshape(-1).tolist() for name, each in learned.items()}
+            state = replace(state, values=plain, fitted=count)
             self.refits.append(len(told))
-        return local, replace(state, rows=rows, centre=rows[local.best])
+        return local, replace(state, rows=rows, centre=local.best)
 
     def _updated(self, state: RegionState, local: LocalFit, ledger: Ledger) -> RegionState:
         """Update the region by the newest outcomes; begin again where it has collapsed."""
@@ -406,9 +391,9 @@ class RegionSurrogate:
         if not region.has_collapsed:
             return state
         region.restart()
-        value = local.value
-        if state.reached is None or value > state.reached + IMPROVEMENT * local.scale.unit:
-            return replace(state, reached=value, burst=soon, hopeful=soon)
+        least = IMPROVEMENT * local.scale.unit
+        if state.reached is None or local.value > state.reached + least:
+            return replace(state, reached=local.value, burst=soon, hopeful=soon)
         return replace(
             state,
             values=None,
@@ -418,7 +403,7 @@ class RegionSurrogate:
             centre=None,
             rows=[],
             reached=None,
-            found=[*state.found, (local.keys[local.best], value)],
+            found=[*state.found, (local.best, local.value)],
         )
 
     # --- points --------------------------------------------------------------------------------
@@ -468,7 +453,7 @@ class RegionSurrogate:
         leaps = leaps if self.settings.dim <= MOST_INPUTS else 0
         if leaps > 0:
             trend = AdditiveTrend(*self._trend_data())
-            best, box = self._X[local.keys[local.best]], bounds.to("cpu", torch.float64)
+            best, box = self._X[local.best], bounds.to("cpu", torch.float64)
             for i in range(q - leaps, q):
                 points[i] = trend.leap(best, box, generator).to(points)
         points = self.domain.admit(points, starts)
@@ -501,7 +486,7 @@ class RegionSurrogate:
             raise UsageError("There is no best point yet: no outcome was told.")
         found = [pair for pair in self.state.found if pair[0] in self.held]
         if self.local is not None:
-            found.append((self.local.keys[self.local.best], self.local.value))
+            found.append((self.local.best, self.local.value))
         if not found:
             keys = list(self.held)
             gains = self._gains(keys, self.held)

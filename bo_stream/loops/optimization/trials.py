@@ -98,7 +98,7 @@ class OptimizationSettings(RunSettings):
         """Scale ``n x d`` inputs from the bounds to the unit cube, in which the model has them."""
         import torch  # late: the help pages do without
 
-        low, high = self._box()
+        low, high = torch.tensor(self.bounds, dtype=torch.float64).unbind(-1)
         unit = (torch.tensor(X, dtype=torch.float64).reshape(-1, self.dim) - low) / (high - low)
         return unit.clamp(0.0, 1.0).to(getattr(torch, self.dtype)).to(self.device)
 
@@ -106,16 +106,9 @@ class OptimizationSettings(RunSettings):
         """Scale ``n x d`` points of the unit cube to the bounds."""
         import torch  # late: the help pages do without
 
-        low, high = self._box()
+        low, high = torch.tensor(self.bounds, dtype=torch.float64).unbind(-1)
         X = low + U.detach().to("cpu", torch.float64).clamp(0.0, 1.0) * (high - low)
         return [tuple(row) for row in X.clamp(low, high).tolist()]
-
-    def _box(self) -> tuple[Tensor, Tensor]:
-        """Return the lows and the highs of the inputs, ``d`` each."""
-        import torch
-
-        low, high = torch.tensor(self.bounds, dtype=torch.float64).unbind(-1)
-        return low, high
 
 
 def checked_bounds(bounds: Sequence[Sequence[float]]) -> Bounds:
@@ -228,7 +221,10 @@ class Ledger:
         if trial.status == "withdrawn":
             raise UsageError(f"Trial {key} was withdrawn. To bring it back, amend it.")
         if trial.status != "told":
-            return self.put(replace(_attempted(trial, seconds), status="told", Y=value))
+            attempts = trial.attempts + 1
+            return self.put(
+                replace(trial, status="told", Y=value, attempts=attempts, seconds=seconds)
+            )
         if value != trial.Y:
             raise UsageError(
                 f"Trial {key} was told {trial.Y:g} already, got {value:g}. To correct it, amend it."
@@ -253,7 +249,10 @@ class Ledger:
                 f"Trial {key} is {trial.status}: it cannot fail any more. To drop its outcome, "
                 "withdraw it."
             )
-        return self.put(replace(_attempted(trial, seconds), status="failed", error=error))
+        attempts = trial.attempts + 1
+        return self.put(
+            replace(trial, status="failed", error=error, attempts=attempts, seconds=seconds)
+        )
 
     def record(
         self, key: int, Y: float | None, error: str | None, seconds: float, retries: int
@@ -278,11 +277,6 @@ class Ledger:
         if trial.status != "failed":
             raise UsageError(f"Only a failed trial can be retried; trial {key} is {trial.status}.")
         return self.put(replace(trial, status="pending"))
-
-
-def _attempted(trial: Trial, seconds: float | None) -> Trial:
-    """Count one more evaluation of a trial, which took some seconds."""
-    return replace(trial, attempts=trial.attempts + 1, seconds=seconds)
 
 
 def all_failed(count: int, last: Trial) -> UsageError:

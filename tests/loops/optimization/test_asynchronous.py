@@ -23,7 +23,7 @@ from bo_stream.loops.optimization import (
     run_asynchronously,
     save_optimizer,
 )
-from bo_stream.loops.optimization.asynchronous import AsynchronousPlan, AsynchronousRun
+from bo_stream.loops.optimization.asynchronous import AsynchronousRun
 from bo_stream.loops.optimization.executed import JOURNAL, Executed, Journal, journaled_trials
 from bo_stream.loops.optimization.objectives import Objective, Outcome, Task
 from bo_stream.loops.run import StopRequest
@@ -204,7 +204,7 @@ def test_trials_may_be_amended_and_withdrawn_meanwhile() -> None:
 def test_a_stop_lets_what_is_under_way_end() -> None:
     optimizer, evaluator = Optimizer(RANDOM), Anyhow()
     stop = StopRequest(lambda: None)
-    run = AsynchronousRun(optimizer, evaluator, AsynchronousPlan(50, 6))
+    run = AsynchronousRun(optimizer, evaluator, 50, 6)
     for count, _ in enumerate(run.trials(stop), 1):
         if count == 10:
             stop.made = True
@@ -308,9 +308,12 @@ def test_what_comes_while_a_checkpoint_is_written_is_kept(tmp_path: Path) -> Non
         ({"retries": -1}, "retries of at least 0"),
     ],
 )
-def test_a_plan_is_checked(wrong: dict[str, int], message: str) -> None:
+def test_numbers_are_checked(wrong: dict[str, int], message: str) -> None:
+    optimizer = Optimizer(RANDOM)
+    numbers: dict[str, int] = {"total": 5, "at_once": 2, **wrong}
     with pytest.raises(UsageError, match=message):
-        AsynchronousPlan(**{"total": 5, "at_once": 2, **wrong})
+        run_asynchronously(optimizer, Anyhow(), **numbers)
+    assert len(optimizer.ledger) == 0
 
 
 SCRIPT = """

@@ -16,10 +16,7 @@ from bo_stream.loops.optimization import load_optimizer, save_optimizer
 from bo_stream.loops.optimization.acquisition import (
     FANTASIES,
     Candidates,
-    Known,
-    UpperBound,
     Utility,
-    Value,
     choose_by_fantasies,
 )
 from bo_stream.models.base import StreamingGP
@@ -89,7 +86,7 @@ def test_fantasies_have_the_posterior_s_moments() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("utility", [Value(), UpperBound(2.0)], ids=["value", "upper bound"])
+@pytest.mark.parametrize("utility", [Utility(), Utility(2.0)], ids=["value", "upper bound"])
 @pytest.mark.parametrize("level", [-1.0, 0.5, 2.0])
 def test_gains_are_those_of_drawn_values(utility: Utility, level: float) -> None:
     generator = torch.Generator().manual_seed(2)
@@ -103,7 +100,7 @@ def test_gains_are_those_of_drawn_values(utility: Utility, level: float) -> None
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("utility", [Value(), UpperBound(2.0)], ids=["value", "upper bound"])
+@pytest.mark.parametrize("utility", [Utility(), Utility(2.0)], ids=["value", "upper bound"])
 def test_the_mean_over_fantasies_is_the_joint_expectation(utility: Utility) -> None:
     """What BoTorch's Monte Carlo acquisition functions estimate beside pending points."""
     model, X = model_of("exact"), candidates_of(4)
@@ -130,21 +127,21 @@ def test_without_pending_points_the_first_is_that_of_the_plain_criterion() -> No
     model, X = model_of("exact"), candidates_of(200)
     mean, covariance = joint(model, X)
     for utility, value in (
-        (Value(), mean),
-        (UpperBound(4.0), mean + 2.0 * covariance.diagonal().sqrt()),
+        (Utility(), mean),
+        (Utility(4.0), mean + 2.0 * covariance.diagonal().sqrt()),
     ):
-        first = choose_by_fantasies(model, utility, Known(X[:0], X[:0]), X, 1, seed=0)
+        first = choose_by_fantasies(model, utility, X[:0], X[:0], X, 1, seed=0)
         assert first.tolist() == [int(value.argmax())]
 
 
 @torch.no_grad()
 def test_points_of_a_batch_are_apart_from_each_other_and_from_pending_ones() -> None:
     model, X = model_of("grid"), candidates_of(60)
-    known = Known(X[:10], X[:1])
-    rows = choose_by_fantasies(model, Value(), known, X, 30, seed=0).tolist()
+    known = X[:10], X[:1]
+    rows = choose_by_fantasies(model, Utility(), *known, X, 30, seed=0).tolist()
     assert len(set(rows)) == 30
     assert rows[0] >= 10  # pending points are of no use any more
-    assert sorted(choose_by_fantasies(model, Value(), known, X, 60, seed=0).tolist()) == list(
+    assert sorted(choose_by_fantasies(model, Utility(), *known, X, 60, seed=0).tolist()) == list(
         range(60)
     )
 
