@@ -169,12 +169,16 @@ def row_product(rows: Tensor, matrix: Tensor) -> Tensor:
     """Compute ``rows @ matrix``, ``... x q x r`` by ``... x r x k``, for batches with one matrix.
 
     One product for all of them: ``matmul`` would make one for each batch, at twice the time. That
-    of two matrices goes without the bookkeeping of batches, which takes longer than a small one.
+    of one matrix for each batch, or for all, goes without the bookkeeping of batches, which takes
+    longer than a small product: two to four microseconds.
     """
     ahead, batch = rows.shape[:-2], matrix.shape[:-2]
-    if ahead.numel() == 1 == batch.numel():
-        product = rows.reshape(rows.shape[-2:]) @ matrix.reshape(matrix.shape[-2:])
-        return product.reshape(*max(ahead, batch, key=len), *product.shape)
+    if ahead == batch:
+        return torch.bmm(rows, matrix) if len(batch) == 1 else rows @ matrix
+    if batch.numel() == 1:
+        q, (r, k) = rows.shape[-2], matrix.shape[-2:]
+        product = rows.reshape(ahead.numel() * q, r) @ matrix.reshape(r, k)
+        return product.view(*batch[: max(0, len(batch) - len(ahead))], *ahead, q, k)
     return torch.einsum(ROW_PRODUCT, rows, matrix)
 
 

@@ -147,6 +147,8 @@ class WeightSpaceProcess(PosteriorProcess):
             downdate = self._downdate(points)
             theirs = downdate if others is points else self._downdate(others)
             covariance = covariance - downdate @ theirs.mT
+        if not self.basis.has_residual:
+            return covariance
         residual = self.basis.residual_covariance(points.X, others.X, points.prior, others.prior)
         return covariance if residual is None else covariance + residual
 

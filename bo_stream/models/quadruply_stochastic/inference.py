@@ -114,7 +114,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
 
         A first guess squares them at some of the inputs X, ``n x d``, float64.
         """
-        layout, size = memory.layout, memory.progress.size
+        layout, size = memory.layout, memory.progress.coefficients.shape[1]
         if layout.size == size:
             return memory
         new = replace(layout, points=layout.points[size:])
@@ -287,7 +287,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         schedule = self.schedule
         for name, asked, there in (
             ("batch_size", schedule.batch_size, memory.replay.held),
-            ("functions", schedule.functions, memory.progress.size),
+            ("functions", schedule.functions, memory.progress.coefficients.shape[1]),
         ):
             if asked is not None and asked > there:
                 raise ValueError(
@@ -329,8 +329,9 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         """
         progress, schedule = memory.progress, self.schedule
         points, control = schedule.control_points, progress.control
-        leaves_out = drawn_functions(schedule, progress.size) < progress.size
-        if points == 0 or not prior.is_gaussian or not leaves_out:
+        size = progress.coefficients.shape[1]
+        is_gaussian = isinstance(prior.likelihood, GaussianLikelihood)
+        if points == 0 or not is_gaussian or drawn_functions(schedule, size) == size:
             return replace(memory, progress=replace(progress, control=None))
         kernel = frozen(prior.kernel)
         if control is None or not is_same(state_of(kernel), state_of(control.basis.kernel)):

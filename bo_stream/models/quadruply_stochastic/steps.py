@@ -83,7 +83,7 @@ class Steps:
         self._collective = memory.replay.collective
         self._parameters = hyper.moving if learns and schedule.hyper_rate > 0.0 else []
         self._is_gaussian = isinstance(hyper.likelihood, GaussianLikelihood)
-        self.functions = drawn_functions(schedule, memory.progress.size)
+        self.functions = drawn_functions(schedule, memory.progress.coefficients.shape[1])
         size = schedule.batch_size
         self.rows = min(BATCH_SIZE, memory.replay.held) if size is None else size
         self._begin(memory.progress)
@@ -276,7 +276,7 @@ class Steps:
             terms = terms if determinant is not None else terms - precision.log()
             parts.append((terms * one.share).sum(-1))
         linear = _average(parts)
-        total = 0.5 * (squares + linear - self.progress.size)
+        total = 0.5 * (squares + linear - self.progress.coefficients.shape[1])
         return total if determinant is None else total - 0.5 * determinant
 
     # --- moves --------------------------------------------------------------------------------

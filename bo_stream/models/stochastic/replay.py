@@ -216,7 +216,8 @@ class StreamReplay(Replay):
 
     def at(self, index: Tensor) -> Batch:
         """Return rows by their places."""
-        return self.room.data.rows(index.to(self.room.data.X.device))
+        held, index = self.room.data, index.to(self.room.data.X.device)
+        return Batch(held.X[..., index, :], held.Y[..., index, :])
 
     def plus(self, new: Batch) -> StreamReplay:
         """Add observations, of which a full sample keeps each with its fair chance."""
