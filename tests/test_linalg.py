@@ -114,9 +114,26 @@ def test_solve_rows_is_a_product_with_the_inverse(
     assert_close(slope, 2.0 * found @ torch.linalg.inv(L))
 
 
-def test_row_product_broadcasts() -> None:
-    rows, matrix = torch.randn(5, 3, 2, 4).double(), torch.randn(3, 4, 6).double()
-    assert_close(row_product(rows, matrix), rows @ matrix)
+@pytest.mark.parametrize(
+    ("ahead", "batch"),
+    [
+        ((5, 3), (3,)),  # a matrix each, the same for all batches
+        ((3,), (3,)),
+        ((2, 3), (2, 3)),
+        ((), ()),
+        ((5, 2), (1,)),  # one matrix
+        ((), (1, 1)),
+        ((1,), (3,)),
+        ((0,), (1,)),
+    ],
+)
+def test_row_product_broadcasts(ahead: tuple[int, ...], batch: tuple[int, ...]) -> None:
+    """Also of no rows, and of no columns to sum over."""
+    for q, r in ((2, 4), (0, 4), (2, 0)):
+        rows, matrix = torch.randn(*ahead, q, r).double(), torch.randn(*batch, r, 6).double()
+        product = row_product(rows, matrix)
+        assert_close(product, rows @ matrix)
+        assert product.shape == (rows @ matrix).shape
 
 
 def test_solve_lower_broadcasts_both_sides() -> None:
