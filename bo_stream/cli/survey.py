@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -325,8 +325,8 @@ def report(
     with _command():
         survey = load_survey(folder, [loss] if loss else [])
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        hidden = not ERR.is_terminal
-        with Progress(*columns, console=ERR, transient=True, disable=hidden) as bar:
+        bar = Progress(*columns, console=ERR, transient=True)
+        with bar if ERR.is_terminal else nullcontext():
             task = bar.add_task("", total=None)
 
             def step(text: str) -> None:

@@ -346,7 +346,7 @@ class Bar:
 def tracked(parts: Iterable[T], total: int, wanted: bool) -> Iterator[T]:
     """Yield so many parts of a long work one after the other, with a bar on a terminal."""
     console, shown = _screen(wanted)
-    yield from track(parts, "all data", total, console=console, disable=not shown)
+    yield from track(parts, "all data", total, console=console) if shown else parts
 
 
 def waiting(what: str, wanted: bool) -> AbstractContextManager[object]:

@@ -262,8 +262,11 @@ def test_other_work_is_shown_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, terminal: bool, wanted: bool
 ) -> None:
     screen = captured(monkeypatch, terminal)
+    if not terminal:  # before release 15 of Rich a bar that is disabled ends with an empty line
+        monkeypatch.setattr("rich.progress.Progress.stop", lambda bar: bar.console.print())
     assert list(tracked(iter("abc"), 3, wanted)) == ["a", "b", "c"]
     drawn = screen.getvalue()
+    assert terminal or drawn == ""
     assert ("all data" in drawn and "100%" in drawn) is (terminal and wanted)
     with waiting("an exact GP", wanted):
         pass
