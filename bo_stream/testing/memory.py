@@ -568,7 +568,8 @@ def a_copy_goes_on_as_the_original(stream: ModelStream) -> None:
         if asked_before:
             model.update(*data[6:].astuple())
             model.posterior(stream.points)
-        twins = [way(model) for way in ways]
+        # what no posterior was asked of holds nothing that only some ways would lose
+        twins = [way(model) for way in (ways if asked_before else ways[-1:])]
         for twin in twins:
             assert_count(twin, model.num_observations)
         if asked_before:
