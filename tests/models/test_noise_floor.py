@@ -187,6 +187,7 @@ def test_observations_without_noise_are_taken_out_whatever_came_since(name: str)
     assert_same_posterior(model, never, T, factor=1e4)
 
 
+@pytest.mark.matrix
 @pytest.mark.filterwarnings("ignore:Yvar holds")
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 @pytest.mark.parametrize("kind", ["constant", "nearly"])
