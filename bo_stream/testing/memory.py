@@ -158,7 +158,7 @@ def the_prior_comes_before_the_data(stream: ModelStream) -> None:
 @law
 @of_fixed_size
 def memory_does_not_grow_with_the_stream(stream: ModelStream) -> None:
-    """Check that all that a model holds is as large after 600 observations as after 5,000.
+    """Check that all that a model holds is as large after 600 observations as after 2,700.
 
     Where it grows: something keeps rows, or an autograd graph; or the model has the trait
     `growing`, or `spreading`.
@@ -171,12 +171,12 @@ def memory_does_not_grow_with_the_stream(stream: ModelStream) -> None:
         return held_bytes(model)
 
     before = stream_on(600)  # enough for caches to be made again, as by the others
-    after = stream_on(4_200), stream_on(600)
+    after = stream_on(1_500), stream_on(600)
     if stream.case.spreading:  # at least 4 discs of 0.45 cover the square; at most 9 lie apart
         expect(max(after) < 4 * before, f"Expected at most {4 * before} bytes, got {after}.")
     else:
         expect(after == (before, before), f"Expected {before} bytes, as before, got {after}.")
-    assert_count(model, 5_419)
+    assert_count(model, 2_719)
 
 
 @law
@@ -325,16 +325,18 @@ def a_window_that_empties_fills_again(stream: ModelStream) -> None:
         before = fingerprint(refilled)
         try:
             refilled.retract(*batch.astuple())
+            expected = [more]
         except UnsupportedError:
             assert_untouched(refilled, before)
-            emptied.update(*batch.astuple())
-        for each in (refilled, emptied):
-            each.update(*more.astuple())
-        assert_count(refilled, emptied.num_observations)
+            expected = [batch, more]
+        refilled.update(*more.astuple())
+        assert_count(refilled, emptied.num_observations + sum(map(len, expected)))
         # what was taken out may have moved points, a window's edge or a hand-over
         if stream.case.in_order or stream.case.hands_over:
             moments(refilled, stream.points)
         else:
+            for rows in expected:
+                emptied.update(*rows.astuple())
             assert_same_posterior(refilled, emptied, stream.points)
 
 
@@ -566,16 +568,18 @@ def a_copy_goes_on_as_the_original(stream: ModelStream) -> None:
         if asked_before:
             model.update(*data[6:].astuple())
             model.posterior(stream.points)
-        twins = [way(model) for way in ways]
+        # what no posterior was asked of holds nothing that only some ways would lose
+        twins = [way(model) for way in (ways if asked_before else ways[-1:])]
         for twin in twins:
             assert_count(twin, model.num_observations)
-        _assert_equal(twins, model, stream.points)
+        if asked_before:
+            _assert_equal(twins, model, stream.points)
         for each in (model, *twins):
             each.update(*more.astuple())
         _assert_equal(twins, model, stream.points)
-        for each in (model, *twins):
-            refreshed(each)
-        _assert_equal(twins, model, stream.points)
+    for each in (model, *twins):
+        refreshed(each)
+    _assert_equal(twins, model, stream.points)
 
 
 def _assert_equal(twins: Sequence[StreamingGP], model: StreamingGP, X: Tensor) -> None:

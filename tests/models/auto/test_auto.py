@@ -458,7 +458,7 @@ class TestDiagnostics:
     def test_the_line_that_learns_the_noise_of_heavy_tails_works(
         self, max_rows: int, few_steps: None
     ) -> None:
-        X, Y = data(40)
+        X, Y = data(15)
         model = AutoGP(X, Y, likelihood=StudentTLikelihood(), hyper_steps=0, max_rows=max_rows)
         before = model.likelihood.noise.clone()
         names: dict[str, Any] = {"model": model, "X": X, "Y": Y, "AutoGP": AutoGP}

@@ -243,8 +243,7 @@ def assert_gradient_of_parameter(
         assert error <= tolerance * GRADIENT_TOLERANCE * max(1.0, abs(difference))
 
 
-@pytest.mark.parametrize("beta", [1.0, 0.2])
-@pytest.mark.parametrize("name", ["bernoulli", "laplace", "poisson"])
+@pytest.mark.parametrize(("name", "beta"), [("bernoulli", 0.2), ("laplace", 0.2), ("poisson", 1.0)])
 def test_the_gradient_that_updates_follow(name: str, beta: float) -> None:
     """At the optimal q, it is that of the optimal bound in every hyperparameter."""
     X, Y = data(name, 25)
@@ -333,7 +332,7 @@ def test_every_likelihood_beats_the_prior(name: str) -> None:
     X, Y = data(name, 180)
     Z = points(20)
     model = OSVGP(X[:60], Y[:60], LIKELIHOODS[name](), kernel(), inducing_points=Z, hyper_steps=5)
-    for rows in torch.arange(60, 120).split(20):
+    for rows in torch.arange(60, 120).split(30):
         model.update(X[rows], Y[rows])
     prior = OSVGP(X[:0], Y[:0], LIKELIHOODS[name](), kernel())
     better = model.log_predictive(X[120:], Y[120:]) - prior.log_predictive(X[120:], Y[120:])

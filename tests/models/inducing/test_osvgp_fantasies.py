@@ -119,8 +119,7 @@ def test_conditioning_is_nearly_updating(name: str) -> None:
         torch.testing.assert_close(a, b, rtol=0.0, atol=1e-5)
 
 
-@pytest.mark.parametrize("steps", [1, 4])
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(("name", "steps"), [*((name, 4) for name in OTHERS), (OTHERS[0], 1)])
 def test_gradients_are_those_of_differences(name: str, steps: int) -> None:
     model, Y = fitted(name, fantasy_steps=steps), hypothetical_pairs(name)[1]
     T = torch.rand(3, 2, dtype=torch.float64)

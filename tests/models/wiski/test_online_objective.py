@@ -179,6 +179,7 @@ def dense_values(model: WISKI, more: Observations) -> tuple[Tensor, Tensor]:
     return normal.log_prob(outcomes).sum() - units, likelihood.sum()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kernel", list(KERNELS))
 @pytest.mark.parametrize("noise", ["learned", "known", "mixed"])
 @pytest.mark.parametrize("outputs", [1, 2])

@@ -142,7 +142,9 @@ def streamed(problem: Problem, data: Observations) -> WISKI:
 
 
 @pytest.mark.parametrize("problem", EVERY + TRUNCATED, ids=str)
-def test_posterior_is_the_dense_one(problem: Problem) -> None:
+def test_posterior_marginal_likelihood_and_all_gradients_are_the_dense_ones(
+    problem: Problem,
+) -> None:
     data, T = problem.data(18), problem.points()
     model = streamed(problem, data)
     rank = model.rank if problem in TRUNCATED else None
@@ -151,13 +153,7 @@ def test_posterior_is_the_dense_one(problem: Problem) -> None:
     assert_close(posterior.mean, mean)
     assert_close(joint_covariance(posterior), covariance)
     assert_close(posterior.variance, covariance.diagonal(dim1=-2, dim2=-1).mT)
-
-
-@pytest.mark.parametrize("problem", EVERY + TRUNCATED, ids=str)
-def test_marginal_likelihood_and_all_its_gradients_are_the_dense_ones(problem: Problem) -> None:
-    data = problem.data(18)
-    model = streamed(problem, data)
-    rank = model.rank if problem in TRUNCATED else None
+    model.train()
     dense = reference(model, *data.astuple(), rank=rank).log_marginal_likelihood()
     own = model.log_marginal_likelihood()
     assert own.shape == dense.shape
