@@ -318,9 +318,10 @@ def _node_offsets(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor,
 
     Of ``sizes`` nodes in each dimension; uploaded only once.
     """
-    strides = torch.tensor([math.prod(sizes[i + 1 :]) for i in range(len(sizes))])
-    steps = torch.cartesian_prod(*[torch.arange(STENCIL)] * len(sizes)).view(-1, len(sizes))
-    return strides.to(device), (steps * strides).sum(-1).to(device)
+    with torch.inference_mode(False):  # they serve later gradients too
+        strides = torch.tensor([math.prod(sizes[i + 1 :]) for i in range(len(sizes))])
+        steps = torch.cartesian_prod(*[torch.arange(STENCIL)] * len(sizes)).view(-1, len(sizes))
+        return strides.to(device), (steps * strides).sum(-1).to(device)
 
 
 def outer_product(factors: Tensor) -> Tensor:
