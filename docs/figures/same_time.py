@@ -59,7 +59,7 @@ def digest() -> str:
     return hashlib.sha256(NUMBERS.read_bytes()).hexdigest()
 
 
-def of(names: Sequence[str]) -> list[str]:
+def distinct(names: Sequence[str]) -> list[str]:
     """List names once each, in the order in which they come."""
     return list(dict.fromkeys(names))
 
@@ -67,13 +67,13 @@ def of(names: Sequence[str]) -> list[str]:
 def tables() -> str:
     """Write a table of RMSE and negative log density of the longest budget, in markdown."""
     measured = fits()
-    models = of([fit.model for fit in measured])
+    models = distinct([fit.model for fit in measured])
     longest = max(fit.minutes for fit in measured)
     lines = [
         f"| RMSE, negative log density | {' | '.join(models)} |",
         "|---" * (len(models) + 1) + "|",
     ]
-    for data in of([fit.data for fit in measured]):
+    for data in distinct([fit.data for fit in measured]):
         found = {f.model: f for f in measured if f.data == data and f.minutes == longest}
         best = min(f.rmse for f in found.values() if math.isfinite(f.rmse))
         cells = []
@@ -97,7 +97,7 @@ def with_tables(text: str) -> str:
 def picture() -> Figure:
     """Draw the RMSE of each model on each set, by the minutes that it had."""
     measured = fits()
-    sets, models = (of([getattr(f, name) for f in measured]) for name in ("data", "model"))
+    sets, models = (distinct([getattr(f, name) for f in measured]) for name in ("data", "model"))
     budgets = sorted({fit.minutes for fit in measured})
     colours = dict(zip(budgets, COLOURS[-len(budgets) :], strict=True))
     rows = math.ceil(len(sets) / 4)
