@@ -22,7 +22,7 @@ from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.osgpr import OSGPR, OSVGP
 from bo_stream.models.last_layer.last_layer import BayesianLastLayer
 from bo_stream.models.local import LocalGP
-from bo_stream.models.outcomes.labels import LabelOutcomes
+from bo_stream.models.outcomes.gaussian import LabelOutcomes
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 from bo_stream.models.wiski.grid_model import GridModel
 

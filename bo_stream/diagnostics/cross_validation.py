@@ -28,7 +28,7 @@ from bo_stream.models.auto.families import EXACT
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.memory import staying
-from bo_stream.models.outcomes.labels import LabelOutcomes, checked_labels
+from bo_stream.models.outcomes.gaussian import LabelOutcomes, checked_labels
 from bo_stream.models.outcomes.likelihood import REAL, CountOutcomes, LikelihoodOutcomes
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.memory import RowMemory

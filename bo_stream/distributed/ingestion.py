@@ -47,7 +47,7 @@ from bo_stream.errors import UsageError, check_one_of, check_whole
 from bo_stream.executors import check_picklable, check_workers, executor_of
 from bo_stream.executors.engine import WorkerCount
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.outcomes.labels import LabelOutcomes
+from bo_stream.models.outcomes.gaussian import LabelOutcomes
 from bo_stream.models.wiski.memory import OnGrid
 from bo_stream.storage.archive import one_line
 from bo_stream.storage.trusted import Trusted

@@ -111,6 +111,7 @@ _FORMER: Mapping[str, str] = {
     "bo_stream.models.local.local": "bo_stream.models.local",
     "bo_stream.models.local.memory": "bo_stream.models.local",
     "bo_stream.models.outcomes.counts": "bo_stream.models.outcomes.likelihood",
+    "bo_stream.models.outcomes.labels": "bo_stream.models.outcomes.gaussian",
     "bo_stream.models.outcomes.prediction": "bo_stream.models.outcomes.base",
     "bo_stream.models.outcomes.selection": "bo_stream.models.outcomes.base",
     "bo_stream.models.outcomes.transform": "bo_stream.models.outcomes.base",

@@ -24,7 +24,7 @@ from bo_stream.models.construction import (
     warn_of_scaling,
 )
 from bo_stream.models.inference import InferenceOption
-from bo_stream.models.outcomes.labels import (
+from bo_stream.models.outcomes.gaussian import (
     DirichletScores,
     LabelOutcomes,
     check_alpha,

@@ -20,7 +20,7 @@ from bo_stream.marginal_likelihood import (
 )
 from bo_stream.models.inference import Inference, Prior, Solved, SolvedWeights
 from bo_stream.models.memory import Measured, Observations, check_remainder
-from bo_stream.models.outcomes.labels import DirichletScores, LabelOutcomes
+from bo_stream.models.outcomes.gaussian import DirichletScores, LabelOutcomes
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.wiski import memory as row_memory
 from bo_stream.models.wiski.cache import (

@@ -27,7 +27,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import DirichletWISKI, LinearStem, OnlineLearner, pretrain
-from bo_stream.models.outcomes.labels import MAX_CLASSES, DirichletScores
+from bo_stream.models.outcomes.gaussian import MAX_CLASSES, DirichletScores
 from bo_stream.testing.streams import (
     assert_close,
     assert_gradient,
