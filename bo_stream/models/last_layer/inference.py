@@ -13,9 +13,8 @@ from torch.nn import Linear, Module, Sequential, Tanh
 
 from bo_stream.bases.inducing import Basis, frozen, in_dtype
 from bo_stream.models.checks import check_instance
-from bo_stream.models.inference import Hyperparameters, Inference, Prior, SolvedWeights
+from bo_stream.models.inference import Inference, Prior, SolvedWeights
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, check_remainder
-from bo_stream.models.stochastic.budget import ConstrainedAdam
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import is_same
 from bo_stream.warnings import MOST_RESIDUAL, warn_of_few_features
@@ -304,9 +303,8 @@ class Carried:
             start = start.map(lambda s: s.pull_back(T))
         return _observed(start, features, self.rows, self.weight)
 
-    def thinned(self, index: Tensor) -> Carried:
-        """Drop the rows at ``k`` places, and keep the weight of all."""
-        share = len(index) / len(self.rows)
+    def only(self, index: Tensor, share: float = 1.0) -> Carried:
+        """Drop all rows but those at ``k`` indices, and all but a share of the others' weight."""
         rows, weight, former = self.rows.rows(index), self.weight[index], self.former[..., index, :]
         others = self.others.scale(share)
         return Carried(rows, weight, former, others, _regression(former))
@@ -383,7 +381,9 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
         """
         network = network_of(prior)
         if any(parameter.requires_grad for parameter in network.parameters()):
-            return likelihood_of(memory.carried(), prior), cache
+            carried = memory.carried()
+            features = features_now(network, carried.rows.X)
+            return likelihood_from(carried.into(features), prior), cache
         return likelihood_from(memory.at(network).statistics, prior), cache
 
     def merged(
@@ -437,11 +437,9 @@ def whitened(memory: WhitenedMemory, scale: Tensor) -> WhitenedMemory:
     return memory.map(lambda s: replace(s, gram=s.gram * root.square(), moment=s.moment * root))
 
 
-def likelihood_of(carried: Carried, prior: Prior) -> Tensor:
-    """Return the log marginal likelihood, differentiable in the network, ``batch_shape x m``."""
-    X = carried.rows.X
-    features = in_dtype(network_of(prior), X.dtype, lambda network: layer_features(network, X))
-    return likelihood_from(carried.into(features.unsqueeze(-3)), prior)
+def features_now(network: Module, X: Tensor) -> Tensor:
+    """Compute φ, ``batch x n x d -> batch x 1 x n x r``, differentiable in the network."""
+    return in_dtype(network, X.dtype, lambda own: layer_features(own, X)).unsqueeze(-3)
 
 
 def likelihood_from(statistics: WhitenedMemory, prior: Prior) -> Tensor:
@@ -450,67 +448,3 @@ def likelihood_from(statistics: WhitenedMemory, prior: Prior) -> Tensor:
     evidence = prior.evidence(whitened(statistics, scale))
     weights = solve(evidence)
     return log_marginal_likelihood(evidence, weights.mean, weights.log_precision())
-
-
-class LayerSteps:
-    """Steps of Adam on network and hyperparameters; what ``train`` of stochastic models takes.
-
-    A step's estimate is the log marginal likelihood of some rows, drawn without replacement, and of
-    the same share of the observations that are not stored, over that share.
-    """
-
-    def __init__(
-        self, memory: LastLayerMemory, prior: Prior, rate: float, batch_size: int, seed: int
-    ) -> None:
-        """Begin with a memory at its own network; the prior's modules are learned in place."""
-        self.prior, self._carried = prior, memory.carried()
-        self._hyper = Hyperparameters.shared(prior.kernel, prior.mean_module, prior.likelihood)
-        self._parameters = self._hyper.moving
-        self._ascent = ConstrainedAdam(self._hyper, self._parameters, rate)
-        self._size = min(batch_size, len(memory.rows))
-        self._generator = torch.Generator().manual_seed(seed)
-        self.num_steps, self.learning_rate = 0, rate
-        self.num_data = float(memory.counts.sum())
-
-    @property
-    def is_valid(self) -> bool:
-        """Whether all hyperparameters are finite, and positive where they have to be."""
-        return self._hyper.are_valid
-
-    def take_step(self) -> float:
-        """Take a step; returns its estimate of the log marginal likelihood."""
-        rows = len(self._carried.rows)
-        carried, share = self._carried, self._size / rows
-        if self._size < rows:
-            index = torch.randperm(rows, generator=self._generator)[: self._size]
-            carried = carried.thinned(index.to(carried.weight.device))
-        estimate = likelihood_of(carried, self.prior).sum() / share
-        self._ascent.ascend((estimate + self._hyper.log_prior()) / self.num_data)
-        self.num_steps += 1
-        return float(estimate.detach())
-
-    @torch.no_grad()
-    def bound(self) -> float:
-        """Compute what the steps raise, of all rows at once. Cost O(w r² + r³), and the network."""
-        likelihood = likelihood_of(self._carried, self.prior).sum()
-        return float(likelihood + self._hyper.log_prior())
-
-    def keep_better(self, state: Any, bound: float) -> bool:
-        """Go back to a copy where its bound was larger; say whether what was learned is kept."""
-        if self.bound() < bound:
-            self.restore(state)
-            return False
-        return True
-
-    def learned_state(self) -> Any:
-        """Copy the hyperparameters, the moments, and the number of steps."""
-        values = [p.detach().clone() for p in self._parameters]
-        return values, self._ascent.moments(), self.num_steps
-
-    @torch.no_grad()
-    def restore(self, state: Any) -> None:
-        """Go back to a copy."""
-        values, moments, self.num_steps = state
-        for parameter, value in zip(self._parameters, values, strict=True):
-            parameter.copy_(value)
-        self._ascent = ConstrainedAdam(self._hyper, self._parameters, self.learning_rate, moments)

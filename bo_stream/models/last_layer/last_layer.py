@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from botorch.exceptions.errors import InputDataError, ModelFittingError
@@ -18,20 +21,42 @@ from torch.nn import Module
 
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.models.base import StreamingGP, keeps_tensors
+from bo_stream.models.inference import Hyperparameters, Prior
 from bo_stream.models.last_layer.inference import (
     START,
     LastLayerInference,
     LastLayerMemory,
-    LayerSteps,
     NetworkKernel,
     check_network,
     default_network,
+    features_now,
+    likelihood_from,
+    network_of,
 )
-from bo_stream.models.stochastic.budget import judgement_said
+from bo_stream.models.memory import WhitenedMemory
+from bo_stream.models.stochastic.budget import ConstrainedAdam, judgement_said
 from bo_stream.models.stochastic.training import Training, train
 
 WINDOW = 4096
 """Rows that are stored beside the statistics."""
+
+HELD_OUT = 0.1
+"""Share of the rows that no step learns from, by default."""
+
+LEAST_HELD_OUT, MOST_HELD_OUT = 30, 1000
+"""Numbers of such rows."""
+
+ENOUGH = 120
+"""Rows from which on some are held out."""
+
+HEAD_STEPS, HEAD_RATE = 100, 0.1
+"""Steps of output scale, noise and mean while the network stays as it is, and their rate."""
+
+_GROWTH = 1.25
+"""Steps at a look at rows that are held out, in parts of those at the look before."""
+
+_PATIENCE = 3
+"""Looks after the best one at which a training ends: by then it has taken twice as many steps."""
 
 
 class BayesianLastLayer(StreamingGP):
@@ -52,8 +77,9 @@ class BayesianLastLayer(StreamingGP):
       stored as rows, hence all of a stream that is not longer than the window.
     - Approximate: what came before the window, after the network has changed. It counts as if its
       features were the linear map of the old ones that fits the new ones best at the window's rows.
-      The noise that is learned with a network from few rows is too small: learn it once more when
-      others have come, with ``model.network.requires_grad_(False)``, at O(r³) a step.
+      The noise that is learned with a network from fewer than 120 rows, of which ``fit`` holds
+      none out, is too small: learn it once more when others have come, with
+      ``model.network.requires_grad_(False)``, at O(r³) a step.
     - Learned: network and hyperparameters together, by the marginal likelihood: ``fit`` (Adam), or
       BoTorch's ``fit_gpytorch_mll`` for small ones (L-BFGS on all rows).
     - ``merge`` takes over the other's statistics in this model's features, by the other's rows.
@@ -148,15 +174,20 @@ class BayesianLastLayer(StreamingGP):
         seconds: float | None = None,
         learning_rate: float = 3e-3,
         batch_size: int = 1024,
+        held_out: float = HELD_OUT,
         seed: int = 0,
         progress: bool = True,
     ) -> Training:
         """Learn network, output scale, noise and mean from the rows, by Adam; in place.
 
-        A step raises the log marginal likelihood of ``batch_size`` rows. Then the memory is carried
-        over to the new features; see the class for what is exact. Another call goes on from there.
-        Where that likelihood of all rows, times the priors, is smaller than before the call, the
-        model goes back to what it was: two evaluations, each at the cost of a step of all rows.
+        A step raises the log marginal likelihood of ``batch_size`` rows. Some rows are held out of
+        the steps, and the model that gives them the largest likelihood given the others is kept, of
+        those looked at whenever there were a quarter more steps; three looks after the best one the
+        training ends: a network that learns its rows by heart is stopped. At the end output scale,
+        noise and mean are set by the rows held out. Then the memory, of all rows, is carried over
+        to the new features; see the class for what is exact. Another call goes on from there. Where
+        no model was better than the one before the call, that is kept. A look costs as much as a
+        step of all rows.
 
         Args:
             steps: Most steps to take.
@@ -164,6 +195,9 @@ class BayesianLastLayer(StreamingGP):
                 neither a default of steps.
             learning_rate: Of Adam.
             batch_size: Rows of a step; as many as there are, if these are fewer.
+            held_out: Share of the rows to judge by: at least 30 and at most 1,000 of them, of fewer
+                than 120 rows none; then, or where it is 0, all models are judged by the likelihood
+                of all rows, times the priors, and only that of the last step.
             seed: Of the draws of rows.
             progress: Whether to draw a bar, where standard error is a terminal.
 
@@ -175,30 +209,204 @@ class BayesianLastLayer(StreamingGP):
             InputDataError: No observation is stored as a row.
             ModelFittingError: The likelihood diverged; the model is as it was when it was good.
             UnsupportedError: The model is conditioned on hypothetical data.
-            ValueError: A limit or the rate is negative, or the batch size not positive.
+            ValueError: A limit or the rate is negative, the batch size not positive, or the share
+                held out not in [0, 0.5].
         """
         self._check_not_conditioned("fit")
         began = time.monotonic()
+        if not 0.0 <= held_out <= 0.5:
+            raise ValueError(f"Expected held_out to be a share in [0, 0.5], got {held_out}.")
         batch_size = checked_number("batch_size", batch_size)
         if self.num_rows == 0:
             raise InputDataError(
                 "Expected observations that are stored as rows to learn from, got none: call "
                 f"update first, with a window above 0 (window={self.window})."
             )
+        count = min(max(int(held_out * self.num_rows), LEAST_HELD_OUT), MOST_HELD_OUT)
+        count = count if held_out > 0.0 and self.num_rows >= ENOUGH else 0
         self.train()
         try:
-            learner = LayerSteps(self._memory, self.prior, learning_rate, batch_size, seed)
-            before, bound = learner.learned_state(), learner.bound()
+            learner = LayerSteps(self._memory, self.prior, learning_rate, batch_size, count, seed)
             try:
                 with torch.enable_grad():
-                    training = train(learner, steps, seconds, progress=progress, started=began)
+                    training = train(
+                        learner,
+                        steps,
+                        seconds,
+                        progress=progress,
+                        started=began,
+                        is_over=learner.look,
+                    )
             except ModelFittingError:
-                learner.keep_better(before, bound)
+                learner.keep_best()
                 raise
             ended = time.monotonic()
-            kept = learner.keep_better(before, bound)
+            kept = training.steps == 0 or learner.keep_best()
+            if training.steps > 0 and kept and count > 0:
+                learner.judge_head()
+                learner.keep_best()
         finally:
             self.eval()
         final = time.monotonic() - ended
         training = replace(training, seconds=training.seconds + final, final=final, is_kept=kept)
-        return judgement_said(training, seconds)
+        return training if kept and learner.is_over else judgement_said(training, seconds)
+
+
+class LayerSteps:
+    """Steps of Adam on network and hyperparameters; what ``train`` of stochastic models takes.
+
+    A step's estimate is the log marginal likelihood of some rows, drawn without replacement, and of
+    the same share of the observations that are not stored, over that share.
+
+    A network of many weights can learn few rows by heart, and the marginal likelihood of the rows
+    that it learned from does not say so. Of rows that no step has drawn it does: the model is
+    judged by ``log p(held out | others) = log p(all) − log p(others)``, their conditional marginal
+    likelihood (Lotfi et al., 2022), and the best state is kept.
+    """
+
+    def __init__(
+        self,
+        memory: LastLayerMemory,
+        prior: Prior,
+        rate: float,
+        batch_size: int,
+        held_out: int,
+        seed: int,
+    ) -> None:
+        """Begin with a memory at its own network; the prior's modules are learned in place.
+
+        Args:
+            memory: With the rows to learn from.
+            prior: With the modules to learn.
+            rate: Of Adam.
+            batch_size: Rows of a step.
+            held_out: Number of rows to judge by; 0: by the bound of all rows.
+            seed: Of the draws of rows.
+        """
+        self.prior, self._all = prior, memory.carried()
+        self._hyper = Hyperparameters.shared(prior.kernel, prior.mean_module, prior.likelihood)
+        self._parameters = self._hyper.moving
+        self._ascent = ConstrainedAdam(self._hyper, self._parameters, rate)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._learning, self._index, counts = self._all, None, memory.counts
+        if held_out > 0:
+            order = torch.randperm(len(memory.rows), generator=self._generator)
+            self._index = order[held_out:].to(counts.device)
+            self._learning = self._all.only(self._index)
+            counts = counts - memory.weight[order[:held_out].to(counts.device)].sum()
+        self._size = min(batch_size, len(self._learning.rows))
+        self.num_steps, self.learning_rate = 0, rate
+        self.num_data = float(counts.sum())
+        self._best, self._state, self._is_learned = self.score(), self.learned_state(), False
+        self._next, self._worse = 0, 0
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether all hyperparameters are finite, and positive where they have to be."""
+        return self._hyper.are_valid
+
+    def take_step(self) -> float:
+        """Take a step; return its estimate of the log marginal likelihood.
+
+        The first one begins with the best noise for the network as it is: steps move it too slowly,
+        and while it is too small the network learns noise.
+        """
+        if self.num_steps == 0:
+            self.learn_noise()
+        carried, rows = self._learning, len(self._learning.rows)
+        share = self._size / rows
+        if self._size < rows:
+            index = torch.randperm(rows, generator=self._generator)[: self._size]
+            carried = carried.only(index.to(carried.weight.device), share)
+        features = features_now(network_of(self.prior), carried.rows.X)
+        estimate = likelihood_from(carried.into(features), self.prior).sum() / share
+        self._ascent.ascend((estimate + self._hyper.log_prior()) / self.num_data)
+        self.num_steps += 1
+        return float(estimate.detach())
+
+    def learn_noise(self) -> None:
+        """Move the noise to its best for the network and the output scale as they are."""
+        self._move(self._hyper.likelihood, lambda others, whole: others)
+
+    def judge_head(self) -> None:
+        """Move output scale, noise and mean to their best for the rows held out, given the others.
+
+        By the rows that the network has learned from the noise would be too small.
+        """
+        self._move(self._hyper, lambda others, whole: whole - others)
+
+    def _move(self, module: Module, value: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """Move a module's parameters, those of the network left out. Cost O(r³) a step.
+
+        Args:
+            module: With parameters to learn.
+            value: What to raise, of the likelihoods of what steps learn from and of everything.
+        """
+        network = {id(parameter) for parameter in network_of(self.prior).parameters()}
+        moved = [p for p in module.parameters() if p.requires_grad and id(p) not in network]
+        if not moved:
+            return
+        statistics, ascent = self._statistics(), ConstrainedAdam(self._hyper, moved, HEAD_RATE)
+        for _ in range(HEAD_STEPS):
+            with torch.enable_grad():
+                raised = value(*(likelihood_from(each, self.prior) for each in statistics)).sum()
+                ascent.ascend((raised + self._hyper.log_prior()) / self.num_data)
+
+    @torch.no_grad()
+    def _statistics(self) -> tuple[WhitenedMemory, WhitenedMemory]:
+        """Return the statistics of what steps learn from, and of everything. O(w r² + r³)."""
+        features = features_now(network_of(self.prior), self._all.rows.X)
+        whole = self._all.into(features)
+        if self._index is None:
+            return whole, whole
+        return self._learning.into(features[..., self._index, :]), whole
+
+    @torch.no_grad()
+    def score(self) -> float:
+        """Compute the log likelihood of rows held out given the others; without, the bound of all.
+
+        Cost O(w r² + r³), and the network at all rows.
+        """
+        others, whole = self._statistics()
+        value = likelihood_from(whole, self.prior).sum()
+        if self._index is None:
+            return float(value + self._hyper.log_prior())
+        return float(value - likelihood_from(others, self.prior).sum())
+
+    def look(self) -> bool:
+        """Judge the model now and then, and take the best down; say whether to end."""
+        if self._index is not None and self.num_steps >= self._next:
+            self._next = math.ceil(_GROWTH * self.num_steps)
+            self._worse = 0 if self._take_if_best() else self._worse + 1
+        return self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the model has been worse than the best at the last three looks."""
+        return self._worse >= _PATIENCE
+
+    def _take_if_best(self) -> bool:
+        score = self.score()
+        if not score > self._best:
+            return False
+        self._best, self._state, self._is_learned = score, self.learned_state(), True
+        return True
+
+    def keep_best(self) -> bool:
+        """Go back to the best state; say whether that is of what was learned."""
+        self._take_if_best()
+        self.restore(self._state)
+        return self._is_learned
+
+    def learned_state(self) -> Any:
+        """Copy the hyperparameters, the moments, and the number of steps."""
+        values = [p.detach().clone() for p in self._parameters]
+        return values, self._ascent.moments(), self.num_steps
+
+    @torch.no_grad()
+    def restore(self, state: Any) -> None:
+        """Go back to a copy."""
+        values, moments, self.num_steps = state
+        for parameter, value in zip(self._parameters, values, strict=True):
+            parameter.copy_(value)
+        self._ascent = ConstrainedAdam(self._hyper, self._parameters, self.learning_rate, moments)

@@ -131,6 +131,7 @@ def train(
     started: float | None = None,
     collective: Collective = ALONE,
     before_step: Callable[[float], object] | None = None,
+    is_over: Callable[[], bool] | None = None,
 ) -> Training:
     """Take steps until a limit, watching the bound.
 
@@ -152,6 +153,7 @@ def train(
         started: Monotonic time from which seconds count; default: now.
         collective: Processes that take the steps together; they end by the clock of the first.
         before_step: Called before each step with the part of the limit that is spent, in [0, 1).
+        is_over: Called every ``CHECKED`` steps; where it returns True the training ends.
 
     Raises:
         ModelFittingError: The training diverged.
@@ -179,6 +181,8 @@ def train(
                 if taken % CHECKED == 0:
                     watch.check()
                     watch.keep()
+                    if is_over is not None and is_over():
+                        break
                 if bar.is_shown:
                     part = max(taken / most, spent / longest)
                     bar.show(min(part, 1.0), learner.num_steps, watch.smoothed)

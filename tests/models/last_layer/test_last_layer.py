@@ -23,6 +23,7 @@ from torch.nn import BatchNorm1d, Dropout, Linear, Module, Sequential, Tanh
 
 from bo_stream import BayesianLastLayer
 from bo_stream.models.last_layer.inference import RIDGE, WIDTH, default_network
+from bo_stream.models.last_layer.last_layer import LayerSteps
 from bo_stream.testing.streams import (
     assert_close,
     assert_same_posterior,
@@ -230,6 +231,60 @@ def test_fit_learns_the_network() -> None:
     assert not torch.equal(weights, model.network[0].weight)
     assert float(model.log_marginal_likelihood().detach()) > before + 5.0
     assert model.fit(seconds=0.0, progress=False).steps == 0
+
+
+def test_few_rows_of_many_inputs_are_not_learned_by_heart() -> None:
+    """Without rows held out squared errors are some 450 times the predicted variances."""
+    X = torch.rand(500, 12, dtype=torch.float64)
+    Y = 2.0 * X[:, :1].sin() + torch.randn(500, 1, dtype=torch.float64)
+    model = BayesianLastLayer(X[:300], Y[:300], default_network(12, 32))
+    training = model.fit(steps=400, learning_rate=0.02, progress=False)
+    assert training.is_kept
+    assert training.steps < 400
+    predicted = model.posterior(X[300:], observation_noise=True)
+    squares = (predicted.mean - Y[300:]).square()
+    assert float((squares / predicted.variance).mean().detach()) < 6.0
+    assert float(model.noise_level().detach()) > 0.1
+
+
+@pytest.mark.parametrize("noise", ["learned", "mixed"])
+def test_a_network_is_judged_by_rows_held_out_given_the_others(noise: str) -> None:
+    data = data_of(40, noise)
+    options = {"likelihood": GaussianLikelihood()} if noise == "mixed" else {}
+    model = raw(data, **options)
+    learner = LayerSteps(model._memory, model.prior, 1e-3, 16, held_out=12, seed=3)
+    others = learner._index
+    assert others is not None
+    assert len(others.unique()) == 28
+    all_rows, rest = (dense(model, each).log_marginal_likelihood() for each in (data, data[others]))
+    assert learner.score() == pytest.approx(float(all_rows - rest), rel=1e-9)
+    model.likelihood.noise = 100.0 * NOISE  # of a scale that the first step mends
+    learner = LayerSteps(model._memory, model.prior, 1e-3, 16, held_out=12, seed=3)
+    first = learner.score()
+    learner.take_step()
+    assert not learner.look()
+    assert learner.score() > first
+    best = learner.score(), [parameter.detach().clone() for parameter in model.parameters()]
+    with torch.no_grad():
+        model.network[0].weight.mul_(-3.0)
+    assert learner.score() < best[0]
+    assert learner.keep_best()
+    assert learner.score() == best[0]
+    assert all(map(torch.equal, best[1], model.parameters()))
+    learner.judge_head()
+    learner.keep_best()
+    assert learner.score() >= best[0]
+
+
+def test_few_rows_are_all_learned_from() -> None:
+    data = data_of(60)
+    twins = [BayesianLastLayer(data.X, data.Y, default_network(2, UNITS)) for _ in range(2)]
+    for twin, share in zip(twins, (0.0, 0.1), strict=True):
+        twin.fit(steps=3, held_out=share, progress=False)
+    assert_same_posterior(*twins, POINTS, bits=True)
+    for share in (-0.1, 0.6, float("nan")):
+        with pytest.raises(ValueError, match="held_out"):
+            twins[0].fit(steps=1, held_out=share)
 
 
 def test_fits_are_repeatable_and_leave_the_generator_alone() -> None:
