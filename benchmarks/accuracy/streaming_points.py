@@ -184,6 +184,8 @@ def claims_of(name: str, pairs: list[tuple[Result, Result]], sizes: Sizes) -> li
     counts = ", ".join(str(a.points) for a, _ in pairs)
     return [
         at_most(f"{name}: RMSE over the batch SVGP's", ratio, NO_WORSE, "", detail),
+        stated(f"{name}: RMSE, the stream", statistics.median(a.rmse for a, _ in pairs)),
+        stated(f"{name}: RMSE, the batch SVGP", statistics.median(b.rmse for _, b in pairs)),
         stated(f"{name}: NLL above the batch SVGP's", density, "nats", densities),
         stated(f"{name}: the stream, learning included", elapsed, "s", f"{counts} points"),
         *flatness(f"{name}: update of {sizes.batch}", [a.capped for a, _ in pairs]),

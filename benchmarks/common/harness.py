@@ -16,6 +16,8 @@ from typing import TypeVar
 
 import torch
 
+from bo_stream.cli.benchmark import commit_of
+
 T = TypeVar("T")
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
@@ -31,6 +33,7 @@ class Options:
         smoke: Tiny sizes, to see that the benchmark runs.
         out: Folder of the JSON results.
         load: Average number of running processes in the minute before, this one not counted.
+        commit: Of the repository at the start; None where files differ from it, or without git.
         flags: Those of the benchmark's own flags that were given.
         values: Of the benchmark's own options, as they were given or by default.
     """
@@ -38,6 +41,7 @@ class Options:
     smoke: bool
     out: Path
     load: float
+    commit: str | None = None
     flags: frozenset[str] = frozenset()
     values: Mapping[str, str] = field(default_factory=dict)
 
@@ -73,7 +77,8 @@ def start(
     torch.manual_seed(seed)
     given = frozenset(flag for flag in flags or {} if getattr(arguments, flag))
     chosen = {name: str(getattr(arguments, name)) for name in values or {}}
-    return Options(arguments.smoke, arguments.out, os.getloadavg()[0], given, chosen)
+    load, commit = os.getloadavg()[0], commit_of(Path(__file__).parents[2])
+    return Options(arguments.smoke, arguments.out, load, commit, given, chosen)
 
 
 def seconds(task: Callable[[], object]) -> float:

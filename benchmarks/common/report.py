@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
 import botorch
@@ -74,6 +78,11 @@ def stated(name: str, measured: float, unit: str = "", detail: str = "") -> Clai
     return Claim(name, measured, None, ">=", unit, detail)
 
 
+def times(task: str, exact: float, ours: float) -> list[Claim]:
+    """State the seconds of a task by the exact GP and by a model of this package."""
+    return [stated(f"{task}: exact GP", exact, "s"), stated(f"{task}: bo_stream", ours, "s")]
+
+
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
@@ -102,7 +111,7 @@ def finish(
         "benchmark": name,
         "smoke": options.smoke,
         "settings": dict(settings),
-        "machine": {**_machine(), "load_at_start": options.load},
+        "machine": {**_machine(), "load_at_start": options.load, "commit": options.commit},
         "claims": [{**asdict(claim), "verdict": claim.verdict} for claim in claims],
     }
     options.out.mkdir(parents=True, exist_ok=True)
@@ -114,7 +123,10 @@ def finish(
 
 def _machine() -> dict[str, object]:
     return {
-        "processor": platform.machine(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "architecture": platform.machine(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
         "dtype": str(torch.get_default_dtype()),
@@ -122,3 +134,11 @@ def _machine() -> dict[str, object]:
         "gpytorch": gpytorch.__version__,
         "botorch": botorch.__version__,
     }
+
+
+def _processor() -> str:
+    """Name the model of the first processor (Linux), else what Python knows of it."""
+    file = Path("/proc/cpuinfo")
+    listed = file.read_text(encoding="utf-8") if file.is_file() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", listed, re.MULTILINE)
+    return found[1].strip() if found else platform.processor()

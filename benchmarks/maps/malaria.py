@@ -134,11 +134,18 @@ def claims_on_choosing(runs: list[Run], observations: int, limit: float) -> list
     ]
 
 
-def final_claims(alone: Run, exact: tuple[float, float]) -> list[Claim]:
-    """What the whole run took, and its last error beside the exact GP's."""
+def final_claims(alone: Run, all_kept: Run, exact: tuple[float, float]) -> list[Claim]:
+    """What the whole run took, and its last error beside the exact GP's.
+
+    Args:
+        alone: Without random choice beside it.
+        all_kept: The same without outliers.
+        exact: Error of the exact GP, and its seconds.
+    """
     observations, final = error_at(curves(alone.out)["chosen"], sys.maxsize)
     return [
         at_most("bo-stream sample, seconds", alone.seconds, LIMIT_SECONDS, "s"),
+        stated("bo-stream sample --outliers 0, seconds", all_kept.seconds, "s"),
         at_most("bo-stream sample, resident memory", alone.gib, LIMIT_GIB, "GiB"),
         at_most(
             f"RMSE at {observations:,} over the exact GP's on the same points",
@@ -177,10 +184,11 @@ def main() -> None:
         folder = Path(name)
         data, arguments = inputs(options, folder)
         alone = sample(data, spelled(arguments), folder / "alone")
+        all_kept = sample(data, [*spelled(arguments), "--outliers", "0"], folder / "all-kept")
         compared = [compared_run(data, arguments, seed, folder) for seed in range(seeds)]
         exact = exact_error(data, alone.out)
         claims = [
-            *final_claims(alone, exact),
+            *final_claims(alone, all_kept, exact),
             *claims_on_choosing(compared, EARLY, 0.85),
             *claims_on_choosing(compared, sys.maxsize, 1.0),
         ]

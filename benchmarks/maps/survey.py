@@ -211,6 +211,7 @@ def end_claims(country: str, batch: int, courses: list[Course], table: pd.DataFr
         )
         name = f"{country.upper()}, {batch} at a time: {measure}"
         claims.append(at_least(name, statistics.mean(ours), goal, "", detail))
+        claims.append(stated(f"{name}, published adaptive", statistics.mean(other["covp"])))
     return [*claims, cost_claim(country, batch, courses)]
 
 

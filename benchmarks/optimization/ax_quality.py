@@ -94,6 +94,9 @@ def claims_of(name: str, ours: list[Run], theirs: list[Run]) -> list[Claim]:
             f"{spelled(best[0])}; Ax {spelled(best[1])}, mean {statistics.fmean(best[1]):.3g}",
         ),
         stated(
+            f"{name}: regret of the best point evaluated, Ax's default", statistics.fmean(best[1])
+        ),
+        stated(
             f"{name}: regret of the point recommended",
             statistics.fmean(told[0]),
             "",

@@ -133,6 +133,7 @@ def peer_claims(n: int, ours: Times, theirs: Times) -> list[Claim]:
         at_least(label, ratio, FASTER[n], "", detail)
         if n in FASTER
         else stated(label, ratio, "", detail),
+        stated(f"n = {n:,}: get_next_trials by Ax's default", theirs.typical, "s"),
         stated(f"n = {n:,}: the call with a refit", theirs.typical / ours.first, "times faster"),
     ]
 
@@ -144,13 +145,14 @@ def main() -> None:
     quiet()
     claims: list[Claim] = []
     peers = options.pick({1_000: 5, 3_000: 2}, {40: 1})
-    for n in options.pick((1_000, 3_000, 5_000), (40,)):
+    counts = options.pick((1_000, 3_000, 5_000), (40,))
+    for n in counts:
         ours = measured(n, streams=True, calls=options.pick(15, 2))
         claims += stream_claims(n, ours)
         if n in peers:
             claims += peer_claims(n, ours, measured(n, streams=False, calls=peers[n]))
         print(*claims[-3:], sep="\n", flush=True)
-    finish("ax_trials", claims, options, {"problem": "Levy", "refit": REFIT})
+    finish("ax_trials", claims, options, {"n": counts, "problem": "Levy", "refit": REFIT})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common.harness import Options, seconds, start
-from benchmarks.common.report import Claim, at_least, at_most, finish, stated
+from benchmarks.common.report import Claim, at_least, at_most, finish, stated, times
 from benchmarks.optimization.problems import (
     PROBLEMS,
     D,
@@ -141,6 +141,7 @@ def compare(name: str, sizes: Sizes) -> list[Claim]:
             "times faster",
             f"WISKI {large}; exact, once, {exact}",
         ),
+        *times(f"one step, {where}", exact.total, large.total),
         at_most(
             f"one step, {where} over n = {sizes.small:,}",
             large.total / small.total,

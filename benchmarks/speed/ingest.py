@@ -40,7 +40,7 @@ def ingest(d: int, grid_size: int | None, target: float, options: Options) -> li
     large = rates(model, d, chunk, chunks)
     return [
         at_least(f"ingest, {where}", large, target, "obs/s", f"chunks of {chunk:,}"),
-        stated(f"ingest, {where}", rates(model, d, small, chunks), "obs/s", f"chunks of {small:,}"),
+        stated(f"ingest by {small:,}, {where}", rates(model, d, small, chunks), "obs/s"),
     ]
 
 

@@ -127,7 +127,7 @@ def delays(options: Options) -> list[Claim]:
 
 def times(options: Options) -> list[Claim]:
     """Seconds of a report after a long stream, and what the record adds to an update."""
-    n, batch = options.pick(100_000, 2_000), options.pick(2_000, 100)
+    n, batch = rows_reported(options), options.pick(2_000, 100)
     bounds = torch.tensor([[0.0] * 3, [1.0] * 3])
     models = {
         "WISKI": lambda X, Y: WISKI(X, Y, bounds=bounds),
@@ -153,6 +153,11 @@ def times(options: Options) -> list[Claim]:
         )
         claims.append(overhead(name, model, record, options))
     return claims
+
+
+def rows_reported(options: Options) -> int:
+    """Rows of the stream before a report."""
+    return options.pick(100_000, 2_000)
 
 
 def both_seconds(task: Callable[[], object]) -> tuple[float, float]:
@@ -190,7 +195,13 @@ def main() -> None:
     """Run it."""
     options = start(__doc__)
     claims = [*times(options), *delays(options), *false_alarms(options)]
-    settings = {"streams": STREAMS, "rows": ROWS, "rate": RATE, "batch": BATCH}
+    settings = {
+        "n": rows_reported(options),
+        "streams": STREAMS,
+        "rows": ROWS,
+        "rate": RATE,
+        "batch": BATCH,
+    }
     finish("trust", claims, options, settings)
 
 

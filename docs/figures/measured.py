@@ -1,0 +1,316 @@
+"""The tables of README.md and docs/scale/measured.md, by ``python docs/figures/measured.py``.
+
+Both show claims of benchmarks. The folder ``measured`` holds a file of each: what ``python -m
+benchmarks.GROUP.NAME`` writes to ``benchmarks/results/NAME.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+FOLDER = HERE / "measured"
+README = HERE.parents[1] / "README.md"
+PAGE = HERE.parent / "scale" / "measured.md"
+BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->"
+
+MILLISECONDS = 0.5
+"""Seconds below which a time is written in milliseconds."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A task, and the claims that its cells show.
+
+    Texts and names hold fields in braces: ``{n}`` is the benchmark's setting ``n``.
+
+    Attributes:
+        benchmark: Its module, as ``speed.update``.
+        task: What was measured; ``{0}`` is the first claim of ``within``.
+        ours: Names of the claims in the column of ``bo_stream``.
+        theirs: Names of the claims in the column of the exact GP.
+        within: Names of the claims that the task's text shows.
+        decimals: Of each number; None: two significant digits.
+    """
+
+    benchmark: str
+    task: str
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...] = ()
+    within: tuple[str, ...] = ()
+    decimals: int | None = None
+
+    @property
+    def file(self) -> Path:
+        """Where the benchmark's claims are."""
+        return FOLDER / f"{self.benchmark.partition('.')[2]}.json"
+
+    def names(self, settings: Mapping[str, Any]) -> list[str]:
+        """List the names of all claims that the row shows."""
+        return [name.format(**settings) for name in (*self.theirs, *self.ours, *self.within)]
+
+
+# --- the rows -----------------------------------------------------------------------------------
+
+UPDATE = "update and posterior at 3 points, {kernel}, default lengthscale, n = {{n:,}}: {model}"
+FLAT = ("time of an update, RBF, n = {small:,}", "time of an update, RBF, n = {large:,}")
+STEP = "one step, Levy, n = {large:,}"
+AX = ("n = {n[0]:,}: get_next_trials", "n = {n[1]:,}: get_next_trials")
+REGRETS = tuple(
+    f"{name}: regret of the best point evaluated"
+    for name in ("Hartmann-6 with noise 0.2", "Ackley-3 with noise 4")
+)
+ACCURACIES = tuple(f"{country}, 10 at a time: accuracy" for country in ("CIV", "HTI", "PHL"))
+
+
+def update(kernel: str, model: str) -> tuple[str]:
+    """Name the time of an update by a model."""
+    return (UPDATE.format(kernel=kernel, model=model),)
+
+
+def each(names: Sequence[str], end: str) -> tuple[str, ...]:
+    """Put the same end to all names."""
+    return tuple(f"{name}{end}" for name in names)
+
+
+README_ROWS = (
+    Row(
+        "speed.update",
+        "update of 3 points and the next posterior, n = {n:,}, 3-D "
+        "(posterior at {test} points: {0} at n = {small:,}, {1} at n = {large:,})",
+        update("RBF", "bo_stream"),
+        update("RBF", "exact GP"),
+        FLAT,
+    ),
+    Row(
+        "optimization.optimization_step",
+        "a step of optimization, refit included, n = {large:,}, 3-D",
+        (f"{STEP}: bo_stream",),
+        (f"{STEP}: exact GP",),
+    ),
+    Row(
+        "optimization.ax_trials",
+        "Ax's next trial by qLogNEI, n = {n[0]:,}, n = {n[1]:,}, 3-D",
+        each(AX, " with WISKI, refits included"),
+        each(AX, " by Ax's default"),
+    ),
+    Row(
+        "optimization.ax_quality",
+        "regret through Ax's client, Hartmann-6, noisy Ackley-3, 150 trials",
+        REGRETS,
+        each(REGRETS, ", Ax's default"),
+    ),
+    Row(
+        "maps.survey",
+        "villages rightly called above a threshold after 200 surveys: Côte d'Ivoire, Haiti, "
+        "Philippines",
+        ACCURACIES,
+        each(ACCURACIES, ", published adaptive"),
+        decimals=3,
+    ),
+    Row(
+        "accuracy.streaming_points",
+        "RMSE on kin40k in a stream, batch SVGP with three times the time",
+        ("kin40k: RMSE, the stream",),
+        ("kin40k: RMSE, the batch SVGP",),
+        decimals=3,
+    ),
+)
+
+SPEED_ROWS = (
+    Row(
+        "speed.update",
+        "update of 3 points and the next posterior, n = {n:,}, 3-D, RBF",
+        update("RBF", "bo_stream"),
+        update("RBF", "exact GP"),
+    ),
+    Row(
+        "speed.update",
+        "the same, Matérn-5/2",
+        update("Matern-5/2", "bo_stream"),
+        update("Matern-5/2", "exact GP"),
+    ),
+    Row(
+        "speed.update",
+        "the same update and the posterior at {test} points, n = {small:,} and n = {large:,}, RBF",
+        FLAT,
+    ),
+    Row(
+        "speed.ingest",
+        "observations taken in a second, 2-D (30 × 30), 3-D (20 × 20 × 20)",
+        ("ingest, 2-D, grid 30 x 30", "ingest, 3-D, grid 20 x 20 x 20"),
+    ),
+    Row(
+        "speed.refit",
+        "refit by `fit_gpytorch_mll`, n = {n:,}, 3-D, RBF",
+        ("refit, RBF, n = {n:,}: bo_stream",),
+        ("refit, RBF, n = {n:,}: exact GP",),
+    ),
+    Row(
+        "speed.nipv",
+        "qNIPV with gradient, 4 batches of 6, {mc:,} points, n = {n:,}, RBF: BoTorch's own on "
+        "`WISKI`",
+        ("BoTorch's qNIPV, RBF: bo_stream",),
+        ("BoTorch's qNIPV, RBF: exact GP",),
+    ),
+    Row(
+        "speed.nipv",
+        "the same by `FeatureNIPV` with {mc:,} points, and with {many:,} (exact GP: {mc:,})",
+        (
+            "FeatureNIPV, RBF: bo_stream",
+            "FeatureNIPV, 100 times the points, RBF: bo_stream",
+        ),
+        ("BoTorch's qNIPV, RBF: exact GP",),
+    ),
+    Row(
+        "optimization.optimization_step",
+        "a step of Bayesian optimization at n = {large:,}, 3-D: {q} outcomes taken, refit, qUCB "
+        "with 10 restarts and 512 raw samples",
+        (f"{STEP}: bo_stream",),
+        (f"{STEP}: exact GP",),
+    ),
+    Row(
+        "optimization.ax_trials",
+        "Ax's `get_next_trials` with qLogNEI, n = {n[0]:,} and n = {n[1]:,}, 3-D, refits included "
+        "(Ax's default on the left)",
+        each(AX, " with WISKI, refits included"),
+        each(AX, " by Ax's default"),
+    ),
+    Row(
+        "speed.trust",
+        "`report` after {n:,} rows, 3-D, picture included, by the clock: `WISKI`, `OSGPR`",
+        ("report, wall-clock time, WISKI", "report, wall-clock time, OSGPR"),
+    ),
+    Row(
+        "speed.thompson",
+        "Thompson sampling of {q} points, n = {n:,}, 3-D",
+        ("ask for {q} points, n = {n:,}",),
+    ),
+    Row(
+        "maps.malaria",
+        "`bo-stream sample` on a map of Nigeria, 500 choices of 6 sites from 12,000, refits "
+        "included ({0} with `--outliers 0`)",
+        ("bo-stream sample, seconds",),
+        within=("bo-stream sample --outliers 0, seconds",),
+    ),
+)
+
+
+# --- the numbers --------------------------------------------------------------------------------
+
+
+def missing() -> list[str]:
+    """Say of each file that is not there which command makes it."""
+    files = {row.file: row.benchmark for row in (*README_ROWS, *SPEED_ROWS)}
+    return [
+        f"{file} is missing: run `python -m benchmarks.{name}`, then copy "
+        f"benchmarks/results/{file.name} there."
+        for file, name in files.items()
+        if not file.is_file()
+    ]
+
+
+def two_digits(value: float) -> str:
+    """Round to two significant digits, zeros at the end included."""
+    if value == 0.0 or not math.isfinite(value):
+        return f"{value:g}"
+    digits = 1 - int(f"{value:.1e}".partition("e")[2])
+    return f"{round(value, digits):,.{max(0, digits)}f}"
+
+
+def shown(claim: Mapping[str, Any], decimals: int | None) -> str:
+    """Write a claim's number, a time with its unit."""
+    value = float(claim["measured"])
+    if decimals is not None:
+        return f"{value:.{decimals}f}"
+    if claim["unit"] != "s":
+        return two_digits(value)
+    return f"{two_digits(value)} s" if value >= MILLISECONDS else f"{two_digits(1e3 * value)} ms"
+
+
+def cells(row: Row) -> list[str]:
+    """Write a row's task, the exact GP's numbers, those of this package, and their ratios.
+
+    Raises:
+        KeyError: The benchmark's file has no claim of a name.
+    """
+    record = json.loads(row.file.read_text(encoding="utf-8"))
+    settings, claims = record["settings"], {claim["name"]: claim for claim in record["claims"]}
+
+    def found(names: Sequence[str]) -> list[Mapping[str, Any]]:
+        return [claims[name.format(**settings)] for name in names]
+
+    theirs, ours = found(row.theirs), found(row.ours)
+    within = [shown(claim, row.decimals) for claim in found(row.within)]
+    peers = theirs * len(ours) if len(theirs) == 1 else theirs
+    pairs = zip(peers, ours, strict=True) if peers else ()
+    ratios = [peer["measured"] / own["measured"] for peer, own in pairs]
+    return [
+        row.task.format(*within, **settings),
+        ", ".join(shown(claim, row.decimals) for claim in theirs),
+        ", ".join(shown(claim, row.decimals) for claim in ours),
+        ", ".join(two_digits(ratio) for ratio in ratios),
+    ]
+
+
+# --- the tables ---------------------------------------------------------------------------------
+
+
+def readme_table() -> str:
+    """Write README's table, in markdown."""
+    lines = [
+        "| task | exact GP, Ax's default, or published | bo_stream | measured by |",
+        "|---|---|---|---|",
+    ]
+    for row in README_ROWS:
+        task, theirs, ours, _ = cells(row)
+        group, _, name = row.benchmark.partition(".")
+        source = f"[{name}.py](benchmarks/{group}/{name}.py)"
+        lines.append(f"| {task} | {theirs} | {ours} | {source} |")
+    return "\n".join(lines) + "\n"
+
+
+def speed_table() -> str:
+    """Write the table of speed of measured.md, in markdown."""
+    lines = ["| task | exact GP | bo_stream | ratio | command |", "|---|---|---|---|---|"]
+    former = ""
+    for row in SPEED_ROWS:
+        same = row.benchmark == former
+        former = row.benchmark
+        command = "the same" if same else f"`python -m benchmarks.{row.benchmark}`"
+        lines.append(f"| {' | '.join([*cells(row), command])} |")
+    return "\n".join(lines) + "\n"
+
+
+TABLES: dict[Path, Callable[[], str]] = {README: readme_table, PAGE: speed_table}
+"""What makes the table of each page."""
+
+
+def with_table(page: Path) -> str:
+    """Put its table into a page's text.
+
+    Raises:
+        FileNotFoundError: A benchmark's file is missing; the message has the commands.
+    """
+    if problems := missing():
+        raise FileNotFoundError("\n".join(problems))
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    return before + BEGIN + TABLES[page]() + END + rest.partition(END)[2]
+
+
+def main() -> None:
+    """Write the tables of both pages."""
+    if problems := missing():
+        sys.exit("\n".join(problems))
+    for page in TABLES:
+        page.write_text(with_table(page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The tables of README.md and measured.md show what the committed files of benchmarks hold."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common.report import Claim
+from docs.figures import measured
+
+FILES = sorted(measured.FOLDER.glob("*.json"))
+ROWS = (*measured.README_ROWS, *measured.SPEED_ROWS)
+MACHINE = {
+    "date",
+    "architecture",
+    "processor",
+    "cores",
+    "python",
+    "threads",
+    "dtype",
+    "torch",
+    "gpytorch",
+    "botorch",
+    "load_at_start",
+    "commit",
+}
+"""What is known of the machine of a run; nothing where only a table of it was kept."""
+
+files = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+
+
+@pytest.mark.parametrize("page", measured.TABLES, ids=lambda page: page.name)
+def test_a_page_has_the_table_that_the_script_makes(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert measured.with_table(page) == text, "run python docs/figures/measured.py"
+
+
+@pytest.mark.parametrize("benchmark", sorted({row.benchmark for row in ROWS}))
+def test_a_benchmark_has_a_file_with_all_that_its_rows_show(benchmark: str) -> None:
+    rows = [row for row in ROWS if row.benchmark == benchmark]
+    assert rows[0].file.is_file(), "\n".join(measured.missing())
+    record = json.loads(rows[0].file.read_text(encoding="utf-8"))
+    assert record["benchmark"] == rows[0].file.stem
+    names = {claim["name"] for claim in record["claims"]}
+    assert names >= {shown for row in rows for shown in row.names(record["settings"])}
+
+
+@files
+def test_no_file_is_left_over(file: Path) -> None:
+    assert file in {row.file for row in ROWS}
+
+
+@files
+def test_a_file_is_of_a_whole_run_and_says_where(file: Path) -> None:
+    record = json.loads(file.read_text(encoding="utf-8"))
+    assert set(record) == {"benchmark", "smoke", "settings", "machine", "claims"}
+    assert not record["smoke"]
+    machine = record["machine"]
+    if "recorded" in record["settings"]:
+        assert machine == {}
+        return
+    assert set(machine) == MACHINE
+    assert machine["commit"] is not None, "the benchmark ran where files differ from the commit"
+
+
+@files
+def test_a_file_has_claims_as_benchmarks_write_them(file: Path) -> None:
+    claims = json.loads(file.read_text(encoding="utf-8"))["claims"]
+    columns = [column.name for column in fields(Claim)]
+    for claim in claims:
+        assert list(claim) == [*columns, "verdict"]
+        assert math.isfinite(claim["measured"])
+        assert Claim(**{name: claim[name] for name in columns}).verdict == claim["verdict"]
+    assert max(Counter(claim["name"] for claim in claims).values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("measured_as", "unit", "decimals", "text"),
+    [
+        (0.00387, "s", None, "3.9 ms"),
+        (0.459, "s", None, "460 ms"),
+        (0.4996, "s", None, "500 ms"),
+        (0.901, "s", None, "0.90 s"),
+        (0.996, "s", None, "1.0 s"),
+        (312.2, "s", None, "310 s"),
+        (949_123.0, "obs/s", None, "950,000"),
+        (0.06, "", None, "0.060"),
+        (9.96, "", None, "10"),
+        (0.0, "", None, "0"),
+        (1.0, "", 3, "1.000"),
+    ],
+)
+def test_numbers_have_two_digits_or_so_many_decimals(
+    measured_as: float, unit: str, decimals: int | None, text: str
+) -> None:
+    assert measured.shown({"measured": measured_as, "unit": unit}, decimals) == text
+
+
+def test_a_missing_file_is_named_with_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "FOLDER", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"run `python -m benchmarks\.speed\.update`"):
+        measured.with_table(measured.README)
+    with pytest.raises(SystemExit, match=r"update\.json is missing"):
+        measured.main()
