@@ -176,7 +176,7 @@ def name_of(run: str) -> str:
 
 
 def delta_key(dot: Dot) -> str:
-    """Return the key of a delta."""
+    """Return the key in the store of the n-th delta that a run published."""
     run, number = dot
     return f"delta/{run}.{number:08d}"
 

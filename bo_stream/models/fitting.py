@@ -126,11 +126,12 @@ _OPTIONS = {"maxiter": "maxiter", "maxcor": "maxcor", "maxls": "maxls", "gtol": 
 def fit_apart(
     mll: MarginalLogLikelihood, optimizer: Callable[..., Any] | None = None, **kwargs: Any
 ) -> MarginalLogLikelihood:
-    """Fit as ``fit_gpytorch_mll``, unless the caller wants another way.
+    """Call ``fit_gpytorch_mll`` with an optimizer for the batch elements of a model.
 
-    That is by :func:`fit_elements` or, of one element, :func:`fit_to_stall`. A refit begins at the
-    values that the model was built with, too: see :func:`fit_from_both`. The model must not offer
-    BoTorch a ``custom_fit`` at present.
+    The optimizer is :func:`fit_elements`, or for a single element :func:`fit_to_stall`, unless the
+    caller gives one, a closure or a data loader. A refit begins at the values that the model was
+    built with, too: see :func:`fit_from_both`. The model's ``custom_fit``, which calls this
+    function, must be hidden meanwhile.
     """
     given = kwargs.get("closure") is not None or kwargs.get("data_loader") is not None
     if optimizer in (None, fit_gpytorch_mll_scipy) and not given:

@@ -244,9 +244,10 @@ class _Watch:
         return fmean(self._recent) if self._recent else math.nan
 
     def fall(self) -> float:
-        """Compute how far the smoothed bound is below its best; 0 while there are few.
+        """Compute how far the smoothed bound is below its best value so far, at least 0.
 
-        In the size that it may well move by: a tenth of it, and the spread of its estimates.
+        In units of a tenth of that value's size plus the standard deviation of the estimates that
+        it is the mean of; 0 of fewer than ``WINDOW`` estimates.
         """
         if len(self._recent) < WINDOW or self.smoothed >= self._best:
             return 0.0
