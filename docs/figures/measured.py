@@ -1,6 +1,7 @@
-"""The tables of README.md and docs/scale/measured.md, by ``python docs/figures/measured.py``.
+"""Measured numbers of README.md and of pages, by ``python docs/figures/measured.py``.
 
-Both show claims of benchmarks. The folder ``measured`` holds a file of each: what ``python -m
+Two tables, and single numbers between ``<!-- measured NAME -->`` and ``<!-- end -->``, show claims
+of benchmarks. The folder ``measured`` holds a file of each: what ``python -m
 benchmarks.GROUP.NAME`` writes to ``benchmarks/results/NAME.json``.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ HERE = Path(__file__).parent
 FOLDER = HERE / "measured"
 README = HERE.parents[1] / "README.md"
 PAGE = HERE.parent / "scale" / "measured.md"
+PAPERS = HERE.parent / "papers"
 BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->"
 
 MILLISECONDS = 0.5
@@ -291,25 +294,49 @@ def speed_table() -> str:
 TABLES: dict[Path, Callable[[], str]] = {README: readme_table, PAGE: speed_table}
 """What makes the table of each page."""
 
+NUMBERS: dict[str, Row] = {
+    "update": README_ROWS[0],
+    "update-flat": Row("speed.update", "", FLAT),
+    "step": README_ROWS[1],
+}
+"""Rows whose numbers stand in texts: ours by the name, the others as ``NAME-exact`` and ``-ratio``."""
 
-def with_table(page: Path) -> str:
-    """Put its table into a page's text.
+PAGES = (README, PAGE, PAPERS / "README.md", PAPERS / "wiski.md")
+"""Pages with a table or with single numbers."""
+
+
+def single_numbers() -> dict[str, str]:
+    """Write the numbers that stand in texts, by name."""
+    found = {}
+    for name, row in NUMBERS.items():
+        _, found[f"{name}-exact"], found[name], found[f"{name}-ratio"] = cells(row)
+    return found
+
+
+def renewed(page: Path) -> str:
+    """Put its table and its single numbers into a page's text.
 
     Raises:
         FileNotFoundError: A benchmark's file is missing; the message has the commands.
+        KeyError: The page asks for a number that is not in ``NUMBERS``.
     """
     if problems := missing():
         raise FileNotFoundError("\n".join(problems))
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    return before + BEGIN + TABLES[page]() + END + rest.partition(END)[2]
+    text = page.read_text(encoding="utf-8")
+    if page in TABLES:
+        before, _, rest = text.partition(BEGIN)
+        text = before + BEGIN + TABLES[page]() + END + rest.partition(END)[2]
+    numbers = single_numbers()
+    pattern = r"<!-- measured (\S+) -->.*?<!-- end -->"
+    return re.sub(pattern, lambda m: f"<!-- measured {m[1]} -->{numbers[m[1]]}<!-- end -->", text)
 
 
 def main() -> None:
-    """Write the tables of both pages."""
+    """Write the tables and numbers of all pages."""
     if problems := missing():
         sys.exit("\n".join(problems))
-    for page in TABLES:
-        page.write_text(with_table(page), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(renewed(page), encoding="utf-8")
 
 
 if __name__ == "__main__":
