@@ -299,7 +299,7 @@ NUMBERS: dict[str, Row] = {
     "update-flat": Row("speed.update", "", FLAT),
     "step": README_ROWS[1],
 }
-"""Rows whose numbers stand in texts: ours by the name, the others as ``NAME-exact`` and ``-ratio``."""
+"""Rows whose numbers stand in texts: ours by the name, others as ``NAME-exact``, ``NAME-ratio``."""
 
 PAGES = (README, PAGE, PAPERS / "README.md", PAPERS / "wiski.md")
 """Pages with a table or with single numbers."""
