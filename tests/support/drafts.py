@@ -17,7 +17,7 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from bo_stream.loops.optimization import acquisition
+from bo_stream.loops.optimization import acquisition, region_search
 from bo_stream.loops.survey import model as survey
 from bo_stream.models import fitting
 
@@ -49,6 +49,16 @@ FEW = {
 """Points and draws of a search."""
 
 MANY = {name: getattr(acquisition, name) for name in FEW}
+
+FEW_OF_A_REGION = {"CANDIDATES": 60, "CLIMB": 3}
+"""Candidates and iterations of a search in a region."""
+
+MANY_OF_A_REGION = {name: getattr(region_search, name) for name in FEW_OF_A_REGION}
+
+BRIEF_FITS = {"FIRST_FIT": 3, "LATER_FIT": 2}
+"""Iterations of a region's fits."""
+
+LONG_FITS = {name: getattr(region_search, name) for name in BRIEF_FITS}
 
 MOST_ITERATIONS = 3
 """Iterations of a search from its starts."""
@@ -97,6 +107,8 @@ def drafts() -> Iterator[None]:
         patch.setattr(acquisition, "_search_options", _few_iterations)
         for name, value in FEW.items():
             patch.setattr(acquisition, name, value)
+        for name, value in {**FEW_OF_A_REGION, **BRIEF_FITS}.items():
+            patch.setattr(region_search, name, value)
         patch.setattr(Figure, "savefig", _save_blank)
         yield
 
@@ -116,6 +128,8 @@ def whole_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "_FIT_OPTIONS", WHOLE)
     for name, value in ROUNDS.items():
         monkeypatch.setattr(survey, name, value)
+    for name, value in LONG_FITS.items():
+        monkeypatch.setattr(region_search, name, value)
 
 
 @pytest.fixture
@@ -124,6 +138,8 @@ def whole_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acquisition, "_search_options", _search_options)
     for name, value in MANY.items():
         monkeypatch.setattr(acquisition, name, value)
+    for name, value in MANY_OF_A_REGION.items():
+        monkeypatch.setattr(region_search, name, value)
 
 
 @pytest.fixture
