@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from botorch.fit import fit_gpytorch_mll
 from scipy.interpolate import BSpline
 from torch import Tensor
 
@@ -33,6 +35,13 @@ def double() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(before)
+
+
+@pytest.fixture(autouse=True)
+def brief_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the fits of TuRBO's regions end after few iterations: no test is of what they find."""
+    fit = partial(fit_gpytorch_mll, optimizer_kwargs={"options": {"maxiter": 3}})
+    monkeypatch.setattr("benchmarks.peers.turbo.fit_gpytorch_mll", fit)
 
 
 def of_least(name: str) -> Tensor:
