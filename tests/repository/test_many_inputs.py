@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,10 +39,17 @@ def double() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def brief_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the fits of TuRBO's regions end after few iterations: no test is of what they find."""
+def brief_turbo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let TuRBO have few candidates and fits of few iterations: no test is of what it finds."""
     fit = partial(fit_gpytorch_mll, optimizer_kwargs={"options": {"maxiter": 3}})
     monkeypatch.setattr("benchmarks.peers.turbo.fit_gpytorch_mll", fit)
+    begin = Turbo.__init__
+
+    def begin_with_few(self: Turbo, *given: Any) -> None:
+        begin(self, *given)
+        self._candidates = 100
+
+    monkeypatch.setattr(Turbo, "__init__", begin_with_few)
 
 
 def of_least(name: str) -> Tensor:

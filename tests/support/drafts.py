@@ -1,4 +1,4 @@
-"""Fixtures of the tests of loops, commands and Ax: runs of rough fits, searches and pictures.
+"""Fixtures of the tests of loops, commands, Ax and replicas: rough fits, searches and pictures.
 
 What these tests assert is what a run does with a model and with the points that it chooses, not
 how well it fits, how good they are, or what its pictures show: those are blank. A test of that asks
