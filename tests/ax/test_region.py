@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -77,11 +78,29 @@ def run(client: Client, batches: int, q: int = 2) -> None:
 
 def in_region(parameters: list[Any], batches: int = 2, **options: Any) -> Client:
     """Return an experiment after its Sobol trials and some batches of a region."""
-    client = started(parameters, **options)
-    run(client, 1, FIRST)
-    run(client, batches)
+    client = begun(parameters) if not options else begin(parameters, **options)
+    run(client, batches - 1)
     assert node_of(client) == "Region"
     return client
+
+
+def begin(parameters: list[Any], **options: Any) -> Client:
+    """Return an experiment after its Sobol trials and a batch of a region."""
+    client = started(parameters, **options)
+    run(client, 1, FIRST)
+    run(client, 1)
+    return client
+
+
+BEGUN: dict[str, Client] = {}
+
+
+def begun(parameters: list[Any]) -> Client:
+    """Return one of its own, which is begun once for all with the same parameters."""
+    key = repr(parameters)
+    if key not in BEGUN:
+        BEGUN[key] = begin(parameters)
+    return deepcopy(BEGUN[key])
 
 
 def node_of(client: Client) -> str:
