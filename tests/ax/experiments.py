@@ -68,10 +68,22 @@ def loss(parameters: Any) -> float:
 
 
 def run(client: Client, trials: int, measure: Callable[[Any], Any] = loss) -> None:
-    """Run trials one after another."""
-    for _ in range(trials):
-        for index, parameters in client.get_next_trials(1).items():
+    """Run trials one after another, but Sobol's together."""
+    done = 0
+    while done < trials:
+        first = sobol_left(client)
+        for index, parameters in client.get_next_trials(max(1, min(first, trials - done))).items():
             client.complete_trial(index, raw_data(measure(parameters)))
+            done += 1
+
+
+def sobol_left(client: Client) -> int:
+    """Return how many more trials come from Sobol's sequence."""
+    strategy = client._generation_strategy
+    if strategy.current_node_name != "Sobol":
+        return 0
+    (least, *_) = strategy.current_node.transition_criteria
+    return least.threshold - len(client._experiment.trials)
 
 
 def after(trials: int, measure: Any = loss, parameters: Any = None, **settings: Any) -> Client:

@@ -165,7 +165,7 @@ def test_the_baseline_has_a_fixed_size() -> None:
 
 def test_the_best_observed_point_is_known_from_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     client = started()
-    run(client, 7)
+    run(client, 5)
     generator: Any = adapter_of(client).generator
     elsewhere: list[Any] = []
     monkeypatch.setattr(

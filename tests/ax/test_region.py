@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -22,7 +23,7 @@ from bo_stream.loops.optimization import region as regions
 from tests.ax.experiments import Said
 from tests.ax.reloads import SEARCH_ENDS, from_database, from_json, next_candidate
 
-FIRST = 6
+FIRST = 4
 """Sobol trials, where their number is not what is tested."""
 
 
@@ -69,7 +70,7 @@ def started(
     return client
 
 
-def run(client: Client, batches: int, q: int = 3) -> None:
+def run(client: Client, batches: int, q: int = 2) -> None:
     for _ in range(batches):
         for index, parameters in client.get_next_trials(q).items():
             client.complete_trial(index, {"loss": bowl(parameters)})
@@ -77,11 +78,29 @@ def run(client: Client, batches: int, q: int = 3) -> None:
 
 def in_region(parameters: list[Any], batches: int = 2, **options: Any) -> Client:
     """Return an experiment after its Sobol trials and some batches of a region."""
-    client = started(parameters, **options)
-    run(client, 1, FIRST)
-    run(client, batches)
+    client = begun(parameters) if not options else begin(parameters, **options)
+    run(client, batches - 1)
     assert node_of(client) == "Region"
     return client
+
+
+def begin(parameters: list[Any], **options: Any) -> Client:
+    """Return an experiment after its Sobol trials and a batch of a region."""
+    client = started(parameters, **options)
+    run(client, 1, FIRST)
+    run(client, 1)
+    return client
+
+
+BEGUN: dict[str, Client] = {}
+
+
+def begun(parameters: list[Any]) -> Client:
+    """Return one of its own, which is begun once for all with the same parameters."""
+    key = repr(parameters)
+    if key not in BEGUN:
+        BEGUN[key] = begin(parameters)
+    return deepcopy(BEGUN[key])
 
 
 def node_of(client: Client) -> str:
@@ -133,7 +152,8 @@ def test_every_candidate_is_in_the_space_and_new() -> None:
 def test_a_space_of_few_points_is_searched_without_repetitions() -> None:
     """The best corner is found at once, and is then not proposed again."""
     bits = [RangeParameterConfig(f"i{i}", (0, 1), parameter_type="int") for i in range(12)]
-    client = in_region(bits, batches=6)
+    client = in_region(bits, batches=1)
+    run(client, 5, q=3)
     arms = arms_of(client)
     assert len({tuple(each.values()) for each in arms}) == len(arms)
 
@@ -167,7 +187,7 @@ def test_parameters_that_are_fixed_for_some_trials_are_so() -> None:
 )
 def test_a_constraint_of_sums_is_kept(parameters: list[Any], constraint: str) -> None:
     """The least value of all is on the other side."""
-    client = in_region(parameters, batches=5, constraints=[constraint])
+    client = in_region(parameters, batches=4, constraints=[constraint])
     arms = arms_of(client)
     for each in arms:
         assert client._experiment.search_space.check_membership(each)
@@ -301,7 +321,7 @@ def test_pending_trials_are_passed_over_and_not_proposed_again() -> None:
     for index in sorted(client._experiment.trial_indices_by_status[TrialStatus.RUNNING])[::-1]:
         client.complete_trial(index, {"loss": bowl(arms_of(client)[index])})
     client.get_next_trials(1)
-    assert generator_of(client).region["ended"] == FIRST + 3 + 6
+    assert generator_of(client).region["ended"] == FIRST + 2 + 6
 
 
 def test_a_region_that_has_collapsed_begins_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,8 +380,10 @@ def first_of(pair: Any) -> float:
 # --- predictions ---------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("whole_fits")
 def test_predictions_are_in_units_of_the_outcomes_and_change_nothing(tmp_path: Path) -> None:
-    client = in_region(floats(11), batches=4)
+    client = in_region(floats(11), batches=1)
+    run(client, 3, q=4)
     other = from_json(client, tmp_path)
     best, prediction, *_ = client.get_best_parameterization()
     assert best in arms_of(client)

@@ -51,23 +51,23 @@ def test_the_next_candidate_is_that_of_an_uninterrupted_run(
         return raw_data(loss(parameters) if noise is None else (loss(parameters), noise))
 
     client = started(refit=1.5)
-    run(client, 8, measured)
+    run(client, 5, measured)
     other = from_json(client, tmp_path)
     traffic = watch(monkeypatch)
     ours = next_candidate(client)
     assert (traffic.built, traffic.entered) == ([], [1])
     theirs = next_candidate(other)
-    assert (traffic.built, traffic.entered) == ([8], [1])
+    assert (traffic.built, traffic.entered) == ([5], [1])
     assert_equal_posteriors(client, other, rounding)
     assert theirs == pytest.approx(ours, abs=SEARCH_ENDS)
     for each in (client, other):
-        each.complete_trial(8, measured(ours))
+        each.complete_trial(5, measured(ours))
     assert next_candidate(other) == pytest.approx(next_candidate(client), abs=SEARCH_ENDS)
-    assert (traffic.built, traffic.entered) == ([8], [1, 1, 1])
+    assert (traffic.built, traffic.entered) == ([5], [1, 1, 1])
 
 
 def test_what_was_learned_is_stored_once_per_refit_and_comes_back(tmp_path: Path) -> None:
-    client = after(8, refit=1.5)
+    client = after(5, refit=1.5)
     learned = surrogate_of(client).learned
     other = from_json(client, tmp_path)
     next_candidate(other)

@@ -62,7 +62,6 @@ def test_a_test_function_with_noise() -> None:
     assert "Only 6 rows were validated" in trust["untested"]
 
 
-@pytest.mark.usefixtures("small_pictures")
 def test_many_inputs_are_searched_in_a_region_and_it_says_so() -> None:
     options = ("-q", "5", "--workers", "0", "--out", "run")
     result = optimize("Ackley", "--dim", "12", "--steps", "2", *options)
@@ -89,7 +88,6 @@ def test_many_inputs_are_searched_in_a_region_and_it_says_so() -> None:
         (("--dim", "2", "--search", "region"), "about the best point, as asked for, of 2 inputs."),
     ],
 )
-@pytest.mark.usefixtures("small_pictures")
 def test_the_reason_for_a_search_is_said(options: tuple[str, ...], reason: str) -> None:
     few = ("--initial", "3", "--steps", "1", "--workers", "0")
     result = optimize("Ackley", *options, *few, "--out", "run")

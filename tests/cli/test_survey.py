@@ -81,7 +81,7 @@ def test_the_commands_go_from_a_table_to_a_report() -> None:
     fill_in(2)
     assert "2 results new" in done("tell", "run", "run/next.csv")
     assert "1 site pending" in done("status", "run")
-    said = done("report", "run", "--rounds", "2", "-q", "3")
+    said = done("report", "run", "--rounds", "1", "-q", "3")
     assert "14 of 40 sites were surveyed" in said
     predictions = pd.read_csv("run/predictions.csv")
     assert len(predictions) == 40

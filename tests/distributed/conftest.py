@@ -1,4 +1,7 @@
-"""Files of a stream in parts, and where its posterior is looked at."""
+"""Files of a stream in parts, and where its posterior is looked at.
+
+Fits and searches of replicas are drafts, unless a test asks for whole ones.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import pytest
 import torch
 
 from tests.distributed.streams import SIZES, parts_of, write_files
+from tests.support.drafts import *  # noqa: F403 (fixtures, by their names in __all__)
 from tests.support.problems import Observations, observations
 
 

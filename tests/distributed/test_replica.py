@@ -405,6 +405,7 @@ def test_the_best_point_is_that_of_the_best_mean() -> None:
     assert found.mean == pytest.approx(float(means.max()))
 
 
+@pytest.mark.usefixtures("whole_fits", "whole_searches")
 def test_a_search_of_replicas_finds_the_minimum() -> None:
     all_of = replicas(MemoryStore(), initial=6, refit=2.0)
     for _ in range(10):

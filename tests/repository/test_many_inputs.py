@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from botorch.fit import fit_gpytorch_mll
 from scipy.interpolate import BSpline
 from torch import Tensor
 
@@ -33,6 +36,20 @@ def double() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(before)
+
+
+@pytest.fixture(autouse=True)
+def brief_turbo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let TuRBO have few candidates and fits of few iterations: no test is of what it finds."""
+    fit = partial(fit_gpytorch_mll, optimizer_kwargs={"options": {"maxiter": 3}})
+    monkeypatch.setattr("benchmarks.peers.turbo.fit_gpytorch_mll", fit)
+    begin = Turbo.__init__
+
+    def begin_with_few(self: Turbo, *given: Any) -> None:
+        begin(self, *given)
+        self._candidates = 100
+
+    monkeypatch.setattr(Turbo, "__init__", begin_with_few)
 
 
 def of_least(name: str) -> Tensor:

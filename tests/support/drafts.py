@@ -1,4 +1,4 @@
-"""Fixtures of the tests of loops, commands and Ax: runs of rough fits, searches and pictures.
+"""Fixtures of the tests of loops, commands, Ax and replicas: rough fits, searches and pictures.
 
 What these tests assert is what a run does with a model and with the points that it chooses, not
 how well it fits, how good they are, or what its pictures show: those are blank. A test of that asks
@@ -16,10 +16,13 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
+from torch import Tensor
 
-from bo_stream.loops.optimization import acquisition
+from bo_stream import OSVGP
+from bo_stream.loops.optimization import acquisition, region_search
 from bo_stream.loops.survey import model as survey
 from bo_stream.models import fitting
+from bo_stream.models.fitting import relearn, total_loss
 
 __all__ = [
     "drafts",
@@ -34,8 +37,17 @@ WHOLE = dict(fitting._FIT_OPTIONS)
 SHORT = {**WHOLE, "maxiter": 2}
 """Options of a refit: all its iterations, and as few as tell a fitted model from one as built."""
 
-ROUNDS = {"FIRST_ROUNDS": survey.FIRST_ROUNDS, "ROUNDS": survey.ROUNDS}
-"""Rounds of a survey's fit, of which a draft takes the first."""
+ROUNDS = {name: getattr(survey, name) for name in ("FIRST_ROUNDS", "ROUNDS", "_round")}
+"""Rounds of a survey's fit, of which a draft takes the first, and what happens in one."""
+
+
+def _round(model: OSVGP, X: Tensor, Y: Tensor) -> tuple[OSVGP, float]:
+    """Learn hyperparameters as a round does, but leave the sites as they were for the first."""
+    relearn(model)
+    return model, total_loss(model)
+
+
+BRIEF_ROUNDS = {"FIRST_ROUNDS": 1, "ROUNDS": 1, "_round": _round}
 
 FEW = {
     "_SAMPLES": 16,
@@ -50,7 +62,17 @@ FEW = {
 
 MANY = {name: getattr(acquisition, name) for name in FEW}
 
-MOST_ITERATIONS = 3
+FEW_OF_A_REGION = {"CANDIDATES": 60, "CLIMB": 3}
+"""Candidates and iterations of a search in a region."""
+
+MANY_OF_A_REGION = {name: getattr(region_search, name) for name in FEW_OF_A_REGION}
+
+BRIEF_FITS = {"FIRST_FIT": 2, "LATER_FIT": 1}
+"""Iterations of a region's fits."""
+
+LONG_FITS = {name: getattr(region_search, name) for name in BRIEF_FITS}
+
+MOST_ITERATIONS = 2
 """Iterations of a search from its starts."""
 
 SMALL = 25
@@ -92,11 +114,13 @@ def drafts() -> Iterator[None]:
     """Let refits and searches of a run end after few iterations, and save blank pictures."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting, "_FIT_OPTIONS", SHORT)
-        for name in ROUNDS:
-            patch.setattr(survey, name, 1)
+        for name, value in BRIEF_ROUNDS.items():
+            patch.setattr(survey, name, value)
         patch.setattr(acquisition, "_search_options", _few_iterations)
         for name, value in FEW.items():
             patch.setattr(acquisition, name, value)
+        for name, value in {**FEW_OF_A_REGION, **BRIEF_FITS}.items():
+            patch.setattr(region_search, name, value)
         patch.setattr(Figure, "savefig", _save_blank)
         yield
 
@@ -116,6 +140,8 @@ def whole_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "_FIT_OPTIONS", WHOLE)
     for name, value in ROUNDS.items():
         monkeypatch.setattr(survey, name, value)
+    for name, value in LONG_FITS.items():
+        monkeypatch.setattr(region_search, name, value)
 
 
 @pytest.fixture
@@ -124,6 +150,8 @@ def whole_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acquisition, "_search_options", _search_options)
     for name, value in MANY.items():
         monkeypatch.setattr(acquisition, name, value)
+    for name, value in MANY_OF_A_REGION.items():
+        monkeypatch.setattr(region_search, name, value)
 
 
 @pytest.fixture

@@ -132,9 +132,9 @@ def test_as_many_are_under_way_as_there_are_workers_while_they_come_and_go(
 @pytest.mark.usefixtures("whole_fits")
 def test_finds_the_minimum(acquisition: str) -> None:
     optimizer = Optimizer(replace(QUICK, acquisition=acquisition))
-    run_asynchronously(optimizer, Anyhow(), 20, 3, ahead=0)
+    run_asynchronously(optimizer, Anyhow(), 14, 3, ahead=0)
     assert optimizer.best().trial.X[0] == pytest.approx(0.7, abs=0.1)
-    assert sum(trial.origin == "model" for trial in optimizer.ledger) > 10
+    assert sum(trial.origin == "model" for trial in optimizer.ledger) > 6
 
 
 def test_evaluations_go_on_while_points_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

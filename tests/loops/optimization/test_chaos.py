@@ -33,7 +33,8 @@ from bo_stream.models.base import StreamingGP
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
 
-EVENTS = 500
+EVENTS, FEW_EVENTS = 500, 200
+"""What happens in a world, and in one of a run that takes no integration tests."""
 
 ON_GRID = OptimizationSettings(
     bounds=((-2.0, 3.0), (0.0, 2.0)),
@@ -207,14 +208,15 @@ def check(
     seed: int,
     folder: Path,
     built: Callable[[Optimizer], StreamingGP] = in_order,
+    events: int = EVENTS,
 ) -> None:
     world = World(settings, folder, random.Random(seed))
-    world.run(EVENTS)
+    world.run(events)
     optimizer = world.optimizer
     optimizer.best()
     assert {t.key: (t.status, t.Y) for t in optimizer.ledger} == world.expected
     told = {key: Y for key, (status, Y) in world.expected.items() if status == "told"}
-    assert len(told) > EVENTS // 10
+    assert len(told) > events // 10
     assert optimizer.surrogate.held == told
     X = torch.rand(100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert optimizer.surrogate.model is not None
@@ -225,7 +227,7 @@ def check(
 
 
 def test_in_the_end_the_model_is_that_of_the_ledger(tmp_path: Path) -> None:
-    check(ON_GRID, 0, tmp_path)
+    check(ON_GRID, 0, tmp_path, events=FEW_EVENTS)
 
 
 @pytest.mark.integration

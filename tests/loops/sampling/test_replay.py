@@ -163,6 +163,7 @@ def test_choosing_leaves_less_variance_than_random_choice() -> None:
     assert left[0] < 0.9 * left[1]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_kernel_and_both_dtypes(kernel: str, dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")

@@ -29,6 +29,7 @@ def numbers(table: pd.DataFrame, column: str) -> list[float]:
     return Cells(table, "sites.csv").numbers(column).tolist()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "latin-1"]
 )
@@ -249,7 +250,7 @@ def test_a_cell_that_does_not_end_is_named(tmp_path: Path) -> None:
 def test_hostile_tables_are_read_or_refused(tmp_path: Path) -> None:
     draw, read, refused = random.Random(0), 0, 0
     pieces = [*HOSTILE, "", " ", "\n", "\r\n", '"', "\x00", "é", "\ufeff", "id", "lon", "1" * 400]
-    for number in range(300):
+    for number in range(150):
         separator = draw.choice(",;\t|")
         lines = [
             separator.join(draw.choice(pieces) for _ in range(draw.randint(1, 4)))
@@ -272,8 +273,8 @@ def test_hostile_tables_are_read_or_refused(tmp_path: Path) -> None:
         before = table.map(str.strip)
         after = read_table(again).map(str.strip)
         assert after.to_numpy().tolist() == before.to_numpy().tolist()
-    assert min(read, refused) > 20
-    assert read + refused == 300
+    assert min(read, refused) > 10
+    assert read + refused == 150
 
 
 @pytest.mark.parametrize("mark", "\x0b\x0c\x1c\x1d\x1e\x1f\x85\u2028\u2029")
