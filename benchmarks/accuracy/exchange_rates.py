@@ -166,7 +166,7 @@ def on_grid(series: Series, first: int, nodes: int, modules: dict[str, Any]) -> 
         series.X[:first],
         series.Y[:first],
         outcome_transform=None,
-        bounds=torch.tensor([[-1.0], [1.0]]),
+        bounds=torch.tensor([[-1.0], [1.0]]).to(series.X),
         grid_size=nodes,
         **modules,
     )
@@ -208,7 +208,7 @@ def streams(learned: WISKI, series: Series, way: Way, first: int) -> dict[str, S
         step()
 
     found["O-SGPR"] = collapsed, collapsed_step
-    points = torch.linspace(-1.0, 1.0, POINTS).unsqueeze(-1)
+    points = torch.linspace(-1.0, 1.0, POINTS).to(series.X).unsqueeze(-1)
     for beta in BETAS:
         sites = OSVGP(
             *head,
