@@ -1,7 +1,7 @@
-"""Measured numbers of README.md and of pages, by ``python docs/figures/measured.py``.
+"""Measured numbers of README.md and of pages, by ``python -m docs.figures.measured``.
 
-Two tables, and single numbers between ``<!-- measured NAME -->`` and ``<!-- end -->``, show claims
-of benchmarks. The folder ``measured`` holds a file of each: what ``python -m
+Three tables, and single numbers between ``<!-- measured NAME -->`` and ``<!-- end -->``, show
+claims of benchmarks. The folder ``measured`` holds a file of each: what ``python -m
 benchmarks.GROUP.NAME`` writes to ``benchmarks/results/NAME.json``.
 """
 
@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.report import Claim, table
+
 HERE = Path(__file__).parent
 FOLDER = HERE / "measured"
 README = HERE.parents[1] / "README.md"
 PAGE = HERE.parent / "scale" / "measured.md"
 PAPERS = HERE.parent / "papers"
+RESULTS = HERE.parents[1] / "benchmarks" / "README.md"
 BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->"
 
 MILLISECONDS = 0.5
@@ -291,7 +294,24 @@ def speed_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLES: dict[Path, Callable[[], str]] = {README: readme_table, PAGE: speed_table}
+def results_table() -> str:
+    """Write all claims with a target, of runs whose files were kept, in markdown."""
+    rows = []
+    for name, file in sorted({row.benchmark: row.file for row in SPEED_ROWS}.items()):
+        record = json.loads(file.read_text(encoding="utf-8"))
+        for claim in record["claims"] if record["machine"] else ():
+            columns = {key: value for key, value in claim.items() if key != "verdict"}
+            task, found, goal, verdict, detail = Claim(**columns).row()
+            if goal:
+                rows.append([f"`{name}`: {task}", goal, found, verdict, detail])
+    return table(["claim", "target", "measured", "", "from"], rows) + "\n"
+
+
+TABLES: dict[Path, Callable[[], str]] = {
+    README: readme_table,
+    PAGE: speed_table,
+    RESULTS: results_table,
+}
 """What makes the table of each page."""
 
 NUMBERS: dict[str, Row] = {
@@ -301,7 +321,7 @@ NUMBERS: dict[str, Row] = {
 }
 """Rows whose numbers stand in texts: ours by the name, others as ``NAME-exact``, ``NAME-ratio``."""
 
-PAGES = (README, PAGE, PAPERS / "README.md", PAPERS / "wiski.md")
+PAGES = (README, PAGE, RESULTS, PAPERS / "README.md", PAPERS / "wiski.md")
 """Pages with a table or with single numbers."""
 
 
