@@ -14,6 +14,7 @@ from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.kernels import ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
@@ -49,8 +50,12 @@ LEAST_HELD_OUT, MOST_HELD_OUT = 30, 1000
 ENOUGH = 120
 """Rows from which on some are held out."""
 
-HEAD_STEPS, HEAD_RATE = 100, 0.1
+HEAD_STEPS, HEAD_RATE = 50, 0.1
 """Steps of output scale, noise and mean while the network stays as it is, and their rate."""
+
+EAGER = 0.25
+"""Noise to begin with, in parts of the best for the first network: with less noise a network learns
+faster, and rows held out say where it learns noise."""
 
 _GROWTH = 1.25
 """Steps at a look at rows that are held out, in parts of those at the look before."""
@@ -183,11 +188,11 @@ class BayesianLastLayer(StreamingGP):
         A step raises the log marginal likelihood of ``batch_size`` rows. Some rows are held out of
         the steps, and the model that gives them the largest likelihood given the others is kept, of
         those looked at whenever there were a quarter more steps; three looks after the best one the
-        training ends: a network that learns its rows by heart is stopped. At the end output scale,
-        noise and mean are set by the rows held out. Then the memory, of all rows, is carried over
-        to the new features; see the class for what is exact. Another call goes on from there. Where
-        no model was better than the one before the call, that is kept. A look costs as much as a
-        step of all rows.
+        training ends: a network that learns its rows by heart is stopped. Output scale, noise and
+        mean of a model that is looked at are set by the rows held out. At the end the memory, of
+        all rows, is carried over to the new features; see the class for what is exact. Another call
+        goes on from there. Where no model was better than the one before the call, that is kept. A
+        look costs as much as a step of all rows.
 
         Args:
             steps: Most steps to take.
@@ -242,9 +247,6 @@ class BayesianLastLayer(StreamingGP):
                 raise
             ended = time.monotonic()
             kept = training.steps == 0 or learner.keep_best()
-            if training.steps > 0 and kept and count > 0:
-                learner.judge_head()
-                learner.keep_best()
         finally:
             self.eval()
         final = time.monotonic() - ended
@@ -308,11 +310,11 @@ class LayerSteps:
     def take_step(self) -> float:
         """Take a step; return its estimate of the log marginal likelihood.
 
-        The first one begins with the best noise for the network as it is: steps move it too slowly,
-        and while it is too small the network learns noise.
+        The first one begins with noise that suits the network: steps move it too slowly, and while
+        it is far too small the network learns noise.
         """
         if self.num_steps == 0:
-            self.learn_noise()
+            self._learn_noise()
         carried, rows = self._learning, len(self._learning.rows)
         share = self._size / rows
         if self._size < rows:
@@ -324,11 +326,18 @@ class LayerSteps:
         self.num_steps += 1
         return float(estimate.detach())
 
-    def learn_noise(self) -> None:
-        """Move the noise to its best for the network and the output scale as they are."""
+    def _learn_noise(self) -> None:
+        """Move the noise to its best for the network as it is, or below where rows are held out."""
         self._move(self._hyper.likelihood, lambda others, whole: others)
+        likelihood = self._hyper.likelihood
+        if self._index is None or not isinstance(likelihood, GaussianLikelihood):
+            return
+        if likelihood.raw_noise.requires_grad:
+            low = likelihood.noise_covar.raw_noise_constraint.lower_bound.to(likelihood.noise)
+            with torch.no_grad():  # strictly inside its bounds
+                likelihood.noise = torch.maximum(EAGER * likelihood.noise, 1.001 * low + 1e-9)
 
-    def judge_head(self) -> None:
+    def _judge_head(self) -> None:
         """Move output scale, noise and mean to their best for the rows held out, given the others.
 
         By the rows that the network has learned from the noise would be too small.
@@ -386,11 +395,16 @@ class LayerSteps:
         return self._worse >= _PATIENCE
 
     def _take_if_best(self) -> bool:
+        """Take the state down, with the head set by the rows held out, if its score is the best."""
+        now = self.learned_state()
+        if self._index is not None:
+            self._judge_head()
         score = self.score()
-        if not score > self._best:
-            return False
-        self._best, self._state, self._is_learned = score, self.learned_state(), True
-        return True
+        is_best = score > self._best
+        if is_best:
+            self._best, self._state, self._is_learned = score, self.learned_state(), True
+        self.restore(now)
+        return is_best
 
     def keep_best(self) -> bool:
         """Go back to the best state; say whether that is of what was learned."""
