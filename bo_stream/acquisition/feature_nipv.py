@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -228,7 +229,7 @@ class PointMeasure:
     points: Tensor
     weights: Tensor
 
-    @property
+    @cached_property  # each evaluation asks, and must not look at all points
     def corners(self) -> Tensor:
         """Lower and upper corner of the points, ``2 x d``."""
         return box_of(self.points)

@@ -22,6 +22,7 @@ from botorch.models.transforms.outcome import Log
 from botorch.optim import optimize_acqf
 from gpytorch.kernels import RBFKernel
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV
@@ -340,3 +341,25 @@ class TestConstructor:
         acquisition = FeatureNIPV(small_model(some()), points(3))
         with pytest.raises(BotorchTensorDimensionError, match="X of shape"):
             acquisition(points(3, dim=3))
+
+
+class LongestTensor(TorchDispatchMode):
+    """Notes the largest dimension of all tensors that operations are given."""
+
+    length = 0
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        shapes = [value.shape for value in args if isinstance(value, Tensor)]
+        self.length = max(self.length, *(size for shape in shapes for size in shape), 0)
+        return operation(*args, **(kwargs or {}))
+
+
+def test_an_evaluation_looks_at_none_of_the_integration_points(model: WISKI) -> None:
+    many = points(2 * FEW_POINTS)
+    acquisition, X = FeatureNIPV(model, mc_points=many), points(6).unflatten(0, (2, 3))
+    acquisition(X)
+    with LongestTensor() as longest:  # type: ignore[no-untyped-call]
+        acquisition(X)
+    assert 0 < longest.length < len(many)
