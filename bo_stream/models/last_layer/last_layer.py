@@ -314,7 +314,7 @@ class LayerSteps:
         it is far too small the network learns noise.
         """
         if self.num_steps == 0:
-            self._learn_noise()
+            self.learn_noise()
         carried, rows = self._learning, len(self._learning.rows)
         share = self._size / rows
         if self._size < rows:
@@ -326,7 +326,7 @@ class LayerSteps:
         self.num_steps += 1
         return float(estimate.detach())
 
-    def _learn_noise(self) -> None:
+    def learn_noise(self) -> None:
         """Move the noise to its best for the network as it is, or below where rows are held out."""
         self._move(self._hyper.likelihood, lambda others, whole: others)
         likelihood = self._hyper.likelihood
@@ -337,7 +337,7 @@ class LayerSteps:
             with torch.no_grad():  # strictly inside its bounds
                 likelihood.noise = torch.maximum(EAGER * likelihood.noise, 1.001 * low + 1e-9)
 
-    def _judge_head(self) -> None:
+    def judge_head(self) -> None:
         """Move output scale, noise and mean to their best for the rows held out, given the others.
 
         By the rows that the network has learned from the noise would be too small.
@@ -398,7 +398,7 @@ class LayerSteps:
         """Take the state down, with the head set by the rows held out, if its score is the best."""
         now = self.learned_state()
         if self._index is not None:
-            self._judge_head()
+            self.judge_head()
         score = self.score()
         is_best = score > self._best
         if is_best:
