@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +35,7 @@ from bo_stream.models.last_layer.inference import (
 )
 from bo_stream.models.memory import WhitenedMemory
 from bo_stream.models.stochastic.budget import ConstrainedAdam, judgement_said
+from bo_stream.models.stochastic.start import set_noise
 from bo_stream.models.stochastic.training import Training, train
 
 WINDOW = 4096
@@ -328,38 +328,39 @@ class LayerSteps:
 
     def learn_noise(self) -> None:
         """Move the noise to its best for the network as it is, or below where rows are held out."""
-        self._move(self._hyper.likelihood, lambda others, whole: others)
         likelihood = self._hyper.likelihood
+        self._move(likelihood, judged=False)
         if self._index is None or not isinstance(likelihood, GaussianLikelihood):
             return
         if likelihood.raw_noise.requires_grad:
-            low = likelihood.noise_covar.raw_noise_constraint.lower_bound.to(likelihood.noise)
-            with torch.no_grad():  # strictly inside its bounds
-                likelihood.noise = torch.maximum(EAGER * likelihood.noise, 1.001 * low + 1e-9)
+            set_noise(likelihood, EAGER * likelihood.noise.detach())
 
     def judge_head(self) -> None:
         """Move output scale, noise and mean to their best for the rows held out, given the others.
 
         By the rows that the network has learned from the noise would be too small.
         """
-        self._move(self._hyper, lambda others, whole: whole - others)
+        self._move(self._hyper, judged=True)
 
-    def _move(self, module: Module, value: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def _move(self, module: Module, judged: bool) -> None:
         """Move a module's parameters, those of the network left out. Cost O(r³) a step.
 
         Args:
             module: With parameters to learn.
-            value: What to raise, of the likelihoods of what steps learn from and of everything.
+            judged: Whether to raise the likelihood of the rows held out, given the others; else
+                that of the others.
         """
         network = {id(parameter) for parameter in network_of(self.prior).parameters()}
         moved = [p for p in module.parameters() if p.requires_grad and id(p) not in network]
         if not moved:
             return
-        statistics, ascent = self._statistics(), ConstrainedAdam(self._hyper, moved, HEAD_RATE)
+        (others, whole), ascent = self._statistics(), ConstrainedAdam(self._hyper, moved, HEAD_RATE)
         for _ in range(HEAD_STEPS):
             with torch.enable_grad():
-                raised = value(*(likelihood_from(each, self.prior) for each in statistics)).sum()
-                ascent.ascend((raised + self._hyper.log_prior()) / self.num_data)
+                raised = likelihood_from(others, self.prior)
+                if judged:
+                    raised = likelihood_from(whole, self.prior) - raised
+                ascent.ascend((raised.sum() + self._hyper.log_prior()) / self.num_data)
 
     @torch.no_grad()
     def _statistics(self) -> tuple[WhitenedMemory, WhitenedMemory]:

@@ -179,10 +179,15 @@ def set_scales(hyper: Hyperparameters, data: Batch, span: int, rank: int, total:
         if scaled and bool(near[0]):
             kernel.outputscale = first * log_scale.clamp_max(0.0).exp()
         if noisy and bool(near[1]):
-            constraint = likelihood.noise_covar.raw_noise_constraint
-            low, high = constraint.lower_bound.to(noise), constraint.upper_bound.to(noise)
-            level = torch.maximum(noise * log_noise.exp(), 1.001 * low + 1e-9)  # strictly inside
-            likelihood.noise = torch.minimum(level, 0.999 * high).unsqueeze(-1)
+            set_noise(likelihood, (noise * log_noise.exp()).unsqueeze(-1))
+
+
+@torch.no_grad()
+def set_noise(likelihood: GaussianLikelihood, noise: Tensor) -> None:
+    """Set a noise variance, shaped as the likelihood's, strictly inside its bounds; in place."""
+    constraint = likelihood.noise_covar.raw_noise_constraint
+    low, high = constraint.lower_bound.to(noise), constraint.upper_bound.to(noise)
+    likelihood.noise = torch.minimum(torch.maximum(noise, 1.001 * low + 1e-9), 0.999 * high)
 
 
 _PAIRS = 1000
