@@ -6,7 +6,6 @@ They follow from the measured costs in capacity.json, which
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -14,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bo_stream.distributed.ingestion import BYTES_A_NUMBER, default_task_rows
+from docs.figures.shared import save, with_part
 
 HERE = Path(__file__).parent
 NUMBERS = HERE / "capacity.json"
@@ -227,15 +226,8 @@ def _time(seconds: float) -> str:
 def with_tables(text: str) -> str:
     """Put the tables into the page's text."""
     for name, table in tables().items():
-        begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
-        before, _, rest = text.partition(begin)
-        text = before + begin + table + end + rest.partition(end)[2]
+        text = with_part(text, name, table)
     return text
-
-
-def digest() -> str:
-    """Digest of the measured costs, which the picture of them holds."""
-    return hashlib.sha256(NUMBERS.read_bytes()).hexdigest()
 
 
 # --- the picture --------------------------------------------------------------------------------
@@ -291,12 +283,6 @@ def draw_busy(axes: Axes) -> None:
     axes.legend(fontsize=8, frameon=False, loc="lower left")
 
 
-def draw() -> None:
-    """Write the picture's file."""
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bo_stream"}):
-        picture().savefig(PICTURE, metadata={"Date": None, "Description": digest()})
-
-
 if __name__ == "__main__":
-    draw()
+    save(picture(), PICTURE, NUMBERS)
     PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -6,13 +6,13 @@ in ``device.json``.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
+
+from docs.figures.shared import save, write_part
 
 HERE = Path(__file__).parent
 NUMBERS = HERE / "device.json"
@@ -20,7 +20,6 @@ PICTURE = HERE / "device.svg"
 PAGE = HERE.parent / "scale" / "devices.md"
 
 FASTER, SLOWER = "#c8102e", "#777777"
-BEGIN, END = "<!-- verbs:begin -->\n", "<!-- verbs:end -->"
 
 
 def measured() -> list[dict[str, Any]]:
@@ -28,11 +27,6 @@ def measured() -> list[dict[str, Any]]:
     record = json.loads(NUMBERS.read_text(encoding="utf-8"))
     found: list[dict[str, Any]] = record["settings"]["verbs"]
     return found
-
-
-def digest() -> str:
-    """Digest of the measurements, which the picture of them holds."""
-    return hashlib.sha256(NUMBERS.read_bytes()).hexdigest()
 
 
 def table() -> str:
@@ -47,12 +41,6 @@ def table() -> str:
         cells = (verb["model"], verb["verb"], host, there, ratio, counts, least)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def with_table(text: str) -> str:
-    """Put the table into the page's text."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + table() + END + rest.partition(END)[2]
 
 
 def picture() -> Figure:
@@ -76,12 +64,6 @@ def picture() -> Figure:
     return figure
 
 
-def main() -> None:
-    """Write the page's table and the picture."""
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bo_stream"}):
-        picture().savefig(PICTURE, metadata={"Date": None, "Description": digest()})
-
-
 if __name__ == "__main__":
-    main()
+    write_part(PAGE, "verbs", table())
+    save(picture(), PICTURE, NUMBERS)

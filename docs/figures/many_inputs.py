@@ -7,13 +7,11 @@ from there: both pictures, and the medians in many-inputs.json.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import torch
 from botorch.test_functions import Levy
 from matplotlib.figure import Figure
@@ -34,13 +32,13 @@ from bo_stream import AutoGP, sample_paths
 from bo_stream.loops.optimization import TrustRegion, maximize_paths, region_candidates
 from bo_stream.loops.optimization.region import AdditiveTrend
 from bo_stream.loops.optimization.region_search import LogScale
+from docs.figures.shared import digest, save, write_part
 
 HERE = Path(__file__).parent
 NUMBERS = HERE / "many-inputs.json"
 DRAWING = HERE / "region.svg"
 PICTURES = (HERE / "many_inputs.png", HERE / "many_inputs_cost.png")
 PAGE = HERE.parent / "choosing" / "many-inputs.md"
-BEGIN, END = "<!-- many-inputs:begin -->\n", "<!-- many-inputs:end -->"
 
 EARLY, LATE = 200, 1_000
 """Numbers of evaluations in the table."""
@@ -75,11 +73,6 @@ def take(folder: Path) -> None:
 def _median(runs: list[Run], function: str, method: str, n: int) -> float | None:
     values = regrets_at(runs, function, method, n)
     return quartiles(values)[1] if values else None
-
-
-def digest(file: Path) -> str:
-    """Digest of a file's content."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def measured() -> str:
@@ -123,12 +116,6 @@ def _cells(row: dict[str, dict[str, Any]], methods: list[str]) -> list[str]:
 def _number(value: float) -> str:
     """Write a number to two digits, or to its whole ones."""
     return f"{value:,.0f}" if abs(value) >= 100.0 else f"{value:.2g}"
-
-
-def with_measured(text: str) -> str:
-    """Put what was measured into the page's text."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + measured() + END + rest.partition(END)[2]
 
 
 # --- the drawing --------------------------------------------------------------------------------
@@ -179,14 +166,8 @@ def drawing() -> Figure:
     return figure
 
 
-def draw() -> None:
-    """Write the drawing's file."""
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bo_stream"}):
-        drawing().savefig(DRAWING, metadata={"Date": None})
-
-
 if __name__ == "__main__":
     for folder in sys.argv[1:]:
         take(Path(folder))
-    draw()
-    PAGE.write_text(with_measured(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    save(drawing(), DRAWING)
+    write_part(PAGE, "many-inputs", measured())

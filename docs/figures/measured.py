@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.report import Claim, table
+from docs.figures.shared import with_part
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "measured"
@@ -24,7 +25,6 @@ README = HERE.parents[1] / "README.md"
 PAGE = HERE.parent / "scale" / "measured.md"
 PAPERS = HERE.parent / "papers"
 RESULTS = HERE.parents[1] / "benchmarks" / "README.md"
-BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->"
 
 MILLISECONDS = 0.5
 """Seconds below which a time is written in milliseconds."""
@@ -344,8 +344,7 @@ def renewed(page: Path) -> str:
         raise FileNotFoundError("\n".join(problems))
     text = page.read_text(encoding="utf-8")
     if page in TABLES:
-        before, _, rest = text.partition(BEGIN)
-        text = before + BEGIN + TABLES[page]() + END + rest.partition(END)[2]
+        text = with_part(text, "measured", TABLES[page]())
     numbers = single_numbers()
     pattern = r"<!-- measured (\S+) -->.*?<!-- end -->"
     return re.sub(pattern, lambda m: f"<!-- measured {m[1]} -->{numbers[m[1]]}<!-- end -->", text)

@@ -9,13 +9,11 @@ surveys of a simulated country; both are done again for it (a minute, and five).
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import torch
@@ -30,6 +28,7 @@ from bo_stream.loops.sampling.settings import Settings
 from bo_stream.loops.survey.maps import COLOURS
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.survey import Survey
+from docs.figures.shared import save
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "growth.json"
@@ -50,11 +49,6 @@ Curves = dict[str, dict[int, float]]
 
 
 # --- cost ---------------------------------------------------------------------------------------
-
-
-def digest() -> str:
-    """Digest of the measurements, which the picture of them holds."""
-    return hashlib.sha256(MEASURED.read_bytes()).hexdigest()
 
 
 def growth() -> Figure:
@@ -251,8 +245,7 @@ def called_wrong(stage: Stage, above: np.ndarray) -> float:
 
 def pictures() -> Iterator[Path]:
     """Draw all pictures and name their files."""
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bo_stream"}):
-        growth().savefig(GROWTH, metadata={"Date": None, "Description": digest()})
+    save(growth(), GROWTH, MEASURED)
     yield GROWTH
     sites().savefig(MAP, dpi=110, pil_kwargs={"optimize": True})
     yield MAP

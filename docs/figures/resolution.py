@@ -6,12 +6,12 @@ in ``resolution.json``, after figure 4 of Terenin et al. (2024).
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
+
+from docs.figures.shared import save
 
 HERE = Path(__file__).parent
 NUMBERS = HERE / "resolution.json"
@@ -27,11 +27,6 @@ PANELS = {
 }
 LEAST = 1e-4
 """Distances are drawn from here on: without moved inputs they are rounding errors."""
-
-
-def digest() -> str:
-    """Digest of the measurements, which the picture of them holds."""
-    return hashlib.sha256(NUMBERS.read_bytes()).hexdigest()
 
 
 def draw() -> Figure:
@@ -53,5 +48,4 @@ def draw() -> Figure:
 
 
 if __name__ == "__main__":
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bo_stream"}):
-        draw().savefig(PICTURE, metadata={"Date": None, "Description": digest()})
+    save(draw(), PICTURE, NUMBERS)

@@ -6,7 +6,6 @@ They show what ``python -m benchmarks.accuracy.same_time --out docs/figures`` ha
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -17,11 +16,12 @@ from statistics import median
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from docs.figures.shared import save, write_part
+
 HERE = Path(__file__).parent
 NUMBERS = HERE / "same_time.json"
 PICTURE = HERE / "same_time.svg"
 PAGE = HERE.parent / "models" / "which-model.md"
-BEGIN, END = "<!-- same-time:begin -->\n", "<!-- same-time:end -->"
 
 COLOURS = ("#9ecae1", "#4292c6", "#08306b")
 """Of the budgets, the shortest first."""
@@ -54,11 +54,6 @@ def fits() -> list[Fit]:
     ]
 
 
-def digest() -> str:
-    """Digest of the measurements, which the picture of them holds."""
-    return hashlib.sha256(NUMBERS.read_bytes()).hexdigest()
-
-
 def distinct(names: Sequence[str]) -> list[str]:
     """List names once each, in the order in which they come."""
     return list(dict.fromkeys(names))
@@ -86,12 +81,6 @@ def tables() -> str:
             cells.append(f"{rmse}, {fit.nll:.2f}")
         lines.append(f"| {data} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def with_tables(text: str) -> str:
-    """Put the tables into the page's text."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + tables() + END + rest.partition(END)[2]
 
 
 def picture() -> Figure:
@@ -128,12 +117,6 @@ def picture() -> Figure:
     return figure
 
 
-def main() -> None:
-    """Write the page's tables and the picture."""
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bo_stream"}):
-        picture().savefig(PICTURE, metadata={"Date": None, "Description": digest()})
-
-
 if __name__ == "__main__":
-    main()
+    write_part(PAGE, "same-time", tables())
+    save(picture(), PICTURE, NUMBERS)

@@ -5,23 +5,21 @@ Both show what :func:`bo_stream.recommend` says on the machine that its table wa
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bo_stream.costs import problem_of
 from bo_stream.recommendation import Recommendation, exact_until, recommend
+from docs.figures.shared import save, write_part
 
 HERE = Path(__file__).parent
 TABLE = HERE.parents[1] / "bo_stream" / "costs.json"
 PICTURE = HERE / "which-model.svg"
 README = HERE.parents[1] / "README.md"
-BEGIN, END = "<!-- which-model-when:begin -->\n", "<!-- which-model-when:end -->"
 
 COLOURS = {
     "exact": "#777777",
@@ -100,17 +98,6 @@ def _rounded(value: float) -> str:
     return f"{float(f'{value:.1g}'):g}"
 
 
-def with_rows(text: str) -> str:
-    """Put the rows into README's text."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + rows() + END + rest.partition(END)[2]
-
-
-def digest() -> str:
-    """Digest of the table of costs, which the picture of it holds."""
-    return hashlib.sha256(TABLE.read_bytes()).hexdigest()
-
-
 # --- the picture --------------------------------------------------------------------------------
 
 
@@ -149,12 +136,6 @@ def draw_steps(axes: Axes, options: dict[str, Any], families: tuple[str, ...]) -
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0.0, 0.88))
 
 
-def draw() -> None:
-    """Write the picture's file."""
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bo_stream"}):
-        picture().savefig(PICTURE, metadata={"Date": None, "Description": digest()})
-
-
 if __name__ == "__main__":
-    draw()
-    README.write_text(with_rows(README.read_text(encoding="utf-8")), encoding="utf-8")
+    save(picture(), PICTURE, TABLE)
+    write_part(README, "which-model-when", rows())

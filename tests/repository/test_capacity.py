@@ -6,6 +6,7 @@ import pytest
 
 from bo_stream.distributed.ingestion import TASK_ROWS
 from docs.figures import capacity
+from docs.figures.shared import is_of
 
 COSTS = {"rows_a_second": 1e6, "merge_seconds": 0.01, "bytes": 1e6, "model": "a grid"}
 
@@ -17,8 +18,7 @@ def test_the_page_has_the_tables_that_the_script_makes() -> None:
 
 
 def test_the_picture_is_of_the_present_costs() -> None:
-    text = capacity.PICTURE.read_text(encoding="utf-8")
-    assert f">{capacity.digest()}<" in text, "run python docs/figures/capacity.py"
+    assert is_of(capacity.PICTURE, capacity.NUMBERS), "run python docs/figures/capacity.py"
 
 
 def test_workers_share_the_rows_while_the_driver_keeps_up() -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 
 from docs.figures import device
+from docs.figures.shared import is_of, with_part
 
 
 def test_the_page_has_the_table_that_the_script_makes() -> None:
     text = device.PAGE.read_text(encoding="utf-8")
-    assert device.with_table(text) == text, "run python docs/figures/device.py"
+    assert with_part(text, "verbs", device.table()) == text, "run python docs/figures/device.py"
     assert len(device.measured()) > 30
 
 
 def test_the_picture_is_of_the_present_measurements() -> None:
-    text = device.PICTURE.read_text(encoding="utf-8")
-    assert f">{device.digest()}<" in text, "run python docs/figures/device.py"
+    assert is_of(device.PICTURE, device.NUMBERS), "run python docs/figures/device.py"
 
 
 def test_what_the_page_says_first_is_what_was_measured() -> None:

@@ -18,6 +18,7 @@ import bo_stream
 from bo_stream.cli import app
 from bo_stream.models.base import StreamingGP
 from docs.figures import pictures, reference
+from docs.figures.shared import is_of
 from tests.support.documents import (
     OTHERS,
     PAGES,
@@ -201,7 +202,7 @@ def test_the_picture_of_a_map_can_be_drawn() -> None:
 
 
 def test_the_picture_of_cost_is_of_the_measurements_beside_it() -> None:
-    assert pictures.digest() in pictures.GROWTH.read_text(encoding="utf-8"), "run pictures.py"
+    assert is_of(pictures.GROWTH, pictures.MEASURED), "run python docs/figures/pictures.py"
 
 
 def test_the_readme_is_short() -> None:

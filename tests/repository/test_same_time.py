@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from docs.figures import same_time
+from docs.figures.shared import is_of, with_part
 
 
 def test_the_page_has_the_table_that_the_script_makes() -> None:
     text = same_time.PAGE.read_text(encoding="utf-8")
-    assert same_time.with_tables(text) == text, "run python docs/figures/same_time.py"
+    assert with_part(text, "same-time", same_time.tables()) == text, (
+        "run python docs/figures/same_time.py"
+    )
     assert len(same_time.fits()) >= 49
 
 
 def test_the_picture_is_of_the_present_measurements() -> None:
-    text = same_time.PICTURE.read_text(encoding="utf-8")
-    assert f">{same_time.digest()}<" in text, "run python docs/figures/same_time.py"
+    assert is_of(same_time.PICTURE, same_time.NUMBERS), "run python docs/figures/same_time.py"
 
 
 def test_what_the_page_says_is_what_was_measured() -> None:
