@@ -131,7 +131,7 @@ class WeightSpaceProcess(PosteriorProcess):
     def at(self, X: Tensor) -> Points:
         """Evaluate the features once. Cost O(n r²)."""
         features = self.basis.features(X)
-        return Points(X, features, torch.einsum(ROW_PRODUCT, features, self.weights.base_root))
+        return Points(X, features, self.weights.base.row_product(features))
 
     def mean_at(self, points: Points) -> Tensor:
         """Compute ``prior_mean + z mean``."""
@@ -291,7 +291,7 @@ class Points:
     Attributes:
         X: ``... x n x d``.
         prior: Whitened prior features z, ``... x m x n x r``.
-        posterior: ``z S₀`` with S₀ the base root of the weight covariance, ``... x m x n x r``.
+        posterior: ``z S₀`` with S₀ as a :class:`WeightPosterior` has it, ``... x m x n x r``.
     """
 
     X: Tensor

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from bo_stream.testing.streams import assert_close
 from bo_stream.weights import (
+    DenseRoot,
     InformationForm,
+    InverseRoot,
     at_noise,
     log_marginal_likelihood,
     solve,
@@ -32,7 +34,7 @@ def evidence(Phi: Tensor, y: Tensor, relative: Tensor) -> InformationForm:
 
 def likelihood_of(found: InformationForm) -> Tensor:
     posterior = solve(found)
-    return log_marginal_likelihood(found, posterior.mean, posterior.log_precision())
+    return log_marginal_likelihood(found, posterior.mean, posterior.base.log_precision())
 
 
 @pytest.fixture
@@ -91,6 +93,37 @@ def test_observing_is_solving_anew(problem: Problem, many: bool) -> None:
     assert_close(posterior.covariance(), anew.covariance())
     columns = torch.randn(M, P, 2, dtype=torch.float64)
     assert_close(posterior.covariance_times(columns), anew.covariance() @ columns)
+    assert_close(posterior.row_product(columns.mT), columns.mT @ posterior.root)
+
+
+@pytest.mark.parametrize("size", [P, 400])  # as a matrix, and by triangular solves
+@pytest.mark.parametrize("ahead", [(), (3,)])
+def test_the_root_of_an_inverse_is_its_matrix_in_each_product(
+    size: int, ahead: tuple[int, ...]
+) -> None:
+    A = torch.randn(M, size, size).double()
+    precision = torch.eye(size).double() + A @ A.mT / size
+    root = InverseRoot(torch.linalg.cholesky(precision))
+    dense = DenseRoot(root.matrix)
+    assert_close(dense.matrix @ dense.matrix.mT @ precision, torch.eye(size).expand(M, -1, -1), 1e3)
+    rows = torch.randn(*ahead, M, 4, size).double().requires_grad_()
+    weights, columns = torch.randn(*ahead, M, 4, size).double(), torch.randn(M, size, 2).double()
+    found, expected = root.row_product(rows), dense.row_product(rows)
+    assert_close(found, expected, factor=1e2)
+    assert_close(
+        *(torch.autograd.grad((each * weights).sum(), rows)[0] for each in (found, expected)),
+        factor=1e2,
+    )
+    assert_close(root.product(columns), dense.product(columns), factor=1e2)
+    assert_close(root.log_precision(), dense.log_precision(), factor=1e2)
+
+
+def test_a_root_that_is_differentiated_is_computed_again() -> None:
+    factor = torch.eye(P).double().requires_grad_()
+    with torch.no_grad():
+        root = InverseRoot(factor)
+        assert not root.matrix.requires_grad
+    assert root.matrix.requires_grad
 
 
 @pytest.mark.parametrize("observed", [0, 5])

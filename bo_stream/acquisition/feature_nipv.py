@@ -179,7 +179,7 @@ class FeatureNIPV(AcquisitionFunction):
 
         # less the reduction by the observations at X
         noise = self.model.noise_at(inputs)
-        rows = row_product(self._space.basis.features(inputs), self._space.weights.root)
+        rows = self._space.weights.row_product(self._space.basis.features(inputs))
         covariance = rows @ rows.mT + torch.diag_embed(noise.expand(rows.shape[:-1]))
         projected = row_product(rows, self._gram) @ rows.mT
         solved = torch.cholesky_solve(projected, safe_cholesky(covariance))

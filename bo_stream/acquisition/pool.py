@@ -314,7 +314,7 @@ class WeightCovariance:
     @classmethod
     def of(cls, weights: WeightPosterior) -> WeightCovariance:
         """Return Σ alone."""
-        return cls(weights, weights.base_root[..., :0])
+        return cls(weights, weights.downdate[..., :0])
 
     def times(self, columns: Tensor) -> Tensor:
         """Multiply by columns, ``m x r x k``. Cost O(k r²)."""

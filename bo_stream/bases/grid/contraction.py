@@ -342,7 +342,7 @@ class Rewhitening:
         values = []
         for part, factors, scale in zip(self.basis.parts, self.factors, self.scales, strict=True):
             result = scale.square().unsqueeze(-1)
-            for factor, own in zip(factors, part.index.unbind(-1), strict=True):
+            for factor, own in zip(factors, part.positions, strict=True):
                 result = result * factor.square().sum(-1).index_select(-1, own)
             values.append(result)
         return self.basis.joined(values)
@@ -429,7 +429,7 @@ def prior_variance(basis: GridBasis, kernel: GridKernel) -> Tensor:
         result = (factors.scale() / part.scale).unsqueeze(-1).expand(shape)
         for i in range(part.grid.dim if part.rank > 0 else 0):
             line = _whitened_correlation(part, factors, i).diagonal(dim1=-2, dim2=-1)
-            result = result * line.index_select(-1, part.index[:, i])
+            result = result * line.index_select(-1, part.positions[i])
         values.append(result)
     return basis.joined(values)
 
@@ -440,7 +440,7 @@ def node_variances(basis: GridBasis) -> Tensor:
     for part in basis.parts:
         result = part.scale.unsqueeze(-1).expand(*part.scale.shape, part.rank)
         for i, values in enumerate(part.eigenvalues):
-            result = result * values[..., part.index[:, i]] / part.grid.size[i]
+            result = result * values[..., part.positions[i]] / part.grid.size[i]
         variances.append(result)
     return basis.joined(variances)
 
@@ -457,7 +457,7 @@ def variance_outside(basis: GridBasis, kernel: GridKernel) -> Tensor:
         for i, vectors in enumerate(part.eigenvectors):
             moved = node_correlation(factors, part.grid, i) @ vectors
             line = (vectors * moved).sum(-2) / part.grid.size[i]
-            inside = inside * line.index_select(-1, part.index[:, i])
+            inside = inside * line.index_select(-1, part.positions[i])
         variances.append(factors.scale() * (1.0 - inside.sum(-1)).clamp_min(0.0))
     return torch.stack(variances).sum(0)
 

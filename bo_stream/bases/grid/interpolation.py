@@ -70,9 +70,8 @@ class GridBasis(Basis):
         """Multiply :meth:`values` to features, ``... x m x n x r``. Cost O(n r d)."""
         products = []
         for part, (first, *others) in zip(self.parts, values, strict=True):
-            lines = (part.scale.sqrt()[..., None, None] * first, *others)
-            pairs = zip(lines, part.index.unbind(-1), strict=True)
-            factors = (f.gather(-1, index.expand(*f.shape[:-1], len(index))) for f, index in pairs)
+            pairs = zip((part.deviation * first, *others), part.positions, strict=True)
+            factors = (f.gather(-1, i.expand(*f.shape[:-1], part.rank)) for f, i in pairs)
             products.append(reduce(torch.mul, factors))
         return self.joined(products)
 
@@ -186,6 +185,16 @@ class InterpolationBasis:
         return self.index.shape[0]
 
     @cached_property
+    def deviation(self) -> Tensor:
+        """Prior standard deviation, ``... x m x 1 x 1``."""
+        return self.scale.sqrt()[..., None, None]
+
+    @cached_property
+    def positions(self) -> list[Tensor]:
+        """Positions α_i of each dimension, ``r`` each, side by side in memory."""
+        return [column.contiguous() for column in self.index.unbind(-1)]
+
+    @cached_property
     def roots(self) -> list[Tensor]:
         """Eigenvectors times the root of their eigenvalue, as far as any product needs them."""
         return self._scaled([values.sqrt() for values in self.eigenvalues])
@@ -198,7 +207,7 @@ class InterpolationBasis:
     @cached_property
     def product_whitenings(self) -> list[Tensor]:
         """Column of :attr:`whitenings` of each feature, per dimension, ``... x g x r``."""
-        return [line[..., self.index[:, i]] for i, line in enumerate(self.whitenings)]
+        return [line[..., i] for line, i in zip(self.whitenings, self.positions, strict=True)]
 
     @cached_property
     def lines(self) -> list[Lines]:
@@ -206,8 +215,7 @@ class InterpolationBasis:
         return [Lines.along(i, self.index, self.grid.size) for i in range(self.grid.dim)]
 
     def _scaled(self, factors: list[Tensor]) -> list[Tensor]:
-        columns = self.index.unbind(-1)  # several times faster than a maximum over rows
-        largest = [int(own.max()) for own in columns] if self.rank > 0 else [0] * self.grid.dim
+        largest = [int(own.max()) if self.rank > 0 else 0 for own in self.positions]
         lines = zip(self.eigenvectors, factors, largest, strict=True)
         return [vectors[..., : i + 1] * own[..., None, : i + 1] for vectors, own, i in lines]
 
@@ -474,5 +482,5 @@ def _mean_products(first: _Part, second: _Part, dimension: int, interval: Tensor
     )
     line = rows.mT @ (columns * share.unsqueeze(-1))
     for dim, (basis, i) in zip((-2, -1), sides, strict=True):
-        line = line if i is None else line.index_select(dim, basis.index[:, i])
+        line = line if i is None else line.index_select(dim, basis.positions[i])
     return line

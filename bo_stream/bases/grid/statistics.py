@@ -236,8 +236,9 @@ def _add_rows(memory: Tensor, index: Tensor, rows: Tensor) -> None:
     """Add ``rows[..., k, :]`` to ``memory[..., index[..., k], :]``, of equal leading dimensions."""
     size, width = memory.shape[-2:]
     lead = memory.shape[:-2]
-    offsets = (torch.arange(math.prod(lead), device=index.device) * size).view(*lead, 1)
-    flat = (index + offsets).reshape(-1)
+    if math.prod(lead) > 1:
+        index = index + (torch.arange(math.prod(lead), device=index.device) * size).view(*lead, 1)
+    flat = index.reshape(-1)
     values = rows.expand(*lead, -1, -1).reshape(-1, width)
     if width == 1:
         memory.view(-1).scatter_add_(0, flat, values.view(-1))  # several times faster than the rest

@@ -361,7 +361,7 @@ def marginal(
     n, rank = features.shape[-2:]
     if n > rank or not collective.is_alone:
         return RootPrior(mean, features @ weights.root, rest.expand_as(mean), collective)
-    root = features @ weights.base_root
+    root = weights.base.row_product(features)
     covariance = root @ root.mT
     if weights.observed:
         downdate = root @ weights.downdate
