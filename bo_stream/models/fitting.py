@@ -210,6 +210,10 @@ FEW_PER_INPUT = 50
 RACE = 6
 """Iterations of L-BFGS-B from each of two starts, after which the better one goes on."""
 
+SETTLED = 1e-2
+"""Largest gradient near an optimum, in nats an observation and per change of a parameter, or of its
+logarithm where that is larger."""
+
 
 def first_start(model: StreamingGP) -> Hyperparameters:
     """Return the kernel and mean that a model was built with, where a refit may begin there.
@@ -248,8 +252,8 @@ def fit_from_both(
     the likelihood has several maxima, and the nearest one may be much the worse. ``RACE``
     iterations from each tell which is better, for each element apart where these share no
     hyperparameter. With more than ``FEW_PER_INPUT`` observations an input the other start is tried
-    only where the objective is larger there than at the present values. Cost of ``RACE`` iterations
-    beyond those of a fit.
+    only where the objective is larger there than at the present values, and where no element is
+    apart, only if these are not ``SETTLED``. Cost of ``RACE`` iterations beyond those of a fit.
 
     Args:
         fit: ``fit_gpytorch_mll_scipy`` or :func:`fit_elements`, called with the other arguments.
@@ -267,9 +271,13 @@ def fit_from_both(
     shape = model._parameter_shape
     apart = shape.numel() > 1 and are_apart(mll, shape)
     fits = _Fits(fit, mll, dict(options or {}), timeout_sec, kwargs, apart, time.monotonic())
-    few = float(model._counts().max()) <= FEW_PER_INPUT * model._process_dim
-    tried = few or bool((fits.losses(start) < fits.losses(present)).any())
-    best = fits.raced(present, start) if tried else fits.end(present)
+    if float(model._counts().max()) <= FEW_PER_INPUT * model._process_dim:
+        best = fits.raced(present, start)
+    elif apart:
+        tried = bool((fits.losses(start) < fits.losses(present)).any())
+        best = fits.raced(present, start) if tried else fits.end(present)
+    else:
+        best = fits.settled(present, start)
     if best is None:
         raise NotPSDError("The covariance is not positive definite from where the fit begins.")
     set_hyperparameters(model, best.values)
@@ -338,6 +346,33 @@ class _Fits:
         values = learned_values(self.mll.model)
         value = torch.tensor(float(result.fval), dtype=torch.float64).nan_to_num(nan=math.inf)
         return _End(result, values, self.losses(values) if self.apart else value, caught)
+
+    def settled(self, present: Hyperparameters, start: Hyperparameters) -> _End | None:
+        """Fit from present values, and from others where these are better and the first unsettled.
+
+        The first evaluation is that of the fit from the present values, too.
+        """
+        set_hyperparameters(self.mll.model, present)
+        learned = {name: p for name, p in self.mll.named_parameters() if p.requires_grad}
+        evaluate = get_loss_closure_with_grads(self.mll, learned)
+        try:
+            loss, gradients = evaluate()
+        except NotPSDError:
+            return self.raced(present, start)
+        first = loss.detach(), [None if g is None else g.clone() for g in gradients]
+        pairs = zip(first[1], learned.values(), strict=True)
+        slopes = [
+            (g * p.detach().abs().clamp_max(1.0)).abs().max() for g, p in pairs if g is not None
+        ]
+        steepest = float(torch.stack(slopes).max())
+        if not steepest <= SETTLED and bool(self.losses(start) < first[0]):
+            return self.raced(present, start)
+        known = [first]
+
+        def closure(**kwargs: Any) -> tuple[Tensor, Sequence[Tensor | None]]:
+            return known.pop() if known else evaluate(**kwargs)
+
+        return replace(self, kwargs={**self.kwargs, "closure": closure}).end(present)
 
     def raced(self, present: Hyperparameters, start: Hyperparameters) -> _End | None:
         """Fit from the better of two starts; None where neither leads anywhere."""

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, AutoGP
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.fitting import first_start, hyperparameters, set_hyperparameters
+from bo_stream.models.fitting import (
+    Hyperparameters,
+    _Fits,
+    first_start,
+    hyperparameters,
+    set_hyperparameters,
+)
 
 
 def fit(model: StreamingGP) -> float:
@@ -24,8 +30,8 @@ def fit(model: StreamingGP) -> float:
     return value
 
 
-def waves() -> tuple[Tensor, Tensor]:
-    X = torch.linspace(0.0, 1.0, 25, dtype=torch.float64).unsqueeze(-1)
+def waves(n: int = 25) -> tuple[Tensor, Tensor]:
+    X = torch.linspace(0.0, 1.0, n, dtype=torch.float64).unsqueeze(-1)
     return X, (18.0 * X).sin()
 
 
@@ -52,6 +58,31 @@ def test_a_poor_present_start_ends_where_a_fresh_fit_does(
         model.likelihood.noise = 1.0
     assert first_start(model)
     assert fit(model) == pytest.approx(fresh, abs=1.0)
+
+
+def test_of_many_observations_a_poor_start_is_left_and_a_settled_one_is_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[float] = []
+    losses = _Fits.losses
+
+    def recorded(self: _Fits, values: Hyperparameters) -> Tensor:
+        found = losses(self, values)
+        compared.append(float(found))
+        return found
+
+    monkeypatch.setattr(_Fits, "losses", recorded)
+    X, Y = waves(60)
+    Y = Y + 0.1 * torch.randn(60, 1).double()
+    fresh = fit(OSGPR(X, Y))
+    model = OSGPR(X, Y)
+    with torch.no_grad():
+        model.covar_module.lengthscale = 1.0
+        model.likelihood.noise = 1.0
+    assert fit(model) == pytest.approx(fresh, abs=1.0)
+    assert len(compared) == 1
+    assert fit(model) == pytest.approx(fresh, abs=1.0)
+    assert len(compared) == 1  # near an optimum the first values are not evaluated
 
 
 def test_what_was_learned_is_kept_where_it_is_the_better() -> None:
