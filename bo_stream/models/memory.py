@@ -352,9 +352,10 @@ class WhitenedMemory(NoiseGroups[Tensor]):
     ) -> WhitenedMemory:
         """Add a batch; ``rule`` makes statistics of targets, noise and weights."""
         learned, known = self.learned, self.known
-        if not bool(data.known.all()):
+        count = int(data.known.sum())  # one look at the values
+        if count < data.known.numel():
             learned = learned + rule(data.targets, *data.learned_group())
-        if data.any_known:
+        if count > 0:
             known = added(known, rule(data.targets, *data.known_group()))
         return WhitenedMemory(learned, known)
 

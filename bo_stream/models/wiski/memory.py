@@ -120,17 +120,17 @@ class GridMemory(NoiseGroups[NodeGram]):
 
     def observe(self, data: Observations) -> GridMemory:
         """Add a batch in the box in place, with a group for its kind of noise. Cost O(n 7^d)."""
-        memory, of_known = self, bool(data.known.any())
-        if of_known and self.known is None:
+        memory, known = self, int(data.known.sum())  # one look at the values
+        if known > 0 and self.known is None:
             *lead, outputs, _, _ = self.learned.moment.shape
             groups, device = data.noise.shape[-2], self.learned.moment.device
             zeros = zero_statistics(self.grid, torch.Size(lead), groups, outputs, device)
             memory = replace(self, known=zeros)
-        if not bool(data.known.all()):
+        if known < data.known.numel():
             weight = data.sign * (~data.known).to(data.targets)
             group = torch.ones_like(weight), weight
             accumulate(self.learned, self.grid, data.X, data.targets, *group)
-        if of_known and memory.known is not None:
+        if known > 0 and memory.known is not None:
             accumulate(memory.known, self.grid, data.X, data.targets, *data.known_group())
         return memory
 

@@ -255,5 +255,38 @@ def test_constants_of_a_grid_are_uploaded_once(case: str) -> None:
         assert pretend.SYNCS["copy"] == fetched
 
 
+MOST_WAITS = {
+    "WISKI, no rows held": (5, 3, 7),
+    "OSGPR": (6, 2, 5),
+    "AutoGP": (3, 2, 5),
+}
+"""Most times that the host waits for the device in an update, a posterior, and fantasies with one:
+for the finiteness of what is given, how much of the noise is known, the hyperparameters' equality
+with those of what is cached, the success of a factorisation, and whether a grid holds the inputs.
+"""
+
+
+@counted
+@pytest.mark.parametrize("case", MOST_WAITS)
+def test_the_host_waits_a_few_times_in_each_verb(case: str) -> None:
+    (stream,) = streams((case,), DEVICE)
+    model, points = stream.model(stream.data(12)), stream.points
+    for _ in range(2):
+        model.update(*stream.data(3).astuple()).posterior(points)
+    more, known = stream.data(3), stream.data(3)
+    verbs = (
+        lambda: model.update(*more.astuple()),
+        lambda: model.posterior(points),
+        lambda: condition_on(model, known).posterior(points),
+    )
+    found = []
+    for verb in verbs:
+        pretend.SYNCS.clear()
+        with torch.no_grad():
+            verb()
+        found.append(sum(pretend.SYNCS.values()))
+    assert all(count <= most for count, most in zip(found, MOST_WAITS[case], strict=True)), found
+
+
 def test_root_of_huddled_points() -> None:
     assert error_of_root_of_huddled_points(DEVICE) < 1e-12
