@@ -294,13 +294,9 @@ class InverseRoot:
 
     factor: Tensor
 
-    @property
-    def matrix(self) -> Tensor:
-        """S, ``... x r x r``; computed once, unless it is differentiated. Cost O(r³)."""
-        return inverse_lower(self.factor).mT if self.factor.requires_grad else self._matrix
-
     @cached_property
-    def _matrix(self) -> Tensor:
+    def matrix(self) -> Tensor:
+        """S, ``... x r x r``. Cost O(r³)."""
         with outside_inference_mode():
             return inverse_lower(self.factor).mT
 

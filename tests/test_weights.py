@@ -118,14 +118,6 @@ def test_the_root_of_an_inverse_is_its_matrix_in_each_product(
     assert_close(root.log_precision(), dense.log_precision(), factor=1e2)
 
 
-def test_a_root_that_is_differentiated_is_computed_again() -> None:
-    factor = torch.eye(P).double().requires_grad_()
-    with torch.no_grad():
-        root = InverseRoot(factor)
-        assert not root.matrix.requires_grad
-    assert root.matrix.requires_grad
-
-
 @pytest.mark.parametrize("observed", [0, 5])
 def test_retracting_is_solving_without(problem: Problem, observed: int) -> None:
     Phi, y, relative = problem

@@ -242,7 +242,8 @@ class Grid:
     def interpolation_matrices(self, X: Tensor) -> list[Tensor]:
         """Compute dense weights of each dimension, ``... x d -> ... x g`` each, differentiable."""
         cell, t = self.locate(X)
-        nodes, widest = cell.unsqueeze(-1) + _steps(cell.device), max(self.size)
+        nodes = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
+        widest = max(self.size)
         lines = t.new_zeros(*t.shape, widest).scatter(-1, nodes, weights(t)).unbind(-2)
         pairs = zip(lines, self.size, strict=True)
         return [line if size == widest else line[..., :size] for line, size in pairs]
@@ -311,13 +312,6 @@ def _constants(
             for values in (grid.lower, grid.spacing)
         )
         return lower, spacing, (torch.tensor(grid.cells) - 1).to(device)
-
-
-@cache
-def _steps(device: torch.device) -> Tensor:
-    """Return the numbers of the nodes around a point, ``STENCIL``, uploaded only once."""
-    with torch.inference_mode(False):  # they serve later gradients too
-        return torch.arange(STENCIL, device=device)
 
 
 @lru_cache(maxsize=256)
