@@ -350,19 +350,25 @@ class WeightPosterior:
     @cached_property
     def mean(self) -> Tensor:
         """Mean m, ``... x m x r x 1``. Cost O(r²)."""
-        return self.base_mean + self.base.product(self.shift) if self.observed else self.base_mean
+        if not self.observed:
+            return self.base_mean
+        with outside_inference_mode():
+            return self.base_mean + self.base.product(self.shift)
 
     @cached_property
     def root(self) -> Tensor:
         """Root S of the covariance, ``... x m x r x r``. Cost O(k r²)."""
         if not self.observed:
             return self.base.matrix
-        return _less_product(self.base.matrix, self.base.product(self.downdate), self._change.mT)
+        with outside_inference_mode():
+            left = self.base.product(self.downdate)
+            return _less_product(self.base.matrix, left, self._change.mT)
 
     @cached_property
     def _change(self) -> Tensor:
         """Matrix M with ``S = S₀ (I − C Mᵀ)``, ``... x m x r x k``. Cost O(k² r + k³)."""
-        return self.downdate @ _root_change(self.downdate.mT @ self.downdate, -1.0)
+        with outside_inference_mode():
+            return self.downdate @ _root_change(self.downdate.mT @ self.downdate, -1.0)
 
     def row_product(self, rows: Tensor) -> Tensor:
         """Compute ``rows S``, ``... x m x n x r``. Cost O(n r (r + k))."""

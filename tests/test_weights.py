@@ -118,6 +118,25 @@ def test_the_root_of_an_inverse_is_its_matrix_in_each_product(
     assert_close(root.log_precision(), dense.log_precision(), factor=1e2)
 
 
+@pytest.mark.parametrize("updated", [False, True])
+def test_what_inference_mode_computes_can_be_differentiated_with(
+    problem: Problem, updated: bool
+) -> None:
+    Phi, y, relative = problem
+    posterior = solve(evidence(*problem))
+    if updated:
+        posterior = posterior.observe(Phi, y, relative)
+    rows = Phi.clone()
+    with torch.inference_mode():
+        inside = posterior.row_product(rows), rows @ posterior.root, rows @ posterior.mean
+    rows.requires_grad_()
+    outside = posterior.row_product(rows), rows @ posterior.root, rows @ posterior.mean
+    for found, expected in zip(outside, inside, strict=True):
+        assert_close(found, expected.clone())
+        found.sum().backward(retain_graph=True)
+    assert bool(rows.grad.isfinite().all())
+
+
 @pytest.mark.parametrize("observed", [0, 5])
 def test_retracting_is_solving_without(problem: Problem, observed: int) -> None:
     Phi, y, relative = problem
