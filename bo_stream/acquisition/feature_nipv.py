@@ -23,6 +23,7 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite, check_type
 from bo_stream.observation_space import ObservationSpaceProcess
 from bo_stream.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
+from bo_stream.tensors import outside_inference_mode
 from bo_stream.weights import WeightPosterior
 
 
@@ -190,9 +191,10 @@ class FeatureNIPV(AcquisitionFunction):
     def _integrate(self, corners: Tensor) -> None:
         """Store the posterior in a basis that reaches the corners, and ``Sᵀ G S`` in it."""
         self._process = self.model.feature_process(corners)
-        self._space = weight_space(self._process)
-        root = self._space.weights.root
-        self._gram = root.mT @ self.measure.gram(self._space.basis) @ root
+        with outside_inference_mode():
+            self._space = weight_space(self._process)
+            root = self._space.weights.root
+            self._gram = root.mT @ self.measure.gram(self._space.basis) @ root
 
 
 @acqf_input_constructor(FeatureNIPV)

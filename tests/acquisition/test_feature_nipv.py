@@ -363,3 +363,18 @@ def test_an_evaluation_looks_at_none_of_the_integration_points(model: WISKI) -> 
     with LongestTensor() as longest:  # type: ignore[no-untyped-call]
         acquisition(X)
     assert 0 < longest.length < len(many)
+
+
+@pytest.mark.parametrize("rows", [12, 700])  # stored as they are, and on the grid
+def test_what_was_evaluated_in_inference_mode_can_be_differentiated(rows: int) -> None:
+    X = torch.rand(rows, 2, dtype=torch.float64)
+    Y = X.sum(-1, keepdim=True).sin()
+    box = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    model = WISKI(X, Y, grid_size=(12, 12), bounds=box)
+    with torch.inference_mode():
+        former = FeatureNIPV(model, mc_points=X[:5].clone())
+        former(X[:2].unsqueeze(-3))
+    points = X[:2].clone().requires_grad_()
+    for function in (former, FeatureNIPV(model, mc_points=X[:5])):
+        (gradient,) = torch.autograd.grad(function(points.unsqueeze(-3)).sum(), points)
+        assert float(gradient.norm()) > 0.0

@@ -15,6 +15,7 @@ from bo_stream.bases.grid.kernel import GridKernel, KernelFactors
 from bo_stream.bases.grid.mesh import STENCIL, Grid, Mesh, columns, gauss_legendre, ravel, weights
 from bo_stream.bases.inducing import Basis
 from bo_stream.linalg import row_product, stack_columns
+from bo_stream.tensors import outside_inference_mode
 
 
 @dataclass(frozen=True)
@@ -187,17 +188,20 @@ class InterpolationBasis:
     @cached_property
     def deviation(self) -> Tensor:
         """Prior standard deviation, ``... x m x 1 x 1``."""
-        return self.scale.sqrt()[..., None, None]
+        with outside_inference_mode():
+            return self.scale.sqrt()[..., None, None]
 
     @cached_property
     def positions(self) -> list[Tensor]:
         """Positions α_i of each dimension, ``r`` each, side by side in memory."""
-        return [column.contiguous() for column in self.index.unbind(-1)]
+        with outside_inference_mode():
+            return [column.contiguous() for column in self.index.unbind(-1)]
 
     @cached_property
     def roots(self) -> list[Tensor]:
         """Eigenvectors times the root of their eigenvalue, as far as any product needs them."""
-        return self._scaled([values.sqrt() for values in self.eigenvalues])
+        with outside_inference_mode():
+            return self._scaled([values.sqrt() for values in self.eigenvalues])
 
     @cached_property
     def whitenings(self) -> list[Tensor]:
