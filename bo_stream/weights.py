@@ -385,6 +385,10 @@ class WeightPosterior:
         rows = rows - rows @ self.downdate @ self.downdate.mT
         return self.base.product(rows.mT)
 
+    def log_precision(self) -> Tensor:
+        """Compute ``−log |S₀ S₀ᵀ|``, ``... x m``. Cost O(r) after :func:`solve`, else O(r³)."""
+        return self.base.log_precision()
+
     def has_room_for(self, n: int) -> bool:
         """Return whether to :meth:`observe` n observations costs less than to solve again."""
         young = self.observed + n <= min(_MOST_OBSERVED, self.downdate.shape[-2])

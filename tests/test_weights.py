@@ -34,7 +34,7 @@ def evidence(Phi: Tensor, y: Tensor, relative: Tensor) -> InformationForm:
 
 def likelihood_of(found: InformationForm) -> Tensor:
     posterior = solve(found)
-    return log_marginal_likelihood(found, posterior.mean, posterior.base.log_precision())
+    return log_marginal_likelihood(found, posterior.mean, posterior.log_precision())
 
 
 @pytest.fixture

@@ -144,10 +144,12 @@ _FORMER_NAMES: Mapping[str, str] = {
 }
 """Present names of classes by their former full names in their present modules."""
 
-_FORMER_FIELDS: Mapping[str, Mapping[str, str]] = {
-    "bo_stream.models.base.StreamingGP": {"_units": "_outcomes"},
+_FORMER_FIELDS: Mapping[str, Mapping[str, tuple[str, str | None]]] = {
+    "bo_stream.models.base.StreamingGP": {"_units": ("_outcomes", None)},
+    "bo_stream.weights.WeightPosterior": {"base_root": ("base", "bo_stream.weights.DenseRoot")},
 }
-"""Present names of the fields of a class, and of classes below it, by their former names."""
+"""Present names of the fields of a class, and of classes below it, by their former names, and the
+class that the value is now the one field of; None: of none."""
 
 
 class UntrustedError(Exception):
@@ -198,10 +200,15 @@ def _resolve(name: str) -> Trusted | None:
 
 
 def present_fields(kind: type, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the fields of an object that a former version wrote, as its class has them now."""
+    """Return the fields of an object that a former version wrote, as its class has them now."""
     classes = (f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__)
-    names = {k: v for each in classes for k, v in _FORMER_FIELDS.get(each, {}).items()}
-    return {names.get(field, field): value for field, value in state.items()}
+    former = {k: v for each in classes for k, v in _FORMER_FIELDS.get(each, {}).items()}
+    fields = {}
+    for field, value in state.items():
+        name, holder = former.get(field, (field, None))
+        made: Any = None if holder is None else _resolve(holder)
+        fields[name] = value if made is None else made(value)
+    return fields
 
 
 def _attribute(module_name: str, attribute: str) -> Any:

@@ -343,7 +343,7 @@ class CollapsedInference(InducingInference):
         moved = memory.in_basis(InducingBasis.of(kernel, Z, prior.num_outputs, live=True)).whole
         evidence = prior.evidence_of(self.noise_groups(moved.statistics, prior))
         weights = solve(evidence)
-        value = log_marginal_likelihood(evidence, weights.mean, weights.base.log_precision())
+        value = log_marginal_likelihood(evidence, weights.mean, weights.log_precision())
         return value - 0.5 * self.trace_term(moved.trace, prior)
 
     def optimized_points(

@@ -447,4 +447,4 @@ def likelihood_from(statistics: WhitenedMemory, prior: Prior) -> Tensor:
     scale = weight_scale(prior, statistics.learned.gram.shape[-1])
     evidence = prior.evidence(whitened(statistics, scale))
     weights = solve(evidence)
-    return log_marginal_likelihood(evidence, weights.mean, weights.base.log_precision())
+    return log_marginal_likelihood(evidence, weights.mean, weights.log_precision())
