@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -110,6 +110,20 @@ def outside_inference_mode() -> Iterator[None]:
     differentiated = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(differentiated):
         yield
+
+
+def cached_for_autograd(method: Callable[[Any], T]) -> cached_property[T]:
+    """Cache a property of tensors, which are computed as :func:`outside_inference_mode` does.
+
+    Whichever mode asks first, later gradients can flow through what is computed from them.
+    """
+
+    @wraps(method)
+    def computed(owner: Any) -> T:
+        with outside_inference_mode():
+            return method(owner)
+
+    return cached_property(computed)
 
 
 def first_derivatives_only(backward: Callable[P, T]) -> Callable[P, T]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Generic, Protocol, Self, TypeVar
 
 import torch
@@ -19,7 +18,7 @@ from bo_stream.linalg import (
     solve_lower,
     solve_rows,
 )
-from bo_stream.tensors import map_tensors, outside_inference_mode, zip_tensors
+from bo_stream.tensors import cached_for_autograd, map_tensors, zip_tensors
 
 G = TypeVar("G")
 G_contra = TypeVar("G_contra", contravariant=True)
@@ -294,11 +293,10 @@ class InverseRoot:
 
     factor: Tensor
 
-    @cached_property
+    @cached_for_autograd
     def matrix(self) -> Tensor:
         """S, ``... x r x r``. Cost O(r³)."""
-        with outside_inference_mode():
-            return inverse_lower(self.factor).mT
+        return inverse_lower(self.factor).mT
 
     def row_product(self, rows: Tensor) -> Tensor:
         """Compute ``rows S``, ``... x n x r``. Cost O(n r²)."""
@@ -347,28 +345,22 @@ class WeightPosterior:
         """Make N(mean, root rootᵀ)."""
         return cls(mean, DenseRoot(root), torch.zeros_like(mean), root[..., :0])
 
-    @cached_property
+    @cached_for_autograd
     def mean(self) -> Tensor:
         """Mean m, ``... x m x r x 1``. Cost O(r²)."""
-        if not self.observed:
-            return self.base_mean
-        with outside_inference_mode():
-            return self.base_mean + self.base.product(self.shift)
+        return self.base_mean + self.base.product(self.shift) if self.observed else self.base_mean
 
-    @cached_property
+    @cached_for_autograd
     def root(self) -> Tensor:
         """Root S of the covariance, ``... x m x r x r``. Cost O(k r²)."""
         if not self.observed:
             return self.base.matrix
-        with outside_inference_mode():
-            left = self.base.product(self.downdate)
-            return _less_product(self.base.matrix, left, self._change.mT)
+        return _less_product(self.base.matrix, self.base.product(self.downdate), self._change.mT)
 
-    @cached_property
+    @cached_for_autograd
     def _change(self) -> Tensor:
         """Matrix M with ``S = S₀ (I − C Mᵀ)``, ``... x m x r x k``. Cost O(k² r + k³)."""
-        with outside_inference_mode():
-            return self.downdate @ _root_change(self.downdate.mT @ self.downdate, -1.0)
+        return self.downdate @ _root_change(self.downdate.mT @ self.downdate, -1.0)
 
     def row_product(self, rows: Tensor) -> Tensor:
         """Compute ``rows S``, ``... x m x n x r``. Cost O(n r (r + k))."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import reduce
 from itertools import chain, starmap
 
 import torch
@@ -15,7 +15,7 @@ from bo_stream.bases.grid.kernel import GridKernel, KernelFactors
 from bo_stream.bases.grid.mesh import STENCIL, Grid, Mesh, columns, gauss_legendre, ravel, weights
 from bo_stream.bases.inducing import Basis
 from bo_stream.linalg import row_product, stack_columns
-from bo_stream.tensors import outside_inference_mode
+from bo_stream.tensors import cached_for_autograd
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class GridBasis(Basis):
         """Number r of features."""
         return self.member.shape[0]
 
-    @cached_property
+    @cached_for_autograd
     def order(self) -> Tensor:
         """Position of each feature among the features of all parts side by side, ``r``."""
         return self.member.argsort(stable=True).argsort()
@@ -185,35 +185,32 @@ class InterpolationBasis:
         """Number r of features."""
         return self.index.shape[0]
 
-    @cached_property
+    @cached_for_autograd
     def deviation(self) -> Tensor:
         """Prior standard deviation, ``... x m x 1 x 1``."""
-        with outside_inference_mode():
-            return self.scale.sqrt()[..., None, None]
+        return self.scale.sqrt()[..., None, None]
 
-    @cached_property
+    @cached_for_autograd
     def positions(self) -> list[Tensor]:
         """Positions α_i of each dimension, ``r`` each, side by side in memory."""
-        with outside_inference_mode():
-            return [column.contiguous() for column in self.index.unbind(-1)]
+        return [column.contiguous() for column in self.index.unbind(-1)]
 
-    @cached_property
+    @cached_for_autograd
     def roots(self) -> list[Tensor]:
         """Eigenvectors times the root of their eigenvalue, as far as any product needs them."""
-        with outside_inference_mode():
-            return self._scaled([values.sqrt() for values in self.eigenvalues])
+        return self._scaled([values.sqrt() for values in self.eigenvalues])
 
-    @cached_property
+    @cached_for_autograd
     def whitenings(self) -> list[Tensor]:
         """Eigenvectors over the root of their eigenvalue, as :attr:`roots`; 0 where that is 0."""
         return self._scaled([torch.where(v > 0, v.rsqrt(), 0.0) for v in self.eigenvalues])
 
-    @cached_property
+    @cached_for_autograd
     def product_whitenings(self) -> list[Tensor]:
         """Column of :attr:`whitenings` of each feature, per dimension, ``... x g x r``."""
         return [line[..., i] for line, i in zip(self.whitenings, self.positions, strict=True)]
 
-    @cached_property
+    @cached_for_autograd
     def lines(self) -> list[Lines]:
         """The features along each dimension: with an eigenvalue all larger ones are there, too."""
         return [Lines.along(i, self.index, self.grid.size) for i in range(self.grid.dim)]
