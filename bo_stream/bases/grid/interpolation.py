@@ -212,7 +212,7 @@ class InterpolationBasis:
 
     @cached_for_autograd
     def lines(self) -> list[Lines]:
-        """The features along each dimension: with an eigenvalue all larger ones are there, too."""
+        """Features along each dimension: with an eigenvalue all larger ones are there, too."""
         return [Lines.along(i, self.index, self.grid.size) for i in range(self.grid.dim)]
 
     def _scaled(self, factors: list[Tensor]) -> list[Tensor]:
