@@ -25,7 +25,7 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.stochastic.budget import ConstrainedAdam
-from bo_stream.models.wiski.cache import SolvedSubspace, Subspace, SubspacePrior
+from bo_stream.models.wiski.cache import FEW_FEATURES, SolvedSubspace, Subspace, SubspacePrior
 from bo_stream.models.wiski.dirichlet import DirichletWISKI
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.wiski import WISKI
@@ -237,9 +237,6 @@ def _with_priors(mll: ExactMarginalLogLikelihood, log_likelihood: Tensor) -> Ten
 
 LEFT_OUT = 1e-3
 """Prior variance that may lie outside the features, as a fraction of the noise variance."""
-
-FEW_FEATURES = 256
-"""Up to here a prior covariance in full is faster than weights that are whitened again."""
 
 _UNTIL = 2.0
 """Features are chosen again when this many times as much lies outside."""

@@ -13,85 +13,17 @@ from torch import Tensor
 from bo_stream.linalg import (
     cholesky_with_jitter,
     safe_cholesky,
-    solve_lower,
     solve_one_plus_product,
 )
 from bo_stream.tensors import first_derivatives_only
 from bo_stream.weights import (
     InformationForm,
     SufficientStatistics,
-    Whitened,
     at_noise,
     evidence_of,
     log_marginal_likelihood,
     weight_precision,
 )
-
-SHARE = 4
-"""Least number of features for each column of a root; with fewer it would not pay."""
-
-_LEFT = 1e-15
-"""Fraction of the trace that counts as zero."""
-
-
-@dataclass(frozen=True)
-class LowRankRoot:
-    """Whitened statistics with ``gram = G Gᵀ`` and ``moment = G b``.
-
-    Attributes:
-        G: ``... x m x r x k``.
-        b: ``... x m x k x 2``.
-    """
-
-    G: Tensor
-    b: Tensor
-
-    def at_noise(self, level: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the root of an information form's gram and its moment's coordinates.
-
-        The arguments are the same as for :func:`bo_stream.weights.at_noise`.
-        """
-        scale = level.sqrt()[..., None, None]
-        return self.G / scale, self.b @ residual / scale
-
-
-def low_rank_root_of(statistics: Whitened) -> LowRankRoot | None:
-    """Factorise by Cholesky with pivots, O(r k²) for k columns; None where it would not pay."""
-    most = statistics.gram.shape[-1] // SHARE
-    if bool((statistics.count > most).any()):
-        return None
-    G, pivots = _pivoted(statistics.gram, most)
-    if G.shape[-1] > most:
-        return None
-    corner, moment = (_rows(matrix, pivots) for matrix in (G, statistics.moment))
-    used_up = corner.diagonal(dim1=-2, dim2=-1) == 0.0
-    return LowRankRoot(G, solve_lower(corner.tril() + torch.diag_embed(used_up.to(G)), moment))
-
-
-def _pivoted(matrix: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Return columns ``... x r x k`` and k pivots; k is more than ``most`` if unfinished.
-
-    Batch elements of lower rank than others get columns of zeros.
-    """
-    left = matrix.diagonal(dim1=-2, dim2=-1).clone()
-    nothing = _LEFT * left.sum(-1, keepdim=True)
-    G = matrix.new_zeros(*matrix.shape[:-1], most + 1)
-    pivots = torch.zeros(*matrix.shape[:-2], most + 1, dtype=torch.long, device=matrix.device)
-    for k in range(most + 1):
-        largest, pivot = left.max(-1, keepdim=True)
-        if bool((largest <= nothing).all()):
-            return G[..., :k], pivots[..., :k]
-        known = (G[..., :k] @ _rows(G[..., :k], pivot).mT).squeeze(-1)
-        column = (_rows(matrix, pivot).squeeze(-2) - known) / largest.clamp_min(nothing).sqrt()
-        G[..., k] = torch.where(largest > nothing, column, 0.0)
-        pivots[..., k] = pivot.squeeze(-1)
-        left = (left - G[..., k].square()).scatter(-1, pivot, 0.0)
-    return G, pivots
-
-
-def _rows(matrix: Tensor, index: Tensor) -> Tensor:
-    """Select some rows of each matrix, ``... x k x c``."""
-    return matrix.gather(-2, index.unsqueeze(-1).expand(*index.shape, matrix.shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -131,12 +63,10 @@ class NoiseGroup:
     Attributes:
         statistics: Statistics in whitened weights.
         level: Factor from relative to actual noise, ``... x m``, differentiable.
-        root: Root of the statistics, where there are few observations; else None.
     """
 
     statistics: SufficientStatistics[Tensor]
     level: Tensor
-    root: LowRankRoot | None = None
 
 
 def combine(groups: Sequence[NoiseGroup], residual: Tensor) -> InformationForm:
@@ -202,7 +132,7 @@ def subspace_log_marginal_likelihood(
 ) -> Tensor:
     """Return the log marginal likelihood for weights with prior N(0, prior), ``... x m``.
 
-    Cost O(r³), or O(r² k) where every group has a root of k columns. [Stanton2021, section 4.3]
+    Cost O(r³). [Stanton2021, section 4.3]
 
     Exact with its gradient, and smooth in the hyperparameters because the basis stays the same:
     ``∂/∂P = −½ (K − u uᵀ)``, see :class:`SubspacePosterior`, whose ``log_determinant`` enters the
@@ -218,7 +148,7 @@ def subspace_log_marginal_likelihood(
     """
     with torch.no_grad():
         evidence = combine(groups, residual)
-        posterior = _subspace_posterior(groups, residual, evidence, prior)
+        posterior = subspace_posterior(evidence, prior)
         K, u = posterior.K, posterior.u
         mean = prior @ u
         value = log_marginal_likelihood(evidence, mean, posterior.log_determinant)
@@ -236,25 +166,6 @@ def subspace_log_marginal_likelihood(
     for group, spread in zip(groups, spreads, strict=True):
         expected = expected + expected_misfit(group, residual, mean, spread)
     return value - (expected - expected.detach())
-
-
-def _subspace_posterior(
-    groups: Sequence[NoiseGroup], residual: Tensor, evidence: InformationForm, prior: Tensor
-) -> SubspacePosterior:
-    """Solve by a low-rank root G of the evidence, if there is one: ``A = G Gᵀ`` and moment ``G b``.
-
-    ``(I + A P)⁻¹ G = G (I + Gᵀ P G)⁻¹``, hence cost O(r² k) for k columns.
-    """
-    roots = [group.root.at_noise(group.level, residual) for group in groups if group.root]
-    if len(roots) < len(groups):
-        return subspace_posterior(evidence, prior)
-    G, b = torch.cat([G for G, _ in roots], -1), torch.cat([b for _, b in roots], -2)
-    inner = G.mT @ (prior @ G)
-    inner.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    factor = safe_cholesky(inner)
-    rows = solve_lower(factor, G.mT)
-    log_determinant = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return SubspacePosterior(rows.mT @ rows, rows.mT @ solve_lower(factor, b), log_determinant)
 
 
 def expected_misfit(group: NoiseGroup, residual: Tensor, mean: Tensor, spread: Tensor) -> Tensor:

@@ -66,6 +66,11 @@ class MeshPullBack:
             start = end
         return self.basis.in_order(result)
 
+    def diagonal(self, gram: NodeGram) -> Tensor:
+        """Compute the diagonal of :meth:`congruence`, ``... x m x r``. Cost O((7 g)^d Σ r_i)."""
+        pairs = zip(self._roots(), gram.blocks, strict=True)
+        return self.basis.joined([root.diagonal(block) for root, block in pairs])
+
     def transpose(self, moment: Tensor) -> Tensor:
         """Compute ``Rᵀ moment``, ``... x m x p x 2 -> ... x m x r x 2``. Cost O(p Σ r_i)."""
         rows = moment.split([grid.num_nodes for grid in self.mesh.parts], -2)
@@ -111,16 +116,31 @@ class KroneckerPullBack:
         scale = self.basis.scale[..., None, None]
         return torch.stack(results).reshape(*shape, *results[0].shape) * scale
 
+    def diagonal(self, gram: CellGram) -> Tensor:
+        """Compute the diagonal of :meth:`congruence`, ``... x m x r``. Cost O((7 g)^d Σ r_i)."""
+        squares = [_square_polynomials(root) for root in self._node_roots()]
+        sums = _along_each(gram.by_dimension().flatten(-self.grid.dim), squares)
+        chosen = sums[..., ravel(self.basis.index, [each.shape[-1] for each in squares])]
+        return chosen * self.basis.scale[..., None]
+
     def transpose(self, moment: Tensor) -> Tensor:
         """Compute ``Rᵀ moment``, ``... x m x p x 2 -> ... x m x r x 2``. Cost O(p Σ r_i)."""
         roots = self._node_roots()
         sizes = [root.shape[-1] for root in roots]
-        flat = moment.flatten(-2)
-        for root in roots:
-            flat = (flat.unflatten(-1, (root.shape[-2], -1)).mT @ root).flatten(-2)
+        flat = _along_each(moment.flatten(-2), roots)
         products = flat.unflatten(-1, (moment.shape[-1], math.prod(sizes)))
         chosen = products[..., ravel(self.basis.index, sizes)].mT
         return chosen * self.basis.scale.sqrt()[..., None, None]
+
+
+def _along_each(flat: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+    """Multiply one dimension after the other by a matrix, ``... x p_i x k_i``.
+
+    What is flat, ``... x p_1 ··· p_d c``, becomes ``... x c k_1 ··· k_d``.
+    """
+    for matrix in matrices:
+        flat = (flat.unflatten(-1, (matrix.shape[-2], -1)).mT @ matrix).flatten(-2)
+    return flat
 
 
 def contract(moments: Tensor, roots: list[Tensor], index: Tensor) -> Tensor:
@@ -210,6 +230,16 @@ def _pair_polynomials(values: Tensor) -> Tensor:
     for k in range(1, STENCIL):
         result.addcmul_(half[k][..., first], local[:, None, second, k])
     return result.flatten(0, 1)
+
+
+def _square_polynomials(values: Tensor) -> Tensor:
+    """Compute Legendre coefficients of squares of interpolated functions, cell by cell.
+
+    Node values of r one-dimensional functions, ``... x g x r``, to ``... x (cells · 7) x r``.
+    """
+    local = values.unfold(-2, STENCIL, 1)
+    coefficients = pair_coefficients().to(local)
+    return torch.einsum("ljk,...caj,...cak->...cla", coefficients, local, local).flatten(-3, -2)
 
 
 # --- prior moments of a basis's weights as functions of the kernel's hyperparameters -------------

@@ -10,14 +10,10 @@ import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from torch import Tensor
 
-from bo_stream.bases.grid.contraction import prior_covariance
 from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.statistics import NodeStatistics, check_room
-from bo_stream.marginal_likelihood import (
-    subspace_log_marginal_likelihood,
-)
 from bo_stream.models.inference import Inference, Prior, Solved, SolvedWeights
 from bo_stream.models.memory import Measured, Observations, check_remainder
 from bo_stream.models.outcomes.gaussian import DirichletScores, LabelOutcomes
@@ -415,12 +411,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         if space is None or not space.holds(kernel, noise):
             space = FitSubspace.around(kernel, noise, memory, self.tolerance, self.max_rank)
             cache = replace(cache, learning=space)
-        value = subspace_log_marginal_likelihood(
-            space.rooted(prior.noise_groups(space.memory, space.left_out(kernel))),
-            prior.target_map(),
-            prior_covariance(space.basis, kernel),
-        )
-        return value, cache
+        return space.log_marginal_likelihood(kernel, prior), cache
 
     def log_marginal_likelihood(
         self, memory: WiskiMemory, cache: GridCache | None, prior: Prior

@@ -241,6 +241,16 @@ class StreamMemory(OnGrid):
             return statistics
         return statistics.observed(basis.features(self.held.X), self.held.told)
 
+    def learned_squares(self, basis: GridBasis) -> Tensor:
+        """Sum squares of features over the observations of learned noise, ``... x m x r``.
+
+        The diagonal of a gram of :meth:`whitened`: stored sites have known noise. Cost
+        O((7 g)^d Σ r_i).
+        """
+        pairs = ((MeshPullBack(basis, memory.grid), memory.learned.gram) for memory in self)
+        first, *others = (T.diagonal(gram) for T, gram in pairs)
+        return sum(others, start=first)
+
     def settled(self) -> StreamMemory:
         """Copy the memory with the sites that are stored in the statistics, for good."""
         if self.held is None:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from bo_stream import WISKI
 from bo_stream.models.wiski import cache
-from bo_stream.models.wiski.cache import RADIUS
+from bo_stream.models.wiski.cache import FEW_FEATURES, RADIUS
+from bo_stream.models.wiski.memory import StreamMemory
 from bo_stream.testing.streams import assert_close
 from tests.oracles.interpolation import interpolation_weights, largest_eigenvectors, node_inputs
 from tests.oracles.kernels import dense_kernel
@@ -26,6 +27,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid"),
     pytest.mark.usefixtures("in_features"),
 ]
+
+
+@pytest.fixture(autouse=True, params=[FEW_FEATURES, 0], ids=["few features", "many features"])
+def _few_features(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few features have a prior covariance, many are whitened again."""
+    monkeypatch.setattr(cache, "FEW_FEATURES", request.param)
 
 
 def loss_of(model: WISKI) -> Tensor:
@@ -139,6 +146,24 @@ def test_the_space_has_as_many_features_as_the_noise_asks_for(
         assert model._cache.learning is not None
         ranks.append(model._cache.learning.basis.rank)
     assert 5 < ranks[0] < ranks[1] < ranks[2]
+
+
+@pytest.mark.parametrize("noise", ["learned", "mixed"])
+@pytest.mark.parametrize("name", ["scaled", "additive"])
+def test_squares_beyond_the_space_are_a_diagonal_of_the_statistics(name: str, noise: str) -> None:
+    """Of observations with learned noise, on all grids of the memory."""
+    data = observations(18).with_noise(noise)
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    parts = kernel("scaled", 2) + kernel("scaled", 2) if name == "additive" else kernel(name, 2)
+    model = WISKI(*data[:9].astuple(), covar_module=parts, grid_size=7, bounds=bounds)
+    model.refine(9)
+    model.update(*data[9:].astuple())
+    memory = model.memory
+    assert isinstance(memory, StreamMemory)
+    assert len(list(memory)) == 2
+    rest = model.inference.basis(memory.grid, model.prior).between(3, 20)
+    squares = memory.whitened(rest).learned.gram.diagonal(dim1=-2, dim2=-1)
+    assert_close(memory.learned_squares(rest), squares)
 
 
 def node_covariance(model: WISKI) -> Tensor:

@@ -16,9 +16,9 @@ from bo_stream import WISKI, learning
 from bo_stream.bases.grid.contraction import prior_covariance
 from bo_stream.bases.grid.kernel import kernel_factors
 from bo_stream.bases.kernels import LinearStem, ProductMatern
-from bo_stream.learning import FEW_FEATURES, LEFT_OUT, OnlineObjective
+from bo_stream.learning import LEFT_OUT, OnlineObjective
 from bo_stream.marginal_likelihood import subspace_log_marginal_likelihood, subspace_posterior
-from bo_stream.models.wiski.cache import WHITENED_ROWS
+from bo_stream.models.wiski.cache import FEW_FEATURES, WHITENED_ROWS
 from bo_stream.testing.streams import assert_close
 from tests.support.problems import Observations, observations
 
