@@ -514,10 +514,16 @@ def replace_repeated(points: Tensor, X: Tensor, candidates: Tensor, values: Tens
     """
     for i in range(len(points)):
         others = torch.cat((X, points[:i]))
-        near = others[others[:, 0] == points[i, 0]]  # few, if any
-        if bool((near == points[i]).all(-1).any()):
-            repeated = (candidates.unsqueeze(-2) == others).all(-1).any(-1)
-            points[i] = candidates[values[i].where(~repeated, -torch.inf).argmax()]
+        if _repeats(points[i], others):
+            order = values[i].argsort(descending=True).tolist()
+            fresh = (candidates[j] for j in order if not _repeats(candidates[j], others))
+            points[i] = next(fresh, points[i])
+
+
+def _repeats(x: Tensor, others: Tensor) -> bool:
+    """Tell whether a point is among others, ``n x d``, few of which share its first input."""
+    near = others[others[:, 0] == x[0]]
+    return bool((near == x).all(-1).any())
 
 
 def _are_in(keys: Tensor, some: list[int]) -> Tensor:

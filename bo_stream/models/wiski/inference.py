@@ -454,8 +454,8 @@ class GridInference(Inference[WiskiMemory, GridCache]):
     def refitted(
         self, memory: WiskiMemory, cache: GridCache | None, prior: Prior
     ) -> tuple[WiskiMemory, GridCache]:
-        """Check the grid against the new kernel."""
-        cache = GridCache.of(memory) if cache is None else cache
+        """Check the grid against the new kernel; a fit's space is no longer needed."""
+        cache = GridCache.of(memory) if cache is None else replace(cache, learning=None)
         if cache.checked is not None and is_in(prior.kernel, cache.checked):
             return memory, cache
         if not warn_of_resolution(self.kernel(prior), memory.grid):

@@ -148,6 +148,16 @@ def test_the_space_has_as_many_features_as_the_noise_asks_for(
     assert 5 < ranks[0] < ranks[1] < ranks[2]
 
 
+def test_the_space_ends_with_the_fit() -> None:
+    """It is large, and neither copied nor saved with the model."""
+    model = WISKI(*observations(18).astuple(), covar_module=kernel("scaled", 2), grid_size=(7, 8))
+    model.train()
+    loss_of(model)
+    assert model._cache.learning is not None
+    model.eval()
+    assert model._cache.learning is None
+
+
 @pytest.mark.parametrize("noise", ["learned", "mixed"])
 @pytest.mark.parametrize("name", ["scaled", "additive"])
 def test_squares_beyond_the_space_are_a_diagonal_of_the_statistics(name: str, noise: str) -> None:
