@@ -32,7 +32,6 @@ from bo_stream.executors.engine import (
     WaitingWarning,
     WorkerCount,
     check_picklable,
-    check_versions,
     check_workers,
     is_lost,
     versions,
@@ -252,7 +251,7 @@ class Executed(Evaluator[P, V]):
     def _begin(self, submission: _Submission[P, V]) -> None:
         task = submission.task
         try:
-            future = self._executor.submit(_attempt, self._work, task, versions())
+            future = self._executor.submit(attempt, self._work, task, versions())
         except RuntimeError as error:  # a broken pool, or one that was shut down
             raise UsageError(
                 f"The {type(self._executor).__name__} takes no tasks any more "
@@ -425,12 +424,6 @@ class _Submission(Generic[P, V]):
     losses: int = 0
     handed_out: float = 0.0
     next_look: float = 0.0
-
-
-def _attempt(work: Work[P, V], task: Task[P], expected: Mapping[str, str]) -> Outcome[V]:
-    """Evaluate once, on a worker, which may have come later than all checks."""
-    check_versions(expected)
-    return attempt(work, task)
 
 
 def check_timeout(timeout: float | None) -> None:

@@ -13,12 +13,9 @@ from functools import cache
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
-import torch
-from botorch.test_functions import synthetic
-from botorch.test_functions.base import ConstrainedBaseTestProblem
-from botorch.test_functions.synthetic import SyntheticTestFunction
 
 from bo_stream.errors import UsageError
+from bo_stream.executors.engine import check_versions
 from bo_stream.loops.models import import_function
 from bo_stream.loops.optimization.trials import LARGEST, Bounds, checked_bounds
 
@@ -92,6 +89,8 @@ class Objective(Work[tuple[float, ...], float]):
         """Return the value without noise, where it is known: of BoTorch's functions."""
         if self.is_own:
             return None
+        import torch  # late: a worker that evaluates a function of the user's does without
+
         return float(self.prepare().evaluate_true(torch.tensor([list(X)], dtype=torch.float64)))
 
 
@@ -153,6 +152,10 @@ def _test_function(name: str, dim: int | None) -> Any:
 @cache
 def _classes() -> dict[str, Any]:
     """Return BoTorch's functions of continuous inputs and one outcome without constraints."""
+    from botorch.test_functions import synthetic  # late: as torch
+    from botorch.test_functions.base import ConstrainedBaseTestProblem
+    from botorch.test_functions.synthetic import SyntheticTestFunction
+
     others = (SyntheticTestFunction, synthetic.AckleyMixed, synthetic.Labs)  # abstract, discrete
     return {
         name: kind
@@ -341,8 +344,22 @@ class InProcess(Evaluator[P, V]):
         self._tasks.clear()
 
 
-def attempt(work: Work[P, V], task: Task[P]) -> Outcome[V]:
-    """Evaluate once; an error, or a result of the wrong type, is an outcome, too."""
+def attempt(
+    work: Work[P, V], task: Task[P], expected: Mapping[str, str] | None = None
+) -> Outcome[V]:
+    """Evaluate once; an error, or a result of the wrong type, is an outcome, too.
+
+    Args:
+        work: The function.
+        task: What to evaluate.
+        expected: Versions of distributions that a worker needs, which may have come later than all
+            checks; None: any.
+
+    Raises:
+        UsageError: Another version is here.
+    """
+    if expected is not None:
+        check_versions(expected)
     started = time.monotonic()
     value, error = None, None
     try:
