@@ -319,26 +319,28 @@ class RegionGenerator(TorchGenerator):
         Returns:
             Mean and variance, ``1`` each.
         """
-        model = self._search.model
-        if model is None or int(gone.sum()) != 1 or len(X) != 1:
+        local = self._search.local
+        if local is None or int(gone.sum()) != 1 or len(X) != 1:
             return None
         rows, means, variances = self._each
         own = (rows == X).all(-1).nonzero().flatten()
         if len(own) == 0:
             mean, covariance = self.predict(X, observation_noise)
             return mean.flatten(), covariance.flatten()
-        noise = float(model.likelihood.noise) if observation_noise else 0.0
-        return self._in_units(means[own[:1]], variances[own[:1]] + noise)
+        variance = variances[own[:1]]
+        if observation_noise:
+            variance = variance + local.noise()[own[:1]]
+        return self._in_units(means[own[:1]], variance)
 
     @cached_property  # until the search follows other trials
     def _each(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the rows of the local model, and the prediction of each without it."""
         search, (model, scale) = self._search, self._local
-        rows = search.state.rows
+        rows, Yvar = search.state.rows, None if search.local is None else search.local.Yvar
         X = search.settings.to_unit_cube([self.ledger[key].X for key in rows])
         Y = torch.tensor([search.held[key] for key in rows], dtype=X.dtype)
         Z = scale.to_scale(search.settings.sign * Y).unsqueeze(-1)
-        return X, *moments(leave_one_out(model, X, Z, None, False).posterior)
+        return X, *moments(leave_one_out(model, X, Z, Yvar, False).posterior)
 
     def _in_units(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Transform means and variances of the model to those of outcomes, ``t`` each."""
@@ -399,10 +401,11 @@ class RegionAdapter(ReproducibleAdapter):
     def _ledger(self, data: ExperimentData) -> Ledger:
         """Return all arms of all trials as a ledger: those with an outcome by it. Cost O(n)."""
         (metric,) = self.outcomes
-        means = data.observation_data["mean"][metric].dropna()
-        keys = ("trial_index", "arm_name")
-        levels = [means.index.get_level_values(level) for level in keys]
-        told = dict(zip(zip(*levels, strict=True), means.tolist(), strict=True))
+        observed, keys = data.observation_data, ("trial_index", "arm_name")
+        told, errors = (
+            dict(zip(zip(*map(each.index.get_level_values, keys), strict=True), each, strict=True))
+            for each in (observed[what][metric].dropna() for what in ("mean", "sem"))
+        )
         X = dict(
             zip(data.arm_data.index, data.arm_data[self.parameters].to_numpy(float), strict=True)
         )
@@ -425,11 +428,14 @@ class RegionAdapter(ReproducibleAdapter):
                     status = "failed"
                 if x is None:  # outside of the search space
                     x, status = (math.nan,) * len(self.parameters), "withdrawn"
-                value = Y if status == "told" else None
+                value, error = (Y, errors.get(at)) if status == "told" else (None, None)
+                variance = None if error is None else float(error) ** 2
                 of_runs = [run.candidate_metadata_by_arm_signature or {} for run in runs]
                 metadata = [each.get(arm.signature) or {} for each in of_runs]
                 origins: Iterator[Origin] = (each[ORIGIN] for each in metadata if ORIGIN in each)
-                ledger.put(Trial(len(ledger), x, next(origins, "hand"), status, value))
+                ledger.put(
+                    Trial(len(ledger), x, next(origins, "hand"), status, value, Yvar=variance)
+                )
         return ledger
 
     @property

@@ -314,6 +314,29 @@ def test_an_outcome_of_before_may_be_corrected() -> None:
     assert first_of(prediction["loss"]) < -1.0
 
 
+def test_standard_errors_are_known_noise() -> None:
+    """Of the outcomes that have one, as also in what cross-validation predicts."""
+    client = in_region(floats(11))
+    client.attach_data(0, {"loss": (2.0, 0.5)})
+    client.attach_data(1, {"loss": (1.0, 0.0)})
+    client.get_next_trials(1)
+    generator = generator_of(client)
+    assert [trial.Yvar for trial in list(generator.ledger)[:3]] == [0.25, 0.0, None]
+    assert generator.search is not None
+    local = generator.search.local
+    assert local is not None
+    assert local.Yvar is not None
+    known = [key for key, value in zip(local.keys, local.Yvar, strict=True) if not value.isnan()]
+    assert known == [0, 1]
+    gone = torch.zeros(len(local.keys), dtype=torch.bool)
+    gone[0] = True
+    x = torch.tensor([generator.ledger[0].X], dtype=torch.float64)
+    pairs = [generator.predict_without("loss", gone, x, noisy) for noisy in (False, True)]
+    assert pairs[0] is not None
+    assert pairs[1] is not None
+    assert float(pairs[1][1]) > float(pairs[0][1])
+
+
 def test_pending_trials_are_passed_over_and_not_proposed_again() -> None:
     client = in_region(mixed(), batches=1)
     waiting = [p for _ in range(3) for p in client.get_next_trials(2).values()]

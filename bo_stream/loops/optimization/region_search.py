@@ -157,6 +157,11 @@ class LogScale:
         logs = torch.where(below > 0.0, -below.clamp_min(0.0).log1p(), -below)
         return (logs - self.mean) / self.sd
 
+    def noise_to_scale(self, Y: Tensor, Yvar: Tensor) -> Tensor:
+        """Transform noise variances of outcomes, by the slope there (delta method); NaN stays."""
+        below = ((self.best - Y) / self.unit).clamp_min(0.0)
+        return Yvar / (self.unit * (1.0 + below) * self.sd) ** 2
+
     def to_outcome(self, value: float) -> float:
         """Transform a value of the scale to an outcome."""
         log = self.mean + self.sd * value
@@ -171,6 +176,7 @@ class LocalFit:
         model: Of outcomes on ``scale`` at points of the unit cube.
         scale: Of the outcomes.
         keys: Keys of the outcomes.
+        Yvar: Their known noise variances on the scale, ``n x 1``, NaN where unknown; None: of all.
         means: Posterior means at their points, on the scale.
         best: Key of the largest mean.
         value: That mean, as an outcome: the posterior median there.
@@ -179,6 +185,7 @@ class LocalFit:
     model: AutoGP
     scale: LogScale
     keys: list[int]
+    Yvar: Tensor | None
     means: Tensor
     best: int
     value: float
@@ -189,6 +196,7 @@ class LocalFit:
         settings: OptimizationSettings,
         X: Tensor,
         Y: Tensor,
+        Yvar: Tensor | None,
         keys: list[int],
         scale: LogScale,
         values: Mapping[str, list[float]] | None,
@@ -200,6 +208,7 @@ class LocalFit:
             settings: Of the optimization.
             X: Points of the outcomes, then of failed trials, ``n x d``.
             Y: Their outcomes on the scale, ``n x 1``.
+            Yvar: Their known noise variances on the scale, ``n x 1``, NaN where unknown; None: all.
             keys: Of the outcomes.
             scale: Of the outcomes.
             values: Hyperparameters, which stay where none better can be learned; None: the first.
@@ -215,6 +224,7 @@ class LocalFit:
         model = AutoGP(
             X,
             Y,
+            Yvar,
             likelihood=likelihood.to(X),
             covar_module=many_input_kernel(settings.kernel, settings.dim).to(X),
             outcome_transform=None,
@@ -239,7 +249,15 @@ class LocalFit:
             mll.eval()
         means = predict_mean(model, X)[: len(keys)].to("cpu", torch.float64)
         value = scale.to_outcome(float(means.max()))
-        return cls(model, scale, keys, means, keys[int(means.argmax())], value)
+        known = None if Yvar is None else Yvar[: len(keys)]
+        return cls(model, scale, keys, known, means, keys[int(means.argmax())], value)
+
+    def noise(self) -> Tensor:
+        """Return the noise variances of the outcomes on the scale, known or learned, ``n``."""
+        learned = self.model.likelihood.noise.detach().expand(len(self.keys))
+        if self.Yvar is None:
+            return learned
+        return torch.where(self.Yvar.isnan(), learned.unsqueeze(-1), self.Yvar).squeeze(-1)
 
 
 class RegionSurrogate:
@@ -256,6 +274,7 @@ class RegionSurrogate:
         state: What the next points depend on.
         local: The local model; None until there are enough outcomes.
         held: Outcomes that the search has taken in, by key.
+        noise: Known noise variances of these outcomes, by key.
         refits: Numbers of outcomes at which hyperparameters were learned.
         validation: Empty: the model is another one at each step, of points chosen to be good.
         domain: Where points are proposed: the unit cube, unless another is set.
@@ -275,6 +294,7 @@ class RegionSurrogate:
         self.state = RegionState(TrustRegion(settings.dim, settings.q)) if state is None else state
         self.local: LocalFit | None = None
         self.held: dict[int, float] = {}
+        self.noise: dict[int, float] = {}
         self.refits = list(refits)
         self.validation = ProgressiveValidation()
         self.domain = Domain()
@@ -294,6 +314,7 @@ class RegionSurrogate:
             return self.model
         followed = ledger, ledger.changes
         told = {t.key: float(t.Y) for t in ledger if t.status == "told" and t.Y is not None}
+        noise = {t.key: t.Yvar for t in ledger if t.key in told and t.Yvar is not None}
         failed = [trial.key for trial in ledger.with_status("failed")]
         state, over = self.state, {*told, *failed}
         if len(ledger) > len(self._X):  # cached by key
@@ -301,9 +322,10 @@ class RegionSurrogate:
             X = self.settings.to_unit_cube(missing).to("cpu", torch.float64)
             self._X = torch.cat((self._X, X))
         new = [key for key in (*state.waiting, *range(state.ended, len(ledger))) if key in over]
-        if not new and told == self.held and self.local is not None:
+        if not new and (told, noise) == (self.held, self.noise) and self.local is not None:
             self._followed = followed
             return self.model
+        self.noise = noise
         state = replace(
             state,
             region=replace(state.region),
@@ -359,11 +381,16 @@ class RegionSurrogate:
         lost = [key for key in failed if key >= state.begun][-FAILED_ROWS:]
         X = self._X[rows + lost].to(like)
         values = torch.cat((values, values.min().expand(len(lost), 1)))
+        Yvar = None
+        if self.noise:
+            known = torch.tensor([self.noise.get(key, math.nan) for key in rows]).to(gains)
+            Yvar = scale.noise_to_scale(gains, known).clamp_min(LEAST_NOISE).to(like)
+            Yvar = torch.cat((Yvar, Yvar.new_full((len(lost),), math.nan))).unsqueeze(-1)
         grown = count >= min(GROWTH * state.fitted, state.fitted + OFTEN)
         iterations = LATER_FIT if learns and grown and self.settings.refit > 0.0 else 0
         if state.values is None:
             iterations = FIRST_FIT
-        data = self.settings, X, values, rows, scale
+        data = self.settings, X, values, Yvar, rows, scale
         try:
             local = LocalFit.of(*data, state.values, iterations)
         except NotPSDError:  # hyperparameters of other outcomes: begin with the first ones
@@ -435,7 +462,7 @@ class RegionSurrogate:
         bounds = self.domain.widened(state.region.bounds(local.model, X[0]), X[0])
         candidates = region_candidates(X, bounds, CANDIDATES, generator)
         candidates = self.domain.candidates(candidates, X[0], generator)
-        hottest = HOTTEST + float(local.model.likelihood.noise.detach().sqrt())
+        hottest = HOTTEST + float(local.noise().mean().sqrt())
         means = math.floor(MEANS * q + float(torch.rand(1, generator=generator)))
         factors = torch.linspace(COLDEST, hottest, q - means)
         if len(factors) == 1:

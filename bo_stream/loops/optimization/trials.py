@@ -151,6 +151,8 @@ class Trial:
         attempts: Number of evaluations that ended, well or not.
         error: Reason of the last failed attempt, even if a later one succeeds.
         seconds: Duration of the last attempt, where it is known.
+        Yvar: Known noise variance of the outcome, which the search of a region learns from; None:
+            it is not known.
     """
 
     key: int
@@ -161,6 +163,7 @@ class Trial:
     attempts: int = 0
     error: str | None = None
     seconds: float | None = None
+    Yvar: float | None = None
 
 
 class Ledger:

@@ -156,7 +156,7 @@ def test_nothing_is_fitted_again_until_the_ledger_changes(monkeypatch: pytest.Mo
     fits: list[int] = []
     fit = region_module.LocalFit.of
     monkeypatch.setattr(
-        region_module.LocalFit, "of", lambda *data: fits.append(len(data[3])) or fit(*data)
+        region_module.LocalFit, "of", lambda *data: fits.append(len(data[4])) or fit(*data)
     )
     optimizer.best()
     asked = optimizer.ask()
@@ -230,6 +230,49 @@ def test_amended_and_withdrawn_outcomes_leave_the_model() -> None:
     assert best.trial.key == former.key
     assert surrogate_of(optimizer).held[former.key] == -5.0
     tell_all(optimizer, optimizer.ask())
+
+
+def told_with_noise(optimizer: Optimizer, key: int, Y: float, Yvar: float | None) -> None:
+    """Put an outcome with a known noise variance into the ledger, as Ax's adapter does."""
+    optimizer.ledger.put(replace(optimizer.ledger[key], status="told", Y=Y, Yvar=Yvar))
+
+
+def test_known_noise_is_that_of_the_model() -> None:
+    optimizer = started(REGION)
+    optimizer.fail(optimizer.ask(1)[0].key, "no power")
+    trials = optimizer.ledger.with_status("told")
+    for trial in trials[1:]:
+        told_with_noise(optimizer, trial.key, float(trial.Y or 0.0), 0.3 + trial.key)
+    search = surrogate_of(optimizer)
+    model = search.follow(optimizer.ledger)
+    local = search.local
+    assert model is not None
+    assert local is not None
+    assert local.Yvar is not None
+    assert local.keys == [trial.key for trial in trials]
+    assert bool(local.Yvar[0].isnan())  # of which nothing is known
+    step = 1e-6
+    for row, trial in list(enumerate(trials))[1:]:
+        Y = torch.tensor([-float(trial.Y or 0.0)], dtype=torch.float64)  # small is good
+        low, high = (local.scale.to_scale(Y + change) for change in (-step, 0.0))
+        wanted = (0.3 + trial.key) * float((high - low) / step) ** 2  # nothing is above the best
+        assert float(local.Yvar[row]) == pytest.approx(wanted, rel=1e-4)
+    assert torch.equal(local.noise()[1:], local.Yvar[1:, 0])
+    learned = local.model.likelihood.noise.detach()
+    assert float(local.noise()[0]) == pytest.approx(float(learned))
+
+
+def test_a_lucky_outcome_of_much_noise_is_not_recommended() -> None:
+    """Its known noise says that it is luck; were it told as precise, it would be the best."""
+    best = []
+    for Yvar in (1e-4, 100.0):
+        optimizer = started(REGION, steps=1)
+        for trial in optimizer.ledger.with_status("told"):
+            told_with_noise(optimizer, trial.key, float(trial.Y or 0.0), 1e-4)
+        lucky = max(optimizer.ledger.with_status("told"), key=lambda trial: float(trial.Y or 0.0))
+        told_with_noise(optimizer, lucky.key, -3.0, Yvar)
+        best.append(optimizer.best().trial.key == lucky.key)
+    assert best == [True, False]
 
 
 def test_all_outcomes_withdrawn_is_a_fresh_start() -> None:
