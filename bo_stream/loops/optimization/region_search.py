@@ -325,7 +325,6 @@ class RegionSurrogate:
         if not new and (told, noise) == (self.held, self.noise) and self.local is not None:
             self._followed = followed
             return self.model
-        self.noise = noise
         state = replace(
             state,
             region=replace(state.region),
@@ -339,11 +338,13 @@ class RegionSurrogate:
             # the same rows, unless there are new ones
             again = not new and bool(state.rows) and set(state.rows) <= told.keys()
             rows = state.rows if again else self._nearest(state, own, told)
-            local, state = self._fitted(state, told, rows, failed, len(own), learns=not again)
+            learns = not again
+            local, state = self._fitted(state, told, noise, rows, failed, len(own), learns)
             if new and len(state.newest) >= min(self.settings.q, len(own)):
                 state = self._updated(state, local, ledger)
                 local = local if state.rows else None  # the region has ended
-        self.state, self.held, self.local, self._followed = state, told, local, followed
+        self.state, self.held, self.noise, self.local = state, told, noise, local
+        self._followed = followed
         return self.model
 
     def _gains(self, keys: list[int], told: Mapping[int, float]) -> Tensor:
@@ -369,6 +370,7 @@ class RegionSurrogate:
         self,
         state: RegionState,
         told: Mapping[int, float],
+        noise: Mapping[int, float],
         rows: list[int],
         failed: list[int],
         count: int,
@@ -382,8 +384,8 @@ class RegionSurrogate:
         X = self._X[rows + lost].to(like)
         values = torch.cat((values, values.min().expand(len(lost), 1)))
         Yvar = None
-        if self.noise:
-            known = torch.tensor([self.noise.get(key, math.nan) for key in rows]).to(gains)
+        if noise:
+            known = torch.tensor([noise.get(key, math.nan) for key in rows]).to(gains)
             Yvar = scale.noise_to_scale(gains, known).clamp_min(LEAST_NOISE).to(like)
             Yvar = torch.cat((Yvar, Yvar.new_full((len(lost),), math.nan))).unsqueeze(-1)
         grown = count >= min(GROWTH * state.fitted, state.fitted + OFTEN)
