@@ -145,6 +145,7 @@ def build_model(
     kernel: Kernel,
     grid: tuple[int, ...] | None,
     family: str | tuple[str, ...] | None = None,
+    Yvar: Tensor | None = None,
 ) -> StreamingGP:
     """Build a model of the first outcomes, ``n x 1``, at inputs in the unit cube, ``n x d``.
 
@@ -159,6 +160,8 @@ def build_model(
         family: That model auto is in and stays in: ``exact``, with the kernel as it is, or
             ``WISKI``; or those that it goes through, one after the other; None: all. Given a grid
             it is WISKI.
+        Yvar: Known noise variances of the outcomes, ``n x 1``, NaN where unknown; None: of all. A
+            model of another likelihood takes none.
     """
     from bo_stream.bases.kernels import as_product
 
@@ -169,6 +172,8 @@ def build_model(
         options["families"] = "WISKI" if grid is not None else family
     if grid is not None:
         options["grid_size"] = grid * X.shape[-1] if len(grid) == 1 else grid
+    if Yvar is not None:
+        options["train_Yvar"] = Yvar
     try:
         if kind.build is None:
             return kind.model(X, Y, covar_module=kernel, **options)

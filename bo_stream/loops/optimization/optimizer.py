@@ -47,6 +47,7 @@ class Surrogate:
     Attributes:
         model: None until there are enough outcomes.
         held: Outcomes in the model's memory, by key.
+        noise: Known noise variances of these outcomes, by key.
         refits: Numbers of outcomes at which the hyperparameters were learned.
         unit: Unit of the outcomes in the model: acquisition functions have absolute tolerances.
         is_whole: False while the model is being brought to the ledger.
@@ -59,6 +60,7 @@ class Surrogate:
         settings: OptimizationSettings,
         model: StreamingGP | None = None,
         held: Mapping[int, float] | None = None,
+        noise: Mapping[int, float] | None = None,
         refits: Sequence[int] = (),
         unit: float = 1.0,
         validation: ProgressiveValidation | None = None,
@@ -69,18 +71,23 @@ class Surrogate:
             UsageError: A model cannot be built with these settings: raised before any evaluation.
         """
         self.settings, self.model, self.unit = settings, model, unit
-        self.held, self.refits = dict(held or {}), list(refits)
+        self.held, self.noise, self.refits = dict(held or {}), dict(noise or {}), list(refits)
         self.is_whole = True
         self.validation = ProgressiveValidation() if validation is None else validation
         if model is None:
-            self._built(*self._data(Ledger(), {}))
+            self._built(*self._data(Ledger(), {}, {}))
 
     def follow(self, ledger: Ledger) -> StreamingGP | None:
         """Bring the model to the ledger's told outcomes, learn where due, and return the model."""
         told = ledger.with_status("told")
         wanted = {trial.key: trial.Y for trial in told if trial.Y is not None}
-        stale = {key: Y for key, Y in sorted(self.held.items()) if wanted.get(key) != Y}
-        fresh = {key: Y for key, Y in wanted.items() if self.held.get(key) != Y}
+        noise = {trial.key: trial.Yvar for trial in told if trial.Yvar is not None}
+        before, after = (
+            {key: (Y, known.get(key)) for key, Y in outcomes.items()}
+            for outcomes, known in ((self.held, self.noise), (wanted, noise))
+        )
+        stale = {key: Y for key, Y in sorted(self.held.items()) if after.get(key) != before[key]}
+        fresh = {key: Y for key, Y in wanted.items() if before.get(key) != after[key]}
         if not stale and not fresh:
             return self.model
         self.is_whole = False
@@ -91,14 +98,14 @@ class Surrogate:
             self.validation = ProgressiveValidation()
             if len(wanted) >= FEWEST:
                 self.unit = unit_of(list(wanted.values()))
-                self.model = self._built(*self._data(ledger, wanted))
+                self.model = self._built(*self._data(ledger, wanted, noise))
                 self.held = wanted
         elif stale and not retracts_exactly(previous):
             if fresh:
-                self.validation.add(previous, *self._data(ledger, fresh))
+                self.validation.add(previous, *self._data(ledger, fresh, noise))
             # a model of the other outcomes, with hyperparameters and log of the previous one
             kernel = deepcopy(previous.covar_module)
-            self.model = self._built(*self._data(ledger, wanted), kernel)
+            self.model = self._built(*self._data(ledger, wanted, noise), kernel)
             self.model._first_values = previous._first_values
             set_hyperparameters(self.model, hyperparameters(previous))
             for event in previous.numerical_log:
@@ -106,11 +113,12 @@ class Surrogate:
             self.held = wanted
         else:
             if stale:
-                previous.retract(*self._data(ledger, stale))
+                previous.retract(*self._data(ledger, stale, self.noise))
             self.held = {key: Y for key, Y in self.held.items() if key not in stale}
             if fresh:
-                self.validation.observe(previous, *self._data(ledger, fresh))
+                self.validation.observe(previous, *self._data(ledger, fresh, noise))
             self.held |= fresh
+        self.noise = noise
         count, last = len(self.held), self.refits[-1] if self.refits else 0
         if self.model is not None and refit_is_due(count, last, self.settings.refit):
             learn(self.model)
@@ -118,18 +126,24 @@ class Surrogate:
         self.is_whole = True
         return self.model
 
-    def _built(self, X: Tensor, Y: Tensor, kernel: Kernel | None = None) -> StreamingGP:
+    def _built(
+        self, X: Tensor, Y: Tensor, Yvar: Tensor | None, kernel: Kernel | None = None
+    ) -> StreamingGP:
         settings = self.settings
         if kernel is None:
             kernel = KERNELS[settings.kernel](settings.dim)
         kernel, options = kernel.to(X), settings.model_options
-        return build_model(settings.model, options, X, Y, kernel, settings.grid)
+        return build_model(settings.model, options, X, Y, kernel, settings.grid, Yvar=Yvar)
 
-    def _data(self, ledger: Ledger, outcomes: Mapping[int, float]) -> tuple[Tensor, Tensor]:
-        """Return inputs and outcomes, by key, as the model takes them."""
+    def _data(
+        self, ledger: Ledger, outcomes: Mapping[int, float], noise: Mapping[int, float]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return inputs, outcomes and known noise variances, by key, as the model takes them."""
         X = self.settings.to_unit_cube([ledger[key].X for key in outcomes])
         Y = X.new_tensor([y / self.unit for y in outcomes.values()])
-        return X, Y.unsqueeze(-1) * self.settings.sign
+        known = [noise.get(key, math.nan) / self.unit**2 for key in outcomes]
+        Yvar = None if all(map(math.isnan, known)) else X.new_tensor(known).unsqueeze(-1)
+        return X, Y.unsqueeze(-1) * self.settings.sign, Yvar
 
 
 def learn(model: StreamingGP) -> None:
@@ -281,9 +295,12 @@ class Optimizer:
 
     # --- outcomes -----------------------------------------------------------------------------
 
-    def tell(self, key: int, Y: float, seconds: float | None = None) -> Trial:
+    def tell(
+        self, key: int, Y: float, seconds: float | None = None, Yvar: float | None = None
+    ) -> Trial:
         """Record the outcome of a pending (or failed) trial; see :meth:`Ledger.tell`."""
-        return self.ledger.tell(key, Y, seconds)
+        self._check_noise(Yvar)
+        return self.ledger.tell(key, Y, seconds, Yvar)
 
     def fail(self, key: int, error: str, seconds: float | None = None) -> Trial:
         """Record that an evaluation failed; see :meth:`Ledger.fail`."""
@@ -293,9 +310,17 @@ class Optimizer:
         """Make a failed trial pending again; see :meth:`Ledger.retry`."""
         return self.ledger.retry(key)
 
-    def amend(self, key: int, Y: float) -> Trial:
+    def amend(self, key: int, Y: float, Yvar: float | None = None) -> Trial:
         """Correct or set an outcome; see :meth:`Ledger.amend`."""
-        return self.ledger.amend(key, Y)
+        self._check_noise(Yvar)
+        return self.ledger.amend(key, Y, Yvar)
+
+    def _check_noise(self, Yvar: float | None) -> None:
+        if Yvar is not None and self.settings.model == "osvgp":
+            raise UsageError(
+                "Model osvgp has a likelihood of its own, which knows no noise of single outcomes: "
+                "leave Yvar out, or name another model."
+            )
 
     def withdraw(self, key: int) -> Trial:
         """Delete a trial, and its outcome from the model; see :meth:`Ledger.withdraw`."""
@@ -364,6 +389,7 @@ def save_optimizer(
             surrogate = Surrogate(optimizer.settings)
         about = {
             "held": list(surrogate.held.items()),
+            "noise": list(surrogate.noise.items()),
             "refits": surrogate.refits,
             "unit": surrogate.unit,
             "validation": surrogate.validation.state(),
@@ -421,6 +447,7 @@ def parsed_optimizer(
         search = RegionSurrogate(settings, region_state(state["region"]), state["refits"])
         return Optimizer(settings, ledger, search)
     held = {int(key): float(Y) for key, Y in state["held"]}
+    noise = {int(key): float(variance) for key, variance in state.get("noise", ())}
     if "surrogate" in content["models"]:
         file = from_record(ModelFile, content["models"]["surrogate"])
         if file.observations != len(held):
@@ -430,7 +457,8 @@ def parsed_optimizer(
             )
         model = file.read(folder, MODELS[settings.model].model, settings.device)
     validation = ProgressiveValidation.of_state(state["validation"])
-    surrogate = Surrogate(settings, model, held, state["refits"], float(state["unit"]), validation)
+    unit, refits = float(state["unit"]), state["refits"]
+    surrogate = Surrogate(settings, model, held, noise, refits, unit, validation)
     return Optimizer(settings, ledger, surrogate)
 
 

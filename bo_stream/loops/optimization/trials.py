@@ -151,8 +151,7 @@ class Trial:
         attempts: Number of evaluations that ended, well or not.
         error: Reason of the last failed attempt, even if a later one succeeds.
         seconds: Duration of the last attempt, where it is known.
-        Yvar: Known noise variance of the outcome, which the search of a region learns from; None:
-            it is not known.
+        Yvar: Known noise variance of the outcome; None: it is not known.
     """
 
     key: int
@@ -215,34 +214,45 @@ class Ledger:
         self.changes += 1
         return trial
 
-    def tell(self, key: int, Y: float, seconds: float | None = None) -> Trial:
+    def tell(
+        self, key: int, Y: float, seconds: float | None = None, Yvar: float | None = None
+    ) -> Trial:
         """Record the finite outcome of a pending or failed trial.
 
         Telling it again changes nothing; telling another one is an error.
+
+        Args:
+            key: Of the trial.
+            Y: Its outcome.
+            seconds: Duration of the evaluation.
+            Yvar: Known noise variance of the outcome; None: it is learned.
         """
-        trial, value = self[key], _checked_outcome(key, Y)
+        trial, value, noise = self[key], _checked_outcome(key, Y), _checked_noise(key, Yvar)
         if trial.status == "withdrawn":
             raise UsageError(f"Trial {key} was withdrawn. To bring it back, amend it.")
         if trial.status != "told":
             attempts = trial.attempts + 1
             return self.put(
-                replace(trial, status="told", Y=value, attempts=attempts, seconds=seconds)
+                replace(
+                    trial, status="told", Y=value, attempts=attempts, seconds=seconds, Yvar=noise
+                )
             )
-        if value != trial.Y:
+        if (value, noise) != (trial.Y, trial.Yvar):
             raise UsageError(
-                f"Trial {key} was told {trial.Y:g} already, got {value:g}. To correct it, amend it."
+                f"Trial {key} was told {_spelled(trial.Y, trial.Yvar)} already, got "
+                f"{_spelled(value, noise)}. To correct it, amend it."
             )
         return trial
 
-    def amend(self, key: int, Y: float) -> Trial:
-        """Set the outcome, a finite number, of a trial of any status."""
-        trial, value = self[key], _checked_outcome(key, Y)
+    def amend(self, key: int, Y: float, Yvar: float | None = None) -> Trial:
+        """Set the outcome, a finite number, of a trial of any status, and its known noise."""
+        trial, value, noise = self[key], _checked_outcome(key, Y), _checked_noise(key, Yvar)
         attempts = max(trial.attempts, 1)
-        return self.put(replace(trial, status="told", Y=value, attempts=attempts))
+        return self.put(replace(trial, status="told", Y=value, attempts=attempts, Yvar=noise))
 
     def withdraw(self, key: int) -> Trial:
         """Delete a trial, told or not; withdrawing it again changes nothing."""
-        return self.put(replace(self[key], status="withdrawn", Y=None))
+        return self.put(replace(self[key], status="withdrawn", Y=None, Yvar=None))
 
     def fail(self, key: int, error: str, seconds: float | None = None) -> Trial:
         """Record that an attempt at a pending or failed trial failed."""
@@ -303,3 +313,22 @@ def _checked_outcome(key: int, Y: float) -> float:
             f"{value}. If its evaluation failed, say fail."
         )
     return value
+
+
+def _checked_noise(key: int, Yvar: float | None) -> float | None:
+    if Yvar is None:
+        return None
+    try:
+        value = float(Yvar)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        value = math.nan
+    if not 0.0 <= value <= LARGEST**2:
+        raise UsageError(
+            f"Expected the noise variance of trial {key} as a number of at least 0, got {Yvar!r}. "
+            "Leave it out where it is not known."
+        )
+    return value
+
+
+def _spelled(Y: float | None, Yvar: float | None) -> str:
+    return f"{Y:g}" if Yvar is None else f"{Y:g} with a noise variance of {Yvar:g}"

@@ -16,7 +16,7 @@ from torch import Tensor
 from bo_stream import WISKI, AutoGP
 from bo_stream.acquisition import sample_paths
 from bo_stream.errors import UsageError
-from bo_stream.loops.models import KERNELS
+from bo_stream.loops.models import KERNELS, MODELS
 from bo_stream.loops.optimization import (
     OptimizationSettings,
     Optimizer,
@@ -196,9 +196,11 @@ def rebuilt(optimizer: Optimizer) -> WISKI:
     """A model of the told outcomes, built at once, with the same hyperparameters."""
     told, settings = optimizer.ledger.with_status("told"), optimizer.settings
     X = settings.to_unit_cube(points(told))
-    Y = -torch.tensor([[trial.Y] for trial in told], dtype=torch.float64) / optimizer.surrogate.unit
+    unit, noise = optimizer.surrogate.unit, [[trial.Yvar] for trial in told]
+    Y = -torch.tensor([[trial.Y] for trial in told], dtype=torch.float64) / unit
+    Yvar = torch.tensor(noise, dtype=torch.float64) / unit**2 if any(v for (v,) in noise) else None
     bounds = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
-    model = WISKI(X, Y, covar_module=KERNELS[settings.kernel](1), bounds=bounds, grid_size=24)
+    model = WISKI(X, Y, Yvar, covar_module=KERNELS[settings.kernel](1), bounds=bounds, grid_size=24)
     model.load_state_dict(of(optimizer).state_dict())
     return model
 
@@ -225,6 +227,64 @@ def test_amended_and_withdrawn_outcomes_leave_the_model_of_a_rebuild() -> None:
     torch.testing.assert_close(got.variance, expected.variance, rtol=1e-8, atol=1e-8)
     assert set(optimizer.surrogate.held) == {0, 1, 3, 4, 5, 6, failed.key}
     assert optimizer.surrogate.held[1] == 5.5
+
+
+def test_known_noise_is_that_of_the_model(tmp_path: Path) -> None:
+    """Through an amended outcome, and after a run was saved and loaded."""
+    optimizer = Optimizer(replace(QUICK, refit=0.0))
+    for trial in optimizer.ask(4):
+        optimizer.tell(trial.key, bowl(list(trial.X)), Yvar=0.1 + trial.key)
+    (late,) = optimizer.ask()
+    optimizer.tell(late.key, bowl(list(late.X)), Yvar=3.0)
+    optimizer.best()
+    optimizer.amend(1, 0.5, Yvar=2.0)
+    optimizer.amend(2, float(optimizer.ledger[2].Y or 0.0), Yvar=0.7)  # the same outcome
+    optimizer.best()
+    save_optimizer(tmp_path, optimizer)
+    loaded, _ = load_optimizer(tmp_path)
+    X = torch.linspace(0, 1, 40, dtype=torch.float64).unsqueeze(-1)
+    expected = rebuilt(optimizer).posterior(X)
+    for one in (optimizer, loaded):
+        assert one.surrogate.noise == {0: 0.1, 1: 2.0, 2: 0.7, 3: 3.1, late.key: 3.0}
+        torch.testing.assert_close(of(one).posterior(X).mean, expected.mean, rtol=1e-8, atol=1e-8)
+    assert points(loaded.ask(2)) == points(optimizer.ask(2))
+
+
+@pytest.mark.parametrize(
+    "options", [{"search": "region"}, *({"model": m} for m in MODELS if m != "osvgp")], ids=str
+)
+def test_a_lucky_outcome_of_much_noise_is_not_recommended(options: dict[str, Any]) -> None:
+    """Were it told as precise, it would be the best."""
+    plane = replace(QUICK, bounds=QUICK.bounds * 2, grid=None, initial=12)
+    best = []
+    for Yvar in (1e-4, 100.0):
+        optimizer = Optimizer(replace(plane, **options))
+        for trial in optimizer.ask(12):
+            optimizer.tell(trial.key, bowl(list(trial.X)), Yvar=1e-4)
+        lucky = max(optimizer.ledger, key=lambda trial: float(trial.Y or 0.0))
+        optimizer.amend(lucky.key, -3.0, Yvar)
+        best.append(optimizer.best().trial.key == lucky.key)
+    assert best == [True, False]
+
+
+def test_noise_that_is_none() -> None:
+    optimizer = started(steps=0)
+    for wrong in (-1.0, math.nan, math.inf, "small"):
+        with pytest.raises(
+            UsageError, match=r"noise variance of trial 0 as a number of at least 0"
+        ):
+            optimizer.amend(0, 1.0, wrong)  # type: ignore[arg-type]
+    before = optimizer.amend(0, 1.0, 0.25)
+    assert optimizer.tell(0, 1.0, Yvar=0.25) == before
+    with pytest.raises(UsageError, match=r"told 1 with a noise variance of 0\.25 .*, got 1\. To"):
+        optimizer.tell(0, 1.0)
+    assert optimizer.ledger[0] == before
+    assert optimizer.withdraw(0).Yvar is None
+    robust = Optimizer(replace(QUICK, grid=None, model="osvgp"))
+    (trial,) = robust.ask(1)
+    with pytest.raises(UsageError, match="osvgp has a likelihood of its own"):
+        robust.tell(trial.key, 1.0, Yvar=0.1)
+    assert robust.pending == [trial]
 
 
 def test_all_outcomes_withdrawn_is_a_fresh_start() -> None:

@@ -232,17 +232,12 @@ def test_amended_and_withdrawn_outcomes_leave_the_model() -> None:
     tell_all(optimizer, optimizer.ask())
 
 
-def told_with_noise(optimizer: Optimizer, key: int, Y: float, Yvar: float | None) -> None:
-    """Put an outcome with a known noise variance into the ledger, as Ax's adapter does."""
-    optimizer.ledger.put(replace(optimizer.ledger[key], status="told", Y=Y, Yvar=Yvar))
-
-
 def test_known_noise_is_that_of_the_model() -> None:
     optimizer = started(REGION)
     optimizer.fail(optimizer.ask(1)[0].key, "no power")
     trials = optimizer.ledger.with_status("told")
     for trial in trials[1:]:
-        told_with_noise(optimizer, trial.key, float(trial.Y or 0.0), 0.3 + trial.key)
+        optimizer.amend(trial.key, float(trial.Y or 0.0), Yvar=0.3 + trial.key)
     search = surrogate_of(optimizer)
     model = search.follow(optimizer.ledger)
     local = search.local
@@ -260,19 +255,6 @@ def test_known_noise_is_that_of_the_model() -> None:
     assert torch.equal(local.noise()[1:], local.Yvar[1:, 0])
     learned = local.model.likelihood.noise.detach()
     assert float(local.noise()[0]) == pytest.approx(float(learned))
-
-
-def test_a_lucky_outcome_of_much_noise_is_not_recommended() -> None:
-    """Its known noise says that it is luck; were it told as precise, it would be the best."""
-    best = []
-    for Yvar in (1e-4, 100.0):
-        optimizer = started(REGION, steps=1)
-        for trial in optimizer.ledger.with_status("told"):
-            told_with_noise(optimizer, trial.key, float(trial.Y or 0.0), 1e-4)
-        lucky = max(optimizer.ledger.with_status("told"), key=lambda trial: float(trial.Y or 0.0))
-        told_with_noise(optimizer, lucky.key, -3.0, Yvar)
-        best.append(optimizer.best().trial.key == lucky.key)
-    assert best == [True, False]
 
 
 def test_all_outcomes_withdrawn_is_a_fresh_start() -> None:
