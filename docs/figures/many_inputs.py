@@ -2,13 +2,17 @@
 
 ``python docs/figures/many_inputs.py`` draws a region and puts the table into the page. With a
 folder, it first takes the results of ``python -m benchmarks.optimization.many_inputs --out FOLDER``
-from there: both pictures, and the medians in many-inputs.json.
+from there: every search, in measured/many_inputs.zip, both pictures, and the medians in
+many-inputs.json. To go on from the searches, unpack them in ``FOLDER/many_inputs``.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
+from benchmarks.optimization.many_input_problems import PROBLEMS
 from benchmarks.optimization.many_input_results import (
     Run,
     methods_of,
@@ -36,41 +41,52 @@ from docs.figures.shared import digest, save, write_part
 
 HERE = Path(__file__).parent
 NUMBERS = HERE / "many-inputs.json"
+SEARCHES = HERE / "measured" / "many_inputs.zip"
 DRAWING = HERE / "region.svg"
 PICTURES = (HERE / "many_inputs.png", HERE / "many_inputs_cost.png")
 PAGE = HERE.parent / "choosing" / "many-inputs.md"
 
-EARLY, LATE = 200, 1_000
-"""Numbers of evaluations in the table."""
+TABLES = ((500, 1_000), (2_000, 5_000))
+"""Numbers of evaluations in each table: a number, and a later one in brackets."""
 
 
 # --- what was measured --------------------------------------------------------------------------
 
 
 def take(folder: Path) -> None:
-    """Draw the pictures of a benchmark's results here, and keep its medians."""
-    runs = read_runs(folder / "many_inputs")
-    write_pictures(runs, read_costs(folder / "many_inputs"), HERE)
+    """Pack a benchmark's searches here, draw their pictures, and keep their medians."""
+    shutil.make_archive(str(SEARCHES.with_suffix("")), "zip", folder / "many_inputs")
+    write_pictures(read_runs(folder / "many_inputs"), read_costs(folder / "many_inputs"), HERE)
+    digests = {picture.name: digest(picture) for picture in PICTURES}
+    NUMBERS.write_text(json.dumps({**summary(), "pictures": digests}, indent=1) + "\n", "utf-8")
+
+
+def summary() -> dict[str, Any]:
+    """Return seeds by method, and medians by function, method and number of evaluations."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.unpack_archive(SEARCHES, folder)
+        runs = read_runs(Path(folder))
+    order = list(PROBLEMS)
+    functions = sorted({run.function for run in runs}, key=order.index)
     medians = {
         function: {
-            method: {str(n): _median(runs, function, method, n) for n in (EARLY, LATE)}
+            method: {str(n): _median(runs, function, method, n) for pair in TABLES for n in pair}
             for method in methods_of(run for run in runs if run.function == function)
         }
-        for function in dict.fromkeys(run.function for run in runs)
+        for function in functions
     }
-    seeds = {
-        method: min(
-            sum(run.method == method and run.function == function for run in runs)
-            for function in medians
-        )
-        for method in methods_of(runs)
-    }
-    digests = {picture.name: digest(picture) for picture in PICTURES}
-    found = {"seeds": seeds, "medians": medians, "pictures": digests}
-    NUMBERS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    seeds = {method: _seeds(runs, functions, method) for method in methods_of(runs)}
+    return {"seeds": seeds, "medians": medians}
 
 
-def _median(runs: list[Run], function: str, method: str, n: int) -> float | None:
+def _seeds(runs: Sequence[Run], functions: Sequence[str], method: str) -> tuple[int, int]:
+    """Return the least and the largest number of seeds that a method was run with."""
+    own = [run for run in runs if run.method == method]
+    numbers = [len({run.seed for run in own if run.function == name}) for name in functions]
+    return min(numbers), max(numbers)
+
+
+def _median(runs: Sequence[Run], function: str, method: str, n: int) -> float | None:
     values = regrets_at(runs, function, method, n)
     return quartiles(values)[1] if values else None
 
@@ -80,20 +96,17 @@ def measured() -> str:
     if not NUMBERS.exists():
         return ""
     found = json.loads(NUMBERS.read_text(encoding="utf-8"))
-    medians: dict[str, dict[str, dict[str, float | None]]] = found["medians"]
-    methods = [method for method, number in found["seeds"].items() if number > 0]
-    seeds = [f"{found['seeds'][method]}" for method in methods]
+    seeds: dict[str, tuple[int, int]] = found["seeds"]
+    spelled = (
+        f"{method} {least if least == most else f'{least} to {most}'}"
+        for method, (least, most) in seeds.items()
+    )
     lines = [
         "",
         f"![Regret by evaluations, beside the peers](../figures/{PICTURES[0].name})",
         "",
-        f"Median after {LATE:,} evaluations, and after {EARLY} in brackets; the least after "
-        f"{LATE:,} is bold. Methods were run with as many seeds as the last row says, or one more.",
-        "",
-        f"| function | {' | '.join(methods)} |",
-        f"|---|{'---|' * len(methods)}",
-        *(f"| {name} | {' | '.join(_cells(row, methods))} |" for name, row in medians.items()),
-        f"| seeds | {' | '.join(seeds)} |",
+        *(line for pair in TABLES for line in _table(found["medians"], list(seeds), *pair)),
+        f"Seeds: {', '.join(spelled)}.",
         "",
         f"![Processor time of a proposal, beside the peers](../figures/{PICTURES[1].name})",
         "",
@@ -101,15 +114,32 @@ def measured() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cells(row: dict[str, dict[str, Any]], methods: list[str]) -> list[str]:
-    late = {method: row.get(method, {}).get(str(LATE)) for method in methods}
-    least = min((value for value in late.values() if value is not None), default=None)
+def _table(medians: dict[str, Any], methods: list[str], n: int, later: int) -> list[str]:
+    """Return the lines of a table of the methods that were run so far."""
+    shown = [m for m in methods if any(row.get(m, {}).get(str(n)) for row in medians.values())]
+    return [
+        f"Medians after {n:,} evaluations, and after {later:,} in brackets; the least after {n:,} "
+        "is bold.",
+        "",
+        f"| function | {' | '.join(shown)} |",
+        f"|---|{'---|' * len(shown)}",
+        *(
+            f"| {name} | {' | '.join(_cells(row, shown, n, later))} |"
+            for name, row in medians.items()
+        ),
+        "",
+    ]
+
+
+def _cells(row: dict[str, dict[str, Any]], methods: list[str], n: int, later: int) -> list[str]:
+    found = {method: row.get(method, {}).get(str(n)) for method in methods}
+    least = min((value for value in found.values() if value is not None), default=None)
     cells = []
-    for method, value in late.items():
-        early = row.get(method, {}).get(str(EARLY))
+    for method, value in found.items():
+        after = row.get(method, {}).get(str(later))
         text = "" if value is None else _number(value)
         bold = f"**{text}**" if text and value == least else text
-        cells.append(f"{bold} ({_number(early)})".strip() if early is not None else bold)
+        cells.append(f"{bold} ({_number(after)})" if after is not None else bold)
     return cells
 
 

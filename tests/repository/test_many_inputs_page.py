@@ -28,6 +28,13 @@ def test_the_pictures_are_of_the_numbers() -> None:
     assert digests == {name: digest(many_inputs.HERE / name) for name in present}
 
 
+def test_the_medians_are_those_of_the_searches() -> None:
+    if many_inputs.NUMBERS.exists():
+        found = json.loads(many_inputs.NUMBERS.read_text(encoding="utf-8"))
+        made = json.loads(json.dumps(many_inputs.summary()))
+        assert made == {"seeds": found["seeds"], "medians": found["medians"]}
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Results of two methods and two seeds, and another place for what is made of them."""
@@ -35,13 +42,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     for method, regret in {"region": 0.5, "CMA-ES": 2.0}.items():
         for seed in range(2):
-            run = Run(method, "Levy-20", seed, [200, 1_000], [9.0, regret], [1.0, 5.0], {})
+            run = Run(method, "Levy-20", seed, [500, 1_000], [9.0, regret], [1.0, 5.0], {})
             content = {"parts": {"run": vars(run)}}
             (folder / f"search--{method}--{seed}.json").write_text(json.dumps(content))
     cost = {"method": "region", "dim": 20, "history": 1_000, "seconds": 0.01, "versions": {}}
     (folder / "cost--region.json").write_text(json.dumps({"parts": {"cost": cost}}))
     monkeypatch.setattr(many_inputs, "HERE", tmp_path)
     monkeypatch.setattr(many_inputs, "NUMBERS", tmp_path / "many-inputs.json")
+    monkeypatch.setattr(many_inputs, "SEARCHES", tmp_path / "searches.zip")
     pictures = tuple(tmp_path / picture.name for picture in many_inputs.PICTURES)
     monkeypatch.setattr(many_inputs, "PICTURES", pictures)
     return tmp_path
@@ -52,8 +60,8 @@ def test_results_become_pictures_and_a_table(here: Path) -> None:
     many_inputs.take(here)
     table = many_inputs.measured()
     assert "| function | region | CMA-ES |" in table
-    assert "| Levy-20 | **0.5** (9) | 2 (9) |" in table
-    assert "| seeds | 2 | 2 |" in table
+    assert "| Levy-20 | **9** (0.5) | **9** (2) |" in table
+    assert "Seeds: region 2, CMA-ES 2." in table
     for picture in many_inputs.PICTURES:
         assert picture.exists()
         assert f"../figures/{picture.name}" in table

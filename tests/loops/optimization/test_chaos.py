@@ -56,7 +56,7 @@ def at_fixed_points(
 ) -> StreamingGP:
     axis = torch.linspace(0.0, 1.0, 6).to(X)
     Z = torch.cartesian_prod(axis, axis)
-    return OSGPR(X, Y, covar_module=kernel, inducing_points=Z, window=0)
+    return OSGPR(X, Y, covar_module=kernel, inducing_points=Z, window=0, **options)
 
 
 def handed_to_a_grid(
@@ -65,6 +65,11 @@ def handed_to_a_grid(
     """An AutoGP that goes to no inducing points, even where the grid is far from exact."""
     families = ("exact", "WISKI")
     return AutoGP(X, Y, covar_module=kernel, bounds=unit_cube(X), families=families, **options)
+
+
+def noise_of(key: int) -> float | None:
+    """The noise variance of a trial's outcomes: of every third one it is known."""
+    return None if key % 3 else 0.01 * (1 + key % 5)
 
 
 @dataclass
@@ -120,14 +125,14 @@ class World:
         status, known = self.expected[key]
         if status == "withdrawn" or (status == "told" and known != Y):
             with pytest.raises(UsageError, match=f"Trial {key} was"):
-                self.optimizer.tell(key, Y)
+                self.optimizer.tell(key, Y, Yvar=noise_of(key))
         else:
-            self.optimizer.tell(key, Y)
+            self.optimizer.tell(key, Y, Yvar=noise_of(key))
             self.expected[key] = ("told", Y)
 
     def amend(self) -> None:
         key, Y = self._some(), self.random.random()
-        self.optimizer.amend(key, Y)
+        self.optimizer.amend(key, Y, noise_of(key))
         self.expected[key] = ("told", Y)
 
     def withdraw(self) -> None:
@@ -197,8 +202,10 @@ def in_order_at_fixed_points(optimizer: Optimizer) -> StreamingGP:
     told = sorted(optimizer.ledger.with_status("told"), key=lambda trial: trial.key)
     X = settings.to_unit_cube([trial.X for trial in told])
     Y = settings.sign / surrogate.unit * X.new_tensor([[trial.Y] for trial in told])
+    noise = [[math.nan if trial.Yvar is None else trial.Yvar] for trial in told]
+    known = {"train_Yvar": X.new_tensor(noise) / surrogate.unit**2}
     assert surrogate.model is not None
-    model = at_fixed_points(X, Y, deepcopy(surrogate.model.covar_module), {})
+    model = at_fixed_points(X, Y, deepcopy(surrogate.model.covar_module), known)
     model.load_state_dict(surrogate.model.state_dict())
     return model
 
@@ -218,6 +225,8 @@ def check(
     told = {key: Y for key, (status, Y) in world.expected.items() if status == "told"}
     assert len(told) > events // 10
     assert optimizer.surrogate.held == told
+    known = {key: noise for key in told if key > 1 and (noise := noise_of(key)) is not None}
+    assert optimizer.surrogate.noise == known
     X = torch.rand(100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert optimizer.surrogate.model is not None
     for got, expected in zip(
