@@ -82,6 +82,7 @@ class Turbo(Searcher):
         self._queue: list[tuple[int, Tensor]] = []
         self._regions = [self._begun(i) for i in range(regions)]
         self._owners: list[int] = []
+        self._ended: list[tuple[Tensor, float]] = []  # best points of regions that have ended
 
     def _begun(self, i: int) -> Region:
         """An empty region, whose first points are put into the queue."""
@@ -166,6 +167,7 @@ class Turbo(Searcher):
             if len(region.X) >= self._first:
                 self._count(region, y)
             if region.side < LEAST_SIDE:
+                self._ended += [self._best_point(region)] if self._noisy else []
                 self._regions[i] = self._begun(i)
                 continue
             region.X = torch.cat((region.X, X[owners == i]))
@@ -192,15 +194,17 @@ class Turbo(Searcher):
             region.X, region.Y, region.model = X[step], Y[step], None
 
     def recommended(self) -> Tensor | None:
-        """Return the row of the least posterior mean with noise; else None: the best observed."""
+        """Return the row of the best posterior mean with noise; else None: the best observed.
+
+        Of all regions, those that have ended included.
+        """
         ready = [region for region in self._regions if len(region.X) >= self._first]
-        if not self._noisy or not ready:
-            return None
-        rows = [(region, self._best_row(region)) for region in ready]
+        found = [*self._ended, *map(self._best_point, ready)] if self._noisy else []
+        return max(found, key=lambda pair: pair[1])[0] if found else None
+
+    def _best_point(self, region: Region) -> tuple[Tensor, float]:
+        """Return the row of a region's best posterior mean, ``1 x d``, and that mean."""
+        row = self._best_row(region)
+        x = region.X[row : row + 1]
         with torch.no_grad():
-            means = [
-                float(self._model(region).posterior(region.X[row : row + 1]).mean)
-                for region, row in rows
-            ]
-        region, row = rows[means.index(max(means))]
-        return region.X[row : row + 1]
+            return x, float(self._model(region).posterior(x).mean)

@@ -163,8 +163,8 @@ def test_a_search_that_the_settings_do_not_know_is_refused(monkeypatch: pytest.M
 class Scripted:
     """Changes of a region, whose outcomes are decided by the test."""
 
-    def __init__(self, regions: int = 1) -> None:
-        self.turbo = Turbo(D, Q, 0, regions, False)
+    def __init__(self, regions: int = 1, noisy: bool = False) -> None:
+        self.turbo = Turbo(D, Q, 0, regions, noisy)
         self.turbo._queue = []
         for region in self.turbo._regions:
             region.X, region.Y = torch.rand(2 * D, D), torch.ones(2 * D)
@@ -192,6 +192,23 @@ def test_turbo_begins_a_region_anew_when_it_has_become_too_small() -> None:
     (region,) = script.turbo._regions
     assert (len(region.X), region.side) == (0, 0.8)
     assert len(script.turbo._queue) == 2 * D
+
+
+def test_turbo_recommends_the_best_point_of_all_its_regions() -> None:
+    """Also of one that has ended, whose rows it has no longer."""
+    script = Scripted(noisy=True)
+    (ended,) = script.turbo._regions
+    ended.Y = 5.0 + ended.X.double().sum(-1)
+    ended.X = ended.X.double()
+    wanted = script.turbo.recommended()
+    assert wanted is not None
+    ended.side = 1.5 * LEAST_SIDE
+    script.tell(20.0)
+    (region,) = script.turbo._regions
+    assert torch.equal(script.turbo.recommended(), wanted)
+    region.X, region.Y = torch.rand(2 * D, D).double(), torch.full((2 * D,), 50.0).double()
+    region.Y += torch.arange(2 * D)
+    assert torch.equal(script.turbo.recommended(), wanted)
 
 
 def test_cma_begins_again_with_twice_the_population_when_a_search_has_ended() -> None:
