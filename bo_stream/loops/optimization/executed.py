@@ -114,6 +114,11 @@ class Journal:
             self._file = None
 
 
+def trial_of(record: Mapping[str, Any]) -> Trial:
+    """Build a trial of a record; former versions knew no noise variances."""
+    return from_record(Trial, {"Yvar": None, **record})
+
+
 def journaled_trials(folder: Path, name: str) -> Iterator[Trial]:
     """Read the trials of the journal of a name, in their order; none if the folder has another.
 
@@ -131,7 +136,7 @@ def journaled_trials(folder: Path, name: str) -> Iterator[Trial]:
         return
     for number, line in enumerate(lines, 2):
         try:
-            yield from_record(Trial, json.loads(line))
+            yield trial_of(json.loads(line))
         except (ValueError, TypeError, LookupError) as error:
             raise UsageError(
                 f"{path} is damaged in line {number} ({error!r}). Restore the folder from a copy, "

@@ -20,7 +20,7 @@ from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.models import KERNELS, MODELS, build_model, refit_is_due
 from bo_stream.loops.optimization.acquisition import Situation, best_points, check_acquisition
-from bo_stream.loops.optimization.executed import journaled_trials
+from bo_stream.loops.optimization.executed import journaled_trials, trial_of
 from bo_stream.loops.optimization.region_search import RegionSurrogate, region_state
 from bo_stream.loops.optimization.trials import FEWEST, Ledger, OptimizationSettings, Trial
 from bo_stream.loops.run import OPTIMIZATION, ModelFile, from_record, predict_mean
@@ -438,7 +438,7 @@ def parsed_optimizer(
         )
     # runs of versions without a region are of the box
     settings = from_record(OptimizationSettings, {"search": "box", **content["settings"]})
-    ledger = Ledger(from_record(Trial, record) for record in content["trials"])
+    ledger = Ledger(map(trial_of, content["trials"]))
     if content["journal"] is not None:
         for trial in journaled_trials(folder, content["journal"]):
             ledger.put(trial)
