@@ -167,7 +167,8 @@ class Turbo(Searcher):
             if len(region.X) >= self._first:
                 self._count(region, y)
             if region.side < LEAST_SIDE:
-                self._ended += [self._best_point(region)] if self._noisy else []
+                if self._noisy:
+                    self._ended.append(self._best_point(region))
                 self._regions[i] = self._begun(i)
                 continue
             region.X = torch.cat((region.X, X[owners == i]))

@@ -33,7 +33,7 @@ from bo_stream.ax.adapters import Pending, ReproducibleAdapter
 from bo_stream.ax.surrogate import moments
 from bo_stream.diagnostics import leave_one_out
 from bo_stream.loops.optimization.region import Domain, input_lengthscales
-from bo_stream.loops.optimization.region_search import LogScale, RegionSurrogate, region_state
+from bo_stream.loops.optimization.region_search import LocalFit, RegionSurrogate, region_state
 from bo_stream.loops.optimization.trials import (
     LARGEST,
     MOST_IN_BOX,
@@ -43,7 +43,6 @@ from bo_stream.loops.optimization.trials import (
     Status,
     Trial,
 )
-from bo_stream.models.auto.auto import AutoGP
 
 logger = logging.getLogger("bo_stream.ax")
 
@@ -269,8 +268,8 @@ class RegionGenerator(TorchGenerator):
     # --- predictions -------------------------------------------------------------------------
 
     @property
-    def _local(self) -> tuple[AutoGP, LogScale]:
-        """Return the local model and the scale of its outcomes.
+    def _local(self) -> LocalFit:
+        """Return the local model with the scale of its outcomes.
 
         Raises:
             NotImplementedError: There is none yet.
@@ -278,7 +277,7 @@ class RegionGenerator(TorchGenerator):
         local = self._search.local
         if local is None:
             raise NotImplementedError("There is no local model yet: a region has just begun.")
-        return local.model, local.scale
+        return local
 
     def predict(self, X: Tensor, use_posterior_predictive: bool = False) -> tuple[Tensor, Tensor]:
         """Predict by the local model, which knows little of points far from the region.
@@ -297,7 +296,7 @@ class RegionGenerator(TorchGenerator):
         Raises:
             NotImplementedError: There is no local model yet.
         """
-        model, _ = self._local
+        model = self._local.model
         with torch.no_grad():
             posterior = model.posterior(X.unsqueeze(-2), observation_noise=use_posterior_predictive)
         mean, variance = self._in_units(*moments(posterior))
@@ -335,16 +334,15 @@ class RegionGenerator(TorchGenerator):
     @cached_property  # until the search follows other trials
     def _each(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the rows of the local model, and the prediction of each without it."""
-        search, (model, scale) = self._search, self._local
-        rows, Yvar = search.state.rows, None if search.local is None else search.local.Yvar
+        search, local, rows = self._search, self._local, self._search.state.rows
         X = search.settings.to_unit_cube([self.ledger[key].X for key in rows])
         Y = torch.tensor([search.held[key] for key in rows], dtype=X.dtype)
-        Z = scale.to_scale(search.settings.sign * Y).unsqueeze(-1)
-        return X, *moments(leave_one_out(model, X, Z, Yvar, False).posterior)
+        Z = local.scale.to_scale(search.settings.sign * Y).unsqueeze(-1)
+        return X, *moments(leave_one_out(local.model, X, Z, local.Yvar, False).posterior)
 
     def _in_units(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Transform means and variances of the model to those of outcomes, ``t`` each."""
-        sign, (_, scale) = self._search.settings.sign, self._local
+        sign, scale = self._search.settings.sign, self._local.scale
         sd, least = variance.clamp_min(0.0).sqrt(), (_FARTHEST - scale.mean) / scale.sd
         low, middle, high = (
             torch.tensor([scale.to_outcome(z) for z in each.clamp_min(least).tolist()])
@@ -357,7 +355,7 @@ class RegionGenerator(TorchGenerator):
 
         Overrides ``Generator.feature_importances``, which is abstract.
         """
-        scales = input_lengthscales(self._local[0])
+        scales = input_lengthscales(self._local.model)
         if scales is None:
             raise NotImplementedError("The local model has no lengthscale for each input.")
         inverse = 1.0 / scales

@@ -91,6 +91,7 @@ class ModelKind:
             grid or stores all rows.
         most_inputs: Largest number of inputs; None: any.
         on_grid: Whether it is on a grid, or can be, and takes a number of nodes per dimension.
+        knows_noise: Whether it takes noise variances of outcomes.
     """
 
     name: str
@@ -100,6 +101,7 @@ class ModelKind:
     retracts: bool = False
     most_inputs: int | None = None
     on_grid: bool = False
+    knows_noise: bool = True
 
     @property
     def model(self) -> type[StreamingGP]:
@@ -160,8 +162,8 @@ def build_model(
         family: That model auto is in and stays in: ``exact``, with the kernel as it is, or
             ``WISKI``; or those that it goes through, one after the other; None: all. Given a grid
             it is WISKI.
-        Yvar: Known noise variances of the outcomes, ``n x 1``, NaN where unknown; None: of all. A
-            model of another likelihood takes none.
+        Yvar: Known noise variances of the outcomes, ``n x 1``, NaN where unknown; None: of all.
+            For a kind that ``knows_noise``.
     """
     from bo_stream.bases.kernels import as_product
 
@@ -268,6 +270,7 @@ MODELS: dict[str, ModelKind] = {
         {"likelihood": "student", "max_points": 512, "hyper_steps": 5},
         lambda model: {"inducing_points": len(model.inducing_points)},
         _osvgp,
+        knows_noise=False,
     ),
     "clustered": ModelKind(
         "ClusteredGP",

@@ -79,15 +79,14 @@ class Surrogate:
 
     def follow(self, ledger: Ledger) -> StreamingGP | None:
         """Bring the model to the ledger's told outcomes, learn where due, and return the model."""
-        told = ledger.with_status("told")
-        wanted = {trial.key: trial.Y for trial in told if trial.Y is not None}
-        noise = {trial.key: trial.Yvar for trial in told if trial.Yvar is not None}
-        before, after = (
-            {key: (Y, known.get(key)) for key, Y in outcomes.items()}
-            for outcomes, known in ((self.held, self.noise), (wanted, noise))
-        )
-        stale = {key: Y for key, Y in sorted(self.held.items()) if after.get(key) != before[key]}
-        fresh = {key: Y for key, Y in wanted.items() if before.get(key) != after[key]}
+        wanted, noise = ledger.outcomes()
+
+        def stays(key: int) -> bool:
+            same = self.held.get(key) == wanted.get(key)
+            return same and self.noise.get(key) == noise.get(key)
+
+        stale = {key: Y for key, Y in sorted(self.held.items()) if not stays(key)}
+        fresh = {key: Y for key, Y in wanted.items() if not stays(key)}
         if not stale and not fresh:
             return self.model
         self.is_whole = False
@@ -118,7 +117,7 @@ class Surrogate:
             if fresh:
                 self.validation.observe(previous, *self._data(ledger, fresh, noise))
             self.held |= fresh
-        self.noise = noise
+        self.noise = noise if self.held else {}
         count, last = len(self.held), self.refits[-1] if self.refits else 0
         if self.model is not None and refit_is_due(count, last, self.settings.refit):
             learn(self.model)
@@ -316,10 +315,11 @@ class Optimizer:
         return self.ledger.amend(key, Y, Yvar)
 
     def _check_noise(self, Yvar: float | None) -> None:
-        if Yvar is not None and self.settings.model == "osvgp":
+        name = self.settings.model
+        if Yvar is not None and not MODELS[name].knows_noise:
             raise UsageError(
-                "Model osvgp has a likelihood of its own, which knows no noise of single outcomes: "
-                "leave Yvar out, or name another model."
+                f"Model {name} has a likelihood of its own, which knows no noise of single "
+                "outcomes: leave Yvar out, or name another model."
             )
 
     def withdraw(self, key: int) -> Trial:

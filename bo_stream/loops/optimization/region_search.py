@@ -313,8 +313,7 @@ class RegionSurrogate:
         if self._followed == (ledger, ledger.changes):
             return self.model
         followed = ledger, ledger.changes
-        told = {t.key: float(t.Y) for t in ledger if t.status == "told" and t.Y is not None}
-        noise = {t.key: t.Yvar for t in ledger if t.key in told and t.Yvar is not None}
+        told, noise = ledger.outcomes()
         failed = [trial.key for trial in ledger.with_status("failed")]
         state, over = self.state, {*told, *failed}
         if len(ledger) > len(self._X):  # cached by key
@@ -338,8 +337,9 @@ class RegionSurrogate:
             # the same rows, unless there are new ones
             again = not new and bool(state.rows) and set(state.rows) <= told.keys()
             rows = state.rows if again else self._nearest(state, own, told)
-            learns = not again
-            local, state = self._fitted(state, told, noise, rows, failed, len(own), learns)
+            local, state = self._fitted(
+                state, told, noise, rows, failed, len(own), learns=not again
+            )
             if new and len(state.newest) >= min(self.settings.q, len(own)):
                 state = self._updated(state, local, ledger)
                 local = local if state.rows else None  # the region has ended

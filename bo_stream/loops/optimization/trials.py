@@ -195,6 +195,12 @@ class Ledger:
         """Return the trials of some statuses, by key, in O(n) of all trials."""
         return [trial for trial in self._trials if trial.status in statuses]
 
+    def outcomes(self) -> tuple[dict[int, float], dict[int, float]]:
+        """Return the outcomes of told trials, and those noise variances that are known, by key."""
+        told = self.with_status("told")
+        outcomes = {trial.key: float(trial.Y) for trial in told if trial.Y is not None}
+        return outcomes, {trial.key: trial.Yvar for trial in told if trial.Yvar is not None}
+
     def count_from(self, origin: Origin) -> int:
         """Count the trials of an origin, whatever became of them, in O(n)."""
         return sum(trial.origin == origin for trial in self._trials)
@@ -245,7 +251,10 @@ class Ledger:
         return trial
 
     def amend(self, key: int, Y: float, Yvar: float | None = None) -> Trial:
-        """Set the outcome, a finite number, of a trial of any status, and its known noise."""
+        """Set the outcome, a finite number, of a trial of any status.
+
+        Its noise variance becomes the given one, unknown if there is none.
+        """
         trial, value, noise = self[key], _checked_outcome(key, Y), _checked_noise(key, Yvar)
         attempts = max(trial.attempts, 1)
         return self.put(replace(trial, status="told", Y=value, attempts=attempts, Yvar=noise))
