@@ -153,7 +153,7 @@ def family(optimizer: Optimizer) -> str:
     """The family of the model, and the number of its outcomes."""
     model = optimizer.surrogate.model
     kind = model.family if isinstance(model, AutoGP) else type(model).__name__
-    return f"{kind} of {len(optimizer.surrogate.held):,} outcomes"
+    return f"{kind} of {optimizer.ledger.count('told'):,} outcomes"
 
 
 def told(

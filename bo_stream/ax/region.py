@@ -33,7 +33,8 @@ from bo_stream.ax.adapters import Pending, ReproducibleAdapter
 from bo_stream.ax.surrogate import moments
 from bo_stream.diagnostics import leave_one_out
 from bo_stream.loops.optimization.region import Domain, input_lengthscales
-from bo_stream.loops.optimization.region_search import LocalFit, RegionSurrogate, region_state
+from bo_stream.loops.optimization.region_model import LocalFit
+from bo_stream.loops.optimization.region_search import RegionSurrogate, region_state
 from bo_stream.loops.optimization.trials import (
     LARGEST,
     MOST_IN_BOX,
@@ -218,7 +219,7 @@ class RegionGenerator(TorchGenerator):
             # the best trial's point, or any one's, keeps all constraints
             trials = ledger.with_status("told", "pending")
             known = trials[0].X if trials else (0.5,) * search.settings.dim
-            if search.held:
+            if len(search.trials.with_outcome()) > 0:
                 known = ledger[search.best(ledger)[0]].X
             inside = torch.tensor(known, dtype=torch.float64)
             chosen += [(x, "sobol") for x in domain.admit(sobol, inside)]
@@ -260,7 +261,7 @@ class RegionGenerator(TorchGenerator):
         Overrides ``TorchGenerator.best_point``, which returns None.
         """
         search = self._search
-        if not search.held:
+        if len(search.trials.with_outcome()) == 0:
             return None
         key, _ = search.best(self.ledger)
         return torch.tensor(self.ledger[key].X, dtype=torch.float64)
@@ -336,8 +337,7 @@ class RegionGenerator(TorchGenerator):
         """Return the rows of the local model, and the prediction of each without it."""
         search, local, rows = self._search, self._local, self._search.state.rows
         X = search.settings.to_unit_cube([self.ledger[key].X for key in rows])
-        Y = torch.tensor([search.held[key] for key in rows], dtype=X.dtype)
-        Z = local.scale.to_scale(search.settings.sign * Y).unsqueeze(-1)
+        Z = local.scale.to_scale(search.trials.Y[rows]).unsqueeze(-1).to(X)
         return X, *moments(leave_one_out(local.model, X, Z, local.Yvar, False).posterior)
 
     def _in_units(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:

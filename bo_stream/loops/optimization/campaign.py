@@ -244,7 +244,7 @@ class OptimizationCampaign:
         return settings.q if step.number else settings.initial
 
     def _find_best(self) -> None:
-        if self.optimizer.ledger.with_status("told"):
+        if self.optimizer.ledger.count("told"):
             self._best = self.optimizer.best()
 
     def _with_best(self, step: OptimizationStep) -> OptimizationStep:
@@ -513,7 +513,7 @@ def history(campaign: OptimizationCampaign) -> pd.DataFrame:
 def counts(campaign: OptimizationCampaign) -> dict[Status, int]:
     """Count the trials of each status."""
     ledger = campaign.optimizer.ledger
-    return {status: len(ledger.with_status(status)) for status in STATUSES}
+    return {status: ledger.count(status) for status in STATUSES}
 
 
 def draw_trace(campaign: OptimizationCampaign) -> Figure:

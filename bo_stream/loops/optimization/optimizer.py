@@ -32,6 +32,9 @@ from bo_stream.models.wiski.wiski import WISKI
 LEFT_OUT = 1e-4
 """Prior variance truncated from the model's features between refits, over the noise variance."""
 
+MOST_NOISE = 1e12
+"""Largest known noise variance in the model's units: float32 has no squares of larger ones."""
+
 OFF = 1024.0
 """Factor by which the spread of the outcomes may differ from the unit."""
 
@@ -140,7 +143,7 @@ class Surrogate:
         """Return inputs, outcomes and known noise variances, by key, as the model takes them."""
         X = self.settings.to_unit_cube([ledger[key].X for key in outcomes])
         Y = X.new_tensor([y / self.unit for y in outcomes.values()])
-        known = [noise.get(key, math.nan) / self.unit**2 for key in outcomes]
+        known = [min(noise.get(key, math.nan) / self.unit**2, MOST_NOISE) for key in outcomes]
         Yvar = None if all(map(math.isnan, known)) else X.new_tensor(known).unsqueeze(-1)
         return X, Y.unsqueeze(-1) * self.settings.sign, Yvar
 
@@ -232,9 +235,9 @@ class Optimizer:
         """
         count = self.settings.q if q is None else q
         check_whole("q", count, 1)
-        told, due = len(self.ledger.with_status("told")), math.inf
+        told, due = self.ledger.count("told"), math.inf
         if self.settings.acquisition != "random" and told >= FEWEST:
-            due = max(0, self.settings.initial - told - len(self.pending))
+            due = max(0, self.settings.initial - told - self.ledger.count("pending"))
             if due == 0 and isinstance(self.surrogate, RegionSurrogate):
                 due = self.surrogate.sobol_due(self.ledger)
         first = int(min(count, due))

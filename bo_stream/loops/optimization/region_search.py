@@ -7,22 +7,17 @@ exact one of the nearest outcomes, and a trend over all inputs is learned from a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from gpytorch.constraints import GreaterThan
-from gpytorch.likelihoods import GaussianLikelihood
-from gpytorch.mlls import ExactMarginalLogLikelihood
-from gpytorch.priors import LogNormalPrior
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.acquisition import sample_paths
 from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.errors import UsageError
-from bo_stream.loops.models import many_input_kernel, unit_cube
 from bo_stream.loops.optimization.region import (
     IMPROVEMENT,
     MOST_INPUTS,
@@ -33,10 +28,15 @@ from bo_stream.loops.optimization.region import (
     maximize_paths,
     region_candidates,
 )
+from bo_stream.loops.optimization.region_model import (
+    LEAST_NOISE,
+    MOST_NOISE,
+    LocalFit,
+    LogScale,
+)
 from bo_stream.loops.optimization.trials import FEWEST, Ledger, OptimizationSettings
-from bo_stream.loops.run import predict_mean
 from bo_stream.models.auto.auto import AutoGP
-from bo_stream.models.fitting import fit_to_stall, hyperparameters, set_hyperparameters
+from bo_stream.models.fitting import hyperparameters
 
 ROWS = 300
 """Most outcomes of the local model."""
@@ -52,7 +52,7 @@ CLIMB = 12
 
 COLDEST, HOTTEST = 0.5, 1.0
 """Least and largest factor of a drawn function's deviation from the posterior mean, without noise;
-the largest grows by the deviation of the noise, over that of the outcomes."""
+the largest grows by the deviation of the noise, over that of the outcomes, by 1 at most."""
 
 MEANS = 0.1
 """Share of the functions that are the posterior mean itself."""
@@ -77,9 +77,6 @@ TREND_ROWS = 1000
 
 LENGTHSCALES = "covar_module.base_kernel.raw_lengthscale"
 """Name of the logarithms of the local model's lengthscales."""
-
-LEAST_NOISE, FIRST_NOISE = 1e-6, math.exp(-5.0)
-"""Noise variances of the local model, at least and at first, over the variance of its outcomes."""
 
 
 @dataclass
@@ -123,141 +120,56 @@ class RegionState:
     found: list[tuple[int, float]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class LogScale:
-    """Outcomes on a logarithmic scale below the best one, so that steep ones far off are near.
-
-    ``−log(1 + (best − y) / unit)``, standardised; linear above the best.
+class TrialRows:
+    """The trials of a ledger as tensors by key, on the CPU, in float64.
 
     Attributes:
-        best: Largest outcome.
-        unit: Difference of the largest and the median outcome.
-        mean: Of the logarithms.
-        sd: Of the logarithms.
+        X: Points in the unit cube, ``n x d``.
+        Y: Outcomes, larger being better, ``n``; NaN where there is none.
+        Yvar: Known noise variances of the outcomes, ``n``; NaN where there is none.
     """
 
-    best: float
-    unit: float
-    mean: float = 0.0
-    sd: float = 1.0
+    def __init__(self, settings: OptimizationSettings) -> None:
+        """Begin without trials."""
+        self._settings = settings
+        self._ledger: Ledger | None = None
+        self._changes = 0
+        self._room = torch.empty(0, settings.dim + 2, dtype=torch.float64)
+        self._set_length(0)
 
-    @classmethod
-    def of(cls, Y: Tensor) -> LogScale:
-        """Choose the scale of outcomes, ``n``; if they are all equal any unit will do."""
-        best = float(Y.max())
-        unit = best - float(Y.quantile(0.5))
-        raw = cls(best, unit if unit > 0.0 else max(best - float(Y.min()), 1e-12))
-        logs = raw.to_scale(Y)
-        sd = float(logs.std(correction=0))
-        return replace(raw, mean=float(logs.mean()), sd=sd if sd > 0.0 else 1.0)
+    def follows(self, ledger: Ledger) -> bool:
+        """Tell whether these are the trials of a ledger as it is now."""
+        return ledger is self._ledger and ledger.changes == self._changes
 
-    def to_scale(self, Y: Tensor) -> Tensor:
-        """Transform outcomes."""
-        below = (self.best - Y) / self.unit
-        logs = torch.where(below > 0.0, -below.clamp_min(0.0).log1p(), -below)
-        return (logs - self.mean) / self.sd
+    def read(self, ledger: Ledger) -> tuple[list[int], bool]:
+        """Read the trials that were added or changed, those of another ledger all.
 
-    def noise_to_scale(self, Y: Tensor, Yvar: Tensor) -> Tensor:
-        """Transform noise variances of outcomes, by the slope there (delta method); NaN stays."""
-        below = ((self.best - Y) / self.unit).clamp_min(0.0)
-        return Yvar / (self.unit * (1.0 + below) * self.sd) ** 2
-
-    def to_outcome(self, value: float) -> float:
-        """Transform a value of the scale to an outcome."""
-        log = self.mean + self.sd * value
-        return self.best + self.unit * (log if log > 0.0 else -math.expm1(-log))
-
-
-@dataclass(frozen=True)
-class LocalFit:
-    """An exact model of the outcomes in and about a region.
-
-    Attributes:
-        model: Of outcomes on ``scale`` at points of the unit cube.
-        scale: Of the outcomes.
-        keys: Keys of the outcomes.
-        Yvar: Their known noise variances on the scale, ``n x 1``, NaN where unknown; None: of all.
-        means: Posterior means at their points, on the scale.
-        best: Key of the largest mean.
-        value: That mean, as an outcome: the posterior median there.
-    """
-
-    model: AutoGP
-    scale: LogScale
-    keys: list[int]
-    Yvar: Tensor | None
-    means: Tensor
-    best: int
-    value: float
-
-    @classmethod
-    def of(
-        cls,
-        settings: OptimizationSettings,
-        X: Tensor,
-        Y: Tensor,
-        Yvar: Tensor | None,
-        keys: list[int],
-        scale: LogScale,
-        values: Mapping[str, list[float]] | None,
-        iterations: int,
-    ) -> LocalFit:
-        """Build the model, and learn its hyperparameters.
-
-        Args:
-            settings: Of the optimization.
-            X: Points of the outcomes, then of failed trials, ``n x d``.
-            Y: Their outcomes on the scale, ``n x 1``.
-            Yvar: Their known noise variances on the scale, ``n x 1``, NaN where unknown; None: all.
-            keys: Of the outcomes.
-            scale: Of the outcomes.
-            values: Hyperparameters, which stay where none better can be learned; None: the first.
-            iterations: Most iterations of L-BFGS-B; 0: nothing is learned.
-
-        Raises:
-            NotPSDError: No posterior can be computed with the hyperparameters.
+        Returns:
+            Their keys, and whether any has another outcome or noise variance than before.
         """
-        noise = GreaterThan(
-            LEAST_NOISE, transform=torch.exp, inv_transform=torch.log, initial_value=FIRST_NOISE
-        )
-        likelihood = GaussianLikelihood(LogNormalPrior(-4.0, 1.0), noise_constraint=noise)
-        model = AutoGP(
-            X,
-            Y,
-            Yvar,
-            likelihood=likelihood.to(X),
-            covar_module=many_input_kernel(settings.kernel, settings.dim).to(X),
-            outcome_transform=None,
-            bounds=unit_cube(X),
-            families="exact",
-        )
-        former = hyperparameters(model)
-        if values is not None:
-            former = {
-                name: torch.tensor(values[name], dtype=torch.float64).reshape(each.shape)
-                for name, each in former.items()
-            }
-            set_hyperparameters(model, former)
-        if iterations > 0:
-            mll = ExactMarginalLogLikelihood(model.likelihood, model)
-            mll.train()
-            try:
-                fit_to_stall(mll, options={"maxiter": iterations, "ftol": 1e-7})
-            except NotPSDError:
-                set_hyperparameters(model, former)
-                model.log_event("a refit that failed")
-            mll.eval()
-        means = predict_mean(model, X)[: len(keys)].to("cpu", torch.float64)
-        value = scale.to_outcome(float(means.max()))
-        known = None if Yvar is None else Yvar[: len(keys)]
-        return cls(model, scale, keys, known, means, keys[int(means.argmax())], value)
+        keys = ledger.changed_since(self._changes if ledger is self._ledger else 0)
+        self._ledger, self._changes = ledger, ledger.changes
+        if len(ledger) > len(self._room):
+            added = 2 * len(ledger) - len(self._room)
+            self._room = torch.nn.functional.pad(self._room, (0, 0, 0, added), value=math.nan)
+        self._set_length(len(ledger))
+        trials, sign = [ledger[key] for key in keys], self._settings.sign
+        X = self._settings.to_unit_cube([trial.X for trial in trials]).to(self._room)
+        outcomes = [math.nan if trial.Y is None else sign * trial.Y for trial in trials]
+        noise = [math.nan if trial.Yvar is None else trial.Yvar for trial in trials]
+        columns = torch.tensor((outcomes, noise), dtype=torch.float64).mT
+        former = self._room[keys, -2:]
+        same = (columns == former) | (columns.isnan() & former.isnan())
+        self._room[keys] = torch.cat((X, columns), -1)
+        return keys, not bool(same.all())
 
-    def noise(self) -> Tensor:
-        """Return the noise variances of the outcomes on the scale, known or learned, ``n``."""
-        learned = self.model.likelihood.noise.detach().expand(len(self.keys))
-        if self.Yvar is None:
-            return learned
-        return torch.where(self.Yvar.isnan(), learned.unsqueeze(-1), self.Yvar).squeeze(-1)
+    def with_outcome(self, first: int = 0) -> Tensor:
+        """Return the keys from the first one on that have an outcome."""
+        return (~self.Y[first:].isnan()).nonzero().squeeze(-1) + first
+
+    def _set_length(self, length: int) -> None:
+        self.X, self.Y, self.Yvar = self._room[:length].split((self._settings.dim, 1, 1), -1)
+        self.Y, self.Yvar = self.Y.squeeze(-1), self.Yvar.squeeze(-1)
 
 
 class RegionSurrogate:
@@ -273,8 +185,7 @@ class RegionSurrogate:
     Attributes:
         state: What the next points depend on.
         local: The local model; None until there are enough outcomes.
-        held: Outcomes that the search has taken in, by key.
-        noise: Known noise variances of these outcomes, by key.
+        trials: The trials that it follows.
         refits: Numbers of outcomes at which hyperparameters were learned.
         validation: Empty: the model is another one at each step, of points chosen to be good.
         domain: Where points are proposed: the unit cube, unless another is set.
@@ -293,13 +204,10 @@ class RegionSurrogate:
         self.settings = settings
         self.state = RegionState(TrustRegion(settings.dim, settings.q)) if state is None else state
         self.local: LocalFit | None = None
-        self.held: dict[int, float] = {}
-        self.noise: dict[int, float] = {}
+        self.trials = TrialRows(settings)
         self.refits = list(refits)
         self.validation = ProgressiveValidation()
         self.domain = Domain()
-        self._X = torch.empty(0, settings.dim, dtype=torch.float64)
-        self._followed: tuple[Ledger, int] | None = None
 
     @property
     def model(self) -> AutoGP | None:
@@ -310,83 +218,69 @@ class RegionSurrogate:
 
     def follow(self, ledger: Ledger) -> AutoGP | None:
         """Take in the ledger's outcomes, learn and move where due, and return the local model."""
-        if self._followed == (ledger, ledger.changes):
+        trials, state = self.trials, self.state
+        if trials.follows(ledger):
             return self.model
-        followed = ledger, ledger.changes
-        told, noise = ledger.outcomes()
-        failed = [trial.key for trial in ledger.with_status("failed")]
-        state, over = self.state, {*told, *failed}
-        if len(ledger) > len(self._X):  # cached by key
-            missing = [ledger[key].X for key in range(len(self._X), len(ledger))]
-            X = self.settings.to_unit_cube(missing).to("cpu", torch.float64)
-            self._X = torch.cat((self._X, X))
-        new = [key for key in (*state.waiting, *range(state.ended, len(ledger))) if key in over]
-        if not new and (told, noise) == (self.held, self.noise) and self.local is not None:
-            self._followed = followed
-            return self.model
+
+        def are_over(keys: Iterable[int]) -> list[int]:
+            return [key for key in keys if ledger[key].status in ("told", "failed")]
+
+        changed, differs = trials.read(ledger)
+        since = range(state.ended, len(ledger))
+        new, unseen = are_over((*state.waiting, *since)), {*state.waiting, *since, *changed}
         state = replace(
             state,
-            region=replace(state.region),
             ended=len(ledger),
-            waiting=[key for key in range(len(ledger)) if key not in over],
-            newest=[key for key in state.newest if key in over] + new,
+            waiting=sorted(unseen.difference(are_over(unseen))),
+            newest=are_over(state.newest) + new,
         )
-        own = [key for key in told if key >= state.begun]
-        local = None
+        if not new and not differs and self.local is not None:
+            self.state = state
+            return self.model
+        state = replace(state, region=replace(state.region))
+        own, local = trials.with_outcome(state.begun), None
         if len(own) >= FEWEST:
             # the same rows, unless there are new ones
-            again = not new and bool(state.rows) and set(state.rows) <= told.keys()
-            rows = state.rows if again else self._nearest(state, own, told)
-            local, state = self._fitted(
-                state, told, noise, rows, failed, len(own), learns=not again
-            )
+            same = not new and bool(state.rows) and not bool(trials.Y[state.rows].isnan().any())
+            rows = state.rows if same else self._nearest(state, own)
+            failed = [t.key for t in ledger.with_status("failed") if t.key >= state.begun]
+            lost = failed[-FAILED_ROWS:]
+            local, state = self._fitted(state, rows, lost, len(own), learns=not same)
             if new and len(state.newest) >= min(self.settings.q, len(own)):
                 state = self._updated(state, local, ledger)
                 local = local if state.rows else None  # the region has ended
-        self.state, self.held, self.noise, self.local = state, told, noise, local
-        self._followed = followed
+        self.state, self.local = state, local
         return self.model
 
-    def _gains(self, keys: list[int], told: Mapping[int, float]) -> Tensor:
-        """Return outcomes, larger being better, float64."""
-        return self.settings.sign * torch.tensor([told[k] for k in keys], dtype=torch.float64)
-
-    def _nearest(self, state: RegionState, own: list[int], told: Mapping[int, float]) -> list[int]:
+    def _nearest(self, state: RegionState, own: Tensor) -> list[int]:
         """Return the keys of the newest outcomes, and of those nearest to the centre."""
         if len(own) <= ROWS:
-            return own
-        keys, centre = torch.tensor(own), state.centre
-        if centre not in told:
-            centre = own[int(self._gains(own, told).argmax())]
+            return list(own.tolist())
+        X, Y, centre = self.trials.X, self.trials.Y, state.centre
+        if centre is None or bool(Y[centre].isnan()):
+            centre = int(own[Y[own].argmax()])
         weights = torch.ones(self.settings.dim, dtype=torch.float64)
         if state.values is not None:
             logs = torch.tensor(state.values[LENGTHSCALES], dtype=torch.float64)
             weights = (-2.0 * logs).exp()
-        distances = ((self._X - self._X[centre]).square_() @ weights)[keys]
-        distances[_are_in(keys, state.newest)] = -1.0
-        return sorted(keys[distances.topk(ROWS, largest=False).indices].tolist())
+        distances = ((X - X[centre]).square_() @ weights)[own]
+        distances[_are_in(own, state.newest)] = -1.0
+        return sorted(own[distances.topk(ROWS, largest=False).indices].tolist())
 
     def _fitted(
-        self,
-        state: RegionState,
-        told: Mapping[int, float],
-        noise: Mapping[int, float],
-        rows: list[int],
-        failed: list[int],
-        count: int,
-        learns: bool,
+        self, state: RegionState, rows: list[int], lost: list[int], count: int, learns: bool
     ) -> tuple[LocalFit, RegionState]:
         """Build the local model of some rows of ``count``, and learn hyperparameters when due."""
-        gains, like = self._gains(rows, told), self.settings.to_unit_cube([])
+        trials, like = self.trials, self.settings.to_unit_cube([])
+        gains, variances = trials.Y[rows], trials.Yvar[rows]
         scale = LogScale.of(gains)
         values = scale.to_scale(gains).unsqueeze(-1).to(like)
-        lost = [key for key in failed if key >= state.begun][-FAILED_ROWS:]
-        X = self._X[rows + lost].to(like)
+        X = trials.X[rows + lost].to(like)
         values = torch.cat((values, values.min().expand(len(lost), 1)))
         Yvar = None
-        if noise:
-            known = torch.tensor([noise.get(key, math.nan) for key in rows]).to(gains)
-            Yvar = scale.noise_to_scale(gains, known).clamp_min(LEAST_NOISE).to(like)
+        if not bool(variances.isnan().all()):
+            on_scale = scale.noise_to_scale(gains, variances)
+            Yvar = on_scale.clamp(LEAST_NOISE, MOST_NOISE).to(like)
             Yvar = torch.cat((Yvar, Yvar.new_full((len(lost),), math.nan))).unsqueeze(-1)
         grown = count >= min(GROWTH * state.fitted, state.fitted + OFTEN)
         iterations = LATER_FIT if learns and grown and self.settings.refit > 0.0 else 0
@@ -401,7 +295,7 @@ class RegionSurrogate:
             learned = hyperparameters(local.model)
             plain = {name: each.reshape(-1).tolist() for name, each in learned.items()}
             state = replace(state, values=plain, fitted=count)
-            self.refits.append(len(told))
+            self.refits.append(len(trials.with_outcome()))
         return local, replace(state, rows=rows, centre=local.best)
 
     def _updated(self, state: RegionState, local: LocalFit, ledger: Ledger) -> RegionState:
@@ -460,11 +354,11 @@ class RegionSurrogate:
             raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
         generator = torch.Generator().manual_seed(seed)
         order = local.means.argsort(descending=True)
-        X = self._X[local.keys][order].to(self.settings.to_unit_cube([]))
+        X = self.trials.X[local.keys][order].to(self.settings.to_unit_cube([]))
         bounds = self.domain.widened(state.region.bounds(local.model, X[0]), X[0])
         candidates = region_candidates(X, bounds, CANDIDATES, generator)
         candidates = self.domain.candidates(candidates, X[0], generator)
-        hottest = HOTTEST + float(local.noise().mean().sqrt())
+        hottest = HOTTEST + float(local.noise().clamp_max(1.0).mean().sqrt())
         means = math.floor(MEANS * q + float(torch.rand(1, generator=generator)))
         factors = torch.linspace(COLDEST, hottest, q - means)
         if len(factors) == 1:
@@ -482,11 +376,11 @@ class RegionSurrogate:
         leaps = leaps if self.settings.dim <= MOST_INPUTS else 0
         if leaps > 0:
             trend = AdditiveTrend(*self._trend_data())
-            best, box = self._X[local.best], bounds.to("cpu", torch.float64)
+            best, box = self.trials.X[local.best], bounds.to("cpu", torch.float64)
             for i in range(q - leaps, q):
                 points[i] = trend.leap(best, box, generator).to(points)
         points = self.domain.admit(points, starts)
-        known = self.domain.snap(self._X).to(points) if self.domain.levels else X
+        known = self.domain.snap(self.trials.X).to(points) if self.domain.levels else X
         replace_repeated(points, known, candidates, values)
         first = len(ledger) + q - leaps
         waiting = [*state.leaps, *range(first, first + leaps)]
@@ -495,14 +389,12 @@ class RegionSurrogate:
 
     def _trend_data(self) -> tuple[Tensor, Tensor]:
         """Return points and scaled outcomes of the best and the last trials, of all regions."""
-        rows, half = sorted(self.held), TREND_ROWS // 2
-        gains = self._gains(rows, self.held)
+        rows, half = self.trials.with_outcome(), TREND_ROWS // 2
         if len(rows) > TREND_ROWS:
-            best = gains.topk(half).indices
-            last = torch.arange(len(rows) - half, len(rows))
-            some = torch.cat((best, last)).unique()
-            rows, gains = [rows[i] for i in some.tolist()], gains[some]
-        return self._X[rows], LogScale.of(gains).to_scale(gains)
+            best = self.trials.Y[rows].topk(half).indices
+            rows = torch.cat((rows[best], rows[-half:])).unique()
+        gains = self.trials.Y[rows]
+        return self.trials.X[rows], LogScale.of(gains).to_scale(gains)
 
     def best(self, ledger: Ledger) -> tuple[int, float]:
         """Return key and posterior median, larger being better, of the best trial of all regions.
@@ -511,15 +403,15 @@ class RegionSurrogate:
             UsageError: There is no outcome.
         """
         self.follow(ledger)
-        if not self.held:
+        keys, Y = self.trials.with_outcome(), self.trials.Y
+        if len(keys) == 0:
             raise UsageError("There is no best point yet: no outcome was told.")
-        found = [pair for pair in self.state.found if pair[0] in self.held]
+        found = [pair for pair in self.state.found if not bool(Y[pair[0]].isnan())]
         if self.local is not None:
             found.append((self.local.best, self.local.value))
         if not found:
-            keys = list(self.held)
-            gains = self._gains(keys, self.held)
-            found.append((keys[int(gains.argmax())], float(gains.max())))
+            best = int(keys[Y[keys].argmax()])
+            found.append((best, float(Y[best])))
         return max(found, key=lambda pair: pair[1])
 
 

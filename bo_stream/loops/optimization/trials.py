@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -166,16 +167,16 @@ class Trial:
 
 
 class Ledger:
-    """Trials by key; a method changes one trial, or raises a ``UsageError`` and changes none.
-
-    Attributes:
-        changes: Number of changes so far.
-    """
+    """Trials by key; a method changes one trial, or raises a ``UsageError`` and changes none."""
 
     def __init__(self, trials: Iterable[Trial] = ()) -> None:
         """Begin with trials whose keys count from 0."""
-        self._trials = list(trials)
-        self.changes = 0
+        self._trials: list[Trial] = []
+        self._keys: dict[Status, set[int]] = {status: set() for status in STATUSES}
+        self._origins: Counter[Origin] = Counter()
+        self._changed: list[int] = []
+        for trial in trials:
+            self.put(trial)
 
     def __len__(self) -> int:
         return len(self._trials)
@@ -191,9 +192,23 @@ class Ledger:
             )
         return self._trials[key]
 
+    @property
+    def changes(self) -> int:
+        """Number of changes so far."""
+        return len(self._changed)
+
+    def changed_since(self, changes: int) -> list[int]:
+        """Return the keys of trials that were added or changed since there were so many changes."""
+        return sorted(set(self._changed[changes:]))
+
     def with_status(self, *statuses: Status) -> list[Trial]:
-        """Return the trials of some statuses, by key, in O(n) of all trials."""
-        return [trial for trial in self._trials if trial.status in statuses]
+        """Return the trials of some statuses, by key, in O(k log k) of these k."""
+        keys = sorted(key for status in statuses for key in self._keys[status])
+        return [self._trials[key] for key in keys]
+
+    def count(self, status: Status) -> int:
+        """Count the trials of a status."""
+        return len(self._keys[status])
 
     def outcomes(self) -> tuple[dict[int, float], dict[int, float]]:
         """Return the outcomes of told trials, and those noise variances that are known, by key."""
@@ -202,22 +217,25 @@ class Ledger:
         return outcomes, {trial.key: trial.Yvar for trial in told if trial.Yvar is not None}
 
     def count_from(self, origin: Origin) -> int:
-        """Count the trials of an origin, whatever became of them, in O(n)."""
-        return sum(trial.origin == origin for trial in self._trials)
+        """Count the trials of an origin, whatever became of them."""
+        return self._origins[origin]
 
     def add(self, X: Sequence[float], origin: Origin) -> Trial:
         """Add a pending trial."""
-        trial = Trial(len(self._trials), tuple(X), origin)
-        self._trials.append(trial)
-        self.changes += 1
-        return trial
+        return self.put(Trial(len(self._trials), tuple(X), origin))
 
     def put(self, trial: Trial) -> Trial:
         """Store a trial as it is: replace the one of its key, or append it."""
         if trial.key == len(self._trials):
             self._trials.append(trial)
-        self._trials[trial.key] = trial
-        self.changes += 1
+        else:
+            former = self._trials[trial.key]
+            self._keys[former.status].remove(trial.key)
+            self._origins[former.origin] -= 1
+            self._trials[trial.key] = trial
+        self._keys[trial.status].add(trial.key)
+        self._origins[trial.origin] += 1
+        self._changed.append(trial.key)
         return trial
 
     def tell(
@@ -333,8 +351,8 @@ def _checked_noise(key: int, Yvar: float | None) -> float | None:
         value = math.nan
     if not 0.0 <= value <= LARGEST**2:
         raise UsageError(
-            f"Expected the noise variance of trial {key} as a number of at least 0, got {Yvar!r}. "
-            "Leave it out where it is not known."
+            f"Expected the noise variance of trial {key} as a number of at least 0, and at most "
+            f"{LARGEST**2:g}, got {Yvar!r}. Leave it out where it is not known."
         )
     return value
 

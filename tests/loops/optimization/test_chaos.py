@@ -27,6 +27,7 @@ from bo_stream.errors import UsageError
 from bo_stream.loops.models import MODELS, unit_cube
 from bo_stream.loops.optimization import Optimizer, load_optimizer, save_optimizer
 from bo_stream.loops.optimization.optimizer import Surrogate, thin
+from bo_stream.loops.optimization.region_search import RegionSurrogate
 from bo_stream.loops.optimization.trials import Ledger, OptimizationSettings
 from bo_stream.loops.run import predict
 from bo_stream.models.base import StreamingGP
@@ -224,9 +225,15 @@ def check(
     assert {t.key: (t.status, t.Y) for t in optimizer.ledger} == world.expected
     told = {key: Y for key, (status, Y) in world.expected.items() if status == "told"}
     assert len(told) > events // 10
-    assert optimizer.surrogate.held == told
     known = {key: noise for key in told if key > 1 and (noise := noise_of(key)) is not None}
-    assert optimizer.surrogate.noise == known
+    if isinstance(optimizer.surrogate, RegionSurrogate):
+        rows = optimizer.surrogate.trials
+        values = {key: settings.sign * float(rows.Y[key]) for key in rows.with_outcome().tolist()}
+        noise = {key: float(rows.Yvar[key]) for key in values if not rows.Yvar[key].isnan()}
+    else:
+        values, noise = optimizer.surrogate.held, optimizer.surrogate.noise
+    assert values == told
+    assert noise == known
     X = torch.rand(100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert optimizer.surrogate.model is not None
     for got, expected in zip(

@@ -267,9 +267,21 @@ def test_a_lucky_outcome_of_much_noise_is_not_recommended(options: dict[str, Any
     assert best == [True, False]
 
 
+@pytest.mark.parametrize("model", ["auto", "wiski"])
+def test_noise_beyond_single_precision_tells_nothing_of_its_outcome(model: str) -> None:
+    optimizer = started(replace(QUICK, model=model, dtype="float32"), steps=0)
+    lucky = optimizer.ask(1)[0]
+    optimizer.tell(lucky.key, -1e3, Yvar=1e140)
+    mean = optimizer.best().mean
+    assert mean is not None
+    assert mean > -10.0
+    optimizer.withdraw(lucky.key)
+    tell_all(optimizer, optimizer.ask(1))
+
+
 def test_noise_that_is_none() -> None:
     optimizer = started(steps=0)
-    for wrong in (-1.0, math.nan, math.inf, "small"):
+    for wrong in (-1.0, math.nan, math.inf, 1e160, "small"):
         with pytest.raises(
             UsageError, match=r"noise variance of trial 0 as a number of at least 0"
         ):

@@ -20,13 +20,14 @@ from bo_stream.loops.optimization import (
     Optimizer,
     Trial,
     load_optimizer,
+    region_model,
     save_optimizer,
 )
 from bo_stream.loops.optimization import region as parts
 from bo_stream.loops.optimization import region_search as region_module
 from bo_stream.loops.optimization.optimizer import parsed_optimizer
 from bo_stream.loops.optimization.region import SHORTEST
-from bo_stream.loops.optimization.region_search import RegionSurrogate, region_state
+from bo_stream.loops.optimization.region_search import RegionSurrogate, TrialRows, region_state
 from bo_stream.loops.optimization.trials import MOST_IN_BOX, Ledger
 from bo_stream.loops.run import OPTIMIZATION, predict
 from bo_stream.models.base import StreamingGP
@@ -228,7 +229,7 @@ def test_amended_and_withdrawn_outcomes_leave_the_model() -> None:
     optimizer.amend(former.key, -5.0)
     best = optimizer.best()
     assert best.trial.key == former.key
-    assert surrogate_of(optimizer).held[former.key] == -5.0
+    assert float(surrogate_of(optimizer).trials.Y[former.key]) == 5.0  # large is good
     tell_all(optimizer, optimizer.ask())
 
 
@@ -257,6 +258,69 @@ def test_known_noise_is_that_of_the_model() -> None:
     assert float(local.noise()[0]) == pytest.approx(float(learned))
 
 
+def test_noise_beyond_all_others_tells_nothing_of_its_outcome() -> None:
+    optimizer = started(replace(REGION, dtype="float32"), steps=2)
+    lucky, settings = optimizer.ask(1)[0], optimizer.settings
+    optimizer.tell(lucky.key, -5.0, Yvar=1e140)
+    search = surrogate_of(optimizer)
+    model = search.follow(optimizer.ledger)
+    assert model is not None
+    assert optimizer.best().trial.key != lucky.key
+    mean, _ = predict(model, settings.to_unit_cube([lucky.X]))
+    assert search.local is not None
+    assert search.local.scale.to_outcome(float(mean)) < 4.0  # where the outcome was 5
+    tell_all(optimizer, optimizer.ask())
+
+
+def test_a_trial_that_is_tried_again_is_a_new_outcome() -> None:
+    optimizer = started(REGION)
+    first = optimizer.ask(1)[0]
+    optimizer.fail(first.key, "no power")
+    search = surrogate_of(optimizer)
+    search.follow(optimizer.ledger)
+    optimizer.retry(first.key)
+    search.follow(optimizer.ledger)
+    assert search.state.waiting == [first.key]
+    optimizer.tell(first.key, 3.0)
+    search.follow(optimizer.ledger)
+    assert search.state.waiting == []
+    assert first.key in search.state.rows
+
+
+def test_rows_are_those_of_the_ledger_however_it_changes() -> None:
+    settings, chance = replace(REGION, maximize=False), random.Random(3)
+    rows, ledger = TrialRows(settings), Ledger()
+    seen: list[tuple[float | None, float | None]] = []
+    for step in range(301):
+        if step % 3 == 0:
+            ledger.add([chance.uniform(*pair) for pair in settings.bounds], "hand")
+        key = chance.randrange(len(ledger))
+        change = chance.choice(("amend", "withdraw", "known"))
+        if change == "withdraw":
+            ledger.withdraw(key)
+        else:
+            ledger.amend(key, float(step), 0.5 if change == "known" else None)
+        if step % 2:
+            continue
+        assert not rows.follows(ledger)
+        keys, differs = rows.read(ledger)
+        assert key in keys
+        values = [(trial.Y, trial.Yvar) for trial in ledger]
+        assert differs == (values != seen + [(None, None)] * (len(values) - len(seen)))
+        seen = values
+        assert rows.follows(ledger)
+        expected = TrialRows(settings)
+        expected.read(Ledger(ledger))
+        for name in ("X", "Y", "Yvar"):
+            got, wanted = getattr(rows, name), getattr(expected, name)
+            torch.testing.assert_close(got, wanted, rtol=0.0, atol=0.0, equal_nan=True)
+        told = [trial.key for trial in ledger if trial.status == "told"]
+        assert rows.with_outcome(5).tolist() == [key for key in told if key >= 5]
+        assert rows.Y[told].tolist() == [-float(ledger[key].Y or 0.0) for key in told]
+    assert rows.read(ledger) == ([], False)
+    assert rows.read(other := Ledger(ledger)) == (list(range(len(other))), False)
+
+
 def test_all_outcomes_withdrawn_is_a_fresh_start() -> None:
     optimizer = started(REGION, steps=1)
     for trial in optimizer.ledger:
@@ -278,7 +342,7 @@ def test_failures_count_as_the_lowest_outcome_and_the_search_goes_on() -> None:
     model = search.follow(optimizer.ledger)
     assert model is not None
     assert search.state.region.length < length  # batches that failed are no successes
-    assert len(search.held) == 6 + REGION.q
+    assert len(search.trials.with_outcome()) == 6 + REGION.q
     X = REGION.to_unit_cube(failed)
     assert search.local is not None
     assert float(predict(model, X)[0].mean()) < float(search.local.means.quantile(0.25))
@@ -437,7 +501,7 @@ def test_a_fit_that_fails_leaves_the_hyperparameters(monkeypatch: pytest.MonkeyP
         raise NotPSDError("no factor")
 
     optimizer = started(REGION, steps=0)
-    monkeypatch.setattr(region_module, "fit_to_stall", fails)
+    monkeypatch.setattr(region_model, "fit_to_stall", fails)
     tell_all(optimizer, optimizer.ask())
     model = surrogate_of(optimizer).model
     assert model is not None

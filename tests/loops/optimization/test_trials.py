@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bo_stream.errors import UsageError
-from bo_stream.loops.optimization.trials import Ledger, Trial
+from bo_stream.loops.optimization.trials import STATUSES, Ledger, Trial
 from bo_stream.loops.run import from_record
 
 
@@ -78,6 +78,23 @@ def test_what_cannot_be_is_said_and_changes_nothing(
     with pytest.raises(UsageError, match=message):
         getattr(ledger, verb)(*args)
     assert list(ledger) == before
+
+
+def test_counts_and_changes_are_kept_with_the_trials(ledger: Ledger) -> None:
+    ledger.add([0.5, 1.0], "model")
+    before = ledger.changes
+    ledger.retry(2)
+    ledger.tell(2, 1.0)
+    ledger.put(Trial(0, (0.3, 1.0), "hand", "told", 4.0))
+    assert ledger.changed_since(before) == [0, 2]
+    assert ledger.changed_since(0) == [0, 1, 2, 3, 4]
+    assert ledger.changed_since(ledger.changes) == []
+    for status in STATUSES:
+        of_status = [trial for trial in ledger if trial.status == status]
+        assert ledger.with_status(status) == of_status
+        assert ledger.count(status) == len(of_status)
+    assert [trial.key for trial in ledger.with_status("told", "pending")] == [0, 1, 2, 4]
+    assert [ledger.count_from(origin) for origin in ("sobol", "model", "hand")] == [3, 1, 1]
 
 
 def test_trials_survive_json(ledger: Ledger) -> None:
