@@ -123,11 +123,13 @@ def main() -> None:
         after = Version(HERE)
         stack.callback(before.end)
         stack.callback(after.end)
-        claims = [
-            compared(name, before, after, options.repeats)
-            for name in track(options.only, "operations", transient=True)
-        ]
-    print(table(["operation", "ratio", "target", "", "from"], [claim.row() for claim in claims]))
+        claims: list[Claim] = []
+        try:
+            for name in track(options.only, "operations", transient=True):
+                claims.append(compared(name, before, after, options.repeats))
+        finally:  # what was measured before an operation ended its process
+            rows = [claim.row() for claim in claims]
+            print(table(["operation", "ratio", "target", "", "from"], rows))
     sys.exit(any(claim.verdict == "FAIL" for claim in claims))
 
 
