@@ -68,10 +68,6 @@ UPDATE = "update and posterior at 3 points, {kernel}, default lengthscale, n = {
 FLAT = ("time of an update, RBF, n = {small:,}", "time of an update, RBF, n = {large:,}")
 STEP = "one step, Levy, n = {large:,}"
 AX = ("n = {n[0]:,}: get_next_trials", "n = {n[1]:,}: get_next_trials")
-REGRETS = tuple(
-    f"{name}: regret of the best point evaluated"
-    for name in ("Hartmann-6 with noise 0.2", "Ackley-3 with noise 4")
-)
 ACCURACIES = tuple(f"{country}, 10 at a time: accuracy" for country in ("CIV", "HTI", "PHL"))
 
 
@@ -84,6 +80,10 @@ def each(names: Sequence[str], end: str) -> tuple[str, ...]:
     """Put the same end to all names."""
     return tuple(f"{name}{end}" for name in names)
 
+
+SEARCHED = ("Hartmann-6 with noise 0.2", "Ackley-3 with noise 4")
+REGRETS = each(SEARCHED, ": regret of the best point evaluated")
+REFIT = "refit, RBF, n = {n:,}"
 
 README_ROWS = (
     Row(
@@ -155,8 +155,8 @@ SPEED_ROWS = (
     Row(
         "speed.refit",
         "refit by `fit_gpytorch_mll`, n = {n:,}, 3-D, RBF",
-        ("refit, RBF, n = {n:,}: bo_stream",),
-        ("refit, RBF, n = {n:,}: exact GP",),
+        (f"{REFIT}: bo_stream",),
+        (f"{REFIT}: exact GP",),
     ),
     Row(
         "speed.nipv",
@@ -318,6 +318,27 @@ NUMBERS: dict[str, Row] = {
     "update": README_ROWS[0],
     "update-flat": Row("speed.update", "", FLAT),
     "step": README_ROWS[1],
+    "refit": Row("speed.refit", "", (f"{REFIT}: bo_stream",), (f"{REFIT}: exact GP",)),
+    "ax-regret": README_ROWS[3],
+    "ax-time": Row(
+        "optimization.ax_quality",
+        "",
+        each(SEARCHED, ": seconds in get_next_trials over Ax's"),
+    ),
+    "streams": Row(
+        "accuracy.streaming_points",
+        "",
+        each(("elevators", "protein", "kin40k"), ": RMSE over the batch SVGP's"),
+    ),
+    "sites": Row(
+        "maps.malaria",
+        "",
+        tuple(f"RMSE at {n} over random choice's, median of 5 seeds" for n in ("610", "3,010")),
+        decimals=3,
+    ),
+    "sites-peer": Row(
+        "maps.malaria", "", ("RMSE at 3,010 over the exact GP's on the same points",), decimals=3
+    ),
 }
 """Rows whose numbers stand in texts: ours by the name, others as ``NAME-exact``, ``NAME-ratio``."""
 

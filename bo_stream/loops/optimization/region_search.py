@@ -132,23 +132,15 @@ class TrialRows:
     def __init__(self, settings: OptimizationSettings) -> None:
         """Begin without trials."""
         self._settings = settings
-        self._ledger: Ledger | None = None
-        self._changes = 0
         self._room = torch.empty(0, settings.dim + 2, dtype=torch.float64)
         self._set_length(0)
 
-    def follows(self, ledger: Ledger) -> bool:
-        """Tell whether these are the trials of a ledger as it is now."""
-        return ledger is self._ledger and ledger.changes == self._changes
-
-    def read(self, ledger: Ledger) -> tuple[list[int], bool]:
-        """Read the trials that were added or changed, those of another ledger all.
+    def read(self, ledger: Ledger, keys: Sequence[int]) -> bool:
+        """Read trials that were added or changed, so that these are the trials of the ledger.
 
         Returns:
-            Their keys, and whether any has another outcome or noise variance than before.
+            Whether any has another outcome or noise variance than before.
         """
-        keys = ledger.changed_since(self._changes if ledger is self._ledger else 0)
-        self._ledger, self._changes = ledger, ledger.changes
         if len(ledger) > len(self._room):
             added = 2 * len(ledger) - len(self._room)
             self._room = torch.nn.functional.pad(self._room, (0, 0, 0, added), value=math.nan)
@@ -158,10 +150,10 @@ class TrialRows:
         outcomes = [math.nan if trial.Y is None else sign * trial.Y for trial in trials]
         noise = [math.nan if trial.Yvar is None else trial.Yvar for trial in trials]
         columns = torch.tensor((outcomes, noise), dtype=torch.float64).mT
-        former = self._room[keys, -2:]
+        former = self._room[list(keys), -2:]
         same = (columns == former) | (columns.isnan() & former.isnan())
-        self._room[keys] = torch.cat((X, columns), -1)
-        return keys, not bool(same.all())
+        self._room[list(keys)] = torch.cat((X, columns), -1)
+        return not bool(same.all())
 
     def with_outcome(self, first: int = 0) -> Tensor:
         """Return the keys from the first one on that have an outcome."""
@@ -208,6 +200,7 @@ class RegionSurrogate:
         self.refits = list(refits)
         self.validation = ProgressiveValidation()
         self.domain = Domain()
+        self._followed: tuple[Ledger, int] | None = None  # and how many changes it had then
 
     @property
     def model(self) -> AutoGP | None:
@@ -218,14 +211,18 @@ class RegionSurrogate:
 
     def follow(self, ledger: Ledger) -> AutoGP | None:
         """Take in the ledger's outcomes, learn and move where due, and return the local model."""
-        trials, state = self.trials, self.state
-        if trials.follows(ledger):
-            return self.model
+        trials, state, changes = self.trials, self.state, 0
+        if self._followed is not None and self._followed[0] is ledger:
+            changes = self._followed[1]
+            if changes == ledger.changes:
+                return self.model
 
         def are_over(keys: Iterable[int]) -> list[int]:
             return [key for key in keys if ledger[key].status in ("told", "failed")]
 
-        changed, differs = trials.read(ledger)
+        changed = ledger.changed_since(changes)
+        if trials.read(ledger, changed):
+            self.local = None  # of other outcomes, also where what follows is interrupted
         since = range(state.ended, len(ledger))
         new, unseen = are_over((*state.waiting, *since)), {*state.waiting, *since, *changed}
         state = replace(
@@ -234,8 +231,8 @@ class RegionSurrogate:
             waiting=sorted(unseen.difference(are_over(unseen))),
             newest=are_over(state.newest) + new,
         )
-        if not new and not differs and self.local is not None:
-            self.state = state
+        if not new and self.local is not None:
+            self.state, self._followed = state, (ledger, ledger.changes)
             return self.model
         state = replace(state, region=replace(state.region))
         own, local = trials.with_outcome(state.begun), None
@@ -249,7 +246,7 @@ class RegionSurrogate:
             if new and len(state.newest) >= min(self.settings.q, len(own)):
                 state = self._updated(state, local, ledger)
                 local = local if state.rows else None  # the region has ended
-        self.state, self.local = state, local
+        self.state, self.local, self._followed = state, local, (ledger, ledger.changes)
         return self.model
 
     def _nearest(self, state: RegionState, own: Tensor) -> list[int]:

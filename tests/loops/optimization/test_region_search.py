@@ -291,6 +291,7 @@ def test_rows_are_those_of_the_ledger_however_it_changes() -> None:
     settings, chance = replace(REGION, maximize=False), random.Random(3)
     rows, ledger = TrialRows(settings), Ledger()
     seen: list[tuple[float | None, float | None]] = []
+    changes = 0
     for step in range(301):
         if step % 3 == 0:
             ledger.add([chance.uniform(*pair) for pair in settings.bounds], "hand")
@@ -302,23 +303,38 @@ def test_rows_are_those_of_the_ledger_however_it_changes() -> None:
             ledger.amend(key, float(step), 0.5 if change == "known" else None)
         if step % 2:
             continue
-        assert not rows.follows(ledger)
-        keys, differs = rows.read(ledger)
+        keys, changes = ledger.changed_since(changes), ledger.changes
         assert key in keys
         values = [(trial.Y, trial.Yvar) for trial in ledger]
-        assert differs == (values != seen + [(None, None)] * (len(values) - len(seen)))
+        differs = values != seen + [(None, None)] * (len(values) - len(seen))
+        assert rows.read(ledger, keys) == differs
         seen = values
-        assert rows.follows(ledger)
         expected = TrialRows(settings)
-        expected.read(Ledger(ledger))
+        expected.read(ledger, range(len(ledger)))
         for name in ("X", "Y", "Yvar"):
             got, wanted = getattr(rows, name), getattr(expected, name)
             torch.testing.assert_close(got, wanted, rtol=0.0, atol=0.0, equal_nan=True)
         told = [trial.key for trial in ledger if trial.status == "told"]
         assert rows.with_outcome(5).tolist() == [key for key in told if key >= 5]
         assert rows.Y[told].tolist() == [-float(ledger[key].Y or 0.0) for key in told]
-    assert rows.read(ledger) == ([], False)
-    assert rows.read(other := Ledger(ledger)) == (list(range(len(other))), False)
+    assert not rows.read(ledger, [])
+    assert not rows.read(ledger, range(len(ledger)))
+
+
+def test_an_interrupted_fit_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    one, other = started(REGION, steps=2), started(REGION, steps=2)
+    for optimizer in (one, other):
+        for trial in optimizer.ask():
+            optimizer.tell(trial.key, bowl(list(trial.X)))
+    with monkeypatch.context() as patch:
+        patch.setattr(region_module.LocalFit, "of", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            one.best()
+    assert one.best() == other.best()
+    assert points(one.ask()) == points(other.ask())
 
 
 def test_all_outcomes_withdrawn_is_a_fresh_start() -> None:
