@@ -125,8 +125,10 @@ def main() -> None:
         stack.callback(after.end)
         claims: list[Claim] = []
         try:
-            for name in track(options.only, "operations", transient=True):
-                claims.append(compared(name, before, after, options.repeats))
+            claims.extend(
+                compared(name, before, after, options.repeats)
+                for name in track(options.only, "operations", transient=True)
+            )
         finally:  # what was measured before an operation ended its process
             rows = [claim.row() for claim in claims]
             print(table(["operation", "ratio", "target", "", "from"], rows))

@@ -258,11 +258,12 @@ class Hyperparameters(Module):
     def _device(self) -> torch.device:
         return next(self.covar_module.parameters()).device
 
-    def log_prior(self) -> Tensor:
-        """Sum of the log priors of all parameters that have one."""
+    def log_prior(self, likelihood_share: Tensor | float = 1.0) -> Tensor:
+        """Sum the log priors of all parameters that have one, those of the likelihood in part."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for _, module, prior, closure, _ in self.named_priors():
-            total = total + prior.log_prob(closure(module)).sum()
+        for name, module, prior, closure, _ in self.named_priors():
+            share = likelihood_share if name.startswith("likelihood.") else 1.0
+            total = total + share * prior.log_prob(closure(module)).sum()
         return total
 
 

@@ -285,8 +285,9 @@ class OSVGP(InducingModel):
     - Learned: kernel and mean from memory alone, sites fixed, by
       ``fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data))``, whose ``num_data``
       does not matter; kernel, mean and the likelihood's parameters by ``hyper_steps`` steps of Adam
-      on the online bound in each update. A fit leaves the likelihood's parameters alone, for they
-      need the outcomes, which are gone.
+      on the online bound in each update, in which a prior of the likelihood's parameters counts by
+      the batch's share of all outcomes. A fit leaves these alone, for they need the outcomes, which
+      are gone.
     - ``merge``: as of OSGPR, for models whose outcomes are standardised alike.
     - When: labels, counts, heavy tails, in any number of inputs. For Gaussian noise OSGPR.
 

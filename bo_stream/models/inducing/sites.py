@@ -291,14 +291,22 @@ class OnlineUpdate:
         return map_tensors(site_statistics(features, some, targets), self.options.collective.sum)
 
     def learn(self, ascent: ConstrainedAdam, steps: int) -> None:
-        """Move the hyperparameters up the bound and their priors, q at its optimum each time."""
+        """Move the hyperparameters up the bound and their priors, q at its optimum each time.
+
+        The bound is that of all observations in kernel and mean, but in the likelihood's parameters
+        of the batch alone: the sites of earlier ones stay as they were found. So does the share of
+        their prior that these had.
+        """
         sites, collective, Z = None, self.options.collective, self.basis.Z
+        X, earlier = self.data.X, self.memory.statistics.learned.count
+        rows = collective.total(X.shape[-2], X.device)
+        share = rows / (rows + earlier.max())
         for _ in range(steps):
             with torch.enable_grad():
                 basis = InducingBasis.of(self.hyper.covar_module, Z, self.basis.outputs, live=True)
                 update = replace(self, memory=self.memory.in_basis(basis), basis=basis)
                 fit = update.fit(sites)
-                log_prior = collective.share * self.hyper.log_prior()
+                log_prior = collective.share * self.hyper.log_prior(share)
                 ascent.ascend(update.bound(fit).sum() + log_prior, collective)
             sites = fit.sites
 

@@ -30,7 +30,7 @@ from gpytorch.likelihoods import (
     SoftmaxLikelihood,
 )
 from gpytorch.mlls import VariationalELBO
-from gpytorch.priors import GammaPrior
+from gpytorch.priors import GammaPrior, LogNormalPrior
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
@@ -297,6 +297,58 @@ def test_updates_learn_the_noise_of_heavy_tails(name: str) -> None:
         model.update(X[rows], Y[rows])
     assert float(model.likelihood.noise.sqrt()) == pytest.approx(0.5**0.5, rel=0.3)
     assert not model.likelihood.raw_noise.requires_grad
+
+
+def test_noise_learned_row_by_row_is_that_of_the_batch() -> None:
+    """Its prior, which wants a seventh of it, counts once, and not at every row."""
+    X = torch.rand(100, 1, dtype=torch.float64)
+    Y, Z = (6.0 * X).sin() + 0.5 * torch.randn(100, 1, dtype=torch.float64), X[:6]
+    prior = LogNormalPrior(-5.0, 1.0)
+    batch, stream = (
+        OSVGP(
+            X[:n],
+            Y[:n],
+            GaussianLikelihood(noise_prior=prior),
+            inducing_points=Z,
+            hyper_steps=40,
+            learning_rate=0.1,
+        )
+        for n in (100, 40)
+    )
+    stream.hyper_steps = 1
+    for rows in torch.arange(40, 100).split(1):
+        stream.update(X[rows], Y[rows])
+    noise = float(batch.likelihood.noise.sqrt())
+    assert noise == pytest.approx(0.5, rel=0.3)
+    assert float(stream.likelihood.noise.sqrt()) == pytest.approx(noise, rel=0.3)
+
+
+def test_a_prior_of_the_likelihood_counts_by_the_batchs_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    X, shares, log_prior = torch.rand(28, 1, dtype=torch.float64), [], Hyperparameters.log_prior
+
+    def recorded(hyper: Hyperparameters, share: Tensor | float = 1.0) -> Tensor:
+        shares.append(float(share))
+        with torch.no_grad():
+            whole, part = log_prior(hyper), log_prior(hyper, share)
+            of_noise = prior.log_prob(hyper.likelihood.noise).sum()
+            expected = whole - (1.0 - share) * of_noise  # the kernel's counts in full
+            torch.testing.assert_close(part, expected, rtol=1e-5, atol=1e-5)  # priors: single
+        return log_prior(hyper, share)
+
+    monkeypatch.setattr(Hyperparameters, "log_prior", recorded)
+    prior = GammaPrior(2.0, 3.0)
+    model = OSVGP(
+        X[:20],
+        X[:20],
+        GaussianLikelihood(noise_prior=prior),
+        ScaleKernel(RBFKernel(lengthscale_prior=GammaPrior(3.0, 6.0))),
+        inducing_points=X[:5],
+        hyper_steps=1,
+    )
+    model.update(X[20:25], X[20:25]).update(X[25:], X[25:])
+    assert shares == pytest.approx([1.0, 5 / 25, 3 / 28])
 
 
 def test_a_fit_from_memory_moves_kernel_and_mean_alone() -> None:
