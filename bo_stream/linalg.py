@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from linear_operator import LinearOperator, to_linear_operator
 from linear_operator.operators import RootLinearOperator, TriangularLinearOperator
 from linear_operator.utils.errors import NotPSDError
-from scipy.linalg.lapack import dpstrf
+from numpy.typing import NDArray
+from scipy.linalg import lapack
 from torch import Tensor
+
+Array = NDArray[np.float64]
 
 JITTERS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)
 """Relative jitters tried in turn by :func:`safe_cholesky`."""
@@ -83,7 +88,7 @@ def pivot_rows(matrix: Tensor, tolerance: float) -> Tensor:
 
     The matrix is ``n x n``, symmetric and finite, the indices ``k``. Cost O(n³).
     """
-    _, pivots, rank, _ = dpstrf(matrix.double().cpu().numpy(), tol=tolerance, lower=1)
+    _, pivots, rank, _ = lapack.dpstrf(matrix.double().cpu().numpy(), tol=tolerance, lower=1)
     return torch.from_numpy(pivots[:rank] - 1).long().to(matrix.device)
 
 
@@ -273,6 +278,69 @@ def stack_columns(first: Tensor, second: Tensor) -> Tensor:
         batch = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1])
         first, second = (matrix.expand(*batch, matrix.shape[-1]) for matrix in (first, second))
     return torch.cat((first, second), dim=-1)
+
+
+class Tridiagonal:
+    """``A = Q T Qᵀ`` of a symmetric positive semi-definite matrix, ``D x D``, T tridiagonal."""
+
+    def __init__(self, A: Array) -> None:
+        """Compute Q, as Householder reflections, and T in O(D³).
+
+        Args:
+            A: Of which the lower triangle is read.
+        """
+        length = int(lapack.dsytrd_lwork(len(A), lower=1)[0])
+        reflections, self.diagonal, self.beside, self._scales, _ = lapack.dsytrd(
+            A, lower=1, lwork=length
+        )
+        self._reflections = np.asfortranarray(reflections[1:, :-1])
+
+    def to_basis(self, vector: Array) -> Array:
+        """Compute ``Qᵀ v`` in O(D²)."""
+        return self._reflected(b"T", vector)
+
+    def from_basis(self, vector: Array) -> Array:
+        """Compute ``Q v`` in O(D²)."""
+        return self._reflected(b"N", vector)
+
+    def shifted(self, shift: float) -> TridiagonalFactor:
+        """Factorize ``T + t I``, t the shift, in O(D)."""
+        pivots, below, _ = lapack.dpttrf(self.diagonal + shift, self.beside)
+        return TridiagonalFactor(pivots, below)
+
+    def _reflected(self, transposed: bytes, vector: Array) -> Array:
+        rest, _, _ = lapack.dormqr(
+            b"L", transposed, self._reflections, self._scales, vector[1:, None], len(vector)
+        )
+        return np.concatenate((vector[:1], rest[:, 0]))
+
+
+@dataclass(frozen=True)
+class TridiagonalFactor:
+    """``L diag(pivots) Lᵀ``, L of unit diagonal, with one more diagonal below it.
+
+    Attributes:
+        pivots: ``D``.
+        below: ``D - 1``.
+    """
+
+    pivots: Array
+    below: Array
+
+    def log_determinant(self) -> float:
+        """Compute ``Σ log pivots``."""
+        return float(np.log(self.pivots).sum())
+
+    def solve(self, vector: Array) -> Array:
+        """Compute ``(L diag(pivots) Lᵀ)⁻¹ v``, ``D``."""
+        solution: Array = lapack.dpttrs(self.pivots, self.below, vector)[0]
+        return solution
+
+    def root_times(self, vector: Array) -> Array:
+        """Compute ``L diag(√pivots) v``, ``D``."""
+        scaled: Array = np.sqrt(self.pivots) * vector
+        scaled[1:] += self.below * scaled[:-1].copy()
+        return scaled
 
 
 def check_memory(

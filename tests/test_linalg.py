@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from linear_operator.utils.errors import NotPSDError
@@ -13,6 +14,7 @@ from torch import Tensor
 from bo_stream.bases.radial import RadialKernel
 from bo_stream.linalg import (
     DowndatedRootOperator,
+    Tridiagonal,
     check_memory,
     cholesky_with_jitter,
     inverse_lower,
@@ -270,3 +272,19 @@ def test_the_jitter_is_in_parts_of_the_mean_of_the_diagonal() -> None:
     assert jitter > 0.0
     added = (factor @ factor.mT - matrix).diagonal().mean()
     assert float(added) == pytest.approx(3.0 * jitter, rel=1e-2)
+
+
+@pytest.mark.parametrize("size", [2, 3, 40])
+def test_a_tridiagonal_form_is_the_matrix(size: int) -> None:
+    root = torch.rand(size, size + 2, dtype=torch.float64)
+    A = (root @ root.mT).numpy()
+    form, eye = Tridiagonal(np.tril(A)), np.eye(size)  # only the lower triangle is read
+    Q = np.stack([form.from_basis(e) for e in eye], -1)
+    np.testing.assert_allclose(Q.T @ Q, eye, atol=1e-12)
+    np.testing.assert_allclose(np.stack([form.to_basis(e) for e in eye], -1), Q.T, atol=1e-12)
+    factor = form.shifted(0.3)
+    shifted = Q.T @ A @ Q + 0.3 * eye
+    np.testing.assert_allclose(np.stack([factor.solve(row) for row in shifted], -1), eye, atol=1e-9)
+    L = np.stack([factor.root_times(e) for e in eye], -1)
+    np.testing.assert_allclose(L @ L.T, shifted, atol=1e-12)
+    assert factor.log_determinant() == pytest.approx(float(np.linalg.slogdet(shifted)[1]))

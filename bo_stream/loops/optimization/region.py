@@ -14,18 +14,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.linalg import blas, lapack
+from scipy.linalg import blas
 from torch import Tensor
 
 from bo_stream.acquisition import SamplePaths
 from bo_stream.errors import check_whole
+from bo_stream.linalg import Array, Tridiagonal
 from bo_stream.loops.optimization.acquisition import climb
 from bo_stream.models.base import StreamingGP
-
-Array = NDArray[np.float64]
 
 FIRST_LENGTH = 0.8
 LONGEST = 1.6
@@ -411,69 +408,6 @@ class AdditiveTrend:
 
     def _features(self, x: Tensor) -> Tensor:
         return self._kernel(x) @ self._root.mT
-
-
-class Tridiagonal:
-    """``A = Q T Qᵀ`` of a symmetric positive semi-definite matrix, ``D x D``, T tridiagonal."""
-
-    def __init__(self, A: Array) -> None:
-        """Compute Q, as Householder reflections, and T in O(D³).
-
-        Args:
-            A: Of which the lower triangle is read.
-        """
-        length = int(lapack.dsytrd_lwork(len(A), lower=1)[0])
-        reflections, self.diagonal, self.beside, self._scales, _ = lapack.dsytrd(
-            A, lower=1, lwork=length
-        )
-        self._reflections = np.asfortranarray(reflections[1:, :-1])
-
-    def to_basis(self, vector: Array) -> Array:
-        """Compute ``Qᵀ v`` in O(D²)."""
-        return self._reflected(b"T", vector)
-
-    def from_basis(self, vector: Array) -> Array:
-        """Compute ``Q v`` in O(D²)."""
-        return self._reflected(b"N", vector)
-
-    def shifted(self, shift: float) -> TridiagonalFactor:
-        """Factorize ``T + t I``, t the shift, in O(D)."""
-        pivots, below, _ = lapack.dpttrf(self.diagonal + shift, self.beside)
-        return TridiagonalFactor(pivots, below)
-
-    def _reflected(self, transposed: bytes, vector: Array) -> Array:
-        rest, _, _ = lapack.dormqr(
-            b"L", transposed, self._reflections, self._scales, vector[1:, None], len(vector)
-        )
-        return np.concatenate((vector[:1], rest[:, 0]))
-
-
-@dataclass(frozen=True)
-class TridiagonalFactor:
-    """``L diag(pivots) Lᵀ``, L of unit diagonal, with one more diagonal below it.
-
-    Attributes:
-        pivots: ``D``.
-        below: ``D - 1``.
-    """
-
-    pivots: Array
-    below: Array
-
-    def log_determinant(self) -> float:
-        """Compute ``Σ log pivots``."""
-        return float(np.log(self.pivots).sum())
-
-    def solve(self, vector: Array) -> Array:
-        """Compute ``(L diag(pivots) Lᵀ)⁻¹ v``, ``D``."""
-        solution: Array = lapack.dpttrs(self.pivots, self.below, vector)[0]
-        return solution
-
-    def root_times(self, vector: Array) -> Array:
-        """Compute ``L diag(√pivots) v``, ``D``."""
-        scaled: Array = np.sqrt(self.pivots) * vector
-        scaled[1:] += self.below * scaled[:-1].copy()
-        return scaled
 
 
 def _of_largest_evidence(gram: Tridiagonal, moments: Array, target: Array) -> tuple[float, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
@@ -28,7 +27,6 @@ from bo_stream.loops.optimization.region import (
     TOLERANCE,
     AdditiveTrend,
     Domain,
-    Tridiagonal,
     TrustRegion,
     improves,
     maximize_paths,
@@ -274,22 +272,6 @@ def test_the_trend_is_the_posterior_of_largest_evidence() -> None:
     )
     root = torch.stack([trend.weights(e) - mean for e in torch.eye(len(precision)).double()], -1)
     torch.testing.assert_close(root @ root.mT, torch.linalg.inv(precision), rtol=1e-5, atol=1e-9)
-
-
-@pytest.mark.parametrize("size", [2, 3, 40])
-def test_a_tridiagonal_form_is_the_matrix(size: int) -> None:
-    root = uniform(size, size + 2)
-    A = (root @ root.mT).numpy()
-    form, eye = Tridiagonal(np.tril(A)), np.eye(size)  # only the lower triangle is read
-    Q = np.stack([form.from_basis(e) for e in eye], -1)
-    np.testing.assert_allclose(Q.T @ Q, eye, atol=1e-12)
-    np.testing.assert_allclose(np.stack([form.to_basis(e) for e in eye], -1), Q.T, atol=1e-12)
-    factor = form.shifted(0.3)
-    shifted = Q.T @ A @ Q + 0.3 * eye
-    np.testing.assert_allclose(np.stack([factor.solve(row) for row in shifted], -1), eye, atol=1e-9)
-    L = np.stack([factor.root_times(e) for e in eye], -1)
-    np.testing.assert_allclose(L @ L.T, shifted, atol=1e-12)
-    assert factor.log_determinant() == pytest.approx(float(np.linalg.slogdet(shifted)[1]))
 
 
 def two_basins(X: Tensor) -> Tensor:
