@@ -33,8 +33,7 @@ from bo_stream.ax.adapters import Pending, ReproducibleAdapter
 from bo_stream.ax.surrogate import moments
 from bo_stream.diagnostics import leave_one_out
 from bo_stream.loops.optimization.region import Domain, input_lengthscales
-from bo_stream.loops.optimization.region_model import LocalFit
-from bo_stream.loops.optimization.region_search import RegionSurrogate, region_state
+from bo_stream.loops.optimization.region_search import LocalFit, RegionSurrogate, region_state
 from bo_stream.loops.optimization.trials import (
     LARGEST,
     MOST_IN_BOX,

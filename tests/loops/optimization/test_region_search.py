@@ -20,7 +20,6 @@ from bo_stream.loops.optimization import (
     Optimizer,
     Trial,
     load_optimizer,
-    region_model,
     save_optimizer,
 )
 from bo_stream.loops.optimization import region as parts
@@ -517,7 +516,7 @@ def test_a_fit_that_fails_leaves_the_hyperparameters(monkeypatch: pytest.MonkeyP
         raise NotPSDError("no factor")
 
     optimizer = started(REGION, steps=0)
-    monkeypatch.setattr(region_model, "fit_to_stall", fails)
+    monkeypatch.setattr(region_module, "fit_to_stall", fails)
     tell_all(optimizer, optimizer.ask())
     model = surrogate_of(optimizer).model
     assert model is not None
