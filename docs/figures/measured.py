@@ -83,6 +83,12 @@ def each(names: Sequence[str], end: str) -> tuple[str, ...]:
 
 SEARCHED = ("Hartmann-6 with noise 0.2", "Ackley-3 with noise 4")
 REGRETS = each(SEARCHED, ": regret of the best point evaluated")
+SMALL = (
+    "Branin, 40 trials",
+    "Branin with noise 1, 40 trials",
+    "Hartmann-6, 60 trials",
+    "Hartmann-6 with noise 0.1, 60 trials",
+)
 REFIT = "refit, RBF, n = {n:,}"
 
 README_ROWS = (
@@ -324,6 +330,12 @@ NUMBERS: dict[str, Row] = {
         "optimization.ax_quality",
         "",
         each(SEARCHED, ": seconds in get_next_trials over Ax's"),
+    ),
+    "ax-small-regret": Row(
+        "optimization.ax_quality", "", each(SMALL, ": regret less Ax's, median of 10 seeds")
+    ),
+    "ax-small-time": Row(
+        "optimization.ax_quality", "", each(SMALL, ": seconds in get_next_trials over Ax's")
     ),
     "streams": Row(
         "accuracy.streaming_points",
