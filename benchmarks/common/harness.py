@@ -6,6 +6,7 @@ import argparse
 import gc
 import os
 import statistics
+import sys
 import time
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -79,6 +80,15 @@ def start(
     chosen = {name: str(getattr(arguments, name)) for name in values or {}}
     load, commit = os.getloadavg()[0], commit_of(Path(__file__).parents[2])
     return Options(arguments.smoke, arguments.out, load, commit, given, chosen)
+
+
+def names(given: str, known: Mapping[str, object], what: str) -> tuple[str, ...]:
+    """Names separated by semicolons, as some hold commas; ``all`` are all of them."""
+    chosen = tuple(known) if given == "all" else tuple(name.strip() for name in given.split(";"))
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        sys.exit(f"No {what} {', '.join(unknown)}. There are: {'; '.join(known)}.")
+    return chosen
 
 
 def seconds(task: Callable[[], object]) -> float:

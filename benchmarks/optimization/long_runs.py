@@ -11,7 +11,6 @@ it, and one of more functions or seeds adds to it.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from dataclasses import asdict, replace
 from functools import partial
@@ -23,7 +22,7 @@ from gpytorch.mlls import VariationalELBO
 from gpytorch.priors import LogNormalPrior
 from torch import Tensor
 
-from benchmarks.common.harness import start
+from benchmarks.common.harness import names, start
 from benchmarks.common.report import finish
 from benchmarks.common.resume import Finished
 from benchmarks.optimization.problems import PROBLEMS, D, WiskiPlayer, acquire
@@ -95,10 +94,7 @@ def main() -> None:
         },
     )
     warnings.simplefilter("ignore")
-    named = options.values["functions"]
-    functions = tuple(PROBLEMS) if named == "all" else tuple(named.split(";"))
-    if unknown := set(functions) - PROBLEMS.keys():
-        sys.exit(f"No function {', '.join(unknown)}. There are: {'; '.join(PROBLEMS)}.")
+    functions = names(options.values["functions"], PROBLEMS, "function")
     sizes = options.pick(
         Sizes(1_500, 25, int(options.values["seeds"]), functions), Sizes(2, 1, 1, ("Levy",))
     )

@@ -23,7 +23,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -32,7 +32,7 @@ from typing import TypeVar
 
 import torch
 
-from benchmarks.common.harness import Options, start
+from benchmarks.common.harness import Options, names, start
 from benchmarks.common.report import finish
 from benchmarks.common.resume import Finished
 from benchmarks.optimization.many_input_problems import PROBLEMS
@@ -284,15 +284,6 @@ def asked_of(options: Options) -> Asked:
     methods = names(options.values["methods"], METHODS, "method")
     functions = names(options.values["functions"], PROBLEMS, "function")
     return Asked(methods, functions, seeds, int(options.values["evaluations"]))
-
-
-def names(given: str, known: Mapping[str, object], what: str) -> tuple[str, ...]:
-    """Names separated by semicolons, as some hold commas; ``all`` are all of them."""
-    chosen = tuple(known) if given == "all" else tuple(name.strip() for name in given.split(";"))
-    unknown = [name for name in chosen if name not in known]
-    if unknown:
-        sys.exit(f"No {what} {', '.join(unknown)}. There are: {'; '.join(known)}.")
-    return chosen
 
 
 SMOKE = Asked(("box, TS", "TuRBO-1", "CMA-ES", "random"), ("Ackley-20, noise 0.5",), (0,), 50)

@@ -89,7 +89,6 @@ SMALL = (
     "Hartmann-6, 60 trials",
     "Hartmann-6 with noise 0.1, 60 trials",
 )
-REFIT = "refit, RBF, n = {n:,}"
 
 README_ROWS = (
     Row(
@@ -161,8 +160,8 @@ SPEED_ROWS = (
     Row(
         "speed.refit",
         "refit by `fit_gpytorch_mll`, n = {n:,}, 3-D, RBF",
-        (f"{REFIT}: bo_stream",),
-        (f"{REFIT}: exact GP",),
+        ("refit, RBF, n = {n:,}: bo_stream",),
+        ("refit, RBF, n = {n:,}: exact GP",),
     ),
     Row(
         "speed.nipv",
@@ -324,7 +323,7 @@ NUMBERS: dict[str, Row] = {
     "update": README_ROWS[0],
     "update-flat": Row("speed.update", "", FLAT),
     "step": README_ROWS[1],
-    "refit": Row("speed.refit", "", (f"{REFIT}: bo_stream",), (f"{REFIT}: exact GP",)),
+    "refit": SPEED_ROWS[4],
     "ax-regret": README_ROWS[3],
     "ax-time": Row(
         "optimization.ax_quality",
