@@ -113,7 +113,7 @@ for one in path(some):
 # %% [markdown]
 # ## 2. Ask and tell
 #
-# In more than ten inputs `Optimizer` searches a region of its own accord; `search="region"` names
+# In more than three inputs `Optimizer` searches a region of its own accord; `search="region"` names
 # it. It begins with twice as many Sobol points as there are inputs, then proposes ten paths at a
 # time.
 
@@ -261,4 +261,4 @@ for panel in axes:
 # - For one outcome without constraints.
 # - As a command: `bo-stream optimize mine:cost --bounds '...' -q 10 --steps 200 --workers 4`.
 # - Its cost, its regret and its peers are on the page
-#   [I have ten to a hundred inputs](../docs/choosing/many-inputs.md).
+#   [I have four to a hundred inputs](../docs/choosing/many-inputs.md).

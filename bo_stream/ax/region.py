@@ -36,7 +36,6 @@ from bo_stream.loops.optimization.region import Domain, input_lengthscales
 from bo_stream.loops.optimization.region_search import LocalFit, RegionSurrogate, region_state
 from bo_stream.loops.optimization.trials import (
     LARGEST,
-    MOST_IN_BOX,
     Ledger,
     OptimizationSettings,
     Origin,
@@ -45,6 +44,12 @@ from bo_stream.loops.optimization.trials import (
 )
 
 logger = logging.getLogger("bo_stream.ax")
+
+SEARCHES = ("box", "region")
+"""Names of the searches: of the whole space, or of a trust region in it."""
+
+MOST_IN_WHOLE_SPACE = 10
+"""Most parameters of which the whole space is searched unless a region is named."""
 
 MOST_LEVELS = 1000
 """Most values of an integer that a search takes one by one; of more it is as good as continuous."""
@@ -91,7 +96,7 @@ def why_not_a_region(experiment: Experiment) -> str | None:
 class RegionSuits(TransitionCriterion):
     """A criterion met where a region is searched, or where it is not.
 
-    A region is searched in more than ``MOST_IN_BOX`` parameters that have an order, for one
+    A region is searched in more than ``MOST_IN_WHOLE_SPACE`` parameters that have an order, for one
     objective without constraints of outcomes.
     """
 
@@ -121,7 +126,7 @@ class RegionSuits(TransitionCriterion):
             raise UnsupportedError(
                 f"A region cannot be searched here: {reason}. Leave search='region' out."
             )
-        many = self.named or count > MOST_IN_BOX
+        many = self.named or count > MOST_IN_WHOLE_SPACE
         kind = "a region" if reason is None else f"the whole space, as {reason}"
         if many and self.suits and kind != self._said:
             self._said = kind

@@ -70,9 +70,8 @@ from bo_stream.ax.adapters import (
 )
 from bo_stream.ax.initialization import EnoughTrials, PoolStart
 from bo_stream.ax.pool import MC_POINTS, POOL, Candidates, Pool, handle, pool_named
-from bo_stream.ax.region import RegionAdapter, RegionGenerator, RegionSuits
+from bo_stream.ax.region import SEARCHES, RegionAdapter, RegionGenerator, RegionSuits
 from bo_stream.ax.surrogate import ASKED_FOR, Moments, RefitRecord, StreamSurrogate
-from bo_stream.loops.optimization.trials import SEARCHES
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.auto.families import OPTIONS
 from bo_stream.models.base import StreamingGP
@@ -340,7 +339,7 @@ def generation_strategy(
             options of the search of the box, those of BoTorch's ``optimize_acqf`` or of the search
             for choices that Ax takes instead; besides or instead of Ax's own
             ``{"num_restarts": 20, "raw_samples": 1024}``. Default: ``region`` in more than
-            ``MOST_IN_BOX`` parameters, where it can be and none of the arguments of models,
+            ``MOST_IN_WHOLE_SPACE`` parameters, where it can be and none of the arguments of models,
             acquisition, refit and pool is given. The generation node of a trial, ``Region`` or
             ``Stream``, says which it is, the log ``bo_stream.ax`` why.
         seed: Seed of the Sobol points.

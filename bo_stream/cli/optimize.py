@@ -18,6 +18,8 @@ from bo_stream.cli.running import OUT, app, option, parse_settings, say
 from bo_stream.errors import UsageError
 from bo_stream.loops.optimization.trials import (
     ACQUISITIONS,
+    FIRST_IN_BOX,
+    MOST_IN_BOTH,
     MOST_IN_BOX,
     SEARCHES,
     Bounds,
@@ -155,9 +157,10 @@ def optimize(
         str,
         option(
             "Search",
-            "Where points are looked for: in the whole box, or in a trust region about the best "
-            "point, for more than ten inputs. Default: region there, unless --acquisition, "
-            "--model or --grid is given; else box.",
+            "Where points are looked for: in the whole box, in a trust region about the best "
+            f"point, or both, in the box until there are {FIRST_IN_BOX} outcomes. Default: box in "
+            f"up to {MOST_IN_BOX} inputs, and with --acquisition, --model or --grid; both in up to "
+            f"{MOST_IN_BOTH}; region in more.",
             metavar="|".join(SEARCHES),
         ),
     ] = _DEFAULT.search,
@@ -189,10 +192,10 @@ def optimize(
     """Find where a function is smallest (or largest), in few evaluations.
 
     Starts from Sobol points. Again and again it chooses the points that promise most, has them
-    evaluated, maybe by several processes at a time, and learns. In more than ten inputs it
-    searches a region about the best point, whatever the number of evaluations. An evaluation that
-    raises, hangs, dies or returns anything but one finite number is recorded and repeated as asked;
-    the model of the whole box never sees it.
+    evaluated, maybe by several processes at a time, and learns. In more than three inputs it
+    goes on, or begins, in a region about the best point. An evaluation that raises, hangs, dies or
+    returns anything but one finite number is recorded and repeated as asked; the model of the whole
+    box never sees it.
 
     With --asynchronous no worker waits for another one; from a hundred workers on, take
     `--acquisition TS`. Each outcome is on the disk before it counts: after a kill, `--resume`
@@ -290,6 +293,8 @@ def _run_and_report(
         steps = f"{plan.total * settings.q}, each when a worker is free,"
         stopping = "Stopping when the evaluations under way have ended"
     how = "draws in a region" if settings.search == "region" else settings.acquisition
+    if settings.search == "both":
+        how += ", later by draws in a region,"
     say(
         f"{verb} {objective.function} over {box}: {settings.initial} initial points, "
         f"then {steps} by {how}; results in {folder}."
@@ -320,20 +325,17 @@ def _run_and_report(
 
 def reason_of_search(settings: OptimizationSettings) -> str:
     """Say which search runs, and why, in one line."""
-    inputs = f"{settings.dim} inputs"
-    if settings.search == "region" and settings.dim <= MOST_IN_BOX:
-        return f"Searching a region about the best point, as asked for, of {inputs}."
-    if settings.search == "region":
-        return (
-            f"Searching a region about the best point, as of {inputs} no number of points fills "
-            "the whole box; --search box searches all of it."
-        )
-    if settings.dim > MOST_IN_BOX:
-        return (
-            f"Searching the whole box of {inputs}; --search region, about the best point, is "
-            f"faster and better in more than {MOST_IN_BOX}."
-        )
-    return f"Searching the whole box, as there are {inputs}."
+    box, region, dim = "the whole box", "a region about the best point", settings.dim
+    both = f"{box} until there are {FIRST_IN_BOX} outcomes, then {region}"
+    searched = {"box": box, "both": both, "region": region}[settings.search]
+    usual = "box" if dim <= MOST_IN_BOX else "both" if dim <= MOST_IN_BOTH else "region"
+    if settings.search == usual:
+        why = f"as there are {dim} inputs; --search chooses another."
+    elif settings.search == "box":
+        why = f"of {dim} inputs; --search {usual} is faster and better in more than {MOST_IN_BOX}."
+    else:
+        why = f"as asked for, of {dim} inputs."
+    return f"Searching {searched}, {why}"
 
 
 def best_so_far(campaign: OptimizationCampaign) -> str:

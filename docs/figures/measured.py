@@ -1,6 +1,6 @@
 """Measured numbers of README.md and of pages, by ``python -m docs.figures.measured``.
 
-Three tables, and single numbers between ``<!-- measured NAME -->`` and ``<!-- end -->``, show
+Four tables, and single numbers between ``<!-- measured NAME -->`` and ``<!-- end -->``, show
 claims of benchmarks. The folder ``measured`` holds a file of each: what ``python -m
 benchmarks.GROUP.NAME`` writes to ``benchmarks/results/NAME.json``.
 """
@@ -24,7 +24,9 @@ FOLDER = HERE / "measured"
 README = HERE.parents[1] / "README.md"
 PAGE = HERE.parent / "scale" / "measured.md"
 PAPERS = HERE.parent / "papers"
-RESULTS = HERE.parents[1] / "benchmarks" / "README.md"
+SEARCHES = HERE.parent / "choosing" / "many-inputs.md"
+BENCHMARKS = HERE.parents[1] / "benchmarks"
+RESULTS = BENCHMARKS / "README.md"
 
 MILLISECONDS = 0.5
 """Seconds below which a time is written in milliseconds."""
@@ -300,22 +302,42 @@ def speed_table() -> str:
 
 
 def results_table() -> str:
-    """Write all claims with a target, of runs whose files were kept, in markdown."""
+    """Write all claims with a target, of every run whose file was kept, in markdown."""
     rows = []
-    for name, file in sorted({row.benchmark: row.file for row in SPEED_ROWS}.items()):
+    for file in FOLDER.glob("*.json"):
         record = json.loads(file.read_text(encoding="utf-8"))
+        (module,) = BENCHMARKS.glob(f"*/{file.stem}.py")
         for claim in record["claims"] if record["machine"] else ():
             columns = {key: value for key, value in claim.items() if key != "verdict"}
             task, found, goal, verdict, detail = Claim(**columns).row()
             if goal:
-                rows.append([f"`{name}`: {task}", goal, found, verdict, detail])
+                name = f"`{module.parent.name}.{file.stem}`"
+                rows.append([f"{name}: {task}", goal, found, verdict, detail])
+    rows.sort(key=lambda row: row[0].partition(":")[0])
     return table(["claim", "target", "measured", "", "from"], rows) + "\n"
+
+
+def searches_table() -> str:
+    """Write the medians of searches of the box and of a region in few inputs, in markdown."""
+    record = json.loads((FOLDER / "few_inputs.json").read_text(encoding="utf-8"))
+    cells: dict[str, dict[str, dict[str, float]]] = {}
+    for claim in record["claims"]:
+        if named := re.fullmatch(r"(.+), (\d+ at a time, \d+) evaluations: (\w+)", claim["name"]):
+            function, when, method = named.groups()
+            cells.setdefault(function, {}).setdefault(when, {})[method] = claim["measured"]
+    columns = list(next(iter(cells.values())))
+    rows = []
+    for function, found in cells.items():
+        texts = (" / ".join(f"{value:.2g}" for value in found[when].values()) for when in columns)
+        rows.append([function, *texts])
+    return table([" / ".join(cells[function][columns[0]]), *columns], rows) + "\n"
 
 
 TABLES: dict[Path, Callable[[], str]] = {
     README: readme_table,
     PAGE: speed_table,
     RESULTS: results_table,
+    SEARCHES: searches_table,
 }
 """What makes the table of each page."""
 
@@ -353,7 +375,7 @@ NUMBERS: dict[str, Row] = {
 }
 """Rows whose numbers stand in texts: ours by the name, others as ``NAME-exact``, ``NAME-ratio``."""
 
-PAGES = (README, PAGE, RESULTS, PAPERS / "README.md", PAPERS / "wiski.md")
+PAGES = (README, PAGE, RESULTS, SEARCHES, PAPERS / "README.md", PAPERS / "wiski.md")
 """Pages with a table or with single numbers."""
 
 

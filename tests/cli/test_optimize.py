@@ -70,7 +70,7 @@ def test_many_inputs_are_searched_in_a_region_and_it_says_so() -> None:
     assert (
         "over [-32.768, 32.768]^12: 24 initial points, then 2 steps of 5 by draws in a reg" in said
     )
-    assert "Searching a region about the best point, as of 12 inputs no number" in said
+    assert "Searching a region about the best point, as there are 12 inputs" in said
     run = json.loads(Path("run/run.json").read_text())
     assert run["settings"]["search"] == "region"
     assert run["outcome_scale"]["unit"] > 0.0
@@ -83,8 +83,9 @@ def test_many_inputs_are_searched_in_a_region_and_it_says_so() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--dim", "2"), "Searching the whole box, as there are 2 inputs."),
-        (("--dim", "11", "--acquisition", "random"), "--search region, about the best point, is"),
+        (("--dim", "2"), "Searching the whole box, as there are 2 inputs; --search chooses"),
+        (("--dim", "5"), "box until there are 40 outcomes, then a region about the best point, as"),
+        (("--dim", "11", "--acquisition", "random"), "of 11 inputs; --search region is faster"),
         (("--dim", "2", "--search", "region"), "about the best point, as asked for, of 2 inputs."),
     ],
 )
@@ -314,7 +315,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["my_costs:price", "--bounds", "0,1"], "found nothing"),
         (["my_costs:answer", "--bounds", "0,1"], "found a int"),
         (["my_cost:cost", "--bounds", "0,1"], "module 'my_cost' cannot be imported"),
-        (["Branin", "--search", "sphere"], "Expected search to be one of box, region"),
+        (["Branin", "--search", "sphere"], "Expected search to be one of box, both, region"),
         (["Branin", "--search", "region", "--acquisition", "TS"], "leave out acquisition, or"),
         (["Branin", "--search", "region", "--model", "wiski"], "leave out model, or search the b"),
         (["Branin", "--acquisition", "EI"], "Expected acquisition to be one of qUCB"),

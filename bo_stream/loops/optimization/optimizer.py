@@ -22,7 +22,13 @@ from bo_stream.loops.models import KERNELS, MODELS, build_model, refit_is_due
 from bo_stream.loops.optimization.acquisition import Situation, best_points, check_acquisition
 from bo_stream.loops.optimization.executed import journaled_trials, trial_of
 from bo_stream.loops.optimization.region_search import RegionSurrogate, region_state
-from bo_stream.loops.optimization.trials import FEWEST, Ledger, OptimizationSettings, Trial
+from bo_stream.loops.optimization.trials import (
+    FEWEST,
+    FIRST_IN_BOX,
+    Ledger,
+    OptimizationSettings,
+    Trial,
+)
 from bo_stream.loops.run import OPTIMIZATION, ModelFile, from_record, predict_mean
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.base import StreamingGP
@@ -235,7 +241,10 @@ class Optimizer:
         """
         count = self.settings.q if q is None else q
         check_whole("q", count, 1)
-        told, due = self.ledger.count("told"), math.inf
+        told, due, former = self.ledger.count("told"), math.inf, self.surrogate
+        is_over = self.settings.search == "both" and told >= FIRST_IN_BOX
+        if is_over and isinstance(former, Surrogate):
+            self.surrogate = RegionSurrogate(self.settings, refits=former.refits)
         if self.settings.acquisition != "random" and told >= FEWEST:
             due = max(0, self.settings.initial - told - self.ledger.count("pending"))
             if due == 0 and isinstance(self.surrogate, RegionSurrogate):

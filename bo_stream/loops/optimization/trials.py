@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 ACQUISITIONS = ("qUCB", "qLogEI", "qLogNEI", "qSR", "TS", "random")
 """Names of the acquisitions; ``TS`` and ``random`` need no acquisition function."""
 
-SEARCHES = ("box", "region")
-"""Names of the searches: of the whole box, or of a trust region in it."""
+SEARCHES = ("box", "both", "region")
+"""Names of the searches: of the whole box, of a trust region in it, or of one after the other."""
 
-MOST_IN_BOX = 10
-"""Most inputs of which the whole box is searched unless another search is named."""
+MOST_IN_BOX, MOST_IN_BOTH = 3, 10
+"""Most inputs of which the whole box is searched to the end, and of which it is searched at first,
+unless another search is named. By ``benchmarks.optimization.few_inputs``."""
+
+FIRST_IN_BOX = 40
+"""Outcomes after which a search of both goes from the whole box to a region."""
 
 Bounds = tuple[tuple[float, float], ...]
 
@@ -34,10 +38,12 @@ class OptimizationSettings(RunSettings):
         bounds: Low and high of each input, d pairs.
         maximize: Whether large outcomes are good; else small ones are.
         initial: Points of a scrambled Sobol sequence to begin with; 0: 10, or twice the number of
-            inputs where a region is searched.
-        search: A name in ``SEARCHES``: ``box``, or ``region``, a trust region about the best point
-            with a model of the nearest outcomes. Default (empty): ``region`` in more than
-            ``MOST_IN_BOX`` inputs, unless an acquisition, a model or a grid is named.
+            inputs where a region is searched from the first.
+        search: A name in ``SEARCHES``: ``box``; ``region``, a trust region about the best point
+            with a model of the nearest outcomes; or ``both``, the box until there are
+            ``FIRST_IN_BOX`` outcomes, then a region. Default (empty): ``box`` in up to
+            ``MOST_IN_BOX`` inputs, and where an acquisition, a model or a grid is named; ``both``
+            in up to ``MOST_IN_BOTH``; ``region`` in more.
         acquisition: Of the search of the box: a name in ``ACQUISITIONS``, or
             ``package.module:function`` of a builder of one's own, see
             ``bo_stream.loops.optimization.acquisition``.
@@ -68,10 +74,11 @@ class OptimizationSettings(RunSettings):
         }
         named = [name for name, default in others.items() if getattr(self, name) != default]
         if not self.search:
-            many = self.dim > MOST_IN_BOX and not named
-            object.__setattr__(self, "search", "region" if many else "box")
+            chosen = "both" if self.dim <= MOST_IN_BOTH else "region"
+            in_box = bool(named) or self.dim <= MOST_IN_BOX
+            object.__setattr__(self, "search", "box" if in_box else chosen)
         check_one_of("search", self.search, SEARCHES)
-        if self.search == "region" and named:
+        if self.search != "box" and named:
             raise UsageError(
                 "A region is searched with draws of an exact model of the nearest outcomes: leave "
                 f"out {' and '.join(named)}, or search the box."

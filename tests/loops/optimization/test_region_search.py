@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.quasirandom import SobolEngine
 
 from bo_stream.acquisition import SamplePaths, sample_paths
 from bo_stream.errors import UsageError
@@ -24,10 +25,10 @@ from bo_stream.loops.optimization import (
 )
 from bo_stream.loops.optimization import region as parts
 from bo_stream.loops.optimization import region_search as region_module
-from bo_stream.loops.optimization.optimizer import parsed_optimizer
+from bo_stream.loops.optimization.optimizer import Surrogate, parsed_optimizer
 from bo_stream.loops.optimization.region import SHORTEST
 from bo_stream.loops.optimization.region_search import RegionSurrogate, TrialRows, region_state
-from bo_stream.loops.optimization.trials import MOST_IN_BOX, Ledger
+from bo_stream.loops.optimization.trials import FIRST_IN_BOX, MOST_IN_BOTH, MOST_IN_BOX, Ledger
 from bo_stream.loops.run import OPTIMIZATION, predict
 from bo_stream.models.base import StreamingGP
 from tests.loops.functions import bowl
@@ -64,12 +65,42 @@ def tell_worse(optimizer: Optimizer) -> None:
 # --- which search --------------------------------------------------------------------------------
 
 
-def test_more_than_ten_inputs_are_searched_in_a_region() -> None:
-    box, region = (
-        OptimizationSettings(bounds=((0.0, 1.0),) * d) for d in (MOST_IN_BOX, MOST_IN_BOX + 1)
-    )
-    assert (box.search, box.initial) == ("box", 10)
-    assert (region.search, region.initial) == ("region", 22)
+@pytest.mark.parametrize(
+    ("dim", "search", "initial"),
+    [
+        (MOST_IN_BOX, "box", 10),
+        (MOST_IN_BOX + 1, "both", 10),
+        (MOST_IN_BOTH, "both", 10),
+        (MOST_IN_BOTH + 1, "region", 2 * (MOST_IN_BOTH + 1)),
+    ],
+)
+def test_the_number_of_inputs_says_where_points_are_looked_for(
+    dim: int, search: str, initial: int
+) -> None:
+    settings = OptimizationSettings(bounds=((0.0, 1.0),) * dim)
+    assert (settings.search, settings.initial) == (search, initial)
+
+
+def test_a_search_of_both_begins_in_the_box_and_goes_on_in_a_region(tmp_path: Path) -> None:
+    settings = OptimizationSettings(bounds=((0.0, 1.0),) * 4, q=3, search="both", raw_samples=16)
+    optimizer = Optimizer(settings)
+    for x in SobolEngine(4, seed=0).draw(FIRST_IN_BOX - 1, dtype=torch.float64).tolist():
+        optimizer.tell(optimizer.register(x).key, sum((value - 0.3) ** 2 for value in x))
+    (trial,) = optimizer.ask(1)
+    assert isinstance(optimizer.surrogate, Surrogate)
+    optimizer.tell(trial.key, sum((value - 0.3) ** 2 for value in trial.X))
+    save_optimizer(tmp_path, optimizer)
+    again, _ = load_optimizer(tmp_path)
+    asked = [trial.X for trial in optimizer.ask()]
+    assert isinstance(optimizer.surrogate, RegionSurrogate)
+    assert [trial.origin for trial in optimizer.pending] == ["model"] * 3  # no Sobol points again
+    assert [trial.X for trial in again.ask()] == asked
+    for trial in optimizer.pending:
+        optimizer.tell(trial.key, 5.0)
+    optimizer.withdraw(0)  # fewer outcomes do not lead back
+    optimizer.ask(1)
+    assert isinstance(optimizer.surrogate, RegionSurrogate)
+    assert optimizer.best().trial.Y is not None
 
 
 @pytest.mark.parametrize(
