@@ -113,7 +113,7 @@ for one in path(some):
 # %% [markdown]
 # ## 2. Ask and tell
 #
-# In more than three inputs `Optimizer` searches a region of its own accord; `search="region"` names
+# In more than ten inputs `Optimizer` searches a region of its own accord; `search="region"` names
 # it. It begins with twice as many Sobol points as there are inputs, then proposes ten paths at a
 # time.
 

@@ -564,19 +564,21 @@ def built_again(optimizer: Optimizer) -> StreamingGP:
 
 
 @pytest.mark.parametrize(
-    ("seed", "events"),
+    ("search", "seed", "events"),
     [
-        (0, FEW_EVENTS),
-        *(pytest.param(i, EVENTS, marks=pytest.mark.integration) for i in range(6)),
+        ("region", 0, FEW_EVENTS),
+        pytest.param("both", 0, EVENTS, marks=pytest.mark.integration),
+        *(pytest.param("region", i, EVENTS, marks=pytest.mark.integration) for i in range(6)),
     ],
 )
 def test_whatever_happens_the_model_is_that_of_the_ledger(
-    seed: int, events: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    search: str, seed: int, events: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(region_module, "ROWS", 25 if events == FEW_EVENTS else 60)
     monkeypatch.setattr(region_module, "CANDIDATES", 40)
     monkeypatch.setattr(parts, "SHORTEST", 0.0)  # at the end there is a region with a model
-    settings = OptimizationSettings(bounds=ON_GRID.bounds, initial=4, q=2, search="region")
+    least = {"num_restarts": 1, "raw_samples": 2}
+    settings = OptimizationSettings(bounds=ON_GRID.bounds, initial=4, q=2, search=search, **least)
     check(settings, seed, tmp_path, built_again, events)
 
 
