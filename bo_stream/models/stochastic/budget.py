@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from gpytorch import Module
 from gpytorch.constraints import Interval
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -40,6 +41,9 @@ QUANTILE = 1.6448536269514722
 
 _PLACE = 2**34
 """Of the random numbers that choose rows to judge by, beyond those of steps."""
+
+_FAR = 10.0
+"""How much lower a bound is where it cannot be computed, over one plus its first size."""
 
 _PASSES = 8
 """Times that steps draw each row in mean, from which on hardly any is left undrawn."""
@@ -329,13 +333,29 @@ class ConstrainedAdam:
 
 
 def maximise(bound: Callable[[], Tensor], variables: list[Tensor], maxiter: int) -> None:
-    """Move leaves to a local maximum of a bound, or on the way there, by L-BFGS; in place."""
+    """Move leaves to a local maximum of a bound, or on the way there, by L-BFGS; in place.
+
+    Where the bound cannot be computed it counts as far lower than at the start: a line search then
+    tries a shorter step.
+
+    Raises:
+        NotPSDError: It cannot be computed at the start.
+    """
     optimizer = torch.optim.LBFGS(variables, max_iter=maxiter, line_search_fn="strong_wolfe")
+    worst: Tensor | None = None
 
     def loss() -> Tensor:
+        nonlocal worst
         optimizer.zero_grad()
-        value = -bound()
+        try:
+            value = -bound()
+        except NotPSDError:
+            if worst is None:
+                raise
+            return worst  # without a slope
         value.backward()
+        if worst is None:
+            worst = value.detach() + _FAR * (1.0 + value.detach().abs())
         return value.detach()
 
     optimizer.step(loss)

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream import (
@@ -136,3 +137,28 @@ def test_warns_of_a_training_that_has_not_come_far(
 ) -> None:
     judgement_said(Training(50, 1.0, (), gain=gain, coverage=coverage), None)
     assert [w.category for w in recwarn] == [ShortTrainingWarning] * warns
+
+
+@pytest.mark.parametrize("edge", [2.0, 3.5])
+def test_a_bound_that_cannot_be_computed_everywhere_is_climbed_where_it_can(edge: float) -> None:
+    x = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    tried: list[float] = []
+
+    def bound() -> Tensor:
+        tried.append(x.item())
+        if tried[-1] > edge:
+            raise NotPSDError("too far")
+        return -(1.0 + (x - 3.0).square()).log().sum() * 10.0
+
+    budget.maximise(bound, [x], 30)
+    assert max(tried) > edge  # a step that was too long
+    assert 1.0 < x.item() <= edge
+    assert x.item() == pytest.approx(min(edge, 3.0), abs=0.05)
+
+
+def test_a_bound_that_cannot_be_computed_at_the_start_is_an_error() -> None:
+    def bound() -> Tensor:
+        raise NotPSDError("nowhere")
+
+    with pytest.raises(NotPSDError, match="nowhere"):
+        budget.maximise(bound, [torch.zeros(1, requires_grad=True)], 5)
