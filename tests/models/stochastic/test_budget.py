@@ -153,7 +153,7 @@ def test_a_bound_that_cannot_be_computed_everywhere_is_climbed_where_it_can(edge
     budget.maximise(bound, [x], 30)
     assert max(tried) > edge  # a step that was too long
     assert 1.0 < x.item() <= edge
-    assert x.item() == pytest.approx(min(edge, 3.0), abs=0.05)
+    assert x.item() == pytest.approx(min(edge, 3.0), abs=0.1)
 
 
 def test_a_bound_that_cannot_be_computed_at_the_start_is_an_error() -> None:
