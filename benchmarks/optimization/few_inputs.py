@@ -66,7 +66,7 @@ PROBLEMS = {
 def claims_of(runs: Sequence[Run], q: int, marks: Sequence[int]) -> list[Claim]:
     """State medians, where a search is no worse than the box's, and how much less time it takes."""
     functions = [name for name in PROBLEMS if any(run.function == name for run in runs)]
-    claims, medians = [], {}
+    claims, medians = list[Claim](), dict[tuple[str, str], float]()
     for n in marks:
         for function in functions:
             for method in METHODS:
@@ -94,7 +94,7 @@ def main() -> None:
     folder = options.out / f"few_inputs{options.pick('', '.smoke')}"
     functions = options.pick(list(PROBLEMS), ["Branin-2"])
     known = {str(q): q for q in MARKS}
-    claims = []
+    claims = list[Claim]()
     for q in names(options.values["batch"], known, "number of points"):
         marks = options.pick(MARKS[known[q]], (15,))
         runs = searched_all(folder, functions, known[q], marks[-1], options.pick(SEEDS, 1))

@@ -24,6 +24,7 @@ from bo_stream.loops.optimization.trials import (
     SEARCHES,
     Bounds,
     OptimizationSettings,
+    usual_search,
 )
 
 if TYPE_CHECKING:
@@ -292,9 +293,8 @@ def _run_and_report(
     if plan.asynchronous:
         steps = f"{plan.total * settings.q}, each when a worker is free,"
         stopping = "Stopping when the evaluations under way have ended"
-    how = "draws in a region" if settings.search == "region" else settings.acquisition
-    if settings.search == "both":
-        how += ", later by draws in a region,"
+    how, draws = settings.acquisition, "draws in a region"
+    how = {"box": how, "both": f"{how} and later {draws}", "region": draws}[settings.search]
     say(
         f"{verb} {objective.function} over {box}: {settings.initial} initial points, "
         f"then {steps} by {how}; results in {folder}."
@@ -328,7 +328,7 @@ def reason_of_search(settings: OptimizationSettings) -> str:
     box, region, dim = "the whole box", "a region about the best point", settings.dim
     both = f"{box} until there are {FIRST_IN_BOX} outcomes, then {region}"
     searched = {"box": box, "both": both, "region": region}[settings.search]
-    usual = "box" if dim <= MOST_IN_BOX else "both" if dim <= MOST_IN_BOTH else "region"
+    usual = usual_search(dim)
     if settings.search == usual:
         why = f"as there are {dim} inputs; --search chooses another."
     elif settings.search == "box":

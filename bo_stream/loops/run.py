@@ -555,11 +555,15 @@ def write_picture(path: Path, draw: Callable[[], Figure]) -> None:
 
 
 def write_trust(
-    folder: Path, model: StreamingGP, record: ProgressiveValidation
+    folder: Path, model: StreamingGP, record: ProgressiveValidation, alarms: bool = True
 ) -> TrustReport | None:
-    """Write trust.json and trust.png, a report on a model; if there can be none, warn."""
+    """Write trust.json and trust.png, a report on a model; if there can be none, warn.
+
+    ``alarms``: whether those of the report are kept.
+    """
     try:
         result = report(model, record)
+        result = result if alarms else replace(result, alarms=())
     except Exception as error:  # of any kind: the results are there
         for name in (RECORD, PICTURE):
             (folder / name).unlink(missing_ok=True)

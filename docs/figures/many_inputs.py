@@ -35,8 +35,7 @@ from benchmarks.optimization.many_input_results import (
 )
 from bo_stream import AutoGP, sample_paths
 from bo_stream.loops.optimization import TrustRegion, maximize_paths, region_candidates
-from bo_stream.loops.optimization.region import AdditiveTrend
-from bo_stream.loops.optimization.region_search import LogScale
+from bo_stream.loops.optimization.region import AdditiveTrend, LogScale
 from docs.figures.shared import digest, save, write_part
 
 HERE = Path(__file__).parent

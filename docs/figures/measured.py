@@ -1,6 +1,6 @@
 """Measured numbers of README.md and of pages, by ``python -m docs.figures.measured``.
 
-Four tables, and single numbers between ``<!-- measured NAME -->`` and ``<!-- end -->``, show
+Tables, and single numbers between ``<!-- measured NAME -->`` and ``<!-- end -->``, show
 claims of benchmarks. The folder ``measured`` holds a file of each: what ``python -m
 benchmarks.GROUP.NAME`` writes to ``benchmarks/results/NAME.json``.
 """
@@ -333,13 +333,27 @@ def searches_table() -> str:
     return table([" / ".join(cells[function][columns[0]]), *columns], rows) + "\n"
 
 
-TABLES: dict[Path, Callable[[], str]] = {
-    README: readme_table,
-    PAGE: speed_table,
-    RESULTS: results_table,
-    SEARCHES: searches_table,
+def accuracy_table() -> str:
+    """Write errors of mean and variance at default grids, a kernel a row, in markdown."""
+    record = json.loads((FOLDER / "accuracy.json").read_text(encoding="utf-8"))
+    cells: dict[str, dict[str, list[str]]] = {}
+    for claim in record["claims"]:
+        dim, kernel, lengthscale = claim["name"].partition(":")[0].split(", ")
+        column = f"{dim}, {lengthscale.removeprefix('lengthscale ')}"
+        found = cells.setdefault(kernel.replace("Matern", "Matérn"), {}).setdefault(column, [])
+        found.append(f"{claim['measured']:.1e}".replace("e-0", "e-"))
+    columns = list(next(iter(cells.values())))
+    rows = [[kernel, *(", ".join(found[c]) for c in columns)] for kernel, found in cells.items()]
+    return table(["kernel", *columns], rows) + "\n"
+
+
+TABLES: dict[Path, dict[str, Callable[[], str]]] = {
+    README: {"measured": readme_table},
+    PAGE: {"measured": speed_table},
+    RESULTS: {"measured": results_table, "accuracy": accuracy_table},
+    SEARCHES: {"measured": searches_table},
 }
-"""What makes the table of each page."""
+"""What makes the tables of each page, by the name of the part."""
 
 NUMBERS: dict[str, Row] = {
     "update": README_ROWS[0],
@@ -397,8 +411,8 @@ def renewed(page: Path) -> str:
     if problems := missing():
         raise FileNotFoundError("\n".join(problems))
     text = page.read_text(encoding="utf-8")
-    if page in TABLES:
-        text = with_part(text, "measured", TABLES[page]())
+    for name, written in TABLES.get(page, {}).items():
+        text = with_part(text, name, written())
     numbers = single_numbers()
     pattern = r"<!-- measured (\S+) -->.*?<!-- end -->"
     return re.sub(pattern, lambda m: f"<!-- measured {m[1]} -->{numbers[m[1]]}<!-- end -->", text)

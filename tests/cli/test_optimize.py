@@ -75,6 +75,9 @@ def test_many_inputs_are_searched_in_a_region_and_it_says_so() -> None:
     assert run["settings"]["search"] == "region"
     assert run["outcome_scale"]["unit"] > 0.0
     assert run["model"]["class"] == "AutoGP"
+    trust = json.loads(Path("run/trust.json").read_text())
+    assert trust["validation"]["total"]["count"] == 24 + 10  # in folds
+    assert trust["alarms"] == []
     again = optimize("--out", "run", "--resume", "--steps", "3")
     assert again.exit_code == 0, again.stderr
     assert len(table("run")) == 24 + 15

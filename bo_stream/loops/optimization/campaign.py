@@ -442,7 +442,7 @@ def write_optimization(
 
     A picture that cannot be drawn is a warning. In run.json are the ``notes``, texts of warnings,
     and the model of the outcomes in units of ``outcome_unit``, or of a region on ``outcome_scale``.
-    Returns whether that model, if there is one, can be trusted.
+    Returns whether that model, if there is one, can be trusted; of a region there are no alarms.
     """
     optimizer, surrogate = campaign.optimizer, campaign.optimizer.surrogate
     settings, model, scale, best = optimizer.settings, surrogate.model, None, None
@@ -481,7 +481,11 @@ def write_optimization(
     }
     write_files(folder, files)
     write_picture(folder / "trace.png", lambda: draw_trace(campaign))
-    return None if model is None else write_trust(folder, model, surrogate.validation)
+    if model is None:
+        return None
+    # a region learns again, cautiously, at each step: there is nothing that a user could mend
+    alarms = not isinstance(surrogate, RegionSurrogate)
+    return write_trust(folder, model, surrogate.validation, alarms)
 
 
 def history(campaign: OptimizationCampaign) -> pd.DataFrame:

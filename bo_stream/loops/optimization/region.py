@@ -2,9 +2,9 @@
 
 In many inputs the points that a global search would try fill a space that no number of observations
 covers. A trust region is a box about the best point, in which a model of the nearest observations
-is good, that grows after successes and shrinks after failures (Eriksson et al., 2019). A domain
-says which points of it can be evaluated. The parts here take any model of one output over the unit
-cube, larger outcomes being better.
+is good, that grows after successes and shrinks after failures (Eriksson et al., 2019). The model's
+outcomes are on a logarithmic scale. A domain says which points can be evaluated. The parts here
+take any model of one output over the unit cube, larger outcomes being better.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from scipy.linalg import blas
@@ -190,6 +190,54 @@ def maximize_paths(paths: SamplePaths, starts: Tensor, bounds: Tensor, iteration
     with torch.no_grad():
         risen = reached >= paths(starts.unsqueeze(-2)).squeeze(-1)
     return torch.where(risen, points.squeeze(-2), starts)
+
+
+# --- outcomes -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LogScale:
+    """Outcomes on a logarithmic scale below the best one, so that steep ones far off are near.
+
+    ``−log(1 + (best − y) / unit)``, standardised; linear above the best.
+
+    Attributes:
+        best: Largest outcome.
+        unit: Difference of the largest and the median outcome.
+        mean: Of the logarithms.
+        sd: Of the logarithms.
+    """
+
+    best: float
+    unit: float
+    mean: float = 0.0
+    sd: float = 1.0
+
+    @classmethod
+    def of(cls, Y: Tensor) -> LogScale:
+        """Choose the scale of outcomes, ``n``; if they are all equal any unit will do."""
+        best = float(Y.max())
+        unit = best - float(Y.quantile(0.5))
+        raw = cls(best, unit if unit > 0.0 else max(best - float(Y.min()), 1e-12))
+        logs = raw.to_scale(Y)
+        sd = float(logs.std(correction=0))
+        return replace(raw, mean=float(logs.mean()), sd=sd if sd > 0.0 else 1.0)
+
+    def to_scale(self, Y: Tensor) -> Tensor:
+        """Transform outcomes."""
+        below = (self.best - Y) / self.unit
+        logs = torch.where(below > 0.0, -below.clamp_min(0.0).log1p(), -below)
+        return (logs - self.mean) / self.sd
+
+    def noise_to_scale(self, Y: Tensor, Yvar: Tensor) -> Tensor:
+        """Transform noise variances of outcomes, by the slope there (delta method); NaN stays."""
+        below = ((self.best - Y) / self.unit).clamp_min(0.0)
+        return Yvar / (self.unit * (1.0 + below) * self.sd) ** 2
+
+    def to_outcome(self, value: float) -> float:
+        """Transform a value of the scale to an outcome."""
+        log = self.mean + self.sd * value
+        return self.best + self.unit * (log if log > 0.0 else -math.expm1(-log))
 
 
 # --- the domain: inputs of few values, and linear constraints ------------------------------------

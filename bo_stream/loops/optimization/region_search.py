@@ -28,6 +28,7 @@ from bo_stream.loops.optimization.region import (
     MOST_INPUTS,
     AdditiveTrend,
     Domain,
+    LogScale,
     TrustRegion,
     improves,
     maximize_paths,
@@ -56,6 +57,9 @@ the largest grows by the deviation of the noise, over that of the outcomes, by 1
 
 MEANS = 0.1
 """Share of the functions that are the posterior mean itself."""
+
+FOLDS = 5
+"""Parts of the outcomes of the local model, each of which is predicted from the others."""
 
 FIRST_FIT, LATER_FIT = 20, 8
 """Most iterations of L-BFGS-B that learn hyperparameters, at first and again."""
@@ -122,51 +126,6 @@ class RegionState:
     burst: int = 0
     reached: float | None = None
     found: list[tuple[int, float]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class LogScale:
-    """Outcomes on a logarithmic scale below the best one, so that steep ones far off are near.
-
-    ``−log(1 + (best − y) / unit)``, standardised; linear above the best.
-
-    Attributes:
-        best: Largest outcome.
-        unit: Difference of the largest and the median outcome.
-        mean: Of the logarithms.
-        sd: Of the logarithms.
-    """
-
-    best: float
-    unit: float
-    mean: float = 0.0
-    sd: float = 1.0
-
-    @classmethod
-    def of(cls, Y: Tensor) -> LogScale:
-        """Choose the scale of outcomes, ``n``; if they are all equal any unit will do."""
-        best = float(Y.max())
-        unit = best - float(Y.quantile(0.5))
-        raw = cls(best, unit if unit > 0.0 else max(best - float(Y.min()), 1e-12))
-        logs = raw.to_scale(Y)
-        sd = float(logs.std(correction=0))
-        return replace(raw, mean=float(logs.mean()), sd=sd if sd > 0.0 else 1.0)
-
-    def to_scale(self, Y: Tensor) -> Tensor:
-        """Transform outcomes."""
-        below = (self.best - Y) / self.unit
-        logs = torch.where(below > 0.0, -below.clamp_min(0.0).log1p(), -below)
-        return (logs - self.mean) / self.sd
-
-    def noise_to_scale(self, Y: Tensor, Yvar: Tensor) -> Tensor:
-        """Transform noise variances of outcomes, by the slope there (delta method); NaN stays."""
-        below = ((self.best - Y) / self.unit).clamp_min(0.0)
-        return Yvar / (self.unit * (1.0 + below) * self.sd) ** 2
-
-    def to_outcome(self, value: float) -> float:
-        """Transform a value of the scale to an outcome."""
-        log = self.mean + self.sd * value
-        return self.best + self.unit * (log if log > 0.0 else -math.expm1(-log))
 
 
 @dataclass(frozen=True)
@@ -320,7 +279,6 @@ class RegionSurrogate:
         local: The local model; None until there are enough outcomes.
         trials: The trials that it follows.
         refits: Numbers of outcomes at which hyperparameters were learned.
-        validation: Empty: the model is another one at each step, of points chosen to be good.
         domain: Where points are proposed: the unit cube, unless another is set.
         unit: 1: outcomes are on the scale of the local model.
     """
@@ -339,7 +297,6 @@ class RegionSurrogate:
         self.local: LocalFit | None = None
         self.trials = TrialRows(settings)
         self.refits = list(refits)
-        self.validation = ProgressiveValidation()
         self.domain = Domain()
         self._followed: tuple[Ledger, int] | None = None  # and how many changes it had then
 
@@ -347,6 +304,26 @@ class RegionSurrogate:
     def model(self) -> AutoGP | None:
         """The local model, of outcomes on its ``LogScale``."""
         return None if self.local is None else self.local.model
+
+    @property
+    def validation(self) -> ProgressiveValidation:
+        """Cross-validate the local model in ``FOLDS`` folds, at its hyperparameters, on its scale.
+
+        Without failed trials. Empty for fewer than two outcomes a fold. Cost O(n³).
+        """
+        record, local = ProgressiveValidation(), self.local
+        if local is None or len(local.keys) < 2 * FOLDS:
+            return record
+        keys = torch.tensor(local.keys)
+        X = self.trials.X[keys].to(self.settings.to_unit_cube([]))
+        Y = local.scale.to_scale(self.trials.Y[keys]).unsqueeze(-1).to(X)
+        for fold in range(FOLDS):
+            out = torch.arange(len(keys), device=X.device) % FOLDS == fold
+            Yvar = (None, None) if local.Yvar is None else (local.Yvar[~out], local.Yvar[out])
+            others = X[~out], Y[~out], Yvar[0], keys[~out.cpu()].tolist(), local.scale
+            fitted = LocalFit.of(self.settings, *others, self.state.values, iterations=0)
+            record.add(fitted.model, X[out], Y[out], Yvar[1])
+        return record
 
     # --- outcomes ------------------------------------------------------------------------------
 

@@ -30,6 +30,13 @@ FIRST_IN_BOX = 40
 Bounds = tuple[tuple[float, float], ...]
 
 
+def usual_search(dim: int) -> str:
+    """Return the name of the search of so many inputs, unless another is asked for."""
+    if dim <= MOST_IN_BOX:
+        return "box"
+    return "both" if dim <= MOST_IN_BOTH else "region"
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizationSettings(RunSettings):
     """Settings that, with the trials so far, determine the next points; see also ``RunSettings``.
@@ -74,9 +81,7 @@ class OptimizationSettings(RunSettings):
         }
         named = [name for name, default in others.items() if getattr(self, name) != default]
         if not self.search:
-            chosen = "both" if self.dim <= MOST_IN_BOTH else "region"
-            in_box = bool(named) or self.dim <= MOST_IN_BOX
-            object.__setattr__(self, "search", "box" if in_box else chosen)
+            object.__setattr__(self, "search", "box" if named else usual_search(self.dim))
         check_one_of("search", self.search, SEARCHES)
         if self.search != "box" and named:
             raise UsageError(

@@ -27,12 +27,12 @@ from bo_stream.loops.optimization.region import (
     TOLERANCE,
     AdditiveTrend,
     Domain,
+    LogScale,
     TrustRegion,
     improves,
     maximize_paths,
     region_candidates,
 )
-from bo_stream.loops.optimization.region_search import LogScale
 
 BETTER = torch.tensor([2.0]), torch.tensor([0.0, 1.0])
 SAME = torch.tensor([1.0]), torch.tensor([0.0, 1.0])

@@ -591,3 +591,26 @@ def test_on_cuda(tmp_path: Path) -> None:
     again, expected = points(loaded.ask()), points(optimizer.ask())
     torch.testing.assert_close(torch.tensor(again), torch.tensor(expected))  # sums have no order
     assert math.isfinite(optimizer.best().mean or math.nan)
+
+
+def test_the_local_model_is_cross_validated_in_folds() -> None:
+    optimizer = started(REGION, steps=0)
+    search = surrogate_of(optimizer)
+    search.follow(optimizer.ledger)
+    assert search.validation.rows == 0  # too few outcomes
+    for _ in range(3):
+        tell_all(optimizer, optimizer.ask())
+    optimizer.ledger.fail(optimizer.ask(1)[0].key, "lost")
+    search.follow(optimizer.ledger)
+    before, record, local = search.state, search.validation, search.local
+    assert local is not None
+    assert search.state is before
+    assert record.rows == len(local.keys) >= 2 * region_module.FOLDS
+    X, Y = search.trials.X[local.keys], local.scale.to_scale(search.trials.Y[local.keys])
+    squares = 0.0
+    for fold in range(region_module.FOLDS):
+        out = torch.arange(len(Y)) % region_module.FOLDS == fold
+        data = X[~out], Y[~out, None], None, [0] * int((~out).sum()), local.scale
+        model = region_module.LocalFit.of(REGION, *data, search.state.values, 0).model
+        squares += float((Y[out] - model.posterior(X[out]).mean.squeeze(-1)).square().sum())
+    assert sum(part.squares[0] for part in record.intervals) == pytest.approx(squares, rel=1e-6)
