@@ -231,7 +231,7 @@ class Grid:
         """Return the cells of points in the box and positions in them, ``... x d`` each."""
         lower, spacing, last = _constants(self, X.dtype, X.device)
         scaled = (X - lower) / spacing
-        cell = scaled.detach().floor().long().clamp_min(0).minimum(last)
+        cell = scaled.long().clamp_min_(0).minimum(last)  # below the box it is the first one
         return cell, scaled - cell
 
     def nodes_around(self, cell: Tensor) -> Tensor:
@@ -328,9 +328,9 @@ def _node_offsets(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor,
 
 def outer_product(factors: Tensor) -> Tensor:
     """Compute products over dimensions, ``... x d x l -> ... x l^d``, row-major."""
-    result = factors[..., 0, :]
-    for i in range(1, factors.shape[-2]):
-        result = (result.unsqueeze(-1) * factors[..., i, :].unsqueeze(-2)).flatten(-2)
+    result, *others = factors.unbind(-2)
+    for factor in others:
+        result = (result.unsqueeze(-1) * factor.unsqueeze(-2)).flatten(-2)
     return result
 
 
