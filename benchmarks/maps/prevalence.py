@@ -212,7 +212,7 @@ def claims(found: dict[str, Scores]) -> list[Claim]:
     return [
         *result,
         at_least("counts in intervals of 95 %", share, 92.0, "%"),
-        at_most("counts in intervals of 95 %", share, 98.0, "%"),
+        at_most("counts in intervals of 95 %, at most", share, 98.0, "%"),
     ]
 
 

@@ -91,6 +91,7 @@ SMALL = (
     "Hartmann-6, 60 trials",
     "Hartmann-6 with noise 0.1, 60 trials",
 )
+FEW = ("1 at a time, 100 evaluations: functions", "5 at a time, 200 evaluations: functions")
 
 README_ROWS = (
     Row(
@@ -371,6 +372,13 @@ NUMBERS: dict[str, Row] = {
     ),
     "ax-small-time": Row(
         "optimization.ax_quality", "", each(SMALL, ": seconds in get_next_trials over Ax's")
+    ),
+    "few-both": Row("optimization.few_inputs", "", each(FEW, " on which both is no worse")),
+    "few-region": Row("optimization.few_inputs", "", each(FEW, " on which region is no worse")),
+    "few-time": Row(
+        "optimization.few_inputs",
+        "",
+        each(("1 at a time", "5 at a time"), ": processor time of box over both"),
     ),
     "streams": Row(
         "accuracy.streaming_points",
