@@ -329,9 +329,14 @@ def searches_table() -> str:
     columns = list(next(iter(cells.values())))
     rows = []
     for function, found in cells.items():
-        texts = (" / ".join(f"{value:.2g}" for value in found[when].values()) for when in columns)
-        rows.append([function, *texts])
+        texts = (map(short, found[when].values()) for when in columns)
+        rows.append([function, *map(" / ".join, texts)])
     return table([" / ".join(cells[function][columns[0]]), *columns], rows) + "\n"
+
+
+def short(value: float) -> str:
+    """Write two significant digits, or all before the point."""
+    return f"{value:.2g}" if value < 100.0 else f"{value:,.0f}"
 
 
 def accuracy_table() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
@@ -41,6 +42,13 @@ def test_a_page_has_the_numbers_that_the_script_writes(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert page in measured.TABLES or "<!-- measured " in text
     assert measured.renewed(page) == text, "run python -m docs.figures.measured"
+
+
+@pytest.mark.parametrize("page", measured.PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_no_line_begins_with_a_number(page: Path) -> None:
+    """A line that begins with a comment begins a new paragraph."""
+    begins = re.findall(r"^<!-- measured \S.*", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert begins == []
 
 
 def test_numbers_stand_on_pages_that_the_script_renews() -> None:
