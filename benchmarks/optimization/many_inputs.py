@@ -162,9 +162,9 @@ def timed(task: Callable[[], T]) -> tuple[T, float]:
 
 
 def searched(
-    names: tuple[str, str], way: Method, problem: Problem, seed: int, q: int, evaluations: int
+    labels: tuple[str, str], way: Method, problem: Problem, seed: int, q: int, evaluations: int
 ) -> Run:
-    """Search once, q points at a time to a number of evaluations; names of method and function."""
+    """Search once, q points at a time to a number of evaluations; labels: method and function."""
     torch.manual_seed(seed)
     noise = torch.Generator().manual_seed(seed)
     searcher = way.begin(int(problem.function.dim), q, seed, problem.noise > 0.0)
@@ -189,7 +189,7 @@ def searched(
                 regrets.append(float(problem.regret(at)))
             else:
                 regrets.append(float(truths[: numbers[-1]].min()))
-    return Run(*names, seed, numbers, regrets, seconds, versions(way))
+    return Run(*labels, seed, numbers, regrets, seconds, versions(way))
 
 
 def versions(way: Method) -> dict[str, str]:

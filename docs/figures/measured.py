@@ -215,13 +215,17 @@ SPEED_ROWS = (
     ),
 )
 
+ACCURACY = Row("accuracy.accuracy", "", ())
+"""All claims of the errors at default grids."""
+
 
 # --- the numbers --------------------------------------------------------------------------------
 
 
 def missing() -> list[str]:
     """Say of each file that is not there which command makes it."""
-    files = {row.file: row.benchmark for row in (*README_ROWS, *SPEED_ROWS)}
+    rows = (*README_ROWS, *SPEED_ROWS, *NUMBERS.values(), ACCURACY)
+    files = {row.file: row.benchmark for row in rows}
     return [
         f"{file} is missing: run `python -m benchmarks.{name}`, then copy "
         f"benchmarks/results/{file.name} there."
@@ -319,8 +323,8 @@ def results_table() -> str:
 
 
 def searches_table() -> str:
-    """Write the medians of searches of the box and of a region in few inputs, in markdown."""
-    record = json.loads((FOLDER / "few_inputs.json").read_text(encoding="utf-8"))
+    """Write the medians of searches of the box, of both in turn and of a region, in markdown."""
+    record = json.loads(NUMBERS["few-both"].file.read_text(encoding="utf-8"))
     cells: dict[str, dict[str, dict[str, float]]] = {}
     for claim in record["claims"]:
         if named := re.fullmatch(r"(.+), (\d+ at a time, \d+) evaluations: (\w+)", claim["name"]):
@@ -341,7 +345,7 @@ def short(value: float) -> str:
 
 def accuracy_table() -> str:
     """Write errors of mean and variance at default grids, a kernel a row, in markdown."""
-    record = json.loads((FOLDER / "accuracy.json").read_text(encoding="utf-8"))
+    record = json.loads(ACCURACY.file.read_text(encoding="utf-8"))
     cells: dict[str, dict[str, list[str]]] = {}
     for claim in record["claims"]:
         dim, kernel, lengthscale = claim["name"].partition(":")[0].split(", ")

@@ -237,7 +237,8 @@ class Optimizer:
         """Choose the next q points (default: as in the settings), and return pending trials.
 
         They are Sobol points until ``initial`` trials are told or pending and two are told; then
-        they maximise the acquisition. Hundreds at once cost less each, see :func:`best_points`.
+        they maximise the acquisition, or are drawn in a region: of a search of both, from
+        ``FIRST_IN_BOX`` outcomes on. Hundreds at once cost less each, see :func:`best_points`.
         """
         count = self.settings.q if q is None else q
         check_whole("q", count, 1)

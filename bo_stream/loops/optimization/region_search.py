@@ -317,8 +317,9 @@ class RegionSurrogate:
         keys = torch.tensor(local.keys)
         X = self.trials.X[keys].to(self.settings.to_unit_cube([]))
         Y = local.scale.to_scale(self.trials.Y[keys]).unsqueeze(-1).to(X)
+        folds = torch.arange(len(keys), device=X.device) % FOLDS
         for fold in range(FOLDS):
-            out = torch.arange(len(keys), device=X.device) % FOLDS == fold
+            out = folds == fold
             Yvar = (None, None) if local.Yvar is None else (local.Yvar[~out], local.Yvar[out])
             others = X[~out], Y[~out], Yvar[0], keys[~out.cpu()].tolist(), local.scale
             fitted = LocalFit.of(self.settings, *others, self.state.values, iterations=0)

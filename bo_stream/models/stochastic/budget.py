@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from gpytorch import Module
 from gpytorch.constraints import Interval
-from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -20,7 +19,7 @@ from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.models.inference import Prior
 from bo_stream.models.stochastic.replay import Batch, Replay, generator_at
-from bo_stream.models.stochastic.training import Training, agreed
+from bo_stream.models.stochastic.training import NUMERICAL_ERRORS, Training, agreed
 from bo_stream.process import PosteriorProcess
 from bo_stream.warnings import ShortTrainingWarning, users_stack_level
 
@@ -339,7 +338,7 @@ def maximise(bound: Callable[[], Tensor], variables: list[Tensor], maxiter: int)
     tries a shorter step.
 
     Raises:
-        NotPSDError: It cannot be computed at the start.
+        NotPSDError, NanError, LinAlgError: It cannot be computed at the start.
     """
     optimizer = torch.optim.LBFGS(variables, max_iter=maxiter, line_search_fn="strong_wolfe")
     worst: Tensor | None = None
@@ -349,7 +348,7 @@ def maximise(bound: Callable[[], Tensor], variables: list[Tensor], maxiter: int)
         optimizer.zero_grad()
         try:
             value = -bound()
-        except NotPSDError:
+        except NUMERICAL_ERRORS:
             if worst is None:
                 raise
             return worst  # without a slope
