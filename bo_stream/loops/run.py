@@ -555,15 +555,16 @@ def write_picture(path: Path, draw: Callable[[], Figure]) -> None:
 
 
 def write_trust(
-    folder: Path, model: StreamingGP, record: ProgressiveValidation, alarms: bool = True
+    folder: Path, model: StreamingGP, record: ProgressiveValidation, unalarmed: str | None = None
 ) -> TrustReport | None:
     """Write trust.json and trust.png, a report on a model; if there can be none, warn.
 
-    ``alarms``: whether those of the report are kept.
+    ``unalarmed`` says why alarms are not judged; None: they are.
     """
     try:
         result = report(model, record)
-        result = result if alarms else replace(result, alarms=())
+        if unalarmed is not None:
+            result = replace(result, alarms=(), untested=unalarmed)
     except Exception as error:  # of any kind: the results are there
         for name in (RECORD, PICTURE):
             (folder / name).unlink(missing_ok=True)

@@ -78,6 +78,7 @@ def test_many_inputs_are_searched_in_a_region_and_it_says_so() -> None:
     trust = json.loads(Path("run/trust.json").read_text())
     assert trust["validation"]["total"]["count"] == 24 + 10  # in folds
     assert trust["alarms"] == []
+    assert trust["untested"] == "A region learns another model at each step: alarms are not judged."
     again = optimize("--out", "run", "--resume", "--steps", "3")
     assert again.exit_code == 0, again.stderr
     assert len(table("run")) == 24 + 15

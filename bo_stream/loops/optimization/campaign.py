@@ -483,9 +483,10 @@ def write_optimization(
     write_picture(folder / "trace.png", lambda: draw_trace(campaign))
     if model is None:
         return None
-    # a region learns again, cautiously, at each step: there is nothing that a user could mend
-    alarms = not isinstance(surrogate, RegionSurrogate)
-    return write_trust(folder, model, surrogate.validation, alarms)
+    unalarmed = None
+    if isinstance(surrogate, RegionSurrogate):
+        unalarmed = "A region learns another model at each step: alarms are not judged."
+    return write_trust(folder, model, surrogate.validation, unalarmed)
 
 
 def history(campaign: OptimizationCampaign) -> pd.DataFrame:
