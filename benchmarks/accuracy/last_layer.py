@@ -57,8 +57,6 @@ WINDOW = 4_096
 BATCH = 100
 SECONDS = 25.0
 RATE = 3e-3
-TRIED = 10
-"""Steps from which the seconds of one are told."""
 ITERATIONS = 5
 """Of OSGPR's learning between two looks at the clock."""
 LEFT = 0.8
@@ -113,10 +111,7 @@ def last_layer(split: Split, sizes: Sizes) -> tuple[Result, BayesianLastLayer]:
 
 def learn(model: BayesianLastLayer, clock: Clock, until: float) -> None:
     """Fit until a clock shows so many seconds."""
-    began = clock()
-    model.fit(steps=TRIED, learning_rate=RATE, progress=False)
-    each = (clock() - began) / TRIED
-    model.fit(steps=max(0, int((until - clock()) / each)), learning_rate=RATE, progress=False)
+    model.fit(seconds=max(0.0, until - clock()), learning_rate=RATE, progress=False)
 
 
 def learn_head(model: BayesianLastLayer) -> None:

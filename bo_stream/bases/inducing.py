@@ -239,6 +239,18 @@ def frozen(module: T, dtype: torch.dtype = torch.float64) -> T:
     return deepcopy(module).to(dtype).eval().requires_grad_(False)
 
 
+def as_read(module: T, dtype: torch.dtype = torch.float64) -> T:
+    """Return a module in a dtype, to be read at once and without gradients.
+
+    Itself, or a copy if it has another dtype: a copy costs more than the kernel of few points.
+    """
+    return module if _is_in_dtype(module, dtype) else frozen(module, dtype)
+
+
+def _is_in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> bool:
+    return all(parameter.dtype == dtype for parameter in module.parameters())
+
+
 class _Applied(torch.nn.Module, Generic[T]):
     """A module that applies a rule to another: the form that ``functional_call`` takes."""
 
@@ -253,10 +265,9 @@ class _Applied(torch.nn.Module, Generic[T]):
 def in_dtype(module: T, dtype: torch.dtype, rule: Callable[[T], Tensor]) -> Tensor:
     """Apply a rule to a module in a dtype, differentiable in the module's parameters.
 
-    The module is copied only if it has another dtype: a copy costs more than the kernel of few
-    points.
+    The module is copied only if it has another dtype, as by :func:`as_read`.
     """
-    if all(p.dtype == dtype for p in module.parameters()):
+    if _is_in_dtype(module, dtype):
         return rule(module)
     copy = _Applied(deepcopy(module).to(dtype).eval())
     parameters = {f"module.{name}": p.to(dtype) for name, p in module.named_parameters()}

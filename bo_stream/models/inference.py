@@ -73,6 +73,12 @@ class Prior:
         """Say whether nothing has changed since."""
         return is_in(self.model, state)
 
+    def as_read(self) -> Hyperparameters:
+        """Return the hyperparameters in float64, to be read at once: copied if in another dtype."""
+        shared = Hyperparameters.shared(self.kernel, self.mean_module, self.likelihood)
+        is_double = all(p.dtype == torch.float64 for p in shared.parameters())
+        return shared if is_double else self.copied()
+
     def copied(self) -> Hyperparameters:
         """Copy the hyperparameters in float64, to move them apart from the model."""
         return Hyperparameters(self.kernel, self.mean_module, self.likelihood)

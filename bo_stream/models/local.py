@@ -17,7 +17,7 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number, first_unlike
-from bo_stream.bases.inducing import frozen, in_dtype, kernel_matrix, kernel_variance
+from bo_stream.bases.inducing import as_read, frozen, in_dtype, kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import stacked_correlation, stacked_kernel
 from bo_stream.linalg import inverse_lower, safe_cholesky, scaled_prior, solve_lower
 from bo_stream.models.base import StreamingGP
@@ -135,7 +135,7 @@ class LocalGP(StreamingGP):
         x s``.
         """
         rows, prior = self._memory.rows, self.prior
-        K = stacked_kernel(frozen(prior.kernel), rows.X, rows.X, prior.num_outputs)
+        K = stacked_kernel(as_read(prior.kernel), rows.X, rows.X, prior.num_outputs)
         return scaled_prior(K, rows.weight / _centred(rows, prior)[1])[0]
 
 
@@ -346,7 +346,7 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
                 "LocalGP cannot retract: an observation may have been dropped already. Build it "
                 "again, or take a model whose memory subtracts (WISKI, OSGPR)."
             )
-        targets, kernel, step = data.targets, frozen(prior.kernel), min(ROWS, self.max_size)
+        targets, kernel, step = data.targets, as_read(prior.kernel), min(ROWS, self.max_size)
         X = data.X.unsqueeze(-3).expand(*targets.shape, -1)  # the same for every output
         known = data.known.expand(targets.shape)
         rows = LocalRows(X, targets, data.noise, known, torch.ones_like(targets))
@@ -397,7 +397,7 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
         self, memory: LocalMemory, cache: LocalCache | None, other: LocalMemory, prior: Prior
     ) -> tuple[LocalMemory, LocalCache | None]:
         """Route each local model of the other to one of these, as an observation at its centre."""
-        kernel = frozen(prior.kernel)
+        kernel = as_read(prior.kernel)
         totals = memory.totals + other.totals
         for number in range(len(other.entered)):
             rows = other.by_age(number)[slice(-self.max_size, None)]

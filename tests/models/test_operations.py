@@ -12,10 +12,20 @@ from typing import Any
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bo_stream import OSGPR, WISKI, AutoGP
+from bo_stream import (
+    OSGPR,
+    OSVGP,
+    WISKI,
+    AutoGP,
+    BayesianLastLayer,
+    ClusteredGP,
+    HeteroscedasticWISKI,
+    LocalGP,
+)
 from bo_stream.models.base import StreamingGP
 from tests.support.problems import observations
 
@@ -86,3 +96,54 @@ def test_operations_of_an_update_a_posterior_and_fantasies(
         operations(lambda: model.condition_on_observations(*known).posterior(X[50:100])),
     )
     assert all(count <= most for count, most in zip(found, MOST[build], strict=True)), found
+
+
+def osvgp(X: Tensor, Y: Tensor, kernel: ScaleKernel) -> StreamingGP:
+    return OSVGP(X, (Y > 0.0).to(Y), BernoulliLikelihood(), kernel, inducing_points=X[:16])
+
+
+def exact_of_labels(X: Tensor, Y: Tensor, kernel: ScaleKernel) -> StreamingGP:
+    labels = (Y[:40] > 0.0).to(Y)
+    return AutoGP(X[:40], labels, likelihood=BernoulliLikelihood(), covar_module=kernel)
+
+
+def heteroscedastic(X: Tensor, Y: Tensor, kernel: ScaleKernel) -> StreamingGP:
+    bounds = torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64)
+    return HeteroscedasticWISKI(X, Y, covar_module=kernel, grid_size=10, bounds=bounds)
+
+
+def local(X: Tensor, Y: Tensor, kernel: ScaleKernel) -> StreamingGP:
+    return LocalGP(X, Y, covar_module=kernel)
+
+
+def clustered(X: Tensor, Y: Tensor, kernel: ScaleKernel) -> StreamingGP:
+    return ClusteredGP(X, Y, covar_module=kernel, resolution=0.3)
+
+
+def last_layer(X: Tensor, Y: Tensor, kernel: ScaleKernel) -> StreamingGP:
+    return BayesianLastLayer(X, Y)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [*MOST, heteroscedastic, osvgp, exact_of_labels, local, clustered, last_layer],
+    ids=lambda build: build.__name__,
+)
+def test_an_update_copies_no_hyperparameters(
+    build: Callable[..., StreamingGP], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = observations(100, dim=3)
+    X, Y = data.X, data.Y
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=3)).double()
+    model = build(X[:90], Y[:90], kernel)
+    is_labels = not hasattr(model.likelihood, "noise")
+    Y = (Y > 0.0).to(Y) if is_labels else Y
+    model.update(X[90:93], Y[90:93]).posterior(X[:3])  # a posterior copies them once
+    versions = [parameter._version for parameter in model.parameters()]
+    monkeypatch.setattr(torch.nn.Parameter, "__deepcopy__", _no_copy)
+    model.update(X[93:96], Y[93:96]).posterior(X[:3])
+    assert versions == [parameter._version for parameter in model.parameters()]
+
+
+def _no_copy(parameter: torch.nn.Parameter, memo: object) -> None:
+    raise AssertionError("a parameter was copied")

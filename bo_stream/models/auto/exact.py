@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bo_stream.bases.inducing import (
     InducingBasis,
+    as_read,
     differentiable_matrix,
     frozen,
     kernel_matrix,
@@ -227,7 +228,7 @@ class ExactInference(Inference[ExactMemory, ExactCache]):
         ``S K S``, S the roots of the observations' precisions, ``batch_shape x m x n x n``.
         """
         X, (_, noise) = memory.rows.X, prior.standardized(memory.rows.told)
-        K = kernel_matrix(frozen(prior.kernel), X, X, prior.num_outputs)
+        K = kernel_matrix(as_read(prior.kernel), X, X, prior.num_outputs)
         return scaled_prior(K, memory.weight.unsqueeze(-2) / noise)[0]
 
     def merged(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.allocation.oips import Novelty
-from bo_stream.bases.inducing import differentiable_matrix, frozen, kernel_matrix
+from bo_stream.bases.inducing import as_read, differentiable_matrix, kernel_matrix
 from bo_stream.bases.kernels import stacked_variance
 from bo_stream.costs import problem_of
 from bo_stream.likelihoods.binomial import BinomialLikelihood
@@ -63,7 +63,7 @@ class SiteExactInference(ExactInference):
         rows, weight = memory.rows, memory.weight.unsqueeze(-2)
         if len(rows) == 0:
             return memory
-        covariance = kernel_matrix(frozen(prior.kernel), rows.X, rows.X, prior.num_outputs)
+        covariance = kernel_matrix(as_read(prior.kernel), rows.X, rows.X, prior.num_outputs)
         fit = fit_held(_weighted(memory), covariance, prior, memory.weight)
         sites = Sites(fit.sites.precision / weight, fit.sites.shift / weight)
         return replace(memory, rows=replace(rows, sites=sites))
@@ -326,7 +326,7 @@ class ExactPosterior:
         process, cache = inference.process(rows, cache, prior)
         some, points = comparison_points(rows.rows.X, box)
         mean, variance = process.marginals(points)
-        kernel, stacked = frozen(prior.kernel), points.unsqueeze(-3)
+        kernel, stacked = as_read(prior.kernel), points.unsqueeze(-3)
         scale = stacked_variance(kernel, stacked, prior.num_outputs)
         noise = prior.standardized(rows.rows.told)[1].amin(-1, keepdim=True)
         floor = torch.maximum(RESOLVED**2 * noise, ROUNDING**2 * scale)

@@ -18,7 +18,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from bo_stream.allocation.cover_tree import CoverTree
-from bo_stream.bases.inducing import frozen, in_dtype, kernel_variance
+from bo_stream.bases.inducing import as_read, frozen, in_dtype, kernel_variance
 from bo_stream.linalg import check_memory, inverse_root, product_of_triangular_root
 from bo_stream.marginal_likelihood import NoiseGroup, combine, expected_misfit
 from bo_stream.models.clustered.solver import (
@@ -376,6 +376,7 @@ def precisions(memory: ClusterMemory, prior: Prior) -> Tensor:
     return prior.evidence(memory.statistics).gram.squeeze(-1)
 
 
+@torch.no_grad()
 def variance_between(memory: ClusterMemory, prior: Prior) -> Tensor:
     """Return the prior variance of the process between an input and its centre, ``batch x m``.
 
@@ -383,7 +384,7 @@ def variance_between(memory: ClusterMemory, prior: Prior) -> Tensor:
     """
     Z = memory.centres[:PROBED_CENTRES].double()
     moved = Z + memory.typical_move().unsqueeze(-2)
-    kernel, outputs = frozen(prior.kernel, torch.float64), prior.num_outputs
+    kernel, outputs = as_read(prior.kernel), prior.num_outputs
     between = cross_matrix(kernel, Z.expand_as(moved), moved, outputs)
     own = kernel_variance(kernel, Z, outputs) + kernel_variance(kernel, moved, outputs)
     return (own - 2.0 * between.diagonal(dim1=-2, dim2=-1)).mean(-1)

@@ -29,7 +29,7 @@ from bo_stream.models.decoupled.posterior import (
     bound_terms,
 )
 from bo_stream.models.inference import Hyperparameters, Prior
-from bo_stream.models.stochastic.budget import constrained_parameters, maximise
+from bo_stream.models.stochastic.budget import constrained_parameters, linear_in, maximise
 from bo_stream.models.stochastic.replay import Replay
 from bo_stream.models.stochastic.training import NUMERICAL_ERRORS, Bar, Training, agreed
 
@@ -390,11 +390,7 @@ def maximise_collapsed(
         if whole > highest:
             highest, posterior, state = whole, found.posterior, deepcopy(hyper.state_dict())
         bar.show(len(trace) / evaluations, len(trace), highest)
-        total = found.bound.clone()
-        for coordinate, gradient in zip(coordinates, found.gradient, strict=True):
-            step = coordinate.moved - coordinate.moved.detach()
-            total = total + (coordinate.slope(gradient) * step).sum()
-        return total
+        return linear_in(coordinates, found.bound, found.gradient)
 
     with Bar(progress) as bar, suppress(_Enough):
         if coordinates:

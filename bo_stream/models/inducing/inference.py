@@ -17,9 +17,9 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator, capped
 from bo_stream.bases.inducing import (
     InducingBasis,
+    as_read,
     central,
     differentiable_matrix,
-    frozen,
     kernel_matrix,
     members,
 )
@@ -399,7 +399,7 @@ def basis_of_independent(kernel: Kernel, Z: Tensor, outputs: int) -> InducingBas
     try:
         basis = InducingBasis.of(kernel, near, outputs)
     except NotPSDError:
-        matrix = kernel_matrix(frozen(kernel), near, near, outputs)
+        matrix = kernel_matrix(as_read(kernel), near, near, outputs)
         if not bool(matrix.isfinite().all()):
             raise
         basis = InducingBasis.of(kernel, near[independent_rows(matrix)], outputs)

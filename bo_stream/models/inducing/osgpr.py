@@ -373,15 +373,9 @@ class OSVGP(InducingModel):
                 :class:`~bo_stream.OSGPR` raises.
         """
         check_transform(outcome_transform, likelihood)
-        for name, share in (("beta", beta), ("natural_rate", natural_rate)):
-            if not 0.0 < share <= 1.0:
-                raise ValueError(f"Expected {name} in (0, 1], got {share}.")
-        natural_steps = checked_number("natural_steps", natural_steps)
-        hyper_steps = checked_number("hyper_steps", hyper_steps, 0)
         fantasy_steps = checked_number("fantasy_steps", fantasy_steps)
         if window is None:
             window = SITE_WINDOW if isinstance(likelihood, BinomialLikelihood) else 0
-        window = checked_number("window", window, 0)
         latent_Y = latent_columns(train_Y, likelihood)
         self._begin(train_X, latent_Y, None, outcome_transform)
         self._outcomes = outcomes_of(likelihood, self._outcomes.shift, beta, fantasy_steps)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.inducing import InducingBasis
 from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
@@ -69,6 +71,16 @@ class SiteInference(InducingInference):
     window: int = 0
     collective: Collective = ALONE
 
+    def __post_init__(self) -> None:
+        for name, share in (("beta", self.beta), ("natural_rate", self.natural_rate)):
+            if not 0.0 < share <= 1.0:
+                raise ValueError(f"Expected {name} in (0, 1], got {share}.")
+        checked_number("natural_steps", self.natural_steps)
+        checked_number("hyper_steps", self.hyper_steps, 0)
+        checked_number("window", self.window, 0)
+        if not self.learning_rate >= 0.0:
+            raise ValueError(f"Expected learning_rate of at least 0, got {self.learning_rate}.")
+
     def observe(
         self, memory: InducingMemory, cache: InducingCache | None, data: Observations, prior: Prior
     ) -> tuple[InducingMemory, InducingCache | None]:
@@ -84,14 +96,10 @@ class SiteInference(InducingInference):
         if not prior.is_gaussian:
             held = None if memory.held is None else memory.held.data
             data = with_held(held, data, prior)
-        hyper = prior.copied()
         steps = self.hyper_steps if placed is not None else 0
-        learned, rate = hyper.learned(self.fixed), self.learning_rate
-        ascent = ConstrainedAdam(hyper, learned, rate, memory.moments)
-        for first in range(0, steps, ROUND):
-            _, update = self._begun(before, hyper, data, prior, placed, moved=first > 0)
-            update.learn(ascent, min(ROUND, steps - first))
-        hyper = hyper.rounded(next(prior.kernel.parameters()).dtype)
+        hyper, moments = prior.as_read(), memory.moments
+        if steps > 0:
+            hyper, moments = self._learned(before, data, prior, placed, steps)
         now, update = self._begun(before, hyper, data, prior, placed, moved=steps > 0)
         if steps == 0:
             settled = self._settled(now, prior)
@@ -101,13 +109,28 @@ class SiteInference(InducingInference):
         now = self._kept(now, update, 0 if prior.is_gaussian else self.window)
         if data.sign < 0.0:
             self.check_solvable(now.memory, prior)
-        if steps > 0:
-            now = replace(now, memory=replace(now.memory, moments=ascent.moments()))
+        now = replace(now, memory=replace(now.memory, moments=moments))
         after, kept = self.remembered(before, now, prior)
         if steps > 0:
             prior.take_over(hyper)  # last, for what raises before leaves the model as it was
             kept = replace(kept, state=state_of(prior.kernel))
         return after, kept
+
+    def _learned(
+        self,
+        before: InducingCache,
+        data: Observations,
+        prior: Prior,
+        placed: Tensor | None,
+        steps: int,
+    ) -> tuple[Hyperparameters, Any]:
+        """Take steps of Adam on a copy of the hyperparameters; return it and Adam's moments."""
+        hyper, rate = prior.copied(), self.learning_rate
+        ascent = ConstrainedAdam(hyper, hyper.learned(self.fixed), rate, before.memory.moments)
+        for first in range(0, steps, ROUND):
+            _, update = self._begun(before, hyper, data, prior, placed, moved=first > 0)
+            update.learn(ascent, min(ROUND, steps - first))
+        return hyper.rounded(next(prior.kernel.parameters()).dtype), ascent.moments()
 
     def _begun(
         self,

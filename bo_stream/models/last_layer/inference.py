@@ -247,10 +247,11 @@ class LastLayerMemory(HoldsStatistics):
         """Prepare the statistics for a change of features. Cost O(w r² + r³) for w rows."""
         features, others = self.features(self.rows.X), self.statistics.scale(0.0)
         counts, held = self.counts, float(self.weight.sum())
+        regression = None
         if bool((counts - held > _NOTHING * (1.0 + counts)).any()):
             rows = _observed(others, features, self.rows, self.weight)
-            others = self.statistics + rows.scale(-1.0)
-        return Carried(self.rows, self.weight, features, others, _regression(features))
+            others, regression = self.statistics + rows.scale(-1.0), _regression(features)
+        return Carried(self.rows, self.weight, features, others, regression)
 
     def scale(self, factor: float) -> LastLayerMemory:
         """Let every observation count ``factor`` times."""
@@ -284,19 +285,19 @@ class Carried:
         weight: How many times each counts, ``w``.
         former: φ at them, ``batch x 1 x w x r``.
         others: Statistics of the other observations in φ.
-        regression: ``Φ (Φᵀ Φ + ε I)⁻¹``, ``batch x 1 x w x r``.
+        regression: ``Φ (Φᵀ Φ + ε I)⁻¹``, ``batch x 1 x w x r``; None without other observations.
     """
 
     rows: Observations
     weight: Tensor
     former: Tensor
     others: WhitenedMemory
-    regression: Tensor
+    regression: Tensor | None
 
     def into(self, features: Tensor) -> WhitenedMemory:
         """Return all statistics in ψ, ``batch x 1 x w x r`` at the rows. Cost O(w r² + r³)."""
         start = self.others
-        if bool(start.totals.any()):
+        if self.regression is not None:
             change = (features - self.former).mT @ self.regression
             A = change + torch.eye(change.shape[-1], dtype=change.dtype, device=change.device)
             T = MatrixMap(A.mT)
@@ -306,8 +307,8 @@ class Carried:
     def only(self, index: Tensor, share: float = 1.0) -> Carried:
         """Drop all rows but those at ``k`` indices, and all but a share of the others' weight."""
         rows, weight, former = self.rows.rows(index), self.weight[index], self.former[..., index, :]
-        others = self.others.scale(share)
-        return Carried(rows, weight, former, others, _regression(former))
+        regression = None if self.regression is None else _regression(former)
+        return Carried(rows, weight, former, self.others.scale(share), regression)
 
 
 def _regression(features: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class LikelihoodOutcomes(Outcomes):
 
     def check(self, prior: Prior, targets: Tensor) -> None:
         """Check that the likelihood can have such outcomes, ``... x m x n``; InputDataError."""
-        self.model(prior).check(targets)
+        OutcomeModel(prior.likelihood, prior.num_outputs).check(targets)
 
     def model(self, prior: Prior) -> OutcomeModel:
         """Copy the likelihood as it is now."""

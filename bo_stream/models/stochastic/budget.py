@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -253,6 +253,48 @@ class ConstrainedParameter:
             low, high = (self.constraint.inverse_transform(bound) for bound in self.constraint)
             value = value.clamp(torch.as_tensor(low).to(value), torch.as_tensor(high).to(value))
         self.parameter.copy_(value)
+
+
+def linear_in(
+    coordinates: Sequence[ConstrainedParameter], value: Tensor, gradient: Sequence[Tensor]
+) -> Tensor:
+    """Return a value with its gradient in the parameters as one that is linear in what is moved."""
+    total = value.detach()
+    for coordinate, slope in zip(coordinates, gradient, strict=True):
+        step = coordinate.moved - coordinate.moved.detach()
+        total = total + (coordinate.slope(slope) * step).sum()
+    return total
+
+
+def maximise_inside(
+    model: Module, parameters: Iterable[Parameter], bound: Callable[[], Tensor], maxiter: int
+) -> None:
+    """Move some of a model's parameters up a bound by :func:`maximise`, inside their constraints.
+
+    Args:
+        model: Whose constraints to keep.
+        parameters: Those to move, in place.
+        bound: Computes the bound for the parameters as they are.
+        maxiter: Of L-BFGS.
+
+    Raises:
+        NotPSDError, NanError, LinAlgError: It cannot be computed at the start.
+    """
+    coordinates = constrained_parameters(model, parameters)
+
+    @torch.no_grad()
+    def set_parameters() -> None:
+        for coordinate in coordinates:
+            coordinate.after()
+
+    def value() -> Tensor:
+        set_parameters()
+        found = bound()
+        gradient = torch.autograd.grad(found, [one.parameter for one in coordinates])
+        return linear_in(coordinates, found, gradient)
+
+    maximise(value, [coordinate.moved for coordinate in coordinates], maxiter)
+    set_parameters()
 
 
 class ConstrainedAdam:

@@ -556,7 +556,7 @@ def test_likelihoods_that_it_cannot_take(likelihood: Likelihood, message: str) -
         ({"natural_steps": 2.5}, ValueError, "natural_steps to be a whole number"),
         ({"hyper_steps": -1}, ValueError, "hyper_steps"),
         ({"fantasy_steps": 0}, ValueError, "fantasy_steps"),
-        ({"learning_rate": -0.1}, ValueError, "learning rate"),
+        ({"learning_rate": -0.1}, ValueError, "learning_rate"),
         ({"allocator": None}, ValueError, "neither"),
     ],
 )
@@ -564,6 +564,16 @@ def test_bad_options(options: dict[str, Any], error: type[Exception], message: s
     X, Y = data("bernoulli", 6)
     with pytest.raises(error, match=message):
         OSVGP(X, Y, BernoulliLikelihood(), **options)
+
+
+@pytest.mark.parametrize("name", ["natural_rate", "natural_steps", "hyper_steps", "learning_rate"])
+def test_an_option_that_is_set_later_is_checked_too(name: str) -> None:
+    X, Y = data("bernoulli", 6)
+    model = OSVGP(X, Y, BernoulliLikelihood())
+    before = getattr(model, name)
+    with pytest.raises(ValueError, match=name):
+        setattr(model, name, -1)
+    assert getattr(model, name) == before
 
 
 def test_what_other_likelihoods_have_not() -> None:

@@ -22,7 +22,12 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Dropout, Linear, Module, Sequential, Tanh
 
 from bo_stream import BayesianLastLayer
-from bo_stream.models.last_layer.inference import RIDGE, WIDTH, default_network
+from bo_stream.models.last_layer.inference import (
+    RIDGE,
+    WIDTH,
+    default_network,
+    likelihood_from,
+)
 from bo_stream.models.last_layer.last_layer import LayerSteps
 from bo_stream.testing.streams import (
     assert_close,
@@ -272,6 +277,37 @@ def test_a_network_is_judged_by_rows_held_out_given_the_others(noise: str) -> No
     assert learner.keep_best()
     assert learner.score() == best[0]
     assert all(map(torch.equal, best[1], model.parameters()))
+
+
+def test_a_head_is_at_a_maximum_near_where_it_was() -> None:
+    model = raw(data_of(40))
+    learner = LayerSteps(model._memory, model.prior, 1e-3, 16, held_out=12, seed=3)
+    head = [
+        p for name, p in model.named_parameters() if p.requires_grad and ".network." not in name
+    ]
+    start = [p.detach().clone() for p in head]
+
+    def steepness() -> float:
+        others, whole = learner._statistics()
+        judged = likelihood_from(whole, model.prior) - likelihood_from(others, model.prior)
+        moves = sum((p - at).square().sum() for p, at in zip(head, start, strict=True))
+        raised = judged.sum() + learner._hyper.log_prior() - 0.5 * moves
+        return max(float(slope.abs().max()) for slope in torch.autograd.grad(raised, head))
+
+    before = steepness()
+    learner.judge_head()
+    assert before > 1.0
+    assert steepness() < 0.05 * before
+    assert max(float((p - at).detach().abs()) for p, at in zip(head, start, strict=True)) < 3.0
+
+
+def test_without_other_observations_no_features_are_regressed_on_others() -> None:
+    data = data_of(40)
+    whole, cut = raw(data)._memory.carried(), raw(data, window=30)._memory.carried()
+    assert whole.regression is None
+    assert whole.only(torch.arange(10)).regression is None
+    assert cut.regression is not None
+    assert cut.only(torch.arange(10)).regression is not None
 
 
 def test_few_rows_are_all_learned_from() -> None:
