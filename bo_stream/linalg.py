@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from scipy.linalg import lapack
 from torch import Tensor
 
+from bo_stream.tensors import none_set
+
 Array = NDArray[np.float64]
 
 JITTERS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)
@@ -31,9 +33,9 @@ _SMALLER_GRID = "Take a smaller grid_size (or narrower bounds)."
 _SMALL = 192
 
 
-def safe_cholesky(matrix: Tensor) -> Tensor:
+def safe_cholesky(matrix: Tensor, is_new: bool = False) -> Tensor:
     """Factorise a symmetric matrix as :func:`cholesky_with_jitter` and return the factor alone."""
-    return cholesky_with_jitter(matrix)[0]
+    return cholesky_with_jitter(matrix, is_new)[0]
 
 
 def cholesky_with_nugget(matrix: Tensor, share: float) -> Tensor:
@@ -42,11 +44,16 @@ def cholesky_with_nugget(matrix: Tensor, share: float) -> Tensor:
     return safe_cholesky(matrix + nugget)
 
 
-def cholesky_with_jitter(matrix: Tensor) -> tuple[Tensor, float]:
+def cholesky_with_jitter(matrix: Tensor, is_new: bool = False) -> tuple[Tensor, float]:
     """Compute the lower Cholesky factor L of a symmetric matrix, and the jitter needed.
 
     ``L Lᵀ = matrix + jitter · mean(diagonal) · I``, ``... x n x n``. A factorisation that fails is
     tried again with the next of ``JITTERS``, the same for all matrices of a batch. Cost O(n³).
+
+    Args:
+        matrix: ``... x n x n``.
+        is_new: Whether only what a verb returns depends on the factor, and nothing that is cached:
+            success is then expected, as by :func:`~bo_stream.tensors.none_set`.
 
     Raises:
         NotPSDError: The matrix is not positive definite even with the largest jitter.
@@ -58,7 +65,8 @@ def cholesky_with_jitter(matrix: Tensor) -> tuple[Tensor, float]:
             scale = diagonal.mean(-1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
             shifted = matrix + torch.diag_embed(jitter * scale.expand_as(diagonal))
         factor, info = torch.linalg.cholesky_ex(shifted)
-        if not bool(info.any()):
+        may_wait = info.is_cpu or not is_new
+        if not bool(info.any()) if may_wait else none_set(info):
             return factor, jitter
     raise NotPSDError(
         f"Expected a positive definite matrix, got one of shape {tuple(matrix.shape)} that cannot "
@@ -141,7 +149,7 @@ def solve_one_plus_product(A: Tensor, P: Tensor, right: Tensor) -> tuple[Tensor,
     else:
         factor, pivots, _ = torch.linalg.lu_factor_ex(matrix)
     log_determinant = factor.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
-    if not bool(log_determinant.isfinite().all()):
+    if not none_set(~log_determinant.isfinite()):
         raise NotPSDError(
             f"Expected finite positive semi-definite matrices, got some of shape {tuple(A.shape)} "
             "with NaN or infinite entries. Check the hyperparameters for extreme values."

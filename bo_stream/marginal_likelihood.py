@@ -104,7 +104,7 @@ class _LogNormalDensity(torch.autograd.Function):
     def forward(ctx: Any, covariance: Tensor, residual: Tensor, noise: Tensor) -> Tensor:
         matrix = covariance.clone(memory_format=torch.contiguous_format)
         matrix.diagonal(dim1=-2, dim2=-1).add_(noise)
-        factor, ctx.jitter = cholesky_with_jitter(matrix)
+        factor, ctx.jitter = cholesky_with_jitter(matrix, is_new=True)
         weights = torch.cholesky_solve(residual.unsqueeze(-1), factor).squeeze(-1)
         ctx.save_for_backward(factor, weights)
         logs = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)

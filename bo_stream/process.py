@@ -108,7 +108,7 @@ class PosteriorProcess(ABC):
         points = self.at(X)
         covariance = self.cross_covariance(points, points)
         shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
-        factor = safe_cholesky(covariance + torch.diag_embed(noise.expand(shape)))
+        factor = safe_cholesky(covariance + torch.diag_embed(noise.expand(shape)), is_new=True)
         innovation = solve_lower(factor, (Y - self.mean_at(points)).unsqueeze(-1))
         new = ConditionedProcess(self, points, factor, innovation)
         return self._joined(new) if isinstance(self, ConditionedProcess) else new

@@ -1,9 +1,10 @@
-"""Values made of tensors: mapping, comparison with an earlier state, and modes of autograd."""
+"""Values made of tensors: mapping, comparison with a state, conditions, modes of autograd."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property, wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -78,9 +79,10 @@ def _tensors(module: torch.nn.Module) -> State:
 
 
 def is_same(first: State, second: State) -> bool:
-    """Return whether two states are equal in shape, device and value.
+    """Return whether two states are equal in shape, device and value; on a device by one read.
 
-    On a device, where the host waits for each comparison, one serves all tensors, in float64.
+    Hyperparameters are compared by value: GPyTorch sets them through ``.data``, of which version
+    counters do not know.
     """
     elsewhere: list[tuple[Tensor, Tensor]] = []
     if len(first) != len(second):
@@ -98,7 +100,80 @@ def is_same(first: State, second: State) -> bool:
         return True
     with torch.no_grad():
         pairs = [(a.flatten().double(), b.flatten().double()) for a, b in elsewhere]
-        return torch.equal(*map(torch.cat, zip(*pairs, strict=True)))
+        one, other = map(torch.cat, zip(*pairs, strict=True))
+        return none_set(one != other)
+
+
+# --- conditions on values, for which the host waits where these are on a device ------------------
+
+
+class _Expected:
+    """Flags of a call that are expected not to be set, and have not been read yet."""
+
+    def __init__(self) -> None:
+        self.flags: list[Tensor] = []
+        self.is_open = True
+
+    def close(self) -> bool:
+        """Read all flags at once, and no more from now on; say whether none is set."""
+        flags, self.flags, self.is_open = self.flags, [], False
+        return not flags or not bool(torch.cat([each.flatten() != 0 for each in flags]).any())
+
+
+class _UnexpectedError(Exception):
+    """A flag is set that was expected not to be."""
+
+
+_expected: ContextVar[_Expected | None] = ContextVar("expected", default=None)
+
+
+def none_set(flags: Tensor) -> bool:
+    """Return whether none of some flags is set; within :func:`read_at_once` yes, to begin with.
+
+    Not for what would end the process if it were set, as a wrong index does on a GPU.
+    """
+    expected = _expected.get()
+    if expected is None or not expected.is_open or flags.is_cpu:
+        return not bool(flags.any())
+    expected.flags.append(flags.detach())
+    return True
+
+
+def read_expected() -> None:
+    """Read what :func:`none_set` has been asked so far, and from now on each flag at once.
+
+    To be called before a tensor that exists already is changed in place.
+    """
+    expected = _expected.get()
+    if expected is not None and expected.is_open and not expected.close():
+        raise _UnexpectedError
+
+
+def read_at_once(call: Callable[[], T], undo: Callable[[], None]) -> T:
+    """Make a call for which the host waits once: what is usual is expected, and read at the end.
+
+    Where something else is found, or raised after it, the call is undone and made again, each flag
+    read where it is asked for. A call within another is a part of that one.
+    """
+    if _expected.get() is not None:
+        return call()
+    expected = _Expected()
+    token = _expected.set(expected)
+    try:
+        result = call()
+        read_expected()
+    except Exception as error:
+        if not isinstance(error, _UnexpectedError) and (not expected.is_open or expected.close()):
+            raise
+        undo()
+    else:
+        return result
+    finally:
+        _expected.reset(token)
+    return call()
+
+
+# --- modes of autograd ---------------------------------------------------------------------------
 
 
 @contextmanager

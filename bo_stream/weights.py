@@ -399,7 +399,7 @@ class WeightPosterior:
         rows = self.base.row_product(features)
         explained = rows @ self.downdate
         gain = (rows - explained @ self.downdate.mT).mT
-        factor, _ = cholesky_with_jitter(rows @ gain + torch.diag_embed(noise))
+        factor, _ = cholesky_with_jitter(rows @ gain + torch.diag_embed(noise), is_new=True)
         innovation = residual.unsqueeze(-1) - features @ self.base_mean - rows @ self.shift
         columns = torch.linalg.solve_triangular(factor, gain.mT, upper=False).mT
         whitened = torch.linalg.solve_triangular(factor, innovation, upper=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -171,6 +171,12 @@ class FeatureNIPV(AcquisitionFunction):
     @t_batch_mode_transform()  # type: ignore[arg-type]
     def forward(self, X: Tensor) -> Tensor:
         """Return minus the mean variance after each candidate set, ``b x q x d -> b``."""
+        if X.is_cpu:
+            return self._value(X)
+        value: Tensor = self.model._read_once(partial(self._value, X))
+        return value
+
+    def _value(self, X: Tensor) -> Tensor:
         self.model.eval()
         inputs = self.model.hypothetical_inputs(X)
         corners = box_of(torch.cat((self.measure.corners, inputs.detach().flatten(0, -2))))
@@ -183,7 +189,7 @@ class FeatureNIPV(AcquisitionFunction):
         rows = self._space.weights.row_product(self._space.basis.features(inputs))
         covariance = rows @ rows.mT + torch.diag_embed(noise.expand(rows.shape[:-1]))
         projected = row_product(rows, self._gram) @ rows.mT
-        solved = torch.cholesky_solve(projected, safe_cholesky(covariance))
+        solved = torch.cholesky_solve(projected, safe_cholesky(covariance, is_new=True))
         variance = variance - solved.diagonal(dim1=-2, dim2=-1).sum(-1)
         factors = variance_factors(self.model, self.posterior_transform)
         return -(variance * factors).sum(-1).to(X.dtype)

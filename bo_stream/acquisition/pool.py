@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite
 from bo_stream.observation_space import ObservationSpaceProcess
 from bo_stream.process import Points, PosteriorProcess
+from bo_stream.tensors import none_set, read_expected
 from bo_stream.weights import WeightPosterior
 
 TIE = 1e-10
@@ -36,6 +38,9 @@ _SPARE = 8
 _PROBES = 4
 
 _ROWS = 4096
+
+Site = int | Tensor
+"""Index of a candidate; of shape ``1`` where it is on a device, which nothing then waits for."""
 
 
 def select_from_pool(
@@ -145,6 +150,11 @@ class PoolSelector:
 
         Arguments, result and errors as :func:`select_from_pool`.
         """
+        return self._model._read_once(partial(self._select, q, exclude, costs, pending))
+
+    def _select(
+        self, q: int, exclude: Tensor | None, costs: Tensor | None, pending: Tensor | None
+    ) -> Tensor:
         waiting: list[int] = []
         if pending is not None and pending.numel() > 0:
             index = checked_indices("pending", pending, self._pool)
@@ -160,7 +170,7 @@ class PoolSelector:
                 f"{tuple(costs.shape)}."
             )
         check_finite("costs", costs)
-        if bool((costs <= 0).any()):
+        if not none_set(costs <= 0):
             raise InputDataError(
                 f"Expected costs to be positive, got {int((costs <= 0).sum())} that are not. Use "
                 "exclude for candidates that cannot be chosen."
@@ -175,22 +185,25 @@ class PoolSelector:
         factors = variance_factors(self._model, self._posterior_transform).unsqueeze(-1)
         for candidate in waiting:
             gains = gains.observing(candidate, noise[:, candidate, None])
-        picks: list[int] = []
+        chosen: list[Tensor] = []
         for _ in range(q):
             worth = (factors * gains.value(noise)).sum(0) / costs
             worth = worth.masked_fill(~available, -torch.inf)
             largest = worth.max()
-            picks.append(int((worth >= largest - TIE * largest.abs()).to(torch.uint8).argmax()))
-            available[picks[-1]] = False
-            gains = gains.observing(picks[-1], noise[:, picks[-1], None])
+            tied = worth >= largest - TIE * largest.abs()
+            pick = tied.to(torch.uint8).argmax(0, keepdim=True)  # an index that is not read
+            chosen.append(pick)
+            available = available.index_fill(0, pick, False)
+            gains = gains.observing(pick, noise.index_select(-1, pick))
+        picks, process = torch.cat(chosen), self._model.process(self._corners)
+        read_expected()
         if isinstance(before, Gains) and isinstance(gains, Gains):
             self._known = before, gains
         if isinstance(before, VarianceGains) and isinstance(gains, VarianceGains):
-            process = self._model.process(self._corners)
             self._exact = None
             if isinstance(process, ObservationSpaceProcess) and not waiting:
                 self._exact = process, self._pool[picks].double(), noise[:, picks], gains
-        return torch.tensor(picks, device=self._pool.device)
+        return picks
 
     def _gains_now(self) -> Gains | VarianceGains:
         """Return the gains under the model's present posterior.
@@ -216,8 +229,8 @@ class PoolSelector:
         if not in_weight_space(process):
             return VarianceGains.of(process, self._pool, self._measure)
         space = weight_space(process)
-        rank = round(abs(self._model.num_observations - self._observations))
-        self._observations = self._model.num_observations
+        last, self._observations = self._observations, self._model.num_observations
+        rank = round(abs(self._observations - last))
         if self._known is None or self._known[0].sites.basis is not space.basis:
             gram = self._measure.gram(space.basis)
             return Gains.of(sites(space.basis, self._pool), gram, space.weights)
@@ -267,12 +280,12 @@ class Gains:
         """Return the reduction per output, ``m x N``, for noise variances ``m x N``."""
         return self.numerator.clamp_min(0.0) / (self.variance.clamp_min(0.0) + noise)
 
-    def observing(self, site: int, noise: Tensor) -> Gains:
+    def observing(self, site: Site, noise: Tensor) -> Gains:
         """Return the gains after an observation at a candidate, with noise variance ``m x 1``.
 
         A rank-one change: cost O(r²) and two functions at all candidates.
         """
-        feature = self.sites.basis.features(self.sites.X[site : site + 1]).mT
+        feature = self.sites.basis.features(_row(self.sites.X, site)).mT
         image = self.covariance.times(feature)
         total = (feature * image).sum(-2) + noise
         direction = image / total.sqrt().unsqueeze(-1)
@@ -297,6 +310,13 @@ class Gains:
             numerator=self.numerator - (weighted * (2.0 * cross - inner @ weighted)).sum(-2),
             variance=self.variance - (weighted * own).sum(-2),
         )
+
+
+def _row(values: Tensor, site: Site) -> Tensor:
+    """Select a row, ``... x N x k -> ... x 1 x k``."""
+    if isinstance(site, int):
+        return values[..., site : site + 1, :]
+    return values.index_select(-2, site)
 
 
 @dataclass(frozen=True)
@@ -452,16 +472,17 @@ class VarianceGains:
         """Return the gains, ``m x N``, for noise variances ``m x N``."""
         return self.numerator.clamp_min(0.0) / (self.variance.clamp_min(0.0) + noise)
 
-    def observing(self, i: int, noise: Tensor) -> VarianceGains:
-        """Return the gains after the i-th candidate, with noise variance ``m x 1``.
+    def observing(self, site: Site, noise: Tensor) -> VarianceGains:
+        """Return the gains after an observation at a candidate, with noise variance ``m x 1``.
 
         Cost O(N (M + r + k)).
         """
-        joint, own = self.joint, self.columns[..., i : i + 1, :]
-        spread = (self.variance[..., i : i + 1].clamp_min(0.0) + noise).sqrt().unsqueeze(-1)
-        fresh = joint.process.cross_covariance(joint.pool, joint.process.at(joint.X[i : i + 1]))
+        joint, own = self.joint, _row(self.columns, site)
+        variance = _row(self.variance.unsqueeze(-1), site)
+        spread = (variance.clamp_min(0.0) + noise.unsqueeze(-1)).sqrt()
+        fresh = joint.process.cross_covariance(joint.pool, joint.process.at(_row(joint.X, site)))
         column = (fresh - self.columns @ own.mT) / spread
-        row = (joint.covariance[..., i : i + 1, :] - own @ self.rows) / spread
+        row = (_row(joint.covariance, site) - own @ self.rows) / spread
         weighted = (row * joint.weights).mT
         along = joint.covariance @ weighted - self.columns @ (self.rows @ weighted)
         change = column * (2.0 * along - column * (row @ weighted))
@@ -518,8 +539,8 @@ def available_candidates(exclude: Tensor | None, pool: Tensor, q: int) -> Tensor
     available = torch.ones(len(pool), dtype=torch.bool, device=pool.device)
     if exclude is not None and exclude.numel() > 0:
         available[checked_indices("exclude", exclude, pool)] = False
-    left = int(available.sum())
-    if not 1 <= q <= left:
+    if q < 1 or not none_set(available.sum() < q):
+        left = int(available.sum())
         raise ValueError(
             f"Expected q from 1 to the {left} candidate(s) of pool that are not excluded, got {q}."
         )
@@ -547,7 +568,7 @@ def checked_indices(name: str, given: Tensor | None, pool: Tensor) -> Tensor:
         return given.long().to(device)
     if given.is_floating_point() or given.is_complex():
         raise InputDataError(f"Expected {name} to hold bools or indices, got {given.dtype}.")
-    if bool(((given < 0) | (given >= count)).any()):
+    if bool(((given < 0) | (given >= count)).any()):  # at once: a GPU ends at a wrong index
         raise InputDataError(
             f"Expected indices from 0 to {count - 1} in {name}, got {int(given.min())} to "
             f"{int(given.max())}."

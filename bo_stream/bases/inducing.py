@@ -227,6 +227,9 @@ def kernel_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
 
 def kernel_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
     """Compute ``k(x, x)``, ``... x n x d -> ... x m x n``."""
+    known = RadialKernel.variance_of(kernel, outputs, X)
+    if known is not None:
+        return known
     if outputs == 1:
         variance: Tensor = kernel(X, diag=True)
         return variance.unsqueeze(-2)

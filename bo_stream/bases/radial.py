@@ -40,20 +40,29 @@ class RadialKernel:
             outputs: Number m of outputs.
             dtype: In which constraints are applied to the parameters; default: the kernel's.
         """
-        base = kernel.base_kernel if type(kernel) is ScaleKernel else kernel
-        chosen = kernel.active_dims is not None or base.active_dims is not None
-        if type(base) not in (RBFKernel, MaternKernel) or chosen:
+        base = _radial_part(kernel)
+        if base is None:
             return None
         lengthscale = base.raw_lengthscale_constraint.transform(base.raw_lengthscale.to(dtype))
-        scale = None
-        if base is not kernel:
-            scale = kernel.raw_outputscale_constraint.transform(kernel.raw_outputscale.to(dtype))
-            scale = (scale.unsqueeze(-1) if outputs == 1 else scale)[..., None, None]
         return cls(
             base.nu if type(base) is MaternKernel else None,
-            scale,
+            None if base is kernel else _scale(kernel, outputs, dtype)[..., None, None],
             lengthscale.unsqueeze(-3) if outputs == 1 else lengthscale,
         )
+
+    @staticmethod
+    def variance_of(kernel: Kernel, outputs: int, X: Tensor) -> Tensor | None:
+        """Compute ``k(x, x) = ρ²``, ``... x n x d -> ... x m x n``; arguments as of :meth:`of`."""
+        base = _radial_part(kernel)
+        if base is None:
+            return None
+        batch = torch.Size() if base is kernel else kernel.batch_shape
+        batch = torch.broadcast_shapes(batch, base.batch_shape)
+        lead = torch.broadcast_shapes(X.shape[:-2], batch if outputs == 1 else batch[:-1])
+        if base is kernel:
+            return X.new_ones(*lead, outputs, X.shape[-2])
+        scale = _scale(kernel, outputs, X.dtype)
+        return scale.unsqueeze(-1).expand(*lead, outputs, X.shape[-2])
 
     def matrix(self, X: Tensor) -> Tensor:
         """Compute ``k(X, X)``, ``... x m x n x n``, from points ``... x m x n x d``.
@@ -76,6 +85,19 @@ class RadialKernel:
         exponent = _multiples_of_squares(a, b, self.nu)
         equal = _equal(a, b, exponent) if self.nu == 0.5 else None
         return _correlations(exponent, self.nu, self.scale, equal)[0]
+
+
+def _radial_part(kernel: Kernel) -> Any:
+    """Return the kernel that is scaled, or the kernel itself, if it is radial in all inputs."""
+    base: Any = kernel.base_kernel if type(kernel) is ScaleKernel else kernel
+    chosen = kernel.active_dims is not None or base.active_dims is not None
+    return None if chosen or type(base) not in (RBFKernel, MaternKernel) else base
+
+
+def _scale(kernel: Any, outputs: int, dtype: torch.dtype | None) -> Tensor:
+    """Return ``ρ²`` of a scaled kernel, ``... x m``, differentiable."""
+    scale: Tensor = kernel.raw_outputscale_constraint.transform(kernel.raw_outputscale.to(dtype))
+    return scale.unsqueeze(-1) if outputs == 1 else scale
 
 
 class _RadialMatrix(torch.autograd.Function):

@@ -92,31 +92,53 @@ from bo_stream.process import (
 )
 from bo_stream.storage.objects import read_model, write_model
 from bo_stream.storage.trusted import Trusted
-from bo_stream.tensors import map_tensors, outside_inference_mode
+from bo_stream.tensors import map_tensors, outside_inference_mode, read_at_once, read_expected
 from bo_stream.warnings import NumericalEvent, NumericalLog, with_event
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def keeps_tensors(method: Callable[P, R]) -> Callable[P, R]:
+def keeps_tensors(method: Callable[P, R], is_at_inputs: bool = False) -> Callable[P, R]:
     """Run a method outside inference mode, with copies of arguments that were made inside it.
 
     Autograd refuses tensors made under ``torch.inference_mode``: a method that keeps tensors, in
     memory or in a cache, would spoil every later gradient.
+
+    Args:
+        method: Of a model.
+        is_at_inputs: Whether its first argument is inputs, for which a device is waited for once:
+            see :meth:`StreamingGP._read_once`.
     """
 
     @wraps(method)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        within = torch.is_inference_mode_enabled()
+        within, call = torch.is_inference_mode_enabled(), method
+        X = (args[1] if len(args) > 1 else kwargs.get("X")) if is_at_inputs else None
+        if isinstance(X, Tensor) and not X.is_cpu:
+            call = _reading_once(method)
         if not within and not any(map(_is_inference, (*args, *kwargs.values()))):
-            return method(*args, **kwargs)
+            return call(*args, **kwargs)
         with outside_inference_mode():
             arguments = [_normal(value) for value in args]
             options = {name: _normal(value) for name, value in kwargs.items()}
-            return method(*arguments, **options)  # type: ignore[arg-type]
+            return call(*arguments, **options)  # type: ignore[arg-type]
 
     return run
+
+
+def waits_once(method: Callable[P, R]) -> Callable[P, R]:
+    """Run a method at inputs X as :func:`keeps_tensors` does, waiting for a device once."""
+    return keeps_tensors(method, is_at_inputs=True)
+
+
+def _reading_once(method: Callable[P, R]) -> Callable[P, R]:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        model: Any = args[0]
+        result: R = model._read_once(partial(method, *args, **kwargs))
+        return result
+
+    return call
 
 
 def _is_inference(value: object) -> TypeGuard[Tensor]:
@@ -301,7 +323,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
 
     # --- observations: into memory, and out of it ------------------------------------------
 
-    @keeps_tensors
+    @waits_once
     def update(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
         """Put n observations into memory, in place, at a cost that no earlier ones add to.
 
@@ -446,6 +468,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         infers = self._has_learned_noise() or self._inference.noise_varies
         targets = self._outcomes.encode(prior, Y, Yvar, infers)
         data = Observations(self.coordinates(X).to(torch.float64), *targets, sign)
+        if not (X.is_cpu or self._inference.defers_reads):
+            read_expected()
         self._memory, self._cache = self._inference.observe(self._memory, self._cache, data, prior)
         self._refresh_fixed_noise()
         self._latest = latest.with_rows(X) if sign > 0.0 else latest.without(X, lambda rows: rows)
@@ -465,6 +489,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     def _refresh_fixed_noise(self) -> None:
         """Keep a fixed-noise likelihood at the mean known variance, for BoTorch's fantasies."""
         if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            read_expected()
             level = self._from_per_output(self.noise_level()).unsqueeze(-1)
             self.likelihood.noise_covar.noise = level.to(self._dtype)
 
@@ -601,7 +626,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             return noise(inputs)
         return self._outcomes.noise_variance(self.prior, self._memory).detach().unsqueeze(-1)
 
-    @keeps_tensors
+    @waits_once
     def posterior(  # type: ignore[override]  # no further arguments
         self,
         X: Tensor,
@@ -724,7 +749,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         """View the outcome transform as a chain of steps."""
         return OutcomeChain(self._modules.get("outcome_transform"))
 
-    @keeps_tensors
+    @waits_once
     def _marginals(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, and mean and variance of the process at single points, ``... x m x q`` each."""
         self._leave_training()
@@ -759,6 +784,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         if self._conditioned_process is not None:
             self._inference.check_reach(self._conditioned_process, X)
             return self._conditioned_process
+        if not (self._inference.defers_reads or (X is not None and X.is_cpu)):
+            read_expected()
         with torch.no_grad():
             found, self._cache = solve(self._memory, self._cache, self.prior, X)
         return found
@@ -833,7 +860,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
 
     # --- hypothetical observations: a model beside this one --------------------------------
 
-    @keeps_tensors
+    @waits_once
     def condition_on_observations(
         self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
     ) -> Self:
@@ -873,7 +900,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         pseudo = self._pseudo_observations(process, inputs, targets, known)
         return self._with_process(process.condition(inputs, *pseudo), X)
 
-    @keeps_tensors
+    @waits_once
     def fantasize(
         self,
         X: Tensor,
@@ -1025,6 +1052,19 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             conditioned.stem = deepcopy(stem)  # this one's may go on learning
         return conditioned
 
+    def _read_once(self, call: Callable[[], R]) -> R:
+        """Make a call that looks at values of the model, waiting for its device once.
+
+        See :func:`~bo_stream.tensors.read_at_once`, which may make it twice.
+        """
+        before = self._shallow_copy().__dict__
+
+        def undo() -> None:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+
+        return read_at_once(call, undo)
+
     def _shallow_copy(self) -> Self:
         """Return a model with the same tensors, whose attributes are its own."""
         copy = object.__new__(type(self))
@@ -1046,6 +1086,12 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         )
         return self._from_per_output(value)
 
+    def _objective(self) -> Tensor:
+        if not self._inference.defers_reads:
+            read_expected()
+        learned, self._cache = self._inference.objective(self._memory, self._cache, self.prior)
+        return learned
+
     def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
         """BoTorch's hook for fitting: the negative MLL per observation, from the memory alone.
 
@@ -1058,7 +1104,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
                 evidence lower bound.
         """
         check_objective(mll)
-        learned, self._cache = self._inference.objective(self._memory, self._cache, self.prior)
+        is_on_host = next(self.covar_module.parameters()).is_cpu
+        learned = self._objective() if is_on_host else self._read_once(self._objective)
         objective = self._from_per_output(learned)
         value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])
         return -value / self._from_per_output(self._counts()).clamp_min(1.0)

@@ -13,6 +13,8 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood, VariationalELBO
 from torch import Tensor
 
+from bo_stream.tensors import none_set
+
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
     from bo_stream.models.outcomes.base import Outcomes
@@ -141,7 +143,7 @@ def check_observations(
         check_type(name, tensor, like)
     check_shape("X", X, (*batch_shape, None, dim))
     check_shape("Y", Y, (*batch_shape, X.shape[-2], outputs))
-    if not math.isfinite(float(X.detach().sum() + Y.detach().sum())):  # one look at both
+    if not _is_finite(X.detach().sum() + Y.detach().sum()):  # one read for both
         check_finite("X", X)
         check_complete(Y, outputs // columns)
     if Yvar is not None:
@@ -228,10 +230,15 @@ def check_type(name: str, tensor: object, like: Tensor | None = None) -> None:
         )
 
 
+def _is_finite(value: Tensor) -> bool:
+    """Return whether a value is finite."""
+    return math.isfinite(float(value)) if value.is_cpu else none_set(~value.isfinite())
+
+
 def check_finite(name: str, tensor: Tensor) -> None:
     """Check that an argument has neither NaN nor infinities."""
     values = tensor.detach()
-    if math.isfinite(float(values.sum())):  # or else it may have overflowed
+    if _is_finite(values.sum()):  # or else it may have overflowed
         return
     bad = ~torch.isfinite(values)
     if bool(bad.any()):
@@ -252,7 +259,7 @@ def check_complete(Y: Tensor, outputs: int) -> None:
         InputDataError: NaN or an infinity. Rows that lack some of several outputs are of use to a
             model for each output, which the message names.
     """
-    if math.isfinite(float(Y.detach().sum())):
+    if _is_finite(Y.detach().sum()):
         return
     finite = torch.isfinite(Y.detach())
     some = finite.any(-1) & ~finite.all(-1)

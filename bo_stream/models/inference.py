@@ -32,7 +32,7 @@ from bo_stream.observation_space import (
     ObservationSpaceProcess,
 )
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
-from bo_stream.tensors import State, is_in, state_of
+from bo_stream.tensors import State, is_in, read_expected, state_of
 from bo_stream.weights import InformationForm
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ class Prior:
     @torch.no_grad()
     def take_over(self, hyper: Hyperparameters) -> None:
         """Set the model's hyperparameters to others, which are rounded to its dtype."""
+        if not next(self.kernel.parameters()).is_cpu:
+            read_expected()
         for name, value in hyper.rounded(next(self.kernel.parameters()).dtype).named_parameters():
             self.model.get_parameter(name).copy_(value)
 
@@ -368,6 +370,10 @@ class Inference(ABC, Generic[M, C]):
 
     least_noise: ClassVar[float] = LEAST_NOISE
     """Smallest positive known noise variance that is solved for, in parts of the outcomes'."""
+
+    defers_reads: ClassVar[bool] = False
+    """Whether ``observe`` and ``process`` change nothing in place before they have called
+    :func:`~bo_stream.tensors.read_expected`: on a device the host then waits for a verb once."""
 
     restarts: ClassVar[bool] = True
     """Whether a refit may begin anywhere: the objective depends on hyperparameters and data alone,

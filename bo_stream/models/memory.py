@@ -13,7 +13,7 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from bo_stream.likelihoods.sites import Sites
-from bo_stream.tensors import map_tensors
+from bo_stream.tensors import map_tensors, none_set
 from bo_stream.weights import (
     G,
     SufficientStatistics,
@@ -352,7 +352,8 @@ class WhitenedMemory(NoiseGroups[Tensor]):
     ) -> WhitenedMemory:
         """Add a batch; ``rule`` makes statistics of targets, noise and weights."""
         learned, known = self.learned, self.known
-        count = int(data.known.sum())  # one look at the values
+        none = not data.known.is_cpu and known is None and none_set(data.known)
+        count = 0 if none else int(data.known.sum())
         if count < data.known.numel():
             learned = learned + rule(data.targets, *data.learned_group())
         if count > 0:

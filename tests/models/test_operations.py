@@ -65,7 +65,7 @@ def exact(X: Tensor, Y: Tensor, kernel: ScaleKernel) -> StreamingGP:
 
 MOST: dict[Callable[..., StreamingGP], tuple[int, int, int]] = {
     wiski: (281, 135, 323),
-    osgpr: (258, 151, 405),
+    osgpr: (250, 151, 405),
     exact: (151, 119, 283),
 }
 """Most operations of an update of 3, of a posterior of 5 with its variance, and of 8 fantasies of 3

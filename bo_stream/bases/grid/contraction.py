@@ -98,7 +98,7 @@ class KroneckerPullBack:
         if offset is not None:  # its nodes are nodes of the basis
             windows = zip(roots, offset, self.grid.size, strict=True)
             return [root[..., start : start + size, :] for root, start, size in windows]
-        nodes = (self.grid.nodes(i).to(roots[0]) for i in range(own.dim))
+        nodes = (self.grid.nodes(i, roots[0].device) for i in range(own.dim))
         return [own.interpolation_matrix(i, x) @ roots[i] for i, x in enumerate(nodes)]
 
     def congruence(self, gram: CellGram) -> Tensor:
@@ -483,7 +483,7 @@ def variance_outside(basis: GridBasis, kernel: GridKernel) -> Tensor:
     """
     variances = []
     for part, factors in zip(basis.parts, kernel.parts, strict=True):
-        inside = torch.ones(*part.scale.shape, 1).to(part.scale)
+        inside = torch.ones_like(part.scale).unsqueeze(-1)
         for i, vectors in enumerate(part.eigenvectors):
             moved = node_correlation(factors, part.grid, i) @ vectors
             line = (vectors * moved).sum(-2) / part.grid.size[i]

@@ -284,7 +284,7 @@ def relative_products(eigenvalues: tuple[Tensor, ...]) -> Tensor:
 
 def node_correlation(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
     """Compute the correlation matrix of one dimension's nodes, ``... x g x g``, differentiable."""
-    nodes = grid.nodes(dimension).to(factors.device)
+    nodes = grid.nodes(dimension, factors.device)
     return factors.correlation(dimension, nodes, nodes)
 
 
@@ -294,8 +294,8 @@ def first_correlations(factors: KernelFactors, grid: Grid, dimension: int) -> Te
     Differentiable. The nodes are evenly spaced and the kernel is stationary: this is the content of
     :func:`node_correlation`.
     """
-    steps = torch.arange(grid.size[dimension], dtype=torch.float64)
-    distances = (steps * grid.spacing[dimension]).to(factors.device)
+    steps = torch.arange(grid.size[dimension], dtype=torch.float64, device=factors.device)
+    distances = steps * grid.spacing[dimension]
     return factors.correlation(dimension, distances[:1], distances).squeeze(-2)
 
 

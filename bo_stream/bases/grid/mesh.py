@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bo_stream.tensors import none_set
+
 T = TypeVar("T")
 
 STENCIL = 4
@@ -124,6 +126,9 @@ class Mesh:
     def contains(self, X: Tensor) -> bool:
         """Say whether all points lie in the box."""
         pairs = zip(self.parts, self.groups, strict=True)
+        if not X.is_cpu:  # nothing is fetched
+            outside = [grid.outside(columns(X, group)).flatten() for grid, group in pairs]
+            return none_set(torch.cat(outside))
         missing = (cells for g, group in pairs for cells in g.missing_cells(columns(X, group)))
         return not any(map(any, missing))
 
@@ -222,9 +227,9 @@ class Grid:
         widths = torch.tensor(self.spacing, dtype=torch.float64) * torch.tensor(self.cells)
         return torch.stack((lower, lower + widths))
 
-    def nodes(self, dimension: int) -> Tensor:
-        """Return the coordinates of the nodes of one dimension."""
-        steps = torch.arange(-1, self.cells[dimension] + 2, dtype=torch.float64)
+    def nodes(self, dimension: int, device: torch.device | None = None) -> Tensor:
+        """Return the coordinates of the nodes of one dimension, on the host or a device."""
+        steps = torch.arange(-1, self.cells[dimension] + 2, dtype=torch.float64, device=device)
         return self.lower[dimension] + steps * self.spacing[dimension]
 
     def locate(self, X: Tensor) -> tuple[Tensor, Tensor]:
@@ -253,6 +258,12 @@ class Grid:
         one = slice(dimension, dimension + 1)
         line = Grid(self.lower[one], self.spacing[one], self.cells[one])
         return line.interpolation_matrices(x.unsqueeze(-1))[0]
+
+    def outside(self, X: Tensor) -> Tensor:
+        """Say which coordinates are not in the box, ``... x d``, as :meth:`missing_cells` does."""
+        lower, spacing, last = _constants(self, X.dtype, X.device)
+        steps = (X.detach() - lower) / spacing
+        return (steps < -EDGE) | (steps > last + (1.0 + EDGE))
 
     def missing_cells(self, X: Tensor) -> tuple[list[int], list[int]]:
         """Count the cells to add below and above, per dimension, so that the box holds X."""

@@ -27,6 +27,7 @@ from bo_stream.bases.grid.mesh import (
     weights,
 )
 from bo_stream.linalg import check_memory
+from bo_stream.tensors import read_expected
 from bo_stream.weights import SufficientStatistics
 
 MEMORY_LIMIT_GIB = 4.0
@@ -183,6 +184,8 @@ def accumulate(
     n = X.shape[-2]
     if n == 0:
         return
+    if not X.is_cpu:
+        read_expected()
     precision = weight / noise
     columns = torch.stack((targets, torch.ones_like(targets)), -1)
     weighted = columns * precision.unsqueeze(-1)

@@ -26,6 +26,7 @@ from bo_stream.models.inference import Inference, Prior, Solved
 from bo_stream.models.memory import Memory, Observations, never_in
 from bo_stream.observation_space import ObservationSpacePrior, ObservationSpaceProcess
 from bo_stream.process import PosteriorProcess
+from bo_stream.tensors import none_set
 from bo_stream.weights import target_columns
 
 MOST_AT_ONCE = 64
@@ -216,7 +217,7 @@ class ExactInference(Inference[ExactMemory, ExactCache]):
         rows, weight = memory.rows, memory.weight.unsqueeze(-2)
         covariance = differentiable_matrix(prior.kernel, rows.X, rows.X, prior.num_outputs)
         value = prior.log_evidence_of_rows(rows, covariance, weight)
-        if bool((weight != 1.0).any()):
+        if not none_set(weight != 1.0):
             logs = (2.0 * math.pi * prior.standardized(rows)[1]).log()
             value = value + 0.5 * ((1.0 - weight) * logs - weight.log()).sum(-1)
         return value, cache

@@ -7,7 +7,7 @@ import time
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from botorch.exceptions.errors import BotorchError, UnsupportedError
@@ -145,6 +145,8 @@ class AutoInference(Inference[AutoMemory, Any]):
         box: Box in which the inputs of the process lie, ``2 x d``; None where it is not known.
         options: Of the streaming families, see :func:`begin`.
     """
+
+    defers_reads: ClassVar[bool] = True
 
     families: tuple[str, ...]
     max_exact: int

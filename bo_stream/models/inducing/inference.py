@@ -7,6 +7,7 @@ from abc import abstractmethod
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
@@ -102,6 +103,8 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
     Attributes:
         max_points: Cap on M.
     """
+
+    defers_reads: ClassVar[bool] = True
 
     max_points: int
 

@@ -342,6 +342,7 @@ FEW_FEATURES = "few features"
 class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
     """Weights of the features φ have the prior N(0, s² I); given the network all is conjugate."""
 
+    defers_reads: ClassVar[bool] = True
     restarts: ClassVar[bool] = False
 
     def observe(

@@ -36,7 +36,7 @@ from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.wiski.memory import StreamMemory, WiskiMemory
 from bo_stream.observation_space import ObservationSpaceProcess
 from bo_stream.process import WeightSpaceProcess
-from bo_stream.tensors import State, is_in, state_of
+from bo_stream.tensors import State, is_in, none_set, state_of
 from bo_stream.weights import (
     MOST_ROWS,
     log_marginal_likelihood,
@@ -340,13 +340,12 @@ class FitSubspace:
     def holds(self, factors: GridKernel, noise: Tensor) -> bool:
         """Say whether the kernel is within ``RADIUS`` of the centre and little is left out."""
         pairs = zip(self.centre, _log_parameters(factors), strict=True)
-        distances = [float((old - new).abs().max()) for old, new in pairs]
-        if not all(distance <= RADIUS for distance in distances):  # as one that is NaN
+        near = [((old - new).abs() <= RADIUS).flatten() for old, new in pairs]
+        if not none_set(~torch.cat(near)):  # as where one is NaN
             return False
         most = MOST_OUTSIDE * noise + MOST_OUTSIDE_GROWTH * self.outside
-        return bool((self.left_out(factors) <= MOST_LEFT_OUT * noise).all()) and bool(
-            (variance_outside(self.whole, factors) <= most).all()
-        )
+        little = self.left_out(factors) <= MOST_LEFT_OUT * noise
+        return none_set(~(little & (variance_outside(self.whole, factors) <= most)))
 
     def left_out(self, factors: GridKernel) -> Tensor:
         """Compute the mean prior variance at the observations beyond the space, ``... x m``."""

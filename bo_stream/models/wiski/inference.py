@@ -138,6 +138,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
     """
 
     on_grid: ClassVar[bool] = True
+    defers_reads: ClassVar[bool] = True
     least_noise: ClassVar[float] = NOISE_FLOOR
 
     dim: int

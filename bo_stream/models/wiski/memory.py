@@ -28,7 +28,7 @@ from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.statistics import NodeGram, accumulate, check_room, embed, zero_statistics
 from bo_stream.models.memory import Memory, NoiseGroups, Observations, WhitenedMemory
 from bo_stream.observation_space import ObservationSpacePrior
-from bo_stream.tensors import outside_inference_mode
+from bo_stream.tensors import none_set, outside_inference_mode
 from bo_stream.weights import target_columns, weighted_statistics
 
 MAX_GROWTH = 4
@@ -120,7 +120,8 @@ class GridMemory(NoiseGroups[NodeGram]):
 
     def observe(self, data: Observations) -> GridMemory:
         """Add a batch in the box in place, with a group for its kind of noise. Cost O(n 7^d)."""
-        memory, known = self, int(data.known.sum())  # one look at the values
+        none = not data.known.is_cpu and self.known is None and none_set(data.known)
+        memory, known = self, 0 if none else int(data.known.sum())
         if known > 0 and self.known is None:
             *lead, outputs, _, _ = self.learned.moment.shape
             groups, device = data.noise.shape[-2], self.learned.moment.device
