@@ -245,13 +245,13 @@ class LastLayerMemory(HoldsStatistics):
     @torch.no_grad()
     def carried(self) -> Carried:
         """Prepare the statistics for a change of features. Cost O(w r² + r³) for w rows."""
-        features, others = self.features(self.rows.X), self.statistics.scale(0.0)
+        others, former = self.statistics.scale(0.0), None
         counts, held = self.counts, float(self.weight.sum())
-        regression = None
         if bool((counts - held > _NOTHING * (1.0 + counts)).any()):
+            features = self.features(self.rows.X)
             rows = _observed(others, features, self.rows, self.weight)
-            others, regression = self.statistics + rows.scale(-1.0), _regression(features)
-        return Carried(self.rows, self.weight, features, others, regression)
+            others, former = self.statistics + rows.scale(-1.0), _regressed(features)
+        return Carried(self.rows, self.weight, others, former)
 
     def scale(self, factor: float) -> LastLayerMemory:
         """Let every observation count ``factor`` times."""
@@ -283,22 +283,22 @@ class Carried:
     Attributes:
         rows: Those stored, w.
         weight: How many times each counts, ``w``.
-        former: φ at them, ``batch x 1 x w x r``.
         others: Statistics of the other observations in φ.
-        regression: ``Φ (Φᵀ Φ + ε I)⁻¹``, ``batch x 1 x w x r``; None without other observations.
+        former: Φ, φ at the rows, and ``Φ (Φᵀ Φ + ε I)⁻¹``, ``batch x 1 x w x r`` each; None without
+            other observations.
     """
 
     rows: Observations
     weight: Tensor
-    former: Tensor
     others: WhitenedMemory
-    regression: Tensor | None
+    former: tuple[Tensor, Tensor] | None
 
     def into(self, features: Tensor) -> WhitenedMemory:
         """Return all statistics in ψ, ``batch x 1 x w x r`` at the rows. Cost O(w r² + r³)."""
         start = self.others
-        if self.regression is not None:
-            change = (features - self.former).mT @ self.regression
+        if self.former is not None:
+            before, regression = self.former
+            change = (features - before).mT @ regression
             A = change + torch.eye(change.shape[-1], dtype=change.dtype, device=change.device)
             T = MatrixMap(A.mT)
             start = start.map(lambda s: s.pull_back(T))
@@ -306,18 +306,17 @@ class Carried:
 
     def only(self, index: Tensor, share: float = 1.0) -> Carried:
         """Drop all rows but those at ``k`` indices, and all but a share of the others' weight."""
-        rows, weight, former = self.rows.rows(index), self.weight[index], self.former[..., index, :]
-        regression = None if self.regression is None else _regression(former)
-        return Carried(rows, weight, former, self.others.scale(share), regression)
+        former = None if self.former is None else _regressed(self.former[0][..., index, :])
+        return Carried(self.rows.rows(index), self.weight[index], self.others.scale(share), former)
 
 
-def _regression(features: Tensor) -> Tensor:
-    """Compute ``Φ (Φᵀ Φ + ε I)⁻¹``, ``... x w x r``."""
+def _regressed(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Φ and ``Φ (Φᵀ Φ + ε I)⁻¹``, ``... x w x r`` each."""
     gram = features.mT @ features
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     ridge = RIDGE * diagonal.mean(-1, keepdim=True).clamp_min(1.0)
     factor = torch.linalg.cholesky(gram + torch.diag_embed(ridge.expand_as(diagonal)))
-    return torch.cholesky_solve(features.mT, factor).mT
+    return features, torch.cholesky_solve(features.mT, factor).mT
 
 
 def _observed(

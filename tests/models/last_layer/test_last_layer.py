@@ -304,10 +304,10 @@ def test_a_head_is_at_a_maximum_near_where_it_was() -> None:
 def test_without_other_observations_no_features_are_regressed_on_others() -> None:
     data = data_of(40)
     whole, cut = raw(data)._memory.carried(), raw(data, window=30)._memory.carried()
-    assert whole.regression is None
-    assert whole.only(torch.arange(10)).regression is None
-    assert cut.regression is not None
-    assert cut.only(torch.arange(10)).regression is not None
+    assert whole.former is None
+    assert whole.only(torch.arange(10)).former is None
+    assert cut.former is not None
+    assert cut.only(torch.arange(10)).former is not None
 
 
 def test_few_rows_are_all_learned_from() -> None:
