@@ -64,8 +64,9 @@ faster, and rows held out say where it learns noise."""
 _GROWTH = 1.25
 """Steps at a look at rows that are held out, in parts of those at the look before."""
 
-_PATIENCE = 3
-"""Looks after the best one at which a training ends: by then it has taken twice as many steps."""
+_PATIENCE, _WORSE = 3, 3.0
+"""Looks after the best one at which a training ends, by then after some twice as many steps, and
+nats below its score from which they count: of odds of 1 to 20 that they are as good."""
 
 
 class BayesianLastLayer(StreamingGP):
@@ -191,12 +192,13 @@ class BayesianLastLayer(StreamingGP):
 
         A step raises the log marginal likelihood of ``batch_size`` rows. Some rows are held out of
         the steps, and the model that gives them the largest likelihood given the others is kept, of
-        those looked at whenever there were a quarter more steps; three looks after the best one the
-        training ends: a network that learns its rows by heart is stopped. Output scale, noise and
-        mean of a model that is looked at are set by the rows held out. At the end the memory, of
-        all rows, is carried over to the new features; see the class for what is exact. Another call
-        goes on from there. Where no model was better than the one before the call, that is kept. A
-        look costs the network at all rows, and some twenty solves in O(r³).
+        those looked at whenever there were a quarter more steps. After three looks at models that
+        are worse than it, by 3 nats and more, the training ends: a network that learns its rows by
+        heart is stopped. Output scale, noise and mean of a model that is looked at are set by the
+        rows held out. At the end the memory, of all rows, is carried over to the new features; see
+        the class for what is exact. Another call goes on from there. Where no model was better than
+        the one before the call, that is kept. A look costs the network at all rows, and some twenty
+        solves in O(r³).
 
         Args:
             steps: Most steps to take.
@@ -398,25 +400,30 @@ class LayerSteps:
         """Judge the model now and then, and take the best down; say whether to end."""
         if self._index is not None and self.num_steps >= self._next:
             self._next = math.ceil(_GROWTH * self.num_steps)
-            self._worse = 0 if self._take_if_best() else self._worse + 1
+            gain = self._take_if_best()
+            self._worse = 0 if gain > 0.0 else self._worse + (not gain >= -_WORSE)  # or NaN
         return self.is_over
 
     @property
     def is_over(self) -> bool:
-        """Whether the model has been worse than the best at the last three looks."""
+        """Whether the model has been worse than the best at three looks since then."""
         return self._worse >= _PATIENCE
 
-    def _take_if_best(self) -> bool:
-        """Take the state down, with the head set by the rows held out, if its score is the best."""
+    def _take_if_best(self) -> float:
+        """Copy the state, with the head set by the rows held out, if its score is the best.
+
+        Returns:
+            By how much it is above the best one before.
+        """
         now = self.learned_state()
         if self._index is not None:
             self.judge_head()
         score = self.score()
-        is_best = score > self._best
-        if is_best:
+        gain = score - self._best
+        if gain > 0.0:
             self._best, self._state, self._is_learned = score, self.learned_state(), True
         self.restore(now)
-        return is_best
+        return gain
 
     def keep_best(self) -> bool:
         """Go back to the best state; say whether that is of what was learned."""

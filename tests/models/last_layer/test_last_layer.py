@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -299,6 +300,25 @@ def test_a_head_is_at_a_maximum_near_where_it_was() -> None:
     assert before > 1.0
     assert steepness() < 0.05 * before
     assert max(float((p - at).detach().abs()) for p, at in zip(head, start, strict=True)) < 3.0
+
+
+def test_a_training_ends_after_three_looks_at_what_is_clearly_worse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = raw(data_of(40))
+    learner = LayerSteps(model._memory, model.prior, 1e-3, 16, held_out=12, seed=3)
+    best = learner._best
+    for gain, worse in (
+        (1.0, 0), (0.0, 0), (-2.5, 1), (-1.0, 1), (-9.0, 2), (2.0, 0), (-5.0, 1), (math.nan, 2),
+    ):  # fmt: skip
+        learner.num_steps = learner._next
+        monkeypatch.setattr(learner, "score", lambda gain=gain: best + gain)
+        assert not learner.look()
+        assert learner._worse == worse
+    learner.num_steps = learner._next
+    monkeypatch.setattr(learner, "score", lambda: best - 2.0)
+    assert learner.look()
+    assert learner._best == best + 2.0
 
 
 def test_without_other_observations_no_features_are_regressed_on_others() -> None:
