@@ -18,7 +18,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -218,20 +218,22 @@ def throughput(sizes: Sizes, rho: float) -> list[Claim]:
     stream = levy_stream(n, chunk, 6)
     model = OSGPR(*next(stream), allocator=OIPS(rho), max_points=POINTS)
     relearn(model)
-    times, held, elapsed = [], [], 0.0
+    times, held, points, elapsed = [], [], [], 0.0
     for X, Y in stream:
         began = time.perf_counter()
         times.append(processor_seconds(partial(model.update, X, Y)))
         elapsed += time.perf_counter() - began
+        points.append(float(len(model.inducing_points)))
         held.append(tensor_bytes(model) if len(times) % (n // chunk // 10) == 0 else 0)
     kept = [size for size in held if size > 0]
     where = f"{n:,} rows of 6 inputs by {chunk:,}, {len(model.inducing_points)} points"
     late = chunk / median_of(times, 1.0 - TENTH)
+    grown = "{:.0f} and {:.0f} points".format(*(median_of(points, at) for at in (0.0, 1.0 - TENTH)))
     return [
         at_least(where, chunk * len(times) / elapsed, PER_SECOND, "rows/s"),
         stated(f"{where}, of the processor's", chunk * len(times) / sum(times), "rows/s"),
         stated(f"{where}, of the processor's, last tenth", late, "rows/s", "median"),
-        *flatness(where, [times]),
+        *(replace(claim, detail=f"{claim.detail}; {grown}") for claim in flatness(where, [times])),
         at_most(f"{where}: memory of the model, last over first tenth", kept[-1] / kept[0], FLAT),
     ]
 
