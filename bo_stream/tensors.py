@@ -166,6 +166,9 @@ def read_at_once(call: Callable[[], T], undo: Callable[[], None]) -> T:
         if not isinstance(error, _UnexpectedError) and (not expected.is_open or expected.close()):
             raise
         undo()
+    except BaseException:  # nobody knows yet what the call found
+        undo()
+        raise
     else:
         return result
     finally:

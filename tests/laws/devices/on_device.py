@@ -376,6 +376,14 @@ def test_flags_are_read_at_once_or_one_by_one() -> None:
         made_twice(none + 1.0, fails=True)
     assert undone == ["undone"] * 2
 
+    def interrupted() -> None:
+        assert none_set(none + 1.0)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        read_at_once(interrupted, lambda: undone.append("undone"))
+    assert undone == ["undone"] * 3
+
     def before_a_change() -> bool:
         assert none_set(none)
         read_expected()
@@ -383,7 +391,7 @@ def test_flags_are_read_at_once_or_one_by_one() -> None:
 
     assert not read_at_once(before_a_change, lambda: undone.append("never"))
     assert not none_set(none + 1.0)
-    assert undone == ["undone"] * 2
+    assert undone == ["undone"] * 3
 
 
 def test_root_of_huddled_points() -> None:
