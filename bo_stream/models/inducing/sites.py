@@ -75,9 +75,9 @@ class SiteInference(InducingInference):
         for name, share in (("beta", self.beta), ("natural_rate", self.natural_rate)):
             if not 0.0 < share <= 1.0:
                 raise ValueError(f"Expected {name} in (0, 1], got {share}.")
-        checked_number("natural_steps", self.natural_steps)
-        checked_number("hyper_steps", self.hyper_steps, 0)
-        checked_number("window", self.window, 0)
+        for name, least in (("natural_steps", 1), ("hyper_steps", 0), ("window", 0)):
+            number = checked_number(name, getattr(self, name), least)
+            object.__setattr__(self, name, number)  # 2 of 2.0
         if not self.learning_rate >= 0.0:
             raise ValueError(f"Expected learning_rate of at least 0, got {self.learning_rate}.")
 

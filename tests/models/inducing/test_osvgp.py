@@ -574,6 +574,8 @@ def test_an_option_that_is_set_later_is_checked_too(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         setattr(model, name, -1)
     assert getattr(model, name) == before
+    setattr(model, name, 1.0)
+    assert model.update(X, Y).num_observations == 12
 
 
 def test_what_other_likelihoods_have_not() -> None:
