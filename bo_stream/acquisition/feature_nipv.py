@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -171,28 +171,27 @@ class FeatureNIPV(AcquisitionFunction):
     @t_batch_mode_transform()  # type: ignore[arg-type]
     def forward(self, X: Tensor) -> Tensor:
         """Return minus the mean variance after each candidate set, ``b x q x d -> b``."""
-        if X.is_cpu:
-            return self._value(X)
-        value: Tensor = self.model._read_once(partial(self._value, X))
-        return value
 
-    def _value(self, X: Tensor) -> Tensor:
-        self.model.eval()
-        inputs = self.model.hypothetical_inputs(X)
-        corners = box_of(torch.cat((self.measure.corners, inputs.detach().flatten(0, -2))))
-        if self.model.feature_process(corners) is not self._process:
-            self._integrate(corners)  # the model has changed, or X needs a wider basis
-        variance = self._gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+        def value() -> Tensor:
+            self.model.eval()
+            inputs = self.model.hypothetical_inputs(X)
+            corners = box_of(torch.cat((self.measure.corners, inputs.detach().flatten(0, -2))))
+            if self.model.feature_process(corners) is not self._process:
+                self._integrate(corners)  # the model has changed, or X needs a wider basis
+            variance = self._gram.diagonal(dim1=-2, dim2=-1).sum(-1)
 
-        # less the reduction by the observations at X
-        noise = self.model.noise_at(inputs)
-        rows = self._space.weights.row_product(self._space.basis.features(inputs))
-        covariance = rows @ rows.mT + torch.diag_embed(noise.expand(rows.shape[:-1]))
-        projected = row_product(rows, self._gram) @ rows.mT
-        solved = torch.cholesky_solve(projected, safe_cholesky(covariance, is_new=True))
-        variance = variance - solved.diagonal(dim1=-2, dim2=-1).sum(-1)
-        factors = variance_factors(self.model, self.posterior_transform)
-        return -(variance * factors).sum(-1).to(X.dtype)
+            # less the reduction by the observations at X
+            noise = self.model.noise_at(inputs)
+            rows = self._space.weights.row_product(self._space.basis.features(inputs))
+            covariance = rows @ rows.mT + torch.diag_embed(noise.expand(rows.shape[:-1]))
+            projected = row_product(rows, self._gram) @ rows.mT
+            solved = torch.cholesky_solve(projected, safe_cholesky(covariance, is_new=True))
+            variance = variance - solved.diagonal(dim1=-2, dim2=-1).sum(-1)
+            factors = variance_factors(self.model, self.posterior_transform)
+            return -(variance * factors).sum(-1).to(X.dtype)
+
+        result: Tensor = self.model._read_once(value)
+        return result
 
     def _integrate(self, corners: Tensor) -> None:
         """Store the posterior in a basis that reaches the corners, and ``Sᵀ G S`` in it."""

@@ -177,7 +177,8 @@ class PoolSelector:
             )
         costs = costs.to(self._pool)
 
-        before = gains = self._gains_now()
+        process = self._model.process(self._corners)
+        before = gains = self._gains_now(process)
         parts = self._pool.double().split(_ROWS)
         noise = torch.cat(
             [self._model.noise_at(part).double().expand(-1, len(part)) for part in parts], -1
@@ -195,8 +196,8 @@ class PoolSelector:
             chosen.append(pick)
             available = available.index_fill(0, pick, False)
             gains = gains.observing(pick, noise.index_select(-1, pick))
-        picks, process = torch.cat(chosen), self._model.process(self._corners)
-        read_expected()
+        picks = torch.cat(chosen)
+        read_expected()  # what the selector caches would not be undone
         if isinstance(before, Gains) and isinstance(gains, Gains):
             self._known = before, gains
         if isinstance(before, VarianceGains) and isinstance(gains, VarianceGains):
@@ -205,14 +206,13 @@ class PoolSelector:
                 self._exact = process, self._pool[picks].double(), noise[:, picks], gains
         return picks
 
-    def _gains_now(self) -> Gains | VarianceGains:
-        """Return the gains under the model's present posterior.
+    def _gains_now(self, process: PosteriorProcess) -> Gains | VarianceGains:
+        """Return the gains under the model's present posterior, a process.
 
         In weight space from the gains of the last choice where that is cheaper: they are the gains
         before that choice, the gains after it if it was observed, or differ from the gains before
         it by a change of as low a rank as there were observations since.
         """
-        process = self._model.process(self._corners)
         if isinstance(process, ObservationSpaceProcess) and process.prior.has_residual:
             if self._exact is not None:  # has the model observed that choice and nothing else?
                 former, X, noise, gains = self._exact
@@ -229,8 +229,10 @@ class PoolSelector:
         if not in_weight_space(process):
             return VarianceGains.of(process, self._pool, self._measure)
         space = weight_space(process)
-        last, self._observations = self._observations, self._model.num_observations
-        rank = round(abs(self._observations - last))
+        observations = self._model.num_observations
+        rank = round(abs(observations - self._observations))
+        read_expected()
+        self._observations = observations
         if self._known is None or self._known[0].sites.basis is not space.basis:
             gram = self._measure.gram(space.basis)
             return Gains.of(sites(space.basis, self._pool), gram, space.weights)

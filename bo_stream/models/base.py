@@ -1055,8 +1055,10 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     def _read_once(self, call: Callable[[], R]) -> R:
         """Make a call that looks at values of the model, waiting for its device once.
 
-        See :func:`~bo_stream.tensors.read_at_once`, which may make it twice.
+        See :func:`~bo_stream.tensors.read_at_once`, which may make it twice; on the host once.
         """
+        if next(self.covar_module.parameters()).is_cpu:
+            return call()
         before = self._shallow_copy().__dict__
 
         def undo() -> None:
@@ -1086,12 +1088,6 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         )
         return self._from_per_output(value)
 
-    def _objective(self) -> Tensor:
-        if not self._inference.defers_reads:
-            read_expected()
-        learned, self._cache = self._inference.objective(self._memory, self._cache, self.prior)
-        return learned
-
     def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
         """BoTorch's hook for fitting: the negative MLL per observation, from the memory alone.
 
@@ -1104,9 +1100,14 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
                 evidence lower bound.
         """
         check_objective(mll)
-        is_on_host = next(self.covar_module.parameters()).is_cpu
-        learned = self._objective() if is_on_host else self._read_once(self._objective)
-        objective = self._from_per_output(learned)
+
+        def learned() -> Tensor:
+            if not self._inference.defers_reads:
+                read_expected()
+            value, self._cache = self._inference.objective(self._memory, self._cache, self.prior)
+            return value
+
+        objective = self._from_per_output(self._read_once(learned))
         value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])
         return -value / self._from_per_output(self._counts()).clamp_min(1.0)
 

@@ -21,7 +21,7 @@ from torch.distributions import Distribution
 from torch.nn import Module as TorchModule
 from torch.nn import Parameter
 
-from bo_stream.bases.inducing import Basis
+from bo_stream.bases.inducing import Basis, as_read
 from bo_stream.marginal_likelihood import NoiseGroup, combine, dense_log_marginal_likelihood
 from bo_stream.models.memory import Measured, Memory, Observations, WhitenedMemory
 from bo_stream.models.outcomes.base import NoiseAtInputs, OutcomeChain, Outcomes
@@ -74,10 +74,8 @@ class Prior:
         return is_in(self.model, state)
 
     def as_read(self) -> Hyperparameters:
-        """Return the hyperparameters in float64, to be read at once: copied if in another dtype."""
-        shared = Hyperparameters.shared(self.kernel, self.mean_module, self.likelihood)
-        is_double = all(p.dtype == torch.float64 for p in shared.parameters())
-        return shared if is_double else self.copied()
+        """Return the hyperparameters in float64, to be read at once and without gradients."""
+        return as_read(Hyperparameters.shared(self.kernel, self.mean_module, self.likelihood))
 
     def copied(self) -> Hyperparameters:
         """Copy the hyperparameters in float64, to move them apart from the model."""

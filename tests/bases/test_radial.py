@@ -9,8 +9,8 @@ import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from bo_stream.bases.inducing import differentiable_matrix, kernel_matrix
-from bo_stream.bases.kernels import ProductMatern
+from bo_stream.bases.inducing import differentiable_matrix, kernel_matrix, kernel_variance
+from bo_stream.bases.kernels import ProductMatern, stacked_variance
 from bo_stream.bases.radial import RadialKernel
 from tests.oracles.kernels import dense_kernel
 
@@ -64,6 +64,31 @@ def test_values_and_gradients_are_those_of_the_formula(
     gradients = [torch.autograd.grad((m * weights).sum(), leaves) for m in (found, expected)]
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=0.0, atol=1e-10 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("scaled", [True, False], ids=["scaled", "bare"])
+@pytest.mark.parametrize(
+    ("batch", "outputs"), [((), 1), ((2,), 1), ((3,), 3), ((2, 3), 3)], ids=str
+)
+@pytest.mark.parametrize("leading", [(), (4, 1)], ids=str)
+def test_variances_are_the_diagonal(
+    leading: tuple[int, ...], batch: tuple[int, ...], outputs: int, scaled: bool
+) -> None:
+    kernel = kernel_of(1.5, torch.Size(batch), 3, scaled)
+    X = torch.randn(*leading, *(batch[:-1] if outputs > 1 else batch), 5, 3, dtype=DOUBLE)
+    expected = expected_matrix(kernel, X.unsqueeze(-3), outputs).diagonal(dim1=-2, dim2=-1)
+    for found in (
+        kernel_variance(kernel, X, outputs),
+        stacked_variance(kernel, X.unsqueeze(-3).expand(*X.shape[:-2], outputs, 5, 3), outputs),
+    ):
+        assert found.shape == (*X.shape[:-2], outputs, 5)
+        torch.testing.assert_close(found, expected.expand_as(found))
+        slopes = (
+            torch.autograd.grad(found.sum(), list(kernel.parameters()), allow_unused=True)
+            if scaled
+            else ()
+        )
+        assert sum(slope is not None for slope in slopes) == scaled
 
 
 @pytest.mark.parametrize("nu", NU, ids=str)

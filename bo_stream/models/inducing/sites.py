@@ -97,9 +97,10 @@ class SiteInference(InducingInference):
             held = None if memory.held is None else memory.held.data
             data = with_held(held, data, prior)
         steps = self.hyper_steps if placed is not None else 0
-        hyper, moments = prior.as_read(), memory.moments
         if steps > 0:
             hyper, moments = self._learned(before, data, prior, placed, steps)
+        else:
+            hyper, moments = prior.as_read(), memory.moments
         now, update = self._begun(before, hyper, data, prior, placed, moved=steps > 0)
         if steps == 0:
             settled = self._settled(now, prior)

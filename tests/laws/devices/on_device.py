@@ -267,7 +267,7 @@ a grid holds the inputs."""
 WAITING = ("WISKI, no rows held", "OSGPR", "AutoGP")
 
 GPYTORCHS = 2
-"""Waits of GPyTorch's in an objective, whose priors of noise and lengthscales check their values"""
+"""Waits of GPyTorch's in an objective: priors of noise and lengthscales check their values."""
 
 
 @counted
