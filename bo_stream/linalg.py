@@ -38,10 +38,10 @@ def safe_cholesky(matrix: Tensor, is_new: bool = False) -> Tensor:
     return cholesky_with_jitter(matrix, is_new)[0]
 
 
-def cholesky_with_nugget(matrix: Tensor, share: float) -> Tensor:
+def cholesky_with_nugget(matrix: Tensor, share: float, is_new: bool = False) -> Tensor:
     """Factorise a covariance whose diagonal is larger by a share of itself. Cost O(n³)."""
     nugget = torch.diag_embed(share * matrix.diagonal(dim1=-2, dim2=-1))
-    return safe_cholesky(matrix + nugget)
+    return safe_cholesky(matrix + nugget, is_new)
 
 
 def cholesky_with_jitter(matrix: Tensor, is_new: bool = False) -> tuple[Tensor, float]:
@@ -100,12 +100,12 @@ def pivot_rows(matrix: Tensor, tolerance: float) -> Tensor:
     return torch.from_numpy(pivots[:rank] - 1).long().to(matrix.device)
 
 
-def inverse_root(matrix: Tensor) -> Tensor:
+def inverse_root(matrix: Tensor, is_new: bool = False) -> Tensor:
     """Compute a root S of the inverse, ``S Sᵀ = matrix⁻¹``: the transposed inverse Cholesky factor.
 
-    Jitter and errors as :func:`cholesky_with_jitter`. Cost O(n³).
+    Jitter, ``is_new`` and errors as :func:`cholesky_with_jitter`. Cost O(n³).
     """
-    return inverse_lower(safe_cholesky(matrix)).mT
+    return inverse_lower(safe_cholesky(matrix, is_new)).mT
 
 
 def identity(like: Tensor) -> Tensor:

@@ -114,10 +114,20 @@ class _Expected:
         self.flags: list[Tensor] = []
         self.is_open = True
 
-    def close(self) -> bool:
-        """Read all flags at once, and no more from now on; say whether none is set."""
+    def close(self, number: Tensor | None = None) -> tuple[bool, float]:
+        """Read all flags and a number at once, and no more from now on.
+
+        Returns:
+            Whether no flag is set, and the number, or 0 without one.
+        """
         flags, self.flags, self.is_open = self.flags, [], False
-        return not flags or not bool(torch.cat([each.flatten() != 0 for each in flags]).any())
+        if not flags:
+            return True, 0.0 if number is None else float(number)
+        flag = torch.cat([each.flatten() != 0 for each in flags]).any()
+        if number is None:
+            return not bool(flag), 0.0
+        is_set, read = torch.stack([flag.double(), number.detach().double()]).tolist()
+        return not is_set, read
 
 
 class _UnexpectedError(Exception):
@@ -139,23 +149,30 @@ def none_set(flags: Tensor) -> bool:
     return True
 
 
-def read_expected() -> None:
-    """Read what :func:`none_set` has been asked so far, and from now on each flag at once.
+def read_expected(number: Tensor | None = None) -> float:
+    """Read what :func:`none_set` has been asked so far, and a number, if given, with it.
 
-    To be called before a tensor that exists already is changed in place.
+    From now on each flag is read at once. To be called before a tensor that exists already is
+    changed in place.
     """
     expected = _expected.get()
-    if expected is not None and expected.is_open and not expected.close():
+    if expected is None or not expected.is_open:
+        return 0.0 if number is None else float(number)
+    none, read = expected.close(number)
+    if not none:
         raise _UnexpectedError
+    return read
 
 
 def read_at_once(call: Callable[[], T], undo: Callable[[], None]) -> T:
     """Make a call for which the host waits once: what is usual is expected, and read at the end.
 
     Where something else is found, or raised after it, the call is undone and made again, each flag
-    read where it is asked for. A call within another is a part of that one.
+    read where it is asked for. A call within another is a part of that one, as long as nothing of
+    that was read.
     """
-    if _expected.get() is not None:
+    within = _expected.get()
+    if within is not None and within.is_open:
         return call()
     expected = _Expected()
     token = _expected.set(expected)
@@ -163,7 +180,9 @@ def read_at_once(call: Callable[[], T], undo: Callable[[], None]) -> T:
         result = call()
         read_expected()
     except Exception as error:
-        if not isinstance(error, _UnexpectedError) and (not expected.is_open or expected.close()):
+        if not isinstance(error, _UnexpectedError) and (
+            not expected.is_open or expected.close()[0]
+        ):
             raise
         undo()
     except BaseException:  # nobody knows yet what the call found

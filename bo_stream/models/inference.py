@@ -221,6 +221,9 @@ class Hyperparameters(Module):
         self.covar_module = deepcopy(kernel).double().eval()
         self.mean_module = deepcopy(mean).double().eval()
         self.likelihood = deepcopy(likelihood).double().eval()
+        for module in self.modules():
+            if isinstance(module, HyperPrior):
+                _without_checks(module)
 
     @classmethod
     def shared(cls, kernel: Kernel, mean: Mean, likelihood: Likelihood) -> Self:
@@ -251,7 +254,8 @@ class Hyperparameters(Module):
     def are_valid(self) -> bool:
         """Whether all are finite, and positive where a constraint says so."""
         named = self.named_parameters_and_constraints()
-        return all(_is_valid(p.detach(), constraint) for _, p, constraint in named)
+        flags = [_is_valid(p.detach(), constraint) for _, p, constraint in named]
+        return bool(torch.stack(flags).all())
 
     def constant(self, batch: torch.Size) -> Tensor:
         """Return the prior mean, ``batch_shape x m``."""
@@ -273,10 +277,10 @@ class Hyperparameters(Module):
         return total
 
 
-def _is_valid(parameter: Tensor, constraint: Interval | None) -> bool:
+def _is_valid(parameter: Tensor, constraint: Interval | None) -> Tensor:
     value = parameter if constraint is None else constraint.transform(parameter)
-    positive = not isinstance(constraint, Positive) or bool((value > 0.0).all())
-    return positive and bool(value.isfinite().all())
+    valid = value.isfinite()
+    return (valid & (value > 0.0) if isinstance(constraint, Positive) else valid).all()
 
 
 def move_priors(module: TorchModule, fn: Callable[[Tensor], Tensor]) -> None:
@@ -302,6 +306,14 @@ def _move(distribution: Distribution, fn: Callable[[Tensor], Tensor]) -> None:
             parts[name] = fn(part)
         elif isinstance(part, Distribution):
             _move(part, fn)
+
+
+def _without_checks(distribution: Distribution) -> None:
+    """Let a distribution take values as they are: to check them the host waits for a device."""
+    distribution._validate_args = False
+    for part in vars(distribution).values():
+        if isinstance(part, Distribution):
+            _without_checks(part)
 
 
 # --- how a memory becomes a posterior process, and what is learned from it: the interface --------

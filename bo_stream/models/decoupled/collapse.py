@@ -52,7 +52,7 @@ def with_eigenfunctions(
     """
     before, kernel, m = now.posterior, now.kernel, now.outputs
     beta = before.alpha.rows(slice(0, span))
-    root = cholesky_with_nugget(beta.with_functions(kernel, beta, m), _RIDGE)
+    root = cholesky_with_nugget(beta.with_functions(kernel, beta, m), _RIDGE, is_new=True)
     features = solve_lower(root, beta.with_values(kernel, X, m))
     gram = collective.sum(features @ features.mT)
     covariance = _leading(root, gram, most)

@@ -29,7 +29,7 @@ from bo_stream.models.decoupled.posterior import (
 from bo_stream.models.inference import Prior
 from bo_stream.models.stochastic.budget import ConstrainedAdam
 from bo_stream.models.stochastic.replay import generator_at
-from bo_stream.tensors import map_tensors
+from bo_stream.tensors import map_tensors, read_at_once, read_expected
 
 _RENEWED = 10
 """Steps after which eigenfunctions are computed again: the kernel has moved."""
@@ -139,7 +139,7 @@ class DecoupledLearner:
         """Whether all that steps move is finite, and positive where it has to be."""
         finite = list[Tensor]()
         map_tensors(self._memory.posterior, lambda t: finite.append(t.isfinite().all()) or t)  # type: ignore[func-returns-value]
-        return self.hyper.are_valid and all(map(bool, finite))
+        return bool(torch.stack(finite).all()) and self.hyper.are_valid
 
     def learned_state(self) -> tuple[DecoupledMemory, list[Tensor]]:
         """Return the memory, which is a value, and copies of the hyperparameters."""
@@ -198,9 +198,23 @@ class DecoupledLearner:
         renewed = with_eigenfunctions(now, some.X, *sizes, self._collective)
         self._set_posterior(renewed, self._variational_adam.moments())
 
-    @torch.enable_grad()
     def take_step(self) -> float:
-        """Draw, grow, and move everything once. Cost as of the draw and its gradients."""
+        """Draw, grow, and move everything once. Cost as of the draw and its gradients.
+
+        One process alone waits once for its device: for the bound, and with it for the success of
+        factorisations, before anything is moved.
+        """
+        if not self._collective.is_alone:
+            return self._step()
+        before = self._memory, self._parameters, self._variational_adam
+
+        def undo() -> None:
+            self._memory, self._parameters, self._variational_adam = before
+
+        return read_at_once(self._step, undo)
+
+    @torch.enable_grad()
+    def _step(self) -> float:
         schedule, replay, collective = self._schedule, self._memory.replay, self._collective
         generator = generator_at(schedule.seed, self.num_steps)
         size = schedule.size(replay.held)
@@ -208,9 +222,10 @@ class DecoupledLearner:
         data = replay.in_units(replay.at(places), self.prior)
         renewed = False
         if self._growing:
-            order = torch.randperm(size, generator=generator).to(data.X.device)
+            order = torch.randperm(size, generator=generator)
             inputs = data.X
             if not self._growth.finished(self._memory.posterior):
+                order = order.to(data.X.device, non_blocking=True)
                 inputs = replay.completed(data, places).X[..., order, :]
             renewed = self.grow(inputs)
         # the best posterior's combine more functions than a step should
@@ -225,6 +240,7 @@ class DecoupledLearner:
         decay = self._pace * (1.0 / (1.0 + 0.1 * self.num_steps**0.5))
         mean_rate = None if schedule.mean_rate is None else schedule.mean_rate * decay
         posterior = natural_step(draw, expected, schedule.natural_rate * decay, mean_rate)
+        value = read_expected(collective.sum(draw.value.detach()).sum())
         log_prior = collective.share * self.hyper.log_prior()
         objective = (draw.value.sum() + log_prior) / replay.count
         optimisers = self._hyper_adam, self._variational_adam
@@ -238,7 +254,7 @@ class DecoupledLearner:
         self.num_steps += 1
         posterior = self._parameters.moved(posterior)
         self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps)
-        return float(collective.sum(draw.value.detach()).sum())
+        return value
 
 
 class VariationalParameters(Module):
@@ -352,7 +368,7 @@ def _moved_coefficients(
     of_hessian, of_block = means
     damping = _DAMPING * of_hessian + _ROUNDING * of_block
     hessian.diagonal(dim1=-2, dim2=-1).add_(damping)
-    change = rate * torch.cholesky_solve(gradient, safe_cholesky(hessian)).squeeze(-1)
+    change = rate * torch.cholesky_solve(gradient, safe_cholesky(hessian, is_new=True)).squeeze(-1)
     if posterior.jacobi:
         expanded = draw.expanded
         scale = posterior.alpha.variance(expanded.kernel, expanded.outputs).detach()
@@ -372,9 +388,8 @@ def _curvature(draw: Draw, slopes: Tensor, precision: Tensor) -> Tensor:
     collective = draw.collective
     size = collective.total(precision.shape[-1], precision.device)
     index, alpha = draw.columns.index, draw.expanded.posterior.alpha
-    free = torch.ones(len(alpha), dtype=torch.bool, device=index.device)
-    free[index] = False
-    places = torch.nonzero(free).flatten()
+    drawn = index.new_zeros(len(alpha)).index_fill_(0, index, 1)
+    places = drawn.argsort(stable=True)[: len(alpha) - len(index)]
     others = places[:: max(-(-len(places) // size), 1)]  # evenly from first to last
     seen = collective.sum((slopes * precision.unsqueeze(-2)) @ slopes.mT)
     if len(others) > 0:

@@ -55,7 +55,9 @@ class DirectCovariance:
         if self.jacobi:
             root = root / beta.variance(kernel, outputs).unsqueeze(-1)
         inner = root.mT @ beta.with_functions(kernel, beta, outputs) @ root
-        return FunctionBasis(kernel, beta, outputs, safe_cholesky(inner + identity(inner)), root)
+        return FunctionBasis(
+            kernel, beta, outputs, safe_cholesky(inner + identity(inner), True), root
+        )
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """Return mean and root of the features' weights, ``... x m x M x 1`` and ``x M``: zeros.
@@ -102,11 +104,13 @@ class HybridCovariance:
     def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
         """Return features of values, differentiable in everything. Cost O(M³)."""
         inner = beta.with_functions(kernel, beta, outputs)
-        return FunctionBasis(kernel, beta, outputs, cholesky_with_nugget(inner, NUGGET), None)
+        return FunctionBasis(
+            kernel, beta, outputs, cholesky_with_nugget(inner, NUGGET, is_new=True), None
+        )
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """Return ``Q⁻¹ moment`` and a root of ``Q⁻¹``, ``... x m x M x 1`` and ``x M``."""
-        root = inverse_root(self.gram + identity(self.gram))
+        root = inverse_root(self.gram + identity(self.gram), is_new=True)
         return root @ (root.mT @ self.moment), root
 
     def divergence(self, basis: FunctionBasis) -> Tensor:
@@ -145,7 +149,9 @@ class SpectralCovariance(HybridCovariance):
         left, values = self.combination, beta.with_functions(kernel, beta, outputs)
         nugget = NUGGET * values.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
         inner = left.mT @ (values @ left + nugget * left)
-        return FunctionBasis(kernel, beta, outputs, cholesky_with_nugget(inner, NUGGET), left)
+        return FunctionBasis(
+            kernel, beta, outputs, cholesky_with_nugget(inner, NUGGET, is_new=True), left
+        )
 
 
 VariationalCovariance = DirectCovariance | HybridCovariance
@@ -553,4 +559,4 @@ def drawn_columns(posterior: DecoupledPosterior, most: int, generator: torch.Gen
     """Draw some columns of K_α in random order, equally likely, none twice. Cost O(M_α)."""
     total = len(posterior.alpha)
     index = torch.randperm(total, generator=generator)[: min(most, total)]
-    return index.to(posterior.alpha.points.device)
+    return index.to(posterior.alpha.points.device, non_blocking=True)

@@ -53,7 +53,7 @@ from bo_stream.models.stochastic.budget import (
     Scores,
 )
 from bo_stream.models.stochastic.replay import Batch, StreamReplay, generator_at
-from bo_stream.models.stochastic.start import agree, learn_first_hyperparameters
+from bo_stream.models.stochastic.start import agree, learn_first_hyperparameters, set_noise
 from bo_stream.models.stochastic.training import train
 from bo_stream.process import PosteriorProcess
 from bo_stream.tensors import is_same, state_of
@@ -68,6 +68,12 @@ _PART = 4096
 
 _JUDGING_STEPS = 5
 """Steps whose cost the prediction of the rows that judge a training may have."""
+
+_SPREAD_ROWS = 250
+"""Rows whose mean variance is computed for each noise that :meth:`raise_noise` tries."""
+
+_HALVINGS = 7
+"""Of the interval in which it looks for the logarithm of the noise."""
 
 Memory = QuadruplyStochasticMemory
 
@@ -281,6 +287,40 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     def scores(self, rows: JudgedRows, memory: Memory, prior: Prior) -> Scores:
         """Predict rows by the weights as they are. Cost O(n p)."""
         return rows.scores(self._weighted(memory, prior, prior.kernel, prior.mean), prior)
+
+    @torch.no_grad()
+    def raise_noise(self, rows: JudgedRows, memory: Memory, prior: Prior) -> None:
+        """Raise a noise that a fit learns to where predictions are as wrong as they say, in place.
+
+        That is where the mean over the rows of ``(y − E f)²`` is that of ``var f + σ²``, for each
+        output; a noise that is larger stays. A fit begins with the noise of an exact process of
+        some rows, which is too small for weights that have not converged, and Adam moves it late.
+        Cost O(n p) for n rows.
+        """
+        likelihood = prior.likelihood
+        learns = self.empirical_bayes and self.schedule.hyper_rate > 0.0
+        if not learns or not isinstance(likelihood, GaussianLikelihood):
+            return
+        if not likelihood.noise_covar.raw_noise.requires_grad:
+            return
+
+        def marginals(batch: Batch) -> tuple[Tensor, Tensor]:
+            return self._weighted(memory, prior, prior.kernel, prior.mean).marginals(batch.X)
+
+        mean, variance = marginals(rows.rows)
+        squares = (rows.rows.targets - mean).square().mean(-1)
+        before = likelihood.noise.view_as(squares).double()
+        wrong = squares > variance.mean(-1) + before
+        if not bool(wrong.any()):
+            return
+        low, high, some = before.log(), squares.log(), rows.rows.rows(slice(0, _SPREAD_ROWS))
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            noise = torch.where(wrong, middle.exp(), before)
+            set_noise(likelihood, noise.view_as(likelihood.noise))
+            short = squares > marginals(some)[1].mean(-1) + noise
+            low, high = torch.where(short, middle, low), torch.where(short, high, middle)
+        set_noise(likelihood, memory.replay.collective.agreed(likelihood.noise.clone()))
 
     def check_sizes(self, memory: Memory) -> None:
         """Check that there are as many data and functions as a step draws."""

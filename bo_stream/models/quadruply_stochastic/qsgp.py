@@ -93,7 +93,9 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
         A QSRVM learns precisions, too.
 
         The first call learns hyperparameters by an exact GP of ``initial_points`` observations, and
-        begins the weights again for them. After Ctrl-C the model is as it was at the last check.
+        begins the weights again for them. Each ends by raising the noise of real outcomes where
+        predictions are more often wrong than they say. After Ctrl-C the model is as it was at the
+        last check.
 
         Args:
             steps: Most steps to take.
@@ -132,6 +134,8 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
             self._set_memory(memory)
         ended, taken = time.monotonic(), range(first, learner.num_steps)
         free = rows.undrawn(memory.replay, learner.rows, inference.schedule.seed, taken)
+        if len(taken) > 0:
+            inference.raise_noise(rows, memory, prior)
         after = inference.scores(rows, memory, prior)
         training = judged(training, scores, after, free, ended)
         if not training.is_kept:
@@ -325,7 +329,7 @@ class QSGP(QuadruplyStochasticModel):
             learning_rate: Of AdaGrad on the weights.
             empirical_bayes: Whether ``fit`` learns hyperparameters; default: where S is diagonal.
             hyper_rate: Of Adam on them; 0: they stay where the exact GP has put them.
-            freeze_steps: Steps before they move.
+            freeze_steps: Steps before they move; the noise may be raised at the end of each fit.
             half_life: Steps in which both rates fall to half.
             update_steps: Steps of an update, hyperparameters fixed.
             initial_points: Observations of the exact GP before the first step of ``fit``; 0: none.

@@ -106,8 +106,8 @@ class Steps:
         """Whether all that steps move is finite, and positive where it has to be. Cost O(p)."""
         progress = self.progress
         moved = progress.coefficients, progress.log_scale, progress.mean_squares
-        finite = all(bool(t.isfinite().all()) for t in moved if t is not None)
-        return finite and self.hyper.are_valid
+        finite = torch.stack([t.isfinite().all() for t in moved if t is not None])
+        return bool(finite.all()) and self.hyper.are_valid
 
     def learned_state(self) -> tuple[Progress, dict[str, Any]]:
         """Copy all that steps change. Cost O(p)."""
@@ -179,10 +179,11 @@ class Steps:
         like = self.progress.coefficients
         size, once = like.shape[1], not self._is_gaussian and self._log_precision is None
         twice = self.functions < size and not once
-        draws = [draw(self.functions, size, generator, like.device) for _ in range(1 + twice)]
+        draws = [draw(self.functions, size, generator) for _ in range(1 + twice)]
         control = self.progress.control if twice and self._is_gaussian else None
         drawn = []
-        for index, share in draws:
+        for on_host, share in draws:
+            index = on_host.to(like.device, non_blocking=True)
             with torch.set_grad_enabled(learns):
                 functions = self._basis.functions(data[0], index).to(data[0])
                 squares = functions.square().sum(-2)
@@ -190,7 +191,8 @@ class Steps:
             support = None if control is None else control.functions(index)
             own = self.progress.drawn(index, precision, self.num_data, self.hyper.likelihood)
             evaluated = functions, squares, support, precision
-            drawn.append(DrawnFunctions(index, share.to(like), *evaluated, *own))
+            weight = share.to(like.dtype).to(like.device, non_blocking=True)
+            drawn.append(DrawnFunctions(on_host, index, weight, *evaluated, *own))
         return drawn
 
     # --- estimates of the bound ---------------------------------------------------------------
@@ -289,8 +291,7 @@ class Steps:
         rates[..., 0] = rate
         slopes = progress.coefficient_slopes
         moves = _ascend(progress.coefficients, slopes, index, gradient.coefficients, rates)
-        known = progress.log_scale.shape[-1]
-        learned = slice(None) if known == progress.coefficients.shape[1] else index < known
+        learned = slice(int((gradient.on_host < progress.log_scale.shape[-1]).sum()))
         scaled = index[learned]
         before, scales = progress.log_scale[:, scaled], gradient.log_scale[:, learned]
         _ascend(progress.log_scale, progress.scale_slopes, scaled, scales, rate)
@@ -351,24 +352,21 @@ def drawn_functions(schedule: Schedule, size: int) -> int:
     return min(FUNCTIONS if schedule.functions is None else schedule.functions, size)
 
 
-def draw(
-    count: int, of: int, generator: torch.Generator, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def draw(count: int, of: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw one at random from each of ``count`` equal strata of a line of ``of``. Cost O(count).
 
     Strata may cut one in two: it is then drawn up to twice, and its weight says so. All for ``count
-    = of``. The generator is on the CPU, whatever the device. Returns distinct indices in order, and
-    how many each stands for, in float64: ``Σ weight · a[index]`` is on average ``Σ a``.
+    = of``. Returns distinct indices in order, and how many each stands for, in float64, both on the
+    CPU, as the generator is: ``Σ weight · a[index]`` is on average ``Σ a``.
     """
     if count == of:
-        index = torch.arange(of, device=device)
-        return index, torch.ones(of, dtype=torch.float64, device=device)
+        return torch.arange(of), torch.ones(of, dtype=torch.float64)
     places = torch.rand(count, dtype=torch.float64, generator=generator)
     places = (places + torch.arange(count)) * (of / count)
     drawn = places.long().clamp_max(of - 1)
     index, counts = torch.unique_consecutive(drawn, return_counts=True)
     weight = counts.to(torch.float64) * (of / count)
-    return index.to(device), weight.to(device)
+    return index, weight
 
 
 @dataclass(frozen=True)
@@ -376,7 +374,8 @@ class DrawnFunctions:
     """A draw of functions at a minibatch, and their weights.
 
     Attributes:
-        index: Which functions, ``k``.
+        on_host: Which functions, ``k``, in order, on the CPU.
+        index: The same, on the device.
         share: How many each stands for, ``k``.
         functions: At the data, ``m x b x k``.
         squares: Sums of their squares over the data, ``m x k``.
@@ -387,6 +386,7 @@ class DrawnFunctions:
         weights: Made of these.
     """
 
+    on_host: Tensor
     index: Tensor
     share: Tensor
     functions: Tensor
@@ -412,13 +412,15 @@ class SampledGradient:
     """Gradient of the bound in the weights of the functions drawn; of others it is 0.
 
     Attributes:
-        index: Which, distinct.
+        on_host: Which, distinct and in order, on the CPU.
+        index: The same, on the device.
         coefficients: ``m x k x (1 + columns)``.
         log_scale: ``m x k``.
         places: Of each function of two draws, one after the other, among them; None of one draw.
         times: That each was drawn; None of one draw.
     """
 
+    on_host: Tensor
     index: Tensor
     coefficients: Tensor
     log_scale: Tensor
@@ -428,15 +430,18 @@ class SampledGradient:
     @classmethod
     def of(cls, drawn: list[DrawnFunctions]) -> SampledGradient:
         """Collect the gradients of a loss, the bound's negative, in what was drawn."""
-        index, places, times = drawn[0].index, None, None
+        on_host, index, places, times = drawn[0].on_host, drawn[0].index, None, None
         if len(drawn) > 1:
-            together = torch.cat([one.index for one in drawn])
-            index, places, times = torch.unique(together, return_inverse=True, return_counts=True)
+            together = torch.cat([one.on_host for one in drawn])
+            on_host, *others = torch.unique(together, return_inverse=True, return_counts=True)
+            index, places, times = (
+                each.to(index.device, non_blocking=True) for each in (on_host, *others)
+            )
         leaves = [one.coefficients for one in drawn], [one.log_scale for one in drawn]
         coefficients, log_scale = (_descents(part, places, len(index)) for part in leaves)
         columns = torch.arange(coefficients.shape[-1] - 1, device=index.device)
         coefficients[..., 1:] *= index.unsqueeze(-1) > columns  # above: no parameters
-        return cls(index, coefficients, log_scale, places, times)
+        return cls(on_host, index, coefficients, log_scale, places, times)
 
     def parts(self, whole: Tensor) -> Tensor:
         """Share what is had once for each among the draws: its parts sum up to it."""

@@ -216,7 +216,8 @@ class StreamReplay(Replay):
 
     def at(self, index: Tensor) -> Batch:
         """Return rows by their places."""
-        held, index = self.room.data, index.to(self.room.data.X.device)
+        held = self.room.data
+        index = index.to(held.X.device, non_blocking=True)
         return Batch(held.X[..., index, :], held.Y[..., index, :])
 
     def plus(self, new: Batch) -> StreamReplay:

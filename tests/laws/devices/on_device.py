@@ -322,6 +322,42 @@ def test_the_host_waits_once_or_twice_for_a_choice_and_for_an_objective(case: st
     assert waits(gradient) <= 1 + GPYTORCHS
 
 
+STEPPING = {"DecoupledGP": 1.1, "QSGP": 1.0, "QSRVM": 2.0}
+"""Most waits of a step, on average: one for the bound; an eigendecomposition of a decoupled model
+waits every tenth step, and GPyTorch's kernels compare inputs by value to see whether they are the
+same."""
+
+
+@counted
+@pytest.mark.parametrize("case", STEPPING)
+def test_the_host_waits_once_for_a_step(case: str) -> None:
+    (stream,) = streams((case,), DEVICE)
+    model = stream.model(stream.data(12))
+    model.fit(steps=10, progress=False)
+    few, many = (waits(partial(model.fit, steps=steps, progress=False)) for steps in (10, 40))
+    assert 10 <= many - few <= 30 * STEPPING[case]
+
+
+@counted
+def test_a_step_whose_factorisation_fails_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    (stream,) = streams(("DecoupledGP",), DEVICE)
+    model, points = stream.model(stream.data(12)), stream.points
+    other, factorise, failures = copy.deepcopy(model), torch.linalg.cholesky_ex, []
+
+    def failing(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        factor, info = factorise(matrix)
+        expected = none_set(torch.ones_like(info))  # as within a step, to begin with
+        if expected and len(failures) < 3:
+            failures.append(info)
+        return factor, info
+
+    model.fit(steps=12, progress=False)
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", failing)
+    other.fit(steps=12, progress=False)
+    assert len(failures) == 3
+    assert torch.equal(model.posterior(points).mean, other.posterior(points).mean)
+
+
 @counted
 @pytest.mark.parametrize("case", WAITING)
 def test_what_is_not_as_expected_is_found_and_undone(case: str) -> None:

@@ -133,8 +133,12 @@ def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Te
 
 
 def _copied(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    """``target.copy_(source)`` where one of them is pretended; between devices it waits."""
-    if source.numel() > 0 and not (_is_pretend(source) and _is_pretend(target)):
+    """``target.copy_(source)`` where one of them is pretended.
+
+    Between devices it waits, but for memory that is sent without blocking: a stream takes it.
+    """
+    sent = non_blocking and _is_pretend(target)
+    if source.numel() > 0 and not sent and not (_is_pretend(source) and _is_pretend(target)):
         SYNCS["copy"] += 1
     low = [_lowered(t) if _is_pretend(t) else t for t in (source, target)]
     low[1].copy_(low[0])

@@ -105,6 +105,7 @@ WAITS: dict[str, tuple[Callable[[Tensor], Any], dict[str, int]]] = {
     "a list": (lambda X: X.tolist(), {"copy": 1}),
     "a fetch": (lambda X: X.cpu(), {"copy": 1}),
     "a send": (lambda X: near(3).to(X), {"copy": 1}),
+    "a send without blocking": (lambda X: near(3).to(X.device, non_blocking=True), {}),
     "a comparison": (lambda X: torch.equal(X, X.clone()), {"equal": 1}),
     "a size by values": (lambda X: (X > 0.5).nonzero(), {"nonzero": 1}),
     "an index of the host": (lambda X: X[torch.tensor([1])], {"copy": 1}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.acquisition.logei import qLogExpectedImprovement
 from botorch.exceptions.errors import InputDataError, ModelFittingError, UnsupportedError
 from botorch.models.transforms.input import Normalize
+from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
@@ -267,6 +269,8 @@ def test_fits_go_on_where_they_stopped() -> None:
     X, Y = _data()
     options: dict[str, Any] = {"empirical_bayes": True, "initial_points": 0, "freeze_steps": 8}
     once, twice = (_model(X, Y, batch_size=9, **options) for _ in range(2))
+    for model in (once, twice):  # the noise may be raised at the end of a call
+        model.likelihood.noise_covar.raw_noise.requires_grad_(False)
     assert once.fit(steps=20, progress=False).steps == 20
     twice.fit(steps=11, progress=False)
     twice.fit(steps=9, progress=False)
@@ -275,6 +279,36 @@ def test_fits_go_on_where_they_stopped() -> None:
     assert torch.equal(once.posterior(X).mean, twice.posterior(X).mean)
     moved = once.covar_module.base_kernel.lengthscale
     assert not torch.equal(moved, _kernel().base_kernel.lengthscale)
+
+
+@pytest.mark.parametrize("covariance", [MeanField(), Chevron(3)])
+def test_a_fit_raises_a_noise_that_is_too_small_for_its_errors(
+    covariance: MeanField | Chevron,
+) -> None:
+    X, Y = _data()
+    Y = torch.cat([Y, 3.0 * Y.flip(0) + 1.0], -1)  # the second one's noise is large enough
+    likelihood = get_gaussian_likelihood_with_lognormal_prior(torch.Size([2])).double()
+    likelihood.noise = torch.tensor([[1e-3], [20.0]])
+    options: dict[str, Any] = {"outcome_transform": None, "initial_points": 0, "update_steps": 0}
+    basis = FourierFeatures(10)
+    model = QSGP(X, Y, likelihood, basis=basis, covariance=covariance, **options)
+    model.fit(steps=6, progress=False)
+    with torch.no_grad():
+        posterior, noise = model.posterior(X), model.likelihood.noise.squeeze(-1)
+        wrong = (Y - posterior.mean).square().mean(0)
+        said = posterior.variance.mean(0) + noise.detach()
+        assert float(noise[1]) == 20.0
+    width = math.log(wrong[0] / 1e-3) / 2**7  # of the interval that was left
+    assert abs(math.log(wrong[0] / said[0])) <= width
+
+
+@pytest.mark.parametrize("options", [{"hyper_rate": 0.0}, {"empirical_bayes": False}])
+def test_a_noise_that_is_not_learned_stays(options: dict[str, Any]) -> None:
+    X, Y = _data()
+    likelihood = _likelihood(1e-3)
+    model = QSGP(X, Y, likelihood, basis=FourierFeatures(10), initial_points=0, **options)
+    model.fit(steps=6, progress=False)
+    assert torch.equal(model.likelihood.noise, likelihood.noise)
 
 
 def test_hyperparameters_begin_with_an_exact_gp() -> None:
