@@ -39,6 +39,9 @@ _PROBES = 4
 
 _ROWS = 4096
 
+_BLOCK = 1024
+"""Candidates whose covariances with all points are computed at a time."""
+
 Site = int | Tensor
 """Index of a candidate; of shape ``1`` where it is on a device, which nothing then waits for."""
 
@@ -415,9 +418,14 @@ class JointGains:
 
     @classmethod
     def of(cls, process: PosteriorProcess, pool: Tensor, points: PointMeasure) -> JointGains:
-        """Compute the covariances under a process with r features. Cost O(N M r)."""
-        at = process.at(pool)
-        covariance = process.cross_covariance(at, process.at(points.points))
+        """Compute the covariances under a process with r features. Cost O(N M r).
+
+        Some candidates at a time: what a kernel computes on its way then stays in the cache.
+        """
+        at, others = process.at(pool), process.at(points.points)
+        tensors = (tensor.split(_BLOCK, -2) for tensor in (at.X, at.prior, at.posterior))
+        blocks = (Points(*block) for block in zip(*tensors, strict=True))
+        covariance = torch.cat([process.cross_covariance(each, others) for each in blocks], -2)
         variance = process.variance_at(at).expand(covariance.shape[:-1])
         return cls(process, pool, at, points.weights, covariance, variance, covariance[..., :0])
 
@@ -466,7 +474,8 @@ class VarianceGains:
     def of(cls, process: PosteriorProcess, pool: Tensor, points: PointMeasure) -> VarianceGains:
         """Compute the gains under a process; cost as :meth:`JointGains.of`."""
         joint = JointGains.of(process, pool, points)
-        numerator = joint.covariance.square() @ joint.weights
+        blocks = joint.covariance.split(_BLOCK, -2)
+        numerator = torch.cat([block.square() @ joint.weights for block in blocks], -1)
         none = joint.covariance[..., :0, :]
         return cls(joint, joint.variance, numerator, joint.columns, none)
 

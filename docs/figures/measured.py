@@ -1,8 +1,9 @@
 """Measured numbers of README.md and of pages, by ``python -m docs.figures.measured``.
 
-Tables, and single numbers between ``<!-- measured NAME -->`` and ``<!-- end -->``, show
+Tables, and single numbers between ``<!-- measured NAME: CLAIM -->`` and ``<!-- end -->``, show
 claims of benchmarks. The folder ``measured`` holds a file of each: what ``python -m
-benchmarks.GROUP.NAME`` writes to ``benchmarks/results/NAME.json``.
+benchmarks.GROUP.NAME`` writes to ``benchmarks/results/NAME.json``; what a picture shows lies beside
+the script that draws it.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.report import Claim, table
+from docs.figures import resolution
 from docs.figures.shared import with_part
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "measured"
 README = HERE.parents[1] / "README.md"
 PAGE = HERE.parent / "scale" / "measured.md"
-PAPERS = HERE.parent / "papers"
+TREES = HERE.parent / "papers" / "cover-tree.md"
 SEARCHES = HERE.parent / "choosing" / "many-inputs.md"
 BENCHMARKS = HERE.parents[1] / "benchmarks"
 RESULTS = BENCHMARKS / "README.md"
@@ -85,13 +89,6 @@ def each(names: Sequence[str], end: str) -> tuple[str, ...]:
 
 SEARCHED = ("Hartmann-6 with noise 0.2", "Ackley-3 with noise 4")
 REGRETS = each(SEARCHED, ": regret of the best point evaluated")
-SMALL = (
-    "Branin, 40 trials",
-    "Branin with noise 1, 40 trials",
-    "Hartmann-6, 60 trials",
-    "Hartmann-6 with noise 0.1, 60 trials",
-)
-FEW = ("1 at a time, 100 evaluations: functions", "5 at a time, 200 evaluations: functions")
 
 README_ROWS = (
     Row(
@@ -218,20 +215,24 @@ SPEED_ROWS = (
 ACCURACY = Row("accuracy.accuracy", "", ())
 """All claims of the errors at default grids."""
 
+SEARCHED_BOX = Row("optimization.few_inputs", "", ())
+"""Medians of searches of the box, of a region, and of both in turn."""
+
 
 # --- the numbers --------------------------------------------------------------------------------
 
 
 def missing() -> list[str]:
     """Say of each file that is not there which command makes it."""
-    rows = (*README_ROWS, *SPEED_ROWS, *NUMBERS.values(), ACCURACY)
-    files = {row.file: row.benchmark for row in rows}
-    return [
-        f"{file} is missing: run `python -m benchmarks.{name}`, then copy "
-        f"benchmarks/results/{file.name} there."
-        for file, name in files.items()
-        if not file.is_file()
-    ]
+    files = {row.file for row in (*README_ROWS, *SPEED_ROWS, ACCURACY, SEARCHED_BOX)}
+    return [command_for(file.stem) for file in sorted(files) if not file.is_file()]
+
+
+def command_for(stem: str) -> str:
+    """Say which command makes a benchmark's file."""
+    modules = [f"{file.parent.name}.{stem}" for file in BENCHMARKS.glob(f"*/{stem}.py")]
+    command = " or ".join(f"`python -m benchmarks.{module}`" for module in modules) or "no command"
+    return f"{stem}.json is missing: run {command}, then copy benchmarks/results/{stem}.json there."
 
 
 def two_digits(value: float) -> str:
@@ -324,7 +325,7 @@ def results_table() -> str:
 
 def searches_table() -> str:
     """Write the medians of searches of the box, of both in turn and of a region, in markdown."""
-    record = json.loads(NUMBERS["few-both"].file.read_text(encoding="utf-8"))
+    record = json.loads(SEARCHED_BOX.file.read_text(encoding="utf-8"))
     cells: dict[str, dict[str, dict[str, float]]] = {}
     for claim in record["claims"]:
         if named := re.fullmatch(r"(.+), (\d+ at a time, \d+) evaluations: (\w+)", claim["name"]):
@@ -362,60 +363,54 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     PAGE: {"measured": speed_table},
     RESULTS: {"measured": results_table, "accuracy": accuracy_table},
     SEARCHES: {"measured": searches_table},
+    TREES: {"resolution": resolution.costs_table},
 }
 """What makes the tables of each page, by the name of the part."""
 
-NUMBERS: dict[str, Row] = {
-    "update": README_ROWS[0],
-    "update-flat": Row("speed.update", "", FLAT),
-    "step": README_ROWS[1],
-    "refit": SPEED_ROWS[4],
-    "ax-regret": README_ROWS[3],
-    "ax-time": Row(
-        "optimization.ax_quality",
-        "",
-        each(SEARCHED, ": seconds in get_next_trials over Ax's"),
-    ),
-    "ax-small-regret": Row(
-        "optimization.ax_quality", "", each(SMALL, ": regret less Ax's, median of 10 seeds")
-    ),
-    "ax-small-time": Row(
-        "optimization.ax_quality", "", each(SMALL, ": seconds in get_next_trials over Ax's")
-    ),
-    "few-both": Row("optimization.few_inputs", "", each(FEW, " on which both is no worse")),
-    "few-region": Row("optimization.few_inputs", "", each(FEW, " on which region is no worse")),
-    "few-time": Row(
-        "optimization.few_inputs",
-        "",
-        each(("1 at a time", "5 at a time"), ": processor time of box over both"),
-    ),
-    "streams": Row(
-        "accuracy.streaming_points",
-        "",
-        each(("elevators", "protein", "kin40k"), ": RMSE over the batch SVGP's"),
-    ),
-    "sites": Row(
-        "maps.malaria",
-        "",
-        tuple(f"RMSE at {n} over random choice's, median of 5 seeds" for n in ("610", "3,010")),
-        decimals=3,
-    ),
-    "sites-peer": Row(
-        "maps.malaria", "", ("RMSE at 3,010 over the exact GP's on the same points",), decimals=3
-    ),
-}
-"""Rows whose numbers stand in texts: ours by the name, others as ``NAME-exact``, ``NAME-ratio``."""
-
-PAGES = (README, PAGE, RESULTS, SEARCHES, PAPERS / "README.md", PAPERS / "wiski.md")
+PAGES = tuple(
+    page
+    for page in (README, RESULTS, *sorted(HERE.parent.rglob("*.md")))
+    if "<!-- measured" in page.read_text(encoding="utf-8")
+)
 """Pages with a table or with single numbers."""
 
 
-def single_numbers() -> dict[str, str]:
-    """Write the numbers that stand in texts, by name."""
-    found = {}
-    for name, row in NUMBERS.items():
-        _, found[f"{name}-exact"], found[name], found[f"{name}-ratio"] = cells(row)
-    return found
+def number(mark: str) -> str:
+    """Write the number that stands after a mark.
+
+    Args:
+        mark: The stem of a benchmark's file, perhaps a format in brackets, a colon, and a claim's
+            name: ``cover_tree: a point more``, ``clustered[.3f]: RBF: ...``. Formats are those of
+            Python, or ``detail``: what the claim says of where it comes from. Without one as
+            :func:`shown`. A name with stars means all claims that it matches: the least and the
+            largest are written.
+
+    Raises:
+        FileNotFoundError: There is no such file; the message has the command that makes it.
+        KeyError: It has no claim of that name.
+    """
+    source, _, name = mark.partition(": ")
+    stem, _, form = source.removesuffix("]").partition("[")
+    file = FOLDER / f"{stem}.json"
+    file = file if file.is_file() else HERE / file.name
+    if not file.is_file():
+        raise FileNotFoundError(command_for(stem))
+    claims = json.loads(file.read_text(encoding="utf-8"))["claims"]
+    if "*" in name:
+        chosen = [claim for claim in claims if fnmatchcase(claim["name"], name)]
+        ends = min(chosen, key=itemgetter("measured")), max(chosen, key=itemgetter("measured"))
+        return " to ".join(written(claim, form) for claim in ends)
+    return written({claim["name"]: claim for claim in claims}[name], form)
+
+
+def written(claim: Mapping[str, Any], form: str) -> str:
+    """Write a claim in a format of :func:`number`."""
+    if form == "detail":
+        return str(claim["detail"])
+    if not form:
+        return shown(claim, None)
+    text = format(claim["measured"], form).replace("%", " %")
+    return re.sub(r"e([+-])0*(\d)", lambda m: f"e{m[1].strip('+')}{m[2]}", text)
 
 
 def renewed(page: Path) -> str:
@@ -423,16 +418,15 @@ def renewed(page: Path) -> str:
 
     Raises:
         FileNotFoundError: A benchmark's file is missing; the message has the commands.
-        KeyError: The page asks for a number that is not in ``NUMBERS``.
+        KeyError: The page asks for a claim that is not there.
     """
     if problems := missing():
         raise FileNotFoundError("\n".join(problems))
     text = page.read_text(encoding="utf-8")
     for name, written in TABLES.get(page, {}).items():
         text = with_part(text, name, written())
-    numbers = single_numbers()
-    pattern = r"<!-- measured (\S+) -->.*?<!-- end -->"
-    return re.sub(pattern, lambda m: f"<!-- measured {m[1]} -->{numbers[m[1]]}<!-- end -->", text)
+    pattern = r"<!-- measured (.+?) -->.*?<!-- end -->"
+    return re.sub(pattern, lambda m: f"<!-- measured {m[1]} -->{number(m[1])}<!-- end -->", text)
 
 
 def main() -> None:

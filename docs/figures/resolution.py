@@ -1,6 +1,7 @@
 """Draw what a cover tree's resolution costs, by ``python docs/figures/resolution.py``.
 
-It shows what ``python -m benchmarks.accuracy.resolution --only 4 --out docs/figures`` has measured,
+The picture, and a table on the paper's page that ``python -m docs.figures.measured`` writes, show
+what ``python -m benchmarks.accuracy.resolution --only 4 --out docs/figures`` has measured,
 in ``resolution.json``, after figure 4 of Terenin et al. (2024).
 """
 
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from benchmarks.common.report import table
 from docs.figures.shared import save
 
 HERE = Path(__file__).parent
@@ -25,8 +27,20 @@ PANELS = {
     "condition": "condition number of $K_{zz}$\n(10¹³: or more)",
     "plain": "iterations of CG\nfor K + Λ",
 }
+ROWS = {
+    "at_inputs": "distance at 500 of the inputs, prior sd",
+    "elsewhere": "distance at 500 other points, prior sd",
+    "centres": "centres M of 1,000 inputs",
+    "condition": "condition number of K_zz",
+    "solved": "condition number of what `ClusteredGP` solves",
+    "plain": "iterations without a preconditioner",
+    "preconditioned": "iterations with the model's",
+}
+"""Measures of the table."""
 LEAST = 1e-4
 """Distances are drawn from here on: without moved inputs they are rounding errors."""
+MOST = 1e13
+"""Condition numbers are known up to here."""
 
 
 def draw() -> Figure:
@@ -45,6 +59,30 @@ def draw() -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].legend(fontsize=8, frameon=False)
     return figure
+
+
+def costs_table() -> str:
+    """Write what each resolution costs, a measure a row, in markdown."""
+    settings = json.loads(NUMBERS.read_text(encoding="utf-8"))["settings"]
+    radii = ", ".join(f"{radius:g}" for radius in settings["radii"])
+    by_dim = settings["costs"].values()
+    rows = [
+        [name, *(", ".join(short(cost[key]) for cost in costs) for costs in by_dim)]
+        for key, name in ROWS.items()
+    ]
+    header = [f"at ε = {radii}", *(f"d = {dim}" for dim in settings["costs"])]
+    return table(header, rows) + "\n"
+
+
+def short(value: float) -> str:
+    """Write two significant digits, a rounding error as 0."""
+    if value < LEAST:
+        return "0"
+    if value >= MOST:
+        return "≥ 10¹³"
+    if value < 1e4:
+        return f"{value:.2g}" if value < 100.0 else f"{value:,.0f}"
+    return f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
 
 
 if __name__ == "__main__":
