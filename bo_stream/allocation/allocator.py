@@ -179,17 +179,17 @@ def first_unlike(alike: Tensor) -> Tensor:
     """Select rows in order, each similar to none selected before it, and return their indices.
 
     ``alike``, ``n x n`` and symmetric, is True for similar pairs. Only rows that are similar to
-    others are visited one by one.
+    others are visited one by one, on the CPU.
     """
-    itself = torch.eye(len(alike), dtype=torch.bool, device=alike.device)
-    free = (alike & ~itself).any(-1)
+    device, alike = alike.device, alike.cpu()
+    free = (alike & ~torch.eye(len(alike), dtype=torch.bool)).any(-1)
     accepted = ~free
     while bool(free.any()):
         i = int(free.to(torch.uint8).argmax())
         accepted[i] = True
         free &= ~alike[i]
         free[i] = False
-    return torch.nonzero(accepted).flatten()
+    return torch.nonzero(accepted).flatten().to(device, non_blocking=True)
 
 
 @torch.no_grad()
@@ -204,7 +204,8 @@ def greedy_points(
 
     Each next point is where the previous points leave most of the prior variance, in the mean over
     a batch of kernels. BoTorch's ``GreedyVarianceReduction`` makes the same choice, without given
-    points. Cost O(n M²) time, O(n M) memory. [Chen2018, algorithm 1; Burt2020, section 4]
+    points. Cost O(n M²) time, O(n M) memory; on a device the host waits once. [Chen2018, algorithm
+    1; Burt2020, section 4]
 
     Args:
         X: Candidates, ``n x d``.
@@ -220,20 +221,25 @@ def greedy_points(
     variance = kernel(pool, diag=True).reshape(-1, len(pool))
     left = torch.ones_like(variance)
     root = variance.new_zeros(len(variance), count, len(pool))
-    chosen: list[int] = []
+    before = torch.arange(len(given), device=pool.device)
+    chosen, going = [before[:0]], [torch.ones_like(before[:count], dtype=torch.bool)]
     for i in range(min(count, len(pool))):
-        pivot = i if i < len(given) else int(left.mean(0).argmax())
-        if i >= len(given) and float(left[:, pivot].mean()) <= tolerance:
-            break
+        pivot = before[i : i + 1] if i < len(given) else left.mean(0).argmax(0, keepdim=True)
+        own = left.index_select(1, pivot)
+        if i >= len(given):
+            going.append(own.mean(0) > tolerance)
+            if going[-1].is_cpu and not bool(going[-1]):
+                break
         chosen.append(pivot)
-        covariance = kernel(pool[pivot : pivot + 1], pool).to_dense().reshape(variance.shape)
-        own, scale = left[:, pivot : pivot + 1], (variance * variance[:, pivot : pivot + 1]).sqrt()
-        row = covariance / scale - (root[:, :i, pivot].unsqueeze(-2) @ root[:, :i]).squeeze(-2)
+        covariance = kernel(pool[pivot], pool).to_dense().reshape(variance.shape)
+        scale = (variance * variance.index_select(1, pivot)).sqrt()
+        known = root[:, :i].index_select(2, pivot).mT @ root[:, :i]
+        row = covariance / scale - known.squeeze(-2)
         row = torch.where(own > TOLERANCE, row / own.clamp_min(TOLERANCE).sqrt(), 0.0)
         root[:, i] = row
-        left = (left - row.square()).clamp_min(0.0)
-        left[:, pivot] = 0.0
-    return pool[chosen]
+        left = (left - row.square()).clamp_min(0.0).index_fill(1, pivot, 0.0)
+    number = int(torch.cat(going).cumprod(0).sum())  # where nothing was left the rest is not chosen
+    return pool[torch.cat(chosen)[:number]]
 
 
 @torch.no_grad()

@@ -119,6 +119,43 @@ def test_numbers_have_two_digits_or_so_many_decimals(
     assert measured.shown({"measured": measured_as, "unit": unit}, decimals) == text
 
 
+CLAIMS = {
+    "slope": {"measured": 0.617, "unit": "", "detail": "10: 1 s"},
+    "A: condition number": {"measured": 9.3e5, "unit": "", "detail": ""},
+    "B: condition number": {"measured": 1e-3, "unit": "", "detail": ""},
+    "time": {"measured": 0.0039, "unit": "s", "detail": ""},
+    "share": {"measured": 0.895, "unit": "", "detail": ""},
+}
+
+
+@pytest.mark.parametrize(
+    ("mark", "text"),
+    [
+        ("some: slope", "0.62"),
+        ("some[.1f]: slope", "0.6"),
+        ("some[detail]: slope", "10: 1 s"),
+        ("some[.0e]: A: condition number", "9e5"),
+        ("some[.0e]: *: condition number", "1e-3 to 9e5"),
+        ("some: time", "3.9 ms"),
+        ("some[.1%]: share", "89.5 %"),
+    ],
+)
+def test_a_mark_names_its_claim_and_format(
+    mark: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = [{"name": name, **claim} for name, claim in CLAIMS.items()]
+    (tmp_path / "some.json").write_text(json.dumps({"claims": claims}), encoding="utf-8")
+    monkeypatch.setattr(measured, "FOLDER", tmp_path)
+    assert measured.number(mark) == text
+
+
+def test_a_mark_without_a_file_or_a_claim_is_refused() -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.json is missing: run no command"):
+        measured.number("none: slope")
+    with pytest.raises(KeyError, match="no such claim"):
+        measured.number("update: no such claim")
+
+
 def test_a_missing_file_is_named_with_its_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV, PoolSelector
-from bo_stream.allocation import CoverTree, KMeans, Novelty, Random
+from bo_stream.allocation import OIPS, CoverTree, KMeans, Novelty, Random
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.tensors import is_in, none_set, read_at_once, read_expected, state_of
@@ -336,6 +336,37 @@ def test_the_host_waits_once_for_a_step(case: str) -> None:
     model.fit(steps=10, progress=False)
     few, many = (waits(partial(model.fit, steps=steps, progress=False)) for steps in (10, 40))
     assert 10 <= many - few <= 30 * STEPPING[case]
+
+
+SELECTING = {"Novelty": 40, "OIPS": 15, "KMeans": 10, "Random": 5}
+"""Most waits for a batch of an allocator, of any size."""
+
+
+@counted
+@pytest.mark.parametrize("rows", [100, 1000])
+@pytest.mark.parametrize("name", SELECTING)
+def test_the_host_waits_as_often_for_a_large_batch(name: str, rows: int) -> None:
+    options = {"Novelty": Novelty(60), "OIPS": OIPS(0.8), "KMeans": KMeans(40)}
+    allocator = options.get(name, Random(40))
+    X, kernel = torch.rand(rows, 2, dtype=torch.float64).to(DEVICE), RBFKernel(ard_num_dims=2)
+    kernel = kernel.double().to(DEVICE)
+    kernel.lengthscale = 0.2
+    Z = allocator.update(X[:0], X[:30], kernel)
+    pretend.SYNCS.clear()
+    chosen = allocator.update(Z, X[30:], kernel)
+    assert sum(pretend.SYNCS.values()) <= SELECTING[name]
+    assert len(chosen) > 20
+
+
+@counted
+def test_the_host_waits_by_the_depth_of_a_cover_tree() -> None:
+    found = []
+    for rows in (1_000, 4_000):
+        tree, X = CoverTree(0.1), torch.rand(rows, 2, dtype=torch.float64).to(DEVICE)
+        pretend.SYNCS.clear()
+        tree.insert(X)
+        found.append(sum(pretend.SYNCS.values()))
+    assert found[1] < 2 * found[0], found
 
 
 @counted

@@ -151,7 +151,7 @@ def _item(tensor: Tensor) -> Any:
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:
-    SYNCS["equal"] += 1
+    SYNCS["equal"] += first.shape == second.shape  # else no value is looked at
     _refuse_mixture("aten::equal", (first, second))
     return torch.equal(_lowered(first), _lowered(second))
 
