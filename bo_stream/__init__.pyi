@@ -58,6 +58,7 @@ from .warnings import CoarsePointsWarning as CoarsePointsWarning
 from .warnings import ProductKernelWarning as ProductKernelWarning
 from .warnings import ProjectionWarning as ProjectionWarning
 from .warnings import ShortTrainingWarning as ShortTrainingWarning
+from .warnings import WideVarianceWarning as WideVarianceWarning
 
 __all__: list[str]
 __version__: str

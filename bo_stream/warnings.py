@@ -67,6 +67,10 @@ class ShortTrainingWarning(BotorchWarning):
     """A training was cut short, or its model has not come far: see the result of ``fit``."""
 
 
+class WideVarianceWarning(BotorchWarning):
+    """Predicted variances are far larger than the errors: see the result of ``fit``."""
+
+
 def warn_of_coarse_points(ratio: float, points: int, max_points: int) -> None:
     """Warn that inducing points are coarser than the noise, with remedies.
 

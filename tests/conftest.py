@@ -28,6 +28,8 @@ TESTED_ON_PURPOSE = [
     "ignore:Averages of neighbouring local models:bo_stream.CoarsePointsWarning",
     # short trainings
     "ignore::bo_stream.ShortTrainingWarning",
+    # many functions of few data
+    "ignore::bo_stream.WideVarianceWarning",
 ]
 """Warnings of the package; they are no part of the settings, which every process imports them for.
 

@@ -25,7 +25,9 @@ class FourierFeatures:
 
     Attributes:
         count: Number of features, even: a cosine and a sine of each frequency. Up to 10⁷; more are
-            never worse, and cost memory but no time in a step.
+            nearer to the kernel, and cost memory but no time in a step. Of more than the data
+            determine a diagonal covariance makes the variance too large: then fewer predict a
+            better density.
         seed: Of the frequencies.
     """
 

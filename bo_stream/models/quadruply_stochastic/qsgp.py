@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from abc import ABC
 from copy import deepcopy
 from dataclasses import replace
@@ -50,6 +51,7 @@ from bo_stream.models.quadruply_stochastic.steps import SampledGradient
 from bo_stream.models.stochastic.budget import Budget, judged, judgement_said
 from bo_stream.models.stochastic.replay import build_from
 from bo_stream.models.stochastic.training import Training, check_limits, train
+from bo_stream.warnings import WideVarianceWarning, users_stack_level
 
 LOG_CONCAVE = (
     GaussianLikelihood,
@@ -60,6 +62,16 @@ LOG_CONCAVE = (
     BinomialLikelihood,
 )
 """Likelihoods whose logarithm is concave in the function value. [Evans2020, theorem 3, H]"""
+
+MOST_COVERAGE = 0.97
+"""Coverage of 90 % intervals above which variances are too large.
+
+Measured on powerplant (7,655 rows, 25 s): 0.994, 0.979, 0.941, 0.921 with 20,000, 5,000, 1,000 and
+300 Fourier features, and negative log densities of 0.18, 0.10, 0.05, 0.04.
+"""
+
+LEAST_COVERED = 100
+"""Rows whose coverage says so."""
 
 
 class QuadruplyStochasticModel(StreamingGP, ABC):
@@ -95,7 +107,8 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
         The first call learns hyperparameters by an exact GP of ``initial_points`` observations, and
         begins the weights again for them. Each ends by raising the noise of real outcomes where
         predictions are more often wrong than they say. After Ctrl-C the model is as it was at the
-        last check.
+        last check. A ``ShortTrainingWarning`` says where it has not come far, and a
+        ``WideVarianceWarning`` where there are more functions than the data determine.
 
         Args:
             steps: Most steps to take.
@@ -141,6 +154,20 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
         if not training.is_kept:
             prior.take_over(hyper)
             self._set_memory(before)
+        wide = training.is_kept and (training.coverage or 0.0) > MOST_COVERAGE
+        if wide and int(free.sum()) >= LEAST_COVERED:
+            size = memory.progress.size
+            fewer = "fewer functions"
+            if isinstance(memory.layout.choice, FourierFeatures):
+                fewer = f"basis=FourierFeatures({max(size // 8 * 2, 2)}), or even fewer"
+            warnings.warn(
+                f"{training.coverage:.0%} of outcomes are in their 90 % intervals: the data "
+                f"determine fewer than {size} functions, of which a diagonal covariance leaves the "
+                f"variance too large. The mean is not the worse for it. For the density take "
+                f"{fewer}, or DecoupledGP.",
+                WideVarianceWarning,
+                stacklevel=users_stack_level(),
+            )
         return judgement_said(training, seconds)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from bo_stream.models.quadruply_stochastic.memory import (
 )
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP
 from bo_stream.testing.streams import assert_close, central_differences
+from bo_stream.warnings import WideVarianceWarning
 from tests.oracles.weight_space import WeightSpace
 from tests.support.problems.weights import dense_precision
 
@@ -300,6 +302,20 @@ def test_a_fit_raises_a_noise_that_is_too_small_for_its_errors(
         assert float(noise[1]) == 20.0
     width = math.log(wrong[0] / 1e-3) / 2**7  # of the interval that was left
     assert abs(math.log(wrong[0] / said[0])) <= width
+
+
+def test_more_functions_than_the_data_determine_are_warned_of() -> None:
+    X, Y = _data(150)
+    options: dict[str, Any] = {"update_steps": 0, "initial_points": 0, "learning_rate": 0.3}
+    many = QSGP(X, Y, basis=FourierFeatures(4_000), **options)
+    with pytest.warns(WideVarianceWarning, match=r"basis=FourierFeatures\(1000\)"):
+        wide = many.fit(steps=60, progress=False)
+    assert wide.coverage is not None
+    assert wide.coverage > 0.97
+    few = QSGP(X, Y, basis=FourierFeatures(20), **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WideVarianceWarning)
+        few.fit(steps=60, progress=False)
 
 
 @pytest.mark.parametrize("options", [{"hyper_rate": 0.0}, {"empirical_bayes": False}])
