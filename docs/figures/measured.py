@@ -363,7 +363,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     PAGE: {"measured": speed_table},
     RESULTS: {"measured": results_table, "accuracy": accuracy_table},
     SEARCHES: {"measured": searches_table},
-    TREES: {"resolution": resolution.costs_table},
+    TREES: {"resolution": resolution.costs_table, "sizes": resolution.sizes_table},
 }
 """What makes the tables of each page, by the name of the part."""
 

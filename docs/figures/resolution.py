@@ -1,13 +1,14 @@
 """Draw what a cover tree's resolution costs, by ``python docs/figures/resolution.py``.
 
-The picture, and a table on the paper's page that ``python -m docs.figures.measured`` writes, show
-what ``python -m benchmarks.accuracy.resolution --only 4 --out docs/figures`` has measured,
-in ``resolution.json``, after figure 4 of Terenin et al. (2024).
+The picture, and two tables on the paper's page that ``python -m docs.figures.measured`` writes,
+show what ``python -m benchmarks.accuracy.resolution`` has measured, after figures 4 and 7 of
+Terenin et al. (2024).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -16,7 +17,7 @@ from benchmarks.common.report import table
 from docs.figures.shared import save
 
 HERE = Path(__file__).parent
-NUMBERS = HERE / "resolution.json"
+NUMBERS = HERE / "measured" / "resolution.json"
 PICTURE = HERE / "resolution.svg"
 
 COLOURS = ("#9ecae1", "#4292c6", "#2171b5", "#08306b")
@@ -72,6 +73,26 @@ def costs_table() -> str:
     ]
     header = [f"at ε = {radii}", *(f"d = {dim}" for dim in settings["costs"])]
     return table(header, rows) + "\n"
+
+
+def sizes_table() -> str:
+    """Write RMSE and condition number by points and rows, a method a row, in markdown."""
+    claims = json.loads(NUMBERS.read_text(encoding="utf-8"))["claims"]
+    pattern = re.compile(r"figure 7: (\w+), N = ([\d,]+), M = ([\d,]+): (RMSE|condition number)")
+    found = {
+        m.groups(): claim["measured"] for claim in claims if (m := pattern.match(claim["name"]))
+    }
+    methods, rows, points = (list(dict.fromkeys(key[i] for key in found)) for i in range(3))
+
+    def cell(method: str, n: str, m: str) -> str:
+        if (method, n, m, "RMSE") not in found:
+            return ""
+        error, condition = (found[method, n, m, what] for what in ("RMSE", "condition number"))
+        return f"{error:.3f}, {short(condition)}"
+
+    lines = [[f"{t}, N = {n}", *(cell(t, n, m) for m in points)] for t in methods for n in rows]
+    lines = [line for line in lines if any(line[1:])]
+    return table(["RMSE, condition number of K_zz", *(f"M = {m}" for m in points)], lines) + "\n"
 
 
 def short(value: float) -> str:

@@ -310,7 +310,8 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         mean, variance = marginals(rows.rows)
         squares = (rows.rows.targets - mean).square().mean(-1)
         before = likelihood.noise.view_as(squares).double()
-        wrong = squares > variance.mean(-1) + before
+        collective = memory.replay.collective
+        wrong = collective.agreed((squares > variance.mean(-1) + before).double()) > 0.0
         if not bool(wrong.any()):
             return
         low, high, some = before.log(), squares.log(), rows.rows.rows(slice(0, _SPREAD_ROWS))
@@ -320,7 +321,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
             set_noise(likelihood, noise.view_as(likelihood.noise))
             short = squares > marginals(some)[1].mean(-1) + noise
             low, high = torch.where(short, middle, low), torch.where(short, high, middle)
-        set_noise(likelihood, memory.replay.collective.agreed(likelihood.noise.clone()))
+        set_noise(likelihood, collective.agreed(likelihood.noise.clone()))
 
     def check_sizes(self, memory: Memory) -> None:
         """Check that there are as many data and functions as a step draws."""
