@@ -35,6 +35,7 @@ include_patterns = [
 ]
 html_theme = "furo"
 html_title = "bo_stream"
+html_static_path, html_css_files = ["_static"], ["tables.css"]
 html_show_sourcelink = False
 html_copy_source = False
 myst_heading_anchors = 4
@@ -43,6 +44,9 @@ napoleon_use_ivar = True
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 python_maximum_signature_line_length = 90
+
+WIDE = ("docs/papers/", "docs/scale/measured", "docs/scale/devices", "benchmarks/")
+"""Beginnings of the names of pages that are mostly tables."""
 
 
 def directives() -> Iterator[str]:
@@ -67,6 +71,14 @@ def with_docstrings(_: object, docname: str, source: list[str]) -> None:
         source[0] = "\n".join(directives())
 
 
+def with_room_for_tables(
+    _: object, pagename: str, __: object, context: dict[str, Any], ___: object
+) -> None:
+    """Leave the list of a page's sections out where the page is mostly tables."""
+    if pagename.startswith(WIDE):
+        context["furo_hide_toc"] = True
+
+
 def begins_at(app: Any, error: Exception | None) -> None:
     """Let the folder's own page lead to the landing page."""
     if error is None:
@@ -77,6 +89,7 @@ def begins_at(app: Any, error: Exception | None) -> None:
 
 
 def setup(app: Any) -> None:
-    """Connect both."""
+    """Connect what differs from the usual."""
     app.connect("source-read", with_docstrings)
+    app.connect("html-page-context", with_room_for_tables, priority=900)  # after the theme's own
     app.connect("build-finished", begins_at)
