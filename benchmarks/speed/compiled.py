@@ -7,6 +7,7 @@ are those of the processor; seconds of the first calls, which compile, are state
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -94,6 +95,7 @@ def claims_of(
 def main() -> None:
     """Run it."""
     options: Options = start(__doc__)
+    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # compiling is measured, too
     sizes = options.pick(Sizes(3_000, 200, 3, 10, 3, 51), Sizes(40, 20, 2, 2, 2, 1))
     points, backend = (
         torch.rand(sizes.batches, sizes.q, sizes.dim),
