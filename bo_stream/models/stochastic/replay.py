@@ -217,7 +217,7 @@ class StreamReplay(Replay):
     def at(self, index: Tensor) -> Batch:
         """Return rows by their places."""
         held = self.room.data
-        index = index.to(held.X.device, non_blocking=True)
+        index = index.to(held.X.device, non_blocking=index.is_cpu)
         return Batch(held.X[..., index, :], held.Y[..., index, :])
 
     def plus(self, new: Batch) -> StreamReplay:
