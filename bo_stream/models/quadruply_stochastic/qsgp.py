@@ -106,7 +106,7 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
 
         The first call learns hyperparameters by an exact GP of ``initial_points`` observations, and
         begins the weights again for them. Each ends by raising the noise of real outcomes where
-        predictions are more often wrong than they say. After Ctrl-C the model is as it was at the
+        predictions are more wrong than they say. After Ctrl-C the model is as it was at the
         last check. A ``ShortTrainingWarning`` says where it has not come far, and a
         ``WideVarianceWarning`` where there are more functions than the data determine.
 
