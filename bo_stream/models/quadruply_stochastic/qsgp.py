@@ -162,8 +162,8 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
                 fewer = f"basis=FourierFeatures({max(size // 8 * 2, 2)}), or even fewer"
             warnings.warn(
                 f"{training.coverage:.0%} of outcomes are in their 90 % intervals: the data "
-                f"determine fewer than {size:,} functions, of which a diagonal covariance leaves the "
-                f"variance too large. The mean is not the worse for it. For the density take "
+                f"determine fewer than {size:,} functions, of which a diagonal covariance leaves "
+                "the variance too large. The mean is not the worse for it. For the density take "
                 f"{fewer}, or DecoupledGP.",
                 WideVarianceWarning,
                 stacklevel=users_stack_level(),
