@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.common.report import Claim, table
 from docs.figures import resolution
-from docs.figures.shared import with_part
+from docs.figures.shared import short, with_part, with_short_exponents
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "measured"
@@ -339,11 +339,6 @@ def searches_table() -> str:
     return table([" / ".join(cells[function][columns[0]]), *columns], rows) + "\n"
 
 
-def short(value: float) -> str:
-    """Write two significant digits, or all before the point."""
-    return f"{value:.2g}" if value < 100.0 else f"{value:,.0f}"
-
-
 def accuracy_table() -> str:
     """Write errors of mean and variance at default grids, a kernel a row, in markdown."""
     record = json.loads(ACCURACY.file.read_text(encoding="utf-8"))
@@ -352,7 +347,7 @@ def accuracy_table() -> str:
         dim, kernel, lengthscale = claim["name"].partition(":")[0].split(", ")
         column = f"{dim}, {lengthscale.removeprefix('lengthscale ')}"
         found = cells.setdefault(kernel.replace("Matern", "Matérn"), {}).setdefault(column, [])
-        found.append(f"{claim['measured']:.1e}".replace("e-0", "e-"))
+        found.append(with_short_exponents(f"{claim['measured']:.1e}"))
     columns = list(next(iter(cells.values())))
     rows = [[kernel, *(", ".join(found[c]) for c in columns)] for kernel, found in cells.items()]
     return table(["kernel", *columns], rows) + "\n"
@@ -399,18 +394,17 @@ def number(mark: str) -> str:
     if "*" in name:
         chosen = [claim for claim in claims if fnmatchcase(claim["name"], name)]
         ends = min(chosen, key=itemgetter("measured")), max(chosen, key=itemgetter("measured"))
-        return " to ".join(written(claim, form) for claim in ends)
-    return written({claim["name"]: claim for claim in claims}[name], form)
+        return " to ".join(formatted(claim, form) for claim in ends)
+    return formatted({claim["name"]: claim for claim in claims}[name], form)
 
 
-def written(claim: Mapping[str, Any], form: str) -> str:
+def formatted(claim: Mapping[str, Any], form: str) -> str:
     """Write a claim in a format of :func:`number`."""
     if form == "detail":
         return str(claim["detail"])
     if not form:
         return shown(claim, None)
-    text = format(claim["measured"], form).replace("%", " %")
-    return re.sub(r"e([+-])0*(\d)", lambda m: f"e{m[1].strip('+')}{m[2]}", text)
+    return with_short_exponents(format(claim["measured"], form).replace("%", " %"))
 
 
 def renewed(page: Path) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from benchmarks.common.report import table
-from docs.figures.shared import save
+from docs.figures.shared import save, short, with_short_exponents
 
 HERE = Path(__file__).parent
 NUMBERS = HERE / "measured" / "resolution.json"
@@ -68,7 +68,7 @@ def costs_table() -> str:
     radii = ", ".join(f"{radius:g}" for radius in settings["radii"])
     by_dim = settings["costs"].values()
     rows = [
-        [name, *(", ".join(short(cost[key]) for cost in costs) for costs in by_dim)]
+        [name, *(", ".join(bounded(cost[key]) for cost in costs) for costs in by_dim)]
         for key, name in ROWS.items()
     ]
     header = [f"at ε = {radii}", *(f"d = {dim}" for dim in settings["costs"])]
@@ -88,22 +88,20 @@ def sizes_table() -> str:
         if (method, n, m, "RMSE") not in found:
             return ""
         error, condition = (found[method, n, m, what] for what in ("RMSE", "condition number"))
-        return f"{error:.3f}, {short(condition)}"
+        return f"{error:.3f}, {bounded(condition)}"
 
     lines = [[f"{t}, N = {n}", *(cell(t, n, m) for m in points)] for t in methods for n in rows]
     lines = [line for line in lines if any(line[1:])]
     return table(["RMSE, condition number of K_zz", *(f"M = {m}" for m in points)], lines) + "\n"
 
 
-def short(value: float) -> str:
-    """Write two significant digits, a rounding error as 0."""
+def bounded(value: float) -> str:
+    """Write a few significant digits, a rounding error as 0."""
     if value < LEAST:
         return "0"
     if value >= MOST:
         return "≥ 10¹³"
-    if value < 1e4:
-        return f"{value:.2g}" if value < 100.0 else f"{value:,.0f}"
-    return f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
+    return short(value) if value < 1e4 else with_short_exponents(f"{value:.0e}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""What the scripts of this folder share: parts of pages that they write, and pictures as SVG."""
+"""What the scripts of this folder share: parts of pages, numbers in them, and pictures as SVG."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import matplotlib as mpl
@@ -25,6 +26,16 @@ def with_part(text: str, name: str, part: str) -> str:
 def write_part(page: Path, name: str, part: str) -> None:
     """Write a part of a page; see :func:`with_part`."""
     page.write_text(with_part(page.read_text(encoding="utf-8"), name, part), encoding="utf-8")
+
+
+def short(value: float) -> str:
+    """Write two significant digits, or all before the point."""
+    return f"{value:.2g}" if value < 100.0 else f"{value:,.0f}"
+
+
+def with_short_exponents(text: str) -> str:
+    """Write ``9e5`` for ``9e+05`` and ``1e-3`` for ``1e-03``."""
+    return re.sub(r"e([+-])0*(\d)", lambda m: f"e{m[1].strip('+')}{m[2]}", text)
 
 
 def digest(file: Path) -> str:
