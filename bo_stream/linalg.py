@@ -174,10 +174,6 @@ def product_of_triangular_root(root: Tensor) -> Tensor:
     return result
 
 
-ROW_PRODUCT = "...qr,...rk->...qk"
-"""The product that :func:`row_product` computes, for ``torch.einsum``."""
-
-
 def row_product(rows: Tensor, matrix: Tensor) -> Tensor:
     """Compute ``rows @ matrix``, ``... x q x r`` by ``... x r x k``, for batches with one matrix.
 
@@ -187,12 +183,14 @@ def row_product(rows: Tensor, matrix: Tensor) -> Tensor:
     """
     ahead, batch = rows.shape[:-2], matrix.shape[:-2]
     if ahead == batch:
-        return torch.bmm(rows, matrix) if len(batch) == 1 else rows @ matrix
+        if len(batch) < 2:
+            return torch.bmm(rows, matrix) if batch else rows @ matrix
+        return torch.bmm(rows.flatten(0, -3), matrix.flatten(0, -3)).unflatten(0, batch)
     if batch.numel() == 1:
         q, (r, k) = rows.shape[-2], matrix.shape[-2:]
         product = rows.reshape(ahead.numel() * q, r) @ matrix.reshape(r, k)
         return product.view(*batch[: max(0, len(batch) - len(ahead))], *ahead, q, k)
-    return torch.einsum(ROW_PRODUCT, rows, matrix)
+    return torch.einsum("...qr,...rk->...qk", rows, matrix)
 
 
 def solve_lower(factor: Tensor, right: Tensor) -> Tensor:

@@ -154,7 +154,7 @@ class ObservationSpaceProcess(PosteriorProcess):
         explained = row_product(points.posterior, points.posterior.mT)
         corner = self.prior.covariance(points.prior, images) - explained
         below = safe_cholesky(corner + torch.diag_embed(noise), is_new=True)
-        innovation = residual.unsqueeze(-1) - points.posterior @ self.whitened
+        innovation = residual.unsqueeze(-1) - row_product(points.posterior, self.whitened)
         above = self.factor.new_zeros(*self.factor.shape[:-1], X.shape[-2])
         return replace(
             self,

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from bo_stream.bases.inducing import Basis
 from bo_stream.linalg import (
-    ROW_PRODUCT,
     DowndatedRootOperator,
     LazyCovariance,
+    row_product,
     safe_cholesky,
     solve_lower,
     stack_columns,
@@ -135,18 +135,18 @@ class WeightSpaceProcess(PosteriorProcess):
 
     def mean_at(self, points: Points) -> Tensor:
         """Compute ``prior_mean + z mean``."""
-        mean = points.prior @ self.weights.base_mean
+        mean = row_product(points.prior, self.weights.base_mean)
         if self.weights.observed:
-            mean = mean + points.posterior @ self.weights.shift
+            mean = mean + row_product(points.posterior, self.weights.shift)
         return self.prior_mean + mean.squeeze(-1)
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
         """Compute ``z S Sᵀ z'ᵀ + residual``."""
-        covariance = points.posterior @ others.posterior.mT
+        covariance = row_product(points.posterior, others.posterior.mT)
         if self.weights.observed:
             downdate = self._downdate(points)
             theirs = downdate if others is points else self._downdate(others)
-            covariance = covariance - downdate @ theirs.mT
+            covariance = covariance - row_product(downdate, theirs.mT)
         if not self.basis.has_residual:
             return covariance
         residual = self.basis.residual_covariance(points.X, others.X, points.prior, others.prior)
@@ -178,7 +178,7 @@ class WeightSpaceProcess(PosteriorProcess):
     def _downdate(self, points: Points) -> Tensor:
         if not self.weights.observed:
             return points.posterior[..., :0]
-        return torch.einsum(ROW_PRODUCT, points.posterior, self.weights.downdate)
+        return row_product(points.posterior, self.weights.downdate)
 
 
 @dataclass(frozen=True)
@@ -230,14 +230,14 @@ class ConditionedProcess(PosteriorProcess):
 
     def mean_at(self, points: Points) -> Tensor:
         """Add the regression on the innovation to the base's mean."""
-        gain = self._downdate(points) @ self.whitened_innovation
+        gain = row_product(self._downdate(points), self.whitened_innovation)
         return self.base.mean_at(points) + gain.squeeze(-1)
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
         """Subtract the explained covariance from the base's."""
         downdate = self._downdate(points)
-        explained = downdate @ (downdate if others is points else self._downdate(others)).mT
-        return self.base.cross_covariance(points, others) - explained
+        theirs = downdate if others is points else self._downdate(others)
+        return self.base.cross_covariance(points, others) - row_product(downdate, theirs.mT)
 
     def variance_at(self, points: Points) -> Tensor:
         """Subtract the explained variance from the base's."""
@@ -247,7 +247,7 @@ class ConditionedProcess(PosteriorProcess):
         """Append a downdate to the base's factors."""
         base = self.base.joint_at(points)
         own = self._downdate(points)
-        mean = base.mean + (own @ self.whitened_innovation).squeeze(-1)
+        mean = base.mean + row_product(own, self.whitened_innovation).squeeze(-1)
         return Joint(mean, base.root, stack_columns(base.downdate, own), base.residual)
 
 
@@ -362,9 +362,9 @@ class Joint:
 
     def covariance(self) -> Tensor:
         """Compute the dense covariance, ``... x m x n x n``."""
-        covariance = self.root @ self.root.mT
+        covariance = row_product(self.root, self.root.mT)
         if self.downdate.shape[-1] > 0:
-            covariance = covariance - self.downdate @ self.downdate.mT
+            covariance = covariance - row_product(self.downdate, self.downdate.mT)
         return covariance if self.residual is None else covariance + self.residual.covariance()
 
 

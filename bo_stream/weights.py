@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from bo_stream.linalg import (
-    ROW_PRODUCT,
     cholesky_with_jitter,
     inverse_lower,
+    row_product,
     safe_cholesky,
     solve_lower,
     solve_rows,
@@ -166,8 +167,9 @@ def weighted_statistics(
         noise: Relative noise D, ``... x (1 or m) x n``.
         weight: 1 to add, −1 to retract, 0 to skip, ``... x (1 or m) x n``.
     """
-    gram = features.mT @ (features * (weight / noise).unsqueeze(-1))
-    return _with_sums(gram, lambda weighted: features.mT @ weighted, targets, noise, weight)
+    product = partial(row_product, features.mT)
+    gram = product(features * (weight / noise).unsqueeze(-1))
+    return _with_sums(gram, product, targets, noise, weight)
 
 
 def padded(statistics: SufficientStatistics[Tensor], n: int) -> SufficientStatistics[Tensor]:
@@ -232,8 +234,8 @@ def _with_sums(
     return SufficientStatistics(
         gram,
         to_weights(weighted),
-        columns.mT @ weighted,
-        columns.mT @ (columns * weight.unsqueeze(-1)),
+        row_product(columns.mT, weighted),
+        row_product(columns.mT, columns * weight.unsqueeze(-1)),
         (weight * noise.log()).sum(-1).expand(targets.shape[:-1]),
         (weight * noise).sum(-1).expand(targets.shape[:-1]),
     )
@@ -272,7 +274,7 @@ class DenseRoot:
 
     def row_product(self, rows: Tensor) -> Tensor:
         """Compute ``rows S``, ``... x n x r``. Cost O(n r²)."""
-        return _product(rows, self.matrix)
+        return row_product(rows, self.matrix)
 
     def product(self, columns: Tensor) -> Tensor:
         """Compute ``S columns``, ``... x r x n``. Cost O(n r²)."""
@@ -302,7 +304,7 @@ class InverseRoot:
         """Compute ``rows S``, ``... x n x r``. Cost O(n r²)."""
         if self.factor.shape[-1] >= _LARGE and rows.is_cpu:
             return solve_rows(self.factor, rows)
-        return _product(rows, self.matrix)
+        return row_product(rows, self.matrix)
 
     def product(self, columns: Tensor) -> Tensor:
         """Compute ``S columns``, ``... x r x n``. Cost O(n r²)."""
@@ -311,12 +313,6 @@ class InverseRoot:
     def log_precision(self) -> Tensor:
         """Compute ``−log |S Sᵀ|``, ``...``. Cost O(r)."""
         return 2.0 * self.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-
-
-def _product(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Compute ``rows @ matrix``, as one product where rows have more leading dimensions."""
-    alike = rows.ndim <= matrix.ndim  # without einsum's bookkeeping
-    return rows @ matrix if alike else torch.einsum(ROW_PRODUCT, rows, matrix)
 
 
 @dataclass(frozen=True)
@@ -397,15 +393,17 @@ class WeightPosterior:
             noise: Variances, ``... x m x n``.
         """
         rows = self.base.row_product(features)
-        explained = rows @ self.downdate
-        gain = (rows - explained @ self.downdate.mT).mT
-        factor, _ = cholesky_with_jitter(rows @ gain + torch.diag_embed(noise), is_new=True)
-        innovation = residual.unsqueeze(-1) - features @ self.base_mean - rows @ self.shift
+        explained = row_product(rows, self.downdate)
+        gain = (rows - row_product(explained, self.downdate.mT)).mT
+        covariance = row_product(rows, gain) + torch.diag_embed(noise)
+        factor, _ = cholesky_with_jitter(covariance, is_new=True)
+        predicted = row_product(features, self.base_mean) + row_product(rows, self.shift)
+        innovation = residual.unsqueeze(-1) - predicted
         columns = torch.linalg.solve_triangular(factor, gain.mT, upper=False).mT
         whitened = torch.linalg.solve_triangular(factor, innovation, upper=False)
         return replace(
             self,
-            shift=self.shift + columns @ whitened,
+            shift=self.shift + row_product(columns, whitened),
             downdate=torch.cat((self.downdate, columns), -1),
             observed=self.observed + noise.shape[-1],
         )

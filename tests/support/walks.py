@@ -9,8 +9,12 @@ from pathlib import Path
 from types import FrameType
 
 import bo_stream
+from bo_stream.linalg import row_product
 
 PACKAGE = str(Path(bo_stream.__file__).parent)
+
+OPERATION = row_product.__code__
+"""What stands for ``@`` and calls nothing of the package: nobody opens it to follow a call."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Walk:
 
 
 def walk(call: Callable[[], object]) -> Walk:
-    """Follow a call. Comprehensions and lambdas count as part of where they stand."""
+    """Follow a call. Comprehensions, lambdas and products count as part of where they stand."""
     codes: set[object] = set()
     switches, depth, deepest = 0, 0, 0
     stack: list[str] = []
@@ -40,6 +44,8 @@ def walk(call: Callable[[], object]) -> Walk:
         nonlocal switches, depth, deepest
         code = frame.f_code
         if not code.co_filename.startswith(PACKAGE) or code.co_name.startswith("<"):
+            return
+        if code is OPERATION:
             return
         if event == "call":
             switches += bool(stack) and stack[-1] != code.co_filename

@@ -55,7 +55,7 @@ class GridBasis(Basis):
         for part, group in zip(self.parts, self.grid.groups, strict=True):
             own = X if len(self.parts) == 1 else columns(X, group)
             lines = part.grid.interpolation_matrices(own.unsqueeze(-3))
-            values.append([line @ root for line, root in zip(lines, part.roots, strict=True)])
+            values.append(list(map(row_product, lines, part.roots)))
         return self.products(values)
 
     def values(self, X: Tensor) -> list[list[Tensor]]:
@@ -64,7 +64,7 @@ class GridBasis(Basis):
         for part, group in zip(self.parts, self.grid.groups, strict=True):
             own = X if len(self.parts) == 1 else columns(X, group)
             lines = part.grid.interpolation_matrices(own.unsqueeze(-3))
-            result.append([line @ root for line, root in zip(lines, part.roots, strict=True)])
+            result.append(list(map(row_product, lines, part.roots)))
         return result
 
     def products(self, values: Sequence[Sequence[Tensor]]) -> Tensor:

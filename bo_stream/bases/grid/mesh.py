@@ -49,6 +49,9 @@ _LEGENDRE = (
     (-0.3125, 0.0, 6.5625, 0.0, -19.6875, 0.0, 14.4375),
 )
 
+Coefficients = tuple[tuple[float, ...], ...]
+"""Of polynomials: a row for each, a column for each power."""
+
 Sizes = tuple[tuple[int, ...], ...]
 """Nodes per dimension of each grid."""
 
@@ -234,15 +237,14 @@ class Grid:
 
     def locate(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cells of points in the box and positions in them, ``... x d`` each."""
-        lower, spacing, last = _constants(self, X.dtype, X.device)
+        lower, spacing, first, last = _constants(self, X.dtype, X.device)
         scaled = (X - lower) / spacing
-        cell = scaled.long().clamp_min_(0).minimum(last)  # below the box it is the first one
+        cell = scaled.long().clamp(first, last)  # beyond the box it is the nearest one
         return cell, scaled - cell
 
     def nodes_around(self, cell: Tensor) -> Tensor:
         """Return the flat index of the nodes around cells, ``... x d -> ... x 4^d``."""
-        strides, offsets = _node_offsets(self.size, cell.device)
-        return (cell * strides).sum(-1, keepdim=True) + offsets
+        return ravel(cell, self.size).unsqueeze(-1) + _node_offsets(self.size, cell.device)
 
     def interpolation_matrices(self, X: Tensor) -> list[Tensor]:
         """Compute dense weights of each dimension, ``... x d -> ... x g`` each, differentiable."""
@@ -261,7 +263,7 @@ class Grid:
 
     def outside(self, X: Tensor) -> Tensor:
         """Say which coordinates are not in the box, ``... x d``, as :meth:`missing_cells` does."""
-        lower, spacing, last = _constants(self, X.dtype, X.device)
+        lower, spacing, _, last = _constants(self, X.dtype, X.device)
         steps = (X.detach() - lower) / spacing
         return (steps < -EDGE) | (steps > last + (1.0 + EDGE))
 
@@ -288,7 +290,7 @@ class Grid:
     def aligned_to(self, other: Grid, rounding: float) -> Grid:
         """Take the other's nodes if both corners are among them up to ``_ROUNDINGS`` roundings."""
         corners = self.bounds
-        lower, spacing, _ = _constants(other, corners.dtype, corners.device)
+        lower, spacing, *_ = _constants(other, corners.dtype, corners.device)
         steps = (corners - lower) / spacing
         whole = steps.round()
         slack = _ROUNDINGS * rounding * corners.abs().amax(0) / spacing
@@ -315,26 +317,30 @@ class Grid:
 @lru_cache(maxsize=256)
 def _constants(
     grid: Grid, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return lower corner, spacing and last cell of a grid, ``d`` each, uploaded only once."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return lower corner, spacing, first and last cell of a grid, ``d`` each, uploaded once."""
     with torch.inference_mode(False):  # they serve later gradients too
         lower, spacing = (
             torch.tensor(values, dtype=torch.float64).to(device, dtype)
             for values in (grid.lower, grid.spacing)
         )
-        return lower, spacing, (torch.tensor(grid.cells) - 1).to(device)
+        last = (torch.tensor(grid.cells) - 1).to(device)
+        return lower, spacing, torch.zeros_like(last), last
 
 
 @lru_cache(maxsize=256)
-def _node_offsets(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return what a step in each dimension adds to a node's flat index, ``d``, and ``4^d`` steps.
-
-    Of ``sizes`` nodes in each dimension; uploaded only once.
-    """
+def _strides(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return what a step in each of d dimensions adds to a flat index, ``d``, uploaded once."""
     with torch.inference_mode(False):  # they serve later gradients too
-        strides = torch.tensor([math.prod(sizes[i + 1 :]) for i in range(len(sizes))])
+        return torch.tensor([math.prod(sizes[i + 1 :]) for i in range(len(sizes))]).to(device)
+
+
+@lru_cache(maxsize=256)
+def _node_offsets(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return what ``4^d`` steps add to a node's flat index, uploaded once."""
+    with torch.inference_mode(False):
         steps = torch.cartesian_prod(*[torch.arange(STENCIL)] * len(sizes)).view(-1, len(sizes))
-        return strides.to(device), (steps * strides).sum(-1).to(device)
+        return ravel(steps, sizes).to(device)
 
 
 def outer_product(factors: Tensor) -> Tensor:
@@ -347,10 +353,7 @@ def outer_product(factors: Tensor) -> Tensor:
 
 def ravel(index: Tensor, sizes: Sequence[int]) -> Tensor:
     """Compute the row-major flat index of ``... x d`` indices."""
-    flat = index[..., 0]
-    for i in range(1, len(sizes)):
-        flat = flat * sizes[i] + index[..., i]
-    return flat
+    return (index * _strides(tuple(sizes), index.device)).sum(-1)
 
 
 def columns(X: Tensor, group: tuple[int, ...]) -> Tensor:
@@ -366,25 +369,31 @@ def weights(t: Tensor) -> Tensor:
 
     They sum to one and reproduce quadratics. [Keys1981; Stanton2021, section 3.2]
     """
-    powers = torch.stack((torch.ones_like(t), t, t * t, t * t * t), dim=-1)
-    return powers @ _uploaded(_KEYS, t.dtype, t.device)
-
-
-@cache
-def _uploaded(
-    coefficients: tuple[tuple[float, ...], ...], dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Return coefficients of polynomials, a column each, uploaded to a device once."""
-    return torch.tensor(coefficients, dtype=dtype, device=device).mT
+    return _polynomials(_KEYS, t)
 
 
 def legendre(t: Tensor) -> Tensor:
     """Evaluate Legendre polynomials of ``2 t − 1`` of degrees 0 to 6, ``... -> ... x 7``."""
-    x = 2.0 * t - 1.0
-    x2 = x * x
-    x3, x4 = x2 * x, x2 * x2
-    powers = torch.stack((torch.ones_like(x), x, x2, x3, x4, x4 * x, x3 * x3), dim=-1)
-    return powers @ _uploaded(_LEGENDRE, t.dtype, t.device)
+    return _polynomials(_LEGENDRE, 2.0 * t - 1.0)
+
+
+def _polynomials(coefficients: Coefficients, t: Tensor) -> Tensor:
+    """Evaluate k polynomials by Horner's rule, ``... -> ... x k``."""
+    value, *others = _uploaded(coefficients, t.dtype, t.device)
+    column = t.unsqueeze(-1)
+    for power in others:
+        value = torch.addcmul(power, value, column)
+    return value
+
+
+@cache
+def _uploaded(
+    coefficients: Coefficients, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Return k polynomials' coefficients, ``k``, of each power, the highest one first."""
+    with torch.inference_mode(False):  # they serve later gradients too
+        powers = reversed(list(zip(*coefficients, strict=True)))
+        return tuple(torch.tensor(power, dtype=dtype, device=device) for power in powers)
 
 
 @cache

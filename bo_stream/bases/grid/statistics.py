@@ -26,7 +26,7 @@ from bo_stream.bases.grid.mesh import (
     ravel,
     weights,
 )
-from bo_stream.linalg import check_memory
+from bo_stream.linalg import check_memory, row_product
 from bo_stream.tensors import read_expected
 from bo_stream.weights import SufficientStatistics
 
@@ -205,8 +205,8 @@ def accumulate(
             rows = slice(first, first + size)
             stencils = mesh.stencils(X[..., rows, :])
             _add_by_row(statistics, stencils, precision[..., rows], weighted[..., rows, :])
-    statistics.energy.add_(columns.mT @ weighted)
-    statistics.totals.add_(columns.mT @ (columns * weight.unsqueeze(-1)))
+    statistics.energy.add_(row_product(columns.mT, weighted))
+    statistics.totals.add_(row_product(columns.mT, columns * weight.unsqueeze(-1)))
     statistics.log_noise.add_((weight * noise.log()).sum(-1))
     statistics.noise_sum.add_((weight * noise).sum(-1))
 

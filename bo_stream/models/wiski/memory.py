@@ -128,7 +128,7 @@ class GridMemory(NoiseGroups[NodeGram]):
             zeros = zero_statistics(self.grid, torch.Size(lead), groups, outputs, device)
             memory = replace(self, known=zeros)
         if known < data.known.numel():
-            weight = data.sign * (~data.known).to(data.targets)
+            weight = data.noise.new_full(data.known.shape, data.sign).masked_fill(data.known, 0.0)
             group = torch.ones_like(weight), weight
             accumulate(self.learned, self.grid, data.X, data.targets, *group)
         if known > 0 and memory.known is not None:
