@@ -24,27 +24,33 @@ def test_what_the_page_says_is_what_was_measured() -> None:
     fits = {(fit.data, fit.model): fit for fit in same_time.fits() if fit.minutes == 1.0}
     sets, models = ({key[i] for key in fits} for i in (0, 1))
     best = {data: min(models, key=lambda model: fits[data, model].rmse) for data in sets}
-    assert {d for d in sets if best[d] == "BayesianLastLayer"} == sets - {"skillcraft", "modis_lst"}
-    assert best["modis_lst"] == "SVGP"
+    others = {"skillcraft", "modis_lst", "protein"}
+    assert {d for d in sets if best[d] == "BayesianLastLayer"} == sets - others
+    assert (best["modis_lst"], best["protein"]) == ("SVGP", "DecoupledGP")
+    level = fits["protein", "BayesianLastLayer"].rmse / fits["protein", "DecoupledGP"].rmse
+    assert level < 1.01
     layer = fits["skillcraft", "BayesianLastLayer"]
-    assert layer.rmse < 1.02 * fits["skillcraft", best["skillcraft"]].rmse
+    assert layer.rmse < 1.04 * fits["skillcraft", best["skillcraft"]].rmse
     assert fits["skillcraft", "exact"].rmse < 1.03 * fits["skillcraft", best["skillcraft"]].rmse
     parts = json.loads(same_time.NUMBERS.read_text(encoding="utf-8"))["settings"]["fits"]
 
     def by_split(data: str, what: str) -> list[dict[str, float]]:
-        """Take a number of all models in each of three splits."""
-        return [{m: parts[f"{data}, {i}, 1 min, {m}"][what] for m in models} for i in range(3)]
+        """Take a number of all models in each of five splits."""
+        return [{m: parts[f"{data}, {i}, 1 min, {m}"][what] for m in models} for i in range(5)]
 
     ends = [found["BayesianLastLayer"] for found in by_split("skillcraft", "seconds")]
-    assert [round(seconds) for seconds in ends] == [3, 10, 3]
+    assert [round(seconds) for seconds in ends] == [3, 10, 3, 8, 10]
     five = sorted(sets - {"skillcraft", "modis_lst"})
     won = [min(found, key=found.__getitem__) for d in five for found in by_split(d, "rmse")]
-    assert (len(won), won.count("BayesianLastLayer")) == (15, 14)
+    assert (len(won), won.count("BayesianLastLayer")) == (25, 22)
     protein = by_split("protein", "rmse")
-    assert [round(found["QSGP"], 3) for found in protein] == [0.690, 0.615, 0.727]
+    assert [round(f["QSGP"], 3) for f in protein] == [0.690, 0.615, 0.727, 0.705, 0.726]
     assert min(protein[1].values()) == protein[1]["QSGP"]
     worst = {data: max(models, key=lambda model: fits[data, model].nll) for data in sets}
     assert {d for d in sets if worst[d] == "QSGP"} == {"skillcraft", "powerplant", "elevators"}
-    assert max(fits[d, "WISKI"].seconds for d in sets) < 2.5
-    assert 84.0 < max(fits[d, "DecoupledGP"].seconds for d in sets) < 86.0
+    assert max(fits[d, "WISKI"].seconds for d in sets) < 4.5
+    seconds = {m: [part["seconds"] for key, part in parts.items() if m in key] for m in models}
+    assert (round(max(seconds["WISKI"])), round(max(seconds["DecoupledGP"]))) == (8, 87)
+    kin40k = [round(found["BayesianLastLayer"], 3) for found in by_split("kin40k", "rmse")]
+    assert kin40k == [0.052, 0.048, 0.049, 0.069, 0.074]
     assert fits["kin40k", "WISKI"].rmse > 0.9
