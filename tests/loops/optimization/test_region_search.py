@@ -422,6 +422,8 @@ def test_a_region_that_collapsed_begins_again_about_the_best_point_then_elsewher
     assert state.region.length == region_module.TrustRegion(3, 4).length
     assert state.burst == state.hopeful == state.asked + region_module.HOPE * REGION.q
     assert state.begun == 0  # all of its outcomes stay
+    # worse outcomes may raise what the model says of the best point, and that would be hope again
+    surrogate_of(optimizer).state = replace(state, reached=math.inf)
     collapse(optimizer)
     tell_worse(optimizer)
     asked = optimizer.ask(8)  # twice the number of inputs, and two by the model of none
