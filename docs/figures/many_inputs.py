@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,8 @@ DRAWING = HERE / "region.svg"
 PICTURES = (HERE / "many_inputs.png", HERE / "many_inputs_cost.png")
 PAGE = HERE.parent / "choosing" / "many-inputs.md"
 
-TABLES = ((500, 1_000), (2_000, 5_000))
-"""Numbers of evaluations in each table: a number, and a later one in brackets."""
+TABLES = ((200,), (500, 1_000), (2_000, 5_000))
+"""Numbers of evaluations in each table: a number, and perhaps a later one in brackets."""
 
 
 # --- what was measured --------------------------------------------------------------------------
@@ -61,21 +62,32 @@ def take(folder: Path) -> None:
 
 
 def summary() -> dict[str, Any]:
-    """Return seeds by method, and medians by function, method and number of evaluations."""
+    """Return seeds by method, and medians by function, method and number of evaluations.
+
+    And milliseconds of a proposal, by method, inputs and number of outcomes before it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         shutil.unpack_archive(SEARCHES, folder)
-        runs = read_runs(Path(folder))
+        runs, costs = read_runs(Path(folder)), read_costs(Path(folder))
     order = list(PROBLEMS)
     functions = sorted({run.function for run in runs}, key=order.index)
     medians = {
         function: {
-            method: {str(n): _median(runs, function, method, n) for pair in TABLES for n in pair}
+            method: {str(n): _median(runs, function, method, n) for n in chain(*TABLES)}
             for method in methods_of(run for run in runs if run.function == function)
         }
         for function in functions
     }
     seeds = {method: _seeds(runs, functions, method) for method in methods_of(runs)}
-    return {"seeds": seeds, "medians": medians}
+    times = {
+        method: {
+            f"{cost.dim}, {cost.history}": 1e3 * cost.seconds
+            for cost in costs
+            if cost.method == method
+        }
+        for method in methods_of(costs)
+    }
+    return {"seeds": seeds, "medians": medians, "milliseconds": times}
 
 
 def _seeds(runs: Sequence[Run], functions: Sequence[str], method: str) -> tuple[int, int]:
@@ -109,16 +121,45 @@ def measured() -> str:
         "",
         f"![Processor time of a proposal, beside the peers](../figures/{PICTURES[1].name})",
         "",
+        *_times(found["milliseconds"]),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _table(medians: dict[str, Any], methods: list[str], n: int, later: int) -> list[str]:
+def _times(milliseconds: dict[str, dict[str, float]]) -> list[str]:
+    """Return the lines of a table of processor times, a column for each method."""
+    rows = sorted({row for own in milliseconds.values() for row in own}, key=_numbers)
+    return [
+        "Milliseconds of a proposal after so many random points, in one thread.",
+        "",
+        f"| inputs, points | {' | '.join(milliseconds)} |",
+        f"|---|{'---|' * len(milliseconds)}",
+        *(
+            f"| {dim}, {history:,} | "
+            + " | ".join(_number(own[row]) if row in own else "" for own in milliseconds.values())
+            + " |"
+            for row in rows
+            for dim, history in (_numbers(row),)
+        ),
+        "",
+    ]
+
+
+def _numbers(row: str) -> tuple[int, int]:
+    dim, history = row.split(", ")
+    return int(dim), int(history)
+
+
+def _table(
+    medians: dict[str, Any], methods: list[str], n: int, later: int | None = None
+) -> list[str]:
     """Return the lines of a table of the methods that were run so far."""
     shown = [m for m in methods if any(row.get(m, {}).get(str(n)) for row in medians.values())]
+    if not shown:
+        return []
+    after = "" if later is None else f", and after {later:,} in brackets"
     return [
-        f"Medians after {n:,} evaluations, and after {later:,} in brackets; the least after {n:,} "
-        "is bold.",
+        f"Medians after {n:,} evaluations{after}; the least after {n:,} is bold.",
         "",
         f"| function | {' | '.join(shown)} |",
         f"|---|{'---|' * len(shown)}",
@@ -130,7 +171,9 @@ def _table(medians: dict[str, Any], methods: list[str], n: int, later: int) -> l
     ]
 
 
-def _cells(row: dict[str, dict[str, Any]], methods: list[str], n: int, later: int) -> list[str]:
+def _cells(
+    row: dict[str, dict[str, Any]], methods: list[str], n: int, later: int | None
+) -> list[str]:
     found = {method: row.get(method, {}).get(str(n)) for method in methods}
     least = min((value for value in found.values() if value is not None), default=None)
     cells = []

@@ -31,7 +31,7 @@ def test_the_pictures_are_of_the_numbers() -> None:
 def test_the_medians_are_those_of_the_searches() -> None:
     found = json.loads(many_inputs.NUMBERS.read_text(encoding="utf-8"))
     made = json.loads(json.dumps(many_inputs.summary()))
-    assert made == {"seeds": found["seeds"], "medians": found["medians"]}
+    assert made | {"pictures": found["pictures"]} == found
 
 
 @pytest.fixture
@@ -60,7 +60,10 @@ def test_results_become_pictures_and_a_table(here: Path) -> None:
     table = many_inputs.measured()
     assert "| function | region | CMA-ES |" in table
     assert "| Levy-20 | **9** (0.5) | **9** (2) |" in table
+    assert "Medians after 200" not in table  # none was run so
     assert "Seeds: region 2, CMA-ES 2." in table
+    assert "| inputs, points | region |" in table
+    assert "| 20, 1,000 | 10 |" in table
     for picture in many_inputs.PICTURES:
         assert picture.exists()
         assert f"../figures/{picture.name}" in table
