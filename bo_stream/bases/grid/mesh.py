@@ -332,7 +332,8 @@ def _constants(
 def _strides(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     """Return what a step in each of d dimensions adds to a flat index, ``d``, uploaded once."""
     with torch.inference_mode(False):  # they serve later gradients too
-        return torch.tensor([math.prod(sizes[i + 1 :]) for i in range(len(sizes))]).to(device)
+        strides = torch.tensor([math.prod(sizes[i + 1 :]) for i in range(len(sizes))])
+        return strides.to(device, non_blocking=True)
 
 
 @lru_cache(maxsize=256)
