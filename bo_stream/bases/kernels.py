@@ -31,7 +31,6 @@ from torch import Size, Tensor
 from torch.autograd.function import once_differentiable
 
 from bo_stream.bases.radial import RadialKernel
-from bo_stream.linalg import row_product
 
 
 def stacked_kernel(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
@@ -269,7 +268,7 @@ def _exponential(left: Tensor, right: Tensor, most: Tensor, same: bool) -> Tenso
 
     Exact on the diagonal where rows and columns are the ``same`` points.
     """
-    exponent = row_product(left, right.mT)
+    exponent = left @ right.mT
     values = exponent.detach()
     torch.minimum(values, most, out=values)
     if same:

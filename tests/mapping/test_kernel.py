@@ -116,6 +116,7 @@ def test_a_model_with_a_linear_part_is_saved(tmp_path: Path) -> None:
     assert OSGPR.load(tmp_path / "map.bostream").num_observations == len(X)
 
 
+@pytest.mark.integration
 def test_screening_finds_the_covariate_that_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its fits start from another one's end, and end as if they did not."""
     names, starts, ends = ["lon", "lat", "rain", "noise"], list[float](), list[float]()

@@ -15,8 +15,8 @@ _LINEAR_ALGEBRA = (
     Mutant(
         "an innovation that forgets what was observed before",
         "weights.py",
-        "residual.unsqueeze(-1) - features @ self.base_mean - rows @ self.shift",
-        "residual.unsqueeze(-1) - features @ self.base_mean",
+        "row_product(features, self.base_mean) + row_product(rows, self.shift)",
+        "row_product(features, self.base_mean)",
     ),
     Mutant(
         "targets mapped without a transpose",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from typing import TypeVar
 
 import numpy as np
@@ -244,7 +244,8 @@ class Grid:
 
     def nodes_around(self, cell: Tensor) -> Tensor:
         """Return the flat index of the nodes around cells, ``... x d -> ... x 4^d``."""
-        return ravel(cell, self.size).unsqueeze(-1) + _node_offsets(self.size, cell.device)
+        node = (cell * _strides(self.size, cell.device)).sum(-1, keepdim=True)
+        return node + _node_offsets(self.size, cell.device)
 
     def interpolation_matrices(self, X: Tensor) -> list[Tensor]:
         """Compute dense weights of each dimension, ``... x d -> ... x g`` each, differentiable."""
@@ -370,28 +371,24 @@ def weights(t: Tensor) -> Tensor:
 
     They sum to one and reproduce quadratics. [Keys1981; Stanton2021, section 3.2]
     """
-    return _polynomials(_KEYS, t)
+    column, (highest, *others) = t.unsqueeze(-1), _uploaded(_KEYS, t.dtype, t.device)
+    return reduce(lambda value, power: torch.addcmul(power, value, column), others, highest)
 
 
 def legendre(t: Tensor) -> Tensor:
     """Evaluate Legendre polynomials of ``2 t − 1`` of degrees 0 to 6, ``... -> ... x 7``."""
-    return _polynomials(_LEGENDRE, 2.0 * t - 1.0)
-
-
-def _polynomials(coefficients: Coefficients, t: Tensor) -> Tensor:
-    """Evaluate k polynomials by Horner's rule, ``... -> ... x k``."""
-    value, *others = _uploaded(coefficients, t.dtype, t.device)
-    column = t.unsqueeze(-1)
-    for power in others:
-        value = torch.addcmul(power, value, column)
-    return value
+    x, (highest, *others) = (2.0 * t - 1.0).unsqueeze(-1), _uploaded(_LEGENDRE, t.dtype, t.device)
+    return reduce(lambda value, power: torch.addcmul(power, value, x), others, highest)
 
 
 @cache
 def _uploaded(
     coefficients: Coefficients, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Return k polynomials' coefficients, ``k``, of each power, the highest one first."""
+    """Return k polynomials' coefficients, ``k``, of each power, the highest one first.
+
+    In this order Horner's rule takes them.
+    """
     with torch.inference_mode(False):  # they serve later gradients too
         powers = reversed(list(zip(*coefficients, strict=True)))
         return tuple(torch.tensor(power, dtype=dtype, device=device) for power in powers)
