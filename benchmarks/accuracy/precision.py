@@ -71,33 +71,9 @@ def exact(X: Tensor, Y: Tensor, **options: Any) -> Model:
     return AutoGP(X, Y, families="exact", bounds=unit(X), **options)
 
 
-def local(X: Tensor, Y: Tensor, **options: Any) -> Model:
-    """Regions of the kernel's size."""
-    return LocalGP(X, Y, **options)
-
-
-def clustered(X: Tensor, Y: Tensor, **options: Any) -> Model:
-    """Some 400 centres in the unit square."""
-    return ClusteredGP(X, Y, resolution=0.03, **options)
-
-
 def last_layer(X: Tensor, Y: Tensor, covar_module: object, **options: Any) -> Model:
     """A network that has not learned yet, in place of a kernel."""
     return BayesianLastLayer(X, Y, **options)
-
-
-def decoupled(X: Tensor, Y: Tensor, **options: Any) -> Model:
-    """By steps that move the posterior alone.
-
-    Adam's first step of a hyperparameter has the length of the rate even where the slope is but
-    rounding: two runs that learn part there.
-    """
-    return DecoupledGP(X, Y, learning_rate=0.0, **options)
-
-
-def qsgp(X: Tensor, Y: Tensor, **options: Any) -> Model:
-    """500 Fourier features."""
-    return QSGP(X, Y, basis=FourierFeatures(500), **options)
 
 
 CASES: dict[str, Case] = {
@@ -105,11 +81,13 @@ CASES: dict[str, Case] = {
     "HeteroscedasticWISKI": heteroscedastic,
     "OSGPR": osgpr,
     "AutoGP, exact": exact,
-    "LocalGP": local,
-    "ClusteredGP": clustered,
+    "LocalGP": LocalGP,
+    "ClusteredGP": partial(ClusteredGP, resolution=0.03),
     "BayesianLastLayer": last_layer,
-    "DecoupledGP": decoupled,
-    "QSGP": qsgp,
+    # Adam's first step of a hyperparameter has the length of its rate even where the slope is but
+    # rounding: two runs that learn part there.
+    "DecoupledGP": partial(DecoupledGP, learning_rate=0.0),
+    "QSGP": partial(QSGP, basis=FourierFeatures(500)),
 }
 SINGLE: dict[str, Case] = {
     f"{name}, arithmetic in float32": partial(CASES[name], arithmetic=torch.float32)
