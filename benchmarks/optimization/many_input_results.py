@@ -202,6 +202,12 @@ def costs_at(runs: Sequence[Run], method: str, dim: int, n: int) -> float | None
     return float(np.median(values)) if values else None
 
 
+def _milliseconds(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 1000.0 else f"{value:.3g}"
+
+
 def cost_table(runs: Sequence[Run], costs: Sequence[Cost]) -> str:
     """Milliseconds of a proposal: in searches, and after histories of random points."""
     by = {(cost.method, cost.dim, cost.history): 1e3 * cost.seconds for cost in costs}
@@ -213,7 +219,7 @@ def cost_table(runs: Sequence[Run], costs: Sequence[Cost]) -> str:
             after = [by.get((method, dim, n)) for n in histories]
             if any(value is not None for value in (*inside, *after)):
                 cells = [None if value is None else 1e3 * value for value in inside] + after
-                rows.append([str(dim), method, *("" if c is None else f"{c:.3g}" for c in cells)])
+                rows.append([str(dim), method, *map(_milliseconds, cells)])
     searches = (f"search, n = {n:,}" for n in marks)
     after_random = (f"random history, n = {n:,}" for n in histories)
     return table(["inputs", "method (ms)", *searches, *after_random], rows)

@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from torch.quasirandom import SobolEngine
 
 from benchmarks.optimization.many_input_problems import PROBLEMS
 from benchmarks.optimization.many_input_results import (
+    Cost,
     Run,
+    cost_table,
     methods_of,
     quartiles,
     read_costs,
@@ -64,7 +67,7 @@ def take(folder: Path) -> None:
 def summary() -> dict[str, Any]:
     """Return seeds by method, and medians by function, method and number of evaluations.
 
-    And milliseconds of a proposal, by method, inputs and number of outcomes before it.
+    And what a proposal costs.
     """
     with tempfile.TemporaryDirectory() as folder:
         shutil.unpack_archive(SEARCHES, folder)
@@ -79,15 +82,7 @@ def summary() -> dict[str, Any]:
         for function in functions
     }
     seeds = {method: _seeds(runs, functions, method) for method in methods_of(runs)}
-    times = {
-        method: {
-            f"{cost.dim}, {cost.history}": 1e3 * cost.seconds
-            for cost in costs
-            if cost.method == method
-        }
-        for method in methods_of(costs)
-    }
-    return {"seeds": seeds, "medians": medians, "milliseconds": times}
+    return {"seeds": seeds, "medians": medians, "costs": [asdict(cost) for cost in costs]}
 
 
 def _seeds(runs: Sequence[Run], functions: Sequence[str], method: str) -> tuple[int, int]:
@@ -121,33 +116,12 @@ def measured() -> str:
         "",
         f"![Processor time of a proposal, beside the peers](../figures/{PICTURES[1].name})",
         "",
-        *_times(found["milliseconds"]),
+        "Processor time of a proposal after so many random points, in one thread.",
+        "",
+        cost_table((), [Cost(**cost) for cost in found["costs"]]),
+        "",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _times(milliseconds: dict[str, dict[str, float]]) -> list[str]:
-    """Return the lines of a table of processor times, a column for each method."""
-    rows = sorted({row for own in milliseconds.values() for row in own}, key=_numbers)
-    return [
-        "Milliseconds of a proposal after so many random points, in one thread.",
-        "",
-        f"| inputs, points | {' | '.join(milliseconds)} |",
-        f"|---|{'---|' * len(milliseconds)}",
-        *(
-            f"| {dim}, {history:,} | "
-            + " | ".join(_number(own[row]) if row in own else "" for own in milliseconds.values())
-            + " |"
-            for row in rows
-            for dim, history in (_numbers(row),)
-        ),
-        "",
-    ]
-
-
-def _numbers(row: str) -> tuple[int, int]:
-    dim, history = row.split(", ")
-    return int(dim), int(history)
 
 
 def _table(

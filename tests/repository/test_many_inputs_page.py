@@ -62,8 +62,8 @@ def test_results_become_pictures_and_a_table(here: Path) -> None:
     assert "| Levy-20 | **9** (0.5) | **9** (2) |" in table
     assert "Medians after 200" not in table  # none was run so
     assert "Seeds: region 2, CMA-ES 2." in table
-    assert "| inputs, points | region |" in table
-    assert "| 20, 1,000 | 10 |" in table
+    assert "| inputs | method (ms) | random history, n = 1,000 |" in table
+    assert "| 20 | region | 10 |" in table
     for picture in many_inputs.PICTURES:
         assert picture.exists()
         assert f"../figures/{picture.name}" in table
