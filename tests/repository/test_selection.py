@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from tests.support import selection
 from tests.support.selection import covering, factors_of, position, varying
 
 WIDE = {f"{a}-{b}": (a, b) for a, b in product("abcdef", range(3))}
@@ -54,3 +55,17 @@ def test_each_parameter_is_a_factor(
 def test_places_are_the_same_in_every_process() -> None:
     assert position(7, "a") == 9200829425988378282
     assert position(7, "a") != position(8, "a")
+
+
+@pytest.mark.parametrize(("loop", "most"), [(0.01, 6.0), (0.04, 6.0), (0.1, 15.0)])
+def test_a_slow_machine_may_take_longer(
+    loop: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "loop_seconds", lambda: loop)
+    selection.most_seconds.cache_clear()
+    assert selection.most_seconds() == pytest.approx(most)
+    selection.most_seconds.cache_clear()
+
+
+def test_a_loop_takes_some_time() -> None:
+    assert 1e-3 < selection.loop_seconds() < 10.0

@@ -12,9 +12,13 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
+import statistics
 import subprocess
+import time
+import timeit
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -39,6 +43,8 @@ MOST_SECONDS = 3.0
 """Processor time that a test without a marker may take."""
 MARGIN = 2.0
 """How much more it may be on a machine whose caches and cores others use."""
+QUICK_SECONDS = 0.04
+"""Processor time of :func:`loop_seconds` on a quick machine."""
 
 Factors = tuple[Hashable, ...]
 
@@ -208,9 +214,9 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     yield
     seconds = processor_seconds() - before
     marked = any(item.get_closest_marker(name) for name in ("matrix", "integration"))
-    if not marked and seconds > MARGIN * MOST_SECONDS:
+    if not marked and seconds > MARGIN * MOST_SECONDS and seconds > (most := most_seconds()):
         pytest.fail(
-            f"took {seconds:.1f} s of processor time, and {MOST_SECONDS:g} s are allowed: "
+            f"took {seconds:.1f} s of processor time, and {most:.1f} s are allowed here: "
             "make it smaller, or mark it matrix or integration",
             pytrace=False,
         )
@@ -219,3 +225,15 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 def processor_seconds() -> float:
     """Return the time that this process and those that it waited for have used."""
     return sum(os.times()[:4])
+
+
+@cache
+def most_seconds() -> float:
+    """Return the processor time that a test may take on this machine: more on a slow one."""
+    return MARGIN * MOST_SECONDS * max(1.0, loop_seconds() / QUICK_SECONDS)
+
+
+def loop_seconds() -> float:
+    """Measure the processor time of a loop of a million rounds, the median of five."""
+    loop = timeit.Timer("s = i + 1; i = s % 7", "i = 1", timer=time.process_time)
+    return statistics.median(loop.repeat(repeat=5, number=1_000_000))
