@@ -74,6 +74,8 @@ def ledger() -> list[str]:
     return Path("run/results.jsonl").read_text().splitlines()
 
 
+@pytest.mark.integration
+@pytest.mark.smoke
 @pytest.mark.usefixtures("small_pictures")
 def test_the_commands_go_from_a_table_to_a_report() -> None:
     assert "40, of which 12 surveyed" in done("start", "sites.csv", *OPTIONS)
