@@ -50,7 +50,9 @@ class EnoughTrials(TransitionCriterion):
 
         Args:
             transition_to: Name of the node that takes over.
-            threshold: Number of trials; None: twice the number of parameters.
+            threshold: Number of trials; None: twice the number p of parameters, but no more than 40
+                or p. From more quasi-random trials a region finds less in the few hundred that
+                there are with Ax, and from fewer no more.
         """
         super().__init__(transition_to)
         self.threshold = threshold
@@ -90,7 +92,8 @@ class EnoughTrials(TransitionCriterion):
         )
         threshold = self.threshold
         if threshold is None:
-            threshold = 2 * len(experiment.search_space.tunable_parameters)
+            parameters = len(experiment.search_space.tunable_parameters)
+            threshold = min(2 * parameters, max(40, parameters))
         if counted + proposed < threshold:
             return False
         config, frame = experiment.optimization_config, experiment.lookup_data().df

@@ -2,8 +2,8 @@
 
 ``python docs/figures/many_inputs.py`` draws a region and puts the table into the page. With a
 folder, it first takes the results of ``python -m benchmarks.optimization.many_inputs --out FOLDER``
-from there: every search, in measured/many_inputs.zip, both pictures, and the medians in
-many-inputs.json. To go on from the searches, unpack them in ``FOLDER/many_inputs``.
+from there: every search, in measured/many_inputs.zip, both pictures, the claims, and the medians
+in many-inputs.json. To go on from the searches, unpack them in ``FOLDER/many_inputs``.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from docs.figures.shared import digest, save, write_part
 HERE = Path(__file__).parent
 NUMBERS = HERE / "many-inputs.json"
 SEARCHES = HERE / "measured" / "many_inputs.zip"
+CLAIMS = SEARCHES.with_suffix(".json")
 DRAWING = HERE / "region.svg"
 PICTURES = (HERE / "many_inputs.png", HERE / "many_inputs_cost.png")
 PAGE = HERE.parent / "choosing" / "many-inputs.md"
@@ -57,11 +58,21 @@ TABLES = ((200,), (500, 1_000), (2_000, 5_000))
 
 
 def take(folder: Path) -> None:
-    """Pack a benchmark's searches here, draw their pictures, and keep their medians."""
+    """Pack a benchmark's searches here, draw their pictures, and keep claims and medians."""
     shutil.make_archive(str(SEARCHES.with_suffix("")), "zip", folder / "many_inputs")
+    shutil.copy(folder / CLAIMS.name, CLAIMS)
     write_pictures(read_runs(folder / "many_inputs"), read_costs(folder / "many_inputs"), HERE)
     digests = {picture.name: digest(picture) for picture in PICTURES}
     NUMBERS.write_text(json.dumps({**summary(), "pictures": digests}, indent=1) + "\n", "utf-8")
+
+
+def results() -> tuple[list[Run], list[Cost]]:
+    """Unpack the searches, in the order of the functions, and the measurements of costs."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.unpack_archive(SEARCHES, folder)
+        runs, costs = read_runs(Path(folder)), read_costs(Path(folder))
+    order = list(PROBLEMS)
+    return sorted(runs, key=lambda run: order.index(run.function)), costs
 
 
 def summary() -> dict[str, Any]:
@@ -69,11 +80,8 @@ def summary() -> dict[str, Any]:
 
     And what a proposal costs.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.unpack_archive(SEARCHES, folder)
-        runs, costs = read_runs(Path(folder)), read_costs(Path(folder))
-    order = list(PROBLEMS)
-    functions = sorted({run.function for run in runs}, key=order.index)
+    runs, costs = results()
+    functions = list(dict.fromkeys(run.function for run in runs))
     medians = {
         function: {
             method: {str(n): _median(runs, function, method, n) for n in chain(*TABLES)}

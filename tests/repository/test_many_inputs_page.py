@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.optimization.many_input_results import Run
+from benchmarks.optimization.many_input_results import Run, claims_of
 from docs.figures import many_inputs
 from docs.figures.shared import digest, with_part
 
@@ -34,6 +34,12 @@ def test_the_medians_are_those_of_the_searches() -> None:
     assert made | {"pictures": found["pictures"]} == found
 
 
+def test_the_claims_are_those_of_the_searches() -> None:
+    found = json.loads(many_inputs.CLAIMS.read_text(encoding="utf-8"))["claims"]
+    made = {claim.name: claim.measured for claim in claims_of(*many_inputs.results())}
+    assert {claim["name"]: claim["measured"] for claim in found} == made
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Results of two methods and two seeds, and another place for what is made of them."""
@@ -46,9 +52,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (folder / f"search--{method}--{seed}.json").write_text(json.dumps(content))
     cost = {"method": "region", "dim": 20, "history": 1_000, "seconds": 0.01, "versions": {}}
     (folder / "cost--region.json").write_text(json.dumps({"parts": {"cost": cost}}))
+    (tmp_path / "many_inputs.json").write_text("{}")
     monkeypatch.setattr(many_inputs, "HERE", tmp_path)
     monkeypatch.setattr(many_inputs, "NUMBERS", tmp_path / "many-inputs.json")
     monkeypatch.setattr(many_inputs, "SEARCHES", tmp_path / "searches.zip")
+    monkeypatch.setattr(many_inputs, "CLAIMS", tmp_path / "kept" / "many_inputs.json")
+    many_inputs.CLAIMS.parent.mkdir()
     pictures = tuple(tmp_path / picture.name for picture in many_inputs.PICTURES)
     monkeypatch.setattr(many_inputs, "PICTURES", pictures)
     return tmp_path
@@ -60,6 +69,7 @@ def test_results_become_pictures_and_a_table(here: Path) -> None:
     table = many_inputs.measured()
     assert "| function | region | CMA-ES |" in table
     assert "| Levy-20 | **9** (0.5) | **9** (2) |" in table
+    assert many_inputs.CLAIMS.read_text() == "{}"
     assert "Medians after 200" not in table  # none was run so
     assert "Seeds: region 2, CMA-ES 2." in table
     assert "| inputs | method (ms) | random history, n = 1,000 |" in table

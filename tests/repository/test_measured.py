@@ -106,6 +106,8 @@ def test_a_file_has_claims_as_benchmarks_write_them(file: Path) -> None:
         (0.901, "s", None, "0.90 s"),
         (0.996, "s", None, "1.0 s"),
         (312.2, "s", None, "310 s"),
+        (6.72, "ms", None, "6.7 ms"),
+        (2_129.0, "ms", None, "2.1 s"),
         (949_123.0, "obs/s", None, "950,000"),
         (0.06, "", None, "0.060"),
         (9.96, "", None, "10"),
