@@ -290,7 +290,7 @@ def _(process: WeightSpaceProcess, points: Points, weights: Tensor) -> WeightedF
     if not isinstance(basis, InducingBasis) or basis.rank == 0:
         return other
     both = stack_rows(basis.Z.unsqueeze(-3), points.X.unsqueeze(-3))
-    known = RadialSums.of(basis.kernel, both, basis.outputs)
+    known = RadialSums.of(basis.radial, both)
     if known is None:
         return other
     of_points, root = row_product(points.prior.mT, weights), process.weights.root

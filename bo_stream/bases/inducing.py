@@ -17,7 +17,7 @@ from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 
 from bo_stream.bases.kernels import SquaredExponential, stacked_kernel, stacked_variance
-from bo_stream.bases.radial import RadialKernel
+from bo_stream.bases.radial import RadialKernel, RadialSums
 from bo_stream.linalg import (
     cholesky_with_jitter,
     row_product,
@@ -26,7 +26,7 @@ from bo_stream.linalg import (
     stack_columns,
     stack_rows,
 )
-from bo_stream.tensors import map_tensors
+from bo_stream.tensors import cached_for_autograd, map_tensors
 
 
 class Basis(ABC):
@@ -83,13 +83,20 @@ class KernelBasis(Basis):
         self, X: Tensor, X2: Tensor, features: Tensor, features2: Tensor
     ) -> Tensor:
         """Compute ``k − z zᵀ``, ``... x m x n x n'``, from the features at both. O(n n' M)."""
-        return kernel_matrix(self.kernel, X, X2, self.outputs) - row_product(features, features2.mT)
+        covariance = kernel_matrix(self.kernel, X, X2, self.outputs, self.radial)
+        return covariance - row_product(features, features2.mT)
 
     def residual_variance(self, X: Tensor, features: Tensor | None = None) -> Tensor:
         """Compute ``k − |z|²``, ``... x m x n``, at least 0. Cost O(n M), and the features."""
         own = self.features(X) if features is None else features
         variance = kernel_variance(self.kernel, X, self.outputs)
         return (variance - own.square().sum(-1)).clamp_min(0.0)
+
+    @cached_for_autograd
+    def radial(self) -> RadialKernel | None:
+        """The kernel's hyperparameters, read once, if they stay and the kernel is radial."""
+        learned = any(parameter.requires_grad for parameter in self.kernel.parameters())
+        return None if learned else RadialKernel.of(self.kernel, self.outputs)
 
 
 @dataclass(frozen=True)
@@ -134,7 +141,10 @@ class InducingBasis(KernelBasis):
         """
         is_shared = self.root.ndim <= 3
         rows = X.reshape(-1, X.shape[-1]) if is_shared else X
-        cross = kernel_matrix(self.kernel, self.Z, rows, self.outputs)
+        if self._of_points is None or (torch.is_grad_enabled() and X.requires_grad):
+            cross = kernel_matrix(self.kernel, self.Z, rows, self.outputs, self.radial)
+        else:
+            cross = self._of_points.covariance(rows)
         features = solve_lower(self.root, cross).mT
         return features.unflatten(-2, X.shape[:-1]).movedim(0, -3) if is_shared else features
 
@@ -173,6 +183,11 @@ class InducingBasis(KernelBasis):
         half = solve_lower(older.root, units)
         return half @ self.residual_covariance(Z, Z, own, own) @ half.mT
 
+    @cached_for_autograd
+    def _of_points(self) -> RadialSums | None:
+        """The kernel with the points, computed once as far as it can be."""
+        return None if self.radial is None else RadialSums.of(self.radial, self.Z.unsqueeze(-3))
+
     @property
     def values(self) -> KnownValues:
         """The weights as values of the process at Z."""
@@ -206,18 +221,22 @@ class KnownValues:
         return torch.cat((first, values[..., whitened:, :]), -2)
 
 
-def kernel_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
+def kernel_matrix(
+    kernel: Kernel, A: Tensor, B: Tensor, outputs: int, known: RadialKernel | None = None
+) -> Tensor:
     """Compute ``k(A, B)``, ``... x n x d`` and ``... x n' x d`` to ``... x m x n x n'``.
 
     Where nothing is differentiated, by :meth:`RadialKernel.values` if it can be: GPyTorch's way
-    through a lazy tensor takes longer than the arithmetic of few points.
+    through a lazy tensor takes longer than the arithmetic of few points. ``known`` is a kernel
+    without gradients whose hyperparameters were read before.
     """
-    used = (A, B, *kernel.parameters())
+    used = (A, B) if known is not None else (A, B, *kernel.parameters())
     learned = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in used)
-    known = None if learned else RadialKernel.of(kernel, outputs)
-    if known is not None:
-        values = known.values(A.unsqueeze(-3), B.unsqueeze(-3))
-        return values.expand(*values.shape[:-3], outputs, *values.shape[-2:])
+    if known is None and not learned:
+        known = RadialKernel.of(kernel, outputs)
+    if known is not None and not learned:
+        first = A.unsqueeze(-3)
+        return known.values(first, first if B is A else B.unsqueeze(-3))
     if outputs == 1:
         matrix: Tensor = kernel(A, B).to_dense()
         return matrix.unsqueeze(-3)
@@ -285,8 +304,7 @@ def differentiable_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) ->
     """
     known = RadialKernel.of(kernel, outputs, A.dtype) if A is B else None
     if known is not None:
-        matrix = known.matrix(A.unsqueeze(-3))
-        return matrix.expand(*matrix.shape[:-3], outputs, *matrix.shape[-2:])
+        return known.matrix(A.unsqueeze(-3))
     return in_dtype(kernel, A.dtype, lambda copy: kernel_matrix(copy, A, B, outputs))
 
 

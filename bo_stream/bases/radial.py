@@ -25,11 +25,13 @@ class RadialKernel:
         nu: Smoothness ν; None for the squared-exponential kernel.
         scale: ``ρ²``, ``... x m x 1 x 1``; None for 1.
         lengthscale: l, ``... x m x 1 x d`` or, isotropic, ``... x m x 1 x 1``.
+        outputs: Number m of outputs; the above have 1 for m where outputs share them.
     """
 
     nu: float | None
     scale: Tensor | None
     lengthscale: Tensor
+    outputs: int
 
     @classmethod
     def of(cls, kernel: Kernel, outputs: int, dtype: torch.dtype | None = None) -> Self | None:
@@ -48,6 +50,7 @@ class RadialKernel:
             base.nu if type(base) is MaternKernel else None,
             None if base is kernel else _scale(kernel, outputs, dtype)[..., None, None],
             lengthscale.unsqueeze(-3) if outputs == 1 else lengthscale,
+            outputs,
         )
 
     @staticmethod
@@ -74,17 +77,21 @@ class RadialKernel:
         if scale is not None:
             batch = torch.broadcast_shapes(points.shape[:-2], scale.shape[:-2])
             points, scale = points.expand(*batch, -1, -1), scale.expand(*batch, 1, 1)
-        matrix: Tensor = _RadialMatrix.apply(points, scale, self.nu)  # type: ignore[no-untyped-call]
-        return matrix
+        return self.of_outputs(_RadialMatrix.apply(points, scale, self.nu))  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def values(self, A: Tensor, B: Tensor) -> Tensor:
         """Compute ``k(A, B)`` without derivatives, from points ``... x m x n x d``."""
         centre = A.mean(-2, keepdim=True)
-        a, b = ((points - centre) / self.lengthscale for points in (A, B))
+        a = (A - centre) / self.lengthscale
+        b = a if B is A else (B - centre) / self.lengthscale
         exponent = _multiples_of_squares(a, b, self.nu)
         equal = _equal(a, b, exponent) if self.nu == 0.5 else None
-        return _correlations(exponent, self.nu, self.scale, equal)[0]
+        return self.of_outputs(_correlations(exponent, self.nu, self.scale, equal)[0])
+
+    def of_outputs(self, matrix: Tensor) -> Tensor:
+        """Repeat a matrix that all outputs share, without a copy."""
+        return matrix.expand(*matrix.shape[:-3], self.outputs, *matrix.shape[-2:])
 
 
 def _radial_part(kernel: Kernel) -> Any:
@@ -134,11 +141,21 @@ class _RadialMatrix(torch.autograd.Function):
 
 def _multiples_of_squares(A: Tensor, B: Tensor, nu: float | None) -> Tensor:
     """Compute ``−½ r²`` for the squared-exponential kernel, else ``2 ν r²``, by one product."""
+    columns = _columns(A)
+    return row_product(columns, _weighted(columns if B is A else _columns(B), nu).mT)
+
+
+def _columns(points: Tensor) -> Tensor:
+    """Append squared norms and ones to points, ``... x n x d -> ... x n x (d + 2)``."""
+    squares = points.square().sum(-1, keepdim=True)
+    return torch.cat((points, squares, torch.ones_like(squares)), -1)
+
+
+def _weighted(columns: Tensor, nu: float | None) -> Tensor:
+    """Return columns whose product with others are multiples of squared distances."""
     factor = -0.5 if nu is None else 2.0 * nu
-    squares, others = A.square().sum(-1, keepdim=True), B.square().sum(-1, keepdim=True)
-    left = torch.cat((-2.0 * A, squares, torch.ones_like(squares)), -1) * factor
-    right = torch.cat((B, torch.ones_like(others), others), -1)
-    return row_product(left, right.mT)
+    points, squares, ones = columns[..., :-2], columns[..., -2:-1], columns[..., -1:]
+    return torch.cat((-2.0 * points, ones, squares), -1) * factor
 
 
 def _equal(A: Tensor, B: Tensor, exponent: Tensor) -> Tensor:
@@ -195,20 +212,30 @@ class RadialSums:
         centre: Subtracted from points before they are scaled, ``... x 1 x 1 x d``.
         points: ``(z − centre) / l``, ``... x m x N x d``, with 1 for m or without m where outputs
             share it.
+        columns: Made of the points, ``... x N x (d + 2)``; a product with those of other points
+            has multiples of the squared distances.
     """
 
     kernel: RadialKernel
     centre: Tensor
     points: Tensor
+    columns: Tensor
 
     @classmethod
-    def of(cls, kernel: Kernel, Z: Tensor, outputs: int) -> RadialSums | None:
-        """Scale points, ``... x m x N x d``; None of another kernel, or of some of the inputs."""
-        known = RadialKernel.of(kernel, outputs)
+    def of(cls, known: RadialKernel | None, Z: Tensor) -> RadialSums | None:
+        """Scale points, ``... x m x N x d``; None without a kernel, or of ν = 1/2."""
         if known is None or known.nu == 0.5:
             return None
         centre = Z.mean(-2, keepdim=True)
-        return cls(known, centre, (Z - centre) / known.lengthscale)
+        points = (Z - centre) / known.lengthscale
+        return cls(known, centre, points, _weighted(_columns(points), known.nu))
+
+    @torch.no_grad()
+    def covariance(self, X: Tensor) -> Tensor:
+        """Compute ``k(Z, X)`` without derivatives, ``... x n x d -> ... x m x N x n``."""
+        inputs = (X.unsqueeze(-3) - self.centre) / self.kernel.lengthscale
+        exponent = row_product(self.columns, _columns(inputs).mT)
+        return self.kernel.of_outputs(_correlations(exponent, self.kernel.nu, self.kernel.scale)[0])
 
     def scaled(self, weights: Tensor) -> Tensor:
         """Multiply weights by the kernel's scale ``ρ²``, which the functions leave out."""
@@ -223,7 +250,7 @@ class RadialSums:
         """
         inputs = (X.unsqueeze(-3) - self.centre) / self.kernel.lengthscale
         correlations: Tensor = _CrossCorrelation.apply(  # type: ignore[no-untyped-call]
-            inputs, self.points, self.kernel.nu
+            inputs, self.points, self.columns, self.kernel.nu
         )
         return mean + row_product(correlations, weights).squeeze(-1)
 
@@ -232,16 +259,18 @@ class _CrossCorrelation(torch.autograd.Function):
     """Correlations of inputs u with points z as a function of u; first derivatives only."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, points: Tensor, nu: float | None) -> Tensor:
-        exponent = _multiples_of_squares(inputs, points, nu)
+    def forward(
+        ctx: Any, inputs: Tensor, points: Tensor, columns: Tensor, nu: float | None
+    ) -> Tensor:
+        exponent = row_product(_columns(inputs), columns.mT)
         value, slope, ctx.factor = _correlations(exponent, nu)
         ctx.save_for_backward(inputs, points, slope)
         return value
 
     @staticmethod
     @first_derivatives_only
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         inputs, points, slope = ctx.saved_tensors
         weights = slope * gradient
         moved = row_product(weights, points) - weights.sum(-1, keepdim=True) * inputs
-        return (ctx.factor * moved).sum_to_size(inputs.shape), None, None
+        return (ctx.factor * moved).sum_to_size(inputs.shape), None, None, None

@@ -26,7 +26,7 @@ from bo_stream.models.inference import Inference, Prior, Solved
 from bo_stream.models.memory import Memory, Observations, never_in
 from bo_stream.observation_space import ObservationSpacePrior, ObservationSpaceProcess
 from bo_stream.process import PosteriorProcess
-from bo_stream.tensors import none_set
+from bo_stream.tensors import cached_for_autograd, none_set
 from bo_stream.weights import target_columns
 
 MOST_AT_ONCE = 64
@@ -152,7 +152,7 @@ class KernelPrior(ObservationSpacePrior):
     def _squared_exponential(self) -> SquaredExponential | None:
         return SquaredExponential.of(self.kernel, self.mean.shape[-2])
 
-    @cached_property
+    @cached_for_autograd
     def _radial(self) -> RadialKernel | None:
         return RadialKernel.of(self.kernel, self.mean.shape[-2])
 
@@ -162,7 +162,7 @@ class KernelPrior(ObservationSpacePrior):
 
     def radial(self, images: Tensor) -> RadialSums | None:
         """Return a squared-exponential or Matérn kernel of all inputs."""
-        return RadialSums.of(self.kernel, images, self.mean.shape[-2])
+        return RadialSums.of(self._radial, images)
 
     def basis_for(self, X: Tensor, batch: torch.Size) -> InducingBasis:
         """Make every distinct input an inducing point."""
