@@ -94,7 +94,7 @@ class KernelBasis(Basis):
 
     @cached_for_autograd
     def radial(self) -> RadialKernel | None:
-        """The kernel's hyperparameters, read once, if they stay and the kernel is radial."""
+        """Read the kernel's hyperparameters once; None if they are learned, or it is not radial."""
         learned = any(parameter.requires_grad for parameter in self.kernel.parameters())
         return None if learned else RadialKernel.of(self.kernel, self.outputs)
 
@@ -185,7 +185,7 @@ class InducingBasis(KernelBasis):
 
     @cached_for_autograd
     def _of_points(self) -> RadialSums | None:
-        """The kernel with the points, computed once as far as it can be."""
+        """Return the kernel as a function of the other points, scaled once, if it can be."""
         return None if self.radial is None else RadialSums.of(self.radial, self.Z.unsqueeze(-3))
 
     @property
