@@ -186,7 +186,7 @@ class InducingBasis(KernelBasis):
     @cached_for_autograd
     def _of_points(self) -> RadialSums | None:
         """Return the kernel as a function of the other points, scaled once, if it can be."""
-        return None if self.radial is None else RadialSums.of(self.radial, self.Z.unsqueeze(-3))
+        return RadialSums.of(self.radial, self.Z.unsqueeze(-3)) if self.rank > 0 else None
 
     @property
     def values(self) -> KnownValues:

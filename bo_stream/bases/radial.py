@@ -31,7 +31,7 @@ class RadialKernel:
     nu: float | None
     scale: Tensor | None
     lengthscale: Tensor
-    outputs: int
+    outputs: int = 1
 
     @classmethod
     def of(cls, kernel: Kernel, outputs: int, dtype: torch.dtype | None = None) -> Self | None:

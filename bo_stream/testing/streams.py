@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -169,8 +169,11 @@ def refreshed(model: StreamingGP) -> StreamingGP:
 _LEAVES = (Tensor, int, float, str, type(None))
 
 
-def contents(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every tensor and every number that an object holds, wherever it is."""
+def contents(value: Any, cached: bool = True) -> Iterator[tuple[str, Any]]:
+    """Yield every tensor and every number that an object holds, wherever it is.
+
+    Also what frozen dataclasses have cached of their fields, unless not ``cached``.
+    """
     pending, seen = [("", value)], set[int]()
     while pending:
         path, value = pending.pop()
@@ -181,14 +184,17 @@ def contents(value: Any) -> Iterator[tuple[str, Any]]:
             parts = getattr(value, "__dict__", {})
             if isinstance(value, dict | list | tuple):
                 parts = value if isinstance(value, dict) else dict(enumerate(value))
+            settings = getattr(value, "__dataclass_params__", None)
+            if not cached and settings is not None and settings.frozen:
+                parts = {each.name: parts[each.name] for each in fields(value)}
             pending += [(f"{path}.{name}", part) for name, part in reversed(parts.items())]
 
 
 def fingerprint(model: StreamingGP) -> dict[str, Any]:
-    """Copy everything in a model."""
+    """Copy everything in a model but what follows from the rest."""
     return {
         path: value.detach().clone() if isinstance(value, Tensor) else value
-        for path, value in contents(model)
+        for path, value in contents(model, cached=False)
     }
 
 

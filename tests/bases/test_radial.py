@@ -9,9 +9,14 @@ import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from bo_stream.bases.inducing import differentiable_matrix, kernel_matrix, kernel_variance
+from bo_stream.bases.inducing import (
+    InducingBasis,
+    differentiable_matrix,
+    kernel_matrix,
+    kernel_variance,
+)
 from bo_stream.bases.kernels import ProductMatern, stacked_variance
-from bo_stream.bases.radial import RadialKernel
+from bo_stream.bases.radial import RadialKernel, RadialSums
 from tests.oracles.kernels import dense_kernel
 
 DOUBLE = torch.float64
@@ -64,6 +69,56 @@ def test_values_and_gradients_are_those_of_the_formula(
     gradients = [torch.autograd.grad((m * weights).sum(), leaves) for m in (found, expected)]
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=0.0, atol=1e-10 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("scaled", [True, False], ids=["scaled", "bare"])
+@pytest.mark.parametrize(
+    ("batch", "outputs"), [((), 1), ((2,), 1), ((3,), 3), ((2, 3), 3)], ids=str
+)
+@pytest.mark.parametrize("nu", NU, ids=str)
+def test_covariances_with_known_points_are_those_of_the_formula(
+    nu: float | None, batch: tuple[int, ...], outputs: int, scaled: bool
+) -> None:
+    kernel = kernel_of(nu, torch.Size(batch), 3, scaled).requires_grad_(False)
+    leading = batch[:-1] if outputs > 1 else batch
+    Z, X = (5.0 + torch.randn(*leading, n, 3, dtype=DOUBLE) for n in (6, 4))
+    both = expected_matrix(kernel, torch.cat((Z, X), -2).unsqueeze(-3), outputs)
+    known = RadialKernel.of(kernel, outputs)
+    sums = RadialSums.of(known, Z.unsqueeze(-3))
+    assert (sums is None) == (nu == 0.5)
+    found = [kernel_matrix(kernel, Z, X, outputs, known), kernel_matrix(kernel, Z, X, outputs)]
+    for each in found if sums is None else [*found, sums.covariance(X)]:
+        torch.testing.assert_close(each, both[..., :6, 6:], rtol=1e-12, atol=1e-13)
+    itself = kernel_matrix(kernel, Z, Z, outputs, known)
+    torch.testing.assert_close(itself, both[..., :6, :6], rtol=1e-12, atol=1e-7 if nu else 1e-13)
+
+
+@pytest.mark.parametrize("nu", NU, ids=str)
+def test_a_basis_that_was_first_used_without_gradients_has_them_later(nu: float | None) -> None:
+    kernel = kernel_of(nu, torch.Size(), 3, True)
+    Z, X = torch.randn(5, 3, dtype=DOUBLE), torch.randn(4, 3, dtype=DOUBLE)
+    basis = InducingBasis.of(kernel, Z, 1)
+    with torch.inference_mode():
+        first = basis.features(X), basis.residual_covariance(X, X, *2 * (basis.features(X),))
+    at = X.clone().requires_grad_()
+    features = basis.features(at)
+    residual = basis.residual_covariance(at, at, features, features)
+    for one, other in zip(first, (features, residual), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    features.sum().backward()
+    assert at.grad is not None
+    assert bool((at.grad != 0.0).any())
+
+
+def test_a_basis_of_a_learned_kernel_follows_it() -> None:
+    kernel = kernel_of(1.5, torch.Size(), 3, True)
+    Z, X = torch.randn(5, 3, dtype=DOUBLE), torch.randn(4, 3, dtype=DOUBLE)
+    basis = InducingBasis.of(kernel, Z, 1, live=True)
+    basis.features(X)
+    with torch.no_grad():
+        kernel.outputscale = 4.0 * kernel.outputscale
+    root = torch.linalg.solve_triangular(basis.root, dense_kernel(kernel, Z, X), upper=False)
+    torch.testing.assert_close(basis.features(X).squeeze(-3), root.mT.squeeze(-3))
 
 
 @pytest.mark.parametrize("scaled", [True, False], ids=["scaled", "bare"])
