@@ -35,8 +35,13 @@ BENCHMARKS = sorted(
 )
 
 
-FULL_ONLY = {"accuracy.streaming_points", "maps.survey", "optimization.ax_trials"}
-"""Benchmarks whose smoke runs have other sets or fewer sizes than the tables of pages show."""
+FULL_ONLY = {
+    "accuracy.streaming_points",
+    "maps.survey",
+    "optimization.ax_trials",
+    "optimization.many_inputs",
+}
+"""Benchmarks whose smoke runs have other sets, sizes or functions than the tables of pages show."""
 
 
 def smoke(name: str, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
