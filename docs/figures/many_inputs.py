@@ -27,6 +27,7 @@ from torch.quasirandom import SobolEngine
 
 from benchmarks.optimization.many_input_problems import PROBLEMS
 from benchmarks.optimization.many_input_results import (
+    SUBJECT,
     Cost,
     Run,
     cost_table,
@@ -49,6 +50,9 @@ CLAIMS = SEARCHES.with_suffix(".json")
 DRAWING = HERE / "region.svg"
 PICTURES = (HERE / "many_inputs.png", HERE / "many_inputs_cost.png")
 PAGE = HERE.parent / "choosing" / "many-inputs.md"
+
+FEW_SEEDS, EARLY = ("TuRBO-1", "TuRBO-5"), 500
+"""Methods that take minutes a seed, and evaluations after which their seeds are counted."""
 
 TABLES = ((200,), (500, 1_000), (2_000, 5_000))
 """Numbers of evaluations in each table: a number, and perhaps a later one in brackets."""
@@ -78,7 +82,7 @@ def results() -> tuple[list[Run], list[Cost]]:
 def summary() -> dict[str, Any]:
     """Return seeds by method, and medians by function, method and number of evaluations.
 
-    And what a proposal costs.
+    And in how many seeds a method is ahead of the region's median, and what a proposal costs.
     """
     runs, costs = results()
     functions = list(dict.fromkeys(run.function for run in runs))
@@ -90,7 +94,21 @@ def summary() -> dict[str, Any]:
         for function in functions
     }
     seeds = {method: _seeds(runs, functions, method) for method in methods_of(runs)}
-    return {"seeds": seeds, "medians": medians, "costs": [asdict(cost) for cost in costs]}
+    ahead = {
+        method: {name: _ahead(runs, name, method, medians[name]) for name in functions}
+        for method in FEW_SEEDS
+        if method in seeds and SUBJECT in seeds
+    }
+    spent = [asdict(cost) for cost in costs]
+    return {"seeds": seeds, "medians": medians, "ahead": ahead, "costs": spent}
+
+
+def _ahead(
+    runs: Sequence[Run], function: str, method: str, medians: dict[str, Any]
+) -> tuple[int, int]:
+    """Count the seeds in which a method is ahead of the region's median, and all of its seeds."""
+    values, median = regrets_at(runs, function, method, EARLY), medians[SUBJECT][str(EARLY)]
+    return sum(value < median for value in values), len(values)
 
 
 def _seeds(runs: Sequence[Run], functions: Sequence[str], method: str) -> tuple[int, int]:
@@ -121,6 +139,7 @@ def measured() -> str:
         "",
         *(line for pair in TABLES for line in _table(found["medians"], list(seeds), *pair)),
         f"Seeds: {', '.join(spelled)}.",
+        *(_counted(method, counts) for method, counts in found["ahead"].items()),
         "",
         f"![Processor time of a proposal, beside the peers](../figures/{PICTURES[1].name})",
         "",
@@ -130,6 +149,13 @@ def measured() -> str:
         "",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _counted(method: str, counts: dict[str, tuple[int, int]]) -> str:
+    """Say on which functions some seeds of a method were ahead of the region's median."""
+    some = [f"{n} of {seeds} on {name}" for name, (n, seeds) in counts.items() if n > 0]
+    start = f"Seeds of {method} that were ahead of the region's median after {EARLY:,}:"
+    return f"{start} {'; '.join(some) or 'none'}."
 
 
 def _table(

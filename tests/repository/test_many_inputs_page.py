@@ -45,9 +45,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Results of two methods and two seeds, and another place for what is made of them."""
     folder = tmp_path / "many_inputs"
     folder.mkdir()
-    for method, regret in {"region": 0.5, "CMA-ES": 2.0}.items():
+    for method, regret in {"region": 0.5, "CMA-ES": 2.0, "TuRBO-1": 3.0}.items():
         for seed in range(2):
-            run = Run(method, "Levy-20", seed, [500, 1_000], [9.0, regret], [1.0, 5.0], {})
+            early = 8.0 if (method, seed) == ("TuRBO-1", 1) else 9.0
+            run = Run(method, "Levy-20", seed, [500, 1_000], [early, regret], [1.0, 5.0], {})
             content = {"parts": {"run": vars(run)}}
             (folder / f"search--{method}--{seed}.json").write_text(json.dumps(content))
     cost = {"method": "region", "dim": 20, "history": 1_000, "seconds": 0.01, "versions": {}}
@@ -67,11 +68,14 @@ def test_results_become_pictures_and_a_table(here: Path) -> None:
     assert many_inputs.measured() == ""  # nothing was taken
     many_inputs.take(here)
     table = many_inputs.measured()
-    assert "| function | region | CMA-ES |" in table
-    assert "| Levy-20 | **9** (0.5) | **9** (2) |" in table
+    assert "| function | region | TuRBO-1 | CMA-ES |" in table
+    assert "| Levy-20 | 9 (0.5) | **8.5** (3) | 9 (2) |" in table
+    assert (
+        "Seeds of TuRBO-1 that were ahead of the region's median after 500: 1 of 2 on Le" in table
+    )
     assert many_inputs.CLAIMS.read_text() == "{}"
     assert "Medians after 200" not in table  # none was run so
-    assert "Seeds: region 2, CMA-ES 2." in table
+    assert "Seeds: region 2, TuRBO-1 2, CMA-ES 2." in table
     assert "| inputs | method (ms) | random history, n = 1,000 |" in table
     assert "| 20 | region | 10 |" in table
     for picture in many_inputs.PICTURES:
