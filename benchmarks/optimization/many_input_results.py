@@ -311,9 +311,12 @@ Points = list[tuple[float, float]]
 def _cost_lines(
     runs: Sequence[Run], costs: Sequence[Cost], dim: int
 ) -> list[tuple[str, Points, Points]]:
-    """Of each method that has any: evaluations and ms in searches, and after random points."""
+    """Evaluations and ms in searches, and after random points.
+
+    Of methods whose cost was measured, if that of any was: searches may run beside other work.
+    """
     lines = []
-    for method in methods_of([*runs, *costs]):
+    for method in methods_of(costs or runs):
         found = [(n, costs_at(runs, method, dim, n)) for n in MARKS]
         inside = [(float(n), 1e3 * value) for n, value in found if value is not None]
         own = [cost for cost in costs if (cost.method, cost.dim) == (method, dim)]

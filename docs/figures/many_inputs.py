@@ -65,7 +65,7 @@ def take(folder: Path) -> None:
     """Pack a benchmark's searches here, draw their pictures, and keep claims and medians."""
     shutil.make_archive(str(SEARCHES.with_suffix("")), "zip", folder / "many_inputs")
     shutil.copy(folder / CLAIMS.name, CLAIMS)
-    write_pictures(read_runs(folder / "many_inputs"), read_costs(folder / "many_inputs"), HERE)
+    write_pictures(*results(), HERE)
     digests = {picture.name: digest(picture) for picture in PICTURES}
     NUMBERS.write_text(json.dumps({**summary(), "pictures": digests}, indent=1) + "\n", "utf-8")
 
