@@ -50,9 +50,8 @@ class EnoughTrials(TransitionCriterion):
 
         Args:
             transition_to: Name of the node that takes over.
-            threshold: Number of trials; None: twice the number p of parameters, but no more than 40
-                or p. From more quasi-random trials a region finds less in the few hundred that
-                there are with Ax, and from fewer no more.
+            threshold: Number of trials; None: twice the number p of parameters in up to 20, else
+                the larger of 40 and p, which leaves more of a few hundred trials to a region.
         """
         super().__init__(transition_to)
         self.threshold = threshold
