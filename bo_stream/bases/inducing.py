@@ -185,7 +185,7 @@ class InducingBasis(KernelBasis):
 
     @cached_for_autograd
     def _of_points(self) -> RadialSums | None:
-        """Return the kernel as a function of the other points, scaled once, if it can be."""
+        """Return the kernel between Z and other points, Z scaled once; None if it cannot be."""
         return RadialSums.of(self.radial, self.Z.unsqueeze(-3)) if self.rank > 0 else None
 
     @property

@@ -152,7 +152,7 @@ def _columns(points: Tensor) -> Tensor:
 
 
 def _weighted(columns: Tensor, nu: float | None) -> Tensor:
-    """Return columns whose product with others are multiples of squared distances."""
+    """Return columns whose products with those of other points are ``−½ r²`` or ``2 ν r²``."""
     factor = -0.5 if nu is None else 2.0 * nu
     points, squares, ones = columns[..., :-2], columns[..., -2:-1], columns[..., -1:]
     return torch.cat((-2.0 * points, ones, squares), -1) * factor
@@ -212,8 +212,7 @@ class RadialSums:
         centre: Subtracted from points before they are scaled, ``... x 1 x 1 x d``.
         points: ``(z − centre) / l``, ``... x m x N x d``, with 1 for m or without m where outputs
             share it.
-        columns: Made of the points, ``... x N x (d + 2)``; a product with those of other points
-            has multiples of the squared distances.
+        columns: Of the points, see :func:`_weighted`, ``... x N x (d + 2)``.
     """
 
     kernel: RadialKernel
