@@ -420,12 +420,16 @@ class JointGains:
     def of(cls, process: PosteriorProcess, pool: Tensor, points: PointMeasure) -> JointGains:
         """Compute the covariances under a process with r features. Cost O(N M r).
 
-        Some candidates at a time: what a kernel computes on its way then stays in the cache.
+        Some candidates at a time: what a kernel computes on its way then takes little memory.
         """
         at, others = process.at(pool), process.at(points.points)
         tensors = (tensor.split(_BLOCK, -2) for tensor in (at.X, at.prior, at.posterior))
-        blocks = (Points(*block) for block in zip(*tensors, strict=True))
-        covariance = torch.cat([process.cross_covariance(each, others) for each in blocks], -2)
+        covariance = at.X.new_empty(0)
+        for i, block in enumerate(zip(*tensors, strict=True)):
+            rows = process.cross_covariance(Points(*block), others)
+            if i == 0:
+                covariance = rows.new_empty(*rows.shape[:-2], len(pool), rows.shape[-1])
+            covariance[..., i * _BLOCK : (i + 1) * _BLOCK, :] = rows
         variance = process.variance_at(at).expand(covariance.shape[:-1])
         return cls(process, pool, at, points.weights, covariance, variance, covariance[..., :0])
 

@@ -86,8 +86,7 @@ class RadialKernel:
         a = (A - centre) / self.lengthscale
         b = a if B is A else (B - centre) / self.lengthscale
         exponent = _multiples_of_squares(a, b, self.nu)
-        equal = _equal(a, b, exponent) if self.nu == 0.5 else None
-        return self.of_outputs(_correlations(exponent, self.nu, self.scale, equal)[0])
+        return self.of_outputs(_correlations(exponent, self.nu, self.scale, slope=False)[0])
 
     def of_outputs(self, matrix: Tensor) -> Tensor:
         """Repeat a matrix that all outputs share, without a copy."""
@@ -118,8 +117,7 @@ class _RadialMatrix(torch.autograd.Function):
     def forward(ctx: Any, points: Tensor, scale: Tensor | None, nu: float | None) -> Tensor:
         exponent = _multiples_of_squares(points, points, nu)
         exponent.diagonal(dim1=-2, dim2=-1).mul_(0.0)  # NaN stays NaN, as it would elsewhere
-        equal = _equal(points, points, exponent) if nu == 0.5 else None
-        matrix, slope, ctx.factor = _correlations(exponent, nu, scale, equal)
+        matrix, slope, ctx.factor = _correlations(exponent, nu, scale)
         ctx.save_for_backward(points, scale, matrix, slope)
         return matrix
 
@@ -152,21 +150,21 @@ def _columns(points: Tensor) -> Tensor:
 
 
 def _weighted(columns: Tensor, nu: float | None) -> Tensor:
-    """Return columns whose products with those of other points are ``−½ r²`` or ``2 ν r²``."""
+    """Return columns whose products with those of other points are ``−½ r²`` or ``2 ν r²``.
+
+    For ν = 1/2 less what rounding may leave of r² between equal points, whose root would be large:
+    ``(2 d + 2) ε (|a|² + |b|²)``, with ε the machine's.
+    """
     factor = -0.5 if nu is None else 2.0 * nu
     points, squares, ones = columns[..., :-2], columns[..., -2:-1], columns[..., -1:]
+    if nu == 0.5:
+        left = 1.0 - (2.0 * points.shape[-1] + 2.0) * torch.finfo(points.dtype).eps
+        squares, ones = squares * left, ones * left
     return torch.cat((-2.0 * points, ones, squares), -1) * factor
 
 
-def _equal(A: Tensor, B: Tensor, exponent: Tensor) -> Tensor:
-    """Tell which points are equal: their r² is no more than rounding, but its root would be."""
-    rounding = (2.0 * A.shape[-1] + 2.0) * torch.finfo(A.dtype).eps
-    squares, others = A.square().sum(-1, keepdim=True), B.square().sum(-1, keepdim=True)
-    return exponent <= rounding * (squares + others.mT)
-
-
 def _correlations(
-    exponent: Tensor, nu: float | None, scale: Tensor | None = None, equal: Tensor | None = None
+    exponent: Tensor, nu: float | None, scale: Tensor | None = None, slope: bool = True
 ) -> tuple[Tensor, Tensor, float]:
     """Compute ``ρ² c``, its slope ``−ρ² dc / d(½ r²)`` divided by a number, and that number.
 
@@ -177,20 +175,17 @@ def _correlations(
         exponent: See :func:`_multiples_of_squares`; it is overwritten.
         nu: As of the kernel.
         scale: ``ρ²``; None: 1.
-        equal: Where r is 0, for ν = 1/2.
+        slope: Whether the slope is used; if not, what is returned in its place is any tensor.
     """
     if nu is None:
         matrix = exponent.clamp_max_(0.0).exp_()
         matrix = matrix if scale is None else matrix.mul_(scale)
         return matrix, matrix, 1.0
-    if equal is not None:
-        exponent.masked_fill_(equal, 0.0)
     s = exponent.clamp_min_(0.0).sqrt_()
-    decay = s.neg().exp_()
+    decay = s.neg().exp_() if slope or nu != 0.5 else s.neg_().exp_()
     decay = decay if scale is None else decay.mul_(scale)
     if nu == 0.5:
-        slope = decay / s
-        return decay, slope if equal is None else slope.masked_fill_(equal, 0.0), 1.0
+        return decay, (decay / s).masked_fill_(s == 0.0, 0.0) if slope else decay, 1.0
     linear = torch.addcmul(decay, s, decay)  # (1 + s) exp(−s)
     if nu == 1.5:
         return linear, decay, 3.0

@@ -61,6 +61,10 @@ LIKELIER = 5.0
 """Nats by which the log marginal likelihood of another kernel must be larger: chance favours a
 smooth one by less, and where it is a tie the rough one predicts no worse."""
 
+UNLIKELY_UNTIL = 3
+"""Factor by which observations must have grown before a kernel that was ``LIKELIER`` nats less
+likely is tried again: differences grow with the number of observations."""
+
 _COMPARED = (EXACT, "WISKI")
 """Families of models whose marginal likelihoods are comparable, for they are exact."""
 
@@ -152,6 +156,7 @@ class ActiveSampling:
             self._first_kernel = SMOOTHNESS[0] if settings.learns_smoothness else "matern52"
         self.state = SamplingState() if state is None else state
         self._positions = {pick: i for i, pick in enumerate(self.state.picks)}
+        self._most_exact: dict[str, int] = {}  # observations of an exact model, by kernel
         if state is not None:
             return
         if len(candidates) < settings.initial:
@@ -420,8 +425,10 @@ class ActiveSampling:
         state, threshold = self.state, self._outlier_threshold
         outgrown = False
         if len(self._families) > 1 and self._family == EXACT:  # maybe cheaper on a grid by now
-            empty = self._built(self._X[:0], self._X[:0, :1], state.kernel, (EXACT, "WISKI"))
-            outgrown = self.observations > cast(AutoGP, empty).max_exact
+            if state.kernel not in self._most_exact:
+                empty = self._built(self._X[:0], self._X[:0, :1], state.kernel, (EXACT, "WISKI"))
+                self._most_exact[state.kernel] = cast(AutoGP, empty).max_exact
+            outgrown = self.observations > self._most_exact[state.kernel]
         last = state.refits[-1] if state.refits else 0
         if not outgrown and not refit_is_due(self.observations, last, self.settings.refit):
             return
@@ -429,7 +436,7 @@ class ActiveSampling:
         state.outliers = [i for i in state.outliers if i < last]
         if outgrown:  # with hyperparameters that were learned once, if there are no refits
             self._take(state.kernel, self._rebuilt(state.kernel, "WISKI"))
-            state.onto_grid_at = self.observations
+            state.onto_grid_at, state.unlikely = self.observations, {}
         learns = bool(self.settings.refit) or not state.refits
         if learns:
             relearn(self.model)
@@ -455,14 +462,17 @@ class ActiveSampling:
         """Go over to a rougher or smoother kernel while the values are ``LIKELIER`` nats likelier.
 
         With kernel ``learned``, once ``LEAST_FOR_SMOOTHNESS`` values were told. Hyperparameters are
-        learned for each kernel that is tried.
+        learned for each kernel that is tried, which takes as long as the refit itself: kernels that
+        were clearly less likely rest (``UNLIKELY_UNTIL``).
         """
         few = self.observations < LEAST_FOR_SMOOTHNESS
         if few or not self.settings.learns_smoothness or self._family not in _COMPARED:
             return
-        best, tried = _evidence(self.model), {self.state.kernel}
+        state, n = self.state, self.observations
+        resting = {name for name, lost_at in state.unlikely.items() if n < UNLIKELY_UNTIL * lost_at}
+        best, tried = _evidence(self.model), {state.kernel} | resting
         while True:
-            position = SMOOTHNESS.index(self.state.kernel)
+            position = SMOOTHNESS.index(state.kernel)
             nearest = SMOOTHNESS[max(0, position - 1) : position + 2]
             kernel = next((name for name in nearest if name not in tried), None)
             if kernel is None:
@@ -470,9 +480,13 @@ class ActiveSampling:
             tried.add(kernel)
             other = self._rebuilt(kernel, self._family if len(self._families) > 1 else None)
             relearn(other)
-            if (evidence := _evidence(other)) > best + LIKELIER:
+            evidence = _evidence(other)
+            if evidence > best + LIKELIER:
+                state.unlikely[state.kernel] = n
                 best = evidence
                 self._take(kernel, other)
+            elif evidence < best - LIKELIER:
+                state.unlikely[kernel] = n
 
     # --- files ------------------------------------------------------------------------------------
 

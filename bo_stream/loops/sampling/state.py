@@ -35,6 +35,8 @@ class SamplingState:
         refits: Numbers of observations at which the hyperparameters were learned.
         kernel: Name of the model's kernel; empty while there is no model.
         kernels: Name of the kernel after each refit.
+        unlikely: Names of kernels that were clearly less likely than another, with the number of
+            observations at which they were.
         onto_grid_at: Number of observations at which an exact model went onto a grid; None: it has
             not.
         outliers: Positions in ``picks``, in order, of those that the model is without: outliers at
@@ -50,6 +52,7 @@ class SamplingState:
     outliers: list[int] = field(default_factory=list)
     kernel: str = ""
     kernels: list[str] = field(default_factory=list)
+    unlikely: dict[str, int] = field(default_factory=dict)
     onto_grid_at: int | None = None
     validation: ProgressiveValidation = field(default_factory=ProgressiveValidation)
 
@@ -69,6 +72,7 @@ class SamplingState:
             outcomes=[float(value) for value in record["outcomes"]],
             kernel=str(record["kernel"]),
             kernels=[str(name) for name in record["kernels"]],
+            unlikely={str(name): int(n) for name, n in record.get("unlikely", {}).items()},
             onto_grid_at=None if onto_grid_at is None else int(onto_grid_at),
             validation=ProgressiveValidation.of_state(record["validation"]),
         )

@@ -26,6 +26,8 @@ from bo_stream.errors import UsageError
 from bo_stream.loops.run import ASKING
 from bo_stream.loops.sampling import ActiveSampling, SamplingSettings
 from bo_stream.loops.sampling.campaign import PoolSplit, SamplingReplay
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.fitting import relearn
 from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.loops.small import QUICK, small_map
 from tests.loops.test_models import FEWER
@@ -345,6 +347,29 @@ def test_the_smoothness_is_learned() -> None:
         found.append(sampling.state.kernel)
     assert found[0] in ("matern52", "rbf")
     assert found[1] == "matern12"
+
+
+def test_a_kernel_that_was_clearly_less_likely_rests_until_observations_have_trebled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    x = torch.linspace(0.0, 1.0, 200, dtype=torch.float64).unsqueeze(-1)
+    steps = torch.randn(200, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(0)).tolist()
+    Y, learned = steps.cumsum(0), []
+
+    def counted(model: StreamingGP) -> None:
+        learned.append(model.num_observations)
+        relearn(model)
+
+    monkeypatch.setattr("bo_stream.loops.sampling.sampling.relearn", counted)
+    sampling = ActiveSampling(x, SamplingSettings(initial=60, refit=1.5, outliers=0.0))
+    for first, last in ((0, 60), (60, 90), (90, 180)):
+        sampling.tell(order[first:last], Y[order[first:last]])
+        sampling.save(tmp_path)
+        sampling = ActiveSampling.load(tmp_path, x)
+    assert sampling.state.kernels == ["matern12"] * 3
+    assert learned == [60, 60, 90, 180, 180]
+    assert sampling.state.unlikely == {"matern32": 180}
 
 
 def test_few_values_do_not_choose_the_smoothness() -> None:
