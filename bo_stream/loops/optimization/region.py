@@ -35,10 +35,6 @@ SUCCESSES = 3
 IMPROVEMENT = 1e-3
 """Least improvement that is a success, over the standard deviation of the values known before."""
 
-OF_NOISE = 0.15
-"""What is added to it where all variance of the outcomes is noise. Posterior means of many points
-on a rough plateau differ by little, and one of the last batch is often above the rest by chance."""
-
 SHAPE = 0.5
 """Exponent of the lengthscales in the sides of a region: 0 is a cube, 1 as in TuRBO."""
 
@@ -83,18 +79,17 @@ class TrustRegion:
         """Whether the box is so small that the search in it has ended."""
         return self.length < SHORTEST
 
-    def update(self, new: Tensor, known: Tensor, noise: float = 0.0) -> bool:
+    def update(self, new: Tensor, known: Tensor) -> bool:
         """Grow after ``SUCCESSES`` batches in sequence that improve, shrink after failures.
 
         Args:
             new: Values of the last batch, best as posterior means: noise is no improvement then.
             known: Values, of the same model, of the points before.
-            noise: Part of the outcomes' variance that is noise, from 0 to 1.
 
         Returns:
             Whether the last batch has improved on those before.
         """
-        improved = improves(new, known, noise)
+        improved = improves(new, known)
         self.successes = self.successes + 1 if improved else 0
         self.failures = 0 if improved else self.failures + 1
         if self.successes >= SUCCESSES:
@@ -125,13 +120,9 @@ class TrustRegion:
         return torch.stack((centre - half, centre + half)).clamp(0.0, 1.0)
 
 
-def improves(new: Tensor, known: Tensor, noise: float) -> bool:
-    """Return whether the largest of new values is above the known ones by the least improvement.
-
-    That is ``IMPROVEMENT + OF_NOISE * noise`` times the standard deviation of the known ones.
-    """
-    least = (IMPROVEMENT + OF_NOISE * noise) * known.std(correction=0)
-    return bool(new.max() > known.max() + least)
+def improves(new: Tensor, known: Tensor) -> bool:
+    """Return whether the largest of new values is above the known ones, by ``IMPROVEMENT``."""
+    return bool(new.max() > known.max() + IMPROVEMENT * known.std(correction=0))
 
 
 def input_lengthscales(model: StreamingGP) -> Tensor | None:

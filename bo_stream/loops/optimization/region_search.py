@@ -419,12 +419,11 @@ class RegionSurrogate:
         keys, means, region = torch.tensor(local.keys), local.means, state.region
         new, soon = _are_in(keys, state.newest), state.asked + HOPE * self.settings.q
         leapt = new & _are_in(keys, state.leaps)
-        noise = float(local.noise().clamp_max(1.0).mean())  # of outcomes of variance one
         if not bool(new.any()):  # all have failed
-            region.update(means.min(), means, noise)
+            region.update(means.min(), means)
         elif not bool(new.all()):
-            region.update(means[new], means[~new], noise)
-            if bool(leapt.any()) and improves(means[leapt], means[~new], noise):
+            region.update(means[new], means[~new])
+            if bool(leapt.any()) and improves(means[leapt], means[~new]):
                 state = replace(state, hopeful=soon)
         leaps = [key for key in state.leaps if key not in state.newest]
         state = replace(state, newest=[], leaps=leaps)

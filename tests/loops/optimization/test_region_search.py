@@ -413,33 +413,6 @@ def test_outcomes_may_have_any_unit(factor: float) -> None:
         assert list(first.X) == pytest.approx(list(second.X), abs=1e-6)
 
 
-def test_the_region_knows_how_much_of_the_outcomes_is_noise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A plateau that is rough ends the search there: a mean above the others is no success."""
-    noise: list[float] = []
-
-    def update(self: region_module.TrustRegion, *values: Any) -> bool:
-        noise.append(float(values[2]))
-        return False
-
-    monkeypatch.setattr(region_module.TrustRegion, "update", update)
-    optimizer = started(REGION, steps=3)
-    optimizer.best()
-    local = surrogate_of(optimizer).local
-    assert local is not None
-    assert len(noise) == 3
-    assert noise[-1] == pytest.approx(local.model.likelihood.noise.item())
-    for trial in optimizer.ask():
-        optimizer.tell(trial.key, bowl(list(trial.X)), Yvar=1e6)
-    optimizer.best()
-    local = surrogate_of(optimizer).local
-    assert local is not None
-    told = 4 / len(local.keys)  # of noise that is more than all there is
-    learned = local.model.likelihood.noise.item()
-    assert noise[-1] == pytest.approx(told + (1.0 - told) * learned)
-
-
 def test_a_region_that_collapsed_begins_again_about_the_best_point_then_elsewhere() -> None:
     optimizer = started(REGION, steps=3)
     collapse(optimizer)
