@@ -26,6 +26,7 @@ from bo_stream.errors import UsageError
 from bo_stream.loops.run import ASKING
 from bo_stream.loops.sampling import ActiveSampling, SamplingSettings
 from bo_stream.loops.sampling.campaign import PoolSplit, SamplingReplay
+from bo_stream.loops.sampling.state import SamplingState
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import relearn
 from bo_stream.testing.streams import assert_untouched, fingerprint
@@ -370,6 +371,14 @@ def test_a_kernel_that_was_clearly_less_likely_rests_until_observations_have_tre
     assert sampling.state.kernels == ["matern12"] * 3
     assert learned == [60, 60, 90, 180, 180]
     assert sampling.state.unlikely == {"matern32": 180}
+
+
+def test_a_state_that_was_saved_before_kernels_rested_can_be_read() -> None:
+    state = SamplingState(kernel="rbf", unlikely={"matern52": 60})
+    record = state.record()
+    assert SamplingState.of_record(record).unlikely == state.unlikely
+    del record["unlikely"]
+    assert SamplingState.of_record(record).unlikely == {}
 
 
 def test_few_values_do_not_choose_the_smoothness() -> None:
