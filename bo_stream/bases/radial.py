@@ -175,14 +175,15 @@ def _correlations(
         exponent: See :func:`_multiples_of_squares`; it is overwritten.
         nu: As of the kernel.
         scale: ``ρ²``; None: 1.
-        slope: Whether the slope is used; if not, what is returned in its place is any tensor.
+        slope: Whether the slope is used; if not, that of ν = 1/2 is not computed, and the matrix is
+            returned in its place.
     """
     if nu is None:
         matrix = exponent.clamp_max_(0.0).exp_()
         matrix = matrix if scale is None else matrix.mul_(scale)
         return matrix, matrix, 1.0
     s = exponent.clamp_min_(0.0).sqrt_()
-    decay = s.neg().exp_() if slope or nu != 0.5 else s.neg_().exp_()
+    decay = s.neg().exp_()
     decay = decay if scale is None else decay.mul_(scale)
     if nu == 0.5:
         return decay, (decay / s).masked_fill_(s == 0.0, 0.0) if slope else decay, 1.0

@@ -28,7 +28,6 @@ from bo_stream.loops.sampling import ActiveSampling, SamplingSettings
 from bo_stream.loops.sampling.campaign import PoolSplit, SamplingReplay
 from bo_stream.loops.sampling.state import SamplingState
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.fitting import relearn
 from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.loops.small import QUICK, small_map
 from tests.loops.test_models import FEWER
@@ -350,27 +349,38 @@ def test_the_smoothness_is_learned() -> None:
     assert found[1] == "matern12"
 
 
+@pytest.mark.parametrize(
+    ("less", "unlikely", "learned"),
+    [
+        (10.0, {"matern32": 180}, [60, 60, 90, 180, 180]),
+        (1.0, {}, [60, 60, 90, 90, 180, 180]),
+    ],
+    ids=["clearly", "hardly"],
+)
 def test_a_kernel_that_was_clearly_less_likely_rests_until_observations_have_trebled(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    less: float,
+    unlikely: dict[str, int],
+    learned: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    learned_at: list[int] = []
+
+    def evidence(model: StreamingGP) -> float:
+        return 0.0 if model.covar_module.base_kernel.nu == 0.5 else -less
+
+    where = "bo_stream.loops.sampling.sampling"
+    monkeypatch.setattr(f"{where}.relearn", lambda m: learned_at.append(m.num_observations))
+    monkeypatch.setattr(f"{where}._evidence", evidence)
     x = torch.linspace(0.0, 1.0, 200, dtype=torch.float64).unsqueeze(-1)
-    steps = torch.randn(200, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    order = torch.randperm(200, generator=torch.Generator().manual_seed(0)).tolist()
-    Y, learned = steps.cumsum(0), []
-
-    def counted(model: StreamingGP) -> None:
-        learned.append(model.num_observations)
-        relearn(model)
-
-    monkeypatch.setattr("bo_stream.loops.sampling.sampling.relearn", counted)
     sampling = ActiveSampling(x, SamplingSettings(initial=60, refit=1.5, outliers=0.0))
     for first, last in ((0, 60), (60, 90), (90, 180)):
-        sampling.tell(order[first:last], Y[order[first:last]])
+        sampling.tell(range(first, last), x[first:last, 0])
         sampling.save(tmp_path)
         sampling = ActiveSampling.load(tmp_path, x)
     assert sampling.state.kernels == ["matern12"] * 3
-    assert learned == [60, 60, 90, 180, 180]
-    assert sampling.state.unlikely == {"matern32": 180}
+    assert sampling.state.unlikely == unlikely
+    assert learned_at == learned
 
 
 def test_a_state_that_was_saved_before_kernels_rested_can_be_read() -> None:
