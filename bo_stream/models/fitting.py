@@ -10,28 +10,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
 from botorch.exceptions.errors import ModelFittingError
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
-from botorch.optim import batched_lbfgs_b
 from botorch.optim.closures import (
-    BatchedNDarrayOptimizationClosure,
-    get_loss_closure,
     get_loss_closure_with_grads,
 )
 from botorch.optim.core import OptimizationResult, OptimizationStatus
 from botorch.optim.fit import fit_gpytorch_mll_scipy
-from botorch.optim.utils import get_parameters_and_bounds
-from botorch.optim.utils.numpy_utils import get_per_element_bounds
-from gpytorch.kernels import Kernel
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
-from gpytorch.likelihoods.noise_models import Noise
-from gpytorch.means import Mean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
+
+from bo_stream.models.lbfgs import are_apart, fit_elements, fit_to_stall
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
@@ -119,10 +112,6 @@ def total_loss(model: StreamingGP) -> float:
     return float((each * model._from_per_output(model._counts()).clamp_min(1.0)).sum())
 
 
-_OPTIONS = {"maxiter": "maxiter", "maxcor": "maxcor", "maxls": "maxls", "gtol": "pgtol"}
-"""SciPy's options of L-BFGS-B as BoTorch's batched one names them, besides ``ftol``."""
-
-
 def fit_apart(
     mll: MarginalLogLikelihood, optimizer: Callable[..., Any] | None = None, **kwargs: Any
 ) -> MarginalLogLikelihood:
@@ -143,71 +132,10 @@ def fit_apart(
     return fit_gpytorch_mll(mll, optimizer=optimizer, **kwargs)
 
 
-MOST_RESTARTS = 3
-"""Times that L-BFGS-B is begun again where its line search stalled, unless it stalls at once, or
-there is a limit on its time."""
-
-
-def fit_to_stall(
-    mll: MarginalLogLikelihood, closure: Callable[..., Any] | None = None, **kwargs: Any
-) -> OptimizationResult:
-    """Maximise an objective as ``fit_gpytorch_mll_scipy``; a stalled line search ends it.
-
-    A line search stalls where the objective's rounding errors are larger than what is left to gain:
-    with known noise of 1e-10 of the outcomes' variance, and in float32. L-BFGS-B never leaves a
-    point for a worse one, so the point is an optimum as far as it can be told. BoTorch takes this
-    for a failure, and begins again from hyperparameters drawn from their priors, where the next
-    end may be a far worse optimum. A search that stalls before its first step is reported as
-    BoTorch does. A long step may also lead to a covariance matrix that cannot be factorised: its
-    objective counts as not a number, and L-BFGS-B goes back to the last point, without its memory.
-
-    Args:
-        mll: The objective.
-        closure: Loss and gradients; default: those of ``mll``.
-        kwargs: As for ``fit_gpytorch_mll_scipy``.
-
-    Raises:
-        NotPSDError: The matrix of the first point cannot be factorised.
-    """
-    parameters, _ = get_parameters_and_bounds(mll)
-    learned = {name: value for name, value in parameters.items() if value.requires_grad}
-    evaluate = closure or get_loss_closure_with_grads(mll, learned)
-    is_first = True
-
-    def evaluated_or_nan(**arguments: Any) -> tuple[Tensor, Sequence[Tensor | None]]:
-        nonlocal is_first
-        try:
-            evaluated: tuple[Tensor, Sequence[Tensor | None]] = evaluate(**arguments)
-        except NotPSDError:
-            if is_first:
-                raise
-            nowhere = [torch.full_like(value, math.nan) for value in learned.values()]
-            return torch.full_like(nowhere[0].flatten()[0], math.nan), nowhere
-        is_first = False
-        return evaluated
-
-    steps, restarts = 0, MOST_RESTARTS if kwargs.get("timeout_sec") is None else 0
-    for _ in range(1 + restarts):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", OptimizationWarning)
-            result = fit_gpytorch_mll_scipy(mll, closure=evaluated_or_nan, **kwargs)
-        stalled = result.status == OptimizationStatus.FAILURE and "ABNORMAL" in str(result.message)
-        steps += result.step
-        if not stalled or result.step == 0:
-            break
-    excused = stalled and steps > 0
-    for warning in caught:
-        if not (excused and issubclass(warning.category, OptimizationWarning)):
-            warnings.warn_explicit(
-                warning.message, warning.category, warning.filename, warning.lineno
-            )
-    return replace(result, step=steps, status=OptimizationStatus.STOPPED) if excused else result
-
-
 FEW_PER_INPUT = 50
 """Most observations per input at which every refit begins at the model's first values, too."""
 
-RACE = 6
+RACE = 4
 """Iterations of L-BFGS-B from each of two starts, after which the better one goes on."""
 
 SETTLED = 1e-2
@@ -417,85 +345,3 @@ def _better(known: _End, other: _End) -> _End:
     status = OptimizationStatus.SUCCESS if done else OptimizationStatus.STOPPED
     result = replace(other.result, status=status, fval=float(losses.sum()))
     return _End(result, values, losses, other.warnings)
-
-
-def fit_elements(
-    mll: MarginalLogLikelihood,
-    closure: Callable[..., Any] | None = None,
-    options: dict[str, Any] | None = None,
-    **kwargs: Any,
-) -> OptimizationResult:
-    """Maximise an objective in the hyperparameters of each element by an L-BFGS-B of its own.
-
-    Elements are batch elements and outputs. All are evaluated at once, so that a fit takes as many
-    evaluations as the slowest element; one L-BFGS-B on their sum takes several times as many. An
-    element whose line search stalls ends there: L-BFGS-B never leaves a point for a worse one.
-
-    ``fit_gpytorch_mll_scipy``, whose arguments these are, is used where elements share a
-    hyperparameter or are bounded differently, and where an argument is given that BoTorch's batched
-    L-BFGS-B does not take. Where a step of one element leads to a covariance matrix that cannot be
-    factorised, :func:`fit_to_stall` begins again with the sum of all.
-    """
-    known, shape = _options(options or {}), mll.model._parameter_shape
-    if closure is not None or kwargs or known is None or not are_apart(mll, shape):
-        return fit_gpytorch_mll_scipy(mll, closure=closure, options=options, **kwargs)
-    parameters, given = get_parameters_and_bounds(mll)
-    learned = {name: value for name, value in parameters.items() if value.requires_grad}
-    bounds = {  # numbers or tensors, expanded to ``elements x entries of each``
-        name: [
-            torch.as_tensor(bound).to(value).expand(value.shape).reshape(shape.numel(), -1)
-            for bound in given[name]
-        ]
-        for name, value in learned.items()
-        if name in given
-    }
-    if any(bool((bound != bound[0]).any()) for pair in bounds.values() for bound in pair):
-        each: Any = {name: (low.flatten(), high.flatten()) for name, (low, high) in bounds.items()}
-        return fit_gpytorch_mll_scipy(mll, bounds=each, options=options)
-    objective = BatchedNDarrayOptimizationClosure(get_loss_closure(mll), learned, shape)
-    minimize: Callable[..., Any] = batched_lbfgs_b.fmin_l_bfgs_b_batched
-    first: Any = {name: (low[0], high[0]) for name, (low, high) in bounds.items()}
-    limits = get_per_element_bounds(learned, first, shape)
-    start = objective.state
-    try:
-        objective.state, losses, ends = minimize(
-            objective, start, bounds=limits, pass_batch_indices=True, **known
-        )
-    except NotPSDError:
-        objective.state = start
-        return fit_to_stall(mll, options=options)
-    return _result(losses, ends)
-
-
-def _options(options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Translate to options of BoTorch's batched L-BFGS-B; None where it lacks one of them."""
-    if not options.keys() <= {*_OPTIONS, "ftol"}:
-        return None
-    known = {_OPTIONS[name]: value for name, value in options.items() if name != "ftol"}
-    return known | ({"factr": options["ftol"] / np.finfo(float).eps} if "ftol" in options else {})
-
-
-def are_apart(mll: MarginalLogLikelihood, shape: torch.Size) -> bool:
-    """Say whether there are hyperparameters to learn, each of one element of this batch shape."""
-    several = False
-    for part in mll.modules():
-        learned = [p for p in part.parameters(recurse=False) if p.requires_grad]
-        batched = isinstance(part, Mean | Noise)
-        batched = batched or (isinstance(part, Kernel) and part.batch_shape == shape)
-        if learned and not (batched and all(p.shape[: len(shape)] == shape for p in learned)):
-            return False
-        several = several or bool(learned)
-    return several
-
-
-def _result(losses: Any, ends: Sequence[Mapping[str, Any]]) -> OptimizationResult:
-    lost = int((~np.isfinite(losses)).sum())
-    if lost > 0:
-        warnings.warn(
-            f"The loss of {lost} of {len(losses)} batch elements or outputs is not finite.",
-            OptimizationWarning,
-            stacklevel=2,
-        )
-    stopped, steps = any(end["status"] == 1 for end in ends), max(end["nit"] for end in ends)
-    status = OptimizationStatus.STOPPED if stopped else OptimizationStatus.SUCCESS
-    return OptimizationResult(step=steps, fval=float(losses.sum()), status=status)

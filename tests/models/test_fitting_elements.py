@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -15,7 +13,7 @@ from botorch.models import SingleTaskGP
 from botorch.models.model import Model
 from botorch.optim.closures import BatchedNDarrayOptimizationClosure
 from botorch.optim.core import OptimizationResult
-from botorch.optim.fit import fit_gpytorch_mll_scipy, fit_gpytorch_mll_torch
+from botorch.optim.fit import fit_gpytorch_mll_torch
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel, SpectralMixtureKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
@@ -24,9 +22,11 @@ from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, AutoGP, ClusteredGP
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.fitting import are_apart, learn_hyperparameters
+from bo_stream.models.fitting import learn_hyperparameters
+from bo_stream.models.lbfgs import are_apart, fit_in_logarithms
 from tests.laws.cases import CASES
 from tests.laws.registry import Stream
+from tests.support.fits import evaluations
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 
@@ -51,28 +51,13 @@ def objective(model: Model) -> ExactMarginalLogLikelihood:
     return ExactMarginalLogLikelihood(model.likelihood, model)
 
 
-@contextmanager
-def evaluations() -> Iterator[list[None]]:
-    """Of the objectives of our models, one entry for each."""
-    counted: list[None] = []
-    compute = StreamingGP.compute_custom_loss
-
-    def counting(self: StreamingGP, *args: Any, **kwargs: Any) -> Tensor:
-        counted.append(None)
-        return compute(self, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StreamingGP, "compute_custom_loss", counting)
-        yield counted
-
-
 def loss(model: StreamingGP) -> Tensor:
     return model.train().compute_custom_loss(objective(model)).detach()
 
 
 def on_the_sum(mll: ExactMarginalLogLikelihood, **kwargs: Any) -> OptimizationResult:
     """An optimizer that BoTorch does not take for its default one."""
-    return fit_gpytorch_mll_scipy(mll, **kwargs)
+    return fit_in_logarithms(mll, **kwargs)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ from bo_stream.loops.optimization.region import (
 from bo_stream.loops.optimization.trials import FEWEST, Ledger, OptimizationSettings
 from bo_stream.loops.run import predict_mean
 from bo_stream.models.auto.auto import AutoGP
-from bo_stream.models.fitting import fit_to_stall, hyperparameters, set_hyperparameters
+from bo_stream.models.fitting import hyperparameters, set_hyperparameters
+from bo_stream.models.lbfgs import fit_to_stall
 
 ROWS = 300
 """Most outcomes of the local model."""

@@ -1,0 +1,162 @@
+"""L-BFGS-B in logarithms of positive hyperparameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.optim.closures import NdarrayOptimizationClosure, get_loss_closure_with_grads
+from botorch.optim.core import OptimizationResult, OptimizationStatus
+from botorch.optim.fit import fit_gpytorch_mll_scipy
+from botorch.optim.utils import get_parameters_and_bounds
+from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
+from botorch.test_functions import Hartmann
+from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from scipy.optimize import check_grad
+from torch import Tensor
+
+from bo_stream import OSGPR, WISKI, AutoGP
+from bo_stream.models import lbfgs
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.lbfgs import LogObjective, fit_in_logarithms
+from tests.support.fits import evaluations
+
+
+def observations(n: int) -> tuple[Tensor, Tensor]:
+    """Hartmann's function in six inputs."""
+    X = torch.quasirandom.SobolEngine(6, scramble=True, seed=0).draw(n).to(torch.float64)
+    return X, Hartmann(6)(X).unsqueeze(-1)
+
+
+def objective(model: StreamingGP) -> ExactMarginalLogLikelihood:
+    return ExactMarginalLogLikelihood(model.likelihood, model.train())
+
+
+def log_objective(model: StreamingGP) -> LogObjective:
+    mll = objective(model)
+    parameters, bounds = get_parameters_and_bounds(mll)
+    evaluate = get_loss_closure_with_grads(mll, parameters)
+    limits = get_bounds_as_ndarray(parameters, bounds)
+    return LogObjective.of(NdarrayOptimizationClosure(evaluate, parameters), limits)
+
+
+def test_the_gradient_is_that_by_the_variables() -> None:
+    found = log_objective(AutoGP(*observations(20)))
+    start = found.variables(found.objective.state)
+    assert found.positive.sum() == 7  # six lengthscales and the noise, of eight with the mean
+    slope = found(start)[1]
+    difference = check_grad(lambda v: float(found(v)[0]), lambda v: found(v)[1], start)
+    assert difference < 1e-5 * float(np.linalg.norm(slope))
+
+
+def test_variables_are_logarithms_of_what_is_positive() -> None:
+    model = AutoGP(*observations(20))
+    with torch.no_grad():
+        model.mean_module.constant.fill_(-2.0)
+        model.covar_module.lengthscale = 3.0
+    found = log_objective(model)
+    state = found.objective.state
+    variables = found.variables(state)
+    assert sorted(set(variables[found.positive].round(12)))[-1] == pytest.approx(math.log(3.0))
+    assert variables[~found.positive].tolist() == [-2.0]
+    np.testing.assert_allclose(found.parameters(variables), state, rtol=1e-15)
+
+
+def test_parameters_stay_within_bounds_that_their_logarithms_miss_by_rounding() -> None:
+    found = log_objective(AutoGP(*observations(20)))
+    least = found.variables(found.bounds[:, 0])
+    shifted = np.where(found.positive, np.nextafter(least, -np.inf), least)
+    parameters = found.parameters(shifted)
+    assert bool((parameters[found.positive] >= found.bounds[found.positive, 0]).all())
+
+
+def test_what_may_be_negative_or_is_zero_is_moved_itself() -> None:
+    X, Y = observations(20)
+    kernel = ScaleKernel(RBFKernel(), outputscale_constraint=GreaterThan(0.0, transform=None))
+    kernel.base_kernel.register_constraint("raw_lengthscale", Interval(-1.0, 9.0, transform=None))
+    kernel.base_kernel.lengthscale = 0.5
+    model = AutoGP(X, Y, covar_module=kernel)
+    for scale, positive in ((0.1, 2), (0.0, 1)):  # it and the noise, or the noise
+        with torch.no_grad():
+            model.covar_module.raw_outputscale.fill_(scale)
+        assert log_objective(model).positive.sum() == positive
+
+
+def in_the_parameters(mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResult:
+    """An optimizer that BoTorch does not take for its default one."""
+    return fit_gpytorch_mll_scipy(mll, **kwargs)
+
+
+def end_of(model: StreamingGP, optimizer: Callable[..., Any]) -> tuple[int, float]:
+    """Number of evaluations of a fit, and the loss where it ends."""
+    with evaluations() as counted:
+        fit_gpytorch_mll(objective(model), optimizer=optimizer)
+    with torch.no_grad():
+        return len(counted), float(model.train().compute_custom_loss(objective(model)).sum())
+
+
+@pytest.mark.parametrize("kind", [AutoGP, OSGPR])
+def test_a_fit_takes_half_the_evaluations_and_is_as_good(kind: type[StreamingGP]) -> None:
+    X, Y = observations(60)
+    ours, loss = end_of(kind(X, Y), fit_in_logarithms)
+    theirs, peer = end_of(kind(X, Y), in_the_parameters)
+    assert ours <= 0.5 * theirs
+    assert loss <= peer + 1e-4
+
+
+@pytest.mark.parametrize("kind", ["single", "elements"])
+def test_the_default_fit_is_in_logarithms(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, Y = observations(12)
+    made = list[LogObjective]()
+    monkeypatch.setattr(LogObjective, "of", classmethod(_noting(made)))
+    model = WISKI(X[:, :2], Y if kind == "single" else torch.cat((Y, Y.cos()), -1))
+    fit_gpytorch_mll(objective(model), optimizer_kwargs={"options": {"maxiter": 2}})
+    assert made
+    assert all(each.positive.sum() == 3 for each in made)  # of four a fit moves, of each element
+    assert made[0].bounds.shape == (4, 2)
+
+
+def _noting(made: list[LogObjective]) -> Any:
+    make = LogObjective.of.__func__  # type: ignore[attr-defined]
+
+    def of(cls: type[LogObjective], *args: Any) -> LogObjective:
+        made.append(make(cls, *args))
+        return made[-1]
+
+    return of
+
+
+def test_a_caller_s_bounds_hold() -> None:
+    model = AutoGP(*observations(20))
+    name = "model.covar_module.raw_lengthscale"
+    result = fit_in_logarithms(objective(model), bounds={name: (0.5, 0.6)}, options={"maxiter": 9})
+    lengthscales = model.covar_module.lengthscale
+    assert bool(((lengthscales >= 0.5) & (lengthscales <= 0.6)).all())
+    assert result.status in (OptimizationStatus.SUCCESS, OptimizationStatus.STOPPED)
+
+
+def test_the_last_iteration_and_the_last_second_stop_it() -> None:
+    model = AutoGP(*observations(20))
+    for limit in ({"options": {"maxiter": 1}}, {"timeout_sec": 0.0}):
+        result = fit_in_logarithms(objective(deepcopy(model)), **limit)  # type: ignore[arg-type]
+        assert (result.step, result.status) == (1, OptimizationStatus.STOPPED)
+
+
+def test_what_only_botorch_s_optimizer_takes_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[int]()
+    model = AutoGP(*observations(20))
+    monkeypatch.setattr(lbfgs.LogObjective, "of", None)
+    fit_in_logarithms(
+        objective(model),
+        callback=lambda parameters, result: seen.append(result.step),
+        options={"maxiter": 3},
+    )
+    assert seen == [1, 2, 3]
