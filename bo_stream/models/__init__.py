@@ -9,7 +9,8 @@ What every model shares:
 - ``outcomes``: units of the outcomes, their transform, noise, likelihood or labels.
 - ``memory``: what is left of the data, and observations on their way into it.
 - ``inference``: the prior, and the interface of a way from a memory to a posterior.
-- ``fitting``: fits of hyperparameters: batch elements apart, from two starts, in a run.
+- ``fitting``: fits of hyperparameters: a model's hook, from two starts, in a run.
+- ``lbfgs``: L-BFGS-B in logarithms: of all hyperparameters, or of batch elements apart.
 
 Families, each with its models, memory and inference:
 

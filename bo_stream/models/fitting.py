@@ -1,4 +1,4 @@
-"""Fits of hyperparameters: a model's hooks, in a run that must go on, and of elements apart."""
+"""Fits of hyperparameters: a model's hook, from several starts, and in a run that must go on."""
 
 from __future__ import annotations
 

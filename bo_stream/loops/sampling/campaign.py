@@ -23,8 +23,7 @@ from bo_stream.loops.run import (
     score,
 )
 from bo_stream.loops.sampling.sampling import ActiveSampling
-from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
-from bo_stream.loops.sampling.state import SamplingState
+from bo_stream.loops.sampling.settings import STRATEGIES, SamplingState, Settings, Strategy
 
 
 class SamplingReplay:
