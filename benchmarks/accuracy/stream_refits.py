@@ -92,7 +92,7 @@ def followed(kind: type[StreamingGP], X: Tensor, Y: Tensor) -> tuple[StreamingGP
 def one_start() -> Iterator[None]:
     """Let a refit begin at the present values alone."""
     chosen = fitting.first_start
-    fitting.first_start = lambda model: {}
+    fitting.first_start = lambda model: None
     try:
         yield
     finally:

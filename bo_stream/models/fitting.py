@@ -19,6 +19,7 @@ from botorch.optim.closures import (
 )
 from botorch.optim.core import OptimizationResult, OptimizationStatus
 from botorch.optim.fit import fit_gpytorch_mll_scipy
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator.utils.errors import NotPSDError
@@ -119,7 +120,8 @@ def fit_apart(
 
     The optimizer is :func:`fit_elements`, or for a single element :func:`fit_to_stall`, unless the
     caller gives one, a closure or a data loader. A refit begins at the values that the model was
-    built with, too: see :func:`fit_from_both`. The model's ``custom_fit``, which calls this
+    built with, too, and a first fit that explains much by noise at shorter lengthscales: see
+    :func:`fit_from_both`. The model's ``custom_fit``, which calls this
     function, must be hidden meanwhile.
     """
     given = kwargs.get("closure") is not None or kwargs.get("data_loader") is not None
@@ -127,7 +129,7 @@ def fit_apart(
         several = mll.model._parameter_shape.numel() > 1
         optimizer = fit_elements if several else fit_to_stall
         start = first_start(mll.model)
-        if start:
+        if start is not None:
             optimizer = partial(fit_from_both, optimizer, start)
     return fit_gpytorch_mll(mll, optimizer=optimizer, **kwargs)
 
@@ -142,28 +144,67 @@ SETTLED = 1e-2
 """Largest gradient near an optimum, in nats an observation and per change of a parameter, or of its
 logarithm where that is larger."""
 
+MUCH_NOISE = 0.05
+"""Variance of the noise over the process's above which a first fit is done again from others."""
 
-def first_start(model: StreamingGP) -> Hyperparameters:
-    """Return the kernel and mean that a model was built with, where a refit may begin there.
+SHORTER = 0.3
+"""Its lengthscales then, in the first ones: a function that oscillates is noise to longer ones."""
+
+
+def first_start(model: StreamingGP) -> Hyperparameters | None:
+    """Return the kernel and mean that a model was built with, where a fit may begin there.
 
     The likelihood's values stay: what was learned of the noise is the better start, from which an
-    optimizer takes fewer evaluations and finds more. None where the objective depends on more than
-    hyperparameters and data (variational parameters, a network), and where the present values are
-    the first ones.
+    optimizer takes fewer evaluations and finds more.
+
+    Returns:
+        The values; none where they are the present ones. None where the objective depends on more
+        than hyperparameters and data (variational parameters, a network).
     """
     first, learned = model._first_values, learned_values(model)
     gaussian = isinstance(model.likelihood, _GaussianLikelihoodBase)
     if not (gaussian and model._inference.restarts and learned.keys() <= first.keys()):
-        return {}
+        return None
     start = {
         name: first[name].to(value)
         for name, value in learned.items()
         if not name.startswith("likelihood.")
     }
     if any(value.shape != learned[name].shape for name, value in start.items()):
-        return {}
+        return None
     same = all(torch.equal(value, learned[name]) for name, value in start.items())
     return {} if same else start
+
+
+@torch.no_grad()
+def shorter_start(model: StreamingGP, first: Hyperparameters) -> Hyperparameters:
+    """Return the first values with ``SHORTER`` lengthscales, where a first fit missed these.
+
+    None where the kernel has no lengthscales or the noise is not learned; and where for no element
+    the learned noise is ``MUCH_NOISE`` while all lengthscales are longer than these.
+
+    Args:
+        model: With the values that the fit learned.
+        first: The values from which it began.
+    """
+    parts = {
+        f"{name}.raw_lengthscale": part
+        for name, part in model.named_modules()
+        if f"{name}.raw_lengthscale" in first and isinstance(part, Kernel)
+    }
+    if not parts or not any(name.startswith("likelihood.noise_covar.") for name in first):
+        return {}
+    at = torch.zeros(1, model._process_dim).to(next(iter(first.values())))
+    prior = model.covar_module(at, diag=True)[..., 0]
+    missed = model.likelihood.noise[..., 0] > MUCH_NOISE * prior
+    start = dict(first)
+    for name, part in parts.items():
+        limits = part.raw_lengthscale_constraint
+        shorter = SHORTER * limits.transform(first[name])
+        missed = missed & (part.lengthscale > shorter).flatten(-2).all(-1)
+        shorter = torch.maximum(shorter, limits.lower_bound.to(shorter))
+        start[name] = limits.inverse_transform(shorter)
+    return start if bool(missed.any()) else {}
 
 
 def fit_from_both(
@@ -174,7 +215,7 @@ def fit_from_both(
     timeout_sec: float | None = None,
     **kwargs: Any,
 ) -> OptimizationResult:
-    """Fit from the present values and from another start, of which the better goes on.
+    """Fit from the present values and from another start, of which the better counts.
 
     What was learned from few observations, or from outcomes that were all equal, is a poor start:
     the likelihood has several maxima, and the nearest one may be much the worse. ``RACE``
@@ -183,12 +224,16 @@ def fit_from_both(
     only where the objective is larger there than at the present values, and where no element is
     apart, only if these are not ``SETTLED``. Cost of ``RACE`` iterations beyond those of a fit.
 
+    A first fit begins at the present values. If it explains much by noise and has not met shorter
+    lengthscales, it is done again from these, at the cost of another fit.
+
     Args:
         fit: ``fit_gpytorch_mll_scipy`` or :func:`fit_elements`, called with the other arguments.
         start: The other values; parameters that are not among them begin where the race from the
-            present values ends.
+            present values ends. None of them: it is a first fit.
         mll: Of a model in training mode.
-        options: Of L-BFGS-B; its most iterations are those of the race and the rest together.
+        options: Of L-BFGS-B; its most iterations are those of the race and the rest together, or of
+            each of two first fits.
         timeout_sec: Seconds for all.
         kwargs: Further arguments of ``fit``.
 
@@ -199,7 +244,9 @@ def fit_from_both(
     shape = model._parameter_shape
     apart = shape.numel() > 1 and are_apart(mll, shape)
     fits = _Fits(fit, mll, dict(options or {}), timeout_sec, kwargs, apart, time.monotonic())
-    if float(model._counts().max()) <= FEW_PER_INPUT * model._process_dim:
+    if not start:
+        best = fits.first(present)
+    elif float(model._counts().max()) <= FEW_PER_INPUT * model._process_dim:
         best = fits.raced(present, start)
     elif apart:
         tried = bool((fits.losses(start) < fits.losses(present)).any())
@@ -274,6 +321,15 @@ class _Fits:
         values = learned_values(self.mll.model)
         value = torch.tensor(float(result.fval), dtype=torch.float64).nan_to_num(nan=math.inf)
         return _End(result, values, self.losses(values) if self.apart else value, caught)
+
+    def first(self, present: Hyperparameters) -> _End | None:
+        """Fit from present values, and from shorter lengthscales where these were missed."""
+        best = self.end(present)
+        start = (
+            {} if best is None or self._left() <= 0.0 else shorter_start(self.mll.model, present)
+        )
+        other = self.end(start) if start else None
+        return best if best is None or other is None else _better(best, other)
 
     def settled(self, present: Hyperparameters, start: Hyperparameters) -> _End | None:
         """Fit from present values, and from others where these are better and the first unsettled.

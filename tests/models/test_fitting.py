@@ -110,6 +110,65 @@ def test_a_start_that_leads_nowhere_costs_nothing(
     assert lengthscale(model) < 0.2
 
 
+def noisy_at_first(kind: str, missed: bool = True) -> StreamingGP:
+    """Built with long lengthscales and much noise, from which a fit explains waves by noise."""
+    model = model_of(kind)
+    with torch.no_grad():
+        model.covar_module.lengthscale = 0.8
+        model.likelihood.noise = 0.3
+    if missed:
+        model._first_values = hyperparameters(model)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["WISKI", "OSGPR"])
+def test_a_first_fit_finds_waves_that_are_noise_to_longer_lengthscales(kind: str) -> None:
+    alone, found = noisy_at_first(kind, missed=False), noisy_at_first(kind)
+    relearn(alone)
+    relearn(found)
+    assert lengthscale(alone) > 0.5
+    assert lengthscale(found) < 0.2
+    gained = found.log_marginal_likelihood() - alone.log_marginal_likelihood()
+    assert gained.item() > 10.0
+
+
+def test_each_output_keeps_the_better_of_its_first_fits() -> None:
+    X, Y = waves()
+    Y = torch.cat((Y, 0.3 * Y + X), -1)  # of which the trend is more than the waves
+    fitted = []
+    for first in ({}, None):
+        model = WISKI(X, Y, grid_size=60)
+        with torch.no_grad():
+            model.covar_module.lengthscale = torch.full((2, 1, 1), 0.8)
+            model.likelihood.noise = torch.full((2, 1), 0.3)
+        model._first_values = hyperparameters(model) if first is None else first
+        relearn(model)
+        fitted.append(model.log_marginal_likelihood().detach())
+    alone, found = fitted
+    assert bool((found >= alone - 0.1).all())
+    assert float((found - alone).max()) > 10.0
+
+
+@pytest.mark.parametrize(
+    ("noise", "learned", "tried"), [(0.04, 0.5, False), (0.06, 0.5, True), (0.9, 0.2, False)]
+)
+def test_shorter_lengthscales_are_for_much_noise_where_they_were_missed(
+    noise: float, learned: float, tried: bool
+) -> None:
+    model = noisy_at_first("WISKI")
+    first = hyperparameters(model)
+    with torch.no_grad():
+        model.covar_module.lengthscale = learned
+        model.likelihood.noise = noise
+    start = fitting.shorter_start(model, first)
+    assert bool(start) == tried
+    if tried:
+        assert start["covar_module.raw_lengthscale"].item() == pytest.approx(0.24)
+        assert start["likelihood.noise_covar.raw_noise"].item() == pytest.approx(0.3)
+    model.likelihood.requires_grad_(False)  # known, as it is not among what a fit learns
+    assert fitting.shorter_start(model, fitting.learned_values(model)) == {}
+
+
 def test_seconds_are_for_all_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that runs on by three seconds a fit, and a limit of five."""
     model, seconds, now = in_a_poor_maximum("WISKI"), list[float](), [0.0]
