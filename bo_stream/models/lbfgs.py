@@ -70,6 +70,20 @@ class LogObjective:
         least = present.reshape(-1, len(bounds)).min(0)
         return cls(objective, bounds, (bounds[:, 0] >= 0.0) & (least > 0.0))
 
+    @property
+    def start(self) -> Floats:
+        """Variables at the objective's present parameters."""
+        return self.variables(self.objective.state)
+
+    @property
+    def limits(self) -> Floats:
+        """Least and largest variables, ``m x 2``."""
+        return self.variables(self.bounds.T).T
+
+    def move_to(self, variables: Floats) -> None:
+        """Set the objective's parameters."""
+        self.objective.state = self.parameters(variables)
+
     def variables(self, parameters: Floats) -> Floats:
         """Return what the optimizer moves; infinite bounds and zero have infinite logarithms."""
         moved = np.array(parameters, dtype=np.float64)
@@ -80,7 +94,8 @@ class LogObjective:
     def parameters(self, variables: Floats) -> Floats:
         """Return the parameters, within their bounds in spite of the logarithm's rounding."""
         values = np.array(variables, dtype=np.float64)
-        values[..., self.positive] = np.exp(values[..., self.positive])
+        with np.errstate(over="ignore"):  # the objective at infinity is not a number
+            values[..., self.positive] = np.exp(values[..., self.positive])
         return np.clip(values, *self.bounds.T)
 
     def __call__(self, variables: Floats, **kwargs: Any) -> tuple[Floats, Floats]:
@@ -124,14 +139,14 @@ def fit_in_logarithms(
     minimize: Callable[..., Any] = minimize_with_timeout
     end = minimize(
         objective,
-        objective.variables(objective.objective.state),
+        objective.start,
         jac=True,
-        bounds=objective.variables(objective.bounds.T).T,
+        bounds=objective.limits,
         method="L-BFGS-B",
         options=options,
         timeout_sec=timeout_sec,
     )
-    objective.objective.state = objective.parameters(end.x)
+    objective.move_to(end.x)
     if not end.success and end.status != 1:
         warnings.warn(f"L-BFGS-B ended with: {end.message}", OptimizationWarning, stacklevel=2)
         status = OptimizationStatus.FAILURE
@@ -248,15 +263,15 @@ def fit_elements(
     try:
         variables, losses, ends = minimize(
             objective,
-            objective.variables(start),
-            bounds=objective.variables(objective.bounds.T).T,
+            objective.start,
+            bounds=objective.limits,
             pass_batch_indices=True,
             **known,
         )
     except NotPSDError:
         elements.state = start
         return fit_to_stall(mll, options=options)
-    elements.state = objective.parameters(variables)
+    objective.move_to(variables)
     return _result(losses, ends)
 
 

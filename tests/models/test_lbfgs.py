@@ -50,7 +50,7 @@ def log_objective(model: StreamingGP) -> LogObjective:
 
 def test_the_gradient_is_that_by_the_variables() -> None:
     found = log_objective(AutoGP(*observations(20)))
-    start = found.variables(found.objective.state)
+    start = found.start
     assert found.positive.sum() == 7  # six lengthscales and the noise, of eight with the mean
     slope = found(start)[1]
     difference = check_grad(lambda v: float(found(v)[0]), lambda v: found(v)[1], start)
@@ -64,7 +64,7 @@ def test_variables_are_logarithms_of_what_is_positive() -> None:
         model.covar_module.lengthscale = 3.0
     found = log_objective(model)
     state = found.objective.state
-    variables = found.variables(state)
+    variables = found.start
     assert sorted(set(variables[found.positive].round(12)))[-1] == pytest.approx(math.log(3.0))
     assert variables[~found.positive].tolist() == [-2.0]
     np.testing.assert_allclose(found.parameters(variables), state, rtol=1e-15)
