@@ -91,12 +91,12 @@ def followed(kind: type[StreamingGP], X: Tensor, Y: Tensor) -> tuple[StreamingGP
 @contextmanager
 def one_start() -> Iterator[None]:
     """Let a refit begin at the present values alone."""
-    chosen = fitting.first_start
-    fitting.first_start = lambda model: None
+    chosen = fitting.other_start
+    fitting.other_start = lambda model: None
     try:
         yield
     finally:
-        fitting.first_start = chosen
+        fitting.other_start = chosen
 
 
 def best_fresh(model: StreamingGP, first: Hyperparameters) -> float:

@@ -22,7 +22,7 @@ from botorch.optim.fit import fit_gpytorch_mll_scipy
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
-from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from bo_stream.models.lbfgs import are_apart, fit_elements, fit_to_stall
@@ -128,14 +128,14 @@ def fit_apart(
     if optimizer in (None, fit_gpytorch_mll_scipy) and not given:
         several = mll.model._parameter_shape.numel() > 1
         optimizer = fit_elements if several else fit_to_stall
-        start = first_start(mll.model)
+        start = other_start(mll.model)
         if start is not None:
             optimizer = partial(fit_from_both, optimizer, start)
     return fit_gpytorch_mll(mll, optimizer=optimizer, **kwargs)
 
 
 FEW_PER_INPUT = 50
-"""Most observations per input at which every refit begins at the model's first values, too."""
+"""Most observations per input at which every refit begins at two starts."""
 
 RACE = 4
 """Iterations of L-BFGS-B from each of two starts, after which the better one goes on."""
@@ -144,67 +144,80 @@ SETTLED = 1e-2
 """Largest gradient near an optimum, in nats an observation and per change of a parameter, or of its
 logarithm where that is larger."""
 
-MUCH_NOISE = 0.05
-"""Variance of the noise over the process's above which a first fit is done again from others."""
+MUCH_NOISE, MORE_NOISE = 0.05, 0.3
+"""Variances of the noise over the process's, above which values explain much by noise, and where a
+fit begins that shall."""
 
 SHORTER = 0.3
-"""Its lengthscales then, in the first ones: a function that oscillates is noise to longer ones."""
+"""Lengthscales, in the first ones, at which a fit begins that shall explain little by noise."""
 
 
-def first_start(model: StreamingGP) -> Hyperparameters | None:
-    """Return the kernel and mean that a model was built with, where a fit may begin there.
-
-    The likelihood's values stay: what was learned of the noise is the better start, from which an
-    optimizer takes fewer evaluations and finds more.
+def other_start(model: StreamingGP) -> Hyperparameters | None:
+    """Return where a refit begins besides the present values: see :func:`other_kind`.
 
     Returns:
-        The values; none where they are the present ones. None where the objective depends on more
-        than hyperparameters and data (variational parameters, a network).
+        The values; none where the present kernel and mean are those that the model was built with.
+        None where the objective depends on more than hyperparameters and data (variational
+        parameters, a network).
     """
     first, learned = model._first_values, learned_values(model)
     gaussian = isinstance(model.likelihood, _GaussianLikelihoodBase)
     if not (gaussian and model._inference.restarts and learned.keys() <= first.keys()):
         return None
-    start = {
-        name: first[name].to(value)
-        for name, value in learned.items()
-        if not name.startswith("likelihood.")
-    }
+    start = {name: first[name].to(value) for name, value in learned.items()}
     if any(value.shape != learned[name].shape for name, value in start.items()):
         return None
-    same = all(torch.equal(value, learned[name]) for name, value in start.items())
-    return {} if same else start
+    kernel = [name for name in start if not name.startswith("likelihood.")]
+    same = all(torch.equal(start[name], learned[name]) for name in kernel)
+    return {} if same else other_kind(model, start)[0]
 
 
 @torch.no_grad()
-def shorter_start(model: StreamingGP, first: Hyperparameters) -> Hyperparameters:
-    """Return the first values with ``SHORTER`` lengthscales, where a first fit missed these.
+def other_kind(model: StreamingGP, first: Hyperparameters) -> tuple[Hyperparameters, bool]:
+    """Return values near another kind of maximum than a model's present ones, of each element.
 
-    None where the kernel has no lengthscales or the noise is not learned; and where for no element
-    the learned noise is ``MUCH_NOISE`` while all lengthscales are longer than these.
+    Of few observations the likelihood has maxima of two kinds: what varies quickly is noise to long
+    lengthscales, or the process's to short ones. Present values are of the first kind, smooth, if
+    they explain much by noise and no lengthscale is short. Then these are the first ones with
+    shorter lengthscales, and else the first kernel and mean, with much noise. Known noise stays.
 
     Args:
-        model: With the values that the fit learned.
-        first: The values from which it began.
+        model: With its present values.
+        first: Of what it learns, the values from which it began.
+
+    Returns:
+        The values, and whether an element is smooth.
     """
-    parts = {
-        f"{name}.raw_lengthscale": part
-        for name, part in model.named_modules()
-        if f"{name}.raw_lengthscale" in first and isinstance(part, Kernel)
-    }
-    if not parts or not any(name.startswith("likelihood.noise_covar.") for name in first):
-        return {}
-    at = torch.zeros(1, model._process_dim).to(next(iter(first.values())))
-    prior = model.covar_module(at, diag=True)[..., 0]
-    missed = model.likelihood.noise[..., 0] > MUCH_NOISE * prior
-    start = dict(first)
-    for name, part in parts.items():
-        limits = part.raw_lengthscale_constraint
-        shorter = SHORTER * limits.transform(first[name])
-        missed = missed & (part.lengthscale > shorter).flatten(-2).all(-1)
-        shorter = torch.maximum(shorter, limits.lower_bound.to(shorter))
-        start[name] = limits.inverse_transform(shorter)
-    return start if bool(missed.any()) else {}
+    start = {name: value for name, value in first.items() if not name.startswith("likelihood.")}
+    noise = "likelihood.noise_covar.raw_noise"
+    if noise not in first:
+        return start, False
+    at = torch.zeros(1, model._process_dim).to(first[noise])
+    variance, part = model.covar_module(at, diag=True)[..., :1], model.likelihood.noise_covar
+    smooth = (part.noise > MUCH_NOISE * variance)[..., 0]
+    shorter = {}
+    for path, kernel in model.named_modules():
+        name = f"{path}.raw_lengthscale"
+        if isinstance(kernel, Kernel) and name in first:
+            limits = kernel.raw_lengthscale_constraint
+            short = SHORTER * limits.transform(first[name])
+            smooth = smooth & (kernel.lengthscale > short).flatten(-2).all(-1)
+            short = short.maximum(limits.lower_bound.to(short))
+            shorter[name] = limits.inverse_transform(short)
+    smooth = smooth & bool(shorter)
+    more = part.raw_noise_constraint.inverse_transform(part.noise.maximum(MORE_NOISE * variance))
+
+    def chosen(value: Tensor, otherwise: Tensor) -> Tensor:
+        own = otherwise.shape[: smooth.ndim] == smooth.shape  # and not shared by elements
+        ones = (1,) * (otherwise.ndim - smooth.ndim)
+        return torch.where(
+            smooth.reshape(smooth.shape + ones) if own else smooth.any(), value, otherwise
+        )
+
+    for name, value in shorter.items():
+        start[name] = chosen(value, start[name])
+    start[noise] = chosen(first[noise], more)
+    return start, bool(smooth.any())
 
 
 def fit_from_both(
@@ -224,8 +237,8 @@ def fit_from_both(
     only where the objective is larger there than at the present values, and where no element is
     apart, only if these are not ``SETTLED``. Cost of ``RACE`` iterations beyond those of a fit.
 
-    A first fit begins at the present values. If it explains much by noise and has not met shorter
-    lengthscales, it is done again from these, at the cost of another fit.
+    A first fit begins at the present values. If it ends smooth (:func:`other_kind`), it is done
+    again from shorter lengthscales, at the cost of another fit.
 
     Args:
         fit: ``fit_gpytorch_mll_scipy`` or :func:`fit_elements`, called with the other arguments.
@@ -304,7 +317,11 @@ class _Fits:
     def losses(self, values: Hyperparameters) -> Tensor:
         """Give the model some values, and evaluate what a fit minimises there."""
         set_hyperparameters(self.mll.model, values)
-        loss: Tensor = self.mll.model.compute_custom_loss(self.mll)
+        try:
+            loss: Tensor = self.mll.model.compute_custom_loss(self.mll)
+        except NanError:
+            some = next(self.mll.model.parameters())
+            loss = some.new_full(self.mll.model._parameter_shape, math.nan)
         return (loss if self.apart else loss.sum()).nan_to_num(nan=math.inf)
 
     def end(self, values: Hyperparameters, **options: Any) -> _End | None:
@@ -323,13 +340,14 @@ class _Fits:
         return _End(result, values, self.losses(values) if self.apart else value, caught)
 
     def first(self, present: Hyperparameters) -> _End | None:
-        """Fit from present values, and from shorter lengthscales where these were missed."""
+        """Fit from present values, and from shorter lengthscales where these end smooth."""
         best = self.end(present)
-        start = (
-            {} if best is None or self._left() <= 0.0 else shorter_start(self.mll.model, present)
-        )
-        other = self.end(start) if start else None
-        return best if best is None or other is None else _better(best, other)
+        if best is None or self._left() <= 0.0:
+            return best
+        set_hyperparameters(self.mll.model, best.values)
+        start, smooth = other_kind(self.mll.model, present)
+        other = self.end(start) if smooth else None
+        return best if other is None else _better(best, other)
 
     def settled(self, present: Hyperparameters, start: Hyperparameters) -> _End | None:
         """Fit from present values, and from others where these are better and the first unsettled.

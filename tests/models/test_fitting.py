@@ -149,26 +149,6 @@ def test_each_output_keeps_the_better_of_its_first_fits() -> None:
     assert float((found - alone).max()) > 10.0
 
 
-@pytest.mark.parametrize(
-    ("noise", "learned", "tried"), [(0.04, 0.5, False), (0.06, 0.5, True), (0.9, 0.2, False)]
-)
-def test_shorter_lengthscales_are_for_much_noise_where_they_were_missed(
-    noise: float, learned: float, tried: bool
-) -> None:
-    model = noisy_at_first("WISKI")
-    first = hyperparameters(model)
-    with torch.no_grad():
-        model.covar_module.lengthscale = learned
-        model.likelihood.noise = noise
-    start = fitting.shorter_start(model, first)
-    assert bool(start) == tried
-    if tried:
-        assert start["covar_module.raw_lengthscale"].item() == pytest.approx(0.24)
-        assert start["likelihood.noise_covar.raw_noise"].item() == pytest.approx(0.3)
-    model.likelihood.requires_grad_(False)  # known, as it is not among what a fit learns
-    assert fitting.shorter_start(model, fitting.learned_values(model)) == {}
-
-
 def test_seconds_are_for_all_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that runs on by three seconds a fit, and a limit of five."""
     model, seconds, now = in_a_poor_maximum("WISKI"), list[float](), [0.0]
@@ -181,7 +161,7 @@ def test_seconds_are_for_all_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
-    fitting.fit_from_both(fit, fitting.first_start(model), mll, timeout_sec=5.0)
+    fitting.fit_from_both(fit, fitting.other_start(model), mll, timeout_sec=5.0)
     assert seconds == [5.0, 2.0]
 
 

@@ -13,8 +13,8 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import (
     Hyperparameters,
     _Fits,
-    first_start,
     hyperparameters,
+    other_start,
     set_hyperparameters,
 )
 
@@ -56,7 +56,7 @@ def test_a_poor_present_start_ends_where_a_fresh_fit_does(
     with torch.no_grad():
         model.covar_module.lengthscale = 1.0
         model.likelihood.noise = 1.0
-    assert first_start(model)
+    assert other_start(model)
     assert fit(model) == pytest.approx(fresh, abs=1.0)
 
 
@@ -114,13 +114,46 @@ def test_elements_choose_for_themselves() -> None:
 
 
 def test_there_is_one_start_before_anything_is_learned() -> None:
-    assert first_start(OSGPR(*waves())) == {}
+    assert other_start(OSGPR(*waves())) == {}
 
 
-def test_the_other_start_is_the_first_kernel_and_mean_with_the_present_noise() -> None:
+@pytest.mark.parametrize(
+    ("lengthscale", "noise", "smooth"), [(0.5, 1e-3, False), (0.5, 0.5, True), (0.05, 0.5, False)]
+)
+def test_the_other_start_is_of_the_other_kind(
+    lengthscale: float, noise: float, smooth: bool
+) -> None:
     model = OSGPR(*waves())
     first = hyperparameters(model)
+    with torch.no_grad():
+        model.covar_module.lengthscale = lengthscale
+        model.likelihood.noise = noise
+    start = other_start(model)
+    assert start.keys() == first.keys()
+    kernel, variance = "covar_module.raw_lengthscale", "likelihood.noise_covar.raw_noise"
+    assert torch.equal(start["mean_module.raw_constant"], first["mean_module.raw_constant"])
+    assert start[kernel].item() == pytest.approx(first[kernel].item() * (0.3 if smooth else 1.0))
+    assert start[variance].item() == pytest.approx(
+        first[variance].item() if smooth else max(noise, 0.3)
+    )
+
+
+def test_the_other_start_leaves_known_noise() -> None:
+    X, Y = waves()
+    model = OSGPR(X, Y, 0.01 * torch.ones_like(Y))
+    first = hyperparameters(model)
     fit(model)
-    start = first_start(model)
+    start = other_start(model)
     assert start.keys() == {name for name in first if not name.startswith("likelihood.")}
     assert all(torch.equal(value, first[name]) for name, value in start.items())
+
+
+def test_elements_have_other_starts_of_their_own() -> None:
+    X, Y = waves()
+    model = OSGPR(X, torch.cat((Y, Y), -1))
+    first = hyperparameters(model)["covar_module.raw_lengthscale"].flatten()
+    with torch.no_grad():
+        model.covar_module.lengthscale = torch.full((2, 1, 1), 0.5)
+        model.likelihood.noise = torch.tensor([[1e-3], [0.5]])
+    start = other_start(model)["covar_module.raw_lengthscale"].flatten()
+    torch.testing.assert_close(start, first * torch.tensor([1.0, 0.3]))
