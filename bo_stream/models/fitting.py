@@ -119,10 +119,9 @@ def fit_apart(
     """Call ``fit_gpytorch_mll`` with an optimizer for the batch elements of a model.
 
     The optimizer is :func:`fit_elements`, or for a single element :func:`fit_to_stall`, unless the
-    caller gives one, a closure or a data loader. A refit begins at the values that the model was
-    built with, too, and a first fit that explains much by noise at shorter lengthscales: see
-    :func:`fit_from_both`. The model's ``custom_fit``, which calls this
-    function, must be hidden meanwhile.
+    caller gives one, a closure or a data loader. A refit begins at a second start, too, and a first
+    fit that explains much by noise again at shorter lengthscales: see :func:`fit_from_both`. The
+    model's ``custom_fit``, which calls this function, must be hidden meanwhile.
     """
     given = kwargs.get("closure") is not None or kwargs.get("data_loader") is not None
     if optimizer in (None, fit_gpytorch_mll_scipy) and not given:
@@ -205,7 +204,8 @@ def other_kind(model: StreamingGP, first: Hyperparameters) -> tuple[Hyperparamet
             short = short.maximum(limits.lower_bound.to(short))
             shorter[name] = limits.inverse_transform(short)
     smooth = smooth & bool(shorter)
-    more = part.raw_noise_constraint.inverse_transform(part.noise.maximum(MORE_NOISE * variance))
+    more = part.noise.clamp_min(MORE_NOISE * variance.amax())
+    more = part.raw_noise_constraint.inverse_transform(more)
 
     def chosen(value: Tensor, otherwise: Tensor) -> Tensor:
         own = otherwise.shape[: smooth.ndim] == smooth.shape  # and not shared by elements

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
@@ -157,3 +158,15 @@ def test_elements_have_other_starts_of_their_own() -> None:
         model.likelihood.noise = torch.tensor([[1e-3], [0.5]])
     start = other_start(model)["covar_module.raw_lengthscale"].flatten()
     torch.testing.assert_close(start, first * torch.tensor([1.0, 0.3]))
+
+
+def test_elements_that_share_their_noise_have_one_start_of_it() -> None:
+    X, Y = waves()
+    model = OSGPR(X, torch.cat((Y, Y), -1), likelihood=GaussianLikelihood())
+    with torch.no_grad():
+        model.covar_module.lengthscale = torch.tensor([0.5, 0.01]).view(2, 1, 1)
+        model.likelihood.noise = 0.5
+    start = other_start(model)
+    assert {name: value.shape for name, value in start.items()} == {
+        name: value.shape for name, value in hyperparameters(model).items()
+    }
