@@ -136,7 +136,7 @@ def fit_apart(
 FEW_PER_INPUT = 50
 """Most observations per input at which every refit begins at two starts."""
 
-RACE = 4
+RACE = 6
 """Iterations of L-BFGS-B from each of two starts, after which the better one goes on."""
 
 SETTLED = 1e-2
