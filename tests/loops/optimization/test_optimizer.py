@@ -424,10 +424,9 @@ def told(optimizer: Optimizer, X: Tensor) -> None:
         optimizer.tell(optimizer.register([x]).key, math.sin(18.0 * x))
 
 
-@pytest.mark.parametrize(("few", "escapes"), [(50, True), (10, False)])
-def test_few_outcomes_are_learned_from_the_defaults_too(
-    few: int, escapes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("few", [50, 10])
+def test_a_poor_maximum_is_left(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few outcomes race from two starts; of more, the other start is better at once."""
     monkeypatch.setattr("bo_stream.models.fitting.FEW_PER_INPUT", few)
     optimizer = Optimizer(OptimizationSettings(bounds=((0.0, 1.0),), kernel="rbf", grid=(60,)))
     told(optimizer, torch.linspace(0.0, 1.0, 25))
@@ -438,7 +437,7 @@ def test_few_outcomes_are_learned_from_the_defaults_too(
     told(optimizer, torch.linspace(0.02, 0.98, 9))
     optimizer.best()
     assert optimizer.surrogate.refits == [25, 34]
-    assert (of(optimizer).covar_module.lengthscale.item() < 0.2) == escapes
+    assert of(optimizer).covar_module.lengthscale.item() < 0.2
 
 
 @pytest.mark.cuda
