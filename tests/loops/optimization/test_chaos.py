@@ -32,7 +32,10 @@ from bo_stream.loops.optimization.trials import Ledger, OptimizationSettings
 from bo_stream.loops.run import predict
 from bo_stream.models.base import StreamingGP
 
-pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short"),
+    pytest.mark.filterwarnings("ignore:The grid of .* is coarser than the noise"),
+]
 
 EVENTS, FEW_EVENTS = 500, 200
 """What happens in a world, and in one of a run that takes no integration tests."""
