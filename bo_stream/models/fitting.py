@@ -241,7 +241,7 @@ def fit_from_both(
     again from shorter lengthscales, at the cost of another fit.
 
     Args:
-        fit: ``fit_gpytorch_mll_scipy`` or :func:`fit_elements`, called with the other arguments.
+        fit: :func:`fit_to_stall` or :func:`fit_elements`, called with the other arguments.
         start: The other values; parameters that are not among them begin where the race from the
             present values ends. None of them: it is a first fit.
         mll: Of a model in training mode.
@@ -344,7 +344,6 @@ class _Fits:
         best = self.end(present)
         if best is None or self._left() <= 0.0:
             return best
-        set_hyperparameters(self.mll.model, best.values)
         start, smooth = other_kind(self.mll.model, present)
         other = self.end(start) if smooth else None
         return best if other is None else _better(best, other)
