@@ -15,7 +15,7 @@ from botorch.exceptions.errors import (
 from torch import Tensor
 
 from bo_stream import WISKI
-from bo_stream.testing.faults import FAULTS, InputFault
+from bo_stream.testing.check import FAULTS, InputFault
 from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.laws.cases import CASES
 from tests.laws.registry import Setting, Stream

@@ -23,7 +23,8 @@ from bo_stream.loops.run import (
     score,
 )
 from bo_stream.loops.sampling.sampling import ActiveSampling
-from bo_stream.loops.sampling.settings import STRATEGIES, SamplingState, Settings, Strategy
+from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
+from bo_stream.loops.sampling.state import SamplingState
 
 
 class SamplingReplay:

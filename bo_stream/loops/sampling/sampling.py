@@ -33,9 +33,9 @@ from bo_stream.loops.models import (
     retracts,
 )
 from bo_stream.loops.run import ASKING, ModelFile, from_record, predict
-from bo_stream.loops.sampling.settings import (
+from bo_stream.loops.sampling.settings import SamplingSettings
+from bo_stream.loops.sampling.state import (
     ONE_IN,
-    SamplingSettings,
     SamplingState,
     deviations_from_prediction,
     leave_outliers_out,

@@ -10,7 +10,7 @@ from torch import Tensor
 from bo_stream import WISKI
 from bo_stream.bases.kernels import as_product
 from bo_stream.loops.models import KERNELS
-from bo_stream.loops.sampling.settings import leave_outliers_out
+from bo_stream.loops.sampling.state import leave_outliers_out
 from bo_stream.models.fitting import relearn
 
 SITE = 60
@@ -135,7 +135,7 @@ def test_rows_that_cannot_be_left_out_stay(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(*args: object) -> None:
         raise InputDataError("Expected observations that are in memory.")
 
-    monkeypatch.setattr("bo_stream.loops.sampling.settings.leave_one_out", fail)
+    monkeypatch.setattr("bo_stream.loops.sampling.state.leave_one_out", fail)
     assert refit(model, X, Y) == []
     assert model.num_observations == 150
     assert "rounding hides" in str(next(iter(model.numerical_log)))

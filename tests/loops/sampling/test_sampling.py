@@ -26,7 +26,7 @@ from bo_stream.errors import UsageError
 from bo_stream.loops.run import ASKING
 from bo_stream.loops.sampling import ActiveSampling, SamplingSettings
 from bo_stream.loops.sampling.campaign import PoolSplit, SamplingReplay
-from bo_stream.loops.sampling.settings import SamplingState
+from bo_stream.loops.sampling.state import SamplingState
 from bo_stream.models.base import StreamingGP
 from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.loops.small import QUICK, small_map
