@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
@@ -24,6 +25,7 @@ from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.inducing.osgpr import OSGPR
+from bo_stream.models.lbfgs import fit_in_logarithms
 from bo_stream.models.stochastic.budget import ConstrainedAdam
 from bo_stream.models.wiski.cache import FEW_FEATURES, SolvedSubspace, Subspace, SubspacePrior
 from bo_stream.models.wiski.dirichlet import DirichletWISKI
@@ -91,9 +93,10 @@ def pretrain(
         with model._undone_on_error():
             model.clear().update(X, Y, Yvar).train()
             result = _minimise(
+                fit_gpytorch_mll_scipy,  # in logarithms a stem's fits end higher as often as lower
                 mll,
                 lambda: -_with_priors(mll, likelihood()) / X.shape[-2],
-                maxiter,
+                options={"maxiter": maxiter},
                 callback=None if report is None else lambda _, last: report(last.step, last.fval),
             )
             model.zero_grad()
@@ -141,7 +144,8 @@ def learn_points(model: OSGPR, maxiter: int = 30) -> OptimizationResult:
         return -_with_priors(mll, model.bound_at(points)) / model.num_observations
 
     state, before = deepcopy(model.state_dict()), loss().detach()
-    result = _minimise(mll, loss, maxiter, {"inducing_points": points})
+    others, options = {"inducing_points": points}, {"maxiter": maxiter}
+    result = _minimise(fit_in_logarithms, mll, loss, others, options=options)
     with torch.no_grad():
         if not bool(loss() <= before):
             model.load_state_dict(state)
@@ -191,28 +195,22 @@ def maximise_stochastically(
 
 
 def _minimise(
+    fit: Callable[..., OptimizationResult],
     mll: ExactMarginalLogLikelihood,
     loss: Callable[[], Tensor],
-    maxiter: int,
     others: Mapping[str, Parameter] = MappingProxyType({}),
-    callback: Callable[..., None] | None = None,
+    **kwargs: Any,
 ) -> OptimizationResult:
     """Minimise a scalar loss in a model's learnable parameters, and in others, by L-BFGS-B.
 
-    Reaching the most iterations is no failure; ``callback`` is as in BoTorch's
-    ``fit_gpytorch_mll_scipy``.
+    Reaching the most iterations is no failure. ``fit`` is BoTorch's ``fit_gpytorch_mll_scipy`` or a
+    function that takes the same arguments, of which ``kwargs`` are some.
     """
-    learned = {name: p for name, p in mll.named_parameters() if p.requires_grad}
-    parameters = {**learned, **others}
+    parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad} | dict(others)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OptimizationWarning)
-        return fit_gpytorch_mll_scipy(
-            mll,
-            parameters=parameters,
-            closure=ForwardBackwardClosure(loss, parameters),
-            options={"maxiter": maxiter},
-            callback=callback,
-        )
+        closure = ForwardBackwardClosure(loss, parameters)
+        return fit(mll, parameters=parameters, closure=closure, **kwargs)
 
 
 def _stem_parameters(model: StreamingGP) -> list[Parameter]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +36,15 @@ M = TypeVar("M", bound="StreamingGP")
 Hyperparameters = Mapping[str, Tensor]
 """Values of a model's parameters by name."""
 
+LEAST_GAIN = 1e-3
+"""Nats of all observations: an iteration that gains less ends a fit. Its hyperparameters are then
+some hundredths of their posterior standard deviations from the optimum."""
+
+_EXACT = 1e7 * sys.float_info.epsilon
+"""SciPy's default of ``ftol``."""
+
 _FIT_OPTIONS = {"maxiter": 25, "ftol": 1e-7}
-"""L-BFGS-B's; a refit starts from the last one's optimum and need not be exact."""
+"""Of L-BFGS-B in a run: a refit starts from the last one's optimum and need not be exact."""
 
 
 def relearn(model: StreamingGP) -> None:
@@ -69,12 +77,21 @@ def learn_hyperparameters(model: StreamingGP) -> None:
     A line search that stalls near the optimum counts as its end: L-BFGS-B never leaves a point for
     a worse one.
     """
+    least = max(_FIT_OPTIONS["ftol"], tolerance(model))
     fit_gpytorch_mll(
         _marginal_likelihood(model),
-        optimizer_kwargs={"options": _FIT_OPTIONS},
+        optimizer_kwargs={"options": {**_FIT_OPTIONS, "ftol": least}},
         max_attempts=1,
         warning_handler=lambda warning: issubclass(warning.category, OptimizationWarning),
     )
+
+
+def tolerance(model: StreamingGP) -> float:
+    """Return the decrease of the loss an observation, ``ftol``, that ``LEAST_GAIN`` amounts to.
+
+    Not less than SciPy's default.
+    """
+    return max(LEAST_GAIN / max(float(model._counts().max()), 1.0), _EXACT)
 
 
 def hyperparameters(model: StreamingGP) -> Hyperparameters:
@@ -121,7 +138,8 @@ def fit_apart(
     The optimizer is :func:`fit_elements`, or for a single element :func:`fit_to_stall`, unless the
     caller gives one, a closure or a data loader. A refit begins at a second start, too, and a first
     fit that explains much by noise again at shorter lengthscales: see :func:`fit_from_both`. The
-    model's ``custom_fit``, which calls this function, must be hidden meanwhile.
+    default of its option ``ftol`` is :func:`tolerance`. The model's ``custom_fit``, which calls
+    this function, must be hidden meanwhile.
     """
     given = kwargs.get("closure") is not None or kwargs.get("data_loader") is not None
     if optimizer in (None, fit_gpytorch_mll_scipy) and not given:
@@ -130,6 +148,9 @@ def fit_apart(
         start = other_start(mll.model)
         if start is not None:
             optimizer = partial(fit_from_both, optimizer, start)
+        own = kwargs.get("optimizer_kwargs") or {}
+        options = {"ftol": tolerance(mll.model), **(own.get("options") or {})}
+        kwargs["optimizer_kwargs"] = {**own, "options": options}
     return fit_gpytorch_mll(mll, optimizer=optimizer, **kwargs)
 
 

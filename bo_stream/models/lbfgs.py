@@ -6,7 +6,8 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from itertools import count
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -113,8 +114,10 @@ class LogObjective:
 def fit_in_logarithms(
     mll: MarginalLogLikelihood,
     closure: Callable[..., Any] | None = None,
+    parameters: Mapping[str, Tensor] | None = None,
     bounds: Mapping[str, Any] | None = None,
     options: dict[str, Any] | None = None,
+    callback: Callable[[Mapping[str, Tensor], OptimizationResult], None] | None = None,
     timeout_sec: float | None = None,
     **kwargs: Any,
 ) -> OptimizationResult:
@@ -123,27 +126,45 @@ def fit_in_logarithms(
     Args:
         mll: The objective.
         closure: Loss and gradients; default: those of ``mll``.
+        parameters: What is moved; default: what ``mll`` learns.
         bounds: As ``fit_gpytorch_mll_scipy`` takes them, in place of the model's own.
         options: Of SciPy's L-BFGS-B.
+        callback: Called after each iteration with the parameters and a result; unlike BoTorch's it
+            costs no evaluation.
         timeout_sec: Seconds after which it is stopped.
         kwargs: Further arguments of ``fit_gpytorch_mll_scipy``, which is called if there are any.
     """
     if kwargs:
-        given: dict[str, Any] = {"bounds": bounds, "options": options, "timeout_sec": timeout_sec}
-        return fit_gpytorch_mll_scipy(mll, closure=closure, **given, **kwargs)
-    parameters, own = get_parameters_and_bounds(mll)
-    learned = {name: value for name, value in parameters.items() if value.requires_grad}
+        kwargs |= {"parameters": parameters, "bounds": bounds, "callback": callback}
+        kwargs |= {"options": options, "timeout_sec": timeout_sec}
+        return fit_gpytorch_mll_scipy(mll, closure=closure, **kwargs)
+    known, own = get_parameters_and_bounds(mll)
+    moved = dict(known if parameters is None else parameters)
+    learned = {name: value for name, value in moved.items() if value.requires_grad}
     evaluate = closure or get_loss_closure_with_grads(mll, learned)
     limits = get_bounds_as_ndarray(learned, {**own, **(bounds or {})})
     objective = LogObjective.of(NdarrayOptimizationClosure(evaluate, learned), limits)
+    steps, last = count(1), math.nan
+
+    def evaluated(variables: Floats) -> tuple[Floats, Floats]:
+        nonlocal last
+        loss, gradients = objective(variables)
+        last = float(loss)
+        return loss, gradients
+
+    def iterated(variables: Floats) -> None:  # the point that was evaluated last
+        result = OptimizationResult(next(steps), last, OptimizationStatus.RUNNING)
+        cast(Callable[..., None], callback)(learned, result)
+
     minimize: Callable[..., Any] = minimize_with_timeout
     end = minimize(
-        objective,
+        evaluated,
         objective.start,
         jac=True,
         bounds=objective.limits,
         method="L-BFGS-B",
         options=options,
+        callback=None if callback is None else iterated,
         timeout_sec=timeout_sec,
     )
     objective.move_to(end.x)

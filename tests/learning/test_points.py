@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR
 from bo_stream.learning import learn_points
+from bo_stream.models.lbfgs import LogObjective
 from bo_stream.testing.streams import GRADIENT_TOLERANCE, assert_close
 from tests.oracles.inducing import SGPR
 from tests.support.problems.inducing import wave
@@ -60,6 +61,19 @@ def test_points_and_hyperparameters_reach_a_better_bound_together(dtype: torch.d
     assert after > alone + 1.0 > before + 1.0
     assert model.inducing_points.dtype == dtype
     assert not model.training
+
+
+def test_hyperparameters_move_in_their_logarithms_and_points_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = list[LogObjective]()
+    make = LogObjective.of
+    monkeypatch.setattr(LogObjective, "of", lambda *args: made.append(make(*args)) or made[-1])
+    X, Y = wave(40, 2)
+    learn_points(OSGPR(X, Y, inducing_points=X[:7]), maxiter=2)
+    (objective,) = made
+    assert objective.positive.sum() == 3  # two lengthscales and the noise
+    assert not objective.positive[-14:].any()  # two coordinates of seven points
 
 
 def test_afterwards_the_memory_is_the_windows_rows_at_the_new_points() -> None:

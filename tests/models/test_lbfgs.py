@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from scipy.optimize import check_grad
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, AutoGP
-from bo_stream.models import lbfgs
+from bo_stream.models import fitting, lbfgs
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.lbfgs import LogObjective, fit_in_logarithms
 from tests.support.fits import evaluations
@@ -158,5 +159,56 @@ def test_what_only_botorch_s_optimizer_takes_goes_there(monkeypatch: pytest.Monk
         objective(model),
         callback=lambda parameters, result: seen.append(result.step),
         options={"maxiter": 3},
+        method="L-BFGS-B",
     )
     assert seen == [1, 2, 3]
+
+
+@pytest.mark.parametrize("limit", [None, 3600.0])
+def test_a_callback_is_told_each_iteration_and_costs_no_evaluation(limit: float | None) -> None:
+    seen = list[tuple[int, float, float]]()
+
+    def callback(parameters: Any, result: OptimizationResult) -> None:
+        with torch.no_grad():
+            loss = model.compute_custom_loss(mll).sum()
+        assert parameters["model.covar_module.raw_lengthscale"] is raw
+        seen.append((result.step, result.fval, float(loss)))
+
+    model = AutoGP(*observations(20))
+    raw, mll = model.covar_module.raw_lengthscale, objective(model)
+    with evaluations() as counted:
+        end = fit_in_logarithms(mll, options={"maxiter": 5}, callback=callback, timeout_sec=limit)
+    steps, told, found = zip(*seen, strict=True)
+    assert steps == (1, 2, 3, 4, 5)
+    assert told == pytest.approx(found, rel=1e-12)
+    assert end.fval == pytest.approx(told[-1], rel=1e-12)
+    with evaluations() as others:
+        fit_in_logarithms(objective(AutoGP(*observations(20))), options={"maxiter": 5})
+    assert len(counted) - len(seen) == len(others)
+
+
+def ended(**options: float) -> tuple[int, float]:
+    """Number of evaluations of a refit with the default optimizer, and its loss in nats."""
+    X, Y = observations(63)
+    model = AutoGP(X[:60], Y[:60])
+    fit_gpytorch_mll(objective(model), optimizer_kwargs={"options": {"ftol": 1e-12}})
+    model.update(X[60:], Y[60:])
+    with evaluations() as counted:
+        fit_gpytorch_mll(objective(model), optimizer_kwargs={"options": options})
+    with torch.no_grad():
+        return len(counted), 63.0 * float(model.train().compute_custom_loss(objective(model)).sum())
+
+
+def test_a_fit_ends_where_an_iteration_gains_a_thousandth_of_a_nat() -> None:
+    (few, loss), (many, least) = ended(), ended(ftol=2.2e-9)
+    assert few <= 0.8 * many
+    assert loss <= least + 0.01
+    assert ended(ftol=fitting.LEAST_GAIN / 63) == (few, loss)
+
+
+def test_the_tolerance_is_scipy_s_from_half_a_million_observations() -> None:
+    model = OSGPR(*observations(20))
+    assert fitting.tolerance(model) == pytest.approx(fitting.LEAST_GAIN / 20)
+    assert fitting.tolerance(OSGPR(*(each[:0] for each in observations(1)))) == fitting.LEAST_GAIN
+    many = SimpleNamespace(_counts=lambda: torch.tensor([[1e6]]))
+    assert fitting.tolerance(cast(StreamingGP, many)) == pytest.approx(2.2e-9, rel=0.01)
