@@ -259,8 +259,9 @@ def test_fitting_from_statistics_is_fitting_the_dense_process(outputs: int, nois
             parameter.grad = gradient
         return loss, list(gradients)
 
-    fit_gpytorch_mll(mll_of(model))
-    fit_in_logarithms(mll_of(dense), closure)
+    options = {"ftol": 1e-10}
+    fit_gpytorch_mll(mll_of(model), optimizer_kwargs={"options": options})
+    fit_in_logarithms(mll_of(dense), closure, options=options)
     with torch.no_grad():
         own = model.compute_custom_loss(mll_of(model)).sum()
         best = closure_value(dense, data)
