@@ -259,7 +259,10 @@ def test_screening_finds_the_best_of_many(
 
 @pytest.mark.parametrize("acquisition", ["qUCB", "qLogEI", "qLogNEI"])
 def test_screening_with_running_trials(acquisition: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pending ones count when the finalists are evaluated, of which half are random."""
+    """The pending ones count when the finalists are evaluated, of which half are random.
+
+    250 random ones of 3,000 have one among the best fiftieth in all but 1 of 170 draws.
+    """
     monkeypatch.setattr(screening, "FINALISTS", 500)
     pool = sites(3000)
     client = started(pool=pool, acquisition=acquisition)
@@ -269,7 +272,7 @@ def test_screening_with_running_trials(acquisition: str, monkeypatch: pytest.Mon
     acquired = acquisition_of(client)
     each = values(acquired.acqf, table_of(client, pool).X)
     mine = each[pool.rows([chosen])[0]]
-    assert mine > each.max() - 0.05 * (each.max() - each.median())
+    assert int((each > mine).sum()) < 3000 // 50
 
 
 def test_a_screened_pool_is_not_evaluated_with_all_samples(
