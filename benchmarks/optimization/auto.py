@@ -30,14 +30,13 @@ from benchmarks.optimization.problems import Problem, spelled, unit_cube
 from benchmarks.optimization.small_search import SEEDS, Run, Task, searched
 from benchmarks.peers.players import StreamPlayer
 from bo_stream import AutoGP
+from bo_stream.loops.models import REFIT
 from bo_stream.models.auto.auto import family_model
 from bo_stream.models.base import StreamingGP
 
 SLOWER = 1.1
 """Processor time of a step, in that of the exact GP's, or of the family's own."""
 
-GROWTH = 1.3
-"""Of rows from one refit to the next."""
 REFITS = 3.0
 """Most refits that the update which hands over may be worth."""
 
@@ -123,7 +122,7 @@ def refit(model: StreamingGP) -> None:
 def crossing(task: Task, seed: int, beyond: int, most: int | None) -> tuple[AutoGP, Crossing]:
     """Fill a model to its last exact observation, refit it, and go on by one.
 
-    The refit before the hand-over is that of a loop: since the last one, rows have grown 1.3-fold.
+    The refit before the hand-over is that of a loop: rows have grown ``REFIT``-fold since.
     """
     torch.manual_seed(seed)
     box = unit_cube(task.dim)
@@ -133,7 +132,7 @@ def crossing(task: Task, seed: int, beyond: int, most: int | None) -> tuple[Auto
     X = torch.rand(model.max_exact - 10 + beyond, task.dim, dtype=torch.float64)
     Y = task.problem.measure(X, generator)
     n = model.max_exact - 10
-    fitted = int(model.max_exact / GROWTH) - 10
+    fitted = int(model.max_exact / REFIT) - 10
     model.update(X[:fitted], Y[:fitted])
     refit(model)
     model.update(X[fitted:n], Y[fitted:n])

@@ -40,8 +40,8 @@ LEAST_GAIN = 1e-3
 """Nats of all observations: an iteration that gains less ends a fit. Its hyperparameters are then
 some hundredths of their posterior standard deviations from the optimum."""
 
-_EXACT = 1e7 * sys.float_info.epsilon
-"""SciPy's default of ``ftol``."""
+SCIPYS_FTOL = 1e7 * sys.float_info.epsilon
+"""L-BFGS-B's tolerance where none is given: the least relative decrease of the loss."""
 
 _FIT_OPTIONS = {"maxiter": 25, "ftol": 1e-7}
 """Of L-BFGS-B in a run: a refit starts from the last one's optimum and need not be exact."""
@@ -77,7 +77,7 @@ def learn_hyperparameters(model: StreamingGP) -> None:
     A line search that stalls near the optimum counts as its end: L-BFGS-B never leaves a point for
     a worse one.
     """
-    least = max(_FIT_OPTIONS["ftol"], tolerance(model))
+    least = max(_FIT_OPTIONS["ftol"], tolerance(model._counts()))
     fit_gpytorch_mll(
         _marginal_likelihood(model),
         optimizer_kwargs={"options": {**_FIT_OPTIONS, "ftol": least}},
@@ -86,12 +86,15 @@ def learn_hyperparameters(model: StreamingGP) -> None:
     )
 
 
-def tolerance(model: StreamingGP) -> float:
+def tolerance(counts: Tensor) -> float:
     """Return the decrease of the loss an observation, ``ftol``, that ``LEAST_GAIN`` amounts to.
 
     Not less than SciPy's default.
+
+    Args:
+        counts: Numbers of observations, of which the largest decides.
     """
-    return max(LEAST_GAIN / max(float(model._counts().max()), 1.0), _EXACT)
+    return max(LEAST_GAIN / max(float(counts.max()), 1.0), SCIPYS_FTOL)
 
 
 def hyperparameters(model: StreamingGP) -> Hyperparameters:
@@ -149,7 +152,7 @@ def fit_apart(
         if start is not None:
             optimizer = partial(fit_from_both, optimizer, start)
         own = kwargs.get("optimizer_kwargs") or {}
-        options = {"ftol": tolerance(mll.model), **(own.get("options") or {})}
+        options = {"ftol": tolerance(mll.model._counts()), **(own.get("options") or {})}
         kwargs["optimizer_kwargs"] = {**own, "options": options}
     return fit_gpytorch_mll(mll, optimizer=optimizer, **kwargs)
 
