@@ -66,7 +66,7 @@ from bo_stream.models.construction import (
     split_transform,
     warn_of_scaling,
 )
-from bo_stream.models.fitting import hyperparameters
+from bo_stream.models.fitting import LastFit, hyperparameters
 from bo_stream.models.inference import Inference, Prior, Solve, move_priors
 from bo_stream.models.memory import Observations, Targets
 from bo_stream.models.outcomes.base import (
@@ -196,6 +196,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     _first_values: Mapping[str, Tensor] = MappingProxyType(
         {}
     )  # of hyperparameters; a refit's start
+    _last_fit: LastFit | None = None
     _outcomes_argument: ClassVar[str] = "train_Y"  # of the constructor
 
     # --- construction: the steps of a constructor, in their order --------------------------

@@ -26,7 +26,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from bo_stream.models.lbfgs import are_apart, fit_elements, fit_to_stall
+from bo_stream.models.lbfgs import Fitted, are_apart, fit_elements, fit_to_stall
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
@@ -42,6 +42,28 @@ some hundredths of their posterior standard deviations from the optimum."""
 
 SCIPYS_FTOL = 1e7 * sys.float_info.epsilon
 """L-BFGS-B's tolerance where none is given: the least relative decrease of the loss."""
+
+
+@dataclass(frozen=True)
+class LastFit:
+    """Where a fit ended, for the refit that begins there.
+
+    Attributes:
+        values: Of what was learned.
+        scales: As in :class:`Fitted`, by the names of the objective's parameters, if any are known.
+        raced: Number of observations of the last fit that began at two starts.
+    """
+
+    values: Hyperparameters
+    scales: Mapping[str, Tensor] | None
+    raced: float
+
+    def is_at(self, values: Hyperparameters) -> bool:
+        """Say whether the fit ended at these values."""
+        return values.keys() == self.values.keys() and all(
+            torch.equal(value, self.values[name].to(value)) for name, value in values.items()
+        )
+
 
 _FIT_OPTIONS = {"maxiter": 25, "ftol": 1e-7}
 """Of L-BFGS-B in a run: a refit starts from the last one's optimum and need not be exact."""
@@ -157,8 +179,9 @@ def fit_apart(
     return fit_gpytorch_mll(mll, optimizer=optimizer, **kwargs)
 
 
-FEW_PER_INPUT = 50
-"""Most observations per input at which every refit begins at two starts."""
+FEW_PER_INPUT, AGAIN = 50, 1.1
+"""Most observations per input at which refits begin at two starts, and how many times as many as at
+the last such refit there must be."""
 
 RACE = 6
 """Iterations of L-BFGS-B from each of two starts, after which the better one goes on."""
@@ -257,9 +280,12 @@ def fit_from_both(
     What was learned from few observations, or from outcomes that were all equal, is a poor start:
     the likelihood has several maxima, and the nearest one may be much the worse. ``RACE``
     iterations from each tell which is better, for each element apart where these share no
-    hyperparameter. With more than ``FEW_PER_INPUT`` observations an input the other start is tried
-    only where the objective is larger there than at the present values, and where no element is
-    apart, only if these are not ``SETTLED``. Cost of ``RACE`` iterations beyond those of a fit.
+    hyperparameter. Cost of ``RACE`` iterations beyond those of a fit. With more than
+    ``FEW_PER_INPUT`` observations an input, and from the end of such a fit until there are
+    ``AGAIN`` times as many, the other start is tried only where the objective is larger there than
+    at the present values, and where no element is apart, only if these are not ``SETTLED``.
+
+    Where the last fit ended at the present values, its scales (:class:`Fitted`) serve this one.
 
     A first fit begins at the present values. If it ends smooth (:func:`other_kind`), it is done
     again from shorter lengthscales, at the cost of another fit.
@@ -281,18 +307,23 @@ def fit_from_both(
     shape = model._parameter_shape
     apart = shape.numel() > 1 and are_apart(mll, shape)
     fits = _Fits(fit, mll, dict(options or {}), timeout_sec, kwargs, apart, time.monotonic())
+    last, n = model._last_fit, float(model._counts().max())
+    if last is None or not last.is_at(present):
+        last = LastFit(present, None, 0.0)
+    scales, raced = last.scales, last.raced
     if not start:
         best = fits.first(present)
-    elif float(model._counts().max()) <= FEW_PER_INPUT * model._process_dim:
-        best = fits.raced(present, start)
+    elif AGAIN * raced <= n <= FEW_PER_INPUT * model._process_dim:
+        best, raced = fits.raced(present, start, scales), n
     elif apart:
         tried = bool((fits.losses(start) < fits.losses(present)).any())
         best = fits.raced(present, start) if tried else fits.end(present)
     else:
-        best = fits.settled(present, start)
+        best = fits.settled(present, start, scales)
     if best is None:
         raise NotPSDError("The covariance is not positive definite from where the fit begins.")
     set_hyperparameters(model, best.values)
+    model._last_fit = LastFit(best.values, best.scales, raced)
     for warning in best.warnings:
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     return best.result
@@ -313,6 +344,11 @@ class _End:
     values: Hyperparameters
     losses: Tensor
     warnings: Sequence[warnings.WarningMessage]
+
+    @property
+    def scales(self) -> Mapping[str, Tensor] | None:
+        """Scales there, if the fit found any."""
+        return self.result.scales if isinstance(self.result, Fitted) else None
 
 
 @dataclass(frozen=True)
@@ -348,9 +384,16 @@ class _Fits:
             loss = some.new_full(self.mll.model._parameter_shape, math.nan)
         return (loss if self.apart else loss.sum()).nan_to_num(nan=math.inf)
 
-    def end(self, values: Hyperparameters, **options: Any) -> _End | None:
-        """Fit from some values; None where the covariance there is not positive definite."""
-        limit = {} if self.timeout_sec is None else {"timeout_sec": max(self._left(), 0.0)}
+    def end(
+        self, values: Hyperparameters, scales: Mapping[str, Tensor] | None = None, **options: Any
+    ) -> _End | None:
+        """Fit from some values, with scales of the objective there if they are known.
+
+        None where the covariance there is not positive definite.
+        """
+        limit: dict[str, Any] = {} if scales is None else {"scales": scales}
+        if self.timeout_sec is not None:
+            limit["timeout_sec"] = max(self._left(), 0.0)
         set_hyperparameters(self.mll.model, values)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", OptimizationWarning)
@@ -372,7 +415,12 @@ class _Fits:
         other = self.end(start) if smooth else None
         return best if other is None else _better(best, other)
 
-    def settled(self, present: Hyperparameters, start: Hyperparameters) -> _End | None:
+    def settled(
+        self,
+        present: Hyperparameters,
+        start: Hyperparameters,
+        scales: Mapping[str, Tensor] | None,
+    ) -> _End | None:
         """Fit from present values, and from others where these are better and the first unsettled.
 
         The first evaluation is that of the fit from the present values, too.
@@ -383,7 +431,7 @@ class _Fits:
         try:
             loss, gradients = evaluate()
         except NotPSDError:
-            return self.raced(present, start)
+            return self.raced(present, start, scales)
         first = loss.detach(), [None if g is None else g.clone() for g in gradients]
         pairs = zip(first[1], learned.values(), strict=True)
         slopes = [
@@ -391,19 +439,24 @@ class _Fits:
         ]
         steepest = float(torch.stack(slopes).max())
         if not steepest <= SETTLED and bool(self.losses(start) < first[0]):
-            return self.raced(present, start)
+            return self.raced(present, start, scales)
         known = [first]
 
         def closure(**kwargs: Any) -> tuple[Tensor, Sequence[Tensor | None]]:
             return known.pop() if known else evaluate(**kwargs)
 
-        return replace(self, kwargs={**self.kwargs, "closure": closure}).end(present)
+        return replace(self, kwargs={**self.kwargs, "closure": closure}).end(present, scales)
 
-    def raced(self, present: Hyperparameters, start: Hyperparameters) -> _End | None:
+    def raced(
+        self,
+        present: Hyperparameters,
+        start: Hyperparameters,
+        scales: Mapping[str, Tensor] | None = None,
+    ) -> _End | None:
         """Fit from the better of two starts; None where neither leads anywhere."""
         most = self.options.get("maxiter")
         race = RACE if most is None else min(RACE, most)
-        best = self.end(present, maxiter=race)
+        best = self.end(present, scales, maxiter=race)
         if self._left() > 0.0:
             set_hyperparameters(self.mll.model, present if best is None else best.values)
             other = self.end(start, maxiter=race)
@@ -411,7 +464,8 @@ class _Fits:
         done = best is None or best.result.status == OptimizationStatus.SUCCESS
         if best is None or done or race == most or self._left() <= 0.0:
             return best
-        rest = self.end(best.values, **({} if most is None else {"maxiter": most - race}))
+        left = {} if most is None else {"maxiter": most - race}
+        rest = self.end(best.values, best.scales, **left)
         stalled = rest is not None and rest.result.status == OptimizationStatus.FAILURE
         if rest is None or (stalled and best.result.step > 0):
             return replace(best, warnings=())

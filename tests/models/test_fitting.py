@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,6 +164,56 @@ def test_seconds_are_for_all_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
     fitting.fit_from_both(fit, fitting.other_start(model), mll, timeout_sec=5.0)
     assert seconds == [5.0, 2.0]
+
+
+def raced(model: StreamingGP, X: Tensor, Y: Tensor) -> bool:
+    """Whether a refit after some more rows began at two starts."""
+    starts = 0
+
+    def fit(mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResult:
+        nonlocal starts
+        starts += kwargs["options"].get("maxiter") == fitting.RACE
+        return fitting.fit_to_stall(mll, **kwargs)
+
+    model.update(X, Y)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
+    start = fitting.other_start(model)
+    assert start
+    fitting.fit_from_both(fit, start, mll)
+    model.eval()
+    return starts == 2
+
+
+def test_refits_begin_at_two_starts_again_after_a_tenth_more_rows() -> None:
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(40, 1, generator=generator, dtype=torch.float64)
+    Y = (9.0 * X).sin() + 0.1 * torch.randn(40, 1, generator=generator, dtype=torch.float64)
+    model = OSGPR(X[:20], Y[:20], inducing_points=X[:20])
+    with torch.no_grad():
+        model.covar_module.lengthscale = 0.2
+        model.likelihood.noise = 0.02
+    rows = [(X[i : i + 1], Y[i : i + 1]) for i in range(20, 30)]
+    assert raced(model, *rows[0])  # 21: the first
+    last = model._last_fit
+    assert last is not None
+    assert [raced(model, *row) for row in rows[1:4]] == [False, False, True]  # 22, 23, 24 rows
+    model._last_fit = last
+    assert raced(model, *rows[4])  # the last fit ended elsewhere: nothing is known of a race
+
+
+def test_a_saved_model_is_refitted_as_the_model(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(160, 1, generator=generator, dtype=torch.float64)
+    Y = (9.0 * X).sin() + 0.1 * torch.randn(160, 1, generator=generator, dtype=torch.float64)
+    model = OSGPR(X[:100], Y[:100], inducing_points=X[:20])
+    relearn(model)
+    model.save(tmp_path / "model.bo_stream")
+    other = OSGPR.load(tmp_path / "model.bo_stream")
+    assert other._last_fit is not None
+    for each in (model, other):
+        relearn(each.update(X[100:], Y[100:]))
+    for name, value in hyperparameters(model).items():
+        assert torch.equal(value, hyperparameters(other)[name])
 
 
 def test_hyperparameters_are_copies() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch import Tensor
 from bo_stream import OSGPR, WISKI, AutoGP
 from bo_stream.models import fitting, lbfgs
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.lbfgs import LogObjective, fit_in_logarithms
+from bo_stream.models.lbfgs import Fitted, LogObjective, fit_in_logarithms
 from tests.support.fits import evaluations
 
 
@@ -54,6 +55,15 @@ def test_the_gradient_is_that_by_the_variables() -> None:
     assert found.positive.sum() == 7  # six lengthscales and the noise, of eight with the mean
     slope = found(start)[1]
     difference = check_grad(lambda v: float(found(v)[0]), lambda v: found(v)[1], start)
+    assert difference < 1e-5 * float(np.linalg.norm(slope))
+
+
+def test_the_gradient_by_scaled_variables() -> None:
+    found = log_objective(AutoGP(*observations(20)))
+    scaled = replace(found, scales=np.linspace(0.5, 2.0, len(found.scales)))
+    np.testing.assert_allclose(scaled.parameters(scaled.start), found.objective.state, rtol=1e-14)
+    slope = scaled(scaled.start)[1]
+    difference = check_grad(lambda v: float(scaled(v)[0]), lambda v: scaled(v)[1], scaled.start)
     assert difference < 1e-5 * float(np.linalg.norm(slope))
 
 
@@ -184,6 +194,106 @@ def test_a_callback_is_told_each_iteration_and_costs_no_evaluation(limit: float 
     with evaluations() as others:
         fit_in_logarithms(objective(AutoGP(*observations(20))), options={"maxiter": 5})
     assert len(counted) - len(seen) == len(others)
+
+
+def quadratic(model: StreamingGP, curvatures: Tensor) -> Callable[[], Any]:
+    """A loss with some curvatures by the logarithms of lengthscales, least where they are 0.7."""
+    raw = model.covar_module.raw_lengthscale
+
+    def closure() -> tuple[Tensor, list[Tensor | None]]:
+        off = (model.covar_module.lengthscale / 0.7).log()
+        loss = 0.5 * (curvatures * off.square()).sum()
+        parameters = [p for p in objective(model).parameters() if p.requires_grad]
+        return loss, [torch.autograd.grad(loss, p)[0] if p is raw else None for p in parameters]
+
+    return closure
+
+
+def test_scales_are_deviations_of_the_inverse_hessian() -> None:
+    model, name = AutoGP(*observations(20)), "model.covar_module.raw_lengthscale"
+    model.covar_module.register_constraint("raw_lengthscale", Interval(1e-3, 1e3, transform=None))
+    curvatures = 10.0 ** torch.linspace(-2.0, 2.0, 6, dtype=torch.float64)
+    moved = {name: model.covar_module.raw_lengthscale}
+    closure = quadratic(model, curvatures)
+
+    def evaluate() -> Any:
+        loss, gradients = closure()
+        return loss, [g for g in gradients if g is not None]
+
+    def fitted(start: float, scales: Any) -> tuple[int, Fitted]:
+        model.covar_module.lengthscale = start
+        taken.clear()
+        options = {"ftol": 1e-14, "gtol": 1e-9}
+        found = fit_in_logarithms(
+            objective(model), counted, parameters=moved, options=options, scales=scales
+        )
+        assert isinstance(found, Fitted)
+        torch.testing.assert_close(
+            model.covar_module.lengthscale,
+            torch.full_like(curvatures, 0.7)[None],
+            rtol=1e-4,
+            atol=0.0,
+        )
+        return len(taken), found
+
+    taken = list[None]()
+
+    def counted() -> Any:
+        taken.append(None)
+        return evaluate()
+
+    first, found = fitted(0.5, None)
+    assert found.scales is not None
+    ratios = found.scales[name] * curvatures.sqrt()
+    assert bool(((ratios > 0.5) & (ratios < 2.0)).all())
+    exact, again = fitted(0.8, {name: curvatures.rsqrt()[None]})
+    assert exact <= 3 < first  # the start, Newton's step, and that nothing is left to gain
+    assert again.scales is not None
+    assert fitted(0.5, found.scales)[0] < 0.6 * first
+
+
+def test_scales_let_no_logarithm_move_far_in_the_first_step() -> None:
+    model, name = AutoGP(*observations(20)), "model.covar_module.raw_lengthscale"
+    seen = list[Tensor]()
+    mll = objective(model)
+    learned = {n: p for n, p in mll.named_parameters() if p.requires_grad}
+    evaluate = get_loss_closure_with_grads(mll, learned)
+
+    def closure() -> Any:
+        seen.append(model.covar_module.lengthscale.detach().clone())
+        return evaluate()
+
+    far = {n: torch.full_like(p, 1e4) for n, p in learned.items()}
+    fit_in_logarithms(mll, closure, scales=far, options={"maxiter": 1})
+    assert name in learned
+    step = (seen[1] / seen[0]).log().abs()
+    assert 0.1 < float(step.max()) <= lbfgs.FIRST_STEP + 1e-9
+
+
+@pytest.mark.parametrize("kind", [AutoGP, OSGPR])
+def test_a_refit_knows_the_curvature_of_the_last_fit(kind: type[StreamingGP]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(480, 2, generator=generator, dtype=torch.float64)
+    Y = ((6.0 * X).sin().sum(-1, keepdim=True)) + 0.3 * torch.randn(
+        480, 1, generator=generator, dtype=torch.float64
+    )
+
+    def refitted(forgets: bool) -> tuple[int, float]:
+        taken = 0
+        model = kind(X[:240], Y[:240])
+        fit_gpytorch_mll(objective(model))
+        for begin in range(240, 480, 40):
+            model.update(X[begin : begin + 40], Y[begin : begin + 40])
+            if forgets:
+                model._last_fit = None
+            with evaluations() as counted:
+                fit_gpytorch_mll(objective(model))
+            taken += len(counted)
+        return taken, fitting.total_loss(model.train())
+
+    (knows, loss), (forgets, least) = refitted(False), refitted(True)
+    assert knows <= 0.85 * forgets
+    assert loss <= least + 0.01
 
 
 def ended(**options: float) -> tuple[int, float]:

@@ -115,6 +115,7 @@ class Surrogate:
             kernel = deepcopy(previous.covar_module)
             self.model = self._built(*self._data(ledger, wanted, noise), kernel)
             self.model._first_values = previous._first_values
+            self.model._last_fit = previous._last_fit
             set_hyperparameters(self.model, hyperparameters(previous))
             for event in previous.numerical_log:
                 self.model.log_event(event.what, event.size, event.jitter)

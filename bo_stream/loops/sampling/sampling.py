@@ -406,6 +406,7 @@ class ActiveSampling:
         shared = {n: v for n, v in present.items() if n in own and own[n].shape == v.shape}
         model.train()
         set_hyperparameters(model, shared)
+        model._last_fit = self.model._last_fit
         return model.eval()
 
     def _rows(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
