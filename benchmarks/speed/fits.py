@@ -2,13 +2,13 @@
 
 Exact models (``AutoGP``) of functions in two to eight inputs: a first fit by ``fit_gpytorch_mll``
 from BoTorch's start, then refits after a tenth more rows, and after three more, both ways with the
-same options and starts; and first fits of BoTorch's ``SingleTaskGP``, which is the same model. Evaluations are of
-the marginal likelihood with its gradient. The log density where a fit ends, of outcomes and priors,
-says which end is the better: the likelihood has several maxima, so that single fits may end higher
-or lower. ``AutoGP`` begins a first fit again at shorter lengthscales where it found much noise.
-Both ways end at SciPy's tolerance here, and a third one at ours, a thousandth of a nat; all three
-forget the last fit, of which the default, the fourth, takes curvatures and when it last began at
-two starts.
+same options and starts; and first fits of BoTorch's ``SingleTaskGP``, which is the same model.
+Evaluations are of the marginal likelihood with its gradient. The log density where a fit ends, of
+outcomes and priors, says which end is the better: the likelihood has several maxima, so that single
+fits may end higher or lower. ``AutoGP`` begins a first fit again at shorter lengthscales where it
+found much noise. Both ways end at SciPy's tolerance here, and a third one at ours, a thousandth of
+a nat; all three forget the last fit, from which the default, the fourth, takes the curvature, and
+when a fit last began at two starts.
 """
 
 from __future__ import annotations
