@@ -311,9 +311,10 @@ def fit_from_both(
     if last is None or not last.is_at(present):
         last = LastFit(present, None, 0.0)
     scales, raced = last.scales, last.raced
+    lately = raced <= n < AGAIN * raced
     if not start:
         best = fits.first(present)
-    elif AGAIN * raced <= n <= FEW_PER_INPUT * model._process_dim:
+    elif n <= FEW_PER_INPUT * model._process_dim and not lately:
         best, raced = fits.raced(present, start, scales), n
     elif apart:
         tried = bool((fits.losses(start) < fits.losses(present)).any())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,9 @@ def test_refits_begin_at_two_starts_again_after_a_tenth_more_rows() -> None:
     assert [raced(model, *row) for row in rows[1:4]] == [False, False, True]  # 22, 23, 24 rows
     model._last_fit = last
     assert raced(model, *rows[4])  # the last fit ended elsewhere: nothing is known of a race
+    assert model._last_fit is not None
+    model._last_fit = replace(model._last_fit, raced=100.0)
+    assert raced(model, *rows[5])  # of more rows than there are now, 26
 
 
 def test_a_saved_model_is_refitted_as_the_model(tmp_path: Path) -> None:
