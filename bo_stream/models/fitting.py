@@ -392,15 +392,16 @@ class _Fits:
 
         None where the covariance there is not positive definite.
         """
-        limit: dict[str, Any] = {} if scales is None else {"scales": scales}
+        given = {**self.kwargs, "options": {**self.options, **options}}
+        if scales is not None:
+            given["scales"] = scales
         if self.timeout_sec is not None:
-            limit["timeout_sec"] = max(self._left(), 0.0)
+            given["timeout_sec"] = max(self._left(), 0.0)
         set_hyperparameters(self.mll.model, values)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", OptimizationWarning)
             try:
-                given = {**self.options, **options}
-                result = self.fit(self.mll, options=given, **limit, **self.kwargs)
+                result = self.fit(self.mll, **given)
             except NotPSDError:
                 return None
         values = learned_values(self.mll.model)

@@ -161,7 +161,7 @@ def fit_in_logarithms(
         callback: Called after each iteration with the parameters and a result; unlike BoTorch's it
             costs no evaluation.
         timeout_sec: Seconds after which it is stopped.
-        scales: Of :class:`Fitted`, of the same parameters; None: all one.
+        scales: Of :class:`Fitted`; all one where they are not known of each parameter.
         kwargs: Further arguments of ``fit_gpytorch_mll_scipy``, which is called if there are any.
     """
     if kwargs:
@@ -175,6 +175,8 @@ def fit_in_logarithms(
     limits = get_bounds_as_ndarray(learned, {**own, **(bounds or {})})
     objective = LogObjective.of(NdarrayOptimizationClosure(evaluate, learned), limits)
     known_first, box = list[tuple[Floats, Floats]](), objective.limits
+    if scales is not None and not learned.keys() <= scales.keys():
+        scales = None
     if scales is not None:
         loss, gradients = objective(objective.start)
         with np.errstate(divide="ignore"):

@@ -270,6 +270,15 @@ def test_scales_let_no_logarithm_move_far_in_the_first_step() -> None:
     assert 0.1 < float(step.max()) <= lbfgs.FIRST_STEP + 1e-9
 
 
+def test_scales_that_lack_a_parameter_are_left_alone() -> None:
+    ends = list[float]()
+    for scales in (None, {"model.covar_module.raw_lengthscale": torch.ones(1, 6)}):
+        model = AutoGP(*observations(20))
+        fit_in_logarithms(objective(model), scales=scales, options={"maxiter": 3})
+        ends.append(fitting.total_loss(model))
+    assert ends[0] == ends[1]
+
+
 @pytest.mark.parametrize("kind", [AutoGP, OSGPR])
 def test_a_refit_knows_the_curvature_of_the_last_fit(kind: type[StreamingGP]) -> None:
     generator = torch.Generator().manual_seed(0)
