@@ -33,6 +33,7 @@ from bo_stream.loops.models import MODELS, refit_is_due
 from bo_stream.loops.optimization.optimizer import learn, thin
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.fitting import LastFit, learned_values
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.wiski.grid_model import GridModel
@@ -141,7 +142,7 @@ class StreamSurrogate(Surrogate):
         if refit_is_due(count, stream.fitted_at, self.refit):
             learn(stream.model)
             stream.fitted_at = count
-            self.learned[name] = RefitRecord(
+            self.learned[name] = record = RefitRecord(
                 count=count,
                 bounds=bounds,
                 unit=unit,
@@ -149,6 +150,10 @@ class StreamSurrogate(Surrogate):
                 bounded=stream.bounded,
                 values={key: v.tolist() for key, v in learned_state(stream.model).items()},
             )
+            last = stream.model._last_fit
+            if last is not None:
+                record["raced"], known = last.raced, last.scales or {}
+                record["scales"] = {key: v.tolist() for key, v in known.items()}
         return stream.model
 
     def _built(
@@ -381,6 +386,8 @@ class RefitRecord(TypedDict):
         floor: Value that known noise variances are raised to.
         bounded: Whether the model was given the bounds; not in records of older versions.
         values: Learned values, as nested lists by name in ``state_dict``.
+        raced, scales: Of the model's :class:`LastFit`, scales as nested lists; not in records of
+            older versions.
     """
 
     count: int
@@ -389,6 +396,8 @@ class RefitRecord(TypedDict):
     floor: float
     bounded: NotRequired[bool]
     values: dict[str, Any]
+    raced: NotRequired[float]
+    scales: NotRequired[dict[str, Any]]
 
 
 def restore(model: StreamingGP, record: RefitRecord) -> bool:
@@ -400,6 +409,11 @@ def restore(model: StreamingGP, record: RefitRecord) -> bool:
     if any(values[name].shape != value.shape for name, value in state.items()):
         return False
     model.load_state_dict({**model.state_dict(), **values})
+    if "raced" in record:
+        scales = {
+            name: torch.tensor(v, dtype=torch.float64) for name, v in record["scales"].items()
+        }
+        model._last_fit = LastFit(learned_values(model), scales or None, record["raced"])
     return True
 
 
