@@ -165,8 +165,11 @@ def test_refits_begin_at_the_first_kernel_too_after_a_change_of_the_past(name: s
     optimizer = started(optimization(name), steps=2)
     optimizer.best()
     first = {key: v.clone() for key, v in of(optimizer)._first_values.items()}
+    last = of(optimizer)._last_fit
     optimizer.amend(optimizer.ledger.with_status("told")[0].key, 0.5)
     optimizer.best()
+    assert of(optimizer)._last_fit is last
+    assert last is not None or name == "osvgp"
     learned = dict(of(optimizer).named_parameters())
     kernel = {key for key in learned if key.startswith("covar_module.")}
     assert kernel

@@ -28,6 +28,7 @@ from bo_stream.loops.sampling import ActiveSampling, SamplingSettings
 from bo_stream.loops.sampling.campaign import PoolSplit, SamplingReplay
 from bo_stream.loops.sampling.state import SamplingState
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.fitting import learned_values
 from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.loops.small import QUICK, small_map
 from tests.loops.test_models import FEWER
@@ -307,6 +308,18 @@ def test_the_model_is_exact_with_its_kernel_and_then_on_a_grid_with_the_product(
     assert sampling.state.refits == [60, 70]
     error = (sampling.predict(X[70:])[0] - Y[70:]).square().mean().sqrt()
     assert float(error) < 0.2 * float(Y.std())
+
+
+def test_a_model_of_another_kernel_knows_the_last_fit() -> None:
+    X = torch.rand(60, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    sampling = ActiveSampling(X, STAGED)
+    sampling.tell(range(60), torch.sin(6.0 * X).sum(-1))
+    for kernel, name in (("matern52", "exact"), ("matern32", "WISKI")):
+        model = sampling._rebuilt(kernel, name)
+        last = model._last_fit
+        assert last is not None
+        assert last is sampling.model._last_fit
+        assert last.is_at(learned_values(model))
 
 
 def test_a_given_grid_is_there_from_the_start() -> None:
