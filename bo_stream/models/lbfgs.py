@@ -132,8 +132,11 @@ FIRST_STEP = 1.0
 """Most that scales let a parameter, or its logarithm, move in the first step."""
 
 FARTHEST = 1e9
-"""Where a variable that has no bound ends: between bounds L-BFGS-B's first step has the length of
-the gradient, and otherwise a length of one."""
+"""How far a variable without bounds may move, in its own size and one more: between bounds
+L-BFGS-B's first step has the length of the gradient, and otherwise a length of one."""
+
+SMALLEST, GREATEST = 1e-12, 1e12
+"""Entries of an inverse Hessian, as rounding could make them negative."""
 
 
 def fit_in_logarithms(
@@ -184,7 +187,9 @@ def fit_in_logarithms(
         given = torch.cat([scales[name].double().flatten() for name in learned]).numpy(force=True)
         objective = replace(objective, scales=np.fmin(given, most))
         known_first.append((loss, gradients * objective.scales))
-        box = objective.limits.clip(-FARTHEST, FARTHEST)
+        far = FARTHEST * (1.0 + np.abs(objective.start))
+        least, largest = objective.start - far, objective.start + far
+        box = objective.limits.clip(least[:, None], largest[:, None])
     steps, last = count(1), math.nan
 
     def evaluated(variables: Floats) -> tuple[Floats, Floats]:
@@ -237,7 +242,7 @@ def _deviations(pairs: LbfgsInvHessProduct, scaled: bool) -> Floats:
     s, y = pairs.sk, pairs.yk
     before = 1.0 if scaled else float(s[-1] @ y[-1] / (y[-1] @ y[-1]))
     unit = LbfgsInvHessProduct(s / math.sqrt(before), y * math.sqrt(before))
-    deviations: Floats = np.sqrt(before * np.diag(unit.todense()))
+    deviations: Floats = np.sqrt((before * np.diag(unit.todense())).clip(SMALLEST, GREATEST))
     return deviations
 
 

@@ -270,6 +270,18 @@ def test_scales_let_no_logarithm_move_far_in_the_first_step() -> None:
     assert 0.1 < float(step.max()) <= lbfgs.FIRST_STEP + 1e-9
 
 
+@pytest.mark.filterwarnings("ignore")  # outcomes that are not standardised
+def test_a_large_mean_stays_where_the_fit_begins() -> None:
+    X, Y = observations(20)
+    model = AutoGP(X, Y + 1e12, outcome_transform=None)
+    with torch.no_grad():
+        model.mean_module.constant.fill_(1e12)
+    mll = objective(model)
+    scales = {n: torch.full_like(p, 1e-3) for n, p in mll.named_parameters() if p.requires_grad}
+    fit_in_logarithms(mll, scales=scales, options={"maxiter": 2})
+    assert abs(float(model.mean_module.constant) - 1e12) < 10.0
+
+
 def test_scales_that_lack_a_parameter_are_left_alone() -> None:
     ends = list[float]()
     for scales in (None, {"model.covar_module.raw_lengthscale": torch.ones(1, 6)}):
