@@ -51,7 +51,7 @@ class LastFit:
     Attributes:
         values: Of what was learned.
         scales: As in :class:`Fitted`, by the names of the objective's parameters, if any are known.
-        raced: Number of observations of the last fit that began at two starts.
+        raced: Number of observations of the last fit that began at two starts; 0: none did.
     """
 
     values: Hyperparameters

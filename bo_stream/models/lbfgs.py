@@ -298,7 +298,7 @@ def fit_to_stall(
             result = fit_in_logarithms(mll, evaluated_or_nan, **kwargs)
         stalled = result.status == OptimizationStatus.FAILURE and "ABNORMAL" in str(result.message)
         steps += result.step
-        kwargs["scales"] = None
+        kwargs["scales"] = None  # of where it began
         if not stalled or result.step == 0:
             break
     excused = stalled and steps > 0
