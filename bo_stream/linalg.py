@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.linalg import lapack
 from torch import Tensor
 
-from bo_stream.tensors import none_set
+from bo_stream.tensors import broadcast_shapes, none_set
 
 Array = NDArray[np.float64]
 
@@ -281,7 +281,7 @@ def stack_rows(first: Tensor, second: Tensor) -> Tensor:
 def stack_columns(first: Tensor, second: Tensor) -> Tensor:
     """Stack the columns of two matrices, leading dimensions and rows broadcast."""
     if first.shape[:-1] != second.shape[:-1]:  # torch's broadcasting takes as long as the copy
-        batch = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1])
+        batch = broadcast_shapes(first.shape[:-1], second.shape[:-1])
         first, second = (matrix.expand(*batch, matrix.shape[-1]) for matrix in (first, second))
     return torch.cat((first, second), dim=-1)
 
@@ -442,7 +442,7 @@ class DowndatedRootOperator(LinearOperator):
         super().__init__(root, downdate, batch=batch)
         self.root = root
         self.downdate = downdate
-        own = torch.broadcast_shapes(root.shape[:-2], downdate.shape[:-2])
+        own = broadcast_shapes(root.shape[:-2], downdate.shape[:-2])
         self.batch = own if batch is None else torch.Size(batch)
 
     def _size(self) -> torch.Size:

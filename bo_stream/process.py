@@ -23,7 +23,7 @@ from bo_stream.linalg import (
     stack_columns,
     stack_rows,
 )
-from bo_stream.tensors import zip_tensors
+from bo_stream.tensors import broadcast_shapes, zip_tensors
 from bo_stream.weights import WeightPosterior
 
 DENSE_LIMIT = 512
@@ -107,7 +107,7 @@ class PosteriorProcess(ABC):
         """
         points = self.at(X)
         covariance = self.cross_covariance(points, points)
-        shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
+        shape = broadcast_shapes(noise.shape, covariance.shape[:-1])
         factor = safe_cholesky(covariance + torch.diag_embed(noise.expand(shape)), is_new=True)
         innovation = solve_lower(factor, (Y - self.mean_at(points)).unsqueeze(-1))
         new = ConditionedProcess(self, points, factor, innovation)
@@ -345,7 +345,7 @@ class Joint:
         else:
             dense = joint.covariance()
             if noise is not None:
-                wide = noise.expand(torch.broadcast_shapes(noise.shape, shape))
+                wide = noise.expand(broadcast_shapes(noise.shape, shape))
                 dense = dense + torch.diag_embed(wide)
             scaled = (dense * scale.square().unsqueeze(-1)).to(dtype)
             covariance = to_linear_operator(scaled.expand(*shape, shape[-1]))

@@ -76,6 +76,7 @@ def start(
     torch.set_num_threads(THREADS)
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(seed)
+    torch.broadcast_shapes((1,))  # half a second of imports the first time: in no task's time
     given = frozenset(flag for flag in flags or {} if getattr(arguments, flag))
     chosen = {name: str(getattr(arguments, name)) for name in values or {}}
     load, commit = os.getloadavg()[0], commit_of(Path(__file__).parents[2])

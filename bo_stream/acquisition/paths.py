@@ -58,7 +58,7 @@ from bo_stream.process import (
     SelectedProcess,
     WeightSpaceProcess,
 )
-from bo_stream.tensors import map_tensors
+from bo_stream.tensors import broadcast_shapes, map_tensors
 
 
 def sample_paths(
@@ -358,9 +358,7 @@ def _sum_of(terms: Sequence[PathTerm], X: Tensor) -> Tensor:
 def _shape_of(process: Any) -> Size:
     """Return the ``batch_shape x m`` of a process."""
     if isinstance(process, ConditionedProcess):
-        return torch.broadcast_shapes(
-            _shape_of(process.base), process.whitened_innovation.shape[:-2]
-        )
+        return broadcast_shapes(_shape_of(process.base), process.whitened_innovation.shape[:-2])
     if isinstance(process, SelectedProcess):
         return Size((*_shape_of(process.base)[:-1], len(process.outputs)))
     if isinstance(process, ShiftedProcess):

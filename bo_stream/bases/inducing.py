@@ -26,7 +26,7 @@ from bo_stream.linalg import (
     stack_columns,
     stack_rows,
 )
-from bo_stream.tensors import cached_for_autograd, map_tensors
+from bo_stream.tensors import broadcast_shapes, cached_for_autograd, map_tensors
 
 
 class Basis(ABC):
@@ -419,7 +419,7 @@ class InducingFunctions:
             if Z.shape[-2] > 0 and X.shape[-2] > 0:
                 return stacked_kernel(kernel, Z, X, outputs)
             # gpytorch's kernels fail where there are no points
-            batch = torch.broadcast_shapes(Z.shape[:-2], X.shape[:-2])
+            batch = broadcast_shapes(Z.shape[:-2], X.shape[:-2])
             return Z.new_zeros(*batch, Z.shape[-2], X.shape[-2])
         known = RadialKernel.of(kernel, outputs)
         assert known is not None  # noqa: S101 (check_factors has seen it)

@@ -31,6 +31,7 @@ from torch import Size, Tensor
 from torch.autograd.function import once_differentiable
 
 from bo_stream.bases.radial import RadialKernel
+from bo_stream.tensors import broadcast_shapes
 
 
 def stacked_kernel(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
@@ -220,7 +221,7 @@ class SquaredExponential:
         The sum's gradient takes two products with the matrix and nothing of its size.
         """
         left, right = self._columns(A, B)
-        batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2], weights.shape[:-1])
+        batch = broadcast_shapes(left.shape[:-2], right.shape[:-2], weights.shape[:-1])
         wide = (left.expand(*batch, *left.shape[-2:]), right.expand(*batch, *right.shape[-2:]))
         total, matrix = _WeightedExponential.apply(  # type: ignore[no-untyped-call]
             *wide, weights.expand(*batch, -1), self.log_scale.detach()

@@ -10,7 +10,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from bo_stream.linalg import row_product
-from bo_stream.tensors import first_derivatives_only
+from bo_stream.tensors import broadcast_shapes, first_derivatives_only
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class RadialKernel:
         if base is None:
             return None
         batch = torch.Size() if base is kernel else kernel.batch_shape
-        batch = torch.broadcast_shapes(batch, base.batch_shape)
-        lead = torch.broadcast_shapes(X.shape[:-2], batch if outputs == 1 else batch[:-1])
+        batch = broadcast_shapes(batch, base.batch_shape)
+        lead = broadcast_shapes(X.shape[:-2], batch if outputs == 1 else batch[:-1])
         if base is kernel:
             return X.new_ones(*lead, outputs, X.shape[-2])
         scale = _scale(kernel, outputs, X.dtype)
@@ -75,7 +75,7 @@ class RadialKernel:
         centre = X.detach().mean(-2, keepdim=True)
         points, scale = (X - centre) / self.lengthscale, self.scale
         if scale is not None:
-            batch = torch.broadcast_shapes(points.shape[:-2], scale.shape[:-2])
+            batch = broadcast_shapes(points.shape[:-2], scale.shape[:-2])
             points, scale = points.expand(*batch, -1, -1), scale.expand(*batch, 1, 1)
         return self.of_outputs(_RadialMatrix.apply(points, scale, self.nu))  # type: ignore[no-untyped-call]
 

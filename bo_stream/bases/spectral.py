@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from bo_stream.bases.inducing import InducingFunctions, kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import ProductMatern, TransformedKernel
 from bo_stream.bases.radial import RadialKernel
+from bo_stream.tensors import broadcast_shapes
 
 _CHUNK = 4096
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed number
@@ -320,7 +321,7 @@ class FourierFunctions:
                 waves = waves * damping(w)
             return (waves @ amplitudes.unsqueeze(-1)).squeeze(-1)
 
-        batch = torch.broadcast_shapes(points.shape[:-2], self.phases.shape[:-1])
+        batch = broadcast_shapes(points.shape[:-2], self.phases.shape[:-1])
         size = max(1, NUMBERS // max(1, batch.numel() * points.shape[-2]))
         splits = (self.frequencies.split(size, -2), self.phases.split(size, -1))
         parts = list(zip(*splits, self.amplitudes.split(size, -1), strict=True))

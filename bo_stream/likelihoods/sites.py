@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bo_stream.collective import ALONE, Collective
 from bo_stream.linalg import identity, safe_cholesky, scaled_prior, solve_lower
-from bo_stream.tensors import zip_tensors
+from bo_stream.tensors import broadcast_shapes, zip_tensors
 
 ExpectedLogProb = Callable[[Tensor, Tensor], Tensor]
 """``E log p(y | f)`` of each outcome from means and variances of f, ``... x n`` all three."""
@@ -186,7 +186,7 @@ class JointPrior(SitePrior):
     @classmethod
     def of(cls, mean: Tensor, covariance: Tensor, shape: torch.Size) -> JointPrior:
         """Make N(mean, covariance), for outcomes whose ``shape`` broadcasts against the mean's."""
-        mean = mean.expand(torch.broadcast_shapes(mean.shape, shape))
+        mean = mean.expand(broadcast_shapes(mean.shape, shape))
         return cls(mean, covariance.expand(*mean.shape, -1), torch.zeros_like(mean))
 
     def given(self, sites: Sites) -> tuple[Tensor, Tensor, Tensor]:

@@ -75,6 +75,24 @@ def test_importing_the_package_needs_no_torch() -> None:
     assert after("import bo_stream\nbo_stream.loops\n" + LOADED) == []
 
 
+VERBS = """
+import torch, bo_stream
+from bo_stream.models.fitting import relearn
+X = torch.linspace(0.0, 1.0, 12, dtype=torch.float64).unsqueeze(-1)
+make, before = bo_stream.{model}, "sympy" in sys.modules
+model = make(X, (6.0 * X).sin())
+relearn(model)
+model.update(X[:3], X[:3]).predictive(X)
+result = "sympy" in sys.modules and not before
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("model", ["AutoGP", "WISKI", "OSGPR"])
+def test_verbs_import_no_library_for_symbols(model: str) -> None:
+    assert not after(VERBS.format(model=model))  # torch does, for half a second, unless avoided
+
+
 WORKER = """
 import pickle
 from bo_stream.loops.optimization.objectives import Objective, Task, attempt

@@ -16,6 +16,7 @@ from bo_stream.bases.grid.kernel import GridKernel, KernelFactors
 from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, Mesh, pair_coefficients, ravel
 from bo_stream.bases.grid.statistics import MEMORY_LIMIT_GIB, CellGram, NodeGram
 from bo_stream.linalg import check_memory, identity
+from bo_stream.tensors import broadcast_shapes
 
 _CONTRACTION_LIMIT_GIB = 8.0
 _BUCKETS = 12
@@ -105,7 +106,7 @@ class KroneckerPullBack:
         """Compute ``Rᵀ gram R``, ``... x m x r x r``, by dimension. Cost O((7 g)^d g²)."""
         roots = self._node_roots()
         batch = self.basis.scale.shape
-        shape = torch.broadcast_shapes(batch, gram.moments.shape[:-2])
+        shape = broadcast_shapes(batch, gram.moments.shape[:-2])
         moments = gram.moments.expand(*shape, *gram.moments.shape[-2:])
         flat_roots = [r.expand(*shape, *r.shape[-2:]).flatten(0, -3) for r in roots]
         flat = CellGram(moments.reshape(-1, *moments.shape[-2:]), gram.cells).by_dimension()

@@ -12,10 +12,19 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.grid.kernel import GridKernel, KernelFactors
-from bo_stream.bases.grid.mesh import STENCIL, Grid, Mesh, columns, gauss_legendre, ravel, weights
+from bo_stream.bases.grid.mesh import (
+    STENCIL,
+    Grid,
+    Mesh,
+    columns,
+    gauss_legendre,
+    ravel,
+    unravel,
+    weights,
+)
 from bo_stream.bases.inducing import Basis
 from bo_stream.linalg import row_product, stack_columns
-from bo_stream.tensors import cached_for_autograd
+from bo_stream.tensors import broadcast_shapes, cached_for_autograd
 
 
 @dataclass(frozen=True)
@@ -254,7 +263,7 @@ def grid_basis(
     for g, part in enumerate(parts):
         own = chosen[member == g] - (ends[g] - mesh.parts[g].num_nodes)
         sizes = [values.shape[-1] for values in part.eigenvalues]
-        terms.append(replace(part, index=torch.stack(torch.unravel_index(own, sizes), dim=-1)))
+        terms.append(replace(part, index=unravel(own, sizes)))
     return replace(whole, parts=tuple(terms), member=member, dropped=dropped)
 
 
@@ -391,7 +400,7 @@ class Pairs:
 
     def correlation(self, nodes: Tensor) -> Tensor:
         """Interpolate the first node's correlations, ``... x m x g -> ... x m x n x n``."""
-        batch = torch.broadcast_shapes(nodes.shape[:-1], self.steps.shape[:-1])
+        batch = broadcast_shapes(nodes.shape[:-1], self.steps.shape[:-1])
         values = nodes.expand(*batch, -1).gather(-1, self.steps.expand(*batch, -1))
         return (values.unflatten(-1, self.products.shape[-3:]) * self.products).sum(-3)
 

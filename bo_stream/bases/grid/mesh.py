@@ -358,6 +358,16 @@ def ravel(index: Tensor, sizes: Sequence[int]) -> Tensor:
     return (index * _strides(tuple(sizes), index.device)).sum(-1)
 
 
+def unravel(flat: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Compute the ``... x d`` indices of row-major flat ones.
+
+    ``torch.unravel_index`` does, but imports a library for symbols first, for half a second.
+    """
+    strides = _strides(tuple(sizes), flat.device)
+    most = torch.tensor(sizes).to(flat.device, non_blocking=True)
+    return flat.unsqueeze(-1).div(strides, rounding_mode="floor") % most
+
+
 def columns(X: Tensor, group: tuple[int, ...]) -> Tensor:
     """Select a group's inputs, ``... x d -> ... x k``; neighbours without an index to upload."""
     first, last = group[0], group[-1]

@@ -16,7 +16,7 @@ from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import matrix_between
 from bo_stream.linalg import inverse_root, row_product
 from bo_stream.process import Points, PosteriorProcess
-from bo_stream.tensors import State
+from bo_stream.tensors import State, broadcast_shapes
 from bo_stream.weights import InformationForm
 
 
@@ -165,7 +165,7 @@ class ConjugateGradients(CentreSolver):
 
     def iterated(self, columns: Tensor) -> Tensor:
         """Compute ``Q⁻¹ columns``, with dimensions ahead of those of Q beside the columns."""
-        batch = torch.broadcast_shapes(columns.shape[:-2], self.Q.shape[:-2])
+        batch = broadcast_shapes(columns.shape[:-2], self.Q.shape[:-2])
         columns = columns.expand(*batch, *columns.shape[-2:])
         ahead = columns.shape[: columns.ndim - self.Q.ndim]
         stacked = columns.reshape(ahead.numel(), *columns.shape[len(ahead) :]).movedim(0, -1)
