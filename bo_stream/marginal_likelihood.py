@@ -202,7 +202,10 @@ def solved_moments(evidence: InformationForm) -> tuple[Tensor, Tensor, Tensor]:
     mean = torch.cholesky_solve(evidence.moment, factor)
     log_precision = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     value = log_marginal_likelihood(evidence, mean, log_precision)
-    return value, mean, torch.cholesky_inverse(factor) + mean @ mean.mT
+    moment = torch.cholesky_inverse(factor)
+    columns = mean.reshape(-1, mean.shape[-2], 1)
+    moment.view(-1, *moment.shape[-2:]).baddbmm_(columns, columns.mT)  # it is read once
+    return value, mean, moment
 
 
 @dataclass(frozen=True)

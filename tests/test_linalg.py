@@ -26,6 +26,7 @@ from bo_stream.linalg import (
     solve_lower,
     solve_one_plus_product,
     solve_rows,
+    transposed,
 )
 from bo_stream.testing.streams import assert_close
 
@@ -57,6 +58,34 @@ def test_cholesky_of_a_singular_matrix_gets_a_relative_jitter(scale: float) -> N
 def test_cholesky_refuses_what_no_jitter_repairs(matrix: Tensor) -> None:
     with pytest.raises(NotPSDError, match=r"shape \(3, 3\)"):
         safe_cholesky(matrix)
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (2, 3)])
+def test_cholesky_at_sizes_where_columns_share_lines_of_a_cache(
+    batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A matrix to which rows of the identity are added: the same factor, laid out as torch's."""
+    root = torch.randn(*batch, 8, 8, dtype=torch.float64)
+    matrix = root @ root.mT + torch.eye(8, dtype=torch.float64)
+    expected = torch.linalg.cholesky(matrix)
+    monkeypatch.setattr("bo_stream.linalg._ALIASED", 4)
+    factor, jitter = cholesky_with_jitter(matrix)
+    assert jitter == 0.0
+    assert_close(factor, expected)
+    assert factor.stride()[-2:] == expected.stride()[-2:]
+    singular = torch.ones(*batch, 8, 8, dtype=torch.float64)
+    assert cholesky_with_jitter(singular)[1] > 0.0
+    with pytest.raises(NotPSDError):
+        cholesky_with_jitter(-matrix)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1, 3, 5), (2, 4, 3, 5)])
+def test_transposed_is_a_contiguous_copy(shape: tuple[int, ...]) -> None:
+    matrix = torch.randn(*shape)
+    copy = transposed(matrix)
+    assert torch.equal(copy, matrix.mT)
+    assert copy.is_contiguous()
+    assert copy.data_ptr() != matrix.data_ptr()
 
 
 def test_inverse_root_product_has_the_covariance_of_the_inverse() -> None:

@@ -119,6 +119,7 @@ def timings(
     repeats: int,
     warmup: int = 1,
     clock: Callable[[Callable[[], object]], float] = seconds,
+    calls: Mapping[str, int] | None = None,
 ) -> dict[str, list[float]]:
     """Seconds of each task, the tasks taking turns so that a busy machine slows all alike.
 
@@ -127,13 +128,14 @@ def timings(
         repeats: Turns that count.
         warmup: Turns before them that do not.
         clock: :func:`seconds` or :func:`processor_seconds`.
+        calls: Times that a task is called in each of its turns, each timed; default: once.
     """
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for turn in range(warmup + repeats):
         for name, task in tasks.items():
-            elapsed = clock(task)
+            elapsed = [clock(task) for _ in range((calls or {}).get(name, 1))]
             if turn >= warmup:
-                times[name].append(elapsed)
+                times[name] += elapsed
     return times
 
 

@@ -26,9 +26,8 @@ from bo_stream.acquisition.lookahead import (
 )
 from bo_stream.bases.grid.contraction import KroneckerPullBack
 from bo_stream.bases.grid.interpolation import GridBasis, InterpolationBasis
-from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, legendre, outer_product, ravel
+from bo_stream.bases.grid.mesh import STENCIL, Grid, legendre, outer_product, ravel
 from bo_stream.bases.grid.mesh import weights as cubic_weights
-from bo_stream.bases.grid.statistics import CellGram
 from bo_stream.bases.inducing import Basis, InducingBasis, frozen
 from bo_stream.tensors import map_tensors
 
@@ -442,7 +441,7 @@ class _GridSites(FeatureSites):
         return torch.cat(parts, -1).unflatten(0, values.shape[:-1])
 
     def quadratic(self, matrices: Tensor) -> Tensor:
-        coefficients = _cell_polynomials(self.part, matrices)
+        coefficients = KroneckerPullBack(self.part, self.part.grid).coefficients(matrices)
         size = max(1, CHUNK_NUMBERS // coefficients.shape[-1])
         parts = []
         for cell, t in map(self.part.grid.locate, self.X.split(size)):
@@ -456,21 +455,3 @@ def _locate(grid: Grid, X: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     for chunk in X.split(max(1, CHUNK_NUMBERS // STENCIL**grid.dim)):
         cell, t = grid.locate(chunk)
         yield grid.nodes_around(cell), outer_product(cubic_weights(t))
-
-
-def _cell_polynomials(basis: InterpolationBasis, matrices: Tensor) -> Tensor:
-    """Compute the Legendre coefficients of k forms in each cell, ``k x m x cells x 7^d``.
-
-    The form at x is ``⟨M, Rᵀ g(x) R⟩`` with g(x) the gram of one observation at x, linear in its
-    moments: the coefficients are the adjoint of the pull-back, which differentiation gives. The
-    symmetric matrices M are ``k x m x r x r``.
-    """
-    grid, batch = basis.grid, basis.scale.shape
-    zeros = matrices.new_zeros(*batch, math.prod(grid.cells), PAIR_DEGREES**grid.dim)
-    with torch.enable_grad():
-        moments = zeros.requires_grad_()
-        gram = KroneckerPullBack(basis, grid).congruence(CellGram(moments, grid.cells))
-        adjoints = [
-            torch.autograd.grad(gram, moments, matrix, retain_graph=True)[0] for matrix in matrices
-        ]
-    return torch.stack(adjoints)

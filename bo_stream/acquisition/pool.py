@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,7 +11,7 @@ from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
 from torch import Tensor
 
-from bo_stream.acquisition.criteria import FeatureSites, sites
+from bo_stream.acquisition.criteria import sites
 from bo_stream.acquisition.feature_nipv import (
     PointMeasure,
     box_of,
@@ -21,29 +21,21 @@ from bo_stream.acquisition.feature_nipv import (
     variance_factors,
     weight_space,
 )
+from bo_stream.acquisition.gains import (
+    Gains,
+    VarianceGains,
+    WeightCovariance,
+    Worth,
+    low_rank_change,
+    same,
+)
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite
 from bo_stream.observation_space import ObservationSpaceProcess
-from bo_stream.process import Points, PosteriorProcess
+from bo_stream.process import PosteriorProcess
 from bo_stream.tensors import none_set, read_expected
-from bo_stream.weights import WeightPosterior
-
-TIE = 1e-10
-"""Gains that differ from the largest by this fraction tie with it; the lowest index is picked."""
-
-_AGREEMENT = 1e-10
-"""Frobenius norm of a difference, per square root of the rank r, that counts as rounding error."""
-
-_SPARE = 8
-_PROBES = 4
 
 _ROWS = 4096
-
-_BLOCK = 1024
-"""Candidates whose covariances with all points are computed at a time."""
-
-Site = int | Tensor
-"""Index of a candidate; of shape ``1`` where it is on a device, which nothing then waits for."""
 
 
 def select_from_pool(
@@ -187,17 +179,14 @@ class PoolSelector:
             [self._model.noise_at(part).double().expand(-1, len(part)) for part in parts], -1
         )
         factors = variance_factors(self._model, self._posterior_transform).unsqueeze(-1)
+        worth = Worth(noise, factors, costs, available)
         for candidate in waiting:
             gains = gains.observing(candidate, noise[:, candidate, None])
         chosen: list[Tensor] = []
         for _ in range(q):
-            worth = (factors * gains.value(noise)).sum(0) / costs
-            worth = worth.masked_fill(~available, -torch.inf)
-            largest = worth.max()
-            tied = worth >= largest - TIE * largest.abs()
-            pick = tied.to(torch.uint8).argmax(0, keepdim=True)  # an index that is not read
+            pick, gains = gains.best(worth)
             chosen.append(pick)
-            available = available.index_fill(0, pick, False)
+            worth = worth.without(pick)
             gains = gains.observing(pick, noise.index_select(-1, pick))
         picks = torch.cat(chosen)
         read_expected()  # what the selector caches would not be undone
@@ -226,7 +215,7 @@ class PoolSelector:
                     and torch.equal(observed.X[..., n:, :].reshape(-1, *X.shape[1:]), X)
                     and torch.allclose(observed.noise[..., n:], noise, rtol=1e-9, atol=0.0)
                 ):
-                    return gains
+                    return gains.folded()
             return VarianceGains.of(process, self._pool, self._measure)
         process = self._model.feature_process(self._corners)
         if not in_weight_space(process):
@@ -250,264 +239,6 @@ class PoolSelector:
         if change is None:
             return Gains.of(before.sites, before.gram, space.weights)
         return before.changed(*change, new)
-
-
-@dataclass(frozen=True)
-class Gains:
-    """Reductions of the integrated variance ``tr(G Σ)`` by each of N candidates.
-
-    An observation with noise σ² at z takes ``Σ z zᵀ Σ / (zᵀ Σ z + σ²)`` from Σ, hence
-    ``zᵀ Σ G Σ z / (zᵀ Σ z + σ²)`` from the integrated variance.
-
-    Attributes:
-        sites: The candidates.
-        gram: G, ``m x r x r``.
-        covariance: Σ.
-        numerator: ``zᵀ Σ G Σ z``, ``m x N``.
-        variance: ``zᵀ Σ z``, ``m x N``.
-    """
-
-    sites: FeatureSites
-    gram: Tensor
-    covariance: WeightCovariance
-    numerator: Tensor
-    variance: Tensor
-
-    @classmethod
-    def of(cls, sites: FeatureSites, gram: Tensor, weights: WeightPosterior) -> Gains:
-        """Compute all gains. Cost O(r³) and two quadratic forms at all candidates."""
-        covariance = weights.covariance()
-        forms = torch.stack((covariance @ gram @ covariance, covariance))
-        numerator, variance = sites.quadratic(forms)
-        return cls(sites, gram, WeightCovariance.of(weights), numerator, variance)
-
-    def value(self, noise: Tensor) -> Tensor:
-        """Return the reduction per output, ``m x N``, for noise variances ``m x N``."""
-        return self.numerator.clamp_min(0.0) / (self.variance.clamp_min(0.0) + noise)
-
-    def observing(self, site: Site, noise: Tensor) -> Gains:
-        """Return the gains after an observation at a candidate, with noise variance ``m x 1``.
-
-        A rank-one change: cost O(r²) and two functions at all candidates.
-        """
-        feature = self.sites.basis.features(_row(self.sites.X, site)).mT
-        image = self.covariance.times(feature)
-        total = (feature * image).sum(-2) + noise
-        direction = image / total.sqrt().unsqueeze(-1)
-        downdate = torch.cat((self.covariance.downdate, direction), -1)
-        covariance = replace(self.covariance, downdate=downdate)
-        return self.changed(direction, torch.ones_like(total), covariance)
-
-    def changed(self, directions: Tensor, amounts: Tensor, covariance: WeightCovariance) -> Gains:
-        """Return the gains after a change of rank k. Cost O(k r²) and 2k functions.
-
-        ``zᵀ Σ' G Σ' z`` and ``zᵀ Σ' z`` for the covariance ``Σ' = Σ − U diag(λ) Uᵀ``, multiplied
-        out.
-        """
-        integrated = self.gram @ directions
-        columns = torch.cat((directions, self.covariance.times(integrated)), -1)
-        own, cross = self.sites.linear(columns).chunk(2, dim=-2)
-        weighted = own * amounts.unsqueeze(-1)
-        inner = directions.mT @ integrated
-        return replace(
-            self,
-            covariance=covariance,
-            numerator=self.numerator - (weighted * (2.0 * cross - inner @ weighted)).sum(-2),
-            variance=self.variance - (weighted * own).sum(-2),
-        )
-
-
-def _row(values: Tensor, site: Site) -> Tensor:
-    """Select a row, ``... x N x k -> ... x 1 x k``."""
-    if isinstance(site, int):
-        return values[..., site : site + 1, :]
-    return values.index_select(-2, site)
-
-
-@dataclass(frozen=True)
-class WeightCovariance:
-    """A covariance ``Σ − V Vᵀ`` of weights, never formed.
-
-    Attributes:
-        weights: Posterior with covariance Σ, ``m x r x r``.
-        downdate: V, ``m x r x k``.
-    """
-
-    weights: WeightPosterior
-    downdate: Tensor
-
-    @classmethod
-    def of(cls, weights: WeightPosterior) -> WeightCovariance:
-        """Return Σ alone."""
-        return cls(weights, weights.downdate[..., :0])
-
-    def times(self, columns: Tensor) -> Tensor:
-        """Multiply by columns, ``m x r x k``. Cost O(k r²)."""
-        explained = columns.mT @ self.downdate @ self.downdate.mT
-        return self.weights.covariance_times(columns) - explained.mT
-
-
-def same(
-    old: WeightCovariance, new: WeightCovariance, change: tuple[Tensor, Tensor] | None = None
-) -> bool:
-    """Tell whether two covariances agree to rounding but for the change between them, if given.
-
-    By random probes: the mean square of their images is the squared norm. Cost O(r²).
-    """
-    probes = _columns(old.downdate, _PROBES, seed=1)
-    images = old.times(probes) - new.times(probes)
-    if change is not None:
-        directions, amounts = change
-        images = images - directions @ (amounts.unsqueeze(-1) * (directions.mT @ probes))
-    return bool(images.square().mean() <= _AGREEMENT**2)
-
-
-def low_rank_change(
-    old: WeightCovariance, new: WeightCovariance, rank: int
-) -> tuple[Tensor, Tensor] | None:
-    """Find the change ``− U diag(λ) Uᵀ`` of a covariance, None where its rank is much larger.
-
-    U is ``m x r x k``, and λ, ``m x k``, positive where the variance becomes smaller. A randomised
-    range finder and a check with fresh probes; exact to rounding. Cost O(r² rank). Source: Halko,
-    Martinsson and Tropp (2011), algorithms 4.1 and 5.3.
-    """
-    width = rank + _SPARE
-    if 4 * width > old.downdate.shape[-2]:
-        return None
-    columns = _columns(old.downdate, width, seed=2)
-    basis = torch.linalg.qr(old.times(columns) - new.times(columns)).Q
-    inner = basis.mT @ (old.times(basis) - new.times(basis))
-    amounts, vectors = torch.linalg.eigh(0.5 * (inner + inner.mT))
-    change = basis @ vectors, amounts
-    return change if same(old, new, change) else None
-
-
-def _columns(like: Tensor, count: int, seed: int) -> Tensor:
-    """Draw standard normal columns, ``r x count``, equal at every call."""
-    generator = torch.Generator().manual_seed(seed)
-    columns = torch.randn(like.shape[-2], count, generator=generator, dtype=like.dtype)
-    return columns.to(like.device)
-
-
-@dataclass(frozen=True)
-class JointGains:
-    """Covariances of N candidates with M points, with a residual.
-
-    An observation at candidate i takes ``c_ij² / (v_i + noise)`` from the variance of point j, with
-    c the covariances of candidates with points and v the variances of candidates, given the
-    candidates observed so far. Memory O(N (M + r)).
-
-    Attributes:
-        process: The process before any of them.
-        X: Candidates in transformed inputs, ``N x d``.
-        pool: The process's features at the candidates.
-        weights: Weights w of the points, ``M``.
-        covariance: c, ``m x N x M``.
-        variance: v, ``m x N``.
-        columns: L with ``L Lᵀ`` the reduction of the candidates' covariance by the k observed ones,
-            ``m x N x k``.
-    """
-
-    process: PosteriorProcess
-    X: Tensor
-    pool: Points
-    weights: Tensor
-    covariance: Tensor
-    variance: Tensor
-    columns: Tensor
-
-    @classmethod
-    def of(cls, process: PosteriorProcess, pool: Tensor, points: PointMeasure) -> JointGains:
-        """Compute the covariances under a process with r features. Cost O(N M r).
-
-        Some candidates at a time: what a kernel computes on its way then takes little memory.
-        """
-        at, others = process.at(pool), process.at(points.points)
-        tensors = (tensor.split(_BLOCK, -2) for tensor in (at.X, at.prior, at.posterior))
-        covariance = at.X.new_empty(0)
-        for i, block in enumerate(zip(*tensors, strict=True)):
-            rows = process.cross_covariance(Points(*block), others)
-            if i == 0:
-                covariance = rows.new_empty(*rows.shape[:-2], len(pool), rows.shape[-1])
-            covariance[..., i * _BLOCK : (i + 1) * _BLOCK, :] = rows
-        variance = process.variance_at(at).expand(covariance.shape[:-1])
-        return cls(process, pool, at, points.weights, covariance, variance, covariance[..., :0])
-
-    def observing(self, i: int, noise: Tensor) -> JointGains:
-        """Return the covariances after the i-th candidate, with noise variance ``m x 1``.
-
-        Cost O(N (M + r + k)).
-        """
-        fresh = self.process.cross_covariance(self.pool, self.process.at(self.X[i : i + 1]))
-        spread = (self.variance[..., i : i + 1] + noise).sqrt().unsqueeze(-1)
-        column = (fresh - self.columns @ self.columns[..., i : i + 1, :].mT) / spread
-        row = self.covariance[..., i : i + 1, :] / spread
-        return replace(
-            self,
-            covariance=self.covariance - column @ row,
-            variance=(self.variance - column.squeeze(-1).square()).clamp_min(0.0),
-            columns=torch.cat((self.columns, column), -1),
-        )
-
-
-@dataclass(frozen=True)
-class VarianceGains:
-    """Reductions of the mean variance at M points by each of N candidates, with a residual.
-
-    ``Σ_j w_j c_ij² / (v_i + noise)``: c are the covariances of candidates with points and v the
-    variances of candidates, given the k that were observed so far: ``c = C − A R``, which is never
-    formed. With the i-th row less ``a_i r`` the sums become
-    ``Σ_j w_j c_ij² − 2 a_i Σ_j w_j c_ij r_j + a_i² Σ_j w_j r_j²``: the
-    N x M numbers are read once for each candidate observed. Memory O(N (M + r + k)).
-
-    Attributes:
-        joint: Covariances C with the points and variances, before any candidate.
-        variance: v, ``m x N``.
-        numerator: ``Σ_j w_j c_ij²``, ``m x N``.
-        columns: A, ``m x N x k``; ``A Aᵀ`` is the reduction of the candidates' covariance.
-        rows: R, ``m x k x M``.
-    """
-
-    joint: JointGains
-    variance: Tensor
-    numerator: Tensor
-    columns: Tensor
-    rows: Tensor
-
-    @classmethod
-    def of(cls, process: PosteriorProcess, pool: Tensor, points: PointMeasure) -> VarianceGains:
-        """Compute the gains under a process; cost as :meth:`JointGains.of`."""
-        joint = JointGains.of(process, pool, points)
-        blocks = joint.covariance.split(_BLOCK, -2)
-        numerator = torch.cat([block.square() @ joint.weights for block in blocks], -1)
-        none = joint.covariance[..., :0, :]
-        return cls(joint, joint.variance, numerator, joint.columns, none)
-
-    def value(self, noise: Tensor) -> Tensor:
-        """Return the gains, ``m x N``, for noise variances ``m x N``."""
-        return self.numerator.clamp_min(0.0) / (self.variance.clamp_min(0.0) + noise)
-
-    def observing(self, site: Site, noise: Tensor) -> VarianceGains:
-        """Return the gains after an observation at a candidate, with noise variance ``m x 1``.
-
-        Cost O(N (M + r + k)).
-        """
-        joint, own = self.joint, _row(self.columns, site)
-        variance = _row(self.variance.unsqueeze(-1), site)
-        spread = (variance.clamp_min(0.0) + noise.unsqueeze(-1)).sqrt()
-        fresh = joint.process.cross_covariance(joint.pool, joint.process.at(_row(joint.X, site)))
-        column = (fresh - self.columns @ own.mT) / spread
-        row = (_row(joint.covariance, site) - own @ self.rows) / spread
-        weighted = (row * joint.weights).mT
-        along = joint.covariance @ weighted - self.columns @ (self.rows @ weighted)
-        change = column * (2.0 * along - column * (row @ weighted))
-        return replace(
-            self,
-            variance=self.variance - column.squeeze(-1).square(),
-            numerator=self.numerator - change.squeeze(-1),
-            columns=torch.cat((self.columns, column), -1),
-            rows=torch.cat((self.rows, row), -2),
-        )
 
 
 def thinned(X: Tensor, count: int) -> Tensor:

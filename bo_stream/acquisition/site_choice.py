@@ -21,14 +21,16 @@ from bo_stream.acquisition.feature_nipv import (
     listed_inputs,
     weight_space,
 )
-from bo_stream.acquisition.lookahead import LinearLookahead, Lookahead
-from bo_stream.acquisition.pool import Gains, JointGains, checked_indices
-from bo_stream.acquisition.target_gains import (
+from bo_stream.acquisition.gains import (
     CriterionGains,
     FeatureGains,
+    Gains,
+    JointGains,
     JointTargetGains,
     per_cost,
 )
+from bo_stream.acquisition.lookahead import LinearLookahead, Lookahead
+from bo_stream.acquisition.pool import checked_indices
 from bo_stream.bases.inducing import InducingBasis
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.linalg import pivot_rows

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR, OSVGP, WISKI, AutoGP
 from bo_stream.acquisition import PoolSelector, select_from_pool
+from bo_stream.acquisition import gains as gains_module
 from bo_stream.acquisition import pool as pool_module
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.clustered import ClusteredGP
@@ -133,9 +134,9 @@ def test_gains_of_an_exact_model_are_kept_while_it_observes_what_was_chosen(
     model, pool, points = AutoGP(X, Y, families="exact"), rand(60), rand(40)
     outcomes = torch.sin(pool.sum(-1, keepdim=True))
     computed: list[int] = []
-    once = pool_module.VarianceGains.of
+    once = gains_module.VarianceGains.of
     monkeypatch.setattr(
-        pool_module.VarianceGains, "of", lambda *args: [computed.append(0), once(*args)][1]
+        gains_module.VarianceGains, "of", lambda *args: [computed.append(0), once(*args)][1]
     )
     selector = PoolSelector(model, pool, points)
     taken = torch.zeros(0, dtype=torch.long)
@@ -147,3 +148,38 @@ def test_gains_of_an_exact_model_are_kept_while_it_observes_what_was_chosen(
         told = picks if turn != 3 else picks[:2]
         model.update(pool[told], outcomes[told])
         taken = torch.cat((taken, told))
+
+
+@pytest.mark.parametrize("name", ["OSGPR", "AutoGP, exact"])
+def test_bounds_spare_reading_all_covariances_and_change_no_choice(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over rounds that the model observes; some wait, some cost more, and reductions are folded."""
+    X, Y = wave(40, 2)
+    pool, points = rand(150), rand(40)
+    costs, outcomes = 1.0 + rand(150)[:, 0], torch.sin(pool.sum(-1, keepdim=True))
+    evaluated: list[int] = []
+    once = gains_module.VarianceGains._evaluated
+    monkeypatch.setattr(
+        gains_module.VarianceGains,
+        "_evaluated",
+        lambda self, index, exact: [evaluated.append(len(index)), once(self, index, exact)][1],
+    )
+    choices = []
+    for many in (10**9, 0):
+        monkeypatch.setattr(gains_module, "_MANY", many)
+        monkeypatch.setattr(gains_module, "_EVALUATED", 4)
+        monkeypatch.setattr(gains_module, "_FOLDED", 6)
+        model = MODELS[name](X, Y)
+        selector, taken = PoolSelector(model, pool, points), torch.zeros(0, dtype=torch.long)
+        rounds = []
+        for turn in range(5):
+            pending = torch.arange(turn, turn + 2) if turn == 3 else None
+            given = costs if turn == 2 else None
+            picks = selector.select(4, exclude=taken, costs=given, pending=pending)
+            rounds.append(picks)
+            model.update(pool[picks], outcomes[picks])
+            taken = torch.cat((taken, picks))
+        choices.append(torch.stack(rounds))
+    assert torch.equal(*choices)
+    assert 0 < sum(evaluated) < 20 * len(pool)  # each of 20 choices reads a part of the pool

@@ -20,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV, PoolSelector, select_from_pool
-from bo_stream.acquisition.pool import Gains, thinned
+from bo_stream.acquisition.gains import Gains
+from bo_stream.acquisition.pool import thinned
 from bo_stream.testing.streams import assert_close
 from tests.acquisition.examples import dense, greedy_choice, small_model, some
 from tests.support.problems import Observations

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.acquisition.pool import WeightCovariance, low_rank_change, same
+from bo_stream.acquisition.gains import WeightCovariance, low_rank_change, same
 from bo_stream.testing.streams import assert_close
 from bo_stream.weights import WeightPosterior
 

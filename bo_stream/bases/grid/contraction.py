@@ -15,11 +15,15 @@ from bo_stream.bases.grid.interpolation import GridBasis, InterpolationBasis, no
 from bo_stream.bases.grid.kernel import GridKernel, KernelFactors
 from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, Mesh, pair_coefficients, ravel
 from bo_stream.bases.grid.statistics import MEMORY_LIMIT_GIB, CellGram, NodeGram
-from bo_stream.linalg import check_memory, identity
+from bo_stream.linalg import check_memory, identity, transposed
 from bo_stream.tensors import broadcast_shapes
 
 _CONTRACTION_LIMIT_GIB = 8.0
 _BUCKETS = 12
+_FEWEST = 64
+
+_NUMBERS = 200_000
+"""Numbers of products of functions that are computed at a time: they fit in a cache."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +115,36 @@ class KroneckerPullBack:
         flat_roots = [r.expand(*shape, *r.shape[-2:]).flatten(0, -3) for r in roots]
         flat = CellGram(moments.reshape(-1, *moments.shape[-2:]), gram.cells).by_dimension()
         results = [
-            contract(flat[b], [root[b] for root in flat_roots], self.basis.index)
-            for b in range(flat.shape[0])
+            Contraction.of([root[b] for root in flat_roots], self.basis.index).gram(moments)
+            for b, moments in enumerate(flat)
         ]
         scale = self.basis.scale[..., None, None]
         return torch.stack(results).reshape(*shape, *results[0].shape) * scale
+
+    def coefficients(self, matrices: Tensor) -> Tensor:
+        """Compute polynomials of forms ``⟨M, Rᵀ g(x) R⟩``, g(x) the gram of one observation at x.
+
+        Their Legendre coefficients in each cell: the adjoint of :meth:`congruence`, at its cost.
+
+        Args:
+            matrices: k symmetric M, ``k x ... x m x r x r``.
+
+        Returns:
+            ``k x ... x m x cells x 7^d``.
+        """
+        shape = self.basis.scale.shape
+        scaled = matrices * self.basis.scale[..., None, None]
+        flat_roots = [r.expand(*shape, *r.shape[-2:]).flatten(0, -3) for r in self._node_roots()]
+        maps = [
+            Contraction.of([root[b] for root in flat_roots], self.basis.index)
+            for b in range(shape.numel())
+        ]
+        found = [
+            CellGram.of_dimensions(one.adjoint(M), self.grid.cells).moments
+            for each in scaled.flatten(1, -3)
+            for one, M in zip(maps, each, strict=True)
+        ]
+        return torch.stack(found).unflatten(0, (-1, *shape))
 
     def diagonal(self, gram: CellGram) -> Tensor:
         """Compute the diagonal of :meth:`congruence`, ``... x m x r``. Cost O((7 g)^d Σ r_i)."""
@@ -144,43 +173,88 @@ def _along_each(flat: Tensor, matrices: Sequence[Tensor]) -> Tensor:
     return flat
 
 
-def contract(moments: Tensor, roots: list[Tensor], index: Tensor) -> Tensor:
-    """Compute ``C[α, α'] = Σ moments Π_i (f_{α_i} f_{α'_i})`` for r products α of functions.
+@dataclass(frozen=True)
+class Contraction:
+    """The map of moments to ``C[α, α'] = Σ moments Π_i (f_{α_i} f_{α'_i})``, and its adjoint.
 
-    Dimensions are summed out from the last to the first. After each, only the pairs of functions
-    remain that some pair of products needs: with products chosen by size (a hyperbolic cross)
-    these are few. Cost about O((7 g)^d g²), without any power of r.
+    For r products α of functions of one dimension each. Dimensions are summed out from the last to
+    the first. After each, only the pairs of functions remain that some pair of products needs: with
+    products chosen by size (a hyperbolic cross) these are few. Cost about O((7 g)^d g²), without
+    any power of r.
 
-    Args:
-        moments: ``(cells_1 · 7) x ... x (cells_d · 7)``.
+    Attributes:
         roots: Per dimension, node values of its functions, ``g_i x r_i``.
         index: The products, ``r x d``.
+        sums: Over each dimension, the last one first; of a single dimension there are none.
+        chosen: Position of each pair of products among what the last sum gives, ``r x r``.
     """
-    if len(roots) == 1:
-        local = roots[0].unfold(0, STENCIL, 1).mT
-        coefficients = pair_coefficients().to(local)
-        blocks = torch.einsum("cl,ljk->cjk", moments.unflatten(0, (-1, PAIR_DEGREES)), coefficients)
-        line = local.flatten(0, 1).mT @ (blocks @ local).flatten(0, 1)
-        return line[index, index.mT]
-    # sums over the dimensions behind one dimension, a row for each pair of tails that differs; the
-    # row of each pair of tails; and the tail of each product
-    sums, tail = moments.reshape(1, -1), torch.zeros_like(index[:, 0])
-    position = torch.zeros(1, 1, dtype=torch.long, device=index.device)
-    for i in reversed(range(1, len(roots))):
-        polynomials = _pair_polynomials(roots[i])
-        distinct, longer = index[:, i:].unique(dim=0, return_inverse=True)
-        own = distinct[:, 0]
-        parent = torch.empty_like(own).scatter(0, longer, tail)
-        pair = _pair_position(own.unsqueeze(-1), own)
-        code = position[parent.unsqueeze(-1), parent] * polynomials.shape[-1] + pair
-        products = _multiply(sums, polynomials, _extents(position, len(sums), parent, own))
-        needed, position = code.unique(return_inverse=True)
-        sums, tail = products.mT.reshape(-1, products.shape[-2])[needed], longer
-    own, polynomials = index[:, 0], _pair_polynomials(roots[0])
-    extents = _extents(position, len(sums), tail, own)
-    sums = _multiply(sums, polynomials, extents).squeeze(-2)
-    rows = position[tail.unsqueeze(-1), tail]  # of every pair of products
-    return sums.reshape(-1)[rows * sums.shape[-1] + _pair_position(own.unsqueeze(-1), own)]
+
+    roots: tuple[Tensor, ...]
+    index: Tensor
+    sums: tuple[_SumOverDimension, ...]
+    chosen: Tensor
+
+    @classmethod
+    def of(cls, roots: Sequence[Tensor], index: Tensor) -> Contraction:
+        """Find out which pairs of functions are needed. Cost O(r² d)."""
+        # a row for each pair of tails that differs; the row of each pair of tails; and the tail of
+        # each product: its functions in the dimensions behind
+        rows, tail = 1, torch.zeros_like(index[:, 0])
+        position = torch.zeros(1, 1, dtype=torch.long, device=index.device)
+        sums = list[_SumOverDimension]()
+        for i in reversed(range(1, len(roots))):
+            distinct, longer = index[:, i:].unique(dim=0, return_inverse=True)
+            own, polynomials = distinct[:, 0], _pair_polynomials(roots[i])
+            parent, tail = torch.empty_like(own).scatter(0, longer, tail), longer
+            code = _codes(position, parent, own, polynomials)
+            extents = _extents(position, rows, parent, own)
+            needed, position = code.unique(return_inverse=True)
+            sums.append(_SumOverDimension.of(polynomials, extents, needed))
+            rows = len(needed)
+        if not sums:
+            return cls(tuple(roots), index, (), position)
+        own, polynomials = index[:, 0], _pair_polynomials(roots[0])
+        extents = _extents(position, rows, tail, own)
+        sums.append(_SumOverDimension.of(polynomials, extents, None))
+        chosen = _codes(position, tail, own, polynomials)
+        return cls(tuple(roots), index, tuple(sums), chosen)
+
+    def gram(self, moments: Tensor) -> Tensor:
+        """Map moments, ``(cells_1 · 7) x ... x (cells_d · 7)``, to C, ``r x r``."""
+        if not self.sums:
+            local = self.roots[0].unfold(0, STENCIL, 1).mT
+            coefficients = pair_coefficients().to(local)
+            lines = moments.unflatten(0, (-1, PAIR_DEGREES))
+            blocks = torch.einsum("cl,ljk->cjk", lines, coefficients)
+            line = local.flatten(0, 1).mT @ (blocks @ local).flatten(0, 1)
+            return line[self.index, self.index.mT]
+        rows = moments.reshape(1, -1)
+        for each in self.sums:
+            rows = each.apply(rows)
+        return rows.view(-1)[self.chosen]
+
+    def adjoint(self, matrix: Tensor) -> Tensor:
+        """Map a symmetric ``r x r`` matrix M to the moments' coefficients in ``⟨M, C⟩``."""
+        sizes = [(len(root) - STENCIL + 1) * PAIR_DEGREES for root in self.roots]
+        if not self.sums:
+            functions = self.roots[0][:, self.index[:, 0]]
+            images = (functions @ matrix).unfold(0, STENCIL, 1)
+            blocks = torch.einsum("crj,crk->cjk", images, functions.unfold(0, STENCIL, 1))
+            coefficients = pair_coefficients().to(blocks)
+            return torch.einsum("cjk,ljk->cl", blocks, coefficients).flatten()
+        last = self.sums[-1]
+        rows = matrix.new_zeros(last.rows * last.polynomials.shape[-1])
+        rows = rows.index_add_(0, self.chosen.flatten(), matrix.flatten()).unsqueeze(-1)
+        for each in reversed(self.sums):
+            rows = each.adjoint(rows)
+        return rows.view(sizes)
+
+
+def _codes(position: Tensor, parent: Tensor, own: Tensor, polynomials: Tensor) -> Tensor:
+    """Return the position of each pair of products among all rows' pairs of functions."""
+    rows, begin = position[parent.unsqueeze(-1), parent], own * (own + 1) // 2
+    pair = torch.maximum(begin.unsqueeze(-1), begin).add_(torch.minimum(own.unsqueeze(-1), own))
+    return pair.add_(rows, alpha=polynomials.shape[-1])
 
 
 def _extents(position: Tensor, size: int, parent: Tensor, own: Tensor) -> Tensor:
@@ -191,46 +265,80 @@ def _extents(position: Tensor, size: int, parent: Tensor, own: Tensor) -> Tensor
     return own.new_zeros(size).scatter_reduce(0, position.reshape(-1), both, "amax")
 
 
-def _multiply(sums: Tensor, polynomials: Tensor, extents: Tensor) -> Tensor:
-    """Compute ``sums[k, rest, D] @ polynomials[D, pairs]``, only the pairs that row k needs.
+@dataclass(frozen=True)
+class _SumOverDimension:
+    """Products of rows of sums with pairs of functions, summed over one dimension.
 
-    ``extents`` are the numbers of functions that row k is multiplied with, from :func:`_extents`.
+    Attributes:
+        rows: Number k of rows of sums.
+        polynomials: Of pairs of functions, ``(cells · 7) x pairs``.
+        buckets: Rows that are multiplied with as many pairs, and how many these are.
+        needed: Those of the ``k · pairs`` products that remain; None: all.
     """
-    rows, pairs = sums.shape[0], polynomials.shape[-1]
-    folded = sums.reshape(rows, -1, polynomials.shape[0])
-    check_memory(
-        "The gram in feature space", rows * folded.shape[1] * pairs, _CONTRACTION_LIMIT_GIB
-    )
-    result = sums.new_empty(rows, folded.shape[1], pairs)
-    order = extents.argsort()
-    for bucket in order.chunk(min(_BUCKETS, max(1, rows // 64))):
-        count = math.comb(int(extents[bucket].max()) + 1, 2)
-        result[bucket, :, :count] = folded[bucket] @ polynomials[:, :count]
-    return result
 
+    rows: int
+    polynomials: Tensor
+    buckets: tuple[tuple[Tensor | slice, int], ...]
+    needed: Tensor | None
 
-def _pair_position(first: Tensor, second: Tensor) -> Tensor:
-    """Return positions of unordered pairs of functions among all, ordered by the larger index."""
-    high = torch.maximum(first, second)
-    return high * (high + 1) // 2 + torch.minimum(first, second)
+    @classmethod
+    def of(cls, polynomials: Tensor, extents: Tensor, needed: Tensor | None) -> _SumOverDimension:
+        """Put rows into buckets by ``extents``, the functions that each is multiplied with."""
+        rows = len(extents)
+        parts: Sequence[Tensor | slice] = [slice(None)]
+        if rows >= _FEWEST * 2:
+            parts = extents.argsort().chunk(min(_BUCKETS, rows // _FEWEST))
+        buckets = [(part, math.comb(int(extents[part].max()) + 1, 2)) for part in parts]
+        return cls(rows, polynomials, tuple(buckets), needed)
+
+    def apply(self, sums: Tensor) -> Tensor:
+        """Compute the products that are needed, ``k x (rest · cells · 7) -> needed x rest``."""
+        degrees, pairs = self.polynomials.shape
+        folded = sums.view(self.rows, -1, degrees)
+        products = self._empty(sums, pairs, folded.shape[1])
+        for bucket, count in self.buckets:
+            products[bucket, :count] = (folded[bucket] @ self.polynomials[:, :count]).mT
+        flat = products.flatten(0, 1)
+        return flat if self.needed is None else flat[self.needed]
+
+    def adjoint(self, products: Tensor) -> Tensor:
+        """Map ``needed x rest`` back to ``k x (rest · cells · 7)``."""
+        degrees, pairs = self.polynomials.shape
+        if self.needed is not None:
+            flat = products.new_zeros(self.rows * pairs, products.shape[-1])
+            products = flat.index_copy_(0, self.needed, products)
+        folded = products.view(self.rows, pairs, -1)
+        sums = self._empty(products, folded.shape[-1], degrees)
+        for bucket, count in self.buckets:
+            own = folded[bucket, :count].mT
+            image = own.reshape(-1, count) @ self.polynomials[:, :count].mT  # one for all rows
+            sums[bucket] = image.view(*own.shape[:-1], degrees)
+        return sums.flatten(1)
+
+    def _empty(self, like: Tensor, *sizes: int) -> Tensor:
+        numbers = self.rows * math.prod(sizes)
+        check_memory("The gram in feature space", numbers, _CONTRACTION_LIMIT_GIB)
+        return like.new_empty(self.rows, *sizes)
 
 
 def _pair_polynomials(values: Tensor) -> Tensor:
     """Compute Legendre coefficients of products of interpolated functions, cell by cell.
 
     Node values of r one-dimensional functions, ``g x r``, to ``(cells · 7) x r (r + 1) / 2``:
-    unordered pairs in the order of :func:`_pair_position`.
+    unordered pairs, ordered by the larger index.
     """
     functions = values.shape[-1]
     cells = values.shape[0] - STENCIL + 1
     first, second = torch.tril_indices(functions, functions, device=values.device)
     check_memory("A grid's pairs of functions", cells * PAIR_DEGREES * len(first), MEMORY_LIMIT_GIB)
-    local = values.unfold(0, STENCIL, 1)
-    half = torch.einsum("ljk,caj->kcla", pair_coefficients().to(values), local)
-    result = half[0][..., first] * local[:, None, second, 0]
-    for k in range(1, STENCIL):
-        result.addcmul_(half[k][..., first], local[:, None, second, k])
-    return result.flatten(0, 1)
+    local, position = values.unfold(0, STENCIL, 1), first * functions + second
+    half = torch.einsum("ljk,caj->clak", pair_coefficients().to(values), local).flatten(1, 2)
+    size = max(1, _NUMBERS // (PAIR_DEGREES * functions**2))
+    products = [
+        torch.bmm(*pair).view(-1, PAIR_DEGREES, functions**2).index_select(-1, position)
+        for pair in zip(half.split(size), local.mT.split(size), strict=True)
+    ]
+    return torch.cat(products).flatten(0, 1)
 
 
 def _square_polynomials(values: Tensor) -> Tensor:
@@ -401,7 +509,7 @@ class Rewhitening:
 
     def congruence(self, gram: Tensor) -> Tensor:
         """Compute ``Lᵀ gram L`` of a symmetric gram, ``... x m x r x r``. Cost O(r² Σ k)."""
-        return self.transpose(self.transpose(gram).mT.contiguous())
+        return self.transpose(transposed(self.transpose(gram)))
 
     def features(self, features: Tensor) -> Tensor:
         """Turn features of w into those of v, ``... x m x n x r``, differentiable."""

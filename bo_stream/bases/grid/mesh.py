@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, reduce
+from functools import cache, cached_property, lru_cache, reduce
 from typing import TypeVar
 
 import numpy as np
@@ -129,11 +129,11 @@ class Mesh:
     def contains(self, X: Tensor) -> bool:
         """Say whether all points lie in the box."""
         pairs = zip(self.parts, self.groups, strict=True)
-        if not X.is_cpu:  # nothing is fetched
-            outside = [grid.outside(columns(X, group)).flatten() for grid, group in pairs]
-            return none_set(torch.cat(outside))
-        missing = (cells for g, group in pairs for cells in g.missing_cells(columns(X, group)))
-        return not any(map(any, missing))
+        if X.is_cpu:
+            return all(grid.reaches(columns(X, group)) for grid, group in pairs)
+        # nothing is fetched
+        outside = [grid.outside(columns(X, group)).flatten() for grid, group in pairs]
+        return none_set(torch.cat(outside))
 
     def grown_to(self, X: Tensor) -> Mesh:
         """Return the smallest mesh with the same nodes, and more, whose box holds X."""
@@ -268,12 +268,26 @@ class Grid:
         steps = (X.detach() - lower) / spacing
         return (steps < -EDGE) | (steps > last + (1.0 + EDGE))
 
+    @cached_property
+    def _reach(self) -> tuple[tuple[float, float], ...]:
+        """Least and largest coordinate in the box, a rounding error aside, per dimension."""
+        lines = zip(self.lower, self.spacing, self.cells, strict=True)
+        return tuple((low - EDGE * h, low + (cells + EDGE) * h) for low, h, cells in lines)
+
+    def reaches(self, X: Tensor) -> bool:
+        """Say whether all points on the host, ``... x d``, are in the box; see :meth:`outside`."""
+        ends = _ends(X)
+        return ends is None or all(
+            least <= low and high <= most
+            for low, high, (least, most) in zip(*ends, self._reach, strict=True)
+        )
+
     def missing_cells(self, X: Tensor) -> tuple[list[int], list[int]]:
         """Count the cells to add below and above, per dimension, so that the box holds X."""
-        if X.numel() == 0:
+        ends = _ends(X)
+        if ends is None:
             return [0] * self.dim, [0] * self.dim
-        low, high = torch.stack(torch.aminmax(X.detach().reshape(-1, X.shape[-1]), dim=0)).tolist()
-        lines = list(zip(low, high, self.lower, self.spacing, self.cells, strict=True))
+        lines = list(zip(*ends, self.lower, self.spacing, self.cells, strict=True))
         below = [(lower - lo) / h for lo, _, lower, h, _ in lines]
         above = [(hi - lower) / h - cells for _, hi, lower, h, cells in lines]
         # rounded up to whole cells, a rounding error aside
@@ -313,6 +327,13 @@ class Grid:
                 return None
             offsets.append(offset)
         return tuple(offsets)
+
+
+def _ends(X: Tensor) -> list[list[float]] | None:
+    """Return the least and the largest coordinates of points ``... x d``, None of none."""
+    if X.numel() == 0:
+        return None
+    return torch.stack(torch.aminmax(X.detach().reshape(-1, X.shape[-1]), dim=0)).tolist()
 
 
 @lru_cache(maxsize=256)

@@ -83,6 +83,14 @@ class CellGram:
         sizes = [cells * PAIR_DEGREES for cells in self.cells]
         return tensor.permute(*range(lead), *interleaved).reshape(*batch, *sizes)
 
+    @classmethod
+    def of_dimensions(cls, moments: Tensor, cells: tuple[int, ...]) -> CellGram:
+        """Undo :meth:`by_dimension` of a gram without batch."""
+        dim = len(cells)
+        pairs = moments.view([size for count in cells for size in (count, PAIR_DEGREES)])
+        apart = pairs.permute(*range(0, 2 * dim, 2), *range(1, 2 * dim, 2))
+        return cls(apart.reshape(math.prod(cells), -1), cells)
+
 
 @dataclass(frozen=True)
 class NodeGram:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid.contraction import contract
+from bo_stream.bases.grid.contraction import Contraction
 from bo_stream.bases.grid.mesh import Mesh, outer_product, ravel
 from bo_stream.bases.grid.statistics import (
     CellGram,
@@ -64,7 +64,7 @@ def dense_gram(nodes: NodeGram) -> Tensor:
     identity = [torch.eye(size, dtype=torch.float64) for size in sizes]
     every = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).view(-1, len(sizes))
     flat = CellGram(gram.moments.flatten(0, -3), gram.cells).by_dimension()
-    entries = torch.stack([contract(moments, identity, every) for moments in flat])
+    entries = torch.stack([Contraction.of(identity, every).gram(moments) for moments in flat])
     return entries.unflatten(0, gram.moments.shape[:-2])
 
 
