@@ -23,7 +23,7 @@ from bo_stream.linalg import (
     stack_columns,
     stack_rows,
 )
-from bo_stream.tensors import broadcast_shapes, zip_tensors
+from bo_stream.tensors import zip_tensors
 from bo_stream.weights import WeightPosterior
 
 DENSE_LIMIT = 512
@@ -107,8 +107,8 @@ class PosteriorProcess(ABC):
         """
         points = self.at(X)
         covariance = self.cross_covariance(points, points)
-        shape = broadcast_shapes(noise.shape, covariance.shape[:-1])
-        factor = safe_cholesky(covariance + torch.diag_embed(noise.expand(shape)), is_new=True)
+        own = torch.diag_embed(noise.expand(*noise.shape[:-1], covariance.shape[-1]))
+        factor = safe_cholesky(covariance + own, is_new=True)
         innovation = solve_lower(factor, (Y - self.mean_at(points)).unsqueeze(-1))
         new = ConditionedProcess(self, points, factor, innovation)
         return self._joined(new) if isinstance(self, ConditionedProcess) else new
@@ -345,8 +345,7 @@ class Joint:
         else:
             dense = joint.covariance()
             if noise is not None:
-                wide = noise.expand(broadcast_shapes(noise.shape, shape))
-                dense = dense + torch.diag_embed(wide)
+                dense = dense + torch.diag_embed(noise.expand(*noise.shape[:-1], shape[-1]))
             scaled = (dense * scale.square().unsqueeze(-1)).to(dtype)
             covariance = to_linear_operator(scaled.expand(*shape, shape[-1]))
         normal = MultivariateNormal(mean, covariance)
