@@ -350,14 +350,14 @@ class VarianceGains:
             if count == 0:
                 return first_of_largest(values), gains
             largest = values.masked_fill(~maybe, -torch.inf).topk(min(count, _EVALUATED)).indices
-            gains = gains._evaluated(largest, gains.exact)
+            gains = gains.evaluated(largest, gains.exact)
 
     @property
     def _recent(self) -> Tensor:
         """Columns of A that belong to R, ``m x N x k'``."""
         return self.columns[..., self.columns.shape[-1] - self.rows.shape[-2] :]
 
-    def _evaluated(self, index: Tensor, exact: Tensor) -> VarianceGains:
+    def evaluated(self, index: Tensor, exact: Tensor) -> VarianceGains:
         """Replace bounds of n candidates by their numerators."""
         left, rows = (
             each.index_select(-2, index) for each in (self._recent, self.joint.covariance)

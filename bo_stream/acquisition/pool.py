@@ -92,9 +92,10 @@ class PoolSelector:
     the same hyperparameters changes them by rank k: O(k r²) and 2k functions at the candidates,
     none if the chosen candidates were observed. Each pick costs O(r²) and two functions. Any other
     change of the model (a refit, a growing grid) has them computed again: O(r³) and two quadratic
-    forms. For a model with a residual they always are: O(N M r), and O(N (M + r)) for each pick;
-    but the gains of an exact model of n observations stay cached if it observed the chosen points:
-    O(N n² + N M n) the first time, O(N (M + n)) for each pick.
+    forms. For a model with a residual they always are: O(N M r), then for each pick O(N r) for
+    bounds of the gains, and O(M) for each candidate whose gain may be the largest. But the gains of
+    an exact model of n observations stay cached if it observed the chosen points: O(N n² + N M n)
+    the first time, O(N n) for each pick.
 
     With an outcome transform other than ``Standardize`` the variance is of the transformed outcome.
 

@@ -159,10 +159,10 @@ def test_bounds_spare_reading_all_covariances_and_change_no_choice(
     pool, points = rand(150), rand(40)
     costs, outcomes = 1.0 + rand(150)[:, 0], torch.sin(pool.sum(-1, keepdim=True))
     evaluated: list[int] = []
-    once = gains_module.VarianceGains._evaluated
+    once = gains_module.VarianceGains.evaluated
     monkeypatch.setattr(
         gains_module.VarianceGains,
-        "_evaluated",
+        "evaluated",
         lambda self, index, exact: [evaluated.append(len(index)), once(self, index, exact)][1],
     )
     choices = []

@@ -269,7 +269,7 @@ class Grid:
         return (steps < -EDGE) | (steps > last + (1.0 + EDGE))
 
     @cached_property
-    def _reach(self) -> tuple[tuple[float, float], ...]:
+    def extent(self) -> tuple[tuple[float, float], ...]:
         """Least and largest coordinate in the box, a rounding error aside, per dimension."""
         lines = zip(self.lower, self.spacing, self.cells, strict=True)
         return tuple((low - EDGE * h, low + (cells + EDGE) * h) for low, h, cells in lines)
@@ -279,7 +279,7 @@ class Grid:
         ends = _ends(X)
         return ends is None or all(
             least <= low and high <= most
-            for low, high, (least, most) in zip(*ends, self._reach, strict=True)
+            for low, high, (least, most) in zip(*ends, self.extent, strict=True)
         )
 
     def missing_cells(self, X: Tensor) -> tuple[list[int], list[int]]:
