@@ -271,12 +271,15 @@ def test_a_batch_is_solved_by_several_threads_as_each_matrix_alone() -> None:
     roots = torch.randn(2, *batch, n, n, dtype=torch.float64) / n**0.5
     A, P = roots @ roots.mT
     right = torch.randn(*batch, n, 1, dtype=torch.float64)
+    alone = {}
+    for index in product(*map(range, batch)):
+        matrix = torch.eye(n, dtype=torch.float64) + A[index] @ P[index]
+        alone[index] = torch.linalg.solve(matrix, right[index]), torch.logdet(matrix)
     for _ in range(3):
         solution, log_determinant = solve_one_plus_product(A, P, right)
-        for index in product(*map(range, batch)):
-            matrix = torch.eye(n, dtype=torch.float64) + A[index] @ P[index]
-            assert_close(solution[index], torch.linalg.solve(matrix, right[index]))
-            assert_close(log_determinant[index], torch.logdet(matrix))
+        for index, (expected, determinant) in alone.items():
+            assert_close(solution[index], expected)
+            assert_close(log_determinant[index], determinant)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
