@@ -97,13 +97,13 @@ def _factorised(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def transposed(matrix: Tensor) -> Tensor:
     """Copy a transposed matrix, ``... x n x k -> ... x k x n``.
 
-    In a sixth of the time of ``mT.contiguous()``, which has a fast way for a single matrix only.
+    ``mT.contiguous()`` has a fast way for two dimensions only: of one matrix in a stack it takes
+    six times as long at 1,024 rows, as long at 640.
     """
     *batch, n, k = matrix.shape
     copies = [one.t().contiguous() for one in matrix.reshape(-1, n, k)]
-    return (
-        torch.stack(copies).view(*batch, k, n) if len(copies) > 1 else copies[0].view(*batch, k, n)
-    )
+    whole = copies[0] if len(copies) == 1 else torch.stack(copies)
+    return whole.view(*batch, k, n)
 
 
 def independent_rows(matrix: Tensor, tolerance: float = INDEPENDENT[0]) -> Tensor:

@@ -129,7 +129,7 @@ def compare(kernel: str, lengthscale: float | None, sizes: Sizes) -> list[Claim]
                 f"the first update after other work, at {len(X)} points, {where}",
                 1e3 * statistics.median(found[label("WISKI", X)][::STREAM]),
                 "ms",
-                "in a stream " + f"{1e3 * medians[label('WISKI', X)]:.1f} ms",
+                f"in a stream {1e3 * medians[label('WISKI', X)]:.1f} ms",
             ),
         )
     ]

@@ -73,13 +73,18 @@ class Worth:
             numerator: Of the gains, ``m x N``; see :class:`Gains`.
             variance: Of the candidates, ``m x N``.
         """
-        gains = numerator.clamp_min(0.0) / (variance.clamp_min(0.0) + self.noise)
+        gains = reductions(numerator, variance, self.noise)
         worth = (self.factors * gains).sum(0) / self.costs
         return worth.masked_fill(~self.available, -torch.inf)
 
     def without(self, pick: Tensor) -> Worth:
         """Make a candidate, an index of shape ``1``, no longer available."""
         return replace(self, available=self.available.index_fill(0, pick, False))
+
+
+def reductions(numerator: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
+    """Divide numerators by the variances of observations, ``m x N`` each; rounding aside, ≥ 0."""
+    return numerator.clamp_min(0.0) / (variance.clamp_min(0.0) + noise)
 
 
 def first_of_largest(worth: Tensor) -> Tensor:
@@ -120,7 +125,7 @@ class Gains:
 
     def value(self, noise: Tensor) -> Tensor:
         """Return the reduction per output, ``m x N``, for noise variances ``m x N``."""
-        return self.numerator.clamp_min(0.0) / (self.variance.clamp_min(0.0) + noise)
+        return reductions(self.numerator, self.variance, noise)
 
     def best(self, worth: Worth) -> tuple[Tensor, Gains]:
         """Find the candidate of most worth, an index of shape ``1``, and return these gains."""

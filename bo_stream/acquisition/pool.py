@@ -92,10 +92,10 @@ class PoolSelector:
     the same hyperparameters changes them by rank k: O(k r²) and 2k functions at the candidates,
     none if the chosen candidates were observed. Each pick costs O(r²) and two functions. Any other
     change of the model (a refit, a growing grid) has them computed again: O(r³) and two quadratic
-    forms. For a model with a residual they always are: O(N M r), then for each pick O(N r) for
-    bounds of the gains, and O(M) for each candidate whose gain may be the largest. But the gains of
-    an exact model of n observations stay cached if it observed the chosen points: O(N n² + N M n)
-    the first time, O(N n) for each pick.
+    forms. For a model with a residual they always are: O(N M r), then for each pick O(N (M + r));
+    on the host, where N M is large, O(N r) for bounds of the gains, and O(M) for each candidate
+    whose gain may be the largest. But the gains of an exact model of n observations stay cached if
+    it observed the chosen points: O(N n² + N M n) the first time.
 
     With an outcome transform other than ``Standardize`` the variance is of the transformed outcome.
 

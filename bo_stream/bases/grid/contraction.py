@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -108,16 +108,11 @@ class KroneckerPullBack:
 
     def congruence(self, gram: CellGram) -> Tensor:
         """Compute ``Rᵀ gram R``, ``... x m x r x r``, by dimension. Cost O((7 g)^d g²)."""
-        roots = self._node_roots()
-        batch = self.basis.scale.shape
-        shape = broadcast_shapes(batch, gram.moments.shape[:-2])
+        shape = broadcast_shapes(self.basis.scale.shape, gram.moments.shape[:-2])
         moments = gram.moments.expand(*shape, *gram.moments.shape[-2:])
-        flat_roots = [r.expand(*shape, *r.shape[-2:]).flatten(0, -3) for r in roots]
         flat = CellGram(moments.reshape(-1, *moments.shape[-2:]), gram.cells).by_dimension()
-        results = [
-            Contraction.of([root[b] for root in flat_roots], self.basis.index).gram(moments)
-            for b, moments in enumerate(flat)
-        ]
+        pairs = zip(self._contractions(shape), flat, strict=True)
+        results = [contraction.gram(moments) for contraction, moments in pairs]
         scale = self.basis.scale[..., None, None]
         return torch.stack(results).reshape(*shape, *results[0].shape) * scale
 
@@ -133,18 +128,21 @@ class KroneckerPullBack:
             ``k x ... x m x cells x 7^d``.
         """
         shape = self.basis.scale.shape
-        scaled = matrices * self.basis.scale[..., None, None]
-        flat_roots = [r.expand(*shape, *r.shape[-2:]).flatten(0, -3) for r in self._node_roots()]
-        maps = [
-            Contraction.of([root[b] for root in flat_roots], self.basis.index)
-            for b in range(shape.numel())
-        ]
+        scaled = (matrices * self.basis.scale[..., None, None]).flatten(1, -3)
         found = [
-            CellGram.of_dimensions(one.adjoint(M), self.grid.cells).moments
-            for each in scaled.flatten(1, -3)
-            for one, M in zip(maps, each, strict=True)
+            CellGram.of_dimensions(contraction.adjoint(M), self.grid.cells).moments
+            for contraction, each in zip(self._contractions(shape), scaled.unbind(1), strict=True)
+            for M in each
         ]
-        return torch.stack(found).unflatten(0, (-1, *shape))
+        return torch.stack(found).unflatten(0, (*shape, -1)).movedim(len(shape), 0)
+
+    def _contractions(self, shape: torch.Size) -> Iterator[Contraction]:
+        """Yield that of each batch element and output, of so many: one in memory at a time."""
+        roots = [
+            root.expand(*shape, *root.shape[-2:]).flatten(0, -3) for root in self._node_roots()
+        ]
+        for own in zip(*roots, strict=True):
+            yield Contraction.of(own, self.basis.index)
 
     def diagonal(self, gram: CellGram) -> Tensor:
         """Compute the diagonal of :meth:`congruence`, ``... x m x r``. Cost O((7 g)^d Σ r_i)."""
