@@ -212,10 +212,12 @@ def row_product(rows: Tensor, matrix: Tensor) -> Tensor:
     of one matrix for each batch, or for all, goes without the bookkeeping of batches, which takes
     longer than a small product: two to four microseconds.
     """
+    if rows.dim() == matrix.dim() == 3 and len(rows) == len(matrix):  # nearly all
+        return torch.bmm(rows, matrix)
     ahead, batch = rows.shape[:-2], matrix.shape[:-2]
     if ahead == batch:
-        if len(batch) < 2:
-            return torch.bmm(rows, matrix) if batch else rows @ matrix
+        if not batch:
+            return rows @ matrix
         return torch.bmm(rows.flatten(0, -3), matrix.flatten(0, -3)).unflatten(0, batch)
     if batch.numel() == 1:
         q, (r, k) = rows.shape[-2], matrix.shape[-2:]

@@ -401,8 +401,9 @@ class WeightPosterior:
         innovation = residual.unsqueeze(-1) - predicted
         columns = torch.linalg.solve_triangular(factor, gain.mT, upper=False).mT
         whitened = torch.linalg.solve_triangular(factor, innovation, upper=False)
-        return replace(
-            self,
+        return WeightPosterior(
+            self.base_mean,
+            self.base,
             shift=self.shift + row_product(columns, whitened),
             downdate=torch.cat((self.downdate, columns), -1),
             observed=self.observed + noise.shape[-1],

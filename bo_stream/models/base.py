@@ -461,13 +461,14 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     @torch.no_grad()
     def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
         """Put checked observations into memory, or take them out if the sign is negative."""
-        former, latest, prior = self._outcomes.floor.zero, self._latest, self.prior
-        self._outcomes = self._outcomes.prepared_for(prior, self._memory, Y, Yvar, sign)
-        if self._outcomes.floor.zero is not former:
-            self._set_memory(self._memory)
-        prior = replace(prior, outcomes=self._outcomes)
+        former, latest, prior = self._outcomes, self._latest, self.prior
+        units = former.prepared_for(prior, self._memory, Y, Yvar, sign)
+        if units is not former:
+            self._outcomes, prior = units, replace(prior, outcomes=units)
+            if units.floor.zero is not former.floor.zero:
+                self._set_memory(self._memory)
         infers = self._has_learned_noise() or self._inference.noise_varies
-        targets = self._outcomes.encode(prior, Y, Yvar, infers)
+        targets = units.encode(prior, Y, Yvar, infers)
         data = Observations(self.coordinates(X).to(torch.float64), *targets, sign)
         if not (X.is_cpu or self._inference.defers_reads):
             read_expected()

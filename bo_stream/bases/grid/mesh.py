@@ -250,7 +250,7 @@ class Grid:
     def interpolation_matrices(self, X: Tensor) -> list[Tensor]:
         """Compute dense weights of each dimension, ``... x d -> ... x g`` each, differentiable."""
         cell, t = self.locate(X)
-        nodes = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
+        nodes = cell.unsqueeze(-1) + _node_offsets(self.size[:1], cell.device)
         widest = max(self.size)
         lines = t.new_zeros(*t.shape, widest).scatter(-1, nodes, weights(t)).unbind(-2)
         pairs = zip(lines, self.size, strict=True)

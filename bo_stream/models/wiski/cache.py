@@ -424,20 +424,20 @@ class Whitening:
         basis: Its features.
         memory: Statistics in those features.
         pending: Small batches still to be added to them, with their features.
+        num_pending: Number of observations in these batches.
     """
 
     state: State
     basis: GridBasis
     memory: WhitenedMemory
     pending: tuple[tuple[Observations, Tensor], ...] = ()
+    num_pending: int = 0
 
     def after(self, data: Observations, features: Tensor) -> Whitening:
         """Add a batch. Cost O(n r), and O(n r²) once the statistics are needed."""
-        data = replace(data, X=data.X.new_empty(*data.X.shape[:-1], 0))  # the features are enough
-        waiting = sum(batch.X.shape[-2] for batch, _ in self.pending)
-        if waiting + data.X.shape[-2] > WHITENED_ROWS:
-            return replace(self.settled(), pending=((data, features),))
-        return replace(self, pending=(*self.pending, (data, features)))
+        before = self if self.num_pending + len(data) <= WHITENED_ROWS else self.settled()
+        pending, num_pending = (*before.pending, (data, features)), before.num_pending + len(data)
+        return Whitening(self.state, self.basis, before.memory, pending, num_pending)
 
     def settled(self) -> Whitening:
         """Add all that is pending: many small batches as one."""
@@ -449,7 +449,7 @@ class Whitening:
             if batches:
                 data = Observations.joined([batch for batch, _ in batches])
                 memory = memory.observed(torch.cat([f for _, f in batches], -2), data)
-        return replace(self, memory=memory, pending=())
+        return Whitening(self.state, self.basis, memory)
 
 
 @dataclass(frozen=True)
@@ -521,7 +521,8 @@ class GridSolution:
             if self.weights is not None and told is not None:
                 process, (outcomes, noise) = self.weights.process, told
                 posterior = process.weights.observe(features, outcomes - process.prior_mean, noise)
-                weights = SolvedWeights(self.weights.state, replace(process, weights=posterior))
+                process = WeightSpaceProcess(process.basis, posterior, process.prior_mean)
+                weights = SolvedWeights(self.weights.state, process)
             whitening = whitening.after(data, features)
         return replace(self, whitening=whitening, weights=weights, rows=rows)
 

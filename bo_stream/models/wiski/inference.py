@@ -233,7 +233,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         if cache is not None:
             cache = cache.after(data, prior, holds_rows=rows is not None)
         if isinstance(roomy, StreamMemory):
-            roomy = replace(roomy, current=roomy.current.observe(data))
+            roomy = roomy.observed(data)
         return roomy, cache
 
     @torch.no_grad()

@@ -28,11 +28,15 @@ from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.statistics import NodeGram, accumulate, check_room, embed, zero_statistics
 from bo_stream.models.memory import Memory, NoiseGroups, Observations, WhitenedMemory
 from bo_stream.observation_space import ObservationSpacePrior
-from bo_stream.tensors import none_set, outside_inference_mode
+from bo_stream.tensors import none_set, outside_inference_mode, read_expected
 from bo_stream.weights import target_columns, weighted_statistics
 
 MAX_GROWTH = 4
 """How many times wider than at first a grid may grow, per dimension."""
+
+WAITING = 64
+"""Up to this many observations wait to be added to the statistics as one batch: a few of them take
+as long as all."""
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -153,6 +157,8 @@ class StreamMemory(OnGrid):
         rounding: Relative rounding error of the inputs, by which nodes that are the same differ.
         held: The latest outcomes of another likelihood than a Gaussian one, in the box of the
             current grid, with their sites, which are in none of the statistics; None: none are.
+        waiting: The latest small batches, in the box of the current grid, still to be added to its
+            statistics.
     """
 
     current: GridMemory
@@ -160,6 +166,7 @@ class StreamMemory(OnGrid):
     first: Mesh
     rounding: float = EPS
     held: Observations | None = None
+    waiting: tuple[Observations, ...] = ()
 
     @classmethod
     def empty(
@@ -179,17 +186,16 @@ class StreamMemory(OnGrid):
     @property
     def totals(self) -> Tensor:
         """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
-        totals = torch.stack([memory.totals for memory in self]).sum(0)
-        if self.held is None:
-            return totals
-        columns = target_columns(self.held.told.targets)
-        return totals + columns.mT @ columns
+        totals = [memory.totals for memory in self]
+        for rows in self._rows():
+            columns = target_columns(rows.targets)
+            totals.append(columns.mT @ columns)
+        return torch.stack(totals).sum(0)
 
     def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """See :meth:`Memory.known_sums`."""
         sums = [each for memory in self if (each := memory.known_sums()) is not None]
-        if self.held is not None:
-            sums.append(self.held.told.known_sums())
+        sums += [rows.known_sums() for rows in self._rows() if rows.any_known]
         if not sums:
             return None
         noise, precision, count = (torch.stack(each).sum(0) for each in zip(*sums, strict=True))
@@ -197,6 +203,36 @@ class StreamMemory(OnGrid):
 
     def _on(self, grid: Mesh) -> StreamMemory:
         return replace(self, current=self.current.on(grid))
+
+    def _rows(self) -> list[Observations]:
+        """List the observations that are in none of the statistics, as a Gaussian process has them.
+
+        All are to be added.
+        """
+        rows = [] if self.held is None else [self.held.told]
+        return [Observations.joined(self.waiting), *rows] if self.waiting else rows
+
+    def observed(self, data: Observations) -> StreamMemory:
+        """Add a batch in the box of the current grid, in place unless it waits.
+
+        Cost O(n 7^d), and no more than to store it for most batches that are small.
+        """
+        if not data.X.is_cpu:
+            read_expected()
+        if data.sign > 0.0 and len(data) + sum(map(len, self.waiting)) <= WAITING:
+            stored = replace(data, X=data.X.clone())  # the caller's own may change
+            return replace(self, waiting=(*self.waiting, stored))
+        current = self.current
+        if self.waiting:
+            current = current.observe(Observations.joined(self.waiting))
+        return replace(self, current=current.observe(data), waiting=())
+
+    def entered(self) -> StreamMemory:
+        """Copy the memory with all that waits in the statistics. Cost O(7^d p), if any does."""
+        if not self.waiting:
+            return self
+        current = self.current.scale(1.0).observe(Observations.joined(self.waiting))
+        return replace(self, current=current, waiting=())
 
     def check_holds(self, X: Tensor) -> None:
         """Check that observations at X can be in memory, and that it is known on which grid."""
@@ -210,7 +246,11 @@ class StreamMemory(OnGrid):
 
     def _holder(self) -> GridMemory:
         """Return the memory of the one grid that has observations, the current one if none has."""
-        held = [memory for memory in self if bool((memory.counts > 0.0).any())]
+        held = [
+            memory
+            for memory in self
+            if (memory is self.current and self.waiting) or bool((memory.counts > 0.0).any())
+        ]
         if len(held) > 1:
             raise UnsupportedError(
                 f"Cannot take observations out of a memory on {len(held)} grids, one more since "
@@ -227,14 +267,19 @@ class StreamMemory(OnGrid):
 
     def without(self, data: Observations) -> StreamMemory:
         """Copy without observations, on whichever grid they are. Cost O(7^d p)."""
-        holder = self._holder()
+        whole = self.entered()
+        holder = whole._holder()
         left = holder.scale(1.0).observe(data)
-        return self.each(lambda memory: left if memory is holder else memory)
+        return whole.each(lambda memory: left if memory is holder else memory)
 
     def whitened(self, basis: GridBasis) -> WhitenedMemory:
         """Pull all statistics back to the whitened weights of a basis, and add what is stored."""
         first, *others = (memory.whitened(basis) for memory in self)
-        return self.with_held(sum(others, start=first), basis)
+        statistics = sum(others, start=first)
+        if self.waiting:
+            rows = Observations.joined(self.waiting)
+            statistics = statistics.observed(basis.features(rows.X), rows)
+        return self.with_held(statistics, basis)
 
     def with_held(self, statistics: WhitenedMemory, basis: GridBasis) -> WhitenedMemory:
         """Add the sites that are stored to statistics in the weights of a basis. Cost O(n r²)."""
@@ -250,6 +295,10 @@ class StreamMemory(OnGrid):
         """
         pairs = ((MeshPullBack(basis, memory.grid), memory.learned.gram) for memory in self)
         first, *others = (T.diagonal(gram) for T, gram in pairs)
+        if self.waiting:
+            rows = Observations.joined(self.waiting)
+            weight = rows.learned_group()[1].unsqueeze(-1)
+            others.append((basis.features(rows.X).square() * weight).sum(-2))
         return sum(others, start=first)
 
     def settled(self) -> StreamMemory:
@@ -260,9 +309,10 @@ class StreamMemory(OnGrid):
         return replace(self, current=current, held=None)
 
     def each(self, rule: Callable[[GridMemory], GridMemory]) -> StreamMemory:
-        """Apply a rule to the statistics on each grid."""
-        current, *earlier = map(rule, self)
-        return replace(self, current=current, earlier=tuple(earlier))
+        """Apply a rule to the statistics on each grid, once all that waits is in them."""
+        whole = self.entered()
+        current, *earlier = map(rule, whole)
+        return replace(whole, current=current, earlier=tuple(earlier))
 
     def map_targets(self, matrix: Tensor) -> StreamMemory:
         """Copy with the target columns ``[Y, 1] @ matrix``, ``... x m x 2 x 2``.
@@ -293,8 +343,9 @@ class StreamMemory(OnGrid):
         """
         grid = self.grid.grown_over(other.grid)
         _check_growth(grid, self.grid, self.first)
-        current, earlier = self.current.on(grid), list(self.earlier)
-        for memory in other:
+        whole = self.entered()
+        current, earlier = whole.current.on(grid), list(self.earlier)
+        for memory in other.entered():
             if memory.grid.lies_in(grid):
                 current = current + replace(memory.on(grid), grid=grid)
             else:
@@ -303,13 +354,13 @@ class StreamMemory(OnGrid):
                 earlier.append(sum(same, start=memory))
         rows = [part.held for part in (self, other) if part.held is not None]
         held = Observations.joined(rows) if rows else None
-        return replace(self, current=current, earlier=tuple(earlier), held=held)
+        return replace(whole, current=current, earlier=tuple(earlier), held=held)
 
     def refined(self, grid: Mesh) -> StreamMemory:
         """Begin an empty current grid, which takes what is stored; statistics stay on theirs."""
         lead, outputs = self.counts.shape[:-1], self.counts.shape[-1]
         fresh = StreamMemory.empty(grid, lead, outputs, self.counts.device)
-        kept = tuple(memory for memory in self if bool(memory.counts.any()))
+        kept = tuple(memory for memory in self.entered() if bool(memory.counts.any()))
         return replace(fresh, earlier=kept, rounding=self.rounding, held=self.held)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,14 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from bo_stream.bases.grid.interpolation import grid_basis
+from bo_stream.bases.grid.kernel import kernel_factors
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.models.memory import Observations
-from bo_stream.models.wiski.memory import MAX_GROWTH, StreamMemory
+from bo_stream.models.wiski.memory import MAX_GROWTH, WAITING, StreamMemory
+from bo_stream.tensors import map_tensors
 from bo_stream.testing.streams import assert_close
+from tests.support.problems import kernel
 from tests.support.problems.grids import mesh_over
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
@@ -31,8 +36,7 @@ def batch(n: int, low: float = 0.0, high: float = 1.0, known: bool = False) -> O
 
 
 def observed(memory: StreamMemory, data: Observations) -> StreamMemory:
-    memory = memory.covering(data.X)
-    return replace(memory, current=memory.current.observe(data))
+    return memory.covering(data.X).observed(data).entered()
 
 
 def moments(memory: StreamMemory) -> list[tuple[tuple[int, ...], Tensor]]:
@@ -116,3 +120,98 @@ def test_forgetting_keeps_the_mean_noise() -> None:
     noise = memory.mean_known_noise()
     assert noise is not None
     assert_close(noise, data.noise.mean(-1))
+
+
+# --- small batches wait ----------------------------------------------------------------------
+
+
+def waits(*sizes: int, known: bool = False) -> StreamMemory:
+    """A memory of one batch in statistics, and of others that wait, every other one of another
+    kind of noise."""
+    memory = observed(empty(), batch(9, known=known))
+    for i, n in enumerate(sizes):
+        memory = memory.observed(batch(n, known=known != (i % 2 == 1)))
+    return memory
+
+
+def of_all(memory: StreamMemory) -> Tensor:
+    """All numbers of a memory whose observations are all in statistics."""
+    found: list[Tensor] = []
+    map_tensors(memory, lambda tensor: found.append(tensor.double().flatten()) or tensor)  # type: ignore[func-returns-value]
+    return torch.cat(found)
+
+
+def test_small_batches_wait_and_enter_as_one() -> None:
+    memory = waits(3, 1, 5)
+    before = of_all(replace(memory, waiting=()))
+    assert [len(data) for data in memory.waiting] == [3, 1, 5]
+    assert_close(of_all(replace(memory, waiting=())), before)
+    full = memory.observed(batch(WAITING - 8))
+    assert full.waiting == ()
+    assert_close(full.counts, torch.tensor([18.0 + WAITING - 8]))
+    assert memory.observed(batch(WAITING - 9)).waiting != ()
+
+
+def test_a_large_batch_does_not_wait() -> None:
+    assert empty().observed(batch(WAITING + 1)).waiting == ()
+
+
+def test_a_batch_that_is_taken_out_does_not_wait() -> None:
+    memory = waits(3, 2)
+    first, second = memory.waiting
+    left = memory.without(replace(first, sign=-1.0))
+    assert left.waiting == ()
+    rest = replace(memory, waiting=(second,)).entered()
+    assert_close(of_all(left), of_all(rest))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_waits_counts_as_what_is_in_the_statistics(known: bool) -> None:
+    memory = waits(3, 2, 4, known=known)
+    whole = memory.entered()
+    assert whole.waiting == ()
+    assert len(memory.waiting) == 3
+    basis = grid_basis(GRID, kernel_factors(kernel("RBF", 2, (1,)), 2), torch.Size((1,)), 0.0, 12)
+    assert_close(memory.totals, whole.totals)
+    sums, expected = memory.known_sums(), whole.known_sums()
+    assert sums is not None
+    assert expected is not None
+    for own, other in zip(sums, expected, strict=True):
+        assert_close(own, other)
+    assert_close(of_all(memory.whitened(basis)), of_all(whole.whitened(basis)))
+    assert_close(memory.learned_squares(basis), whole.learned_squares(basis))
+    assert memory.all_on_current
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda memory: memory.scale(0.5),
+        lambda memory: memory.scale(1.0),
+        lambda memory: memory.map_targets(torch.tensor([[2.0, 0.0], [0.3, 1.0]]).double()),
+        lambda memory: memory.select([0]),
+        lambda memory: memory.refined(mesh_over(UNIT, (11, 12))),
+        lambda memory: memory.absorb(observed(empty(), batch(4))),
+        lambda memory: observed(empty(), batch(4)).absorb(memory),
+        lambda memory: memory.covering(torch.tensor([[1.3, 0.5]]).double()),
+        lambda memory: memory.aligned(GRID, 1e-12),
+        lambda memory: memory.to(torch.device("cpu")),
+    ],
+    ids=["scale", "copy", "map", "select", "refined", "absorb", "absorbed", "cover", "align", "to"],
+)
+def test_what_is_done_to_a_memory_is_done_to_what_waits(
+    change: Callable[[StreamMemory], StreamMemory],
+) -> None:
+    memory = waits(3, 2)
+    with torch.random.fork_rng():  # beside the same other memory
+        changed = change(memory)
+    expected = change(memory.entered())
+    assert_close(of_all(changed.entered()), of_all(expected.entered()))
+
+
+def test_what_waits_is_a_copy_of_the_inputs_that_were_given() -> None:
+    data = batch(3)
+    memory = empty().observed(data)
+    expected = of_all(memory.entered())
+    data.X.zero_()
+    assert_close(of_all(memory.entered()), expected)
