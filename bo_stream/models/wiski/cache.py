@@ -435,9 +435,10 @@ class Whitening:
 
     def after(self, data: Observations, features: Tensor) -> Whitening:
         """Add a batch. Cost O(n r), and O(n r²) once the statistics are needed."""
-        before = self if self.num_pending + len(data) <= WHITENED_ROWS else self.settled()
-        pending, num_pending = (*before.pending, (data, features)), before.num_pending + len(data)
-        return Whitening(self.state, self.basis, before.memory, pending, num_pending)
+        n = features.shape[-2]
+        before = self if self.num_pending + n <= WHITENED_ROWS else self.settled()
+        pending = (*before.pending, (data, features))
+        return Whitening(self.state, self.basis, before.memory, pending, before.num_pending + n)
 
     def settled(self) -> Whitening:
         """Add all that is pending: many small batches as one."""
