@@ -440,8 +440,10 @@ class _Fits:
             (g * p.detach().abs().clamp_max(1.0)).abs().max() for g, p in pairs if g is not None
         ]
         steepest = float(torch.stack(slopes).max())
+        cache = self.mll.model._cache
         if not steepest <= SETTLED and bool(self.losses(start) < first[0]):
             return self.raced(present, start, scales)
+        self.mll.model._cache = cache  # the fit goes on in the features of its first evaluation
         known = [first]
 
         def closure(**kwargs: Any) -> tuple[Tensor, Sequence[Tensor | None]]:

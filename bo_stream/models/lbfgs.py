@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,13 +49,16 @@ class LogObjective:
         objective: Value and gradient by the parameters, at arrays with the ``m`` parameters last.
         bounds: Least and largest parameters, ``m x 2``.
         positive: Whether a parameter is moved in its logarithm, ``m``.
-        scales: What a variable is divided by besides, ``m``: see :class:`Fitted`.
+        scales: R: parameters, or their logarithms, are R times the variables that are moved, plus
+            an origin. A diagonal, ``m``, or a matrix, ``m x m``: see :class:`Fitted`.
+        origin: ``m``.
     """
 
     objective: NdarrayOptimizationClosure | BatchedNDarrayOptimizationClosure
     bounds: Floats
     positive: NDArray[np.bool_]
     scales: Floats
+    origin: Floats
 
     @classmethod
     def of(
@@ -73,7 +77,7 @@ class LogObjective:
             bounds = np.tile((-math.inf, math.inf), (present.shape[-1], 1))
         least = present.reshape(-1, len(bounds)).min(0)
         positive = (bounds[:, 0] >= 0.0) & (least > 0.0)
-        return cls(objective, bounds, positive, np.ones(len(bounds)))
+        return cls(objective, bounds, positive, np.ones(len(bounds)), np.zeros(len(bounds)))
 
     @property
     def start(self) -> Floats:
@@ -82,8 +86,34 @@ class LogObjective:
 
     @property
     def limits(self) -> Floats:
-        """Least and largest variables, ``m x 2``."""
+        """Least and largest variables, ``m x 2``; none where these are mixed by a matrix."""
+        if self.scales.ndim > 1:
+            return np.tile((-math.inf, math.inf), (len(self.bounds), 1))
         return self.variables(self.bounds.T).T
+
+    @property
+    def at_bounds(self) -> bool:
+        """Whether a present parameter is at one of its bounds, rounding aside."""
+        present, (least, largest) = self.objective.state, self.bounds.T
+        near = [np.isclose(present, bound, rtol=1e-6, atol=0.0) for bound in (least, largest)]
+        return bool(np.logical_or(*near).any())
+
+    def scaled(self, scales: Floats, slopes: Floats) -> LogObjective:
+        """Take scales, less where a first step would move something over ``FIRST_STEP``.
+
+        The origin is where the objective is, so that nothing large is mixed into anything.
+
+        Args:
+            scales: As in the class.
+            slopes: Gradient by the variables, which are not scaled yet, ``m``.
+        """
+        with np.errstate(divide="ignore"):
+            if scales.ndim > 1:
+                room = FIRST_STEP / np.abs(scales @ (slopes @ scales)).max()
+                scales = scales * math.sqrt(min(1.0, room))
+            else:
+                scales = np.fmin(scales, np.sqrt(FIRST_STEP / np.abs(slopes)))
+        return replace(self, scales=scales, origin=self.start)
 
     def move_to(self, variables: Floats) -> None:
         """Set the objective's parameters."""
@@ -94,11 +124,14 @@ class LogObjective:
         moved = np.array(parameters, dtype=np.float64)
         with np.errstate(divide="ignore"):
             moved[..., self.positive] = np.log(moved[..., self.positive])
-        return moved / self.scales
+        moved -= self.origin
+        return np.linalg.solve(self.scales, moved) if self.scales.ndim > 1 else moved / self.scales
 
     def parameters(self, variables: Floats) -> Floats:
         """Return the parameters, within their bounds in spite of the logarithm's rounding."""
-        values = np.asarray(variables, dtype=np.float64) * self.scales
+        values = np.asarray(variables, dtype=np.float64)
+        values = self.scales @ values if self.scales.ndim > 1 else values * self.scales
+        values += self.origin
         with np.errstate(over="ignore"):  # the objective at infinity is not a number
             values[..., self.positive] = np.exp(values[..., self.positive])
         return np.clip(values, *self.bounds.T)
@@ -106,13 +139,19 @@ class LogObjective:
     def __call__(self, variables: Floats, **kwargs: Any) -> tuple[Floats, Floats]:
         """Evaluate the objective and its gradient by the variables.
 
+        Where a matrix mixes them, they move freely, and parameters stop at their bounds.
+
         Args:
             variables: ``m``, or for elements apart ``elements x m``.
             kwargs: Of the objective.
         """
         values = self.parameters(variables)
         loss, gradients = self.objective(values, **kwargs)
-        return loss, gradients * np.where(self.positive, values, 1.0) * self.scales
+        slopes = gradients * np.where(self.positive, values, 1.0)
+        if self.scales.ndim > 1:
+            least, largest = self.bounds.T
+            return loss, np.where((values > least) & (values < largest), slopes, 0.0) @ self.scales
+        return loss, slopes * self.scales
 
 
 @dataclass(slots=True)
@@ -120,13 +159,17 @@ class Fitted(OptimizationResult):
     """BoTorch's result, with what the next fit can know of the objective's curvature.
 
     Attributes:
-        scales: Of each parameter the square root of the diagonal entry of the objective's inverse
-            Hessian, by the parameter or its logarithm; None where no step told it. Divided by
-            them, variables have curvatures near one.
+        scales: Of each parameter its rows of a root R of the objective's inverse Hessian ``R Rᵀ``,
+            by the parameters or their logarithms, ``... x m``; of more than ``MATRIX`` parameters
+            the square root of the diagonal entry, ``...``. None where no step told it. Variables of
+            which the parameters are R times have curvatures near one.
     """
 
     scales: Mapping[str, Tensor] | None = None
 
+
+MATRIX = 32
+"""Most parameters of which a whole root of the inverse Hessian is kept."""
 
 FIRST_STEP = 1.0
 """Most that scales let a parameter, or its logarithm, move in the first step."""
@@ -136,7 +179,7 @@ FARTHEST = 1e9
 L-BFGS-B's first step has the length of the gradient, and otherwise a length of one."""
 
 SMALLEST, GREATEST = 1e-12, 1e12
-"""Entries of an inverse Hessian, as rounding could make them negative."""
+"""Eigenvalues of an inverse Hessian, or its entries, as rounding could make them negative."""
 
 
 def fit_in_logarithms(
@@ -153,7 +196,9 @@ def fit_in_logarithms(
     """Maximise an objective as ``fit_gpytorch_mll_scipy``, in the variables of `LogObjective`.
 
     L-BFGS-B knows nothing of an objective's curvature when it begins, and needs some steps to learn
-    it. Where a fit before ended in scales, these let the first step be nearly Newton's.
+    it. Where a fit before ended in scales, these let the first step be nearly Newton's. A matrix of
+    them, which mixes the parameters, serves while all are between their bounds: where one comes to
+    a bound, the fit goes on from there with the diagonal.
 
     Args:
         mll: The objective.
@@ -178,15 +223,14 @@ def fit_in_logarithms(
     limits = get_bounds_as_ndarray(learned, {**own, **(bounds or {})})
     objective = LogObjective.of(NdarrayOptimizationClosure(evaluate, learned), limits)
     known_first, box = list[tuple[Floats, Floats]](), objective.limits
+    begun = time.monotonic()
     if scales is not None and not learned.keys() <= scales.keys():
         scales = None
     if scales is not None:
-        loss, gradients = objective(objective.start)
-        with np.errstate(divide="ignore"):
-            most = np.sqrt(FIRST_STEP / np.abs(gradients))
-        given = torch.cat([scales[name].double().flatten() for name in learned]).numpy(force=True)
-        objective = replace(objective, scales=np.fmin(given, most))
-        known_first.append((loss, gradients * objective.scales))
+        loss, slopes = objective(objective.start)
+        objective = objective.scaled(_root(scales, learned, not objective.at_bounds), slopes)
+        own = objective.scales
+        known_first.append((loss, slopes @ own if own.ndim > 1 else slopes * own))
         far = FARTHEST * (1.0 + np.abs(objective.start))
         least, largest = objective.start - far, objective.start + far
         box = objective.limits.clip(least[:, None], largest[:, None])
@@ -222,28 +266,60 @@ def fit_in_logarithms(
     result = Fitted(end.nit, float(end.fun), status, message=str(end.message))
     pairs = end.get("hess_inv")  # None if the time was over
     if pairs is not None and len(pairs.sk) > 0:
-        found = objective.scales * _deviations(pairs, scales is not None)
-        parts = torch.from_numpy(found).split([value.numel() for value in learned.values()])
+        found = torch.from_numpy(_scales_told(pairs, objective.scales, scales is not None))
+        parts = found.split([value.numel() for value in learned.values()])
         named = zip(learned.items(), parts, strict=True)
-        result.scales = {name: part.view(value.shape).to(value) for (name, value), part in named}
+        result.scales = {
+            name: part.reshape(*value.shape, *found.shape[1:]).to(value)
+            for (name, value), part in named
+        }
     else:
         result.scales = scales
-    return result
+    if objective.scales.ndim == 1 or not objective.at_bounds:
+        return result
+    options = dict(options or {})
+    if "maxiter" in options:
+        options["maxiter"] -= end.nit
+    if timeout_sec is not None:
+        timeout_sec = max(timeout_sec - (time.monotonic() - begun), 0.0)
+    rest = fit_in_logarithms(
+        mll, closure, parameters, bounds, options, callback, timeout_sec, result.scales
+    )
+    return replace(rest, step=result.step + rest.step)
 
 
-def _deviations(pairs: LbfgsInvHessProduct, scaled: bool) -> Floats:
-    """Return the square root of the diagonal of an inverse Hessian, as steps told it.
+def _root(
+    scales: Mapping[str, Tensor], learned: Mapping[str, Tensor], in_the_middle: bool
+) -> Floats:
+    """Return the scales of some parameters: a matrix where they have one and lie in the middle of
+    their bounds, else its diagonal, the lengths of the rows.
+    """
+    rows = torch.cat([scales[n].double().reshape(v.numel(), -1) for n, v in learned.items()])
+    root: Floats = rows.numpy(force=True)
+    if in_the_middle and len(root) == root.shape[1] > 1:
+        return root
+    return np.sqrt(np.square(root).sum(-1))
+
+
+def _scales_told(pairs: LbfgsInvHessProduct, former: Floats, scaled: bool) -> Floats:
+    """Return the scales that steps told: a root of the inverse Hessian, or of its diagonal.
 
     Args:
-        pairs: Steps s and changes y of the gradient.
-        scaled: Whether it was near the identity before; else near ``sᵀy / yᵀy`` times it, of the
-            last step, as in L-BFGS.
+        pairs: Steps s and changes y of the gradient, by the variables.
+        former: Scales of the variables.
+        scaled: Whether their inverse Hessian was near the identity before; else near ``sᵀy / yᵀy``
+            times it, of the last step, as in L-BFGS.
     """
     s, y = pairs.sk, pairs.yk
     before = 1.0 if scaled else float(s[-1] @ y[-1] / (y[-1] @ y[-1]))
     unit = LbfgsInvHessProduct(s / math.sqrt(before), y * math.sqrt(before))
-    deviations: Floats = np.sqrt((before * np.diag(unit.todense())).clip(SMALLEST, GREATEST))
-    return deviations
+    inverse: Floats = before * unit.todense()
+    if len(inverse) > MATRIX:
+        deviations = np.sqrt(np.diag(inverse).clip(SMALLEST, GREATEST))
+        return former * deviations
+    values, vectors = np.linalg.eigh(0.5 * (inverse + inverse.T))
+    root: Floats = vectors * np.sqrt(values.clip(SMALLEST, GREATEST))
+    return former @ root if former.ndim > 1 else former[:, None] * root
 
 
 MOST_RESTARTS = 3

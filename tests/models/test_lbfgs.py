@@ -67,6 +67,21 @@ def test_the_gradient_by_scaled_variables() -> None:
     assert difference < 1e-5 * float(np.linalg.norm(slope))
 
 
+def test_the_gradient_by_variables_that_a_matrix_mixes() -> None:
+    found = log_objective(AutoGP(*observations(20)))
+    generator = np.random.default_rng(0)
+    size = len(found.scales)
+    slope = found(found.start)[1]
+    mixed = found.scaled(0.3 * np.eye(size) + 0.1 * generator.random((size, size)), slope)
+    np.testing.assert_array_equal(mixed.start, np.zeros(size))
+    np.testing.assert_allclose(mixed.parameters(mixed.start), found.objective.state, rtol=1e-14)
+    somewhere = 0.1 * generator.random(size)
+    np.testing.assert_allclose(mixed.variables(mixed.parameters(somewhere)), somewhere, atol=1e-12)
+    slope = mixed(somewhere)[1]
+    difference = check_grad(lambda v: float(mixed(v)[0]), lambda v: mixed(v)[1], somewhere)
+    assert difference < 1e-5 * float(np.linalg.norm(slope))
+
+
 def test_variables_are_logarithms_of_what_is_positive() -> None:
     model = AutoGP(*observations(20))
     with torch.no_grad():
@@ -239,12 +254,86 @@ def test_scales_are_deviations_of_the_inverse_hessian() -> None:
 
     first, found = fitted(0.5, None)
     assert found.scales is not None
-    ratios = found.scales[name] * curvatures.sqrt()
+    ratios = found.scales[name].square().sum(-1).sqrt() * curvatures.sqrt()
     assert bool(((ratios > 0.5) & (ratios < 2.0)).all())
     exact, again = fitted(0.8, {name: curvatures.rsqrt()[None]})
     assert exact <= 3 < first  # the start, Newton's step, and that nothing is left to gain
     assert again.scales is not None
     assert fitted(0.5, found.scales)[0] < 0.6 * first
+
+
+def correlated() -> Tensor:
+    """A Hessian of six parameters of which a narrow valley runs across all axes."""
+    generator = torch.Generator().manual_seed(0)
+    square = torch.randn(6, 6, generator=generator, dtype=torch.float64)
+    axes = torch.linalg.qr(square).Q
+    return axes @ torch.diag(10.0 ** torch.linspace(-2.0, 2.0, 6).double()) @ axes.mT
+
+
+def valley(
+    model: StreamingGP, hessian: Tensor, centre: float | Tensor
+) -> tuple[list[float], Callable[[], Any]]:
+    """A quadratic loss by the logarithms of lengthscales, least at a centre, and its values."""
+    raw, values = model.covar_module.raw_lengthscale, list[float]()
+
+    def closure() -> tuple[Tensor, list[Tensor]]:
+        off = (model.covar_module.lengthscale / centre).log()[0]
+        loss = 0.5 * off @ hessian @ off
+        values.append(float(loss.detach()))
+        return loss, [torch.autograd.grad(loss, raw)[0]]
+
+    return values, closure
+
+
+EXACT = {"ftol": 1e-14, "gtol": 1e-9}
+
+
+@pytest.mark.parametrize("most", [lbfgs.MATRIX, 3])
+def test_scales_follow_a_valley_across_the_axes(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(lbfgs, "MATRIX", most)
+    model, name = AutoGP(*observations(20)), "model.covar_module.raw_lengthscale"
+    model.covar_module.register_constraint("raw_lengthscale", Interval(1e-3, 1e3, transform=None))
+    moved = {name: model.covar_module.raw_lengthscale}
+    values, evaluate = valley(model, correlated(), 0.7)
+
+    def fitted(start: float, scales: Any) -> tuple[int, Any]:
+        model.covar_module.lengthscale = start
+        values.clear()
+        found: Any = fit_in_logarithms(
+            objective(model), evaluate, parameters=moved, options=EXACT, scales=scales
+        )
+        assert values[-1] < 1e-6
+        return len(values), found
+
+    first, found = fitted(0.5, None)
+    again, _ = fitted(0.9, found.scales)
+    if most == 3:
+        assert found.scales[name].shape == (1, 6)
+        return
+    assert found.scales[name].shape == (1, 6, 6)
+    assert again < 0.7 * first
+    root = torch.linalg.cholesky(torch.linalg.inv(correlated()))
+    assert fitted(0.6, {name: root[None]})[0] <= 4  # the start, Newton's step, and its end
+
+
+def test_a_bound_ends_the_mixing_of_parameters() -> None:
+    name, ends = "model.covar_module.raw_lengthscale", list[Tensor]()
+    centre = torch.tensor([0.2, 0.9, 0.6, 0.8, 1.2, 0.7], dtype=torch.float64)
+    root = torch.linalg.cholesky(torch.linalg.inv(correlated()))
+    for scales in (None, {name: root[None]}):
+        model = AutoGP(*observations(20))
+        limits = Interval(0.5, 1.0, transform=None)
+        model.covar_module.register_constraint("raw_lengthscale", limits)
+        model.covar_module.lengthscale = 0.75
+        parameters = {name: model.covar_module.raw_lengthscale}
+        _, evaluate = valley(model, correlated(), centre)
+        result = fit_in_logarithms(
+            objective(model), evaluate, parameters=parameters, options=EXACT, scales=scales
+        )
+        assert result.status == OptimizationStatus.SUCCESS
+        ends.append(model.covar_module.lengthscale.detach().clone())
+    assert bool(((ends[0] == 0.5) | (ends[0] == 1.0)).any())
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=0.0)
 
 
 def test_scales_let_no_logarithm_move_far_in_the_first_step() -> None:

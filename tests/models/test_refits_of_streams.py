@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
@@ -84,6 +87,37 @@ def test_of_many_observations_a_poor_start_is_left_and_a_settled_one_is_not_comp
     assert len(compared) == 1
     assert fit(model) == pytest.approx(fresh, abs=1.0)
     assert len(compared) == 1  # near an optimum the first values are not evaluated
+
+
+def test_a_fit_goes_on_in_the_features_of_its_first_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """First values that are compared, and are worse, have features of their own, for that once."""
+    features: list[tuple[str, Any]] = []
+
+    def recorded(name: str) -> Callable[..., Any]:
+        verb = getattr(_Fits, name)
+
+        def run(self: _Fits, *args: Any, **kwargs: Any) -> Any:
+            features.append((name, getattr(self.mll.model._cache, "learning", None)))
+            return verb(self, *args, **kwargs)
+
+        return run
+
+    for name in ("losses", "end"):
+        monkeypatch.setattr(_Fits, name, recorded(name))
+    X, Y = waves(700)
+    Y = Y + 0.1 * torch.randn(700, 1).double()
+    model = WISKI(X[:400], Y[:400], bounds=torch.tensor([[0.0], [1.0]]).double())
+    fit(model)
+    with torch.no_grad():
+        model.covar_module.lengthscale = 0.7 * model.covar_module.lengthscale
+    features.clear()
+    fit(model)
+    (first, compared), (second, begun) = features
+    assert (first, second) == ("losses", "end")
+    assert compared is not None
+    assert begun is compared
 
 
 def test_what_was_learned_is_kept_where_it_is_the_better() -> None:
