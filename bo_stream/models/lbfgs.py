@@ -125,7 +125,9 @@ class LogObjective:
         with np.errstate(divide="ignore"):
             moved[..., self.positive] = np.log(moved[..., self.positive])
         moved -= self.origin
-        return np.linalg.solve(self.scales, moved) if self.scales.ndim > 1 else moved / self.scales
+        if self.scales.ndim > 1:
+            return cast(Floats, np.linalg.solve(self.scales, moved))
+        return moved / self.scales
 
     def parameters(self, variables: Floats) -> Floats:
         """Return the parameters, within their bounds in spite of the logarithm's rounding."""
@@ -150,8 +152,12 @@ class LogObjective:
         slopes = gradients * np.where(self.positive, values, 1.0)
         if self.scales.ndim > 1:
             least, largest = self.bounds.T
-            return loss, np.where((values > least) & (values < largest), slopes, 0.0) @ self.scales
-        return loss, slopes * self.scales
+            slopes = np.where((values > least) & (values < largest), slopes, 0.0)
+        return loss, self.by_variables(slopes)
+
+    def by_variables(self, slopes: Floats) -> Floats:
+        """Turn a gradient by the parameters or their logarithms to one by the variables."""
+        return slopes @ self.scales if self.scales.ndim > 1 else slopes * self.scales
 
 
 @dataclass(slots=True)
@@ -229,8 +235,7 @@ def fit_in_logarithms(
     if scales is not None:
         loss, slopes = objective(objective.start)
         objective = objective.scaled(_root(scales, learned, not objective.at_bounds), slopes)
-        own = objective.scales
-        known_first.append((loss, slopes @ own if own.ndim > 1 else slopes * own))
+        known_first.append((loss, objective.by_variables(slopes)))
         far = FARTHEST * (1.0 + np.abs(objective.start))
         least, largest = objective.start - far, objective.start + far
         box = objective.limits.clip(least[:, None], largest[:, None])
@@ -291,8 +296,10 @@ def fit_in_logarithms(
 def _root(
     scales: Mapping[str, Tensor], learned: Mapping[str, Tensor], in_the_middle: bool
 ) -> Floats:
-    """Return the scales of some parameters: a matrix where they have one and lie in the middle of
-    their bounds, else its diagonal, the lengths of the rows.
+    """Return the scales of some parameters.
+
+    A matrix where they have one and lie in the middle of their bounds, else the lengths of its
+    rows: of the inverse Hessian the diagonal's root.
     """
     rows = torch.cat([scales[n].double().reshape(v.numel(), -1) for n, v in learned.items()])
     root: Floats = rows.numpy(force=True)
