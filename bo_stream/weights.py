@@ -252,9 +252,10 @@ def target_columns(targets: Tensor) -> Tensor:
 MOST_ROWS = 64
 """Largest number of observations that are conditioned on; for more the weights are solved again."""
 
-_MOST_OBSERVED = 192
+_FEW_OBSERVED, _MOST_OBSERVED = 64, 192
 """Number of observations after which the weights are solved for again, so that neither costs nor
-rounding errors add up."""
+rounding errors add up: an eighth of the rank, within these. Measured: with fewer of them solving
+costs more than what an update saves."""
 
 
 _LARGE = 384
@@ -379,8 +380,9 @@ class WeightPosterior:
 
     def has_room_for(self, n: int) -> bool:
         """Return whether to :meth:`observe` n observations costs less than to solve again."""
-        young = self.observed + n <= min(_MOST_OBSERVED, self.downdate.shape[-2])
-        return n <= MOST_ROWS and young
+        r = self.downdate.shape[-2]
+        most = min(max(r // 8, _FEW_OBSERVED), _MOST_OBSERVED, r)
+        return n <= MOST_ROWS and self.observed + n <= most
 
     def observe(self, features: Tensor, residual: Tensor, noise: Tensor) -> WeightPosterior:
         """Condition on n more observations. Cost O(n r (r + k)), for n small against r.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -153,6 +154,8 @@ class StreamSurrogate(Surrogate):
             last = stream.model._last_fit
             if last is not None:
                 record["raced"], known = last.raced, last.scales or {}
+                if not math.isnan(last.loss):
+                    record["loss"] = last.loss
                 record["scales"] = {key: v.tolist() for key, v in known.items()}
         return stream.model
 
@@ -386,8 +389,8 @@ class RefitRecord(TypedDict):
         floor: Value that known noise variances are raised to.
         bounded: Whether the model was given the bounds; not in records of older versions.
         values: Learned values, as nested lists by name in ``state_dict``.
-        raced, scales: Of the model's :class:`LastFit`, scales as nested lists; not in records of
-            older versions.
+        raced, scales, loss: Of the model's :class:`LastFit`, scales as nested lists; not in records
+            of older versions.
     """
 
     count: int
@@ -398,6 +401,7 @@ class RefitRecord(TypedDict):
     values: dict[str, Any]
     raced: NotRequired[float]
     scales: NotRequired[dict[str, Any]]
+    loss: NotRequired[float]
 
 
 def restore(model: StreamingGP, record: RefitRecord) -> bool:
@@ -413,7 +417,8 @@ def restore(model: StreamingGP, record: RefitRecord) -> bool:
         scales = {
             name: torch.tensor(v, dtype=torch.float64) for name, v in record["scales"].items()
         }
-        model._last_fit = LastFit(learned_values(model), scales or None, record["raced"])
+        ended = scales or None, record["raced"], record.get("loss", math.nan)
+        model._last_fit = LastFit(learned_values(model), *ended)
     return True
 
 

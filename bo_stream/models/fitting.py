@@ -51,12 +51,14 @@ class LastFit:
     Attributes:
         values: Of what was learned.
         scales: As in :class:`Fitted`, by the names of the objective's parameters, if any are known.
-        raced: Number of observations of the last fit that began at two starts; 0: none did.
+        raced: Number of observations of the last fit that compared two starts; 0: none did.
+        loss: Of an observation there; NaN: not known.
     """
 
     values: Hyperparameters
     scales: Mapping[str, Tensor] | None
     raced: float
+    loss: float = math.nan
 
     def is_at(self, values: Hyperparameters) -> bool:
         """Say whether the fit ended at these values."""
@@ -183,6 +185,10 @@ FEW_PER_INPUT, AGAIN = 50, 1.1
 """Most observations per input at which refits begin at two starts, and how many times as many as at
 the last such refit there must be."""
 
+TWICE, SURPRISE = 2.0, 0.05
+"""How many times as many observations there must be before starts are compared again, of more
+observations than those, unless the present values explain them worse by so many nats each."""
+
 RACE = 6
 """Iterations of L-BFGS-B from each of two starts, after which the better one goes on."""
 
@@ -283,7 +289,9 @@ def fit_from_both(
     hyperparameter. Cost of ``RACE`` iterations beyond those of a fit. With more than
     ``FEW_PER_INPUT`` observations an input, and from the end of such a fit until there are
     ``AGAIN`` times as many, the other start is tried only where the objective is larger there than
-    at the present values, and where no element is apart, only if these are not ``SETTLED``.
+    at the present values, and where no element is apart, only if these are not ``SETTLED``. With
+    more than ``FEW_PER_INPUT`` they are compared again only when there are ``TWICE`` as many, or
+    the new ones are a ``SURPRISE``.
 
     Where the last fit ended at the present values, its scales (:class:`Fitted`) serve this one.
 
@@ -320,11 +328,15 @@ def fit_from_both(
         tried = bool((fits.losses(start) < fits.losses(present)).any())
         best = fits.raced(present, start) if tried else fits.end(present)
     else:
-        best = fits.settled(present, start, scales)
+        few = n <= FEW_PER_INPUT * model._process_dim
+        expected = math.nan if few or n >= TWICE * raced else last.loss + SURPRISE
+        best, compared = fits.settled(present, start, scales, expected)
+        raced = n if compared and not few else raced
     if best is None:
         raise NotPSDError("The covariance is not positive definite from where the fit begins.")
     set_hyperparameters(model, best.values)
-    model._last_fit = LastFit(best.values, best.scales, raced)
+    loss = math.nan if apart else float(best.losses)
+    model._last_fit = LastFit(best.values, best.scales, raced, loss)
     for warning in best.warnings:
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     return best.result
@@ -422,10 +434,15 @@ class _Fits:
         present: Hyperparameters,
         start: Hyperparameters,
         scales: Mapping[str, Tensor] | None,
-    ) -> _End | None:
+        expected: float = math.nan,
+    ) -> tuple[_End | None, bool]:
         """Fit from present values, and from others where these are better and the first unsettled.
 
-        The first evaluation is that of the fit from the present values, too.
+        The first evaluation is that of the fit from the present values, too. Where its loss is at
+        most an ``expected`` one, the others are not evaluated.
+
+        Returns:
+            The end, and whether the two were compared.
         """
         set_hyperparameters(self.mll.model, present)
         learned = {name: p for name, p in self.mll.named_parameters() if p.requires_grad}
@@ -433,7 +450,7 @@ class _Fits:
         try:
             loss, gradients = evaluate()
         except NotPSDError:
-            return self.raced(present, start, scales)
+            return self.raced(present, start, scales), True
         first = loss.detach(), [None if g is None else g.clone() for g in gradients]
         pairs = zip(first[1], learned.values(), strict=True)
         slopes = [
@@ -441,15 +458,17 @@ class _Fits:
         ]
         steepest = float(torch.stack(slopes).max())
         cache = self.mll.model._cache
-        if not steepest <= SETTLED and bool(self.losses(start) < first[0]):
-            return self.raced(present, start, scales)
+        compared = not (steepest <= SETTLED or float(first[0]) <= expected)
+        if compared and bool(self.losses(start) < first[0]):
+            return self.raced(present, start, scales), True
         self.mll.model._cache = cache  # the fit goes on in the features of its first evaluation
         known = [first]
 
         def closure(**kwargs: Any) -> tuple[Tensor, Sequence[Tensor | None]]:
             return known.pop() if known else evaluate(**kwargs)
 
-        return replace(self, kwargs={**self.kwargs, "closure": closure}).end(present, scales)
+        go_on = replace(self, kwargs={**self.kwargs, "closure": closure})
+        return go_on.end(present, scales), compared
 
     def raced(
         self,

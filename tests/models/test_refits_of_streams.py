@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, AutoGP
+from bo_stream.models import fitting
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import (
     Hyperparameters,
@@ -87,6 +89,35 @@ def test_of_many_observations_a_poor_start_is_left_and_a_settled_one_is_not_comp
     assert len(compared) == 1
     assert fit(model) == pytest.approx(fresh, abs=1.0)
     assert len(compared) == 1  # near an optimum the first values are not evaluated
+
+
+def test_starts_are_compared_again_of_twice_as_many_observations_or_surprising_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[float] = []
+    losses = _Fits.losses
+
+    def recorded(self: _Fits, values: Hyperparameters) -> Tensor:
+        compared.append(self.mll.model.num_observations)
+        return losses(self, values)
+
+    monkeypatch.setattr(_Fits, "losses", recorded)
+    monkeypatch.setattr(fitting, "SETTLED", 0.0)
+    X, Y = waves(400)
+    Y = Y + 0.1 * torch.randn(400, 1).double()
+    model = OSGPR(X[::5], Y[::5])  # 80
+    fit(model)
+    fit(model)
+    assert compared == [80]
+    fit(model.update(X[1::10], Y[1::10]))
+    assert compared == [80]  # 120 that are alike
+    assert model._last_fit is not None
+    assert model._last_fit.raced == 80
+    surprised = deepcopy(model)
+    fit(surprised.update(X[2::20], -Y[2::20]))
+    assert compared == [80, 140]
+    fit(model.update(X[3::8], Y[3::8]))
+    assert compared == [80, 140, 170]
 
 
 def test_a_fit_goes_on_in_the_features_of_its_first_evaluation(
