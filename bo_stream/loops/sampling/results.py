@@ -176,7 +176,9 @@ def _maps(view: MapView) -> Figure:
             columns, rows, pixels = raster
             picture = np.full((rows.size, columns.size), np.nan)
             picture[pixels] = shown
-            painted = panel.pcolormesh(columns, rows, picture, **colours)
+            edges = (*_edges(columns), *_edges(rows))
+            options: dict[str, Any] = {"origin": "lower", "interpolation": "none", **colours}
+            painted = panel.imshow(picture, extent=edges, aspect=aspect, **options)
         bar = figure.colorbar(painted, ax=panel, shrink=0.9, pad=0.02)
         bar.set_label(textwrap.fill(data.target, _WIDE), fontsize=8)
         bar.ax.tick_params(labelsize=8)
@@ -215,6 +217,12 @@ def _raster(data: Dataset) -> _Raster | None:
         for values, ticks in zip(data.X.T, (x, y), strict=True)
     )
     return x, y, (row, column)
+
+
+def _edges(ticks: Array) -> tuple[float, float]:
+    """Return where the first pixel of some begins and the last one ends."""
+    half = 0.5 * (ticks[1] - ticks[0])
+    return float(ticks[0] - half), float(ticks[-1] + half)
 
 
 def _ticks(values: Array, most: int) -> Array | None:

@@ -271,11 +271,13 @@ def test_sites_on_a_raster_are_drawn_as_pixels_where_they_lie() -> None:
     inside = X[:, 0] + X[:, 1] < 13.2
     shown = view(X[inside], ("longitude", "latitude"))
     axes = draw_map(shown).axes[0]
-    mesh = axes.collections[0]
-    pixels = np.ma.filled(np.ma.asarray(mesh.get_array()), np.nan)
+    (image,) = axes.images
+    pixels = np.ma.filled(np.ma.asarray(image.get_array()), np.nan)
     expected = np.full(66, np.nan)
     expected[inside] = shown.data.y
     np.testing.assert_array_equal(pixels.ravel(), expected)
+    np.testing.assert_allclose(image.get_extent(), (2.95, 4.05, 8.95, 9.55))
+    assert image.origin == "lower"
     assert axes.get_aspect() == pytest.approx(
         1.0 / np.cos(np.radians(np.median(shown.data.X[:, 1])))
     )
