@@ -275,7 +275,7 @@ def fit_in_logarithms(
         parts = found.split([value.numel() for value in learned.values()])
         named = zip(learned.items(), parts, strict=True)
         result.scales = {
-            name: part.reshape(*value.shape, *found.shape[1:]).to(value)
+            name: part.reshape((*value.shape, *found.shape[1:])).to(value)
             for (name, value), part in named
         }
     else:

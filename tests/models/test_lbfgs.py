@@ -316,6 +316,15 @@ def test_scales_follow_a_valley_across_the_axes(monkeypatch: pytest.MonkeyPatch,
     assert fitted(0.6, {name: root[None]})[0] <= 4  # the start, Newton's step, and its end
 
 
+def test_of_many_parameters_each_has_a_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lbfgs, "MATRIX", 3)
+    mll = objective(AutoGP(*observations(20)))
+    result: Any = fit_in_logarithms(mll, options={"maxiter": 3})
+    shapes = {name: p.shape for name, p in mll.named_parameters() if p.requires_grad}
+    assert torch.Size(()) in shapes.values()
+    assert {name: value.shape for name, value in result.scales.items()} == shapes
+
+
 def test_a_bound_ends_the_mixing_of_parameters() -> None:
     name, ends = "model.covar_module.raw_lengthscale", list[Tensor]()
     centre = torch.tensor([0.2, 0.9, 0.6, 0.8, 1.2, 0.7], dtype=torch.float64)

@@ -62,8 +62,9 @@ class WISKI(GridModel):
       than 300): stored as rows, O(n d) memory. Fits, posteriors and fantasies are those of an exact
       model with the kernel k̃, at such a model's cost; no feature is computed unless it is asked
       for, and none is left out. One observation more, or :meth:`forget`, moves all to the grid.
-    - Memory: O(7^d p) for p grid nodes, fixed. Data are not kept (small updates wait, at most 512
-      rows in feature space, to be added as one), but for the latest inputs in ``train_inputs``.
+    - Memory: O(7^d p) for p grid nodes, fixed. Data are not kept (small updates wait to be added as
+      one: at most 64 rows, and 512 in feature space), but for the latest inputs in
+      ``train_inputs``.
     - Update: O(n 7^d) for n observations, and O(n r²) for the whitened statistics; the next
       posterior solves once in O(r³), r = ``rank``. Inputs outside the bounds grow the grid by whole
       cells, hyperparameters kept, to at most four times its first width per dimension.
