@@ -186,8 +186,8 @@ FEW_PER_INPUT, AGAIN = 50, 1.1
 the last such refit there must be."""
 
 TWICE, SURPRISE = 2.0, 0.05
-"""How many times as many observations there must be before starts are compared again, of more
-observations than those, unless the present values explain them worse by so many nats each."""
+"""Beyond ``FEW_PER_INPUT``: how many times as many observations there must be before starts are
+compared again, unless the loss of an observation has risen by so many nats since the last fit."""
 
 RACE = 6
 """Iterations of L-BFGS-B from each of two starts, after which the better one goes on."""
@@ -291,7 +291,7 @@ def fit_from_both(
     ``AGAIN`` times as many, the other start is tried only where the objective is larger there than
     at the present values, and where no element is apart, only if these are not ``SETTLED``. With
     more than ``FEW_PER_INPUT`` they are compared again only when there are ``TWICE`` as many, or
-    the new ones are a ``SURPRISE``.
+    the loss has risen by ``SURPRISE``.
 
     Where the last fit ended at the present values, its scales (:class:`Fitted`) serve this one.
 
