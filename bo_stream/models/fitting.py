@@ -319,16 +319,15 @@ def fit_from_both(
     if last is None or not last.is_at(present):
         last = LastFit(present, None, 0.0)
     scales, raced = last.scales, last.raced
-    lately = raced <= n < AGAIN * raced
+    few, lately = n <= FEW_PER_INPUT * model._process_dim, raced <= n < AGAIN * raced
     if not start:
         best = fits.first(present)
-    elif n <= FEW_PER_INPUT * model._process_dim and not lately:
+    elif few and not lately:
         best, raced = fits.raced(present, start, scales), n
     elif apart:
         tried = bool((fits.losses(start) < fits.losses(present)).any())
         best = fits.raced(present, start) if tried else fits.end(present)
     else:
-        few = n <= FEW_PER_INPUT * model._process_dim
         expected = math.nan if few or n >= TWICE * raced else last.loss + SURPRISE
         best, compared = fits.settled(present, start, scales, expected)
         raced = n if compared and not few else raced
@@ -434,7 +433,7 @@ class _Fits:
         present: Hyperparameters,
         start: Hyperparameters,
         scales: Mapping[str, Tensor] | None,
-        expected: float = math.nan,
+        expected: float,
     ) -> tuple[_End | None, bool]:
         """Fit from present values, and from others where these are better and the first unsettled.
 

@@ -167,8 +167,8 @@ class Fitted(OptimizationResult):
     Attributes:
         scales: Of each parameter its rows of a root R of the objective's inverse Hessian ``R Rᵀ``,
             by the parameters or their logarithms, ``... x m``; of more than ``MATRIX`` parameters
-            the square root of the diagonal entry, ``...``. None where no step told it. Variables of
-            which the parameters are R times have curvatures near one.
+            the square root of the diagonal entry, ``...``. None without a step. Variables of which
+            the parameters are R times have curvatures near one.
     """
 
     scales: Mapping[str, Tensor] | None = None
@@ -234,7 +234,7 @@ def fit_in_logarithms(
         scales = None
     if scales is not None:
         loss, slopes = objective(objective.start)
-        objective = objective.scaled(_root(scales, learned, not objective.at_bounds), slopes)
+        objective = objective.scaled(_scales_of(scales, learned, not objective.at_bounds), slopes)
         known_first.append((loss, objective.by_variables(slopes)))
         far = FARTHEST * (1.0 + np.abs(objective.start))
         least, largest = objective.start - far, objective.start + far
@@ -271,7 +271,7 @@ def fit_in_logarithms(
     result = Fitted(end.nit, float(end.fun), status, message=str(end.message))
     pairs = end.get("hess_inv")  # None if the time was over
     if pairs is not None and len(pairs.sk) > 0:
-        found = torch.from_numpy(_scales_told(pairs, objective.scales, scales is not None))
+        found = torch.from_numpy(_scales_from(pairs, objective.scales, scales is not None))
         parts = found.split([value.numel() for value in learned.values()])
         named = zip(learned.items(), parts, strict=True)
         result.scales = {
@@ -293,7 +293,7 @@ def fit_in_logarithms(
     return replace(rest, step=result.step + rest.step)
 
 
-def _root(
+def _scales_of(
     scales: Mapping[str, Tensor], learned: Mapping[str, Tensor], in_the_middle: bool
 ) -> Floats:
     """Return the scales of some parameters.
@@ -308,8 +308,8 @@ def _root(
     return np.sqrt(np.square(root).sum(-1))
 
 
-def _scales_told(pairs: LbfgsInvHessProduct, former: Floats, scaled: bool) -> Floats:
-    """Return the scales that steps told: a root of the inverse Hessian, or of its diagonal.
+def _scales_from(pairs: LbfgsInvHessProduct, former: Floats, scaled: bool) -> Floats:
+    """Compute scales from the steps of a fit: a root of the inverse Hessian, or of its diagonal.
 
     Args:
         pairs: Steps s and changes y of the gradient, by the variables.

@@ -66,18 +66,23 @@ def test_a_poor_present_start_ends_where_a_fresh_fit_does(
     assert fit(model) == pytest.approx(fresh, abs=1.0)
 
 
-def test_of_many_observations_a_poor_start_is_left_and_a_settled_one_is_not_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    compared: list[float] = []
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Numbers of observations of the fits that evaluate other values than the present ones."""
+    numbers: list[float] = []
     losses = _Fits.losses
 
     def recorded(self: _Fits, values: Hyperparameters) -> Tensor:
-        found = losses(self, values)
-        compared.append(float(found))
-        return found
+        numbers.append(self.mll.model.num_observations)
+        return losses(self, values)
 
     monkeypatch.setattr(_Fits, "losses", recorded)
+    return numbers
+
+
+def test_of_many_observations_a_poor_start_is_left_and_a_settled_one_is_not_compared(
+    compared: list[float],
+) -> None:
     X, Y = waves(60)
     Y = Y + 0.1 * torch.randn(60, 1).double()
     fresh = fit(OSGPR(X, Y))
@@ -92,16 +97,8 @@ def test_of_many_observations_a_poor_start_is_left_and_a_settled_one_is_not_comp
 
 
 def test_starts_are_compared_again_of_twice_as_many_observations_or_surprising_ones(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, compared: list[float]
 ) -> None:
-    compared: list[float] = []
-    losses = _Fits.losses
-
-    def recorded(self: _Fits, values: Hyperparameters) -> Tensor:
-        compared.append(self.mll.model.num_observations)
-        return losses(self, values)
-
-    monkeypatch.setattr(_Fits, "losses", recorded)
     monkeypatch.setattr(fitting, "SETTLED", 0.0)
     X, Y = waves(400)
     Y = Y + 0.1 * torch.randn(400, 1).double()

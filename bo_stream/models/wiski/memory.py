@@ -187,7 +187,7 @@ class StreamMemory(OnGrid):
     def totals(self) -> Tensor:
         """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
         totals = [memory.totals for memory in self]
-        for rows in self._rows():
+        for rows in self._rows:
             columns = target_columns(rows.targets)
             totals.append(columns.mT @ columns)
         return torch.stack(totals).sum(0)
@@ -195,7 +195,7 @@ class StreamMemory(OnGrid):
     def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """See :meth:`Memory.known_sums`."""
         sums = [each for memory in self if (each := memory.known_sums()) is not None]
-        sums += [rows.known_sums() for rows in self._rows() if rows.any_known]
+        sums += [rows.known_sums() for rows in self._rows if rows.any_known]
         if not sums:
             return None
         noise, precision, count = (torch.stack(each).sum(0) for each in zip(*sums, strict=True))
@@ -204,13 +204,15 @@ class StreamMemory(OnGrid):
     def _on(self, grid: Mesh) -> StreamMemory:
         return replace(self, current=self.current.on(grid))
 
-    def _rows(self) -> list[Observations]:
-        """List the observations that are in none of the statistics, as a Gaussian process has them.
+    @property
+    def _waiting(self) -> list[Observations]:
+        """All that waits as one batch; none if nothing does."""
+        return [Observations.joined(self.waiting)] if self.waiting else []
 
-        All are to be added.
-        """
-        rows = [] if self.held is None else [self.held.told]
-        return [Observations.joined(self.waiting), *rows] if self.waiting else rows
+    @property
+    def _rows(self) -> list[Observations]:
+        """The observations that are in none of the statistics, as a Gaussian process has them."""
+        return self._waiting + ([] if self.held is None else [self.held.told])
 
     def observed(self, data: Observations) -> StreamMemory:
         """Add a batch in the box of the current grid, in place unless it waits.
@@ -223,16 +225,16 @@ class StreamMemory(OnGrid):
             stored = replace(data, X=data.X.clone())  # the caller's own may change
             return replace(self, waiting=(*self.waiting, stored))
         current = self.current
-        if self.waiting:
-            current = current.observe(Observations.joined(self.waiting))
-        return replace(self, current=current.observe(data), waiting=())
+        for batch in (*self._waiting, data):
+            current = current.observe(batch)
+        return replace(self, current=current, waiting=())
 
     def entered(self) -> StreamMemory:
         """Copy the memory with all that waits in the statistics. Cost O(7^d p), if any does."""
         if not self.waiting:
             return self
-        current = self.current.scale(1.0).observe(Observations.joined(self.waiting))
-        return replace(self, current=current, waiting=())
+        (batch,) = self._waiting
+        return replace(self, current=self.current.scale(1.0).observe(batch), waiting=())
 
     def check_holds(self, X: Tensor) -> None:
         """Check that observations at X can be in memory, and that it is known on which grid."""
@@ -276,8 +278,7 @@ class StreamMemory(OnGrid):
         """Pull all statistics back to the whitened weights of a basis, and add what is stored."""
         first, *others = (memory.whitened(basis) for memory in self)
         statistics = sum(others, start=first)
-        if self.waiting:
-            rows = Observations.joined(self.waiting)
+        for rows in self._waiting:
             statistics = statistics.observed(basis.features(rows.X), rows)
         return self.with_held(statistics, basis)
 
@@ -295,8 +296,7 @@ class StreamMemory(OnGrid):
         """
         pairs = ((MeshPullBack(basis, memory.grid), memory.learned.gram) for memory in self)
         first, *others = (T.diagonal(gram) for T, gram in pairs)
-        if self.waiting:
-            rows = Observations.joined(self.waiting)
+        for rows in self._waiting:
             weight = rows.learned_group()[1].unsqueeze(-1)
             others.append((basis.features(rows.X).square() * weight).sum(-2))
         return sum(others, start=first)
