@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -178,6 +179,11 @@ def fit_apart(
         own = kwargs.get("optimizer_kwargs") or {}
         options = {"ftol": tolerance(mll.model._counts()), **(own.get("options") or {})}
         kwargs["optimizer_kwargs"] = {**own, "options": options}
+        callback, steps = own.get("callback"), count(1)
+        if callback is not None:  # of several searches, which would each begin at step 1
+            kwargs["optimizer_kwargs"]["callback"] = lambda parameters, result: callback(
+                parameters, replace(result, step=next(steps))
+            )
     return fit_gpytorch_mll(mll, optimizer=optimizer, **kwargs)
 
 

@@ -263,11 +263,13 @@ def fit_in_logarithms(
         timeout_sec=timeout_sec,
     )
     objective.move_to(end.x)
-    if not end.success and end.status != 1:
-        warnings.warn(f"L-BFGS-B ended with: {end.message}", OptimizationWarning, stacklevel=2)
-        status = OptimizationStatus.FAILURE
-    else:
+    goes_on = objective.scales.ndim > 1 and objective.at_bounds
+    if end.success or end.status == 1:
         status = OptimizationStatus.SUCCESS if end.success else OptimizationStatus.STOPPED
+    else:
+        status = OptimizationStatus.FAILURE
+        if not goes_on:
+            warnings.warn(f"L-BFGS-B ended with: {end.message}", OptimizationWarning, stacklevel=2)
     result = Fitted(end.nit, float(end.fun), status, message=str(end.message))
     pairs = end.get("hess_inv")  # None if the time was over
     if pairs is not None and len(pairs.sk) > 0:
@@ -280,7 +282,7 @@ def fit_in_logarithms(
         }
     else:
         result.scales = scales
-    if objective.scales.ndim == 1 or not objective.at_bounds:
+    if not goes_on:
         return result
     options = dict(options or {})
     if "maxiter" in options:

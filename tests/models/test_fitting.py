@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from botorch.fit import fit_gpytorch_mll
 from botorch.optim.core import OptimizationResult
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
-from bo_stream.models import fitting
+from bo_stream.models import fitting, lbfgs
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import hyperparameters, relearn, set_hyperparameters
 
@@ -68,6 +69,26 @@ def test_the_present_start_is_kept_where_it_is_the_better() -> None:
     model._first_values = poor
     relearn(model)
     assert lengthscale(model) == pytest.approx(alone, rel=1e-2)
+
+
+def test_a_callback_counts_the_steps_of_all_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, searches, minimize = list[int](), list[int](), lbfgs.minimize_with_timeout
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        end = minimize(*args, **kwargs)
+        searches.append(end.nit)
+        return end
+
+    monkeypatch.setattr(lbfgs, "minimize_with_timeout", counted)
+    model = in_a_poor_maximum("WISKI")
+    model._first_values = hyperparameters(model_of("WISKI"))
+    searches.clear()
+    fit_gpytorch_mll(
+        ExactMarginalLogLikelihood(model.likelihood, model),
+        optimizer_kwargs={"callback": lambda _, result: seen.append(result.step)},
+    )
+    assert len(searches) > 1
+    assert seen == list(range(1, sum(searches) + 1))
 
 
 @pytest.mark.parametrize("better", ["present", "first"])

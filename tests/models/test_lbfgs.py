@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.optim.closures import NdarrayOptimizationClosure, get_loss_closure_with_grads
 from botorch.optim.core import OptimizationResult, OptimizationStatus
 from botorch.optim.fit import fit_gpytorch_mll_scipy
 from botorch.optim.utils import get_parameters_and_bounds
 from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
+from botorch.optim.utils.timeout import minimize_with_timeout
 from botorch.test_functions import Hartmann
 from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.kernels import RBFKernel, ScaleKernel
@@ -343,6 +345,39 @@ def test_a_bound_ends_the_mixing_of_parameters() -> None:
         ends.append(model.covar_module.lengthscale.detach().clone())
     assert bool(((ends[0] == 0.5) | (ends[0] == 1.0)).any())
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_line_search_that_ends_at_a_bound_gives_no_warning_where_the_fit_goes_on(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, failing: int
+) -> None:
+    name, minimize, parts = "model.covar_module.raw_lengthscale", minimize_with_timeout, list[int]()
+
+    def ending(*args: Any, **kwargs: Any) -> Any:
+        end = minimize(*args, **kwargs)
+        parts.append(end.nit)
+        if len(parts) == failing:
+            end.success, end.status, end.message = False, 2, "ABNORMAL: "
+        return end
+
+    monkeypatch.setattr(lbfgs, "minimize_with_timeout", ending)
+    root = torch.linalg.cholesky(torch.linalg.inv(correlated()))
+    model = AutoGP(*observations(20))
+    limits = Interval(0.5, 1.0, transform=None)
+    model.covar_module.register_constraint("raw_lengthscale", limits)
+    model.covar_module.lengthscale = 0.75
+    _, evaluate = valley(model, correlated(), torch.full((6,), 0.2, dtype=torch.float64))
+    result = fit_in_logarithms(
+        objective(model),
+        evaluate,
+        parameters={name: model.covar_module.raw_lengthscale},
+        options=EXACT,
+        scales={name: root[None]},
+    )
+    assert (len(parts), result.step) == (2, sum(parts))
+    warned = [w for w in recwarn if issubclass(w.category, OptimizationWarning)]
+    assert len(warned) == failing - 1
+    assert (result.status == OptimizationStatus.FAILURE) == (failing == 2)
 
 
 def test_scales_let_no_logarithm_move_far_in_the_first_step() -> None:
