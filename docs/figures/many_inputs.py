@@ -82,7 +82,8 @@ def results() -> tuple[list[Run], list[Cost]]:
 def summary() -> dict[str, Any]:
     """Return seeds by method, and medians by function, method and number of evaluations.
 
-    And in how many seeds a method is ahead of the region's median, and what a proposal costs.
+    And of how many seeds the medians are that not all seeds reached, in how many seeds a method is
+    ahead of the region's median, and what a proposal costs.
     """
     runs, costs = results()
     functions = list(dict.fromkeys(run.function for run in runs))
@@ -93,6 +94,10 @@ def summary() -> dict[str, Any]:
         }
         for function in functions
     }
+    fewer = {
+        function: {method: _fewer(runs, function, method) for method in row}
+        for function, row in medians.items()
+    }
     seeds = {method: _seeds(runs, functions, method) for method in methods_of(runs)}
     ahead = {
         method: {name: _ahead(runs, name, method, medians[name]) for name in functions}
@@ -100,7 +105,13 @@ def summary() -> dict[str, Any]:
         if method in seeds and SUBJECT in seeds
     }
     spent = [asdict(cost) for cost in costs]
-    return {"seeds": seeds, "medians": medians, "ahead": ahead, "costs": spent}
+    return {"seeds": seeds, "medians": medians, "fewer": fewer, "ahead": ahead, "costs": spent}
+
+
+def _fewer(runs: Sequence[Run], function: str, method: str) -> dict[str, int]:
+    """Count a method's seeds at those numbers of evaluations that some of its seeds reached."""
+    counts = {str(n): len(regrets_at(runs, function, method, n)) for n in chain(*TABLES)}
+    return {n: count for n, count in counts.items() if 0 < count < max(counts.values())}
 
 
 def _ahead(
@@ -137,7 +148,7 @@ def measured() -> str:
         "",
         f"![Regret by evaluations, beside the peers](../figures/{PICTURES[0].name})",
         "",
-        *(line for pair in TABLES for line in _table(found["medians"], list(seeds), *pair)),
+        *(line for pair in TABLES for line in _table(found, list(seeds), *pair)),
         f"Seeds: {', '.join(spelled)}.",
         *(_counted(method, counts) for method, counts in found["ahead"].items()),
         "",
@@ -159,20 +170,24 @@ def _counted(method: str, counts: dict[str, tuple[int, int]]) -> str:
 
 
 def _table(
-    medians: dict[str, Any], methods: list[str], n: int, later: int | None = None
+    found: dict[str, Any], methods: list[str], n: int, later: int | None = None
 ) -> list[str]:
     """Return the lines of a table of the methods that were run so far."""
+    medians: dict[str, Any] = found["medians"]
     shown = [m for m in methods if any(row.get(m, {}).get(str(n)) for row in medians.values())]
     if not shown:
         return []
     after = "" if later is None else f", and after {later:,} in brackets"
+    fewer = [row.get(m, {}) for row in found["fewer"].values() for m in shown]
+    if any(str(later) in counts for counts in fewer):
+        after += ", of so many seeds if not of all"
     return [
         f"Medians after {n:,} evaluations{after}; the least after {n:,} is bold.",
         "",
         f"| function | {' | '.join(shown)} |",
         f"|---|{'---|' * len(shown)}",
         *(
-            f"| {name} | {' | '.join(_cells(row, shown, n, later))} |"
+            f"| {name} | {' | '.join(_cells(row, found['fewer'][name], shown, n, later))} |"
             for name, row in medians.items()
         ),
         "",
@@ -180,16 +195,21 @@ def _table(
 
 
 def _cells(
-    row: dict[str, dict[str, Any]], methods: list[str], n: int, later: int | None
+    row: dict[str, dict[str, Any]],
+    fewer: dict[str, dict[str, int]],
+    methods: list[str],
+    n: int,
+    later: int | None,
 ) -> list[str]:
-    found = {method: row.get(method, {}).get(str(n)) for method in methods}
-    least = min((value for value in found.values() if value is not None), default=None)
+    values = {method: row.get(method, {}).get(str(n)) for method in methods}
+    least = min((value for value in values.values() if value is not None), default=None)
     cells = []
-    for method, value in found.items():
-        after = row.get(method, {}).get(str(later))
+    for method, value in values.items():
+        after, seeds = (part.get(method, {}).get(str(later)) for part in (row, fewer))
         text = "" if value is None else _number(value)
         bold = f"**{text}**" if text and value == least else text
-        cells.append(f"{bold} ({_number(after)})" if after is not None else bold)
+        of = "" if seeds is None else f"; {seeds}"
+        cells.append(f"{bold} ({_number(after)}{of})" if after is not None else bold)
     return cells
 
 

@@ -10,6 +10,7 @@ time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,3 +81,13 @@ def test_walks_are_bounded(name: str) -> None:
     assert found.files <= files, found
     assert found.switches <= switches, found
     assert found.depth <= depth, found
+
+
+def test_the_page_of_the_architecture_has_these_bounds() -> None:
+    page = Path(__file__).parents[2] / "docs" / "architecture.md"
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    said = "an update of `WISKI` goes through {} files, changes file {} times and is {} calls deep"
+    assert said.format(*CALLS["update"][1]) in text
+    calls = ("posterior", "fantasy with its posterior", "two steps of a `QSGP`")
+    for call, name in zip(calls, ("posterior", "fantasy", "two steps of a QSGP"), strict=True):
+        assert f"{call} {{}}, {{}} and {{}}".format(*CALLS[name][1]) in text, call
