@@ -6,10 +6,11 @@ candidates on the way out.
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
 from typing import Any, cast
 from zlib import crc32
@@ -31,9 +32,10 @@ from ax.core.experiment import Experiment
 from ax.core.generator_run import GeneratorRun
 from ax.core.observation import ObservationFeatures
 from ax.core.optimization_config import OptimizationConfig
-from ax.core.parameter import ParameterType, RangeParameter
+from ax.core.parameter import DerivedParameter, ParameterType, RangeParameter
 from ax.core.search_space import SearchSpace
 from ax.core.trial_status import TrialStatus
+from ax.core.types import TParameterization
 from ax.exceptions.core import AxOptimizationWarning, DataRequiredError, SearchSpaceExhausted
 from ax.generators.random.sobol import SobolGenerator
 from ax.generators.torch.botorch_modular.generator import BoTorchGenerator
@@ -118,8 +120,95 @@ class AvoidsFailures(Adapter):
         return [*failed.values(), *(experiment.arms_by_name[name] for name in sorted(infinite))]
 
 
+MOST_LISTED = 5_000
+"""Points of a finite search space up to which they are listed, to propose one of the last ones."""
+
+FEW_LEFT = 0.1
+"""Share of the points, without constraints, below which those left are listed: at random Ax would
+draw up to ten thousand."""
+
+
 class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
-    """Ax's adapter of random generators, which draws no failed point again."""
+    """Ax's adapter of random generators, which draws no failed point again.
+
+    Where few points of a finite search space are left it proposes one of them.
+    """
+
+    def gen(
+        self,
+        n: int,
+        search_space: SearchSpace | None = None,
+        optimization_config: OptimizationConfig | None = None,
+        pending_observations: Pending | None = None,
+        fixed_features: ObservationFeatures | None = None,
+        model_gen_options: TConfig | None = None,
+    ) -> GeneratorRun:
+        """Generate candidates; overrides ``Adapter.gen`` for finite search spaces.
+
+        Raises:
+            SearchSpaceExhausted: Fewer points are left than are asked for.
+        """
+        pending: Pending = pending_observations or {}
+        space = self._search_space if search_space is None else search_space
+        fixed = {} if fixed_features is None else fixed_features.parameters
+        cardinality = math.prod(each.cardinality() for each in space.tunable_parameters.values())
+        if math.isfinite(cardinality) and not space.is_hierarchical:
+            count = int(cardinality)
+            known = self._experiment.arms_by_signature
+            each = [Arm(one.parameters) for points in pending.values() for one in points]
+            waiting = {arm.signature: arm for arm in each if arm.signature not in known}
+            proposed = {
+                signature
+                for signature, arm in (known | waiting).items()
+                if space.check_membership(arm.parameters)
+            }
+            few = FEW_LEFT * count
+            total, left = count, count - len(proposed)
+            points = list[Arm]()
+            narrowed = bool(space.parameter_constraints) or bool(fixed)
+            if count <= MOST_LISTED and (narrowed or left <= few):
+                listed = points_of(space, fixed)
+                points = [arm for arm in listed if arm.signature not in proposed]
+                total, left = len(listed), len(points)
+            if left < n:
+                now = len(proposed.intersection(waiting))
+                also = f", {now} of them for this call: ask for fewer" if now else ""
+                raise SearchSpaceExhausted(
+                    f"All {total} points of the search space have been proposed{also}. To "
+                    "evaluate one again, attach a trial with its parameters."
+                    if left <= 0
+                    else f"{left} of {total} points of the search space are left, and {n} were "
+                    "asked for."
+                )
+            if points and left <= few:
+                order = torch.randperm(left, generator=torch.Generator().manual_seed(left))
+                return GeneratorRun([points[i] for i in order[:n].tolist()])
+        return super().gen(
+            n, search_space, optimization_config, pending, fixed_features, model_gen_options
+        )
+
+
+def points_of(space: SearchSpace, fixed: Mapping[str, Any]) -> list[Arm]:
+    """List all points of a finite search space that have some parameters, and keep constraints."""
+    values = {
+        name: [fixed[name]]
+        if name in fixed
+        else list(range(int(each.lower), int(each.upper) + 1))
+        if isinstance(each, RangeParameter)
+        else each.values
+        for name, each in space.tunable_parameters.items()
+    }
+    points = []
+    for row in itertools.product(*values.values()):
+        point: TParameterization = dict(zip(values, row, strict=True))
+        for name, other in space.nontunable_parameters.items():
+            if isinstance(other, DerivedParameter):
+                point[name] = other.compute(parameters=point)
+            else:
+                point[name] = other.value
+        if space.check_membership(point):
+            points.append(Arm(point))
+    return points
 
 
 class ReproducibleAdapter(AvoidsFailures, CrossValidatingAdapter, ABC):
@@ -149,7 +238,7 @@ class ReproducibleAdapter(AvoidsFailures, CrossValidatingAdapter, ABC):
         would give the same five times.
 
         Raises:
-            SearchSpaceExhausted: Each point of a finite search space has been proposed.
+            SearchSpaceExhausted: Fewer points of a finite search space are left than are asked for.
         """
         pending: Pending = pending_observations or {}
         options: dict[str, Any] = dict(model_gen_options or {})
@@ -166,20 +255,10 @@ class ReproducibleAdapter(AvoidsFailures, CrossValidatingAdapter, ABC):
             others = {arm.signature for arm in (*self.failed, *waiting)}
             if not any(arm.signature in known or arm.signature in others for arm in run.arms):
                 return run
-            space = self._search_space
-            count = math.prod(each.cardinality() for each in space.tunable_parameters.values())
-            if math.isfinite(count):  # Ax would draw ten thousand points to find that none is left
-                arms = (*self._experiment.arms_by_signature.values(), *waiting)
-                proposed = {arm.signature for arm in arms if space.check_membership(arm.parameters)}
-                if len(proposed) >= count:
-                    raise SearchSpaceExhausted(
-                        f"All {count:.0f} points of the search space have been proposed. To "
-                        "evaluate one again, attach a trial with its parameters."
-                    )
             quasi_random = QuasiRandomAdapter(
                 experiment=self._experiment,
                 generator=SobolGenerator(init_position=len(self._experiment.trials)),
-                search_space=space,
+                search_space=self._search_space,
                 transforms=Cont_X_trans,
             )
             return quasi_random.gen(n, search_space, None, pending, fixed_features)

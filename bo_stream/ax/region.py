@@ -177,6 +177,8 @@ class RegionGenerator(TorchGenerator):
     ) -> None:
         """Take in all trials, from the state after the last proposal on.
 
+        Proposals that have become no trials, of a call that failed, are forgotten.
+
         Args:
             ledger: Trials, with inputs in the unit cube.
             dim: Number of inputs.
@@ -186,6 +188,10 @@ class RegionGenerator(TorchGenerator):
         content = deepcopy(self.region)
         if content and content["region"]["dim"] != dim:
             content = {}  # another search space
+        if content:
+            content["ended"] = min(content["ended"], len(ledger))
+            for keys in ("waiting", "newest", "leaps"):
+                content[keys] = [key for key in content[keys] if key < len(ledger)]
         waiting = set(content.get("waiting", ()))
         over = [trial.key for trial in ledger.with_status("told", "failed")]
         batch = sum(key >= content.get("ended", 0) or key in waiting for key in over)

@@ -32,11 +32,16 @@ def floats(count: int) -> list[Any]:
     return [RangeParameterConfig(name, (-1.0, 2.0), parameter_type="float") for name in names]
 
 
+def integers(count: int) -> list[Any]:
+    names = [f"i{i}" for i in range(count)]
+    return [RangeParameterConfig(name, (0, 10), parameter_type="int") for name in names]
+
+
 def mixed() -> list[Any]:
     """Twelve parameters of all kinds that have an order."""
     return [
         *floats(4),
-        *(RangeParameterConfig(f"i{i}", (0, 10), parameter_type="int") for i in range(4)),
+        *integers(4),
         RangeParameterConfig("rate", (1e-4, 1.0), parameter_type="float", scaling="log"),
         RangeParameterConfig("width", (1, 256), parameter_type="int", scaling="log"),
         ChoiceParameterConfig("size", [8, 16, 32, 64], parameter_type="int", is_ordered=True),
@@ -183,6 +188,7 @@ def test_parameters_that_are_fixed_for_some_trials_are_so() -> None:
         (floats(12), " + ".join(f"x{i}" for i in range(12)) + " <= 2.0"),
         (mixed(), "i0 + i1 + i2 + i3 <= 12"),
         (mixed(), "x0 + x1 + i0 <= 4"),
+        (integers(12), "i0 + i1 + i2 <= 6"),
     ],
 )
 def test_a_constraint_of_sums_is_kept(parameters: list[Any], constraint: str) -> None:

@@ -16,7 +16,15 @@ from ax.api.configs import ChoiceParameterConfig, DerivedParameterConfig, RangeP
 from ax.core.arm import Arm
 from ax.core.data import Data
 from ax.core.experiment import Experiment
-from ax.core.parameter import ChoiceParameter, Parameter, ParameterType, RangeParameter
+from ax.core.parameter import (
+    ChoiceParameter,
+    DerivedParameter,
+    FixedParameter,
+    Parameter,
+    ParameterType,
+    RangeParameter,
+)
+from ax.core.parameter_constraint import ParameterConstraint
 from ax.core.search_space import SearchSpace
 from ax.exceptions.core import DataRequiredError, SearchSpaceExhausted
 from botorch.exceptions.errors import UnsupportedError
@@ -24,6 +32,7 @@ from botorch.models.model import ModelList
 from botorch.models.model_list_gp_regression import ModelListGP
 
 from bo_stream.ax import generation_strategy
+from bo_stream.ax.adapters import points_of
 from tests.ax.experiments import NEARLY_WITHOUT_NOISE, PLAIN, acquisition_of, surrogate_of
 
 pytestmark = [
@@ -402,6 +411,63 @@ def test_a_finite_space_is_exhausted_at_once() -> None:
     assert len(client._experiment.arms_by_signature) == 4
     with pytest.raises(SearchSpaceExhausted, match="All 4 points of the search space"):
         client.get_next_trials(1)
+
+
+BITS = tuple(int_(f"b{i}", 0, 1) for i in range(12))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "constraints", "count"),
+    [
+        ((choice("a", [True, False], "bool"), choice("b", [True, False], "bool")), (), 4),
+        (BITS, (" + ".join(bit.name for bit in BITS) + " <= 1",), 13),
+    ],
+    ids=["in the Sobol trials", "few points of many keep a constraint"],
+)
+def test_the_last_points_of_a_finite_space_are_proposed_and_no_more(
+    parameters: Sequence[Any], constraints: tuple[str, ...], count: int
+) -> None:
+    client = client_of(Row(parameters, constraints))
+    client.set_generation_strategy(generation_strategy(initialization=count + 1, seed=0))
+    for _ in range(count):
+        ((index, point),) = client.get_next_trials(1).items()
+        assert client._experiment.search_space.check_membership(point)
+        client.complete_trial(index, {"loss": sum(map(float, point.values()))})
+    assert len(client._experiment.arms_by_signature) == count
+    with pytest.raises(SearchSpaceExhausted, match=f"All {count} points of the search space"):
+        client.get_next_trials(1)
+
+
+def test_points_that_a_call_has_proposed_are_counted_apart() -> None:
+    client = client_of(Row(BITS[:3]))
+    client.set_generation_strategy(generation_strategy(initialization=2, search="region", seed=0))
+    for _ in range(2):
+        for index, point in client.get_next_trials(3).items():
+            client.complete_trial(index, {"loss": float(sum(point.values()))})
+    with pytest.raises(SearchSpaceExhausted, match=r"All 8 points .*, 2 of them for this call"):
+        client.get_next_trials(3)
+    assert len(client.get_next_trials(2)) == 2
+
+
+@pytest.mark.parametrize("fixed", [{}, {"a": 1}])
+def test_all_points_of_a_space_are_listed(fixed: dict[str, Any]) -> None:
+    space = SearchSpace(
+        [
+            RangeParameter("a", INT, 0, 2),
+            ChoiceParameter("b", ParameterType.STRING, ["p", "q"]),
+            FixedParameter("c", INT, 7),
+            DerivedParameter("d", INT, expression_str="2 * a"),
+        ]
+    )
+    found = [arm.parameters for arm in points_of(space, fixed)]
+    assert found == [
+        {"a": a, "b": b, "c": 7, "d": 2 * a}
+        for a in ([1] if fixed else range(3))
+        for b in ("p", "q")
+    ]
+    limits = [ParameterConstraint(inequality="a <= 0")]
+    bounded = SearchSpace(list(space.parameters.values()), limits)
+    assert len(points_of(bounded, fixed)) == (0 if fixed else 2)
 
 
 def test_no_point_is_proposed_twice() -> None:

@@ -179,11 +179,11 @@ def maximize_paths(paths: SamplePaths, starts: Tensor, bounds: Tensor, iteration
         iterations: Most iterations.
 
     Returns:
-        ``n x d``; where a search has ended below its start, the start.
+        ``n x d``, a tensor of its own; where a search has ended below its start, the start.
     """
     low, high = (side.expand(starts.shape).unsqueeze(-2) for side in bounds)
     if not bool((low < high).any()):
-        return starts
+        return starts.clone()
     points, reached = climb(
         lambda X: paths(X).squeeze(-1), starts.unsqueeze(-2), low, high, {"maxiter": iterations}
     )

@@ -182,9 +182,10 @@ class OSGPR(InducingModel):
             allocator: Where Z goes as the stream goes by; None: it stays as given. Default:
                 ``Novelty(max_points)``, or None where inducing points are given: every input is an
                 inducing point that the others do not explain to rounding, which is the exact GP,
-                until there are ``max_points``; then they are thinned by greedy variance. It is copied. Where its points leave more
-                of the process unknown at the observations than the noise's variance, in mean, the
-                model says so once, after a fit or in the stream (``CoarsePointsWarning``).
+                until there are ``max_points``; then they are thinned by greedy variance. It is
+                copied. Where its points leave more of the process unknown at the observations than
+                the noise's variance, in mean, the model says so once, after a fit or in the stream
+                (``CoarsePointsWarning``).
             max_points: Cap on M. Where another allocator wants more, a new point enters in place of
                 the one that the others explain best, if it is itself explained less than half as
                 well.

@@ -509,6 +509,24 @@ def test_leaps_come_more_often_after_one_was_good(monkeypatch: pytest.MonkeyPatc
     assert leaps_of() == pytest.approx(100, abs=1)
 
 
+def test_leaps_stay_in_a_domain_of_which_every_input_has_few_values() -> None:
+    optimizer, dim = started(MANY, steps=0), MANY.dim
+    search, ledger = surrogate_of(optimizer), optimizer.ledger
+    levels = {j: torch.linspace(0.0, 1.0, 10, dtype=torch.float64) for j in range(dim)}
+    A = torch.zeros(1, dim, dtype=torch.float64)
+    A[0, :3] = 1.0
+    search.domain = parts.Domain(levels, A, torch.tensor([0.7], dtype=torch.float64))
+    search.follow(ledger)
+    inside = torch.zeros(dim, dtype=torch.float64)
+    for key, x in enumerate(search.domain.admit(search.trials.X, inside)):
+        search.trials.X[key] = x
+    search.state.burst = search.state.asked + 1_000
+    for seed in range(4):
+        X = search.propose(ledger, 8, seed).double()
+        assert torch.equal(search.domain.snap(X), X)
+        assert bool((X[:, :3].sum(-1) <= 0.7 + 1e-9).all())
+
+
 def test_there_are_no_leaps_in_hundreds_of_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(region_module, "MOST_INPUTS", 2)
     optimizer = started(REGION, steps=0)
