@@ -397,9 +397,24 @@ def check_remainder(after: WhitenedMemory, before: WhitenedMemory) -> None:
 
     Cost O(r³) for dense grams, O(M) for diagonal ones. InputDataError: It cannot.
     """
+    _check_groups(after, before, _may_be_data)
+
+
+def check_outcomes(after: WhitenedMemory, before: WhitenedMemory) -> None:
+    """Check that sums of outcomes that would be left can be of any: ``[Y, 1]ᵀ D⁻¹ [Y, 1] ⪰ 0``.
+
+    Where features have changed since observations came, what these have added to the other sums is
+    not known any more. InputDataError: They cannot.
+    """
+    _check_groups(after, before, _may_be_outcomes)
+
+
+def _check_groups(
+    after: WhitenedMemory, before: WhitenedMemory, rule: Callable[[Whitened, Whitened], Tensor]
+) -> None:
     pairs = ((after.learned, before.learned), (after.known, before.known or after.known))
     for left, was in pairs:
-        if left is not None and was is not None and not bool(_may_be_data(left, was).all()):
+        if left is not None and was is not None and not bool(rule(left, was).all()):
             raise never_in()
 
 
@@ -410,6 +425,14 @@ def never_in() -> InputDataError:
         "without which its statistics would be of no observations: they were never put in, or with "
         "other Y or Yvar, or forget has scaled them down since. The model is as it was."
     )
+
+
+def _may_be_outcomes(left: Whitened, was: Whitened) -> Tensor:
+    """Say whether sums of outcomes can be of any, up to rounding of ``was``: ``... x m``."""
+    columns = _positive(was.energy.diagonal(dim1=-2, dim2=-1)).rsqrt()
+    energy = left.energy * columns.unsqueeze(-1) * columns.unsqueeze(-2)
+    energy.diagonal(dim1=-2, dim2=-1).add_(_ROUNDING)
+    return torch.linalg.cholesky_ex(energy)[1] == 0
 
 
 def _may_be_data(left: Whitened, was: Whitened) -> Tensor:

@@ -33,7 +33,7 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite, check_type
 from bo_stream.models.inducing.memory import InducingMemory, PointStatistics, Rows, TraceTerm
 from bo_stream.models.inference import Inference, Prior, SolvedWeights
-from bo_stream.models.memory import Observations, WhitenedMemory, never_in
+from bo_stream.models.memory import Observations, WhitenedMemory, check_outcomes, never_in
 from bo_stream.models.stochastic.budget import maximise
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import State, is_in, state_of
@@ -267,8 +267,13 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
             model.says(COARSE)
             warn_of_coarse_points(ratio, len(memory.values.Z), self.max_points)
 
-    def check_solvable(self, memory: InducingMemory, prior: Prior) -> None:
-        """Check that a memory from which observations were taken out has a posterior, in O(M³)."""
+    def check_left(self, memory: InducingMemory, before: InducingMemory, prior: Prior) -> None:
+        """Check that a memory from which observations were taken out has a posterior, in O(M³).
+
+        And that its outcomes can be of observations, unless sites stand for them.
+        """
+        if prior.is_gaussian:
+            check_outcomes(memory.whole.statistics, before.whole.statistics)
         gram = prior.evidence_of(self.noise_groups(memory.whole.statistics, prior)).gram
         if bool(torch.linalg.cholesky_ex(weight_precision(gram))[1].any()):
             raise never_in()
@@ -299,7 +304,7 @@ class CollapsedInference(InducingInference):
         rows = Rows.of(data, now.basis, prior.shape)
         after = now.memory.after(rows, self.window)
         if data.sign < 0.0:
-            self.check_solvable(after, prior)
+            self.check_left(after, now.memory, prior)
         solved = before.solved
         if solved is not None:
             follows = prior.is_in(solved.state) and solved.can_take(data, now.basis)

@@ -109,7 +109,7 @@ class SiteInference(InducingInference):
             update = replace(update, settled=settled)
         now = self._kept(now, update, 0 if prior.is_gaussian else self.window)
         if data.sign < 0.0:
-            self.check_solvable(now.memory, prior)
+            self.check_left(now.memory, before.memory, prior)
         now = replace(now, memory=replace(now.memory, moments=moments))
         after, kept = self.remembered(before, now, prior)
         if steps > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
@@ -202,7 +202,14 @@ class StreamMemory(OnGrid):
         return noise, precision, count
 
     def _on(self, grid: Mesh) -> StreamMemory:
+        self._check_room(grid, self.waiting)
         return replace(self, current=self.current.on(grid))
+
+    def _check_room(self, grid: Mesh, waiting: Iterable[Observations]) -> None:
+        """Check that memory suffices on a grid for the first known noise among rows that wait."""
+        *batch, outputs, _, _ = self.current.learned.moment.shape
+        if outputs > 1 and self.current.known is None and any(rows.any_known for rows in waiting):
+            check_room(grid, math.prod(batch) * outputs)
 
     @property
     def _waiting(self) -> list[Observations]:
@@ -215,19 +222,22 @@ class StreamMemory(OnGrid):
         return self._waiting + ([] if self.held is None else [self.held.told])
 
     def observed(self, data: Observations) -> StreamMemory:
-        """Add a batch in the box of the current grid, in place unless it waits.
+        """Add a batch in the box of the current grid: it waits, or enters the statistics in place.
 
-        Cost O(n 7^d), and no more than to store it for most batches that are small.
+        Where others wait they enter a copy: a conditioned model, which shares this memory, has no
+        row twice. Cost O(n 7^d), and no more than to store it for most batches that are small.
+
+        Raises:
+            ValueError: Known noise needs a grid for each output, which are too large for memory.
         """
         if not data.X.is_cpu:
             read_expected()
         if data.sign > 0.0 and len(data) + sum(map(len, self.waiting)) <= WAITING:
+            self._check_room(self.grid, (data,))
             stored = replace(data, X=data.X.clone())  # the caller's own may change
             return replace(self, waiting=(*self.waiting, stored))
-        current = self.current
-        for batch in (*self._waiting, data):
-            current = current.observe(batch)
-        return replace(self, current=current, waiting=())
+        whole = self.entered()
+        return replace(whole, current=whole.current.observe(data))
 
     def entered(self) -> StreamMemory:
         """Copy the memory with all that waits in the statistics. Cost O(7^d p), if any does."""

@@ -10,9 +10,11 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from bo_stream.bases.grid import statistics
 from bo_stream.bases.grid.interpolation import grid_basis
 from bo_stream.bases.grid.kernel import kernel_factors
 from bo_stream.bases.grid.mesh import Mesh
+from bo_stream.bases.grid.statistics import gram_numbers
 from bo_stream.models.memory import Observations
 from bo_stream.models.wiski.memory import MAX_GROWTH, WAITING, StreamMemory
 from bo_stream.tensors import map_tensors
@@ -217,3 +219,28 @@ def test_what_waits_is_a_copy_of_the_inputs_that_were_given() -> None:
     expected = of_all(memory.entered())
     data.X.zero_()
     assert_close(of_all(memory.entered()), expected)
+
+
+def test_a_memory_stays_where_another_goes_on_from_it_with_what_waits() -> None:
+    memory = waits(3, 2, known=True)
+    before = of_all(memory.entered())
+    full = memory.observed(batch(WAITING, known=True))
+    assert_close(full.counts, torch.tensor([14.0 + WAITING]))
+    assert torch.equal(of_all(memory.entered()), before)
+
+
+def test_known_noise_that_a_grid_for_each_output_has_no_room_for_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory, small = StreamMemory.empty(GRID, torch.Size(), 9, torch.device("cpu")), batch(3)
+    targets, noise = small.targets.expand(9, -1), small.noise.expand(9, -1)
+    data = replace(small, targets=targets, noise=noise)
+    memory = memory.observed(data)
+    told = replace(data, known=torch.ones_like(small.known))
+    roomy = memory.observed(told)
+    monkeypatch.setattr(statistics, "MEMORY_LIMIT_GIB", 5.0 * 8.0 * gram_numbers(GRID) / 2**30)
+    with pytest.raises(ValueError, match="9 times"):
+        memory.observed(told)
+    with pytest.raises(ValueError, match="9 times"):
+        roomy.covering(torch.tensor([[1.2, 0.5]]).double())
+    assert_close(memory.observed(data).entered().counts, torch.full((9,), 6.0))
