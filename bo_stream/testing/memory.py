@@ -363,7 +363,7 @@ def what_was_never_in_is_not_taken_out(stream: ModelStream) -> None:
     """
     data, other = stream.data(10), stream.data(8)
     model, forgetful = stream.settled(data), stream.settled(data).forget(0.5)
-    wrong, far = replace(other, X=torch.rand_like(other.X)), replace(other, Y=other.Y + 1e3)
+    wrong, far = replace(other, X=torch.rand_like(other.X)), replace(data[:3], Y=data[:3].Y + 1e3)
     tried = [(model, wrong), (forgetful, data[:5])]
     if stream.case.noise not in ("labels", "counts") and not stream.case.sites:
         tried.append((model, far))

@@ -267,13 +267,8 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
             model.says(COARSE)
             warn_of_coarse_points(ratio, len(memory.values.Z), self.max_points)
 
-    def check_left(self, memory: InducingMemory, before: InducingMemory, prior: Prior) -> None:
-        """Check that a memory from which observations were taken out has a posterior, in O(M³).
-
-        And that its outcomes can be of observations, unless sites stand for them.
-        """
-        if prior.is_gaussian:
-            check_outcomes(memory.whole.statistics, before.whole.statistics)
+    def check_solvable(self, memory: InducingMemory, prior: Prior) -> None:
+        """Check that a memory from which observations were taken out has a posterior, in O(M³)."""
         gram = prior.evidence_of(self.noise_groups(memory.whole.statistics, prior)).gram
         if bool(torch.linalg.cholesky_ex(weight_precision(gram))[1].any()):
             raise never_in()
@@ -304,7 +299,8 @@ class CollapsedInference(InducingInference):
         rows = Rows.of(data, now.basis, prior.shape)
         after = now.memory.after(rows, self.window)
         if data.sign < 0.0:
-            self.check_left(after, now.memory, prior)
+            check_outcomes(after.statistics, now.memory.statistics)
+            self.check_solvable(after, prior)
         solved = before.solved
         if solved is not None:
             follows = prior.is_in(solved.state) and solved.can_take(data, now.basis)

@@ -30,7 +30,7 @@ from bo_stream.models.inducing.memory import (
     TraceTerm,
 )
 from bo_stream.models.inference import Hyperparameters, Prior
-from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.memory import Observations, WhitenedMemory, check_outcomes
 from bo_stream.models.outcomes.likelihood import marginal, with_held
 from bo_stream.models.stochastic.budget import ConstrainedAdam
 from bo_stream.tensors import map_tensors, state_of
@@ -109,7 +109,9 @@ class SiteInference(InducingInference):
             update = replace(update, settled=settled)
         now = self._kept(now, update, 0 if prior.is_gaussian else self.window)
         if data.sign < 0.0:
-            self.check_left(now.memory, before.memory, prior)
+            if prior.is_gaussian:  # then no sites stand for the outcomes
+                check_outcomes(now.memory.statistics, before.memory.statistics)
+            self.check_solvable(now.memory, prior)
         now = replace(now, memory=replace(now.memory, moments=moments))
         after, kept = self.remembered(before, now, prior)
         if steps > 0:
