@@ -41,7 +41,7 @@ from bo_stream.linalg import (
     solve_columns_transposed,
     stack_rows,
 )
-from bo_stream.models.base import StreamingGP
+from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.checks import check_inputs
 from bo_stream.models.clustered.solver import ClusteredProcess, cross_matrix
 from bo_stream.models.decoupled.posterior import KernelExpansion, ShiftedProcess
@@ -126,6 +126,7 @@ def sample_paths(
     return _draw(model, Size([n]), seed, at, spread)
 
 
+@keeps_tensors
 def mean_path(model: StreamingGP) -> SamplePaths:
     """Return the posterior mean as one function: on a grid O(r) a point instead of O(r²).
 
@@ -150,6 +151,7 @@ def _mean_terms(process: PosteriorProcess) -> _Terms:
     return terms
 
 
+@keeps_tensors
 @torch.no_grad()
 def _draw(
     model: StreamingGP,

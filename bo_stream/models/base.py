@@ -1453,8 +1453,9 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             ValueError: The file is of another format, version or class, is damaged, or names what
                 is not trusted.
         """
-        model = read_model(path, cls, map_location, trusted)
-        restore_products(model)
+        with outside_inference_mode():
+            model = read_model(path, cls, map_location, trusted)
+            restore_products(model)
         return model
 
     def load_state_dict(  # type: ignore[override]

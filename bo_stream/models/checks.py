@@ -409,6 +409,7 @@ def check_mergeable(model: StreamingGP, other: StreamingGP) -> None:
 def _signature(model: StreamingGP) -> dict[str, Any]:
     transform, stem = getattr(model, "input_transform", None), getattr(model, "stem", None)
     state = {} if transform is None else transform.state_dict()
+    state.pop("_perturbations", None)  # BoTorch's InputPerturbation keeps what it last added
     is_known = isinstance(model.likelihood, FixedNoiseGaussianLikelihood)
     return {
         "class": type(model).__name__,

@@ -8,6 +8,7 @@ and each other node is an object with one of these keys first:
 ``parameter``      as ``tensor``, of a module's parameter
 ``object``         class; ``state`` has the attributes, ``slots`` those in slots
 ``list``, ``tuple``, ``set``, ``frozenset``, ``size``    items
+``slice``          its start, stop and step
 ``dict``, ``ordered``    entries: an object if all keys are texts, otherwise pairs
 ``float``          a number that is not finite
 ``dtype``, ``device``, ``type``, ``function``    name
@@ -324,6 +325,9 @@ _ENCODERS: dict[type, Callable[[_Writer, Any, str], Node]] = {
         "frozenset": writer._items(sorted(value, key=repr), path)
     },
     torch.Size: lambda writer, value, path: {"size": [*value]},
+    slice: lambda writer, value, path: {
+        "slice": writer._items((value.start, value.stop, value.step), path)
+    },
     torch.dtype: lambda writer, value, path: {"dtype": str(value).removeprefix("torch.")},
     torch.device: lambda writer, value, path: {"device": str(value)},
     np.ndarray: lambda writer, value, path: {
@@ -465,6 +469,7 @@ _DECODERS: dict[str, Callable[[_Reader, Node], Any]] = {
     "set": _Reader._set,
     "frozenset": lambda reader, node: frozenset(reader._items(node["frozenset"])),
     "size": lambda reader, node: torch.Size(node["size"]),
+    "slice": lambda reader, node: slice(*reader._items(node["slice"])),
     "dict": lambda reader, node: reader._dict(node, "dict", {}),
     "ordered": lambda reader, node: reader._dict(node, "ordered", OrderedDict()),
     "float": lambda reader, node: float(node["float"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ from botorch.sampling.pathwise import get_matheron_path_model
 from botorch.utils.sampling import optimize_posterior_samples
 from torch import Tensor
 
-from bo_stream import WISKI
+from bo_stream import OSGPR, WISKI, AutoGP
 from bo_stream.acquisition import mean_path, sample_paths
+from bo_stream.models.base import StreamingGP
 from bo_stream.testing.streams import assert_close, assert_gradient, joint_covariance
 from tests.acquisition.examples import small_model, some
 from tests.support.smooth_points import smooth_points
@@ -243,3 +245,26 @@ class TestBadInput:
             paths(torch.rand(3, 3))
         with pytest.raises(InputDataError, match="outside the box"):
             paths(points(3) + 1.0)
+
+
+@pytest.mark.parametrize("build", [WISKI, OSGPR, AutoGP])
+@pytest.mark.parametrize("at", [None, UNIT])
+def test_functions_made_in_inference_mode_can_be_differentiated(
+    build: type[StreamingGP], at: Tensor | None, tmp_path: Path
+) -> None:
+    X = torch.rand(12, 2, dtype=torch.float64)
+    model = build(X, X.sum(-1, keepdim=True).sin())
+    model.save(tmp_path / "model")
+    queries = torch.rand(3, 2, dtype=torch.float64)
+    with torch.inference_mode():
+        functions = [sample_paths(model, 2, seed=0, at=at), mean_path(model)]
+        loaded = build.load(tmp_path / "model")
+    values = [lambda Z: loaded.posterior(Z).mean, *functions]
+    again = [lambda Z: model.posterior(Z).mean, sample_paths(model, 2, seed=0, at=at)]
+    again.append(mean_path(model))
+    for value, expected in zip(values, again, strict=True):
+        slopes = []
+        for each in (value, expected):
+            Z = queries.clone().requires_grad_()
+            slopes += torch.autograd.grad(each(Z).sum(), Z)
+        assert_close(*slopes)

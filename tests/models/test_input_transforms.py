@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +153,25 @@ def each_with_some(kinds: dict[str, Any], others: set[str]) -> list[Any]:
 
 
 # --- one input of each --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(BY_BASIS))
+def test_a_model_of_products_of_inputs_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
+    X, T = cube(12), cube(5)
+    model = MODELS[name](X, outcomes(X), input_transform=InteractionFeatures())
+    model.save(tmp_path / "model")
+    assert_same(type(model).load(tmp_path / "model"), model, T, T)
+
+
+@pytest.mark.parametrize("name", sorted(BY_BASIS))
+def test_models_that_predicted_at_other_inputs_are_merged(name: str) -> None:
+    X, T = cube(12), cube(5)
+    parts = [
+        MODELS[name](X[rows], outcomes(X[rows]), input_transform=InputPerturbation(SHIFTS))
+        for rows in (slice(6), slice(6, 12))
+    ]
+    parts[1].posterior(T)
+    assert parts[0].merge(parts[1]).num_observations == 12
 
 
 @pytest.mark.parametrize(

@@ -461,13 +461,14 @@ def test_plain_values_stay_what_they_are(tmp_path: Path) -> None:
     things = {
         "numbers": [1, -0.0, 1e-320, 10**30, True, None, math.inf, -math.inf],
         "nested": {"a": (1, [2, {"b": {3}}]), 5: frozenset("x"), (1, 2): OrderedDict(z=1, a=2)},
+        "slices": [slice(None), slice(1, 5, 2), slice(None, "b")],
         "torch": [torch.Size([1, 2]), torch.float32, torch.device("cpu"), torch.Size([])],
         "classes": [RBFKernel, torch.exp, functools.partial(torch.log, torch.ones(()))],
         "texts": ["", 'é\n"', "\u2028"],
         "object": {"object": "RBFKernel", "state": 3},
     }
     twin = again(tmp_path / "file", **things)
-    for name in ("numbers", "nested", "torch", "texts", "object"):
+    for name in ("numbers", "nested", "slices", "torch", "texts", "object"):
         assert getattr(twin, name) == things[name]
         assert str(getattr(twin, name)) == str(things[name])
     assert twin.classes[:2] == things["classes"][:2]
