@@ -56,6 +56,7 @@ _FUNCTIONS = frozenset(
         "bo_stream.models.construction._concentration1",
         "bo_stream.models.construction._set_concentration0",
         "bo_stream.models.construction._set_concentration1",
+        "botorch.models.transforms.utils.interaction_features",
         "gpytorch.means.constant_mean._ensure_updated_strategy_flag_set",
         "gpytorch.utils.transforms.inv_sigmoid",
         "gpytorch.utils.transforms.inv_softplus",
