@@ -23,6 +23,7 @@ from torch.nn import Parameter
 from bo_stream.bases.grid.contraction import Rewhitening, prior_covariance
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.checks import check_instance
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.lbfgs import fit_in_logarithms
@@ -112,7 +113,7 @@ def pretrain(
 
 
 def learn_points(model: OSGPR, maxiter: int = 30) -> OptimizationResult:
-    """Learn a model's inducing points and hyperparameters together, by L-BFGS-B, in place.
+    """Learn inducing points and hyperparameters of an OSGPR together, by L-BFGS-B, in place.
 
     They move up the online bound. Observations before the window are known by their statistics at
     the old points, the window's rows as they are: a long window is what the points are learned
@@ -128,9 +129,10 @@ def learn_points(model: OSGPR, maxiter: int = 30) -> OptimizationResult:
         BoTorch's, with the last loss in ``fval``: the negative bound and log priors, a point.
 
     Raises:
-        UnsupportedError: The model is conditioned on hypothetical observations.
+        UnsupportedError: It is no ``OSGPR``, or conditioned on hypothetical observations.
         ValueError: The model has no observations.
     """
+    check_instance("model", model, OSGPR, "OSGPR(X, Y)")
     if maxiter < 1:
         raise ValueError(f"Expected maxiter of at least 1, got {maxiter}.")
     model._check_not_conditioned("learn_points")

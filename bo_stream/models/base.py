@@ -869,7 +869,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         """Condition on hypothetical observations Y at X; this model stays as it is.
 
         O(q) cross-covariances and one q x q factor; differentiable in X and Y. Equal to ``update``
-        on a copy. The returned model predicts and fantasises, but cannot be updated.
+        on a copy, but of a ``LocalGP``, whose updates reach one local model. The returned model
+        predicts and fantasises, but cannot be updated.
 
         Args:
             X: ``batch_shape x q x d``.

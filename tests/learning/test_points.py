@@ -8,7 +8,7 @@ from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
-from bo_stream import OSGPR
+from bo_stream import OSGPR, AutoGP
 from bo_stream.learning import learn_points
 from bo_stream.models.lbfgs import LogObjective
 from bo_stream.testing.streams import GRADIENT_TOLERANCE, assert_close
@@ -124,3 +124,8 @@ def test_bad_input_changes_nothing() -> None:
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
     assert torch.equal(Z, model.inducing_points)
     assert not conditioned.training
+
+
+def test_only_inducing_points_are_learned() -> None:
+    with pytest.raises(UnsupportedError, match="Expected model to be an instance of OSGPR"):
+        learn_points(AutoGP(*wave(20, 2)))  # type: ignore[arg-type]
