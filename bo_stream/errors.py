@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
 
 
 class UsageError(ValueError):
@@ -12,14 +15,69 @@ class UsageError(ValueError):
     """
 
 
-def check_whole(name: str, value: int, least: int) -> None:
-    """Raise a ``UsageError`` unless a number is whole and not below the least."""
-    if not isinstance(value, int):
+def check_whole(name: str, value: Any, least: int) -> int:
+    """Return a whole number as an int, or raise a ``UsageError`` if it is none or below the least.
+
+    It may be one of NumPy, or a tensor of one number.
+    """
+    number = as_whole(value)
+    if number is None:
         raise UsageError(
             f"Expected {name} to be a whole number of at least {least}, got {value!r}."
         )
-    if value < least:
-        raise UsageError(f"Expected {name} of at least {least}, got {value}.")
+    if number < least:
+        raise UsageError(f"Expected {name} of at least {least}, got {number}.")
+    return number
+
+
+def check_seed(seed: Any) -> int:
+    """Return a seed as an int, or raise a ``UsageError`` if it is none from 0 to 2**63 - 1."""
+    number = check_whole("seed", seed, 0)
+    if number >= 2**63:
+        raise UsageError(f"Expected seed from 0 to 2**63 - 1, got {number}.")
+    return number
+
+
+def as_whole(value: Any) -> int | None:
+    """Return a whole number of Python, NumPy or torch as an int, None for anything else."""
+    if type(value) is int:
+        return value
+    value = plain(value)
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def plain(value: Any) -> Any:
+    """Return a number of NumPy or a tensor of no dimension as Python's, other values unchanged.
+
+    So are those in lists, tuples and mappings.
+    """
+    if isinstance(value, list | tuple):
+        return type(value)(map(plain, value))
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
+def make_plain(settings: Any, numbers: Iterable[str] = ()) -> None:
+    """Replace the fields of a dataclass, which may be frozen, by their plain values, in place.
+
+    Args:
+        settings: The dataclass.
+        numbers: Names of fields that are to be numbers, or None where that is the default.
+
+    Raises:
+        UsageError: One of these is something else.
+    """
+    for each in fields(settings):
+        object.__setattr__(settings, each.name, plain(getattr(settings, each.name)))
+    for name in numbers:
+        value = getattr(settings, name)
+        unset = value is None and getattr(type(settings), name, 0) is None
+        if isinstance(value, bool) or not (unset or isinstance(value, int | float)):
+            raise UsageError(f"Expected {name} to be a number, got {value!r}.")
 
 
 def check_one_of(name: str, value: object, choices: Iterable[object]) -> None:

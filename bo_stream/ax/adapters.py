@@ -124,8 +124,7 @@ MOST_LISTED = 5_000
 """Points of a finite search space up to which they are listed, to propose one of the last ones."""
 
 FEW_LEFT = 0.1
-"""Share of the points, without constraints, below which those left are listed: at random Ax would
-draw up to ten thousand."""
+"""Share of the points below which those left are listed: Ax would draw up to ten thousand."""
 
 
 class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):

@@ -97,7 +97,6 @@ def replay(
     """
     from bo_stream.loops.survey.replay import FinishedSurvey, ReplayRun
     from bo_stream.loops.survey.results import grouped_by_position
-    from bo_stream.loops.survey.survey import holds_survey
     from bo_stream.loops.survey.tables import read_table
 
     sizes = {"start": start, "q": q, "rounds": rounds}
@@ -114,8 +113,6 @@ def replay(
     def begin() -> ReplayRun:
         if compare not in (None, "random"):
             raise UsageError(f"Expected --compare random, got {compare!r}.")
-        if out is not None and holds_survey(out):
-            raise UsageError(f"{out} holds a survey. Give another folder.")
         plan, chosen = ReplayPlan(**sizes), SurveySettings(**settings)
         finished = FinishedSurvey.of(table(chosen), chosen, truth, str(sites))
         designs = DESIGNS if compare else DESIGNS[:1]

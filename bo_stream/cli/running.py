@@ -405,8 +405,11 @@ def campaign_in_folder(
 
 
 def _check_new_folder(out: Path | None) -> None:
-    from bo_stream.loops.run import OPTIMIZATION, REPLAY, SAMPLING
+    from bo_stream.loops.run import ASKING, OPTIMIZATION, REPLAY, SAMPLING, SURVEY
 
+    for kind in (SURVEY, ASKING):
+        if out is not None and (out / kind.name).exists():
+            raise UsageError(f"{out} holds a {kind.run} ({kind.name}). Give another --out.")
     runs = (SAMPLING, OPTIMIZATION, REPLAY)
     if out is not None and any((out / kind.name).exists() for kind in runs):
         raise UsageError(

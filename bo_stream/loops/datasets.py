@@ -122,6 +122,8 @@ def _read_npz(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
             raise UsageError(f"{path} has no array {name!r}. It has: {', '.join(sorted(arrays))}.")
     X = _numeric(arrays["X"], f"{path}: array X")
     X = X.reshape(-1, 1) if X.ndim == 1 else X
+    if X.ndim != 2:
+        raise UsageError(f"{path}: expected array X of shape n x d, got {X.shape}.")
     names = [f"x{i}" for i in range(X.shape[-1])]
     if "columns" in arrays:
         names = [str(name) for name in arrays["columns"].ravel()]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import bo_stream
-from bo_stream.errors import UsageError, check_one_of, check_whole
+from bo_stream.errors import UsageError, check_one_of, check_seed, check_whole, make_plain
 
 if TYPE_CHECKING:
     from gpytorch.kernels import Kernel
@@ -427,7 +427,7 @@ class RunSettings:
             for the kernel. Model ``auto`` is on that grid from the first observation on then.
         refit: Growth factor of the number of observations after which the hyperparameters are
             learned again; 0: they are learned once, from the first points.
-        seed: Seed of all that is random.
+        seed: Seed of all that is random, from 0 to ``2**63 - 1``.
         device: A torch device.
         dtype: ``float64`` or ``float32``.
     """
@@ -446,8 +446,10 @@ class RunSettings:
     dtype: str = "float64"
 
     def __post_init__(self) -> None:
-        for name, least in (("q", 1), ("initial", 2), ("seed", 0)):
+        make_plain(self, ("refit",))
+        for name, least in (("q", 1), ("initial", 2)):
             check_whole(name, getattr(self, name), least)
+        check_seed(self.seed)
         options = checked_model(self.model, self.model_options)
         object.__setattr__(self, "model_options", options)
         if self.grid is not None and not MODELS[self.model].on_grid:

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -25,7 +25,6 @@ from botorch.posteriors.gpytorch import GPyTorchPosterior
 from filelock import FileLock, Timeout
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from scipy.integrate import trapezoid
 from torch import Tensor
 
 from bo_stream.acquisition import mean_path
@@ -131,7 +130,6 @@ LOCK = ".lock"
 HOLDER = ".lock-holder.json"
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_MODELS = "model-*.safetensors"
 _DAMAGE = (
     OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip
@@ -146,11 +144,13 @@ class CheckpointFormat:
         name: File name of the index.
         run: Name of the saved object, for messages.
         format: Format of the index.
+        keys: Keys of the models that it may have, by which their files are named.
     """
 
     name: str
     run: str
     format: FileFormat
+    keys: tuple[str, ...] = ()
 
     def save(
         self, folder: Path, content: Mapping[str, Any], models: Mapping[str, StreamingGP]
@@ -158,28 +158,31 @@ class CheckpointFormat:
         """Write models and index so that a complete checkpoint, old or new, exists at any time.
 
         The models go to new files, then the index is replaced in one move, then the previous models
-        are removed. The folder is created if necessary.
+        are removed. Files of other formats stay. The folder is created if necessary.
 
         Args:
             folder: Folder of the run.
             content: Plain values; the entry ``models`` is added here.
-            models: Models by key.
+            models: Models by key, of those in ``keys``.
 
         Raises:
             OSError: The folder cannot be written, or the disk is full; the old checkpoint stands.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        previous = set(folder.glob(_MODELS))
+        previous = self._models(folder)
         try:
             files = {key: ModelFile.write(folder, key, model) for key, model in models.items()}
             records = {key: asdict(file) for key, file in files.items()}
             write_index(folder / self.name, self.format, {"models": records, **content})
         except BaseException:
-            for path in set(folder.glob(_MODELS)) - previous:
+            for path in self._models(folder) - previous:
                 path.unlink(missing_ok=True)
             raise
         for path in previous:
             path.unlink(missing_ok=True)
+
+    def _models(self, folder: Path) -> set[Path]:
+        return {path for key in self.keys for path in folder.glob(f"model-{key}-*.safetensors")}
 
     @contextmanager
     def opened(self, folder: Path) -> Iterator[dict[str, Any]]:
@@ -208,15 +211,22 @@ class CheckpointFormat:
 
 
 SAMPLING = CheckpointFormat(
-    "checkpoint.json", "run", FileFormat("bo_stream sampling checkpoint", 9, True)
+    "checkpoint.json",
+    "run",
+    FileFormat("bo_stream sampling checkpoint", 9, True),
+    ("chosen", "random"),
 )
 ASKING = CheckpointFormat(
-    "sampling.json", "sampling", FileFormat("bo_stream active sampling", 2, True)
+    "sampling.json", "sampling", FileFormat("bo_stream active sampling", 2, True), ("sampling",)
 )
 OPTIMIZATION = CheckpointFormat(
-    "optimization.json", "optimization", FileFormat("bo_stream optimization checkpoint", 9, True)
+    "optimization.json",
+    "optimization",
+    FileFormat("bo_stream optimization checkpoint", 9, True),
+    ("surrogate",),
 )
 REPLAY = CheckpointFormat("replay.json", "replay", FileFormat("bo_stream survey replay", 1, True))
+SURVEY = CheckpointFormat("survey.json", "survey", FileFormat("bo_stream survey", 1))
 
 
 @dataclass(frozen=True)
@@ -453,7 +463,8 @@ class Score:
     Attributes:
         observations: Number of observations so far.
         rmse: Root mean squared error of the mean, in units of the target.
-        rmse_sd: ``rmse`` over the standard deviation of the held-out outcomes.
+        rmse_sd: ``rmse`` over the standard deviation of the held-out outcomes; NaN where they are
+            all equal.
         mae: Mean absolute error of the mean, in units of the target.
         mae_sd: ``mae`` over that standard deviation.
         nll: Mean negative log density of an outcome, noise included, in nats.
@@ -481,7 +492,9 @@ def score(model: StreamingGP, X: Tensor, Y: Tensor, threshold: float | None = No
     noise = model.noise_at(model.transform_inputs(X).double()).squeeze(-2)
     variance = variance + noise * model.outcome_scale().square().squeeze()
     truth = Y.double().squeeze(-1)
-    error, deviation = truth - mean, float(truth.std())
+    error = truth - mean
+    varies = bool(truth.min() < truth.max())  # equal values may have a deviation by rounding
+    deviation = (float(truth.std()) if varies else 0.0) or math.nan
     rmse, mae = float(error.square().mean().sqrt()), float(error.abs().mean())
     density = 0.5 * (error.square() / variance + variance.log() + math.log(2.0 * math.pi))
     inside = error.abs() <= _HALF_WIDTH_95 * variance.sqrt()
@@ -498,28 +511,6 @@ def score(model: StreamingGP, X: Tensor, Y: Tensor, threshold: float | None = No
         float(inside.double().mean()),
         wrong,
     )
-
-
-def mean_over_run(curve: Sequence[Score]) -> Score:
-    """Average scores over the observations between the first and the last of them.
-
-    Each measure is taken to change linearly from one score to the next. The number of observations
-    is the last one's.
-
-    Args:
-        curve: Scores at growing numbers of observations, one or more.
-    """
-    last = curve[-1]
-    if len(curve) == 1:
-        return last
-    at = [score.observations for score in curve]
-    means: dict[str, Any] = {
-        field.name: float(trapezoid([getattr(score, field.name) for score in curve], at))
-        / (at[-1] - at[0])
-        for field in fields(Score)
-        if getattr(last, field.name) is not None
-    }
-    return replace(last, **{**means, "observations": last.observations})
 
 
 # --- writing of results: files that are replaced together, pictures ------------------------------

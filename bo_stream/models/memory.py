@@ -406,7 +406,14 @@ def check_outcomes(after: WhitenedMemory, before: WhitenedMemory) -> None:
     Where features have changed since observations came, what these have added to the other sums is
     not known any more. InputDataError: They cannot.
     """
-    _check_groups(after, before, _may_be_outcomes)
+
+    def may_be_outcomes(left: Whitened, was: Whitened) -> Tensor:
+        columns = _positive(was.energy.diagonal(dim1=-2, dim2=-1)).rsqrt()
+        energy = left.energy * columns.unsqueeze(-1) * columns.unsqueeze(-2)
+        energy.diagonal(dim1=-2, dim2=-1).add_(_ROUNDING)
+        return torch.linalg.cholesky_ex(energy)[1] == 0
+
+    _check_groups(after, before, may_be_outcomes)
 
 
 def _check_groups(
@@ -425,14 +432,6 @@ def never_in() -> InputDataError:
         "without which its statistics would be of no observations: they were never put in, or with "
         "other Y or Yvar, or forget has scaled them down since. The model is as it was."
     )
-
-
-def _may_be_outcomes(left: Whitened, was: Whitened) -> Tensor:
-    """Say whether sums of outcomes can be of any, up to rounding of ``was``: ``... x m``."""
-    columns = _positive(was.energy.diagonal(dim1=-2, dim2=-1)).rsqrt()
-    energy = left.energy * columns.unsqueeze(-1) * columns.unsqueeze(-2)
-    energy.diagonal(dim1=-2, dim2=-1).add_(_ROUNDING)
-    return torch.linalg.cholesky_ex(energy)[1] == 0
 
 
 def _may_be_data(left: Whitened, was: Whitened) -> Tensor:

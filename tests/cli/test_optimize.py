@@ -16,6 +16,7 @@ from botorch.exceptions.errors import ModelFittingError
 from typer.testing import CliRunner
 
 from bo_stream.cli import app
+from bo_stream.loops.run import ASKING, SURVEY, CheckpointFormat
 from bo_stream.models.base import StreamingGP
 from tests.cli.commands import assert_one_clear_error
 from tests.cli.optimizing import (
@@ -360,6 +361,15 @@ def test_a_folder_with_a_run_is_not_begun_again(finished: Path) -> None:
     assert_one_clear_error(
         optimize("Branin", "--out", str(finished)), "holds a run already. Go on with it by --resume"
     )
+
+
+@pytest.mark.parametrize("kind", [SURVEY, ASKING])
+def test_a_folder_of_another_kind_is_left_alone(kind: CheckpointFormat) -> None:
+    Path("other").mkdir()
+    Path("other", kind.name).touch()
+    message = f"other holds a {kind.run} ({kind.name}). Give another --out."
+    assert_one_clear_error(optimize("Branin", "--out", "other"), message)
+    assert [path.name for path in Path("other").iterdir()] == [kind.name]
 
 
 @pytest.mark.integration

@@ -131,6 +131,15 @@ def test_pickled_arrays_are_not_loaded(tmp_path: Path) -> None:
         read_dataset(tmp_path / "a.npz")
 
 
+@pytest.mark.parametrize("shape", [(), (40, 2, 2)])
+def test_an_array_of_inputs_of_another_shape_is_refused(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    np.savez(tmp_path / "a.npz", X=np.zeros(shape), y=np.arange(40.0))
+    with pytest.raises(UsageError, match="expected array X of shape n x d, got "):
+        read_dataset(tmp_path / "a.npz")
+
+
 def test_values_that_cannot_be_used() -> None:
     data = small_map()
     y = data.y.copy()

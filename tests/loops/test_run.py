@@ -1,4 +1,4 @@
-"""One process at a time in a run's folder."""
+"""The folder of a run: one process at a time, and files of its own alone."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from bo_stream import WISKI
 from bo_stream.errors import UsageError
-from bo_stream.loops.run import HOLDER, hold_folder
+from bo_stream.loops.run import ASKING, HOLDER, OPTIMIZATION, SURVEY, hold_folder
 
 HOLD = """
 import sys
@@ -57,3 +59,18 @@ def test_a_holder_of_whom_nothing_is_known(tmp_path: Path) -> None:
         (tmp_path / HOLDER).write_text("{")
         with pytest.raises(UsageError, match="in use by another process"), hold_folder(tmp_path):
             pass
+
+
+def test_a_checkpoint_replaces_the_models_of_its_own_format_alone(tmp_path: Path) -> None:
+    X = torch.rand(5, 1, dtype=torch.float64)
+    model = WISKI(X, X, grid_size=8)
+    OPTIMIZATION.save(tmp_path, {}, {"surrogate": model})
+    (first,) = tmp_path.glob("model-*")
+    ASKING.save(tmp_path, {}, {"sampling": model})
+    SURVEY.save(tmp_path, {}, {})
+    assert first.exists()
+    OPTIMIZATION.save(tmp_path, {}, {"surrogate": model})
+    assert not first.exists()
+    assert len(list(tmp_path.glob("model-*"))) == 2
+    OPTIMIZATION.save(tmp_path, {}, {})
+    assert [path.name.split("-")[1] for path in tmp_path.glob("model-*")] == ["sampling"]

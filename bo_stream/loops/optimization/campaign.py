@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from bo_stream.diagnostics.trust import TrustReport, mark_hand_overs
-from bo_stream.errors import UsageError, check_whole
+from bo_stream.errors import UsageError, check_whole, make_plain
 from bo_stream.executors.processes import has_address, parsed
 from bo_stream.loops.models import model_record
 from bo_stream.loops.optimization.asynchronous import AsynchronousRun
@@ -350,6 +350,7 @@ class Plan:
     ahead: int | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self)
         check_whole("steps", self.total, 0)
         check_whole("retries", self.retries, 0)
         check_whole("workers", self.workers, 0)

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 
-from bo_stream.errors import UsageError
+from bo_stream.errors import UsageError, check_whole
 from bo_stream.executors.engine import check_versions
 from bo_stream.loops.models import import_function
 from bo_stream.loops.optimization.trials import LARGEST, Bounds, checked_bounds
@@ -135,6 +135,8 @@ def find_objective(
     name = names[function.lower()]
     if dim is not None and "dim" not in inspect.signature(_classes()[name].__init__).parameters:
         raise UsageError(f"{name} has a fixed number of inputs: leave out --dim.")
+    if dim is not None:
+        check_whole("--dim", dim, 1)
     try:
         box = _test_function(name, dim).bounds
     except (ValueError, NotImplementedError) as error:

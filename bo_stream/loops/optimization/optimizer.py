@@ -241,8 +241,7 @@ class Optimizer:
         they maximise the acquisition, or are drawn in a region: of a search of both, from
         ``FIRST_IN_BOX`` outcomes on. Hundreds at once cost less each, see :func:`best_points`.
         """
-        count = self.settings.q if q is None else q
-        check_whole("q", count, 1)
+        count = self.settings.q if q is None else check_whole("q", q, 1)
         told, due, former = self.ledger.count("told"), math.inf, self.surrogate
         is_over = self.settings.search == "both" and told >= FIRST_IN_BOX
         if is_over and isinstance(former, Surrogate):
@@ -315,7 +314,7 @@ class Optimizer:
         self._check_noise(Yvar)
         return self.ledger.tell(key, Y, seconds, Yvar)
 
-    def fail(self, key: int, error: str, seconds: float | None = None) -> Trial:
+    def fail(self, key: int, error: str | BaseException, seconds: float | None = None) -> Trial:
         """Record that an evaluation failed; see :meth:`Ledger.fail`."""
         return self.ledger.fail(key, error, seconds)
 

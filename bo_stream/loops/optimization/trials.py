@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from bo_stream.errors import UsageError, check_one_of, check_whole
+from bo_stream.errors import UsageError, as_whole, check_one_of, check_whole, make_plain
 from bo_stream.loops.models import AUTO, RunSettings
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class OptimizationSettings(RunSettings):
     refit: float = 1.3
 
     def __post_init__(self) -> None:
+        make_plain(self, ("beta",))
+        check_one_of("maximize", self.maximize, (True, False))
         object.__setattr__(self, "bounds", checked_bounds(self.bounds))
         others: dict[str, Any] = {
             "acquisition": "qLogEI",
@@ -124,16 +126,31 @@ class OptimizationSettings(RunSettings):
         return [tuple(row) for row in X.clamp(low, high).tolist()]
 
 
-def checked_bounds(bounds: Sequence[Sequence[float]]) -> Bounds:
-    """Return bounds as pairs of floats; none, or no finite interval, is a ``UsageError``."""
-    if not bounds:
-        raise UsageError("Expected bounds of at least one input, got none.")
-    for i, pair in enumerate(bounds):
-        if len(pair) != 2 or not all(map(math.isfinite, pair)) or not pair[0] < pair[1]:
+def checked_bounds(bounds: Any) -> Bounds:
+    """Return bounds, pairs or an array ``d x 2``, as pairs of floats.
+
+    Raises:
+        UsageError: There are none, or one is no interval of finite width.
+    """
+    pairs = bounds.tolist() if hasattr(bounds, "tolist") else bounds
+    if not isinstance(pairs, Sequence) or isinstance(pairs, str) or not pairs:
+        raise UsageError(
+            f"Expected bounds of at least one input, a pair (low, high) for each, got {bounds!r}."
+        )
+    checked = []
+    for i, pair in enumerate(pairs):
+        try:
+            low, high = pair
+            is_interval = low < high and math.isfinite(high - low)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            is_interval = False
+        if not is_interval:
             raise UsageError(
-                f"Expected bounds of input {i} to be finite, low < high, got {tuple(pair)}."
+                f"Expected bounds of input {i} to be finite, low < high, and no farther apart than "
+                f"the largest float, got {pair!r}. Give a pair (low, high) for each input."
             )
-    return tuple((float(low), float(high)) for low, high in bounds)
+        checked.append((float(low), float(high)))
+    return tuple(checked)
 
 
 # --- the ledger of an optimization: every trial, with its outcome --------------------------------
@@ -197,12 +214,13 @@ class Ledger:
         return iter(self._trials)
 
     def __getitem__(self, key: int) -> Trial:
-        if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < len(self._trials):
+        number = as_whole(key)
+        if number is None or not 0 <= number < len(self._trials):
             raise UsageError(
                 f"No trial has key {key!r}: {len(self._trials)} were asked for, with keys from 0. "
                 "For a point of your own, register it first."
             )
-        return self._trials[key]
+        return self._trials[number]
 
     @property
     def changes(self) -> int:
@@ -264,6 +282,7 @@ class Ledger:
             Yvar: Known noise variance of the outcome; None: it is learned.
         """
         trial, value, noise = self[key], _checked_outcome(key, Y), _checked_noise(key, Yvar)
+        seconds = _checked_seconds(key, seconds)
         if trial.status == "withdrawn":
             raise UsageError(f"Trial {key} was withdrawn. To bring it back, amend it.")
         if trial.status != "told":
@@ -293,9 +312,15 @@ class Ledger:
         """Delete a trial, told or not; withdrawing it again changes nothing."""
         return self.put(replace(self[key], status="withdrawn", Y=None, Yvar=None))
 
-    def fail(self, key: int, error: str, seconds: float | None = None) -> Trial:
-        """Record that an attempt at a pending or failed trial failed."""
-        trial = self[key]
+    def fail(self, key: int, error: str | BaseException, seconds: float | None = None) -> Trial:
+        """Record that an attempt at a pending or failed trial failed, by a text or an exception."""
+        trial, seconds = self[key], _checked_seconds(key, seconds)
+        if isinstance(error, BaseException):
+            error = f"{type(error).__name__}: {error}"
+        if not isinstance(error, str):
+            raise UsageError(
+                f"Expected the error of trial {key} as a text or an exception, got {error!r}."
+            )
         if trial.status in ("told", "withdrawn"):
             raise UsageError(
                 f"Trial {key} is {trial.status}: it cannot fail any more. To drop its outcome, "
@@ -367,6 +392,16 @@ def _checked_noise(key: int, Yvar: float | None) -> float | None:
             f"{LARGEST**2:g}, got {Yvar!r}. Leave it out where it is not known."
         )
     return value
+
+
+def _checked_seconds(key: int, seconds: float | None) -> float | None:
+    try:
+        return None if seconds is None else float(seconds)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise UsageError(
+            f"Expected the seconds of trial {key} as a number, got {seconds!r}. Leave them out "
+            "where they are not known."
+        ) from error
 
 
 def _spelled(Y: float | None, Yvar: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from scipy.integrate import trapezoid
 
 from bo_stream.diagnostics.trust import TrustReport, mark_hand_overs
 from bo_stream.loops.datasets import Array, Dataset
 from bo_stream.loops.models import model_record
 from bo_stream.loops.run import (
     Score,
-    mean_over_run,
     predict,
     record_file,
     write_files,
@@ -69,6 +69,28 @@ def draw_map(view: MapView) -> Figure:
     return figure
 
 
+def mean_over_run(curve: Sequence[Score]) -> Score:
+    """Average scores over the observations between the first and the last of them.
+
+    Each measure is taken to change linearly from one score to the next. The number of observations
+    is the last one's.
+
+    Args:
+        curve: Scores at growing numbers of observations, one or more.
+    """
+    last = curve[-1]
+    if len(curve) == 1:
+        return last
+    at = [score.observations for score in curve]
+    means: dict[str, Any] = {
+        field.name: float(trapezoid([getattr(score, field.name) for score in curve], at))
+        / (at[-1] - at[0])
+        for field in fields(Score)
+        if getattr(last, field.name) is not None
+    }
+    return replace(last, **{**means, "observations": last.observations})
+
+
 def draw_curve(
     curves: Mapping[Strategy, Sequence[Score]],
     names: Mapping[Strategy, str],
@@ -110,11 +132,12 @@ def draw_curve(
         panel.grid(alpha=0.3)
         panel.legend(fontsize=9)
     errors.set_ylabel("held-out RMSE, in standard deviations of the target", fontsize=9)
-    unit = last.rmse / last.rmse_sd
-    right = errors.secondary_yaxis(
-        "right", functions=(lambda y: np.multiply(y, unit), lambda y: np.divide(y, unit))
-    )
-    right.set_ylabel(textwrap.fill(target, _WIDE), fontsize=9)
+    if last.rmse > 0.0 and not math.isnan(last.rmse_sd):
+        unit = last.rmse / last.rmse_sd
+        right = errors.secondary_yaxis(
+            "right", functions=(lambda y: np.multiply(y, unit), lambda y: np.divide(y, unit))
+        )
+        right.set_ylabel(textwrap.fill(target, _WIDE), fontsize=9)
     return figure
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from bo_stream.acquisition import Misclassification, PoolSelector, select_sites
 from bo_stream.acquisition.feature_nipv import in_weight_space
 from bo_stream.acquisition.pool import thinned
-from bo_stream.errors import UsageError, check_whole
+from bo_stream.errors import UsageError, as_whole, check_whole
 from bo_stream.loops.models import (
     AUTO,
     EXACT,
@@ -128,11 +128,12 @@ class ActiveSampling:
                 there are fewer candidates than ``initial``, or the settings' model cannot be built.
         """
         like = torch.empty(0, dtype=getattr(torch, settings.dtype), device=settings.device)
-        points = candidates if points is None else points
+        candidates = _floating(candidates)
+        points = candidates if points is None else _floating(points)
         _check_inputs("candidates", candidates, candidates.shape[-1:])
         _check_inputs("points", points, candidates.shape[-1:])
         both = torch.cat((candidates, points))
-        box = torch.stack((both.amin(0), both.amax(0))) if bounds is None else bounds
+        box = torch.stack((both.amin(0), both.amax(0))) if bounds is None else _floating(bounds)
         if box.shape != (2, both.shape[-1]) or not bool((box[0] < box[1]).all()):
             raise UsageError(
                 f"Expected bounds `2 x d` of which the first are less than the second, got "
@@ -180,8 +181,7 @@ class ActiveSampling:
         Raises:
             UsageError: Fewer are left.
         """
-        count = self.settings.q if q is None else q
-        check_whole("q", count, 1)
+        count = self.settings.q if q is None else check_whole("q", q, 1)
         left = len(self._X) - len(self.state.picks) - len(self.state.pending)
         if count > left:
             raise UsageError(
@@ -256,10 +256,11 @@ class ActiveSampling:
         Raises:
             UsageError: One is not pending.
         """
-        strange = next((pick for pick in picks if pick not in self.state.pending), None)
+        given = set(_positions(picks))
+        strange = next((pick for pick in given if pick not in self.state.pending), None)
         if strange is not None:
             raise UsageError(f"Candidate {strange} is not pending: nothing to withdraw.")
-        self.state.pending = [pick for pick in self.state.pending if pick not in set(picks)]
+        self.state.pending = [pick for pick in self.state.pending if pick not in given]
 
     # --- what is known ----------------------------------------------------------------------------
 
@@ -296,6 +297,7 @@ class ActiveSampling:
         Returns:
             ``n`` each, in float64.
         """
+        X = _floating(X)
         return predict(self.model, normalize(X, self._bounds.to(X)).to(self._X))
 
     # --- choosing ---------------------------------------------------------------------------------
@@ -333,7 +335,7 @@ class ActiveSampling:
         self, picks: Sequence[int], outcomes: Sequence[float] | Tensor
     ) -> dict[int, float]:
         """Return values by candidate."""
-        chosen = [int(pick) for pick in picks]
+        chosen = _positions(picks)
         values = torch.as_tensor(outcomes, dtype=torch.float64).reshape(-1).to(self._X.dtype)
         if len(chosen) != len(values):
             raise UsageError(
@@ -551,6 +553,22 @@ class ActiveSampling:
 def _evidence(model: StreamingGP) -> float:
     """Return the log marginal likelihood of a model's observations."""
     return float(model.log_marginal_likelihood().sum())
+
+
+def _floating(inputs: Tensor) -> Tensor:
+    """Return inputs as they are, or in float64 if they are whole numbers."""
+    return inputs if inputs.is_floating_point() else inputs.double()
+
+
+def _positions(picks: Sequence[int]) -> list[int]:
+    """Return row numbers of candidates, which may be numbers of NumPy or torch, as ints."""
+    positions = []
+    for pick in picks:
+        position = as_whole(pick)
+        if position is None:
+            raise UsageError(f"Expected candidates as whole numbers, from 0, got {pick!r}.")
+        positions.append(position)
+    return positions
 
 
 def _check_inputs(name: str, inputs: Tensor, dim: Sequence[int]) -> None:

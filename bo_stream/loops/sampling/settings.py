@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import ClassVar, Literal, Self
 
-from bo_stream.errors import UsageError, check_one_of, check_whole
+from bo_stream.errors import UsageError, check_one_of, check_whole, make_plain
 from bo_stream.loops.models import (
     AUTO,
     KERNELS,
@@ -59,6 +59,7 @@ class SamplingSettings(RunSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        make_plain(self, ("threshold", "outliers"))
         check_one_of("goal", self.goal, GOALS)
         if self.threshold is not None and not isfinite(self.threshold):
             raise UsageError(f"Expected a finite threshold, got {self.threshold:g}.")
@@ -130,7 +131,8 @@ class Settings(SamplingSettings):
         """Return the settings for ``rows`` rows of ``dim`` inputs, with all but the grid filled in.
 
         Raises:
-            UsageError: The data have too few rows, or another number of inputs than ``grid``.
+            UsageError: The data have too few rows for a choice, or another number of inputs than
+                ``grid``.
         """
         test = min(10_000, rows // 4) if self.test is None else self.test
         pool = min(12_000, max(rows - test, 0)) if self.pool is None else self.pool
@@ -142,6 +144,12 @@ class Settings(SamplingSettings):
         self.check_inputs(dim)
         outliers = self.outlier_threshold(dim)
         most = (pool - self.initial) // self.q
+        if self.steps is None and most == 0:
+            raise UsageError(
+                f"Expected q of at most the {pool - self.initial:,} candidates that are left of a "
+                f"pool of {pool:,} after {self.initial:,} initial points, got {self.q:,}. Choose a "
+                "smaller q (-q), fewer initial points or a larger pool."
+            )
         steps = min(500, most) if self.steps is None else self.steps
         if steps > most:
             raise UsageError(

@@ -178,7 +178,9 @@ def _round(model: OSVGP, X: Tensor, Y: Tensor) -> tuple[OSVGP, float]:
 # --- the model of a survey -----------------------------------------------------------------------
 
 
-MODEL = CheckpointFormat("model.json", "model", FileFormat("bo_stream survey model", 1, True))
+MODEL = CheckpointFormat(
+    "model.json", "model", FileFormat("bo_stream survey model", 1, True), ("survey",)
+)
 
 
 class ModelCache:

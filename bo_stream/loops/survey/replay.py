@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from bo_stream.errors import UsageError, check_one_of, check_whole
+from bo_stream.errors import UsageError, check_one_of, check_seed, check_whole
 from bo_stream.loops.run import REPLAY, from_record, write_files
 from bo_stream.loops.survey.cells import Cells
 from bo_stream.loops.survey.columns import given_column
@@ -195,7 +195,7 @@ def replay_survey(
         UsageError: The design is unknown, or there are too few sites.
     """
     check_one_of("design", design, DESIGNS)
-    check_whole("seed", seed, 0)
+    seed = check_seed(seed)
     plan.check(len(finished), finished.source)
     return _rounds(finished, plan, design, seed)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from bo_stream.errors import UsageError, check_one_of, check_whole
+from bo_stream.errors import UsageError, check_one_of, check_whole, make_plain
 
 if TYPE_CHECKING:  # settings are read without torch, for the command's help
     from torch import Tensor
@@ -23,6 +23,10 @@ _GOALS: tuple[Goal, ...] = ("exceedance", "map")
 CRITERIA: tuple[CriterionName, ...] = ("entropy", "misclassification", "targeted", "variance")
 _USUAL: dict[Goal, CriterionName] = {"exceedance": "misclassification", "map": "variance"}
 """Criterion of each goal, unless another is chosen."""
+
+_NUMBERS = (
+    "threshold", "certainty", "miss_cost", "stop_when", "budget", "minimum_distance", "cost_per_km",
+)  # fmt: skip
 
 USUAL_TRIALS = 100
 """Number of people that a site is expected to examine before any result tells."""
@@ -95,6 +99,8 @@ class SurveySettings:
     cost_per_km: float = 0.0
 
     def __post_init__(self) -> None:
+        make_plain(self, _NUMBERS)
+        check_one_of("overdispersion", self.overdispersion, (True, False))
         check_one_of("goal", self.goal, _GOALS)
         check_one_of("units", self.units, COORDINATES)
         if self.criterion is not None:

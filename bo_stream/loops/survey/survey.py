@@ -16,7 +16,7 @@ from torch import Tensor
 from bo_stream.acquisition.criteria import Criterion
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.likelihoods.binomial import MOST_EXAMINED
-from bo_stream.loops.run import CheckpointFormat, hold_folder
+from bo_stream.loops.run import ASKING, OPTIMIZATION, REPLAY, SAMPLING, SURVEY, hold_folder
 from bo_stream.loops.survey.cells import Counts
 from bo_stream.loops.survey.choice import Choice
 from bo_stream.loops.survey.ledger import RESULTS, SurveyFacts, SurveyLedger
@@ -36,7 +36,7 @@ from bo_stream.loops.survey.settings import USUAL_TRIALS, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
 from bo_stream.loops.survey.tables import TableFormat, read_table
 from bo_stream.models.base import StreamingGP
-from bo_stream.storage.archive import FileFormat, atomic_write
+from bo_stream.storage.archive import atomic_write
 
 _SPREAD_OUT = "first round: spread out over the map and the covariates"
 
@@ -127,7 +127,7 @@ class Survey:
             UsageError: No site is left that may be asked for, or none that the budget pays for, or
                 another process is writing to the folder.
         """
-        check_whole("q", q, 1)
+        q = check_whole("q", q, 1)
         with self.ledger.writing() as new:
             self._facts.apply(new)
             choice = self._choice()
@@ -488,8 +488,6 @@ class SurveyStatus:
 # --- the folder of a survey -----------------------------------------------------------------------
 
 
-SURVEY = CheckpointFormat("survey.json", "survey", FileFormat("bo_stream survey", 1))
-
 SITES = "sites.csv"
 _MANY_SITES = "sites.parquet"
 MANY = 50_000
@@ -506,8 +504,8 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
     which is written last.
 
     Raises:
-        UsageError: The folder holds a survey, or another process is writing to it; or the survey
-            has a criterion of your own, which a folder cannot store.
+        UsageError: The folder holds a survey or a run, or another process is writing to it; or the
+            survey has a criterion of your own, which a folder cannot store.
         OSError: It cannot be written.
     """
     if survey.criterion is not None:
@@ -521,6 +519,9 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
     with hold_folder(folder, "Give another folder."):
         if holds_survey(folder):
             raise UsageError(f"{folder} holds a survey already. Give another folder.")
+        for kind in (SAMPLING, ASKING, OPTIMIZATION, REPLAY):
+            if (folder / kind.name).exists():
+                raise UsageError(f"{folder} holds a run ({kind.name}). Give another folder.")
         ledger = folder / RESULTS
         if ledger.exists() and ledger.stat().st_size:
             raise UsageError(

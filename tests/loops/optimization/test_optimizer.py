@@ -462,6 +462,8 @@ def test_on_cuda(acquisition: str, tmp_path: Path) -> None:
         ({"q": 1.5}, "q to be a whole number of at least 1, got 1.5"),
         ({"initial": "4"}, "initial to be a whole number of at least 2, got '4'"),
         ({"raw_samples": 1}, "raw_samples of at least 2"),
+        ({"seed": -1}, "seed of at least 0, got -1"),
+        ({"seed": 2**70}, r"Expected seed from 0 to 2\*\*63 - 1, got 1180591620717411303424"),
         ({"kernel": "cubic"}, "kernel to be one of"),
         ({"refit": 1.0}, "refit above 1"),
         ({"beta": -1.0}, "beta of at least 0"),

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from bo_stream.errors import UsageError
-from bo_stream.loops.optimization.trials import STATUSES, Ledger, Trial
+from bo_stream.loops.optimization.trials import (
+    STATUSES,
+    Ledger,
+    OptimizationSettings,
+    Trial,
+)
 from bo_stream.loops.run import from_record
 
 
@@ -66,6 +74,9 @@ def test_any_trial_may_be_amended_and_withdrawn(ledger: Ledger, key: int) -> Non
         ("amend", (9, 1.0), "No trial has key 9"),
         ("amend", (1, float("nan")), "finite outcome"),
         ("withdraw", (9,), "No trial has key 9"),
+        ("tell", (0, 1.0, "soon"), "Expected the seconds of trial 0 as a number, got 'soon'"),
+        ("tell", (True, 1.0), "No trial has key True"),
+        ("fail", (0, 7), "Expected the error of trial 0 as a text or an exception, got 7"),
         ("fail", (1, "no"), "Trial 1 is told: it cannot fail"),
         ("fail", (3, "no"), "Trial 3 is withdrawn"),
         ("retry", (0,), "Only a failed trial can be retried; trial 0 is pending"),
@@ -95,6 +106,47 @@ def test_counts_and_changes_are_kept_with_the_trials(ledger: Ledger) -> None:
         assert ledger.count(status) == len(of_status)
     assert [trial.key for trial in ledger.with_status("told", "pending")] == [0, 1, 2, 4]
     assert [ledger.count_from(origin) for origin in ("sobol", "model", "hand")] == [3, 1, 1]
+
+
+def test_keys_seconds_and_errors_of_other_kinds_are_stored_as_python_s(ledger: Ledger) -> None:
+    ledger.tell(np.int64(0), np.float32(1.0), seconds=np.float32(2.0))  # type: ignore[arg-type]
+    ledger.fail(torch.tensor(2), ValueError("no fuel"), 1)  # type: ignore[arg-type]
+    assert (ledger[0].seconds, ledger[2].error) == (2.0, "ValueError: no fuel")
+    test_trials_survive_json(ledger)
+
+
+def settings(**given: Any) -> OptimizationSettings:
+    return OptimizationSettings(**{"bounds": [(0, 1), (2, 5)], **given})
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, list])
+def test_bounds_and_settings_of_other_kinds_are_stored_as_python_s(
+    kind: Callable[[Any], Any],
+) -> None:
+    bounds = kind([[0.0, 1.0], [2.0, 5.0]])
+    given = settings(bounds=bounds, beta=np.float32(2), maximize=np.bool_(True), q=np.int64(1))
+    assert given == settings(maximize=True)
+    assert from_record(OptimizationSettings, json.loads(json.dumps(asdict(given)))) == given
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"bounds": (0, 1)}, "Expected bounds of input 0 to be finite, low < high, .* got 0. Give"),
+        ({"bounds": "0,1"}, "a pair .low, high. for each, got '0,1'"),
+        ({"bounds": np.zeros((0, 2))}, "Expected bounds of at least one input"),
+        ({"bounds": 3}, "Expected bounds of at least one input, a pair .*, got 3"),
+        ({"bounds": ["01"]}, "Expected bounds of input 0 to be finite, low < high, .* got '01'"),
+        ({"bounds": [(0, 1), (-1e308, 1e308)]}, "bounds of input 1 .* no farther apart than"),
+        ({"bounds": [(0, 1, 2)]}, r"got \(0, 1, 2\)"),
+        ({"bounds": [(1, 1)]}, "low < high"),
+        ({"beta": "2"}, "Expected beta to be a number, got '2'"),
+        ({"maximize": "yes"}, "Expected maximize to be one of True, False, got 'yes'"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        settings(**given)
 
 
 def test_trials_survive_json(ledger: Ledger) -> None:

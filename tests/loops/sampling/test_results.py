@@ -18,9 +18,15 @@ from matplotlib.image import imread
 
 from bo_stream.diagnostics.trust import report
 from bo_stream.loops.datasets import Dataset
-from bo_stream.loops.run import Score, from_record, mean_over_run
+from bo_stream.loops.run import Score, from_record
 from bo_stream.loops.sampling.campaign import Campaign
-from bo_stream.loops.sampling.results import MapView, draw_curve, draw_map, write_results
+from bo_stream.loops.sampling.results import (
+    MapView,
+    draw_curve,
+    draw_map,
+    mean_over_run,
+    write_results,
+)
 from bo_stream.loops.sampling.settings import Settings, Strategy
 from bo_stream.models.auto.inference import HandOver
 from bo_stream.storage.archive import atomic_write

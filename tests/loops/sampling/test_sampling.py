@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from botorch.models import SingleTaskGP
@@ -68,6 +69,34 @@ def test_the_first_candidates_are_drawn_by_the_seed_and_none_twice() -> None:
     assert sampling.state.pending == first
     with pytest.raises(UsageError, match="6 values are needed, 0 were told"):
         _ = sampling.model
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_positions_may_be_numbers_of_any_kind(kind: Callable[[list[int]], Sequence[int]]) -> None:
+    sampling = ActiveSampling(SITES, FEW)
+    first = sampling.ask(np.int64(5))  # type: ignore[arg-type]
+    assert len(first) == 5
+    sampling.tell(kind(first[:2]), measured(first[:2]))
+    sampling.withdraw(kind(first[2:4]))
+    assert sampling.state.pending == first[4:]
+    assert sampling.state.picks == first[:2]
+    for odd in (first[4] + 0.7, True, "1"):
+        with pytest.raises(UsageError, match="Expected candidates as whole numbers, from 0, got"):
+            sampling.withdraw([odd])  # type: ignore[list-item]
+        with pytest.raises(UsageError, match="Expected candidates as whole numbers, from 0, got"):
+            sampling.tell([odd], [1.0])  # type: ignore[list-item]
+
+
+def test_whole_numbers_as_inputs_are_scaled_as_others_are() -> None:
+    sites = (10.0 * SITES).round()
+    whole = [ActiveSampling(X, FEW, bounds=10.0 * BOX) for X in (sites, sites.long())]
+    half = ActiveSampling(sites.long(), FEW, bounds=10.0 * BOX + torch.tensor([[-0.5], [0.5]]))
+    for sampling in (*whole, half):
+        first = sampling.ask(FEW.initial)
+        sampling.tell(first, measured(first))
+    torch.testing.assert_close(whole[1].predict(sites.long()), whole[0].predict(sites))
+    torch.testing.assert_close(half.predict(sites.long()), half.predict(sites))
+    assert not torch.equal(half._X, whole[0]._X)
 
 
 def test_a_replay_is_the_same_as_asking_and_telling() -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from bo_stream import WISKI
-from bo_stream.loops.run import Score, mean_over_run, predict, score
+from bo_stream.loops.run import Score, predict, score
+from bo_stream.loops.sampling.results import draw_curve, mean_over_run
 
 
 def observe(X: torch.Tensor) -> torch.Tensor:
@@ -54,6 +57,15 @@ def test_wrong_calls_are_counted_in_the_units_of_the_outcomes(model: WISKI) -> N
     expected = ((mean > middle) != (middle < Y)).double().mean().item()
     assert 0.3 < expected <= 0.4
     assert score(model, X, Y.unsqueeze(-1), middle).wrong == pytest.approx(expected)
+
+
+def test_equal_outcomes_have_no_standard_deviation_to_compare_with(model: WISKI) -> None:
+    X = torch.rand(50, 2, dtype=torch.float64)
+    result = score(model, X, torch.full((50, 1), 0.1, dtype=torch.float64))
+    assert math.isnan(result.rmse_sd)
+    assert math.isnan(result.mae_sd)
+    assert result.rmse > 0.0
+    draw_curve({"chosen": [result]}, {"chosen": "c"}, "y").canvas.draw()
 
 
 def test_the_mean_over_a_run_weighs_scores_by_observations() -> None:

@@ -4,7 +4,9 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import from_record
@@ -42,6 +44,9 @@ def test_defaults_on_a_small_map_use_all_of_it() -> None:
         ({"outliers": 8.0, "model": "osgpr"}, "outliers 8 with model osgpr"),
         ({"goal": "best"}, "goal to be one of map, exceedance, got 'best'"),
         ({"goal": "exceedance"}, "needs the threshold"),
+        ({"threshold": "half"}, "Expected threshold to be a number, got 'half'"),
+        ({"q": True}, "Expected q to be a whole number of at least 1, got True"),
+        ({"q": 2.0}, "Expected q to be a whole number of at least 1, got 2.0"),
         ({"threshold": float("nan")}, "finite threshold, got nan"),
         ({"device": "abacus"}, "Device 'abacus' cannot be used"),
         ({"device": "cuda:99"}, "Device 'cuda:99' cannot be used"),
@@ -62,6 +67,10 @@ def test_each_setting_is_checked(wrong: dict[str, Any], message: str) -> None:
             {"steps": 20},
             "20 steps of 6 after 10 initial points need a pool of 130, got 75: at most 10",
         ),
+        (
+            {"q": 66},
+            "q of at most the 65 candidates that are left of a pool of 75 after 10 initial",
+        ),
         ({"grid": (8, 8, 8)}, "grid to be one number or 2"),
     ],
 )
@@ -77,7 +86,15 @@ def test_outliers_are_left_out_where_the_model_can_retract() -> None:
     assert Settings(outliers=0.0, model="osgpr").resolved(100, 2).outliers == 0.0
 
 
-@pytest.mark.parametrize("settings", [Settings(), Settings(grid=(9, 7), steps=3, refit=1.5)])
+NUMPY = Settings(
+    grid=tuple(np.array([9, 7])),
+    q=np.int64(3),  # type: ignore[arg-type]
+    threshold=np.float32(0.5),  # type: ignore[arg-type]
+    refit=torch.tensor(1.5),  # type: ignore[arg-type]
+)
+
+
+@pytest.mark.parametrize("settings", [Settings(), Settings(grid=(9, 7), steps=3, refit=1.5), NUMPY])
 def test_survive_json(settings: Settings) -> None:
     record = json.loads(json.dumps(asdict(settings)))
     assert from_record(Settings, record) == settings

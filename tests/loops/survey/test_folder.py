@@ -13,7 +13,7 @@ import torch
 
 from bo_stream.acquisition import ExpectedLoss
 from bo_stream.errors import UsageError
-from bo_stream.loops.run import hold_folder
+from bo_stream.loops.run import OPTIMIZATION, SURVEY, hold_folder
 from bo_stream.loops.survey import survey as folders
 from bo_stream.loops.survey.findings import in_words
 from bo_stream.loops.survey.ledger import RESULTS
@@ -212,6 +212,14 @@ def test_a_folder_holds_one_survey(survey: Survey, folder: Path) -> None:
     assert contents(folder) == before
 
 
+def test_the_folder_of_a_run_is_none_for_a_survey(folder: Path) -> None:
+    OPTIMIZATION.save(folder, {}, {})
+    before = contents(folder)
+    with pytest.raises(UsageError, match=r"holds a run \(optimization.json\). Give another folder"):
+        save_survey(folder, Survey(table(), FULL))
+    assert contents(folder).keys() - before.keys() <= {".lock"}
+
+
 def test_a_beginning_that_was_interrupted_is_begun_anew(survey: Survey, folder: Path) -> None:
     (folder / "survey.json").unlink()
     with pytest.raises(UsageError, match=r"no survey to resume in .*: it has no survey\.json"):
@@ -250,7 +258,7 @@ def test_what_was_changed_by_hand_is_noticed(survey: Survey, folder: Path) -> No
 def test_a_campaign_survives_settings_that_came_later(survey: Survey, folder: Path) -> None:
     content = json.loads((folder / "survey.json").read_text())
     settings = {k: v for k, v in content["settings"].items() if k != "certainty"}
-    folders.SURVEY.save(folder, {"settings": settings, "sites": content["sites"]}, {})
+    SURVEY.save(folder, {"settings": settings, "sites": content["sites"]}, {})
     assert load_survey(folder).settings == FULL
 
 

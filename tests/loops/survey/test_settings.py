@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.settings import SurveySettings
@@ -13,6 +17,9 @@ from bo_stream.loops.survey.settings import SurveySettings
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"threshold": "10%"}, "Expected threshold to be a number, got '10%'"),
+        ({"certainty": None}, "Expected certainty to be a number, got None"),
+        ({"overdispersion": "no"}, "Expected overdispersion to be one of True, False, got 'no'"),
         ({"threshold": None}, "Expected a threshold, the prevalence that a decision hangs on"),
         ({"threshold": 10}, r"between 0 and 1, got 10. Do you mean 10 %\? Then say 10% or 0\.1"),
         ({"threshold": 1.0}, r"between 0 and 1, got 1. Do you mean 1 %\? Then say 1% or 0\.01"),
@@ -42,6 +49,16 @@ from bo_stream.loops.survey.settings import SurveySettings
 def test_what_is_out_of_range(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         SurveySettings(**{"threshold": 0.1, **changes})
+
+
+def test_numbers_of_numpy_and_torch_are_stored_as_python_s() -> None:
+    given = {"threshold": np.float32(0.25), "budget": np.int64(50), "miss_cost": torch.tensor(3.0)}
+    given |= {"base": np.array([30.0, -2.0]).tolist(), "overdispersion": np.bool_(True)}
+    given |= {"quotas": {"A": np.int64(2)}, "stratum": "district", "trials": torch.tensor(60)}
+    settings = SurveySettings(**given)
+    record = json.loads(json.dumps(asdict(settings)))
+    assert SurveySettings(**record) == settings
+    assert (settings.threshold, settings.budget, settings.quotas) == (0.25, 50, {"A": 2})
 
 
 def test_a_map_needs_no_threshold() -> None:
