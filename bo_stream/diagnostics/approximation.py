@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from torch import Tensor
 
 from bo_stream.bases.grid.kernel import sufficient_grid_size
@@ -77,7 +78,7 @@ def approximation_gap(
         return "this model learns by steps on minibatches, of which some rows take too few"
     if isinstance(model.outcomes, LabelOutcomes):
         return "labels have no exact Gaussian process"
-    if isinstance(model, OSVGP) and not model.prior.is_gaussian:
+    if not isinstance(model.likelihood, _GaussianLikelihoodBase):
         return f"a {type(model.likelihood).__name__} has no exact Gaussian process"
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the copy, which is no model of the user's

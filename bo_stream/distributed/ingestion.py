@@ -167,7 +167,7 @@ def ingest(
     """
     began, before = time.monotonic(), model.num_observations
     columns = ColumnNames.of(x, y, yvar)
-    _check_arguments(model, source, record, on_error, task_rows, retries)
+    _check_arguments(model, source, record, on_error, task_rows, retries, at_once)
     start = zero(model)
     listing = listed(source, columns, file_format)
     if listing is not None:
@@ -227,10 +227,12 @@ def _check_arguments(
     on_error: str,
     task_rows: int | None,
     retries: int,
+    at_once: int | None,
 ) -> None:
     check_one_of("on_error", on_error, ("raise", "skip"))
-    if task_rows is not None:
-        check_whole("task_rows", task_rows, 1)
+    for name, number in (("task_rows", task_rows), ("at_once", at_once)):
+        if number is not None:
+            check_whole(name, number, 1)
     check_whole("retries", retries, 0)
     if tuple(model.batch_shape):
         raise UsageError(
@@ -387,7 +389,8 @@ def bounds_of(source: Any, x: str | Sequence[str], file_format: Format | None = 
         file_format: Format of the files; None: by their names.
 
     Raises:
-        UsageError: A fragment cannot be read or lacks a column, or there are no rows.
+        UsageError: A fragment cannot be read or lacks a column, or there are no rows, or a column
+            has no numbers or infinite ones.
 
     Example:
         >>> model = WISKI(X, Y, bounds=bounds_of("data/*.parquet", ["lon", "lat"]))
@@ -403,7 +406,7 @@ def bounds_of(source: Any, x: str | Sequence[str], file_format: Format | None = 
             continue
         try:
             boxes += (
-                np.stack((np.nanmin(batch.X, 0), np.nanmax(batch.X, 0)))
+                np.stack((np.fmin.reduce(batch.X), np.fmax.reduce(batch.X)))
                 for batch in fragment.batches(columns)
                 if len(batch)
             )
@@ -412,7 +415,14 @@ def bounds_of(source: Any, x: str | Sequence[str], file_format: Format | None = 
     if not boxes:
         raise UsageError("Expected a source of at least one row, got none.")
     ends = np.stack(boxes)
-    return torch.from_numpy(np.stack((ends[:, 0].min(0), ends[:, 1].max(0))))
+    box = np.stack((np.fmin.reduce(ends[:, 0]), np.fmax.reduce(ends[:, 1])))
+    for name, low, high in zip(columns.x, *box.tolist(), strict=True):
+        if not math.isfinite(high - low):
+            raise UsageError(
+                f"Expected finite numbers in column {name!r}, got {low:g} to {high:g}. Leave rows "
+                "out that have no value or an infinite one, or give the bounds yourself."
+            )
+    return torch.from_numpy(box)
 
 
 # --- progress -------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import os
 import pickle
 import sys
 from abc import ABC, abstractmethod
@@ -484,12 +485,20 @@ def _numbers(column: Any, name: str) -> Array:
 def _files(source: Any) -> tuple[str, list[str]]:
     """Return the folder that names of files are relative to, and the files in order."""
     if not isinstance(source, str | Path):
-        return "", [each if "://" in str(each) else str(Path(each).absolute()) for each in source]
+        return "", [
+            each if "://" in str(each) else os.path.normpath(Path(each).absolute())
+            for each in source
+        ]
     text, path = str(source), Path(source)
     root, files = "", list[str]()
     if path.is_dir():
         root = f"{path}/"
-        files = sorted(str(each) for each in path.rglob("*") if _format_of(str(each)))
+        files = sorted(
+            str(each)
+            for each in path.rglob("*")
+            if _format_of(str(each))
+            and not any(part.startswith((".", "_")) for part in each.relative_to(path).parts)
+        )
     elif path.is_file() or "://" in text:
         files = [text]
     elif signs := set(text) & set(_WILD):

@@ -23,7 +23,16 @@ from scipy.integrate import trapezoid
 from torch import Tensor
 
 import bo_stream
-from bo_stream import OSGPR, OSVGP, WISKI, AutoGP, ClusteredGP, DirichletWISKI, LocalGP
+from bo_stream import (
+    OSGPR,
+    OSVGP,
+    WISKI,
+    AutoGP,
+    BinomialLikelihood,
+    ClusteredGP,
+    DirichletWISKI,
+    LocalGP,
+)
 from bo_stream.allocation import Novelty
 from bo_stream.bases.kernels import ProductMatern
 from bo_stream.diagnostics import ProgressiveValidation, TrustReport, report
@@ -303,6 +312,15 @@ def test_the_exact_process_is_the_dense_one(kind: str) -> None:
     assert_close(mean[0].detach(), expected)
     assert_close(variance[0].detach(), covariance.diagonal())
     assert_close(prior[0].detach(), dense.kernel(X, X).diagonal())
+
+
+@pytest.mark.parametrize("kind", [WISKI, AutoGP])
+def test_counts_are_not_compared_with_an_exact_process(kind: type[StreamingGP]) -> None:
+    X = torch.rand(40, 2, dtype=torch.float64)
+    Y = torch.stack((torch.full((40,), 3.0), torch.full((40,), 9.0)), -1).double()
+    model = kind(X, Y, likelihood=BinomialLikelihood())
+    said = "a BinomialLikelihood has no exact Gaussian process"
+    assert approximation_gap(model, X[:20], Y[:20]) == said
 
 
 @pytest.mark.parametrize("points", [None, 6])

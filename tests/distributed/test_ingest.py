@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import math
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
@@ -229,6 +232,30 @@ def test_bounds_of_a_source(tmp_path: Path, parts: list[Observations], suffix: s
     assert bounds_of(folder, "a").shape == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([None, None], "column 'b', got nan to nan"),
+        ([1.0, math.inf], "column 'b', got 1 to inf"),
+    ],
+)
+def test_bounds_that_are_not_finite_are_refused(values: list[Any], message: str) -> None:
+    first = pd.DataFrame({"a": [0.0, 1.0], "b": values}, dtype=float)
+    with pytest.raises(UsageError, match=message):
+        bounds_of([first], ["a", "b"])
+    known = pd.DataFrame({"a": [0.5], "b": [2.0]})
+    if values[0] is None:
+        assert bounds_of([first, known], ["a", "b"]).tolist() == [[0.0, 2.0], [1.0, 2.0]]
+
+
+def test_hidden_files_of_a_folder_are_left_out(folder: Path) -> None:
+    for name in (".copies", "_temporary"):
+        (folder / name).mkdir()
+        shutil.copy(folder / "part-00.parquet", folder / name / "part-00.parquet")
+    shutil.copy(folder / "part-00.parquet", folder / ".part-00.parquet")
+    assert ingest(grid_model(), folder, **COLUMNS).rows == 350
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
 def test_a_grid_grows_over_all_that_comes(
     tmp_path: Path, parts: list[Observations], X: torch.Tensor, suffix: str
@@ -379,6 +406,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "yvar": ({"yvar": ["c", "d"]}, "yvar to name a column for each of y"),
     "on_error": ({"on_error": "ignore"}, "on_error to be one of raise, skip"),
     "task_rows": ({"task_rows": 0}, "task_rows of at least 1"),
+    "at_once": ({"at_once": -1}, "at_once of at least 1"),
     "source": ({"source": 7}, "source to be files, a folder"),
     "no files": ({"source": "nowhere/*.parquet"}, "no files of nowhere"),
     "a file twice": (
