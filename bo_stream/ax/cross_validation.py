@@ -54,9 +54,16 @@ class CrossValidatingAdapter(TorchAdapter):
     _transformed: DividedData | None = None
 
     def get_training_data(self, filter_in_design: bool = False) -> DividedData:
-        """Return the training data; overrides ``Adapter.get_training_data`` for cheap folds."""
-        data = super().get_training_data(filter_in_design)
-        return DividedData(data.arm_data, data.observation_data)
+        """Return the training data; overrides ``Adapter.get_training_data`` for cheap folds.
+
+        Metrics that are not to be modelled are left out: Ax would look for their predictions.
+        """
+        data, config = super().get_training_data(filter_in_design), self._optimization_config
+        observed = data.observation_data
+        if not (self._fit_tracking_metrics or config is None or observed.empty):
+            metrics = observed.columns.get_level_values(1)
+            observed = observed.loc[:, metrics.isin(config.metric_names)]
+        return DividedData(data.arm_data, observed)
 
     def _transform_inputs_for_cv(
         self, cv_training_data: ExperimentData, cv_test_points: list[ObservationFeatures]

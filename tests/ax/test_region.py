@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from ax.adapter.base import Adapter
+from ax.adapter.cross_validation import compute_model_fit_metrics_from_adapter
 from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig, StorageConfig
 from ax.core.observation import ObservationFeatures
@@ -170,6 +171,21 @@ def test_large_outcomes_are_good_where_the_objective_says_so() -> None:
             client.complete_trial(index, {"gain": -bowl(parameters)})
     values = [bowl(each) for each in arms_of(client)]
     assert mean(values[-FIRST:]) < mean(values[:FIRST])
+
+
+def test_a_metric_beside_the_objective_is_not_modelled() -> None:
+    """Ax would look for its predictions, to say how well it is predicted."""
+    client = started(floats(12))
+    for count in (FIRST, 2, 2):
+        for index, parameters in client.get_next_trials(count).items():
+            beside = {"seconds": 3.0 + index} if index % 3 else {}
+            client.complete_trial(index, {"loss": bowl(parameters), **beside})
+    assert node_of(client) == "Region"
+    _, prediction, _, _ = client.get_best_parameterization()
+    assert set(prediction) == {"loss"}
+    adapter: Any = client._generation_strategy.adapter
+    for errors in compute_model_fit_metrics_from_adapter(adapter).values():
+        assert set(errors) == {"loss"}
 
 
 def test_parameters_that_are_fixed_for_some_trials_are_so() -> None:
