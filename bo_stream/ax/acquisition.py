@@ -474,6 +474,7 @@ def check_enough(wanted: int, left: int, pool: Pool, fixed: bool) -> None:
     which = " and have the fixed parameters" if fixed else ""
     raise SearchSpaceExhausted(
         f"Asked for {wanted} of the candidates of pool {pool.name!r} that no trial has had{which}, "
-        f"and {left} of {len(pool)} are left. Stop here, ask for fewer, or register a larger table "
-        "with register_pool(Pool.of(candidates, name=...), replace=True)."
+        f"and {left} of {len(pool)} are left; those that the same call has chosen already are not. "
+        "Ask for fewer, stop here, or register a larger table with "
+        "register_pool(Pool.of(candidates, name=...), replace=True)."
     )

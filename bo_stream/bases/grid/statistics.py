@@ -173,8 +173,11 @@ def accumulate(
     targets: Tensor,
     noise: Tensor,
     weight: Tensor,
-) -> None:
-    """Add observations to statistics in place, at a cost independent of earlier observations.
+) -> NodeStatistics:
+    """Add observations to statistics, at a cost independent of earlier observations.
+
+    Gram and moment change in place; the sums that say of how many observations, with what noise,
+    are others, so that who shares the former statistics knows of which they were.
 
     [Stanton2021, eq. 16 and 17, and WᵀW itself, of which the paper keeps a root]
 
@@ -188,10 +191,13 @@ def accumulate(
         targets: ``batch x m x n``.
         noise: Relative noise, ``batch x (1 or m) x n``.
         weight: 1 to add, −1 to retract, 0 to skip, ``batch x (1 or m) x n``.
+
+    Returns:
+        Those with the observations.
     """
     n = X.shape[-2]
     if n == 0:
-        return
+        return statistics
     if not X.is_cpu:
         read_expected()
     precision = weight / noise
@@ -213,10 +219,13 @@ def accumulate(
             rows = slice(first, first + size)
             stencils = mesh.stencils(X[..., rows, :])
             _add_by_row(statistics, stencils, precision[..., rows], weighted[..., rows, :])
-    statistics.energy.add_(row_product(columns.mT, weighted))
-    statistics.totals.add_(row_product(columns.mT, columns * weight.unsqueeze(-1)))
-    statistics.log_noise.add_((weight * noise.log()).sum(-1))
-    statistics.noise_sum.add_((weight * noise).sum(-1))
+    return replace(
+        statistics,
+        energy=statistics.energy + row_product(columns.mT, weighted),
+        totals=statistics.totals + row_product(columns.mT, columns * weight.unsqueeze(-1)),
+        log_noise=statistics.log_noise + (weight * noise.log()).sum(-1),
+        noise_sum=statistics.noise_sum + (weight * noise).sum(-1),
+    )
 
 
 def _add_by_row(

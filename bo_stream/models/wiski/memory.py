@@ -123,7 +123,7 @@ class GridMemory(NoiseGroups[NodeGram]):
         return replace(self.map(lambda statistics: embed(statistics, self.grid, grid)), grid=grid)
 
     def observe(self, data: Observations) -> GridMemory:
-        """Add a batch in the box in place, with a group for its kind of noise. Cost O(n 7^d)."""
+        """Add a batch in the box to the group of its kind of noise; see :func:`accumulate`."""
         none = not data.known.is_cpu and self.known is None and none_set(data.known)
         memory, known = self, 0 if none else int(data.known.sum())
         if known > 0 and self.known is None:
@@ -133,10 +133,11 @@ class GridMemory(NoiseGroups[NodeGram]):
             memory = replace(self, known=zeros)
         if known < data.known.numel():
             weight = data.noise.new_full(data.known.shape, data.sign).masked_fill(data.known, 0.0)
-            group = torch.ones_like(weight), weight
-            accumulate(self.learned, self.grid, data.X, data.targets, *group)
+            rows = data.X, data.targets, torch.ones_like(weight), weight
+            memory = replace(memory, learned=accumulate(self.learned, self.grid, *rows))
         if known > 0 and memory.known is not None:
-            accumulate(memory.known, self.grid, data.X, data.targets, *data.known_group())
+            rows = data.X, data.targets, *data.known_group()
+            memory = replace(memory, known=accumulate(memory.known, self.grid, *rows))
         return memory
 
     def whitened(self, basis: GridBasis) -> WhitenedMemory:

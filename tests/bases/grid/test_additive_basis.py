@@ -101,8 +101,7 @@ class Stream:
     def statistics(self) -> NodeStatistics:
         groups = self.noise.shape[-2]
         result = zero_statistics(mesh(), torch.Size(BATCH), groups, OUTPUTS, CPU)
-        accumulate(result, mesh(), self.X, self.targets, self.noise, self.weight)
-        return result
+        return accumulate(result, mesh(), self.X, self.targets, self.noise, self.weight)
 
     def dense(self, on: Mesh) -> dict[str, Tensor]:
         W = dense_weights(self.X, on).unsqueeze(-3)

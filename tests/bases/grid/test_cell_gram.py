@@ -44,12 +44,13 @@ class Stream:
 
     def statistics(self, rows: slice = slice(None)) -> SufficientStatistics[NodeGram]:
         result = zero_statistics(self.grid, torch.Size(BATCH), GROUPS, OUTPUTS, torch.device("cpu"))
-        self.add_to(result, rows)
-        return result
+        return self.added_to(result, rows)
 
-    def add_to(self, statistics: SufficientStatistics[NodeGram], rows: slice) -> None:
+    def added_to(
+        self, statistics: SufficientStatistics[NodeGram], rows: slice
+    ) -> SufficientStatistics[NodeGram]:
         data = (self.targets[..., rows], self.noise[..., rows], self.weight[..., rows])
-        accumulate(statistics, self.grid, self.X[..., rows, :], *data)
+        return accumulate(statistics, self.grid, self.X[..., rows, :], *data)
 
     def dense(self, grid: Mesh | None = None) -> SufficientStatistics[Tensor]:
         grid = grid or self.grid
@@ -90,11 +91,13 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_accumulating_is_adding() -> None:
     stream = Stream(2)
-    in_place = stream.statistics(slice(5))
-    total = in_place + stream.statistics(slice(5, N))
-    stream.add_to(in_place, slice(5, N))
+    first = stream.statistics(slice(5))
+    total = first + stream.statistics(slice(5, N))
+    in_place = stream.added_to(first, slice(5, N))
     assert_same(total, stream.dense())
     assert_same(in_place, stream.dense())
+    assert in_place.moment is first.moment
+    assert not torch.equal(in_place.totals, first.totals)
 
 
 def test_scaling_the_gram() -> None:

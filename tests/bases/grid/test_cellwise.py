@@ -67,7 +67,7 @@ def test_many_rows_are_summed_by_cell_to_the_dense_statistics(
     targets, noise, weight = data(groups, outputs)
     calls = counted(monkeypatch)
     found = zero_statistics(grid, torch.Size(), groups, outputs, CPU)
-    accumulate(found, grid, X, targets, noise, weight)
+    found = accumulate(found, grid, X, targets, noise, weight)
     assert len(calls) == 1
     assert calls[0] <= ROWS / 4 + math.prod(grid.parts[0].cells)
     W = interpolation_weights(X, grid.bounds, grid.size)
@@ -80,8 +80,7 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def made() -> SufficientStatistics[NodeGram]:
         found = zero_statistics(grid, torch.Size(), 1, 1, CPU)
-        accumulate(found, grid, X, *values)
-        return found
+        return accumulate(found, grid, X, *values)
 
     whole = made()
     monkeypatch.setattr("bo_stream.bases.grid.statistics._NUMBERS_BY_CELL", 1)
@@ -103,7 +102,7 @@ def test_float32_inputs_are_summed_in_double() -> None:
     grid, X = drawn(2, False)
     values = data(1, 1)
     found = zero_statistics(grid, torch.Size(), 1, 1, CPU)
-    accumulate(found, grid, X.float(), *values)
+    found = accumulate(found, grid, X.float(), *values)
     W = interpolation_weights(X.float().double(), grid.bounds, grid.size)
     dense = weighted_statistics(W.unsqueeze(0), *values)
     assert_close(found.moment, dense.moment, factor=1e4)

@@ -116,7 +116,7 @@ def test_pulls_statistics_back_to_whitened_weights(tolerance: float, grid: Grid)
     inside = grid.bounds[0] + (grid.bounds[1] - grid.bounds[0]) * torch.rand(2, n, 2).double()
     X, Y = inside, torch.randn(2, 2, n).double()
     noise = 0.5 + torch.rand(2, 1, n).double()
-    accumulate(statistics, mesh, X, Y, noise, torch.ones_like(noise))
+    statistics = accumulate(statistics, mesh, X, Y, noise, torch.ones_like(noise))
     T = MeshPullBack(basis, mesh)
 
     features = features_through(basis, grid, X)

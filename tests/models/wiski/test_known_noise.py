@@ -183,3 +183,28 @@ def test_noise_in_the_units_of_logs_depends_on_the_outcomes() -> None:
     model = model_of(observations(8), outcome_transform=Log())
     with pytest.raises(UnsupportedError, match=r"Log.*depends on the outcomes"):
         model.transformed_noise(torch.ones(2, 1).double())
+
+
+@pytest.mark.parametrize("waiting", [0, 20])
+@pytest.mark.parametrize("n", [3, 30, 200])
+def test_a_conditioned_model_keeps_its_noise_while_the_original_goes_on(
+    n: int, waiting: int
+) -> None:
+    X = torch.rand(700, 2, dtype=torch.float64)
+    Y, V = (6.0 * X[:, :1]).sin(), torch.full((700, 1), 0.02, dtype=torch.float64)
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    model = WISKI(X[:400], Y[:400], V[:400], bounds=bounds, grid_size=14)
+    rows = slice(400, 400 + waiting)
+    model.update(X[rows], Y[rows], V[rows])  # these wait
+    conditioned = model.condition_on_observations(X[600:603], Y[600:603])
+
+    def known() -> tuple[Tensor, float]:
+        posterior = conditioned.posterior(X[:5], observation_noise=True)
+        return posterior.variance, conditioned.num_observations
+
+    before = known()
+    for _ in range(2):
+        model.update(X[-n:], Y[-n:], 100.0 * V[-n:])
+    after = known()
+    assert torch.equal(after[0], before[0])
+    assert (after[1], model.num_observations) == (before[1], 400 + waiting + 2 * n)

@@ -244,3 +244,13 @@ def test_known_noise_that_a_grid_for_each_output_has_no_room_for_does_not_wait(
     with pytest.raises(ValueError, match="9 times"):
         roomy.covering(torch.tensor([[1.2, 0.5]]).double())
     assert_close(memory.observed(data).entered().counts, torch.full((9,), 6.0))
+
+
+@pytest.mark.parametrize("n", [3, WAITING + 1])
+def test_a_memory_knows_of_which_observations_it_was(n: int) -> None:
+    memory = waits(known=True)
+    before = [memory.totals.clone(), *(each.clone() for each in memory.known_sums() or ())]
+    whole = memory.observed(batch(n, known=True))
+    assert_close(whole.counts, torch.tensor([9.0 + n]))
+    after = [memory.totals, *(memory.known_sums() or ())]
+    assert all(map(torch.equal, after, before))
