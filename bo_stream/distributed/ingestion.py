@@ -411,7 +411,7 @@ def bounds_of(source: Any, x: str | Sequence[str], file_format: Format | None = 
                 if len(batch)
             )
         except (OSError, ValueError, TypeError) as error:
-            raise UsageError(f"{fragment.key}: {one_line(error)}") from error
+            raise UsageError(str(Fault.of(fragment.key, error))) from error
     if not boxes:
         raise UsageError("Expected a source of at least one row, got none.")
     ends = np.stack(boxes)

@@ -202,7 +202,7 @@ def streamed(source: Any, columns: ColumnNames) -> Iterator[Fragment]:
     A Dask DataFrame whose partitions are in the memory of a cluster is fetched in the same way.
 
     Raises:
-        UsageError: The source is no iterable, or a batch is none.
+        UsageError: The source is no iterable.
     """
     tables: Iterable[Any]
     if _is_of(source, "ray", "iter_batches"):
@@ -223,7 +223,8 @@ def streamed(source: Any, columns: ColumnNames) -> Iterator[Fragment]:
         try:
             batch = _batch_of(table, columns)
         except UsageError as error:
-            raise UsageError(f"{key}: {error}") from error
+            yield BatchFragment(key, 0, 0, error)
+            continue
         size = sum(each.nbytes for each in (batch.X, batch.Y, batch.Yvar) if each is not None)
         yield BatchFragment(key, size, len(batch), batch)
 
@@ -371,18 +372,26 @@ class BatchFragment(Fragment):
     """A batch of an iterable.
 
     Attributes:
-        batch: Its rows.
+        batch: Its rows, or why there are none: it is no batch, or has other columns.
     """
 
-    batch: TableBatch
+    batch: TableBatch | UsageError
 
     def digest(self, columns: ColumnNames) -> str:
         """Return a digest of the rows."""
+        if isinstance(self.batch, UsageError):
+            return digest_of(str(self.batch))
         arrays = [self.batch.X, self.batch.Y, self.batch.Yvar]
         return digest_of([None if a is None else (a.shape, a.tobytes()) for a in arrays])
 
     def batches(self, columns: ColumnNames) -> Iterator[TableBatch]:
-        """Return the rows."""
+        """Return the rows.
+
+        Raises:
+            UsageError: There are none.
+        """
+        if isinstance(self.batch, UsageError):
+            raise self.batch
         yield self.batch
 
 

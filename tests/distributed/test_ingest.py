@@ -383,6 +383,23 @@ def test_a_bad_batch_is_named_by_its_number(parts: list[Observations]) -> None:
         ingest(model, [(parts[0].X, parts[0].Y[:5])])
 
 
+@pytest.mark.parametrize("executor", [None, "threads:2"])
+def test_a_batch_with_other_columns_is_skipped_like_a_file(
+    parts: list[Observations], executor: str | None
+) -> None:
+    tables = [table(part) for part in parts]
+    tables[1] = tables[1].drop_columns(["b"])
+    options: dict[str, Any] = {**COLUMNS, "executor": executor, "task_rows": 1}
+    with pytest.raises(UsageError, match=r"batch 1: it has no column 'b'"):
+        ingest(grid_model(), tables, **options)
+    with pytest.raises(UsageError, match=r"batch 1: it has no column 'b'"):
+        bounds_of(tables, ["a", "b"])
+    model = grid_model()
+    done = ingest(model, [*tables, 7], **options, on_error="skip")
+    assert [fault.key for fault in done.skipped] == ["batch 1", "batch 3"]
+    assert_same(model, streamed(grid_model(), [parts[0], parts[2]]), parts[0].X[:5])
+
+
 # --- progress -----------------------------------------------------------------------------------
 
 
