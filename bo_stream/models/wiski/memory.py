@@ -223,10 +223,10 @@ class StreamMemory(OnGrid):
         return self._waiting + ([] if self.held is None else [self.held.told])
 
     def observed(self, data: Observations) -> StreamMemory:
-        """Add a batch in the box of the current grid: it waits, or enters the statistics in place.
+        """Add a batch in the box of the current grid: it waits, or enters with all that waits.
 
-        Where others wait they enter a copy: a conditioned model, which shares this memory, has no
-        row twice. Cost O(n 7^d), and no more than to store it for most batches that are small.
+        Then gram and moment change in place: a conditioned model, which shares them, reads neither.
+        Cost O(n 7^d), and no more than to store it for most batches that are small.
 
         Raises:
             ValueError: Known noise needs a grid for each output, which are too large for memory.
@@ -237,8 +237,10 @@ class StreamMemory(OnGrid):
             self._check_room(self.grid, (data,))
             stored = replace(data, X=data.X.clone())  # the caller's own may change
             return replace(self, waiting=(*self.waiting, stored))
-        whole = self.entered()
-        return replace(whole, current=whole.current.observe(data))
+        current = self.current
+        for batch in (*self._waiting, data):
+            current = current.observe(batch)
+        return replace(self, current=current, waiting=())
 
     def entered(self) -> StreamMemory:
         """Copy the memory with all that waits in the statistics. Cost O(7^d p), if any does."""

@@ -221,14 +221,6 @@ def test_what_waits_is_a_copy_of_the_inputs_that_were_given() -> None:
     assert_close(of_all(memory.entered()), expected)
 
 
-def test_a_memory_stays_where_another_goes_on_from_it_with_what_waits() -> None:
-    memory = waits(3, 2, known=True)
-    before = of_all(memory.entered())
-    full = memory.observed(batch(WAITING, known=True))
-    assert_close(full.counts, torch.tensor([14.0 + WAITING]))
-    assert torch.equal(of_all(memory.entered()), before)
-
-
 def test_known_noise_that_a_grid_for_each_output_has_no_room_for_does_not_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -246,11 +238,12 @@ def test_known_noise_that_a_grid_for_each_output_has_no_room_for_does_not_wait(
     assert_close(memory.observed(data).entered().counts, torch.full((9,), 6.0))
 
 
-@pytest.mark.parametrize("n", [3, WAITING + 1])
-def test_a_memory_knows_of_which_observations_it_was(n: int) -> None:
-    memory = waits(known=True)
+@pytest.mark.parametrize("n", [3, WAITING, WAITING + 1])
+@pytest.mark.parametrize("waiting", [(), (3, 2)])
+def test_a_memory_knows_of_which_observations_it_was(n: int, waiting: tuple[int, ...]) -> None:
+    memory = waits(*waiting, known=True)
     before = [memory.totals.clone(), *(each.clone() for each in memory.known_sums() or ())]
     whole = memory.observed(batch(n, known=True))
-    assert_close(whole.counts, torch.tensor([9.0 + n]))
+    assert_close(whole.counts, torch.tensor([9.0 + sum(waiting) + n]))
     after = [memory.totals, *(memory.known_sums() or ())]
     assert all(map(torch.equal, after, before))
