@@ -416,7 +416,7 @@ def bounds_of(source: Any, x: str | Sequence[str], file_format: Format | None = 
         raise UsageError("Expected a source of at least one row, got none.")
     ends = np.stack(boxes)
     box = np.stack((np.fmin.reduce(ends[:, 0]), np.fmax.reduce(ends[:, 1])))
-    for name, low, high in zip(columns.x, *box.tolist(), strict=True):
+    for name, low, high in zip(columns.x, *box.tolist(), strict=False):
         if not math.isfinite(high - low):
             raise UsageError(
                 f"Expected finite numbers in column {name!r}, got {low:g} to {high:g}. Leave rows "
