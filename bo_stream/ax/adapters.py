@@ -154,8 +154,7 @@ class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
         if math.isfinite(cardinality) and not space.is_hierarchical:
             count = int(cardinality)
             known = self._experiment.arms_by_signature
-            each = [Arm(one.parameters) for points in pending.values() for one in points]
-            waiting = {arm.signature: arm for arm in each if arm.signature not in known}
+            waiting = {arm.signature: arm for arm in arms_of(pending) if arm.signature not in known}
             proposed = {
                 signature
                 for signature, arm in (known | waiting).items()
@@ -185,6 +184,11 @@ class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
         return super().gen(
             n, search_space, optimization_config, pending, fixed_features, model_gen_options
         )
+
+
+def arms_of(pending: Pending) -> list[Arm]:
+    """List pending points of all metrics as arms."""
+    return [Arm(each.parameters) for points in pending.values() for each in points]
 
 
 def points_of(space: SearchSpace, fixed: Mapping[str, Any]) -> list[Arm]:
@@ -250,8 +254,7 @@ class ReproducibleAdapter(AvoidsFailures, CrossValidatingAdapter, ABC):
                 n, search_space, optimization_config, pending, fixed_features, options
             )
             known = self._experiment.arms_by_signature_for_deduplication
-            waiting = [Arm(each.parameters) for points in pending.values() for each in points]
-            others = {arm.signature for arm in (*self.failed, *waiting)}
+            others = {arm.signature for arm in (*self.failed, *arms_of(pending))}
             if not any(arm.signature in known or arm.signature in others for arm in run.arms):
                 return run
             quasi_random = QuasiRandomAdapter(

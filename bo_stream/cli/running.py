@@ -407,15 +407,16 @@ def campaign_in_folder(
 def _check_new_folder(out: Path | None) -> None:
     from bo_stream.loops.run import ASKING, OPTIMIZATION, REPLAY, SAMPLING, SURVEY
 
+    if out is None:
+        return
     for kind in (SURVEY, ASKING):
-        if out is not None and (out / kind.name).exists():
+        if kind.is_in(out):
             raise UsageError(f"{out} holds a {kind.run} ({kind.name}). Give another --out.")
-    runs = (SAMPLING, OPTIMIZATION, REPLAY)
-    if out is not None and any((out / kind.name).exists() for kind in runs):
+    if any(kind.is_in(out) for kind in (SAMPLING, OPTIMIZATION, REPLAY)):
         raise UsageError(
             f"{out} holds a run already. Go on with it by --resume, or give another --out."
         )
-    if out is not None and out.exists() and not out.is_dir():
+    if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is not a folder.")
 
 

@@ -181,6 +181,10 @@ class CheckpointFormat:
         for path in previous:
             path.unlink(missing_ok=True)
 
+    def is_in(self, folder: Path) -> bool:
+        """Return whether a folder has a checkpoint of this format."""
+        return (folder / self.name).exists()
+
     def _models(self, folder: Path) -> set[Path]:
         return {path for key in self.keys for path in folder.glob(f"model-{key}-*.safetensors")}
 

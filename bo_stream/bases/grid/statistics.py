@@ -176,8 +176,8 @@ def accumulate(
 ) -> NodeStatistics:
     """Add observations to statistics, at a cost independent of earlier observations.
 
-    Gram and moment change in place; the sums that say of how many observations, with what noise,
-    are others, so that who shares the former statistics knows of which they were.
+    Gram and moment change in place. Energy, totals and sums of noise are new tensors: a model that
+    shares the former statistics still has the number of its observations and their noise.
 
     [Stanton2021, eq. 16 and 17, and WᵀW itself, of which the paper keeps a root]
 

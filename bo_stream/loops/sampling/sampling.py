@@ -256,7 +256,7 @@ class ActiveSampling:
         Raises:
             UsageError: One is not pending.
         """
-        given = set(_positions(picks))
+        given = _positions(picks)
         strange = next((pick for pick in given if pick not in self.state.pending), None)
         if strange is not None:
             raise UsageError(f"Candidate {strange} is not pending: nothing to withdraw.")

@@ -520,7 +520,7 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
         if holds_survey(folder):
             raise UsageError(f"{folder} holds a survey already. Give another folder.")
         for kind in (SAMPLING, ASKING, OPTIMIZATION, REPLAY):
-            if (folder / kind.name).exists():
+            if kind.is_in(folder):
                 raise UsageError(f"{folder} holds a run ({kind.name}). Give another folder.")
         ledger = folder / RESULTS
         if ledger.exists() and ledger.stat().st_size:
@@ -580,4 +580,4 @@ def load_survey(folder: str | Path, trusted: Collection[str] = ()) -> Survey:
 
 def holds_survey(folder: Path) -> bool:
     """Return whether a folder is one of a survey."""
-    return (folder / SURVEY.name).exists()
+    return SURVEY.is_in(folder)
