@@ -102,9 +102,10 @@ def problem_of(
     for name, value, least in (("n", n, 0), ("d", d, 1), ("m", m, 1), ("q", q, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"Expected {name} to be a whole number from {least}, got {value!r}.")
-    for name, number in (("noise", noise), ("lengthscale", lengthscale)):
-        if number is not None and not (math.isfinite(number) and number >= 0.0):
-            raise ValueError(f"Expected {name} to be at least 0 and finite, got {number!r}.")
+    if noise is not None and not (math.isfinite(noise) and noise >= 0.0):
+        raise ValueError(f"Expected noise to be at least 0 and finite, got {noise!r}.")
+    if lengthscale is not None and not (math.isfinite(lengthscale) and lengthscale > 0.0):
+        raise ValueError(f"Expected lengthscale to be positive and finite, got {lengthscale!r}.")
     parts = () if covar_module is None else _operands(covar_module, "AdditiveKernel")
     factors = [list(_operands(part, "ProductKernel")) for part in parts]
     groups: tuple[tuple[int, ...], ...] = ()  # the inputs that each summand depends on
@@ -113,7 +114,7 @@ def problem_of(
         inputs = {int(i) for each in dims for i in (range(d) if each is None else each)}
         groups = (*groups, tuple(sorted(inputs)))
     groups = groups or (tuple(range(d)),)
-    if not lengthscale:
+    if lengthscale is None:
         logs = [
             math.log(float(value))
             for leaf in chain.from_iterable(factors)

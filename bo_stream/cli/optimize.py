@@ -186,8 +186,9 @@ def optimize(
     dtype: running.Dtype = _DEFAULT.dtype,
     out: running.Out = None,
     history: Annotated[
-        str, option("Files", "Kind of the history file.", metavar="csv|parquet")
-    ] = "csv",
+        str | None,
+        option("Files", "Kind of the history file (csv, or as before).", metavar="csv|parquet"),
+    ] = None,
     resume: running.Resume = False,
 ) -> None:
     """Find where a function is smallest (or largest), in few evaluations.
@@ -266,11 +267,13 @@ def optimize(
                 "--executor says where evaluations run, and how many at a time: leave out "
                 "--workers, or --executor."
             )
-        if history not in HISTORIES:
+        if history not in (None, *HISTORIES):
             raise UsageError(f"Expected --history csv or parquet, got {history!r}.")
         settings["model_options"] = parse_settings(model_options)
         with running.campaign_in_folder(out, resume, begin, go_on) as (campaign, folder):
-            _run_and_report(campaign, folder, history, caught)
+            before = [kind for kind in HISTORIES if (folder / f"history.{kind}").is_file()]
+            kind = history or (before[0] if resume and before else HISTORIES[0])
+            _run_and_report(campaign, folder, kind, caught)
 
 
 def at_terminal() -> bool:

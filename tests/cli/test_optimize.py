@@ -156,6 +156,12 @@ def test_maximize_and_parquet() -> None:
     assert "Maximising Ackley" in result.stdout
     history = pd.read_parquet("run/history.parquet")
     assert history["best"].tolist() == history["y"].cummax().tolist()
+    again = ["--resume", "--out", "run", "--steps", "4"]  # the kind of the file is as before
+    assert optimize(*again).exit_code == 0
+    assert len(pd.read_parquet("run/history.parquet")) > len(history)
+    assert not Path("run/history.csv").exists()
+    assert optimize(*again, "--history", "csv").exit_code == 0
+    assert Path("run/history.csv").exists() and not Path("run/history.parquet").exists()
 
 
 @pytest.mark.integration

@@ -441,6 +441,7 @@ def write_optimization(
 ) -> TrustReport | None:
     """Write history and run.json, both or none; then trace.png, trust.png and trust.json.
 
+    A history of another kind in the folder is removed.
     A picture that cannot be drawn is a warning. In run.json are the ``notes``, texts of warnings,
     and the model of the outcomes in units of ``outcome_unit``, or of a region on ``outcome_scale``.
     Returns whether that model, if there is one, can be trusted; of a region there are no alarms.
@@ -481,6 +482,8 @@ def write_optimization(
         "run.json": record_file(record, campaign.seconds, notes),
     }
     write_files(folder, files)
+    for other in set(HISTORIES) - {kind}:  # of a run that went on in another kind
+        (folder / f"history.{other}").unlink(missing_ok=True)
     write_picture(folder / "trace.png", lambda: draw_trace(campaign))
     if model is None:
         return None
