@@ -426,12 +426,14 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             other._check_not_conditioned("merge")
             both = self._outcomes.merged(alike._outcomes)
             theirs = alike._memory.map_targets(shifted_targets(alike._outcomes.shift - both.shift))
+            mine, self._outcomes = self._outcomes, both
+            if both.shift is not mine.shift or both.floor.zero is not mine.floor.zero:
+                self._cache = None  # it was solved in other units
             self._memory, self._cache = self._inference.merged(
                 self._memory, self._cache, theirs, self.prior
             )
-            self._outcomes = both
             self._refresh_fixed_noise()
-        self._latest = other._latest.followed_by(self._latest)
+            self._latest = other._latest.followed_by(self._latest)
         return self
 
     @torch.no_grad()
@@ -497,14 +499,17 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
-        """Put the memory, its units and what depends on their number back if anything raises."""
+        """Put the memory, its units and what depends on their number back if anything raises.
+
+        What is checked raises before the sums of a grid, which change in place, do.
+        """
         outputs, units, likelihood = self._num_outputs, self._outcomes, self.likelihood
-        memory, cache = self._memory, self._cache
+        memory, cache, latest = self._memory, self._cache, self._latest
         try:
             yield
         except BaseException:
             self._num_outputs, self._outcomes, self.likelihood = outputs, units, likelihood
-            self._memory, self._cache = memory, cache
+            self._memory, self._cache, self._latest = memory, cache, latest
             raise
 
     def _grow(self, outputs: int) -> None:

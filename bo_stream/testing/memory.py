@@ -277,6 +277,22 @@ def merging_shards_is_one_stream(stream: ModelStream) -> None:
 
 @law
 @orderless
+@that_merge
+def a_merged_model_predicts_by_its_memory(stream: ModelStream) -> None:
+    """Check that the posterior after a merge is that which is solved for now.
+
+    Where it is not: `merged` keeps or solves a cache in the units from before.
+    """
+    data = stream.data(10)
+    for own in (data[:0], data[:4]):
+        model, other = stream.model(own), stream.model(data, seed=2)
+        model.posterior(stream.points)
+        model.merge(other)
+        assert_same_posterior(model, _without_cache(model), stream.points)
+
+
+@law
+@orderless
 @of_statistics
 @that_merge
 def merging_shards_that_went_further_is_one_stream(stream: ModelStream) -> None:

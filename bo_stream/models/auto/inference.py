@@ -338,7 +338,9 @@ class AutoInference(Inference[AutoMemory, Any]):
         if first.family != second.family and second.held is None:
             first, second = second, first
         inner = second.inner
-        if first.family != second.family:
+        if second.held is not None and len(second.held) == 0:  # nothing that a family begins from
+            inner = first.inference.cleared(first.inner, prior)
+        elif first.family != second.family:
             if second.held is None or first.family not in self.families:
                 raise UnsupportedError(
                     f"Cannot merge a model in family {memory.family} with one in {other.family} "

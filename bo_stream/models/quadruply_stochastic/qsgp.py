@@ -132,6 +132,7 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
         starts = seconds is not None and not memory.begun
         scores = inference.scores(rows, memory, prior) if starts else None
         before, hyper = memory, prior.copied()
+        memory = replace(memory, progress=memory.progress.clone())  # steps move it
         memory = inference.begun(memory, prior, budget)
         self._set_memory(memory)
         memory = inference.supported(memory, prior)

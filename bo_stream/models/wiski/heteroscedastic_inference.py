@@ -377,9 +377,11 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
         self, memory: Memories, cache: Caches | None, entry: Entry, prior: Prior
     ) -> tuple[Memories, Caches]:
         """Put an entry into both memories, or take it out if it is negated."""
-        cache = cache or Caches()
-        mean, of_mean = self.mean.observe(memory.mean, cache.mean, entry.observations, prior)
-        noise, of_noise = memory.noise, cache.noise
+        cache, mean, noise = cache or Caches(), memory.mean, memory.noise
+        of_mean, of_noise = cache.mean, cache.noise
+        if entry.observations.sign < 0.0:
+            mean = mean.scale(1.0)  # a copy: the noise model may refuse what is taken out
+        mean, of_mean = self.mean.observe(mean, of_mean, entry.observations, prior)
         if len(entry.log_squares) > 0:
             noise, of_noise = self.log_noise.observe(
                 noise, of_noise, entry.log_squares, noise_prior(prior)

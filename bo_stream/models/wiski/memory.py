@@ -233,8 +233,8 @@ class StreamMemory(OnGrid):
         """
         if not data.X.is_cpu:
             read_expected()
+        self._check_room(self.grid, (data,))  # before anything changes
         if data.sign > 0.0 and len(data) + sum(map(len, self.waiting)) <= WAITING:
-            self._check_room(self.grid, (data,))
             stored = replace(data, X=data.X.clone())  # the caller's own may change
             return replace(self, waiting=(*self.waiting, stored))
         current = self.current

@@ -667,6 +667,21 @@ class TestMerges:
         first.merge(second)
         assert_on_grid_always(first, X, Y)
 
+    @pytest.mark.filterwarnings("ignore:.*zero or less than what float64 resolves")
+    def test_a_hand_over_of_a_merge_is_in_the_units_of_both(self) -> None:
+        X, Y = data(40)
+        few: dict[str, Any] = {"bounds": UNIT, "max_exact": 20}
+        many: dict[str, Any] = {"bounds": UNIT, "max_exact": 100}
+        empty = AutoGP(X[:0], Y[:0], **few)
+        empty.merge(AutoGP(X, Y + 1000.0, **many))
+        noisy = AutoGP(X[:10], Y[:10], torch.full_like(Y[:10], 0.01), **few)
+        noisy.merge(AutoGP(X[10:], Y[10:], torch.zeros_like(Y[10:]), **many))
+        for model in (empty, noisy):
+            assert model.family != "exact"
+            kept = model.posterior(X)
+            model._cache = None
+            same(model.posterior(X), kept)
+
     def test_two_families_meet_by_the_rows_of_one(self) -> None:
         X, Y = data(50)
         grid = raw(X[:25], Y[:25], bounds=UNIT, max_exact=20)

@@ -28,10 +28,11 @@ def data() -> tuple[Tensor, Tensor]:
     return X, (6.0 * X).sin().sum(-1, keepdim=True)
 
 
-def built(kind: str) -> Stochastic:
+def built(kind: str, initial_points: int = 20, update_steps: int = 0) -> Stochastic:
     if kind == "decoupled":
-        return DecoupledGP(*data(), num_mean=20, num_covar=5, initial_points=20)
-    return QSGP(*data(), basis=FourierFeatures(40), initial_points=20)
+        return DecoupledGP(*data(), num_mean=20, num_covar=5, initial_points=initial_points)
+    options = {"initial_points": initial_points, "update_steps": update_steps}
+    return QSGP(*data(), basis=FourierFeatures(40), **options)
 
 
 def state(model: Stochastic) -> list[Tensor]:
@@ -90,6 +91,20 @@ def test_single_steps_are_kept_so_that_many_calls_get_far(
     for _ in range(3):
         assert model.fit(steps=1, progress=False).is_kept
         assert model._memory.begun
+
+
+@pytest.mark.parametrize("kind", ["decoupled", "qsgp"])
+def test_steps_that_are_undone_leave_a_model_as_it_was(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "_is_no_worse", lambda *_: False)
+    model = built(kind, initial_points=0, update_steps=3)
+    before = state(model)
+    with pytest.warns(ShortTrainingWarning, match="too few"):
+        done = model.fit(steps=3, seconds=1e6, progress=False)
+    assert (done.steps, done.is_kept) == (3, False)
+    model._cache = None
+    assert all(map(torch.equal, state(model), before))
 
 
 @pytest.mark.parametrize("limits", [{"steps": 3}, {"steps": 3, "seconds": 1e6}])

@@ -210,6 +210,21 @@ def test_what_was_learned_is_not_retracted_by_halves() -> None:
     assert_untouched(model, before)
 
 
+def test_a_refused_withdrawal_changes_neither_memory() -> None:
+    model, T = model_of(*draw(400), rounds=0), torch.rand(5, 1).double()
+    x, y = torch.tensor([[0.5]]).double(), torch.tensor([[0.6]]).double()
+    entry = model.observe(x, y)
+    model.update(x, y, entry.observations.noise.mT)  # to the mean's memory alone
+    model.forget(0.5)
+    model._cache = None
+    before = outcomes(model, T)
+    with pytest.raises(InputDataError, match="The model is as it was"):
+        model.withdraw(entry)
+    model._cache = None
+    for now, then in zip(outcomes(model, T), before, strict=True):
+        torch.testing.assert_close(now, then, rtol=1e-10, atol=1e-12)
+
+
 def log_squares_of(entries: list[Entry], model: HeteroscedasticWISKI, share: float) -> DenseGP:
     """The dense process of the log noise variance, each measurement counted ``share`` times."""
     parts = [entry.log_squares for entry in entries]

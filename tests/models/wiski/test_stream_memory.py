@@ -235,6 +235,12 @@ def test_known_noise_that_a_grid_for_each_output_has_no_room_for_does_not_wait(
         memory.observed(told)
     with pytest.raises(ValueError, match="9 times"):
         roomy.covering(torch.tensor([[1.2, 0.5]]).double())
+    many = batch(WAITING + 1)  # with what waits they would enter the statistics in place
+    targets, noise = many.targets.expand(9, -1), many.noise.expand(9, -1)
+    known, before = torch.ones_like(many.known), of_all(memory.entered())
+    with pytest.raises(ValueError, match="9 times"):
+        memory.observed(replace(many, targets=targets, noise=noise, known=known))
+    assert_close(of_all(memory.entered()), before)
     assert_close(memory.observed(data).entered().counts, torch.full((9,), 6.0))
 
 
