@@ -958,8 +958,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         if noise is None and self._inference.noise_varies:
             noise = self.noise_at(inputs).mT.to(X)
         elif noise is None and isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
-            level = self.likelihood.noise  # (m x) 1, the mean of those known
-            noise = level.mT if self.num_outputs > 1 else level.unsqueeze(-1)
+            noise = self.noise_level().unsqueeze(-2).to(X)  # 1 x m, the mean of those known
         elif noise is not None:
             check_noise("observation_noise", noise, inputs.to(X), self._num_outputs)
         if X.shape[-2] == 0:
@@ -971,6 +970,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         noise = None if noise is None else noise.expand(Y.shape[1:])
         return self._conditioned(X, inputs, process, Y, noise)
 
+    @keeps_tensors
     def get_fantasy_model(
         self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
     ) -> Self:
@@ -1085,6 +1085,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
 
     # --- hyperparameters: fits from the memory ---------------------------------------------
 
+    @keeps_tensors
     def log_marginal_likelihood(self) -> Tensor:
         """Return the log evidence of all observations, ``batch_shape (x m if m > 1)``.
 
@@ -1368,6 +1369,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
 
     # --- some of the outputs, another device -----------------------------------------------
 
+    @keeps_tensors
     def subset_output(self, idcs: list[int]) -> Self:
         """Return a model of some of the outputs, with its own hyperparameters and memory.
 

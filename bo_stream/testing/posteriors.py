@@ -104,17 +104,27 @@ def what_is_hypothetical_stays_when_the_model_moves_on(stream: ModelStream) -> N
     """
     model, more = stream.model(stream.data(10)), stream.data(3)
     conditioned = condition_on(model, more)
-    before = moments(conditioned, stream.points)
+
+    def fantasies() -> tuple[Tensor, Tensor]:
+        return moments(conditioned.fantasize(more.X + 0.01, stream.sampler()), stream.points)
+
+    before, imagined = moments(conditioned, stream.points), fantasies()
     shifted = stream.data(4)
     other = 1.0 - shifted.Y if stream.labels and stream.case.sites else 2.0 + 3.0 * shifted.Y
     if stream.case.noise == "counts":
         other = 3.0 * shifted.Y
-    model.update(shifted.X, other, shifted.Yvar)
+    hyper = [parameter.detach().clone() for parameter in model.parameters()]
+    model.update(shifted.X, other, None if shifted.Yvar is None else 4.0 * shifted.Yvar)
+    with torch.no_grad():  # they have the model's learned noise, which an update may move
+        for parameter, value in zip(model.parameters(), hyper, strict=True):
+            parameter.copy_(value)
+    after = fantasies()
     refreshed(model).posterior(stream.points)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
-    for actual, expected in zip(moments(conditioned, stream.points), before, strict=True):
+    pairs = zip((*moments(conditioned, stream.points), *after), (*before, *imagined), strict=True)
+    for actual, expected in pairs:
         if not torch.equal(actual, expected):
             raise AssertionError(f"Expected moments as before, {expected}, got {actual}.")
 

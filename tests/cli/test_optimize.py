@@ -161,7 +161,8 @@ def test_maximize_and_parquet() -> None:
     assert len(pd.read_parquet("run/history.parquet")) > len(history)
     assert not Path("run/history.csv").exists()
     assert optimize(*again, "--history", "csv").exit_code == 0
-    assert Path("run/history.csv").exists() and not Path("run/history.parquet").exists()
+    assert Path("run/history.csv").exists()
+    assert not Path("run/history.parquet").exists()
 
 
 @pytest.mark.integration

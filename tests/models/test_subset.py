@@ -6,7 +6,7 @@ import pytest
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
-from gpytorch.constraints import GreaterThan
+from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.kernels import RBFKernel, ScaleKernel, SpectralMixtureKernel
 from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior
@@ -63,6 +63,23 @@ def test_priors_and_constraints_come_along() -> None:
         part.base_kernel.raw_lengthscale_constraint.lower_bound.flatten(), torch.tensor([0.3])
     )
     assert_close(part.base_kernel.lengthscale, whole.base_kernel.lengthscale[2])
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_constraints_and_priors_of_each_input_are_not_of_outputs(batched: bool) -> None:
+    """As many inputs as outputs, of which none has bounds of its own."""
+    low, high = torch.tensor([0.01, 0.5]), torch.tensor([1.0, 5.0])
+    whole = RBFKernel(
+        ard_num_dims=2,
+        batch_shape=torch.Size([2]) if batched else torch.Size(),
+        lengthscale_constraint=Interval(low, high),
+        lengthscale_prior=GammaPrior(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 4.0])),
+    )
+    part = subset_module(whole, torch.Size(), 2, [1])
+    assert torch.equal(part.raw_lengthscale_constraint.upper_bound, high)
+    assert torch.equal(part.lengthscale_prior.rate, whole.lengthscale_prior.rate)
+    assert torch.equal(part.lengthscale, whole.lengthscale[1] if batched else whole.lengthscale)
+    assert part.lengthscale_prior.log_prob(part.lengthscale).shape == part.lengthscale.shape
 
 
 @pytest.mark.parametrize("m", [2, 3])

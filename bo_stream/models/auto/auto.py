@@ -32,7 +32,7 @@ from bo_stream.models.auto.families import OSGPR as SPARSE
 from bo_stream.models.auto.families import OSVGP as VARIATIONAL
 from bo_stream.models.auto.families import WISKI as ON_GRID
 from bo_stream.models.auto.inference import AutoInference, AutoMemory, HandOver
-from bo_stream.models.base import StreamingGP
+from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.construction import choose_box, latent_kernel, product_kernel, split_transform
 from bo_stream.models.inducing.osgpr import OSGPR, OSVGP
 from bo_stream.models.inference import InferenceOption
@@ -208,6 +208,7 @@ class AutoGP(StreamingGP):
         """All hand-overs, with what they cost and the error that they brought in."""
         return self._memory.history
 
+    @keeps_tensors
     @torch.no_grad()
     def move_to(self, family: str, **options: Any) -> Self:
         """Move to another family, or to the same with other options, in place.
@@ -237,6 +238,7 @@ class AutoGP(StreamingGP):
         )
         return self
 
+    @keeps_tensors
     def truncate(self, left_out: float) -> Self:
         """Truncate features as :meth:`WISKI.truncate`; without effect in a family without a grid.
 

@@ -21,7 +21,7 @@ from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.inducing import check_factors
 from bo_stream.errors import check_one_of
 from bo_stream.likelihoods.outcome_model import check_likelihood
-from bo_stream.models.base import StreamingGP
+from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.construction import latent_kernel
 from bo_stream.models.decoupled.collapse import CollapsedBound, Growth, maximise_collapsed
 from bo_stream.models.decoupled.inference import DecoupledInference, Parametrization
@@ -227,6 +227,7 @@ class DecoupledGP(StreamingGP):
         """
         return build_from(cls, dataset, options, 2**31 - 1)
 
+    @keeps_tensors
     def fit(
         self,
         steps: int | None = None,
@@ -316,6 +317,7 @@ class DecoupledGP(StreamingGP):
             self._set_memory(former)
         return training
 
+    @keeps_tensors
     def fit_collapsed(
         self, evaluations: int = 20, seconds: float | None = None, *, progress: bool = True
     ) -> Training:
@@ -373,6 +375,7 @@ class DecoupledGP(StreamingGP):
             self._set_memory(replace(self._memory, posterior=posterior, hyper_moments=None))
         return judgement_said(self._judged(training, before), seconds)
 
+    @keeps_tensors
     def optimize_posterior(self, rounds: int = 1, *, progress: bool = True) -> Self:
         """Let the mean and the variance be the best for all data that are stored, in place.
 

@@ -21,7 +21,7 @@ from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.allocation.oips import Novelty
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import check_likelihood
-from bo_stream.models.base import StreamingGP
+from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.checks import check_type
 from bo_stream.models.construction import latent_kernel, split_transform
 from bo_stream.models.inducing.inference import (
@@ -209,6 +209,7 @@ class OSGPR(InducingModel):
         self._inference = CollapsedInference(max_points, window)
         self._take_first(train_X, train_Y, train_Yvar, inputs, covar_module is not None)
 
+    @keeps_tensors
     def optimize_points(self, maxiter: int = 100) -> Self:
         """Move the inducing points to a local maximum of :meth:`bound_at`, in place.
 
@@ -238,6 +239,7 @@ class OSGPR(InducingModel):
         self._check_not_conditioned("bound_at")
         return self._inference.bound_at(self._memory, self.prior, self.covar_module, Z)
 
+    @keeps_tensors
     @torch.no_grad()
     def place_points(self, Z: Tensor) -> Self:
         """Put the inducing points elsewhere, in place: the window's rows are expressed exactly.

@@ -212,9 +212,10 @@ class LastLayerMemory(HoldsStatistics):
             return self.joined(statistics, (self.rows, self.weight), (data, one))
         check_remainder(statistics, self.statistics)
         weight = self.weight.clone()
-        for i in range(len(data)):  # each observation takes one from its like
-            like = self.rows.equal(data.rows(slice(i, i + 1))) & (weight > _NOTHING)
-            weight[torch.nonzero(like).flatten()[-1:]] -= 1.0
+        for i in range(len(data)):  # each observation takes one from its like, the latest first
+            like = weight * self.rows.equal(data.rows(slice(i, i + 1)))
+            later = like.flip(0).cumsum(0).flip(0) - like
+            weight -= like.minimum((1.0 - later).clamp_min(0.0))
         held = torch.nonzero(weight > _NOTHING).flatten()
         return replace(self, statistics=statistics, rows=self.rows.rows(held), weight=weight[held])
 

@@ -77,6 +77,13 @@ def subset_module(
         return copied
     old = torch.Size((*batch_shape, of))
     new = torch.Size((*batch_shape, *([len(outputs)] if len(outputs) > 1 else [])))
+    dimensions = dict[torch.nn.Module, int]()  # of what each constraint or prior is for
+    for part in copied.modules():
+        for name, constraint in getattr(part, "_constraints", {}).items():
+            parameter = part.get_parameter(name.removesuffix("_constraint"))
+            dimensions[constraint] = parameter.dim()
+        for prior, value_of, _ in getattr(part, "_priors", {}).values():
+            dimensions[prior] = value_of(part).dim()
     for part in copied.modules():
         if isinstance(part, Kernel) and part.batch_shape != old:
             continue  # shared by all outputs
@@ -89,10 +96,12 @@ def subset_module(
             for name, value in store.items():
                 if name == "active_dims":
                     continue  # as many as inputs, not as outputs
+                if isinstance(value, Tensor) and value.dim() < dimensions.get(part, 0):
+                    continue  # the same for all outputs
                 if isinstance(value, Tensor) and value.shape[: len(old)] == old:
                     store[name] = _pick(value, len(old) - 1, outputs)
         for name in ("batch_shape", "_batch_shape"):
-            if part.__dict__.get(name) == old:
+            if part.__dict__.get(name) == old and len(old) >= dimensions.get(part, 0):
                 part.__dict__[name] = new
     return copied
 

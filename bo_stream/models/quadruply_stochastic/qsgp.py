@@ -30,7 +30,7 @@ from torch.utils.data import Dataset
 from bo_stream.bases.spectral import check_spectral
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood, check_likelihood
-from bo_stream.models.base import StreamingGP
+from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.checks import check_instance
 from bo_stream.models.construction import latent_kernel
 from bo_stream.models.outcomes.likelihood import REAL, check_transform, latent_columns, outcomes_of
@@ -97,6 +97,7 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
         """
         return build_from(cls, dataset, options, SUPPORT_PLACE)
 
+    @keeps_tensors
     def fit(
         self, steps: int | None = None, seconds: float | None = None, progress: bool = True
     ) -> Training:

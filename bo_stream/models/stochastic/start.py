@@ -28,6 +28,7 @@ from bo_stream.models.stochastic.budget import maximise
 from bo_stream.models.stochastic.replay import Batch
 
 
+@torch.enable_grad()
 def learn_first_hyperparameters(
     kernel: Kernel,
     mean: Mean,

@@ -75,6 +75,7 @@ class GridModel(StreamingGP, ABC):
         """
         return self.prior.evidence(self._whitened().memory).gram
 
+    @keeps_tensors
     def truncate(self, left_out: float) -> Self:
         """Keep only as many features as the noise level asks for, at the present hyperparameters.
 

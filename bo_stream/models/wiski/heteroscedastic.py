@@ -15,6 +15,7 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.bases.kernels import Stem
+from bo_stream.models.base import keeps_tensors
 from bo_stream.models.construction import (
     check_rank,
     choose_box,
@@ -166,6 +167,7 @@ class HeteroscedasticWISKI(GridModel):
         model._conditioned_process = None if noise is None else noise.process
         return model
 
+    @keeps_tensors
     def observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Entry:
         """Update, and return what entered, for :meth:`withdraw`.
 
@@ -183,6 +185,7 @@ class HeteroscedasticWISKI(GridModel):
         nothing = observed(self.coordinates(X), *(Y.to(torch.float64).mT,) * 2)
         return Entry(nothing, nothing)
 
+    @keeps_tensors
     def withdraw(self, entry: Entry) -> Self:
         """Take an entry out of both memories: undoes :meth:`observe`, exactly.
 

@@ -411,6 +411,18 @@ def test_rows_that_are_taken_out_are_not_learned_from() -> None:
     assert_close(model._memory.rows.X, data.X[left])
 
 
+def test_one_is_taken_from_several_that_count_less() -> None:
+    data = data_of(12)
+    again, Y = torch.cat((data.X, data.X[:1], data.X[:1])), torch.cat((data.Y, data.Y[[0, 0]]))
+    model = BayesianLastLayer(again, Y, default_network(2, UNITS)).forget(0.5)
+    model.retract(data.X[:1], data.Y[:1])
+    memory, rows = model._memory, model._memory.rows
+    assert memory.weight.tolist() == [0.5] * 12
+    expected = memory.statistics.scale(0.0)
+    expected = expected.observed(memory.features(rows.X), rows).scale(0.5)
+    assert_close(memory.statistics.learned.gram, expected.learned.gram)
+
+
 # --- networks -----------------------------------------------------------------------------------
 
 
