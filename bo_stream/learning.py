@@ -321,16 +321,17 @@ class OnlineLearner:
                 whose step led the batch out of the grid's cube: it stays as it was.
         """
         objective, stem = OnlineObjective(self.model), _stem_parameters(self.model)
-        previous = [parameter.detach().clone() for parameter in stem]
+        previous, moments = [p.detach().clone() for p in stem], self._stem.moments()
         with torch.set_grad_enabled(self._stem.learns):
             density = objective.log_density(X, Y, Yvar)
         self._stem.ascend(density)
         try:
             self.model.update(X, Y, Yvar)
-        except Exception:
+        except BaseException:
             with torch.no_grad():
                 for parameter, value in zip(stem, previous, strict=True):
                     parameter.copy_(value)
+            self._stem.restore(moments)
             raise
         self.offer(X, Y, Yvar)
         if self._kernel.learns:

@@ -124,6 +124,27 @@ def test_learning_along_pays() -> None:
     assert densities[1] > densities[0] + 0.3
 
 
+def test_a_refused_step_changes_nothing_that_learns() -> None:
+    """Led out of the cube by one batch, the stem goes on as if that had not come."""
+    X, learners = torch.rand(30, D).double(), []
+    for _ in range(2):
+        model = WISKI(X[:20], X[:20].sum(-1, keepdim=True), stem=OpenStem(D), grid_size=8)
+        learners.append(OnlineLearner(model, 0.0, 0.01))
+    for learner in learners:
+        learner.step(X[20:22], X[20:22].sum(-1, keepdim=True))
+    refused = learners[0]
+    refused._stem.set_rate(100.0)
+    before = fingerprint(refused.model)
+    with pytest.raises(InputDataError, match="unit cube"):
+        refused.step(X[22:24], 9.0 * X[22:24].sum(-1, keepdim=True))
+    assert_untouched(refused.model, before)
+    refused._stem.set_rate(0.01)
+    for learner in learners:
+        learner.step(X[24:26], X[24:26].sum(-1, keepdim=True))
+    first, second = (list(learner.model.parameters()) for learner in learners)
+    assert all(map(torch.equal, first, second))
+
+
 def test_a_model_without_a_stem_learns_its_kernel() -> None:
     data = observations(30, 2)
     model = WISKI(*data[:20].astuple(), grid_size=8)

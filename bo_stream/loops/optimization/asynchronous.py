@@ -155,7 +155,7 @@ class AsynchronousRun:
         self._total, self._at_once, self._ahead, self._retries = total, at_once, ahead, retries
         self._folder, self._record, self._after_choice = folder, record, after_choice
         self._journal = None if folder is None else Journal(folder)
-        self._written = list(optimizer.ledger)
+        self._written = optimizer.ledger.changes
         self._ready = deque(optimizer.pending)
         self._under_way: set[int] = set()
         self._choice: Future[list[Trial]] | None = None
@@ -268,11 +268,10 @@ class AsynchronousRun:
         """Write each trial to the journal that has changed since it was written there."""
         if self._journal is None:
             return
-        trials = list(self._optimizer.ledger)
-        written = self._written
-        changed = [t for t, old in zip(trials, written, strict=False) if t is not old]
-        self._journal.add(changed + trials[len(written) :])
-        self._written = trials
+        ledger = self._optimizer.ledger
+        changes = ledger.changes  # those of a choice meanwhile come twice
+        self._journal.add([ledger[key] for key in ledger.changed_since(self._written)])
+        self._written = changes
 
     def _write_checkpoint(self) -> None:
         if self._folder is None or self._journal is None:

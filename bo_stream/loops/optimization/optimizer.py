@@ -88,6 +88,8 @@ class Surrogate:
 
     def follow(self, ledger: Ledger) -> StreamingGP | None:
         """Bring the model to the ledger's told outcomes, learn where due, and return the model."""
+        if not self.is_whole:  # it was interrupted: the model may hold rows that ``held`` has not
+            self.model, self.held, self.noise = None, {}, {}
         wanted, noise = ledger.outcomes()
 
         def stays(key: int) -> bool:

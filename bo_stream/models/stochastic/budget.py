@@ -323,12 +323,16 @@ class ConstrainedAdam:
         self._coordinates = constrained_parameters(model, parameters if rate > 0.0 else ())
         moved = [coordinate.moved for coordinate in self._coordinates]
         self._adam = torch.optim.Adam(moved, lr=rate, fused=True) if moved else None
-        if self._adam is not None and moments is not None:
-            self._adam.load_state_dict(deepcopy(moments))
+        self.restore(moments)
 
     def moments(self) -> dict[str, Any] | None:
         """Copy Adam's state, for one that goes on from here."""
         return None if self._adam is None else deepcopy(self._adam.state_dict())
+
+    def restore(self, moments: dict[str, Any] | None) -> None:
+        """Go on from a copy of Adam's state, if there is one."""
+        if self._adam is not None and moments is not None:
+            self._adam.load_state_dict(deepcopy(moments))
 
     @property
     def learns(self) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpytorch.kernels import RBFKernel
 
 from bo_stream import WISKI
+from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.loops.optimization import optimizer
 from bo_stream.loops.optimization.optimizer import load_optimizer, save_optimizer
 from tests.loops.optimizing import started
@@ -49,3 +51,26 @@ def test_the_record_is_saved_with_the_model(tmp_path: Path) -> None:
     save_optimizer(tmp_path, optimizer)
     loaded, _ = load_optimizer(tmp_path)
     assert loaded.surrogate.validation.state() == optimizer.surrogate.validation.state()
+
+
+def test_an_interrupt_in_an_update_puts_no_outcome_in_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    optimizer = started(steps=2)
+    optimizer.best()
+    observe = ProgressiveValidation.observe
+
+    def interrupted(*args: Any) -> None:
+        observe(*args)
+        raise KeyboardInterrupt
+
+    (trial,) = optimizer.ask()
+    optimizer.tell(trial.key, 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(ProgressiveValidation, "observe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.best()
+    optimizer.best()
+    model = optimizer.surrogate.model
+    assert model is not None
+    assert model.num_observations == len(optimizer.surrogate.held) == 7
