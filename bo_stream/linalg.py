@@ -458,6 +458,24 @@ class LazyCovariance(LinearOperator):
             lambda: self._diagonal().unsqueeze(dim),
         )
 
+    def _permute_batch(self, *dims: int) -> LazyCovariance:
+        return LazyCovariance(
+            self.like.permute(*dims, -1),
+            lambda: self.to_dense().permute(*dims, -2, -1),
+            lambda: self._diagonal().permute(*dims, -1),
+        )
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        """Select batch elements without evaluating them, else entries of the dense matrix."""
+        every = slice(None, None, None)
+        if row_index != every or col_index != every:
+            return to_linear_operator(self.to_dense()[(*batch_indices, row_index, col_index)])
+        return LazyCovariance(
+            self.like[(*batch_indices, every)],
+            lambda: self.to_dense()[(*batch_indices, every, every)],
+            lambda: self._diagonal()[(*batch_indices, every)],
+        )
+
 
 class DowndatedRootOperator(LinearOperator):
     """Covariance ``Z Zᵀ − B Bᵀ`` of n points, never formed: O(n (r + q)) memory.
@@ -521,17 +539,37 @@ class DowndatedRootOperator(LinearOperator):
         root2, downdate2 = (f[(*batch_indices, col_index, slice(None))] for f in wide)
         return to_linear_operator(root @ root2.mT - downdate @ downdate2.mT)
 
+    def _permute_batch(self, *dims: int) -> DowndatedRootOperator:
+        wide = [f.expand(*self.batch, *f.shape[-2:]) for f in (self.root, self.downdate)]
+        return DowndatedRootOperator(*(f.permute(*dims, -2, -1) for f in wide))
+
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
-        """Compute a root, of low rank where n is more than the number of columns of Z and B."""
+        """Compute the Cholesky factor, jittered where needed, in float64.
+
+        Callers with base samples of their own have n of them, whatever the rank.
+        """
+        factor = safe_cholesky(self.to_dense().to(torch.float64)).to(self.root)
+        return RootLinearOperator(TriangularLinearOperator(factor))
+
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
+        """Draw samples, ``num_samples x ... x n``, from a root of low rank where there is one."""
+        root = self._low_rank_root()
+        noise = torch.randn(
+            num_samples, *self.batch, root.shape[-1], 1, dtype=root.dtype, device=root.device
+        )
+        return (root @ noise).squeeze(-1)
+
+    def _low_rank_root(self) -> Tensor:
+        """Compute a root, of no more columns than Z where n is more than Z and B have."""
         n, rank = self.root.shape[-2:]
         if n <= rank + self.downdate.shape[-1]:
-            return RootLinearOperator(TriangularLinearOperator(safe_cholesky(self.to_dense())))
+            return safe_cholesky(self.to_dense())
         if self.downdate.shape[-1] == 0:
-            return RootLinearOperator(self.root)
+            return self.root
         # Q V √Λ with V Λ Vᵀ = R Rᵀ − Qᵀ B Bᵀ Q and Z = Q R, in O(n r² + r³): exact because B lies
         # in the range of Z, which Q spans for any rank of Z
         range_, own = torch.linalg.qr(self.root)
         less = range_.mT @ self.downdate
         eigenvalues, vectors = torch.linalg.eigh(own @ own.mT - less @ less.mT)
         roots = eigenvalues.clamp_min(0.0).sqrt()
-        return RootLinearOperator(range_ @ (vectors * roots.unsqueeze(-2)))
+        return range_ @ (vectors * roots.unsqueeze(-2))

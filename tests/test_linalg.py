@@ -185,7 +185,7 @@ def error_of_root_of_huddled_points(device: torch.device) -> float:
     factor = safe_cholesky(features[1] @ features[1].mT + 1e-2 * torch.eye(20).double())
     downdate = features[0] @ solve_lower(factor, features[1]).mT
     operator = DowndatedRootOperator(features[0].to(device), downdate.to(device))
-    found = operator.root_decomposition().root.to_dense()
+    found = operator._low_rank_root()
     assert found.shape == (600, 60)
     return float((found @ found.mT - operator.to_dense()).abs().max())
 
@@ -216,8 +216,17 @@ class TestDowndatedRootOperator:
             part = part if isinstance(part, Tensor) else part.to_dense()
             assert_close(part, dense[index])
         assert_close(operator.unsqueeze(0).squeeze(0).to_dense(), dense)
-        decomposition = operator.root_decomposition().root.to_dense()
-        assert_close(decomposition @ decomposition.mT, dense, factor=1e3)
+        for order in ((0, 1, 2), (2, 0, 1)):  # of batch dimensions, one of which is broadcast
+            wide = operator.expand(2, 3, n, n).unsqueeze(2).permute(*order, -2, -1)
+            assert_close(
+                wide.to_dense(), dense.expand(2, 3, n, n).unsqueeze(2).permute(*order, 3, 4)
+            )
+        low = operator._low_rank_root()
+        assert_close(low @ low.mT, dense, factor=1e3)
+        factor = operator.root_decomposition().root.to_dense()  # as many columns as points
+        assert torch.equal(factor, factor.tril())
+        scale = dense.diagonal(dim1=-2, dim2=-1).max()
+        assert float((factor @ factor.mT - dense).abs().max() / scale) < 1e-6
 
     def test_root_of_huddled_points_is_exact(self, device: torch.device) -> None:
         assert error_of_root_of_huddled_points(device) < 1e-12

@@ -90,10 +90,12 @@ class AvoidsFailures(Adapter):
         """Generate candidates; overrides ``Adapter.gen`` to add failed points to pending ones."""
         pending, space = pending_observations or {}, self._search_space
         failed = [arm for arm in self.failed if space.check_membership(arm.parameters)]
-        latest = [ObservationFeatures.from_arm(arm) for arm in failed[-_REMEMBERED:]]
-        if latest:
-            metrics = {*self._experiment.metrics, *pending}
-            pending = {metric: [*pending.get(metric, []), *latest] for metric in metrics}
+        latest = failed[-_REMEMBERED:]
+        if latest:  # each metric has its own, which the transforms change in place
+            pending = {
+                metric: [*pending.get(metric, []), *map(ObservationFeatures.from_arm, latest)]
+                for metric in {*self._experiment.metrics, *pending}
+            }
         return super().gen(
             n, search_space, optimization_config, pending, fixed_features, model_gen_options
         )

@@ -190,8 +190,8 @@ class RegionGenerator(TorchGenerator):
             content = {}  # another search space
         if content:
             content["ended"] = min(content["ended"], len(ledger))
-            for keys in ("waiting", "newest", "leaps"):
-                content[keys] = [key for key in content[keys] if key < len(ledger)]
+            for keys in ("waiting", "newest", "failed", "late", "leaps"):
+                content[keys] = [key for key in content.get(keys, ()) if key < len(ledger)]
         waiting = set(content.get("waiting", ()))
         over = [trial.key for trial in ledger.with_status("told", "failed")]
         batch = sum(key >= content.get("ended", 0) or key in waiting for key in over)
@@ -201,7 +201,6 @@ class RegionGenerator(TorchGenerator):
             bounds=((0.0, 1.0),) * dim, maximize=maximize, q=q, search="region"
         )
         if content:
-            content["region"]["batch"] = q if batch else content["region"]["batch"]
             self.search = RegionSurrogate(settings, region_state(content))
         else:
             self.search = RegionSurrogate(settings)

@@ -15,7 +15,7 @@ from ax.core.trial_status import TrialStatus
 from botorch.exceptions.warnings import InputDataWarning
 
 from bo_stream import OSGPR, WISKI
-from bo_stream.ax import save_snapshot
+from bo_stream.ax import generation_strategy, save_snapshot
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     adapter_of,
@@ -96,6 +96,23 @@ def test_failed_points_are_not_proposed_again() -> None:
         for b in tried[:i]
     )
     assert model_of(client).num_observations == 4
+
+
+@pytest.mark.parametrize("search", ["box", "region"])
+def test_a_failed_point_is_at_one_place_for_all_metrics(search: str) -> None:
+    """Transforms change it in place: a logarithm once for each metric is of another point."""
+    rate = RangeParameterConfig(
+        name="rate", bounds=(1e-4, 1.0), parameter_type="float", scaling="log"
+    )
+    share = RangeParameterConfig(name="share", bounds=(0.0, 1.0), parameter_type="float")
+    client = started([rate, share])
+    client.configure_tracking_metrics(["seconds"])
+    client.set_generation_strategy(generation_strategy(initialization=4, search=search, seed=0))
+    for _ in range(4):
+        for index, parameters in client.get_next_trials(1).items():
+            client.complete_trial(index, {"loss": float(parameters["share"]), "seconds": 1.0})
+    fail(client, 3)
+    assert all(1e-4 <= rate <= 1.0 for rate, _ in points(client))
 
 
 @pytest.mark.parametrize("first", [1, 3])

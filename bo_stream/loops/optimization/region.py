@@ -87,9 +87,15 @@ class TrustRegion:
             known: Values, of the same model, of the points before.
 
         Returns:
-            Whether the last batch has improved on those before.
+            Whether the last batch has improved on those before; if there are none, it has.
+
+        Raises:
+            ValueError: A value is NaN.
         """
-        improved = improves(new, known)
+        for name, values in (("new", new), ("known", known)):
+            if bool(values.isnan().any()):
+                raise ValueError(f"Expected {name} without NaN, got {values.tolist()}.")
+        improved = known.numel() == 0 or improves(new, known)
         self.successes = self.successes + 1 if improved else 0
         self.failures = 0 if improved else self.failures + 1
         if self.successes >= SUCCESSES:
@@ -127,12 +133,11 @@ def improves(new: Tensor, known: Tensor) -> bool:
 
 def input_lengthscales(model: StreamingGP) -> Tensor | None:
     """Return a kernel's lengthscales, ``d``; None where it has no single one for each input."""
-    found = [
-        module.lengthscale.detach().reshape(-1)
-        for module in model.covar_module.modules()
-        if getattr(module, "has_lengthscale", False)
-    ]
-    return found[0] if len(found) == 1 and len(found[0]) == model.input_dim else None
+    kernels = [k for k in model.covar_module.modules() if getattr(k, "has_lengthscale", False)]
+    if len(kernels) != 1 or kernels[0].lengthscale.numel() != model.input_dim:
+        return None
+    found, inputs = kernels[0].lengthscale.detach().reshape(-1), kernels[0].active_dims
+    return found if inputs is None else torch.empty_like(found).index_copy_(0, inputs, found)
 
 
 def region_candidates(

@@ -103,12 +103,15 @@ class RegionState:
         ended: Number of trials in the ledger when outcomes were last taken in.
         waiting: Keys below it that had neither an outcome nor a failure then.
         newest: Keys of outcomes and failures since the region was last updated.
+        failed: Keys of the region's failed trials when outcomes were last taken in.
+        late: Keys of trials before ``begun`` whose outcomes came afterwards.
         leaps: Keys of leaps that the region was not updated by yet.
         asked: Number of points chosen.
         hopeful: Number of points chosen until which leaps are more frequent.
         burst: Number of points chosen until which half of them leap.
         reached: Value at the last collapse of the region; None before.
-        found: Key and value of the best trial of each region before.
+        found: Key, value and outcome, larger being better, of the best trial of each region before;
+            the outcome None: not known, of a former version.
     """
 
     region: TrustRegion
@@ -121,12 +124,14 @@ class RegionState:
     ended: int = 0
     waiting: list[int] = field(default_factory=list)
     newest: list[int] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
     leaps: list[int] = field(default_factory=list)
     asked: int = 0
     hopeful: int = 0
     burst: int = 0
     reached: float | None = None
-    found: list[tuple[int, float]] = field(default_factory=list)
+    found: list[tuple[int, float, float | None]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -236,11 +241,11 @@ class TrialRows:
         self._room = torch.empty(0, settings.dim + 2, dtype=torch.float64)
         self._set_length(0)
 
-    def read(self, ledger: Ledger, keys: Sequence[int]) -> bool:
+    def read(self, ledger: Ledger, keys: Sequence[int]) -> list[int]:
         """Read trials that were added or changed, so that these are the trials of the ledger.
 
         Returns:
-            Whether any has another outcome or noise variance than before.
+            The keys of those that have another outcome or noise variance than before.
         """
         if len(ledger) > len(self._room):
             added = 2 * len(ledger) - len(self._room)
@@ -254,7 +259,7 @@ class TrialRows:
         former = self._room[list(keys), -2:]
         same = (columns == former) | (columns.isnan() & former.isnan())
         self._room[list(keys)] = torch.cat((X, columns), -1)
-        return not bool(same.all())
+        return [key for key, alike in zip(keys, same.all(-1).tolist(), strict=True) if not alike]
 
     def with_outcome(self, first: int = 0) -> Tensor:
         """Return the keys from the first one on that have an outcome."""
@@ -341,15 +346,24 @@ class RegionSurrogate:
             return [key for key in keys if ledger[key].status in ("told", "failed")]
 
         changed = ledger.changed_since(changes)
-        if trials.read(ledger, changed):
+        amended = trials.read(ledger, changed)
+        failed = [t.key for t in ledger.with_status("failed") if t.key >= state.begun]
+        if amended or failed != state.failed:
             self.local = None  # of other outcomes, also where what follows is interrupted
         since = range(state.ended, len(ledger))
-        new, unseen = are_over((*state.waiting, *since)), {*state.waiting, *since, *changed}
+        over, unseen = are_over((*state.waiting, *since)), {*state.waiting, *since, *changed}
+        over += [key for key in state.failed if ledger[key].status == "told"]
+        new = [key for key in over if key >= state.begun]
+        late = [key for key in over if key < state.begun and ledger[key].status == "told"]
+        # where this ledger was followed before; else all are read for the first time
+        amended = [key for key in amended if changes > 0 and key not in over]
         state = replace(
             state,
             ended=len(ledger),
             waiting=sorted(unseen.difference(are_over(unseen))),
-            newest=are_over(state.newest) + new,
+            newest=[*dict.fromkeys(are_over(state.newest) + new)],
+            failed=failed,
+            late=state.late + late,
         )
         if not new and self.local is not None:
             self.state, self._followed = state, (ledger, ledger.changes)
@@ -359,18 +373,17 @@ class RegionSurrogate:
         if len(own) >= FEWEST:
             # the same rows, unless there are new ones
             same = not new and bool(state.rows) and not bool(trials.Y[state.rows].isnan().any())
-            rows = state.rows if same else self._nearest(state, own)
-            failed = [t.key for t in ledger.with_status("failed") if t.key >= state.begun]
-            lost = failed[-FAILED_ROWS:]
-            local, state = self._fitted(state, rows, lost, len(own), learns=not same)
+            if not same or amended:
+                state = replace(state, rows=self._nearest(state, own, [*state.newest, *amended]))
+            local, state = self._fitted(state, failed[-FAILED_ROWS:], len(own), learns=not same)
             if new and len(state.newest) >= min(self.settings.q, len(own)):
                 state = self._updated(state, local, ledger)
                 local = local if state.rows else None  # the region has ended
         self.state, self.local, self._followed = state, local, (ledger, ledger.changes)
         return self.model
 
-    def _nearest(self, state: RegionState, own: Tensor) -> list[int]:
-        """Return the keys of the newest outcomes, and of those nearest to the centre."""
+    def _nearest(self, state: RegionState, own: Tensor, fresh: list[int]) -> list[int]:
+        """Return the keys of fresh outcomes, and of those nearest to the centre."""
         if len(own) <= ROWS:
             return list(own.tolist())
         X, Y, centre = self.trials.X, self.trials.Y, state.centre
@@ -381,14 +394,14 @@ class RegionSurrogate:
             logs = torch.tensor(state.values[LENGTHSCALES], dtype=torch.float64)
             weights = (-2.0 * logs).exp()
         distances = ((X - X[centre]).square_() @ weights)[own]
-        distances[_are_in(own, state.newest)] = -1.0
+        distances[_are_in(own, fresh)] = -1.0
         return sorted(own[distances.topk(ROWS, largest=False).indices].tolist())
 
     def _fitted(
-        self, state: RegionState, rows: list[int], lost: list[int], count: int, learns: bool
+        self, state: RegionState, lost: list[int], count: int, learns: bool
     ) -> tuple[LocalFit, RegionState]:
-        """Build the local model of some rows of ``count``, and learn hyperparameters when due."""
-        trials, like = self.trials, self.settings.to_unit_cube([])
+        """Build the local model of the rows of ``count``, and learn hyperparameters when due."""
+        trials, rows, like = self.trials, state.rows, self.settings.to_unit_cube([])
         gains, variances = trials.Y[rows], trials.Yvar[rows]
         scale = LogScale.of(gains)
         values = scale.to_scale(gains).unsqueeze(-1).to(like)
@@ -413,13 +426,14 @@ class RegionSurrogate:
             plain = {name: each.reshape(-1).tolist() for name, each in learned.items()}
             state = replace(state, values=plain, fitted=count)
             self.refits.append(len(trials.with_outcome()))
-        return local, replace(state, rows=rows, centre=local.best)
+        return local, replace(state, centre=local.best)
 
     def _updated(self, state: RegionState, local: LocalFit, ledger: Ledger) -> RegionState:
         """Update the region by the newest outcomes; begin again where it has collapsed."""
         keys, means, region = torch.tensor(local.keys), local.means, state.region
         new, soon = _are_in(keys, state.newest), state.asked + HOPE * self.settings.q
         leapt = new & _are_in(keys, state.leaps)
+        region.batch = len(state.newest)  # however many were to come together
         if not bool(new.any()):  # all have failed
             region.update(means.min(), means)
         elif not bool(new.all()):
@@ -442,8 +456,9 @@ class RegionSurrogate:
             sobol=ledger.count_from("sobol") + 2 * self.settings.dim,
             centre=None,
             rows=[],
+            failed=[],
             reached=None,
-            found=[*state.found, (local.best, local.value)],
+            found=[*state.found, (local.best, local.value, float(self.trials.Y[local.best]))],
         )
 
     # --- points --------------------------------------------------------------------------------
@@ -497,8 +512,10 @@ class RegionSurrogate:
             for i in range(q - leaps, q):
                 points[i] = trend.leap(best, box, generator).to(points)
         points = self.domain.admit(points, starts)
-        known = self.domain.snap(self.trials.X).to(points) if self.domain.levels else X
-        replace_repeated(points, known, candidates, values)
+        known = self.trials.X[[*local.keys, *(t.key for t in ledger.with_status("pending"))]]
+        if self.domain.levels:
+            known = self.domain.snap(self.trials.X)
+        replace_repeated(points, known.to(points), candidates, values)
         first = len(ledger) + q - leaps
         waiting = [*state.leaps, *range(first, first + leaps)]
         self.state = replace(state, leaps=waiting, asked=state.asked + q)
@@ -516,6 +533,9 @@ class RegionSurrogate:
     def best(self, ledger: Ledger) -> tuple[int, float]:
         """Return key and posterior median, larger being better, of the best trial of all regions.
 
+        Outcomes of former regions that came late, or were amended since, have no posterior: they
+        count as they are, late ones by what they exceed twice the noise's standard deviation.
+
         Raises:
             UsageError: There is no outcome.
         """
@@ -523,19 +543,33 @@ class RegionSurrogate:
         keys, Y = self.trials.with_outcome(), self.trials.Y
         if len(keys) == 0:
             raise UsageError("There is no best point yet: no outcome was told.")
-        found = [pair for pair in self.state.found if not bool(Y[pair[0]].isnan())]
-        if self.local is not None:
-            found.append((self.local.best, self.local.value))
-        if not found:
-            best = int(keys[Y[keys].argmax()])
-            found.append((best, float(Y[best])))
+        state, local, former = self.state, self.local, keys[keys < self.state.begun]
+        found = [] if local is None else [(local.best, local.value)]
+        found += [
+            (key, value)
+            for key, value, outcome in state.found
+            if float(Y[key]) == outcome or (outcome is None and not bool(Y[key].isnan()))
+        ]
+        late = former[_are_in(former, state.late)]
+        if len(late) > 0:
+            key = int(late[Y[late].argmax()])
+            least = float(Y[key])
+            if local is not None:
+                noise = local.noise().mean().sqrt().to(Y)
+                least = local.scale.to_outcome(float(local.scale.to_scale(Y[key]) - 2.0 * noise))
+            if all(least > value for _, value in found):
+                found.append((key, float(Y[key])))
+        if not found or (len(former) > 0 and len(found) < len(state.found) + (local is not None)):
+            known = former if found else keys
+            key = int(known[Y[known].argmax()])
+            found.append((key, float(Y[key])))
         return max(found, key=lambda pair: pair[1])
 
 
 def region_state(record: Mapping[str, Any]) -> RegionState:
     """Build a state from the plain values of a checkpoint."""
     region = TrustRegion(**record["region"])
-    found = [(key, value) for key, value in record["found"]]
+    found = [(*entry, *[None] * (3 - len(entry))) for entry in record["found"]]
     return RegionState(**{**record, "region": region, "found": found})
 
 

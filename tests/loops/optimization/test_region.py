@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from bo_stream.loops.optimization.region import (
     LogScale,
     TrustRegion,
     improves,
+    input_lengthscales,
     maximize_paths,
     region_candidates,
 )
@@ -388,3 +390,24 @@ def test_candidates_differ_from_the_centre_in_few_inputs_of_few_values() -> None
     changed = (found[:, :20] != centre[:20]).double().sum(-1)
     assert float(changed.mean()) == pytest.approx(CHANGED, abs=0.4)  # six standard errors
     assert torch.equal(found[:, 21:], X[:, 21:])
+
+
+def test_lengthscales_are_in_the_order_of_the_inputs() -> None:
+    kernel = RBFKernel(ard_num_dims=3, active_dims=(2, 0, 1)).double()
+    kernel.lengthscale = torch.tensor([0.1, 1.0, 10.0])
+    X = torch.rand(6, 3, dtype=torch.float64)
+    model = AutoGP(X, X.sum(-1, keepdim=True), covar_module=kernel)
+    found = input_lengthscales(model)
+    assert found is not None
+    torch.testing.assert_close(found, torch.tensor([1.0, 10.0, 0.1]).double())
+
+
+def test_values_before_which_there_are_none_improve() -> None:
+    region, none = TrustRegion(3, 2), torch.empty(0)
+    assert region.update(torch.tensor([1.0]), none)
+    assert (region.successes, region.failures) == (1, 0)
+    before = replace(region)
+    for new, known in (([math.nan], [1.0]), ([1.0], [0.0, math.nan])):
+        with pytest.raises(ValueError, match="without NaN"):
+            region.update(torch.tensor(new), torch.tensor(known))
+    assert region == before

@@ -336,8 +336,9 @@ def test_rows_are_those_of_the_ledger_however_it_changes() -> None:
         keys, changes = ledger.changed_since(changes), ledger.changes
         assert key in keys
         values = [(trial.Y, trial.Yvar) for trial in ledger]
-        differs = values != seen + [(None, None)] * (len(values) - len(seen))
-        assert rows.read(ledger, keys) == differs
+        former = seen + [(None, None)] * (len(values) - len(seen))
+        differ = [key for key in range(len(values)) if values[key] != former[key]]
+        assert rows.read(ledger, keys) == differ
         seen = values
         expected = TrialRows(settings)
         expected.read(ledger, range(len(ledger)))
@@ -430,7 +431,7 @@ def test_a_region_that_collapsed_begins_again_about_the_best_point_then_elsewher
     state = surrogate_of(optimizer).state
     assert [trial.origin for trial in asked] == ["sobol"] * 8
     assert state.begun == asked[0].key
-    ((best, _),) = state.found
+    ((best, _, _),) = state.found
     assert best < asked[0].key - 2 * REGION.q  # none of the worse ones
     assert optimizer.best().trial.key == best
     tell_all(optimizer, asked)
@@ -440,6 +441,110 @@ def test_a_region_that_collapsed_begins_again_about_the_best_point_then_elsewher
     assert optimizer.best().trial.key == asked[0].key
     optimizer.withdraw(asked[0].key)
     assert optimizer.best().trial.X == X
+
+
+def in_a_second_region(late: int = 0) -> tuple[Optimizer, list[Trial]]:
+    """A search whose first region has ended, and trials of it that are still under way."""
+    optimizer = started(REGION, steps=3)
+    waiting = optimizer.ask(late) if late else []
+    collapse(optimizer)
+    tell_worse(optimizer)
+    optimizer.best()
+    surrogate_of(optimizer).state = replace(surrogate_of(optimizer).state, reached=math.inf)
+    collapse(optimizer)
+    tell_worse(optimizer)
+    for _ in range(3):
+        tell_high(optimizer, optimizer.ask(8))
+    optimizer.best()
+    assert len(surrogate_of(optimizer).state.found) == 1
+    return optimizer, waiting
+
+
+def test_a_former_region_is_known_by_what_its_outcomes_are_now() -> None:
+    optimizer, _ = in_a_second_region()
+    first = optimizer.best().trial
+    assert first.key < surrogate_of(optimizer).state.begun
+    others = sorted(trial.Y for trial in optimizer.ledger if trial.key != first.key and trial.Y)
+    optimizer.amend(first.key, 100.0)
+    assert others[0] == optimizer.best().trial.Y
+    optimizer.withdraw(first.key)
+    second = optimizer.best()
+    assert (second.trial.Y, second.mean) == (others[0], others[0])
+
+
+def test_outcomes_of_a_former_region_that_come_late_count_in_the_end(tmp_path: Path) -> None:
+    optimizer, (one, other, failed) = in_a_second_region(late=3)
+    former, region = optimizer.best(), replace(surrogate_of(optimizer).state.region)
+    optimizer.tell(other.key, 50.0)
+    assert optimizer.best() == former
+    optimizer.fail(failed.key, "boom")
+    optimizer.tell(one.key, -100.0)
+    best = optimizer.best()
+    assert (best.trial.key, best.mean) == (one.key, -100.0)
+    assert surrogate_of(optimizer).state.region == region  # it has learned nothing of them
+    save_optimizer(tmp_path, optimizer)
+    assert load_optimizer(tmp_path)[0].best() == best
+
+
+def test_an_outcome_of_a_failed_trial_is_taken_in_at_once() -> None:
+    optimizer = started(REGION, steps=3)
+    trial, *others = optimizer.ask()
+    tell_high(optimizer, others)
+    optimizer.fail(trial.key, "boom")
+    optimizer.best()
+    region = replace(surrogate_of(optimizer).state.region)
+    optimizer.tell(trial.key, -50.0)
+    optimizer.best()
+    state = surrogate_of(optimizer).state
+    assert trial.key in state.rows
+    assert state.newest == [trial.key]  # a success, when there is a batch
+    assert state.region == region
+
+
+def test_an_amended_outcome_far_away_is_taken_in_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region_module, "ROWS", 12)
+    optimizer = started(REGION, steps=6)
+    optimizer.best()
+    rows = surrogate_of(optimizer).state.rows
+    away = next(trial.key for trial in optimizer.ledger if trial.key not in rows)
+    optimizer.amend(away, -50.0)
+    assert optimizer.best().trial.key == away
+
+
+@pytest.mark.parametrize("verb", [Optimizer.retry, Optimizer.withdraw])
+def test_a_saved_search_goes_on_alike_when_a_trial_is_no_longer_failed(
+    verb: Any, tmp_path: Path
+) -> None:
+    optimizer = started(REGION, steps=3)
+    trial, *others = optimizer.ask()
+    tell_all(optimizer, others)
+    optimizer.fail(trial.key, "boom")
+    optimizer.best()
+    verb(optimizer, trial.key)
+    save_optimizer(tmp_path, optimizer)
+    loaded, _ = load_optimizer(tmp_path)
+    assert points(loaded.ask()) == points(optimizer.ask())
+
+
+def test_as_many_as_come_together_are_a_batch() -> None:
+    """Asked for ten at a time, a region of batches of one halves after as many evaluations."""
+    optimizer = started(replace(REGION, q=1), steps=12)
+    optimizer.best()
+    region = surrogate_of(optimizer).state.region
+    region.length, region.failures = 0.8, 0
+    tell_high(optimizer, optimizer.ask(10))
+    optimizer.best()
+    assert surrogate_of(optimizer).state.region.length == 0.4
+
+
+def test_points_repeat_none_that_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = started(REGION, steps=3)
+    corner = [pair[0] for pair in REGION.bounds]
+    monkeypatch.setattr(
+        region_module, "maximize_paths", lambda paths, starts, *_: torch.zeros_like(starts)
+    )
+    asked = [list(trial.X) for _ in range(4) for trial in optimizer.ask()]
+    assert asked.count(corner) == 1
 
 
 def test_repeated_points_are_replaced_by_the_next_candidates() -> None:
