@@ -44,10 +44,11 @@ class Generator(gest_api.Generator):
 
     Its :class:`~bo_stream.loops.optimization.Optimizer` has a ledger of every point that was
     suggested or ingested, by its ``_id``. Results may come in any order, late, or never. One
-    whose objective is missing, NaN, infinite or beyond 1e75 is a failure: the model does not see
-    it, and the point is avoided. A second result of a point corrects the first. Points that were
-    not suggested are ingested without an ``_id``; one without an ``_id`` that equals a point which
-    waits for its result is that point.
+    whose objective is missing, NaN, infinite or beyond 1e75 is a failure, and the point is avoided:
+    in the search of the box the model does not see it, in that of a region it counts as the model's
+    worst outcome. A second result of a point corrects the first. Points that were not suggested are
+    ingested without an ``_id``; one without an ``_id`` that equals a point which waits for its
+    result is that point.
 
     A call that it cannot serve raises a ``ValueError`` (:class:`~bo_stream.errors.UsageError`) and
     changes nothing.

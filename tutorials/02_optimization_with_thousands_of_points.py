@@ -26,8 +26,8 @@
 # `optimize_acqf`; an `Optimizer` for results that come late, out of order or wrong; and Thompson
 # sampling of a hundred points at a time.
 #
-# This runs in about a minute on two cores. With the environment variable `SMOKE_TEST` set it
-# runs in seconds, at sizes too small to mean anything.
+# This runs in two to three minutes on two cores. With the environment variable `SMOKE_TEST` set
+# it runs in seconds, at sizes too small to mean anything.
 
 # %%
 import os

@@ -23,8 +23,8 @@
 # few places at which the readings so far are summed up (Bui, Nguyen and Turner, 2017). The question
 # is where to put them. Here they place themselves.
 #
-# This runs in a few minutes on two cores. With the environment variable `SMOKE_TEST` set it runs in
-# seconds, at sizes too small to mean anything.
+# This runs in about two minutes on two cores. With the environment variable `SMOKE_TEST` set it
+# runs in seconds, at sizes too small to mean anything.
 
 # %%
 import os
@@ -410,8 +410,8 @@ except UnsupportedError as reason:
 # `OSGPR` does not mind. It is BoTorch as ever: `qLogExpectedImprovement` asks for the joint
 # posterior of four settings and its gradient, `optimize_acqf` finds four, each in view of those
 # before it, and `update` takes their outcomes in. A search needs detail where the best settings
-# crowd. So no allocator is given here: every run is an inducing point, which is the exact process,
-# until there are `max_points` of them.
+# crowd. So no allocator is given here: every run that the others do not already determine is an
+# inducing point, which is the exact process, until there are `max_points` of them.
 #
 # Three searches from the same forty runs, and three that go on at random:
 

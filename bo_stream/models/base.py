@@ -873,9 +873,13 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     ) -> Self:
         """Condition on hypothetical observations Y at X; this model stays as it is.
 
-        O(q) cross-covariances and one q x q factor; differentiable in X and Y. Equal to ``update``
-        on a copy, but of a ``LocalGP``, whose updates reach one local model. The returned model
-        predicts and fantasises, but cannot be updated.
+        O(q) cross-covariances and one q x q factor; differentiable in X and Y; exact in the
+        posterior as it is. Under a Gaussian likelihood it is equal to ``update`` on a copy for an
+        exact GP, on a grid, in a last layer, and at inducing points while every input is one. It is
+        not where an update projects on fewer inducing points, moves inputs to centres, reaches one
+        local model or takes steps, nor under another likelihood, where an update finds the Gaussian
+        observations that stand for the outcomes again. The returned model predicts and fantasises,
+        but cannot be updated.
 
         Args:
             X: ``batch_shape x q x d``.

@@ -207,9 +207,11 @@ class Optimizer:
     far and the model, not on torch's global random state, so a run that was saved and loaded goes
     on to the same points. What cannot be is a ``UsageError``, and changes nothing.
 
-    A point without an outcome is pending: others are chosen given that it will have one. So are the
-    last ``AVOIDED_FAILURES`` failed ones, which the model never sees. A step costs the same however
-    many came before, but for a pass over the trials, some microseconds each.
+    A point without an outcome is pending. In the search of the box others are chosen given that it
+    will have one, and the last ``AVOIDED_FAILURES`` failed ones too, which the model never sees. A
+    region disregards pending points, and its model takes the last failed ones for its worst
+    outcomes. A step costs the same however many came before, but for a pass over the trials, some
+    microseconds each.
 
     Example:
         >>> optimizer = Optimizer(OptimizationSettings(bounds=((-5.0, 10.0), (0.0, 15.0))))
