@@ -23,7 +23,7 @@
 # tuned with it: we run trials, kill the process, go on from its database, correct what was reported
 # wrongly, and look at what was learned.
 #
-# This needs `pip install '.[ax,sql]'` and runs in about two minutes on two cores. With the
+# This needs `pip install '.[ax,sql]'` and runs in two to three minutes on two cores. With the
 # environment variable `SMOKE_TEST` set it runs in seconds, at sizes too small to mean anything.
 
 # %%

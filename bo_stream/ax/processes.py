@@ -167,11 +167,10 @@ class ProcessRunner(Runner):
     """A runner of Ax that evaluates a function of a trial's parameters in worker processes.
 
     A trial whose function raises, hangs beyond the timeout, dies, or returns no finite number for
-    some metric is marked failed, with the reason; nothing of it reaches the model. So is a trial of
-    several arms of which one fails. Values and reasons are written to the trial's metadata, hence
-    to storage. A trial that a previous process had started is evaluated again. Storage has the
-    function by its name, which is imported when a trial runs: go on only with experiments that you
-    trust.
+    some metric is marked failed, with the reason, and has no outcome. So is a trial of several arms
+    of which one fails. Values and reasons are written to the trial's metadata, hence to storage. A
+    trial that a previous process had started is evaluated again. Storage has the function by its
+    name, which is imported when a trial runs: go on only with experiments that you trust.
     """
 
     def __init__(

@@ -96,6 +96,8 @@ def relearn(model: StreamingGP) -> None:
         )
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def learn_hyperparameters(model: StreamingGP) -> None:
     """Maximise the marginal likelihood from the model's memory, starting where it stands.
 

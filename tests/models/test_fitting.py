@@ -61,6 +61,16 @@ def test_the_first_values_lead_out_of_a_poor_maximum(kind: str) -> None:
     assert not model.training
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_loop_that_records_no_gradients_learns(mode: Any) -> None:
+    model, other = model_of("WISKI"), model_of("WISKI")
+    relearn(model)
+    with mode():
+        relearn(other)
+    assert lengthscale(other) == lengthscale(model)
+    assert other.covar_module.lengthscale.requires_grad
+
+
 def test_the_present_start_is_kept_where_it_is_the_better() -> None:
     poor = hyperparameters(in_a_poor_maximum("WISKI"))
     model = model_of("WISKI")

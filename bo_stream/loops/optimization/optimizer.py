@@ -193,7 +193,7 @@ SHORTLIST = 1024
 """Number of observed points, those of the best outcomes, among which the best is searched."""
 
 AVOIDED_FAILURES = 32
-"""Number of last failed points that count as pending, so that they are not tried for ever."""
+"""Last failed points that count as pending in the box, so that they are not tried for ever."""
 
 
 class Optimizer:
