@@ -318,6 +318,7 @@ def report(
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from bo_stream.loops.run import write_files
+    from bo_stream.loops.survey.columns import listed_as
     from bo_stream.loops.survey.findings import find
     from bo_stream.loops.survey.report import headline, survey_page
     from bo_stream.loops.survey.survey import load_survey
@@ -337,7 +338,7 @@ def report(
             page = survey_page(findings, date.today())
         written, table = survey.table_format, findings.predictions
         others = survey.others(table["id"].tolist())
-        others = others.rename(columns=lambda n: f"listed_{n}" if n in table else n)
+        others = others.rename(columns=listed_as(others, table))
         table = pd.concat((table[["id"]], others, table.iloc[:, 1:]), axis=1)
         files = {
             f"predictions{written.suffix}": written.write(_rounded(table)),
@@ -497,7 +498,8 @@ def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
     sure, line = per_cent(survey.settings.certainty), per_cent(threshold)
     name, others = shown_labels(survey.labels)
     chosen = [*([] if name is None else [name]), *others][:_MOST_LABELS]
-    labels = [f"listed_{label}" if f"listed_{label}" in calls else label for label in chosen]
+    columns = dict(zip(survey.labels, calls.columns[1:], strict=False))  # behind the id
+    labels = [columns[label] for label in chosen]
     for call, text in (
         (ABOVE, f"above {line}, {sure} sure or more"),
         (UNCERTAIN, "uncertain"),

@@ -120,6 +120,7 @@ def _read_npz(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
     for name in ("X", y or "y"):
         if name not in arrays:
             raise UsageError(f"{path} has no array {name!r}. It has: {', '.join(sorted(arrays))}.")
+    _check_named_once(x or ())
     X = _numeric(arrays["X"], f"{path}: array X")
     X = X.reshape(-1, 1) if X.ndim == 1 else X
     if X.ndim != 2:
@@ -142,6 +143,12 @@ def _read_npz(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
     return Dataset(X[:, columns], target, tuple(chosen), label, path.name)
 
 
+def _check_named_once(columns: Sequence[str]) -> None:
+    twice = next((name for name in columns if columns.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"Column {twice!r} is named twice among x and y. Name each column once.")
+
+
 def _numeric(values: NDArray[np.generic], name: str) -> Array:
     if values.dtype.kind not in "fiub":
         raise UsageError(f"{name} is not numeric (its type is {values.dtype}).")
@@ -156,6 +163,7 @@ def _read_table(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
             f"Say which columns of {path} are inputs and which is the target, as in "
             f"--x lon lat --y prevalence. Its columns: {', '.join(names)}."
         )
+    _check_named_once((*x, y))
     for name, option in (*((name, "--x") for name in x), (y, "--y")):
         given_column(names, name, str(path), option)
     values = [cells.numbers(name) for name in (*x, y)]

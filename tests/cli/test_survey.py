@@ -20,6 +20,7 @@ from bo_stream.cli.survey import parse_quotas, parse_share
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import LOCK
 from bo_stream.loops.survey import load_survey
+from bo_stream.loops.survey.tables import read_table
 from tests.cli.commands import assert_one_clear_error
 
 OPTIONS = ["--threshold", "0.1", "--covariates", "rain", "--out", "run"]
@@ -78,6 +79,10 @@ def ledger() -> list[str]:
 @pytest.mark.smoke
 @pytest.mark.usefixtures("small_pictures")
 def test_the_commands_go_from_a_table_to_a_report() -> None:
+    former = dict.fromkeys(
+        ("prevalence", "listed_prevalence"), 0.5
+    )  # of an earlier predictions.csv
+    small_country().assign(**former).to_csv("sites.csv", index=False)
     assert "40, of which 12 surveyed" in done("start", "sites.csv", *OPTIONS)
     assert "bo-stream survey tell run run/next.csv" in done("next", "run", "-q", "3")
     fill_in(2)
@@ -89,6 +94,9 @@ def test_the_commands_go_from_a_table_to_a_report() -> None:
     assert len(predictions) == 40
     assert predictions["prevalence"].between(0.0, 1.0).all()
     assert predictions["exceedance"].between(0.0, 1.0).all()
+    for name in ("predictions.csv", "called.csv"):
+        columns = read_table(Path("run") / name).columns
+        assert {"prevalence", *former, "listed_listed_prevalence"} < set(columns)
     page = Path("run/report.html").read_text(encoding="utf-8")
     assert page.count("<img") == 5
     called = pd.read_csv("run/called.csv")

@@ -89,6 +89,8 @@ def moved_names(data: Dataset) -> tuple[tuple[str, ...], str, str]:
         (["lon"], "incidence", "has no column 'incidence'"),
         (None, TARGET, "Say which columns"),
         (["lon"], None, "Say which columns"),
+        (["lon", "lon"], TARGET, "Column 'lon' is named twice among x and y"),
+        ([TARGET, "lon"], TARGET, f"Column {TARGET!r} is named twice among x and y"),
         (["lon", "name"], TARGET, "row 2, column 'name': expected a number, got 'a'"),
     ],
 )
@@ -103,6 +105,8 @@ def test_wrong_columns_of_a_table(
 def test_wrong_names_of_an_npz(files: dict[str, Path]) -> None:
     with pytest.raises(UsageError, match=r"has no column 'height'\. Its columns: lon, lat"):
         read_dataset(files["npz"], ["height"])
+    with pytest.raises(UsageError, match="Column 'lon' is named twice among x and y"):
+        read_dataset(files["npz"], ["lon", "lon"])
     with pytest.raises(UsageError, match=r"has no array 'later'\. It has: X, columns, target, y"):
         read_dataset(files["npz"], None, "later")
 

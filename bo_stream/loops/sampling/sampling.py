@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import Tensor
 from bo_stream.acquisition import Misclassification, PoolSelector, select_sites
 from bo_stream.acquisition.feature_nipv import in_weight_space
 from bo_stream.acquisition.pool import thinned
-from bo_stream.errors import UsageError, as_whole, check_whole
+from bo_stream.errors import UsageError, as_whole, check_whole, plain
 from bo_stream.loops.models import (
     AUTO,
     EXACT,
@@ -222,8 +222,8 @@ class ActiveSampling:
             outcomes: Value of each.
 
         Raises:
-            UsageError: A candidate is not in the list or named twice, a value is not finite, the
-                numbers of both differ, or a value is another one and the model cannot retract.
+            UsageError: A candidate is not in the list or named twice, a value is no finite number,
+                the numbers of both differ, or a value is another one and the model cannot retract.
         """
         values, state = self._checked(picks, outcomes), self.state
         new = [pick for pick in values if pick not in self._positions]
@@ -296,8 +296,13 @@ class ActiveSampling:
 
         Returns:
             ``n`` each, in float64.
+
+        Raises:
+            UsageError: Fewer than ``initial`` values were told, X has another shape, no rows, or an
+                input that is not finite.
         """
         X = _floating(X)
+        _check_inputs("X", X, self._X.shape[-1:])
         return predict(self.model, normalize(X, self._bounds.to(X)).to(self._X))
 
     # --- choosing ---------------------------------------------------------------------------------
@@ -336,7 +341,15 @@ class ActiveSampling:
     ) -> dict[int, float]:
         """Return values by candidate."""
         chosen = _positions(picks)
-        values = torch.as_tensor(outcomes, dtype=torch.float64).reshape(-1).to(self._X.dtype)
+        try:
+            given = torch.as_tensor(outcomes, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            each = outcomes if isinstance(outcomes, Sequence) else ()
+            wrong = next((y for y in each if not isinstance(plain(y), int | float)), outcomes)
+            raise UsageError(
+                f"Expected outcomes as numbers, one for each candidate, got {wrong!r}."
+            ) from error
+        values = given.reshape(-1).to(self._X.dtype)
         if len(chosen) != len(values):
             raise UsageError(
                 f"Expected a value for each of {len(chosen):,} candidates, got {len(values):,}."
@@ -563,6 +576,8 @@ def _floating(inputs: Tensor) -> Tensor:
 def _positions(picks: Sequence[int]) -> list[int]:
     """Return row numbers of candidates, which may be numbers of NumPy or torch, as ints."""
     positions = []
+    if not isinstance(picks, Iterable) or getattr(picks, "shape", None) == ():
+        raise UsageError(f"Expected candidates as a list of whole numbers, got {picks!r}.")
     for pick in picks:
         position = as_whole(pick)
         if position is None:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bo_stream.errors import UsageError
+from bo_stream.errors import UsageError, plain
 from bo_stream.likelihoods.binomial import MOST_EXAMINED
 from bo_stream.loops.survey.columns import required_column
 from bo_stream.loops.survey.settings import SurveySettings
@@ -110,6 +110,11 @@ class Cells:
             self._known[column] = _texts(self.table[column]).to_numpy(object)
         return self._known[column]
 
+    @property
+    def labels(self) -> Texts:
+        """Labels of the rows as texts, as :meth:`texts` has them, ``n``."""
+        return _texts(self.table.index.to_series()).to_numpy(object)
+
     def numbers(self, column: str, expected: str = "a number") -> Array:
         """Return the cells of a column as numbers, NaN where missing, ``n``.
 
@@ -189,6 +194,12 @@ def first(mask: Mask | np.bool_) -> int | None:
     """Return the first position at which a mask is true, None if there is none."""
     positions = np.flatnonzero(mask)
     return int(positions[0]) if positions.size else None
+
+
+def as_ids(ids: str | int | Iterable[str | int]) -> list[str]:
+    """Return ids as texts; a text or a number is one id."""
+    given = plain(ids)
+    return [str(site) for site in ([given] if isinstance(given, str | int) else given)]
 
 
 # --- ids of sites in tables that went through a spreadsheet, which takes them for numbers --------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from bo_stream.errors import UsageError
@@ -247,3 +247,26 @@ def given_column(names: Sequence[str], given: str, source: str, option: str) -> 
             f"{', '.join(names)}."
         )
     return given
+
+
+def listed_as(names: Iterable[Hashable], taken: Iterable[Hashable]) -> dict[Hashable, str]:
+    """Name the columns of the list in a table that has columns of its own.
+
+    Args:
+        names: Of the columns of the list.
+        taken: Names of the table's own columns.
+
+    Returns:
+        New names by names, all different: ``listed_`` goes before one that is taken, as often as it
+        takes to be free.
+    """
+    renamed: dict[Hashable, str] = {}
+    own, names = set(taken), list(names)
+    used = own.union(names)
+    for name in names:
+        new = str(name)
+        while new in used and name in own:
+            new = f"listed_{new}"
+        used.add(new)
+        renamed[name] = new
+    return renamed

@@ -15,7 +15,7 @@ import pandas as pd
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import DATE
-from bo_stream.loops.survey.columns import normalised
+from bo_stream.loops.survey.columns import listed_as, normalised
 from bo_stream.loops.survey.model import (
     ABOVE,
     BELOW,
@@ -411,11 +411,6 @@ FORM = (
 """Columns of the form, besides the columns of the list."""
 
 
-def listed_as(name: str) -> str:
-    """Name a column of the list in the form, which has a column of that name itself."""
-    return f"listed_{name}" if name in FORM else name
-
-
 def next_files(survey: Survey) -> dict[str, bytes]:
     """Return next.csv and, of positions in degrees, next.geojson, by name.
 
@@ -428,7 +423,8 @@ def next_files(survey: Survey) -> dict[str, bytes]:
     pending, coordinates = survey.pending, survey.settings.coordinates
     pending = pending.round({"gain": 6})
     table = pending[["round", "id", *coordinates.names, "reason", "gain", "cost"]]
-    others = survey.others(pending["id"].tolist()).rename(columns=listed_as)
+    others = survey.others(pending["id"].tolist())
+    others = others.rename(columns=listed_as(others, FORM))
     table = pd.concat((table[["round", "id"]], others, table.iloc[:, 2:]), axis=1)
     form = table.assign(**dict.fromkeys((*_TO_FILL, DATE), ""))
     files = {_NEXT + survey.table_format.suffix: survey.table_format.write(form)}

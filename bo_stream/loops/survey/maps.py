@@ -29,7 +29,7 @@ from bo_stream.loops.survey.findings import (
 )
 from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, per_cent
 from bo_stream.loops.survey.settings import DEGREES, Coordinates
-from bo_stream.mapping import Kilometres, kilometres
+from bo_stream.mapping import RADIUS, REACH, Kilometres, kilometres
 
 Array = NDArray[np.float64]
 
@@ -198,11 +198,12 @@ class Ground:
     def of(cls, table: pd.DataFrame, coordinates: Coordinates) -> Ground:
         """Lay out the sites of a table with columns of these coordinates' names."""
         positions = table[list(coordinates.names)].to_numpy(float).copy()
-        plane = kilometres(torch.from_numpy(positions), units=coordinates.mapping_units)
+        given = torch.tensor(positions)
+        plane = kilometres(given, units=coordinates.mapping_units)
         if isinstance(plane, Kilometres):
             middle = float(plane.centre[0])
             positions[:, 0] = (positions[:, 0] - middle + 180.0) % 360.0 - 180.0 + middle
-        sites: Array = plane.transform(torch.from_numpy(positions)).numpy()
+        sites: Array = plane.transform(given).numpy()
         return cls(plane, sites, positions, coordinates)
 
     def extent(self, tallest: float, widest: float) -> tuple[tuple[float, float], ...]:
@@ -219,9 +220,21 @@ class Ground:
         return tuple(zip((middle - half).tolist(), (middle + half).tolist(), strict=True))
 
     def place(self, positions: Array) -> Array:
-        """Map positions, ``n x 2``, to kilometres."""
-        placed: Array = self.plane.transform(torch.tensor(positions)).numpy()
+        """Map positions, ``n x 2``, to kilometres; longitudes may be beyond the date line."""
+        given = torch.tensor(positions)
+        if self.coordinates.are_degrees:
+            given[:, 0] = (given[:, 0] + 180.0) % 360.0 - 180.0
+        placed: Array = self.plane.transform(given).numpy()
         return placed
+
+    def reaches(self, positions: Array) -> NDArray[np.bool_]:
+        """Tell of each position, ``n x 2``, whether it is near enough to be mapped."""
+        if not isinstance(self.plane, Kilometres):
+            return np.ones(len(positions), dtype=bool)
+        in_space = self.coordinates.in_space
+        apart = in_space(torch.tensor(positions)) - in_space(self.plane.centre.unsqueeze(0))
+        chord = 2.0 * RADIUS * math.sin(0.5 * REACH / RADIUS)
+        return np.asarray(apart.norm(dim=-1) < chord - 1.0, dtype=bool)
 
 
 def draw_values(
@@ -336,6 +349,9 @@ def _draw_graticule(axes: Axes, ground: Ground) -> None:
         for value in values[(values >= start) & (values <= end)]:
             line = np.empty((60, 2))
             line[:, column], line[:, 1 - column] = value, course[1 - column]
+            line = line[ground.reaches(line)]
+            if not len(line):
+                continue
             x, y = ground.place(line).T
             axes.plot(x, y, color="0.88", lw=0.7, zorder=0)
             across, along = (x, y) if column == 0 else (y, x)

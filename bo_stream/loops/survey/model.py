@@ -23,6 +23,7 @@ from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.counts import counts, prevalence
 from bo_stream.likelihoods.outcome_model import Outliers
 from bo_stream.loops.run import CheckpointFormat, ModelFile, from_record
+from bo_stream.loops.survey.columns import listed_as
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.mapping import Units, map_inputs, survey_kernel
 from bo_stream.models.base import StreamingGP
@@ -431,9 +432,12 @@ def calls_table(predictions: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame
     renamed = predictions.rename(columns={"class": "call", "exceedance": "probability"})
     place = ["longitude", "latitude"] if "longitude" in predictions else ["east", "north"]
     numbers = renamed[[*place, "call", *_NUMBERS, "examined", "positive", "date"]]
-    taken = {"id", *numbers.columns}
-    names = [f"listed_{name}" if name in taken else str(name) for name in labels.columns]
-    described = labels.set_axis(names, axis=1).reindex(predictions["id"]).reset_index(drop=True)
+    names = listed_as(labels, ["id", *numbers.columns])
+    described = (
+        labels.set_axis(list(names.values()), axis=1)
+        .reindex(predictions["id"])
+        .reset_index(drop=True)
+    )
     table = pd.concat(
         (predictions[["id"]].reset_index(drop=True), described, numbers.reset_index(drop=True)),
         axis=1,

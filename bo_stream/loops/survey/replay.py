@@ -210,7 +210,7 @@ def _rounds(
             sites = survey.ask(plan.q)["id"].tolist()
         elif number:
             sites, order = order[: plan.q], order[plan.q :]
-        survey.tell(finished.told(sites))
+        survey.tell(finished.told(sites), exact_ids=True)
         predicted = survey.predictions().set_index("id")
         left = predicted[predicted["examined"].isna()]
         results = finished.results.loc[left.index]

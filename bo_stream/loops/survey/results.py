@@ -27,8 +27,14 @@ from bo_stream.loops.survey.cells import (
     read_counts,
     read_dates,
 )
-from bo_stream.loops.survey.columns import find_column, given_column, required_column, squeezed
-from bo_stream.loops.survey.findings import FORM, listed_as
+from bo_stream.loops.survey.columns import (
+    find_column,
+    given_column,
+    listed_as,
+    required_column,
+    squeezed,
+)
+from bo_stream.loops.survey.findings import FORM
 from bo_stream.loops.survey.ledger import SiteResult
 from bo_stream.loops.survey.places import (
     check_places,
@@ -102,6 +108,7 @@ class ResultsTable:
         sites: SurveySites,
         known: Mapping[str, SiteResult],
         source: str,
+        exact_ids: bool = False,
     ) -> ResultsTable:
         """Check a table and read it.
 
@@ -113,6 +120,7 @@ class ResultsTable:
             sites: The list.
             known: Results by id.
             source: Name of the table, for messages.
+            exact_ids: Whether ids are those of the list, which no spreadsheet made numbers of.
 
         Raises:
             UsageError: A fault, named by row and column.
@@ -130,13 +138,14 @@ class ResultsTable:
         positions = np.full((len(cells), 2), np.nan)
         if columns is not None:
             positions = np.column_stack([cells.numbers(column) for column in columns])
-        ids, remarks = _read_ids(cells, id_column, positions, sites, known)
+        ids, remarks = _read_ids(cells, id_column, positions, sites, known, exact_ids)
         places, warnings = _read_places(cells, ids, columns, positions, settings, sites, known)
         dated = find_column(settings.unclaimed(names), DATE, None, source)
         dates = [""] * len(cells) if dated is None else read_dates(cells, dated)
         # Columns of the list and of the form to fill in come along; others deserve a remark.
         expected = {id_column, *counted, *(columns or ()), *([] if dated is None else [dated])}
-        expected |= {*FORM, *sites.names, *map(listed_as, sites.names), *settings.covariates}
+        expected |= {*FORM, *sites.names, *listed_as(sites.names, FORM).values()}
+        expected |= {*settings.covariates}
         unused = [name for name in names if name not in expected]
         if unused:
             remarks.append(f"Columns not used: {', '.join(map(repr, unused))}.")
@@ -201,10 +210,12 @@ def _read_ids(
     positions: Array,
     sites: SurveySites,
     known: Mapping[str, SiteResult],
+    exact: bool,
 ) -> tuple[Texts, list[str]]:
     """Read ids, with the leading zeros that they have in the list and lost in a spreadsheet.
 
-    Of two sites that an id could be, it is the one at the row's position.
+    Of two sites that an id could be, it is the one at the row's position. Exact ids stay as they
+    are.
 
     Returns:
         The ids, ``n``, and a remark if some were changed.
@@ -215,7 +226,7 @@ def _read_ids(
     """
     ids = cells.texts(column)
     listed = [*sites.ids, *(site for site in known if sites.positions([site])[0] < 0)]
-    like = as_listed(ids, listed)
+    like = {} if exact else as_listed(ids, listed)
     in_space = sites.coordinates.in_space
     keeps_zeros = any(re.match("0[0-9]", site) for site in ids)
     restored, changed = ids.copy(), []

@@ -230,11 +230,8 @@ def read_inputs(cells: Cells, columns: Sequence[str], settings: SurveySettings) 
 
 def _ids(cells: Cells, column: str | None) -> Texts:
     """Return the ids; without a column of them the rows' numbers."""
-    if column is None:
-        ids = np.array([str(label) for label in cells.table.index], dtype=object)
-    else:
-        ids = cells.texts(column)
-        cells.refuse(ids == "", column, "the id is missing. Every site needs one.")
+    ids = cells.labels if column is None else cells.texts(column)
+    cells.refuse(ids == "", column, "the id is missing. Every site needs one.")
     again = first(pd.Series(ids).duplicated().to_numpy())
     if again is not None:
         earlier = cells.table.index[first(ids == ids[again]) or 0]

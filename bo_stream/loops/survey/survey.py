@@ -17,7 +17,7 @@ from bo_stream.acquisition.criteria import Criterion
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.likelihoods.binomial import MOST_EXAMINED
 from bo_stream.loops.run import ASKING, OPTIMIZATION, REPLAY, SAMPLING, SURVEY, hold_folder
-from bo_stream.loops.survey.cells import Counts
+from bo_stream.loops.survey.cells import Counts, as_ids
 from bo_stream.loops.survey.choice import Choice
 from bo_stream.loops.survey.ledger import RESULTS, SurveyFacts, SurveyLedger
 from bo_stream.loops.survey.model import (
@@ -147,7 +147,12 @@ class Survey:
             self._facts.apply([self.ledger.append("ask", {"sites": sites, "total": total})])
         return self.pending.tail(len(sites)).reset_index(drop=True).drop(columns=["round", "asked"])
 
-    def tell(self, results: pd.DataFrame, source: str = "The table of results") -> Told:
+    def tell(
+        self,
+        results: pd.DataFrame,
+        source: str = "The table of results",
+        exact_ids: bool = False,
+    ) -> Told:
         """Take in results, all of a table or, if there is a fault in it, none.
 
         Args:
@@ -155,6 +160,9 @@ class Survey:
                 passed over. The numbers of a site replace earlier ones. Sites that are not in the
                 list bring position and covariates.
             source: Name of the table, for messages.
+            exact_ids: Whether ids are written as in the list; else those that a spreadsheet makes
+                one number of, such as 7 and 007 or 1.1 and 1.10, are told apart by position, or
+                refused.
 
         Raises:
             UsageError: A fault of the table, named by row and column, or another process is writing
@@ -163,7 +171,7 @@ class Survey:
         with self.ledger.writing() as new:
             self._facts.apply(new)
             known = self._facts.results
-            table = ResultsTable.of(results, self.settings, self._sites, known, source)
+            table = ResultsTable.of(results, self.settings, self._sites, known, source, exact_ids)
             told = table.compared(self._sites, known, self._facts.pending)
             records = table.records(self._sites, known)
             if records:
@@ -187,11 +195,11 @@ class Survey:
                 told.add((row["id"], Counts(row["positive"], row["examined"])))
         return [site for site, counts in table.counts.items() if (site, counts) not in told]
 
-    def withdraw(self, ids: Iterable[str | int], ask_again: bool = False) -> None:
+    def withdraw(self, ids: str | int | Iterable[str | int], ask_again: bool = False) -> None:
         """Give up pending sites, or take results back that were wrong.
 
         Args:
-            ids: Of sites that are pending or have a result.
+            ids: Of sites that are pending or have a result; a text or a number is one site's.
             ask_again: Whether the sites may be asked for again. A result that is told later is
                 taken in either way.
 
@@ -199,7 +207,7 @@ class Survey:
             UsageError: A site is neither pending nor has a result, or another process is writing to
                 the folder.
         """
-        names = list(dict.fromkeys(str(site) for site in ids))
+        names = list(dict.fromkeys(as_ids(ids)))
         with self.ledger.writing() as new:
             self._facts.apply(new)
             known = {**self._facts.pending, **self._facts.results}
@@ -277,14 +285,14 @@ class Survey:
         labels = self.table.rename(columns=str)[list(self._sites.labels)]
         return labels.set_axis(pd.Index(self._sites.ids, name="id"))
 
-    def others(self, ids: Sequence[str]) -> pd.DataFrame:
+    def others(self, ids: str | int | Iterable[str | int]) -> pd.DataFrame:
         """Return all columns of the list but ids, positions and counts, of some sites.
 
         Returns:
             A row an id, in their order, as given; empty cells for sites outside the list.
         """
         kept = self.table.rename(columns=str).drop(columns=list(self._sites.columns.values()))
-        positions = self._sites.positions(list(ids))
+        positions = self._sites.positions(as_ids(ids))
         rows = kept.iloc[positions.clip(0)].astype(object)
         rows[positions < 0] = ""
         return rows.reset_index(drop=True)
@@ -341,13 +349,13 @@ class Survey:
         rows = [[float(count.positive), float(count.examined)] for count in counts]
         return self.inputs(ids), torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
 
-    def inputs(self, ids: Iterable[str]) -> Tensor:
+    def inputs(self, ids: str | int | Iterable[str | int]) -> Tensor:
         """Return positions and covariates of listed or surveyed sites, without missing values.
 
         Returns:
             ``n x d``, in the order of the ids.
         """
-        return self._facts.inputs(ids)
+        return self._facts.inputs(as_ids(ids))
 
     def fit(self, X: Tensor, Y: Tensor, former: StreamingGP | None = None) -> StreamingGP:
         """Fit a model of this survey to any results, such as all but those to be predicted.

@@ -183,7 +183,8 @@ def read_table(path: str | Path) -> pd.DataFrame:
     Of a text file and of a workbook the cells are texts, so that an id keeps its leading zeros and
     nothing is guessed; :class:`~bo_stream.loops.survey.cells.Cells` reads numbers from them.
     Encodings are UTF-8, UTF-16 and Windows-1252, separators commas, semicolons, tabs and bars.
-    Empty rows are dropped. Of a workbook it is the first sheet that has cells.
+    Empty rows are dropped. Of a workbook it is the first sheet that has cells. Of a parquet file a
+    named index is a column, too.
 
     Args:
         path: ``.csv``, ``.tsv``, ``.txt``, ``.xlsx`` or ``.parquet``.
@@ -213,6 +214,10 @@ def read_table(path: str | Path) -> pd.DataFrame:
             table = pd.read_parquet(path)
         except (OSError, ValueError) as error:
             raise UsageError(f"{path} cannot be read as a table: {_first_line(error)}") from error
+        # A named index, such as the ids, is a column.
+        table = table.reset_index(
+            [name for name in table.index.names if name not in {None, *table}]
+        )
         table = table.set_index(pd.RangeIndex(2, len(table) + 2, name=_ROW))
         written = TableFormat()
     else:

@@ -270,6 +270,13 @@ class TestFiles:
         (lambda s: s.tell([1, -1], [0.5, 0.5]), "from 0 to 59, got -1"),
         (lambda s: s.tell([1, 1], [0.5, 0.5]), "Candidate 1 is named twice"),
         (lambda s: s.tell([1, 2], [0.5, float("nan")]), "finite values, got nan of candidate 2"),
+        (lambda s: s.tell([1, 2], [0.5, "x"]), "outcomes as numbers, .*, got 'x'"),
+        (lambda s: s.tell([1, 2], [0.5, None]), "outcomes as numbers, .*, got None"),
+        (lambda s: s.tell(1, 0.5), "candidates as a list of whole numbers, got 1"),
+        (lambda s: s.withdraw(torch.tensor(1)), r"candidates as a list .*, got tensor\(1\)"),
+        (lambda s: s.predict(SITES[:, :1]), r"X of shape `n x d`, .*, got \(60, 1\)"),
+        (lambda s: s.predict(SITES[:0]), r"X of shape `n x d`, .*, got \(0, 2\)"),
+        (lambda s: s.predict(SITES[0]), r"X of shape `n x d`, .*, got \(2,\)"),
     ],
 )
 def test_bad_input_changes_nothing(act: Callable[[ActiveSampling], object], message: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from bo_stream.loops.survey import Survey, SurveySettings
+from bo_stream.loops.survey.findings import next_files
 from bo_stream.loops.survey.model import calls_table
+from bo_stream.loops.survey.tables import TableFormat, read_table
 from tests.loops.survey.surveys import findings
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 
@@ -40,6 +44,23 @@ def test_a_survey_gives_names_and_districts_as_they_were_listed() -> None:
     assert (table["district"] == np.where(rows < 20, "Nord", "Süd")).all()
     assert (table["listed_call"] == rows).all()
     assert table["examined"].notna().sum() == 12
+
+
+def test_a_list_that_was_written_by_a_survey_gives_tables_that_can_be_read(tmp_path: Path) -> None:
+    names = ("call", "listed_call", "gain", "listed_gain")
+    survey = Survey(villages().assign(**dict.fromkeys(names, "a")), SETTINGS)
+    survey.ask(3)
+    (form, *_) = next_files(survey).items()
+    predictions = findings().predictions
+    written = {
+        form[0]: form[1],
+        "calls.csv": TableFormat().write(calls_table(predictions, survey.labels)),
+    }
+    for name, content in written.items():
+        (tmp_path / name).write_bytes(content)
+        assert {"listed_call", "listed_gain"} < set(read_table(tmp_path / name).columns)
+    told = survey.tell(read_table(tmp_path / form[0]).assign(examined="9", positive="1"))
+    assert told.remarks == ()
 
 
 def test_without_a_threshold_there_are_no_calls() -> None:

@@ -7,6 +7,7 @@ import pytest
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.columns import (
     find_column,
+    listed_as,
     look_like_counts,
     normalised,
     required_column,
@@ -38,6 +39,18 @@ def test_two_columns_that_could_be_meant() -> None:
         find_column(["lon", "x", "lat"], "longitude", None, "sites.csv")
     assert find_column(["lon", "x", "longitude"], "longitude", None, "sites.csv") == "longitude"
     assert find_column(["lon", "x"], "longitude", "x", "sites.csv") == "x"
+
+
+def test_a_name_that_is_taken_gets_one_that_is_free() -> None:
+    names = ["gain", "listed_gain", "cost", "listed_cost", "listed_listed_cost", "rain"]
+    assert listed_as(names, ["gain", "cost", "listed_gain"]) == {
+        "gain": "listed_listed_gain",
+        "listed_gain": "listed_listed_listed_gain",
+        "cost": "listed_listed_listed_cost",
+        "listed_cost": "listed_cost",
+        "listed_listed_cost": "listed_listed_cost",
+        "rain": "rain",
+    }
 
 
 def test_missing_columns() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -268,6 +269,22 @@ def test_without_ids_the_rows_numbers_stay_the_ids(folder: Path) -> None:
     save_survey(folder, begun)
     assert_same(load_survey(folder), begun)
     assert begun.sites["id"].tolist()[:2] == ["3", "4"]
+
+
+@pytest.mark.parametrize("labels", [np.arange(40.0), [f" v{row}" for row in range(40)]])
+def test_labels_of_rows_are_read_as_ids_of_a_column_are(folder: Path, labels: Any) -> None:
+    bare = villages().drop(columns="village").set_axis(pd.Index(labels))
+    survey = Survey(bare, SETTINGS)
+    save_survey(folder, survey)
+    assert_same(load_survey(folder), survey)
+    again = Survey(villages().assign(village=labels), SETTINGS)
+    assert survey.sites["id"].tolist() == again.sites["id"].tolist()
+
+
+def test_a_label_that_is_an_empty_cell_is_no_id() -> None:
+    labels = ["-", *(f"v{row}" for row in range(39))]
+    with pytest.raises(UsageError, match=r"row -: the id is missing\. Every site needs one"):
+        Survey(villages().drop(columns="village").set_axis(pd.Index(labels)), SETTINGS)
 
 
 def test_many_sites_are_kept_as_parquet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,29 @@ def test_a_map_across_the_date_line_is_in_one_piece() -> None:
     assert any("W" in label for label in labels)
 
 
+@pytest.mark.parametrize("longitude", [-180.0, -179.95, 179.9])
+def test_a_map_beside_the_date_line_is_that_of_any_longitude(longitude: float) -> None:
+    table = moved(findings().predictions, longitude, -17.0)
+    table["longitude"] += longitude - table["longitude"].min()
+    table["longitude"] = (table["longitude"] + 180.0) % 360.0 - 180.0
+    figure = classes(table, table[-3:])
+    elsewhere = table.assign(longitude=(table["longitude"] - longitude) % 360.0)
+    np.testing.assert_allclose(drawn(figure), drawn(classes(elsewhere, elsewhere[-3:])), atol=1e-6)
+    labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
+    assert len(labels) > 1
+    assert all(label.endswith(" W") for label in labels)
+
+
+def test_a_map_of_a_continent_has_no_lines_beyond_its_reach() -> None:
+    table = findings().predictions
+    for name, low, length in (("longitude", -17.0, 57.0), ("latitude", -25.0, 40.0)):
+        table[name] = low + length * (table[name] - table[name].min()) / np.ptp(table[name])
+    axes = classes(table, table[-3:]).axes[0]
+    lines = [np.hypot(*line.get_data()) for line in axes.lines if line.get_zorder() == 0]
+    assert len(lines) > 4
+    assert 4700.0 < max(map(np.max, lines)) < 4875.0  # a chord of 5,000 km of the ground is 4,872
+
+
 def test_values_are_in_per_cent_and_the_threshold_is_marked() -> None:
     table = findings().predictions
     shares = table["prevalence"].to_numpy()

@@ -121,6 +121,19 @@ def test_random_draws_are_the_same_whatever_the_outcomes(adaptive: list[RoundSco
     assert abs(first[0].rmse - second[0].rmse) > 0.1  # the log score is symmetric in positives
 
 
+def test_ids_that_are_one_number_to_a_spreadsheet_are_sites_of_their_own(
+    adaptive: list[RoundScore],
+) -> None:
+    table = surveyed()
+    names = ["7", "007", *(f"1.{row}" for row in range(1, COUNT - 1))]  # 1.1 and 1.10 are there
+    renamed = dict(zip(table["village"], names, strict=True))
+    table["village"] = table["village"].map(renamed)
+    score = play(table, "random", rounds=1)[0]
+    sites = tuple(renamed[site] for site in adaptive[0].sites)
+    assert score == replace(adaptive[0], design="random", sites=sites)
+    assert {"1.1", "1.10", "1.2", "1.20", "7", "007"} & set(sites)
+
+
 @pytest.mark.integration
 def test_a_map_without_a_threshold_has_no_calls() -> None:
     settings = replace(SETTINGS, goal="map", threshold=None)

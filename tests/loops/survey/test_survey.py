@@ -135,6 +135,25 @@ def test_sites_that_are_withdrawn() -> None:
     assert (survey.status().outside, survey.status().given_up) == (0, 1)
 
 
+@pytest.mark.parametrize("one", ["12", 12, np.int64(12)])
+def test_a_text_or_a_number_is_one_id(one: Any) -> None:
+    survey = Survey(villages().assign(village=range(40)), SETTINGS)
+    survey.ask(40)
+    torch.testing.assert_close(survey.inputs(one), survey.inputs(["12"]))
+    pd.testing.assert_frame_equal(survey.others(one), survey.others(["12"]))
+    survey.withdraw(one)
+    assert {str(row) for row in range(40)} - set(survey.pending["id"]) == {"12"}
+
+
+def test_exact_ids_are_told_apart_without_positions() -> None:
+    ids = ["7", "007", "1.1", "1.10", *(f"V{row:03d}" for row in range(36))]
+    survey = Survey(villages().assign(village=ids), SETTINGS)
+    table = pd.DataFrame({"id": ["7", "1.10"], "examined": 50, "positive": [1, 2]})
+    with pytest.raises(UsageError, match="id '7' could be '7' or '007' of the list"):
+        survey.tell(table)
+    assert survey.tell(table, exact_ids=True).new == ("7", "1.10")
+
+
 def test_results_that_came_with_the_sites_can_be_corrected_and_withdrawn() -> None:
     counts = results_of(TWELVE).rename(columns={"tested": "examined"})
     survey = Survey(villages().merge(counts, how="left"), SETTINGS)

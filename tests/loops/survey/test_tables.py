@@ -63,6 +63,19 @@ def test_parquet(tmp_path: Path) -> None:
     assert numbers(table, "n") == [3.0, 4.0]
 
 
+def test_a_named_index_of_parquet_is_a_column(tmp_path: Path) -> None:
+    path, frame = tmp_path / "sites.parquet", pd.DataFrame({"id": ["b", "a"], "n": [3, 4]})
+    for indexed in (
+        frame.set_index("id"),
+        frame.set_index("id", drop=False),
+        frame.set_index(["id", "n"]),
+    ):
+        indexed.to_parquet(path)
+        table = read_table(path)
+        assert table.index.tolist() == [2, 3]
+        pd.testing.assert_frame_equal(table.reset_index(drop=True), frame, check_like=True)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
