@@ -553,13 +553,13 @@ class DowndatedRootOperator(LinearOperator):
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
         """Draw samples, ``num_samples x ... x n``, from a root of low rank where there is one."""
-        root = self._low_rank_root()
+        root = self.low_rank_root()
         noise = torch.randn(
             num_samples, *self.batch, root.shape[-1], 1, dtype=root.dtype, device=root.device
         )
         return (root @ noise).squeeze(-1)
 
-    def _low_rank_root(self) -> Tensor:
+    def low_rank_root(self) -> Tensor:
         """Compute a root, of no more columns than Z where n is more than Z and B have."""
         n, rank = self.root.shape[-2:]
         if n <= rank + self.downdate.shape[-1]:

@@ -185,7 +185,7 @@ def error_of_root_of_huddled_points(device: torch.device) -> float:
     factor = safe_cholesky(features[1] @ features[1].mT + 1e-2 * torch.eye(20).double())
     downdate = features[0] @ solve_lower(factor, features[1]).mT
     operator = DowndatedRootOperator(features[0].to(device), downdate.to(device))
-    found = operator._low_rank_root()
+    found = operator.low_rank_root()
     assert found.shape == (600, 60)
     return float((found @ found.mT - operator.to_dense()).abs().max())
 
@@ -221,7 +221,7 @@ class TestDowndatedRootOperator:
             assert_close(
                 wide.to_dense(), dense.expand(2, 3, n, n).unsqueeze(2).permute(*order, 3, 4)
             )
-        low = operator._low_rank_root()
+        low = operator.low_rank_root()
         assert_close(low @ low.mT, dense, factor=1e3)
         factor = operator.root_decomposition().root.to_dense()  # as many columns as points
         assert torch.equal(factor, factor.tril())

@@ -102,15 +102,17 @@ def test_no_class_has_the_name_of_another() -> None:
 
 
 def test_private_functions_earn_their_names() -> None:
-    """Few have names that stand twice in their file: others are written where they are used."""
-    once = [
-        (path.name, each.name)
-        for path, text in FILES.items()
-        for each in definitions(text)
-        if isinstance(each, ast.FunctionDef)
-        and re.match("_[^_]", each.name)
-        and len(re.findall(rf"\b{each.name}\b", text)) == 2
-    ]
+    """Few stand once in their file beside their definitions: others are where they are used.
+
+    What other libraries call, and several classes define, stands nowhere else.
+    """
+    once = list[tuple[str, str]]()
+    for path, text in FILES.items():
+        functions = [each for each in definitions(text) if isinstance(each, ast.FunctionDef)]
+        defined = Counter(each.name for each in functions if re.match("_[^_]", each.name))
+        for name, number in defined.items():
+            if len(re.findall(rf"\b{name}\b", text)) == number + 1:
+                once += [(path.name, name)] * number
     assert len(once) <= MOST_CALLED_ONCE
 
 
