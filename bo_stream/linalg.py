@@ -540,8 +540,9 @@ class DowndatedRootOperator(LinearOperator):
         return to_linear_operator(root @ root2.mT - downdate @ downdate2.mT)
 
     def _permute_batch(self, *dims: int) -> DowndatedRootOperator:
-        wide = [f.expand(*self.batch, *f.shape[-2:]) for f in (self.root, self.downdate)]
-        return DowndatedRootOperator(*(f.permute(*dims, -2, -1) for f in wide))
+        wide = (f.expand(*self.batch, *f.shape[-2:]) for f in (self.root, self.downdate))
+        root, downdate = (factor.permute(*dims, -2, -1) for factor in wide)
+        return DowndatedRootOperator(root, downdate)
 
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
         """Compute the Cholesky factor, jittered where needed, in float64.

@@ -22,7 +22,7 @@ from linear_operator.utils.errors import NotPSDError
 from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
-from bo_stream.bases.inducing import members
+from bo_stream.bases.inducing import kernel_matrix, members
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.tensors import map_tensors
 
@@ -168,7 +168,7 @@ def correlation(kernel: Kernel, A: Tensor, B: Tensor) -> Tensor:
     For a batch of kernels the least: points are similar only if they are so to every kernel. A
     point without prior variance is correlated with nothing. Cost O(n m d) a kernel.
     """
-    raw: Tensor = kernel(A, B).to_dense()
+    raw = kernel_matrix(kernel, A, B, 1).squeeze(-3)
     first, second = (kernel(X, diag=True) for X in (A, B))
     scale = (first.unsqueeze(-1) * second.unsqueeze(-2)).sqrt()
     values = torch.where(scale > 0.0, raw / scale, torch.zeros_like(raw))
@@ -302,31 +302,17 @@ def shortest_lengthscale(kernel: Kernel) -> Tensor:
     Raises:
         UnsupportedError: It has none.
     """
-    least = [part.lengthscale.detach().min() for part in _with_lengthscale(kernel)]
+    least = [
+        part.lengthscale.detach().min()
+        for part in kernel.modules()
+        if isinstance(part, Kernel) and part.has_lengthscale
+    ]
     if not least:
         raise UnsupportedError(
             f"{type(kernel).__name__} has no lengthscale that a resolution could follow. Leave out "
             "per_lengthscale and give the resolution in units of the inputs."
         )
     return torch.stack(least).min()
-
-
-def largest_norm(kernel: Kernel, offsets: Tensor) -> float:
-    """Compute the largest norm of ``n x d`` offsets, each input relative to its lengthscale.
-
-    Over all parts of the kernel that have a lengthscale, of their own inputs; 0 without such parts.
-    """
-    own = [
-        (offsets if part.active_dims is None else offsets[..., part.active_dims])
-        / part.lengthscale.detach()
-        for part in _with_lengthscale(kernel)
-    ]
-    norms = [torch.linalg.vector_norm(each, dim=-1).max() for each in own]
-    return float(torch.stack(norms).max()) if norms else 0.0
-
-
-def _with_lengthscale(kernel: Kernel) -> list[Any]:
-    return [part for part in kernel.modules() if isinstance(part, Kernel) and part.has_lengthscale]
 
 
 # --- simple allocators: greedy variance, k-means, reservoir sampling, a uniform grid -------------

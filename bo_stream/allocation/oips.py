@@ -18,9 +18,9 @@ from bo_stream.allocation.allocator import (
     correlation,
     first_unlike,
     greedy_points,
-    largest_norm,
 )
-from bo_stream.bases.inducing import InducingBasis, central, kernel_variance, members
+from bo_stream.bases.inducing import InducingBasis, kernel_variance, largest_norm, members
+from bo_stream.bases.radial import WIDE
 from bo_stream.linalg import inverse_lower, pivot_rows
 from bo_stream.tensors import State, is_in, is_same, state_of
 
@@ -35,9 +35,6 @@ RISE = 2.0
 
 NOVEL = 1e-12
 """Default tolerance: an input that keeps less adds less than a jitter would."""
-
-_SPOILT = 1e-8
-"""Error of kernel values at which points very far away are dropped for the others' sake."""
 
 _EXCESS = 10.0
 """Least threshold in errors of kernel values, which conditional variances amplify."""
@@ -180,13 +177,8 @@ def _grown(
     if len(X) == 0:
         return basis
     pool = torch.cat((basis.Z, X))
-    # gpytorch squares distances from the mean of the points: a point that is very far away costs
-    # the covariances of all others their digits; the error is relative to the prior variance
-    farthest = largest_norm(basis.kernel, pool - pool.mean(0))
-    error = torch.finfo(pool.dtype).eps * farthest**2
-    if error > _SPOILT and not bool((near := central(pool)).all()):
-        alone = InducingBasis.of(basis.kernel, basis.Z[near[: basis.rank]], 1)
-        return _grown(alone, X[near[basis.rank :]], threshold)
+    # relative to the prior variance, where distances are computed from norms about a mean
+    error = torch.finfo(pool.dtype).eps * min(largest_norm(basis.kernel, pool), WIDE) ** 2
     threshold = max(threshold, _EXCESS * error)
     scale = _positive_variance(basis, X).sqrt()
     left = basis.residual_covariance(X, X, features, features)
@@ -319,9 +311,9 @@ def expected_points_bound(
     """Bound the expected number of points that OIPS selects of n uniform ones in a cube.
 
     Selected points are ``r = lengthscale √(−2 log rho)`` apart, so that balls of radius r / 2 about
-    them are disjoint, and nothing in them can be selected again. At least one of the 2^d orthants
-    of each lies in the cube. With α the share of the cube that this is, one more point is selected
-    with probability at most ``1 − α M``: ``E[M] <= (1 − (1 − α)^n) / α``.
+    them are disjoint, and nothing in them can be selected again. At least as much of each as one of
+    its 2^d orthants lies in the cube. With α the share of the cube that this is, one more point is
+    selected with probability at most ``1 − α M``: ``E[M] <= (1 − (1 − α)^n) / α``.
 
     [Galy-Fajou2021, theorem 1, corrected] Their "inscribed hypercube" of side ``r √d / 2`` is more
     than the ball holds from d = 5 on, cubes in balls of radius r overlap, the domain's corners are

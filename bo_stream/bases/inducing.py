@@ -6,7 +6,7 @@ A kernel has batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outpu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, TypeVar
@@ -16,8 +16,13 @@ from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 
-from bo_stream.bases.kernels import SquaredExponential, stacked_kernel, stacked_variance
-from bo_stream.bases.radial import RadialKernel, RadialSums
+from bo_stream.bases.kernels import (
+    SquaredExponential,
+    TransformedKernel,
+    stacked_kernel,
+    stacked_variance,
+)
+from bo_stream.bases.radial import WIDE, RadialKernel, RadialSums
 from bo_stream.linalg import (
     cholesky_with_jitter,
     row_product,
@@ -26,7 +31,7 @@ from bo_stream.linalg import (
     stack_columns,
     stack_rows,
 )
-from bo_stream.tensors import broadcast_shapes, cached_for_autograd, map_tensors
+from bo_stream.tensors import broadcast_shapes, cached_for_autograd, map_tensors, none_set
 
 
 class Basis(ABC):
@@ -238,10 +243,88 @@ def kernel_matrix(
         first = A.unsqueeze(-3)
         return known.values(first, first if B is A else B.unsqueeze(-3))
     if outputs == 1:
-        matrix: Tensor = kernel(A, B).to_dense()
-        return matrix.unsqueeze(-3)
-    matrix = kernel(A.unsqueeze(-3), B.unsqueeze(-3)).to_dense()
+        return _by_places(kernel, A, B).unsqueeze(-3)
+    matrix = _by_places(kernel, A.unsqueeze(-3), B.unsqueeze(-3))
     return matrix.expand(*matrix.shape[:-3], outputs, *matrix.shape[-2:])
+
+
+def _by_places(kernel: Kernel, A: Tensor, B: Tensor) -> Tensor:
+    """Compute ``k(A, B)`` as gpytorch does, from rows of A that are within ``WIDE`` at a time.
+
+    gpytorch computes distances from norms about the mean of A: a point that is far from the others
+    costs all their values digits. Where both A and B differ in batches it is one product.
+    """
+    shared = next((X for X in (A, B) if X.shape[:-2].numel() == 1), None)
+    places = [] if shared is None else _places(kernel, shared.reshape(shared.shape[-2:]))
+    if len(places) < 2:
+        whole: Tensor = kernel(A, B).to_dense()
+        return whole
+    if shared is not A:
+        return _by_places(kernel, B, A).mT
+    blocks = [kernel(A[..., rows, :], B).to_dense() for rows in places]
+    return torch.cat(blocks, -2)[..., torch.cat(places).argsort(), :]
+
+
+@torch.no_grad()
+def _places(kernel: Kernel, X: Tensor) -> list[Tensor]:
+    """Return rows of points ``n x d``, group by group, each within ``WIDE`` of its mean.
+
+    One group where all are. Points that are not finite are near, so that each round takes some.
+    """
+    left = torch.arange(len(X), device=X.device)
+    if len(X) < 2 or none_set(_norms(kernel, X, _mean) > WIDE):
+        return [left]
+    groups = []
+    while len(left) > 0:
+        away = _norms(kernel, X[left], lambda own: own[..., :1, :])
+        near = ~(away > 0.5 * WIDE)
+        groups.append(left[near])
+        left = left[~near]
+    return groups
+
+
+def largest_norm(kernel: Kernel, X: Tensor) -> float:
+    """Compute the largest distance of points ``n x d`` from their mean, in lengthscales.
+
+    Over all parts of the kernel that have a lengthscale, of their own inputs; 0 without such parts.
+    """
+    return float(_norms(kernel, X, _mean).max())
+
+
+def _mean(X: Tensor) -> Tensor:
+    return X.mean(-2, keepdim=True)
+
+
+def _norms(kernel: Kernel, X: Tensor, centre: Callable[[Tensor], Tensor]) -> Tensor:
+    """Compute distances of points from a centre in lengthscales, the most of all parts, ``n``."""
+    norms = [X.new_zeros(1, len(X))]
+    for own, lengthscale in _inputs_of_parts(kernel, X):
+        offsets = (own - centre(own)) / lengthscale
+        norms.append(torch.atleast_2d(torch.linalg.vector_norm(offsets, dim=-1)).flatten(0, -2))
+    return torch.cat(norms).amax(0)
+
+
+def _inputs_of_parts(
+    module: torch.nn.Module, X: Tensor, are_selected: bool = False
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Return what each part of a kernel with a lengthscale sees of points, and the lengthscale.
+
+    A part selects its inputs, ``active_dims``, from those that the kernel around it has selected. A
+    ``ScaleKernel`` selects once for itself and its base. Parts that a kernel of another kind gives
+    inputs of its own choice are left out where their widths show it.
+    """
+    if isinstance(module, Kernel):
+        if module.active_dims is not None and not are_selected:
+            X = X[..., module.active_dims]
+        if module.has_lengthscale:
+            lengthscale = module.lengthscale.detach()
+            if lengthscale.shape[-1] in (1, X.shape[-1]):
+                yield X, lengthscale
+        if isinstance(module, TransformedKernel):
+            X = module.input_transform.transform(X)
+    for part in module.children():
+        if isinstance(part, Kernel | torch.nn.ModuleList):
+            yield from _inputs_of_parts(part, X, isinstance(module, ScaleKernel))
 
 
 def kernel_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
-from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel
+from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ZeroMean
 from torch import Tensor
 
+from bo_stream import OSGPR
 from bo_stream.allocation import Novelty
 from bo_stream.allocation.allocator import greedy_points
 from bo_stream.allocation.oips import KEPT, NOVEL, RISE
 from bo_stream.bases.inducing import InducingBasis
+from tests.oracles.kernels import dense_kernel
 
 
 def matern(lengthscale: float = 0.3) -> Kernel:
@@ -124,8 +129,69 @@ def test_a_point_very_far_away_does_not_cost_the_others_their_digits(at: int, ro
     allocator, Z = Novelty(50), X[:0]
     for batch in stream.split(rows):
         Z = allocator.update(Z, batch, kernel)
-    assert float(Z.max()) <= 1.0
-    assert float(left(kernel, Z, X).max()) < 1e-9
+    near = Z[Z[:, 0] <= 1.0]
+    assert len(near) == len(Z) - 1
+    assert float(left(kernel, near, X).max()) < 1e-9
+
+
+def outer_selection() -> Kernel:
+    """A kernel of two of three inputs, which the kernel around it selects, and its sum selects."""
+    parts = RBFKernel(active_dims=(0,)) + RBFKernel(active_dims=(1,))
+    return ScaleKernel(parts, active_dims=(0, 2)).double()
+
+
+def test_inputs_that_the_outer_kernel_selects() -> None:
+    X = torch.rand(80, 3, dtype=torch.float64)
+    inner = (RBFKernel(active_dims=(0,)) + RBFKernel(active_dims=(2,))).double()
+    flat = RBFKernel(ard_num_dims=2, active_dims=(0, 2)).double()
+    outer = ScaleKernel(RBFKernel(ard_num_dims=2), active_dims=(0, 2)).double()
+    for one, other in ((outer, flat), (outer_selection(), inner)):
+        Z = Novelty(100).update(X[:0], X, one)
+        assert 2 < len(Z) < 80
+        assert torch.equal(Z, Novelty(100).update(X[:0], X, other))
+
+
+TOWNS = [
+    RBFKernel(),
+    ScaleKernel(MaternKernel(2.5, ard_num_dims=2)),
+    RBFKernel(active_dims=(0,)) * MaternKernel(1.5, active_dims=(1,)),
+]
+
+
+@pytest.mark.parametrize("rows", [6, 60])
+@pytest.mark.parametrize("kernel", TOWNS, ids=["RBF", "Matern", "product"])
+def test_places_far_apart_have_their_points_and_the_exact_process(
+    kernel: Kernel, rows: int
+) -> None:
+    """Three equal towns, without one in the middle, 1e5 and more lengthscales from each other."""
+    kernel = copy.deepcopy(kernel).double()
+    with torch.no_grad():
+        for part in kernel.modules():
+            if isinstance(part, RBFKernel | MaternKernel):
+                part.lengthscale = 0.5
+    town = torch.arange(3).repeat_interleave(20)
+    corner = torch.tensor([[0.0, 0.0], [6e4, 0.0], [0.0, 6e4]]).double()[town]
+    X = torch.rand(60, 2, dtype=torch.float64)
+    Y = torch.sin(5.0 * X).sum(-1, keepdim=True)
+    likelihood = GaussianLikelihood().double()
+    likelihood.noise = 0.01
+    options = {"outcome_transform": None, "mean_module": ZeroMean(), "window": 0}
+    X = (X + corner)[(order := torch.randperm(60))]
+    Y, town = Y[order], town[order]
+    model = OSGPR(X[:0], Y[:0], likelihood=likelihood, covar_module=kernel, **options)
+    for some in torch.arange(60).split(rows):
+        model.update(X[some], Y[some])
+    with torch.no_grad():
+        posterior, K = model.posterior(X), dense_kernel(kernel, X, X)
+        gain = torch.linalg.solve(K + 0.01 * torch.eye(60), K).mT
+        torch.testing.assert_close(posterior.mean, gain @ Y, rtol=0.0, atol=1e-5)
+        variance = (K - gain @ K).diagonal().unsqueeze(-1)
+        torch.testing.assert_close(posterior.variance, variance, rtol=0.0, atol=1e-6)
+        for one in range(3):
+            here = X[town == one]
+            Z = model.inducing_points
+            near = Z[torch.cdist(Z, here).amin(-1) < 10.0]
+            assert float(left(kernel, near, here).max()) < 1e-8
 
 
 def test_inputs_far_apart_in_lengthscales_are_points_all_the_same() -> None:

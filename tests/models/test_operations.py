@@ -78,7 +78,7 @@ Counts = tuple[int, int]
 
 MOST: dict[Callable[..., StreamingGP], tuple[Counts, Counts, Counts]] = {
     wiski: ((108, 55), (89, 39), (209, 88)),
-    osgpr: ((178, 95), (100, 44), (264, 121)),
+    osgpr: ((178, 95), (104, 46), (276, 127)),
     exact: ((146, 80), (119, 55), (274, 135)),
 }
 """Most operations, and most of them that read or write memory, of an update of 3, of a posterior of
