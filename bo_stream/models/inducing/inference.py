@@ -392,10 +392,10 @@ def log_basis(model: StreamingGP, basis: InducingBasis, memory: InducingMemory) 
 def basis_of_independent(kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
     """Return the basis at Z, or at fewer points where even the largest jitter gives none.
 
-    Kernel values can be so wrong that no jitter helps: gpytorch squares distances from the mean of
-    the points, and one that is 1e8 lengthscales away leaves none of the others' digits. So points
-    beyond ``FAR`` go first; if that is not enough, those that the others determine. NotPSDError:
-    the kernel's values are NaN or infinite.
+    Kernel values can be so wrong that no jitter helps: those of a batch of kernels and points that
+    gpytorch computes at once, from distances' norms, have no digits left where a point is 1e8
+    lengthscales from the others. So points beyond ``FAR`` go first; if that is not enough, those
+    that the others determine. NotPSDError: the kernel's values are NaN or infinite.
     """
     with suppress(NotPSDError):
         return InducingBasis.of(kernel, Z, outputs)
