@@ -17,6 +17,7 @@ from gpytorch.likelihoods import (
     GaussianLikelihood,
     LaplaceLikelihood,
     Likelihood,
+    StudentTLikelihood,
 )
 from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
 from linear_operator.operators import DiagLinearOperator
@@ -29,6 +30,9 @@ from torch.nn.functional import logsigmoid
 from bo_stream.likelihoods.sites import ExpectedLogProb
 
 _SMALLEST_VARIANCE = 1e-9
+
+_NEAR = 1e-4
+"""Distance of mean and outcome, in deviations, below which a slope over it is rounding."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,38 @@ class OutcomeModel:
         return lambda mean, variance: self._outward(
             expected_log_prob(self.likelihood, *self._at(mean, variance, Y))
         )
+
+    def bounded_precision(
+        self, Y: Tensor, mean: Tensor, variance: Tensor, slope: Tensor, value: Tensor
+    ) -> Tensor:
+        """Compute the precision that keeps a quadratic below what log p(y | f) can be.
+
+        Of the quadratic in the mean that has the slope of ``E log p(y | f)`` at the present mean.
+        Of a Laplace or Student-t likelihood it is ``slope / (y − mean)``, with the outcome as its
+        maximum: a lower bound of ``E log p`` at any other mean, for a symmetric ``E log p`` is
+        convex in ``(y − mean)²``. Of others ``slope² / (−2 value)``, which has the maximum 0, that
+        of the log of a probability: for the logistic likelihood, at a mean of −ξ that the label
+        contradicts, the classical bound's ``tanh(ξ / 2) / 2ξ``, nearly. Source: Jaakkola and Jordan
+        (2000); Palmer, Wipf, Kreutz-Delgado and Rao (2006).
+
+        Args:
+            Y: Outcomes.
+            mean: Of the present marginals.
+            variance: Of these.
+            slope: Derivative of the expectation in the mean, times a power of the likelihood.
+            value: The expectation, times the same power.
+
+        Returns:
+            Precisions, not below 0; 0 where the slope or its distance to the maximum is.
+        """
+        if isinstance(self.likelihood, LaplaceLikelihood | StudentTLikelihood):
+            gap = Y[..., : self.outputs, :] - mean
+            far = gap.abs() > _NEAR * variance.sqrt()
+            precision = slope / torch.where(far, gap, 1.0)
+        else:
+            far = value < 0.0
+            precision = slope.square() / torch.where(far, -2.0 * value, 1.0)
+        return torch.where(far, precision, 0.0).clamp_min(0.0)
 
     def ordinary_log_prob(self, Y: Tensor) -> ExpectedLogProb | None:
         """Return ``E log p(y | f)`` of outcomes that are no outliers; None without any of these."""

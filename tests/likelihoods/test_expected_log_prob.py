@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.likelihoods.outcome_model import expected_log_prob, log_marginal
+from bo_stream.likelihoods.outcome_model import OutcomeModel, expected_log_prob, log_marginal
 from tests.oracles.likelihoods import expectation, log_probs
 from tests.support.problems.likelihoods import LIKELIHOODS, outcomes
 
@@ -39,6 +39,28 @@ def test_expectations_and_slopes_are_those_of_the_trapezoidal_rule(name: str) ->
     error, slope_error = ERRORS.get(name, (1e-6, 1e-6))
     for actual, expected, most in zip(*found, (error, slope_error, slope_error), strict=True):
         torch.testing.assert_close(actual, expected, rtol=0.0, atol=most)
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_quadratics_stay_below_what_a_log_probability_can_be(name: str) -> None:
+    """Of heavy tails below the expectation itself, of counts and labels below zero."""
+    y, mean, variance = (t.unsqueeze(-2) for t in problem(name))
+    model = OutcomeModel.of(LIKELIHOODS[name](), 1)
+    expected = model.expected_log_prob(y)
+    at = mean.clone().requires_grad_()
+    value = expected(at, variance)
+    (slope,) = torch.autograd.grad(value.sum(), at)
+    value = value.detach()
+    precision = model.bounded_precision(y, mean, variance, slope, value)
+    assert bool((precision >= 0.0).all())
+    for other in torch.linspace(-12.0, 12.0, 49, dtype=torch.float64):
+        step = other - mean
+        quadratic = value + slope * step - 0.5 * precision * step.square()
+        if name in ("laplace", "student"):
+            limit = expected(other.expand_as(mean), variance)
+            assert bool((quadratic <= limit + 1e-4).all())
+        elif name != "gaussian":  # densities may be larger than 1
+            assert bool((quadratic <= 1e-6)[value < 0.0].all())
 
 
 def test_the_laplace_marginal_is_that_of_the_trapezoidal_rule() -> None:

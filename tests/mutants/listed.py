@@ -236,8 +236,8 @@ _FAMILIES = (
     Mutant(
         "what old points alone knew forgotten in the bound",
         "models/inducing/memory.py",
-        "PointStatistics(basis.values, statistics, self.trace + gone)",
-        "PointStatistics(basis.values, statistics, self.trace)",
+        "PointStatistics(basis.values, statistics, self.trace + gone, anchors)",
+        "PointStatistics(basis.values, statistics, self.trace, anchors)",
     ),
     Mutant(
         "a window one row too wide",

@@ -12,10 +12,16 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.bases.inducing import InducingBasis, KnownValues
 from bo_stream.linalg import solve_lower
-from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, staying
+from bo_stream.models.memory import (
+    HoldsStatistics,
+    Observations,
+    WhitenedMemory,
+    added,
+    staying,
+)
 from bo_stream.models.outcomes.base import subset_moments
 from bo_stream.tensors import map_tensors
-from bo_stream.weights import MatrixMap, padded, weighted_statistics
+from bo_stream.weights import MatrixMap, Whitened, padded, weighted_statistics
 
 
 @dataclass(frozen=True)
@@ -174,11 +180,14 @@ class PointStatistics(HoldsStatistics):
         values: The points, and the root of the kernel when the statistics were last expressed.
         statistics: Of all observations.
         trace: What the features leave out of their prior variance.
+        anchors: Of another likelihood than a Gaussian one, the means at which sites were found, as
+            observations of the precisions that the sites lack; see ``anchor_statistics``.
     """
 
     values: KnownValues
     statistics: WhitenedMemory
     trace: TraceTerm
+    anchors: Whitened | None = None
 
     def in_basis(self, basis: InducingBasis) -> PointStatistics:
         """Express by other points and another kernel: a congruence. Cost O(M³).
@@ -197,13 +206,15 @@ class PointStatistics(HoldsStatistics):
         groups = (statistics.learned, statistics.known)
         gone = TraceTerm(*(none if s is None else (s.gram * lost).sum((-2, -1)) for s in groups))
         statistics = statistics.map(lambda s: s.pull_back(T))
-        return PointStatistics(basis.values, statistics, self.trace + gone)
+        anchors = self.anchors and self.anchors.pull_back(T)
+        return PointStatistics(basis.values, statistics, self.trace + gone, anchors)
 
     def padded(self, basis: InducingBasis) -> PointStatistics:
         """Express in a basis with more points, after these, of which nothing is known. O(M²)."""
         more = basis.rank - len(self.values.Z)
         statistics = self.statistics.map(lambda s: padded(s, more))
-        return PointStatistics(basis.values, statistics, self.trace)
+        anchors = self.anchors and padded(self.anchors, more)
+        return PointStatistics(basis.values, statistics, self.trace, anchors)
 
     def with_rows(self, rows: Rows) -> PointStatistics:
         """Add rows in this basis, or take them out if their sign is negative. Cost O(n M²).
@@ -219,7 +230,7 @@ class PointStatistics(HoldsStatistics):
     def __add__(self, other: PointStatistics) -> PointStatistics:
         """Add statistics that are in the same basis."""
         statistics, trace = self.statistics + other.statistics, self.trace + other.trace
-        return PointStatistics(self.values, statistics, trace)
+        return PointStatistics(self.values, statistics, trace, added(self.anchors, other.anchors))
 
     def scale(self, factor: float) -> PointStatistics:
         """Let every observation count ``factor`` times."""
@@ -230,7 +241,8 @@ class PointStatistics(HoldsStatistics):
         """Return a copy for some of the outputs."""
         values = replace(self.values, root=self.values.root[..., outputs, :, :])
         trace = map_tensors(self.trace, lambda total: total[..., outputs])
-        return PointStatistics(values, self.statistics.select(outputs), trace)
+        anchors = self.anchors and self.anchors.select(outputs)
+        return PointStatistics(values, self.statistics.select(outputs), trace, anchors)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
@@ -15,7 +16,8 @@ from bo_stream.bases.inducing import InducingBasis
 from bo_stream.collective import ALONE, Collective
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import Fit, Sites, fit_sites
-from bo_stream.marginal_likelihood import NoiseGroup, expected_misfit
+from bo_stream.linalg import identity
+from bo_stream.marginal_likelihood import NoiseGroup, combine, expected_misfit
 from bo_stream.models.inducing.inference import (
     InducingCache,
     InducingInference,
@@ -30,7 +32,7 @@ from bo_stream.models.inducing.memory import (
     TraceTerm,
 )
 from bo_stream.models.inference import Hyperparameters, Prior
-from bo_stream.models.memory import Observations, WhitenedMemory, check_outcomes
+from bo_stream.models.memory import Observations, WhitenedMemory, added, check_outcomes
 from bo_stream.models.outcomes.likelihood import marginal, with_held
 from bo_stream.models.stochastic.budget import ConstrainedAdam
 from bo_stream.tensors import map_tensors, state_of
@@ -185,6 +187,36 @@ class SiteInference(InducingInference):
         """Return the sites, whose noise is in the statistics."""
         return [NoiseGroup(statistics.learned, torch.ones_like(statistics.learned.count))]
 
+    def objective(
+        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
+    ) -> tuple[Tensor, InducingCache | None]:
+        """Return the online bound less what keeps means where their sites hold; bounded. O(M³).
+
+        A site is log p's expansion where it was found, and no lower bound of it elsewhere: far from
+        an outcome that looks like an outlier its log is a line, so that the bound of fixed sites
+        grows without end with the process's scale. Less ``½ δ (E f − m)²`` of each outcome, with m
+        its mean then and δ the precision that its site lacks (:func:`lacking_precision`), an
+        outcome's part is at most the largest that it can be, and the same to first order.
+        """
+        bound, cache = super().objective(memory, cache, prior)
+        whole = memory.whole
+        if whole.anchors is None:
+            return bound, cache
+        covariance = whole.values.prior(prior.kernel, prior.num_outputs)
+        residual = prior.target_map()
+        evidence = combine(self.noise_groups(whole.statistics, prior), residual)
+        product = evidence.gram @ covariance
+        mean = covariance @ torch.linalg.solve(identity(product) + product, evidence.moment)
+        spread = (mean.mT @ whole.anchors.gram @ mean)[..., 0, 0]
+        group = NoiseGroup(whole.anchors, torch.ones_like(bound))
+        return bound - expected_misfit(group, residual, mean, spread), cache
+
+    def log_marginal_likelihood(
+        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
+    ) -> tuple[Tensor, InducingCache | None]:
+        """Return the online bound, sites fixed."""
+        return super().objective(memory, cache, prior)
+
     def trace_term(self, trace: TraceTerm, prior: Prior) -> Tensor:
         """Return the trace term itself, which is in units of the sites' noise already."""
         return trace.learned
@@ -285,7 +317,13 @@ class OnlineUpdate:
         truncated = sign * self.options.collective.sum(truncated)
         statistics = WhitenedMemory(memory.statistics.learned + batch)
         trace = memory.trace + TraceTerm(truncated, torch.zeros_like(truncated))
-        return PointStatistics(self.basis.values, statistics, trace)
+        anchors = memory.anchors
+        if not isinstance(self.hyper.likelihood, _GaussianLikelihoodBase):
+            lacking = lacking_precision(self._outcomes(), self.data.targets, fit)[..., rows]
+            own = anchor_statistics(self._features[0][..., rows, :], fit.mean[..., rows], lacking)
+            own = map_tensors(own.scale(sign), self.options.collective.sum)
+            anchors = added(anchors, own)
+        return PointStatistics(self.basis.values, statistics, trace, anchors)
 
     def bound(self, fit: Fit) -> Tensor:
         """Compute the bound up to a constant, differentiable in hyperparameters, ``... x m``.
@@ -354,3 +392,30 @@ def site_statistics(features: Tensor, fit: Fit, targets: Tensor) -> Whitened:
     energy = torch.stack((torch.stack((first, cross), -1), torch.stack((cross, last), -1)), -2)
     zero = torch.zeros_like(cross)
     return SufficientStatistics(gram, moment, energy, outcomes.mT @ outcomes, zero, zero)
+
+
+def lacking_precision(outcomes: OutcomeModel, targets: Tensor, fit: Fit) -> Tensor:
+    """Return by how much sites bend less than what their outcomes bound, ``... x m x n``.
+
+    0 for a Gaussian likelihood, and near an outcome's mode. See
+    :meth:`OutcomeModel.bounded_precision`.
+    """
+    sites, target, mean, variance = fit.sites, fit.target, fit.mean, fit.variance
+    slope = target.shift - target.precision * mean
+    own = sites.shift * mean - 0.5 * sites.precision * (mean.square() + variance)
+    wanted = outcomes.bounded_precision(targets, mean, variance, slope, fit.log_scale + own)
+    return (wanted - sites.precision).clamp_min(0.0)
+
+
+def anchor_statistics(features: Tensor, mean: Tensor, precision: Tensor) -> Whitened:
+    """Return statistics of observations of means with these precisions; none are counted.
+
+    Cost O(n M²).
+    """
+    weighted, columns = features * precision.unsqueeze(-1), target_columns(mean)
+    energy = columns.mT @ (columns * precision.unsqueeze(-1))
+    zero = torch.zeros_like(energy[..., 0, 0])
+    moment = weighted.mT @ columns
+    return SufficientStatistics(
+        features.mT @ weighted, moment, energy, torch.zeros_like(energy), zero, zero
+    )

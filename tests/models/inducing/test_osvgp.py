@@ -39,7 +39,7 @@ from bo_stream import OSGPR, OSVGP, ProjectionWarning
 from bo_stream.allocation import OIPS
 from bo_stream.allocation.oips import NOVEL
 from bo_stream.bases.inducing import InducingBasis
-from bo_stream.models.fitting import learn_hyperparameters
+from bo_stream.models.fitting import learn_hyperparameters, total_loss
 from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.models.inducing.sites import OnlineUpdate
 from bo_stream.models.inference import Hyperparameters
@@ -364,6 +364,66 @@ def test_a_fit_from_memory_moves_kernel_and_mean_alone() -> None:
     noise = float(noisy.likelihood.noise)
     fit_gpytorch_mll(VariationalELBO(noisy.likelihood, noisy, num_data=1))
     assert float(noisy.likelihood.noise) == noise
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_fit_begins_as_the_bound_does(name: str) -> None:
+    """Where sites were found the objective is the bound, and so is its gradient."""
+    X, Y = data(name, 20)
+    model = small(name, X, Y, inducing_points=points(7))
+    assert -total_loss(model) == pytest.approx(float(model.elbo().detach()), abs=1e-6)
+    parameters = (*model.covar_module.parameters(), *model.mean_module.parameters())
+    objective, _ = model._inference.objective(model._memory, None, model.prior)
+    found = torch.autograd.grad(objective.sum(), parameters)
+    expected = torch.autograd.grad(model.elbo(), parameters)
+    for actual, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [0, 300])
+@pytest.mark.parametrize("name", ["laplace", "student"])
+def test_a_fit_does_not_run_away_from_outcomes_that_all_look_like_outliers(
+    name: str, window: int
+) -> None:
+    """Of a process that has become a constant; the bound of fixed sites has no limit there."""
+    X, likelihood = torch.rand(40, 2, dtype=torch.float64), LIKELIHOODS[name]()
+    Y = 3.0 * (6.0 * X[:, :1]).sin() + 0.3 * torch.randn(40, 1, dtype=torch.float64)
+    flat = ScaleKernel(RBFKernel()).double()
+    flat.outputscale, flat.base_kernel.lengthscale = 1e-3, 0.3
+    model = OSVGP(X[:20], Y[:20], likelihood, flat, window=window)
+    model.update(X[20:], Y[20:])
+    zero = torch.zeros(1, dtype=torch.float64)
+    least = -40.0 * float(likelihood(zero).log_prob(zero).detach())
+    for scale in (1e-2, 1.0, 1e2, 1e4, 1e8):
+        model.covar_module.outputscale = scale
+        assert total_loss(model) > least
+    model.covar_module.outputscale = 1e-3
+    for _ in range(3):
+        fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data=1))
+        assert total_loss(model) > least
+        assert float(model.posterior(X).mean.abs().max()) < 2.0 * float(Y.abs().max())
+    assert float(model.covar_module.outputscale.detach()) > 1e-2
+
+
+def test_what_a_fit_maximises_is_kept(tmp_path: Path) -> None:
+    """Where points move, by half where half is forgotten, and in a file."""
+    X, Y = data("laplace", 30)
+    model = small("laplace", X, Y, inducing_points=points())
+    lost = copy.deepcopy(model).forget(0.5)
+    parts = (model._memory.whole.anchors, lost._memory.whole.anchors)
+    for whole, half in zip(*((a.gram, a.moment, a.energy) for a in parts), strict=True):
+        assert float(whole.abs().max()) > 0.0
+        assert_close(half, 0.5 * whole)
+    with torch.no_grad():
+        model.covar_module.outputscale *= 3.0
+    loss = total_loss(model)
+    assert loss > -float(model.elbo().detach()) + 1e-3
+    model.save(tmp_path / "model")
+    assert total_loss(OSVGP.load(tmp_path / "model")) == pytest.approx(loss)
+    basis = basis_of_independent(model.covar_module, torch.cat((points(), X)), 1)
+    moved = model._memory.in_basis(basis)
+    objective, _ = model._inference.objective(moved, None, model.prior)
+    assert -float(objective.detach()) == pytest.approx(loss)
 
 
 def test_what_the_user_fixed_is_not_learned() -> None:
