@@ -22,7 +22,6 @@ from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.warnings import NumericalEvent, with_event
 
 JITTER = "jitter on the kernel matrix of inducing points"
-LEFT_OUT = "inducing points left out"
 
 
 def data(n: int = 40) -> tuple[Tensor, Tensor]:
@@ -50,9 +49,9 @@ AWKWARD = {
     "near duplicates": {JITTER},
     "equal": {JITTER},
     "constant column": {JITTER},
-    "outlier at 1e6": {JITTER, LEFT_OUT},
-    "outlier at 1e8": {LEFT_OUT},
-    "outlier at 1e12": {LEFT_OUT},
+    "outlier at 1e6": set[str](),  # distances of such points are computed from differences
+    "outlier at 1e8": set[str](),
+    "outlier at 1e12": set[str](),
 }
 
 
@@ -71,14 +70,13 @@ def test_awkward_points_are_survived_and_on_record(name: str) -> None:
     model = OSGPR(X, Y, covar_module=_short(RBFKernel()), inducing_points=awkward(name))
     campaign(model, X, Y)
     used = {event.what for event in model.numerical_log}
-    assert used
+    assert bool(used) == bool(AWKWARD[name])
     assert used <= AWKWARD[name]
     assert bool(model.posterior(X).variance.isfinite().all())
     error = float((model.posterior(X).mean - Y).square().mean().sqrt() / Y.std())
     assert error < (1.1 if name in {"equal", "constant column"} else 0.5)
-    if LEFT_OUT in used:
-        assert len(model.inducing_points) == 30
-        assert float(model.inducing_points.max()) < 1.0
+    if name.startswith("outlier"):
+        assert len(model.inducing_points) == 31
 
 
 def _short(kernel: Kernel) -> Kernel:

@@ -71,10 +71,6 @@ class Basis(ABC):
 
 T = TypeVar("T", bound=torch.nn.Module)
 
-FAR = 1e4
-"""Distance from which a point spoils the other kernel values, in units of the median of the points'
-distances from their median."""
-
 
 class KernelBasis(Basis):
     """Basis of a known kernel of m outputs, with the residual ``k − zᵀ z``."""
@@ -389,15 +385,6 @@ def differentiable_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) ->
     if known is not None:
         return known.matrix(A.unsqueeze(-3))
     return in_dtype(kernel, A.dtype, lambda copy: kernel_matrix(copy, A, B, outputs))
-
-
-def central(Z: Tensor) -> Tensor:
-    """Return which points, ``M x d``, are at most ``FAR`` median distances from the median, ``M``.
-
-    All where there are two, for neither is in the middle.
-    """
-    distances = torch.linalg.vector_norm(Z - Z.median(0).values, dim=-1)
-    return (distances <= FAR * distances.median()) | (len(Z) < 3)
 
 
 def members(points: Tensor, others: Tensor) -> Tensor:

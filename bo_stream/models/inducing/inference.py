@@ -19,7 +19,6 @@ from bo_stream.allocation.allocator import Allocator, capped
 from bo_stream.bases.inducing import (
     InducingBasis,
     as_read,
-    central,
     differentiable_matrix,
     kernel_matrix,
     members,
@@ -392,21 +391,16 @@ def log_basis(model: StreamingGP, basis: InducingBasis, memory: InducingMemory) 
 def basis_of_independent(kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
     """Return the basis at Z, or at fewer points where even the largest jitter gives none.
 
-    Kernel values can be so wrong that no jitter helps: those of a batch of kernels and points that
-    gpytorch computes at once, from distances' norms, have no digits left where a point is 1e8
-    lengthscales from the others. So points beyond ``FAR`` go first; if that is not enough, those
-    that the others determine. NotPSDError: the kernel's values are NaN or infinite.
+    Those that the others determine go, by the kernel's values, however wrong these are.
+    NotPSDError: the values are NaN or infinite.
     """
-    with suppress(NotPSDError):
-        return InducingBasis.of(kernel, Z, outputs)
-    near = Z[central(Z)]
     try:
-        basis = InducingBasis.of(kernel, near, outputs)
+        return InducingBasis.of(kernel, Z, outputs)
     except NotPSDError:
-        matrix = kernel_matrix(as_read(kernel), near, near, outputs)
+        matrix = kernel_matrix(as_read(kernel), Z, Z, outputs)
         if not bool(matrix.isfinite().all()):
             raise
-        basis = InducingBasis.of(kernel, near[independent_rows(matrix)], outputs)
+        basis = InducingBasis.of(kernel, Z[independent_rows(matrix)], outputs)
     return replace(basis, left_out=len(Z) - basis.rank)
 
 
