@@ -195,7 +195,7 @@ class RegionGenerator(TorchGenerator):
         waiting = set(content.get("waiting", ()))
         over = [trial.key for trial in ledger.with_status("told", "failed")]
         batch = sum(key >= content.get("ended", 0) or key in waiting for key in over)
-        # as many as came together are a batch; so the region shrinks after about d failures
+        # as many are drawn together as came together
         q = max(1, batch) if content else 1
         settings = OptimizationSettings(
             bounds=((0.0, 1.0),) * dim, maximize=maximize, q=q, search="region"

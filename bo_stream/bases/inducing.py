@@ -71,6 +71,10 @@ class Basis(ABC):
 
 T = TypeVar("T", bound=torch.nn.Module)
 
+MOST_PLACES = 32
+"""Places apart that kernel values are computed by, one after the other: with more of them
+lengthscales are short beside the distances of most points."""
+
 
 class KernelBasis(Basis):
     """Basis of a known kernel of m outputs, with the residual ``k − zᵀ z``."""
@@ -265,13 +269,16 @@ def _by_places(kernel: Kernel, A: Tensor, B: Tensor) -> Tensor:
 def _places(kernel: Kernel, X: Tensor) -> list[Tensor]:
     """Return rows of points ``n x d``, group by group, each within ``WIDE`` of its mean.
 
-    One group where all are. Points that are not finite are near, so that each round takes some.
+    One group where all are, or where there were more than ``MOST_PLACES``. Points that are not
+    finite are near, so that each round takes some.
     """
     left = torch.arange(len(X), device=X.device)
     if len(X) < 2 or none_set(_norms(kernel, X, _mean) > WIDE):
         return [left]
-    groups = []
+    groups = list[Tensor]()
     while len(left) > 0:
+        if len(groups) == MOST_PLACES:
+            return [torch.arange(len(X), device=X.device)]
         away = _norms(kernel, X[left], lambda own: own[..., :1, :])
         near = ~(away > 0.5 * WIDE)
         groups.append(left[near])
@@ -294,13 +301,13 @@ def _mean(X: Tensor) -> Tensor:
 def _norms(kernel: Kernel, X: Tensor, centre: Callable[[Tensor], Tensor]) -> Tensor:
     """Compute distances of points from a centre in lengthscales, the most of all parts, ``n``."""
     norms = [X.new_zeros(1, len(X))]
-    for own, lengthscale in _inputs_of_parts(kernel, X):
+    for own, lengthscale in inputs_of_parts(kernel, X):
         offsets = (own - centre(own)) / lengthscale
         norms.append(torch.atleast_2d(torch.linalg.vector_norm(offsets, dim=-1)).flatten(0, -2))
     return torch.cat(norms).amax(0)
 
 
-def _inputs_of_parts(
+def inputs_of_parts(
     module: torch.nn.Module, X: Tensor, are_selected: bool = False
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Return what each part of a kernel with a lengthscale sees of points, and the lengthscale.
@@ -320,7 +327,7 @@ def _inputs_of_parts(
             X = module.input_transform.transform(X)
     for part in module.children():
         if isinstance(part, Kernel | torch.nn.ModuleList):
-            yield from _inputs_of_parts(part, X, isinstance(module, ScaleKernel))
+            yield from inputs_of_parts(part, X, isinstance(module, ScaleKernel))
 
 
 def kernel_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:

@@ -65,22 +65,23 @@ class OutcomeModel:
         """Compute the precision that keeps a quadratic below what log p(y | f) can be.
 
         Of the quadratic in the mean that has the slope of ``E log p(y | f)`` at the present mean.
-        Of a Laplace or Student-t likelihood it is ``slope / (y − mean)``, with the outcome as its
-        maximum: a lower bound of ``E log p`` at any other mean, for a symmetric ``E log p`` is
-        convex in ``(y − mean)²``. Of others ``slope² / (−2 value)``, which has the maximum 0, that
-        of the log of a probability: for the logistic likelihood, at a mean of −ξ that the label
-        contradicts, the classical bound's ``tanh(ξ / 2) / 2ξ``, nearly. Source: Jaakkola and Jordan
-        (2000); Palmer, Wipf, Kreutz-Delgado and Rao (2006).
+        Of a Laplace or Student-t likelihood, mixtures of normal ones, it is ``slope / (y − mean)``,
+        with the outcome as its maximum: a lower bound of ``E log p`` at any other mean, for that of
+        such mixtures is convex in ``(y − mean)²``. Of others it is ``slope² / (−2 value)``, which
+        has the maximum 0, that of the log of a probability: for the logistic likelihood, at a mean
+        of −ξ that the label contradicts, the classical bound's ``tanh(ξ / 2) / 2ξ``, nearly.
+        Source: Jaakkola and Jordan (2000); Palmer, Wipf, Kreutz-Delgado and Rao (2006).
 
         Args:
             Y: Outcomes.
             mean: Of the present marginals.
             variance: Of these.
-            slope: Derivative of the expectation in the mean, times a power of the likelihood.
+            slope: Derivative of the expectation in the mean, times the power of the likelihood that
+                the posterior is found with.
             value: The expectation, times the same power.
 
         Returns:
-            Precisions, not below 0; 0 where the slope or its distance to the maximum is.
+            Precisions, at least 0; they are 0 where the mean is nearly at the maximum.
         """
         if isinstance(self.likelihood, LaplaceLikelihood | StudentTLikelihood):
             gap = Y[..., : self.outputs, :] - mean

@@ -501,7 +501,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     def _undone_on_error(self) -> Iterator[None]:
         """Put the memory, its units and what depends on their number back if anything raises.
 
-        What is checked raises before the sums of a grid, which change in place, do.
+        The sums of a grid change in place and are not put back: all checks raise before that.
         """
         outputs, units, likelihood = self._num_outputs, self._outcomes, self.likelihood
         memory, cache, latest = self._memory, self._cache, self._latest

@@ -79,9 +79,8 @@ def ledger() -> list[str]:
 @pytest.mark.smoke
 @pytest.mark.usefixtures("small_pictures")
 def test_the_commands_go_from_a_table_to_a_report() -> None:
-    former = dict.fromkeys(
-        ("prevalence", "listed_prevalence"), 0.5
-    )  # of an earlier predictions.csv
+    names = ("prevalence", "listed_prevalence")  # of an earlier predictions.csv
+    former = dict.fromkeys(names, 0.5)
     small_country().assign(**former).to_csv("sites.csv", index=False)
     assert "40, of which 12 surveyed" in done("start", "sites.csv", *OPTIONS)
     assert "bo-stream survey tell run run/next.csv" in done("next", "run", "-q", "3")

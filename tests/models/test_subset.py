@@ -82,6 +82,15 @@ def test_constraints_and_priors_of_each_input_are_not_of_outputs(batched: bool) 
     assert part.lengthscale_prior.log_prob(part.lengthscale).shape == part.lengthscale.shape
 
 
+def test_a_value_that_is_no_parameter() -> None:
+    whole = RBFKernel(batch_shape=torch.Size([2]))
+    raw = torch.tensor([[[0.1]], [[0.7]]])
+    del whole.raw_lengthscale
+    whole.register_buffer("raw_lengthscale", raw)
+    part = subset_module(whole, torch.Size(), 2, [1])
+    assert torch.equal(part.raw_lengthscale, raw[1])
+
+
 @pytest.mark.parametrize("m", [2, 3])
 def test_a_shared_kernel_whose_shapes_look_like_outputs(m: int) -> None:
     """As many mixtures, or active inputs, as there are outputs."""

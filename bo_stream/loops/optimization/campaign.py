@@ -441,10 +441,10 @@ def write_optimization(
 ) -> TrustReport | None:
     """Write history and run.json, both or none; then trace.png, trust.png and trust.json.
 
-    A history of another kind in the folder is removed.
-    A picture that cannot be drawn is a warning. In run.json are the ``notes``, texts of warnings,
-    and the model of the outcomes in units of ``outcome_unit``, or of a region on ``outcome_scale``.
-    Returns whether that model, if there is one, can be trusted; of a region there are no alarms.
+    Afterwards a history of another kind is removed from the folder. A picture that cannot be drawn
+    is a warning. In run.json are the ``notes``, texts of warnings, and the model of the outcomes in
+    units of ``outcome_unit``, or of a region on ``outcome_scale``. Returns whether that model, if
+    there is one, can be trusted; of a region there are no alarms.
     """
     optimizer, surrogate = campaign.optimizer, campaign.optimizer.surrogate
     settings, model, scale, best = optimizer.settings, surrogate.model, None, None

@@ -19,6 +19,7 @@ from scipy.linalg import blas
 from torch import Tensor
 
 from bo_stream.acquisition import SamplePaths
+from bo_stream.bases.inducing import inputs_of_parts
 from bo_stream.errors import check_whole
 from bo_stream.linalg import Array, Tridiagonal
 from bo_stream.loops.optimization.acquisition import climb
@@ -51,7 +52,7 @@ class TrustRegion:
         batch: Number q of points that are evaluated at a time.
         length: Mean side of the box in the unit cube.
         successes: Batches in sequence that were better than all before.
-        failures: Batches in sequence that were not.
+        failures: Evaluations in sequence, of whole batches, that were not.
 
     Example:
         >>> region = TrustRegion(dim=20, batch=10)
@@ -71,8 +72,8 @@ class TrustRegion:
 
     @property
     def patience(self) -> int:
-        """Failures in sequence after which the region halves: of about d evaluations."""
-        return math.ceil(max(4, self.dim) / self.batch)
+        """Failures in sequence after which the region halves: d evaluations, and at least 4."""
+        return max(4, self.dim)
 
     @property
     def has_collapsed(self) -> bool:
@@ -80,7 +81,7 @@ class TrustRegion:
         return self.length < SHORTEST
 
     def update(self, new: Tensor, known: Tensor) -> bool:
-        """Grow after ``SUCCESSES`` batches in sequence that improve, shrink after failures.
+        """Grow after ``SUCCESSES`` batches in sequence that improve, shrink after ``patience``.
 
         Args:
             new: Values of the last batch, best as posterior means: noise is no improvement then.
@@ -97,7 +98,7 @@ class TrustRegion:
                 raise ValueError(f"Expected {name} without NaN, got {values.tolist()}.")
         improved = known.numel() == 0 or improves(new, known)
         self.successes = self.successes + 1 if improved else 0
-        self.failures = 0 if improved else self.failures + 1
+        self.failures = 0 if improved else self.failures + self.batch
         if self.successes >= SUCCESSES:
             self.length, self.successes = min(2.0 * self.length, LONGEST), 0
         elif self.failures >= self.patience:
@@ -133,11 +134,14 @@ def improves(new: Tensor, known: Tensor) -> bool:
 
 def input_lengthscales(model: StreamingGP) -> Tensor | None:
     """Return a kernel's lengthscales, ``d``; None where it has no single one for each input."""
-    kernels = [k for k in model.covar_module.modules() if getattr(k, "has_lengthscale", False)]
-    if len(kernels) != 1 or kernels[0].lengthscale.numel() != model.input_dim:
+    numbers = torch.arange(model.input_dim, dtype=torch.float64).unsqueeze(0)
+    parts = list(inputs_of_parts(model.covar_module, numbers))
+    if len(parts) != 1:
         return None
-    found, inputs = kernels[0].lengthscale.detach().reshape(-1), kernels[0].active_dims
-    return found if inputs is None else torch.empty_like(found).index_copy_(0, inputs, found)
+    seen, found = (each.reshape(-1) for each in parts[0])
+    if len(found) != model.input_dim or not torch.equal(seen.sort().values, numbers[0]):
+        return None
+    return found[seen.argsort().to(found.device)]
 
 
 def region_candidates(

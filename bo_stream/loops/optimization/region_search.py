@@ -103,8 +103,8 @@ class RegionState:
         ended: Number of trials in the ledger when outcomes were last taken in.
         waiting: Keys below it that had neither an outcome nor a failure then.
         newest: Keys of outcomes and failures since the region was last updated.
-        failed: Keys of the region's failed trials when outcomes were last taken in.
-        late: Keys of trials before ``begun`` whose outcomes came afterwards.
+        failed: Keys of failed trials when outcomes were last taken in.
+        late: Keys of trials before ``begun`` that came, or were amended, afterwards.
         leaps: Keys of leaps that the region was not updated by yet.
         asked: Number of points chosen.
         hopeful: Number of points chosen until which leaps are more frequent.
@@ -347,23 +347,23 @@ class RegionSurrogate:
 
         changed = ledger.changed_since(changes)
         amended = trials.read(ledger, changed)
-        failed = [t.key for t in ledger.with_status("failed") if t.key >= state.begun]
+        failed = [trial.key for trial in ledger.with_status("failed")]
         if amended or failed != state.failed:
             self.local = None  # of other outcomes, also where what follows is interrupted
         since = range(state.ended, len(ledger))
         over, unseen = are_over((*state.waiting, *since)), {*state.waiting, *since, *changed}
         over += [key for key in state.failed if ledger[key].status == "told"]
-        new = [key for key in over if key >= state.begun]
-        late = [key for key in over if key < state.begun and ledger[key].status == "told"]
+        new, known = [key for key in over if key >= state.begun], set(over)
         # where this ledger was followed before; else all are read for the first time
-        amended = [key for key in amended if changes > 0 and key not in over]
+        amended = [key for key in amended if changes > 0 and key not in known]
+        late = [key for key in over + amended if key < state.begun]
         state = replace(
             state,
             ended=len(ledger),
             waiting=sorted(unseen.difference(are_over(unseen))),
             newest=[*dict.fromkeys(are_over(state.newest) + new)],
             failed=failed,
-            late=state.late + late,
+            late=[*dict.fromkeys(state.late + late)],
         )
         if not new and self.local is not None:
             self.state, self._followed = state, (ledger, ledger.changes)
@@ -375,7 +375,8 @@ class RegionSurrogate:
             same = not new and bool(state.rows) and not bool(trials.Y[state.rows].isnan().any())
             if not same or amended:
                 state = replace(state, rows=self._nearest(state, own, [*state.newest, *amended]))
-            local, state = self._fitted(state, failed[-FAILED_ROWS:], len(own), learns=not same)
+            lost = [key for key in failed if key >= state.begun][-FAILED_ROWS:]
+            local, state = self._fitted(state, lost, len(own), learns=not same)
             if new and len(state.newest) >= min(self.settings.q, len(own)):
                 state = self._updated(state, local, ledger)
                 local = local if state.rows else None  # the region has ended
@@ -456,7 +457,6 @@ class RegionSurrogate:
             sobol=ledger.count_from("sobol") + 2 * self.settings.dim,
             centre=None,
             rows=[],
-            failed=[],
             reached=None,
             found=[*state.found, (local.best, local.value, float(self.trials.Y[local.best]))],
         )
@@ -534,7 +534,8 @@ class RegionSurrogate:
         """Return key and posterior median, larger being better, of the best trial of all regions.
 
         Outcomes of former regions that came late, or were amended since, have no posterior: they
-        count as they are, late ones by what they exceed twice the noise's standard deviation.
+        count if they are better by two standard deviations of the noise. Where the best trial of a
+        former region is amended, the best outcome of them all takes its place.
 
         Raises:
             UsageError: There is no outcome.
@@ -550,6 +551,9 @@ class RegionSurrogate:
             for key, value, outcome in state.found
             if float(Y[key]) == outcome or (outcome is None and not bool(Y[key].isnan()))
         ]
+        if len(former) > 0 and len(found) < len(state.found) + (local is not None):
+            key = int(former[Y[former].argmax()])
+            found.append((key, float(Y[key])))
         late = former[_are_in(former, state.late)]
         if len(late) > 0:
             key = int(late[Y[late].argmax()])
@@ -559,9 +563,8 @@ class RegionSurrogate:
                 least = local.scale.to_outcome(float(local.scale.to_scale(Y[key]) - 2.0 * noise))
             if all(least > value for _, value in found):
                 found.append((key, float(Y[key])))
-        if not found or (len(former) > 0 and len(found) < len(state.found) + (local is not None)):
-            known = former if found else keys
-            key = int(known[Y[known].argmax()])
+        if not found:
+            key = int(keys[Y[keys].argmax()])
             found.append((key, float(Y[key])))
         return max(found, key=lambda pair: pair[1])
 

@@ -160,9 +160,9 @@ class Survey:
                 passed over. The numbers of a site replace earlier ones. Sites that are not in the
                 list bring position and covariates.
             source: Name of the table, for messages.
-            exact_ids: Whether ids are written as in the list; else those that a spreadsheet makes
-                one number of, such as 7 and 007 or 1.1 and 1.10, are told apart by position, or
-                refused.
+            exact_ids: Whether ids are written as in the list. By default those of which a
+                spreadsheet makes one number, such as 7 and 007 or 1.1 and 1.10, are told apart by
+                position; without positions they are refused.
 
         Raises:
             UsageError: A fault of the table, named by row and column, or another process is writing

@@ -216,7 +216,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
             raise UsageError(f"{path} cannot be read as a table: {_first_line(error)}") from error
         # A named index, such as the ids, is a column.
         table = table.reset_index(
-            [name for name in table.index.names if name not in {None, *table}]
+            [name for name in table.index.names if name not in {None, _ROW, *table}]
         )
         table = table.set_index(pd.RangeIndex(2, len(table) + 2, name=_ROW))
         written = TableFormat()

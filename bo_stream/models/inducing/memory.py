@@ -181,7 +181,7 @@ class PointStatistics(HoldsStatistics):
         statistics: Of all observations.
         trace: What the features leave out of their prior variance.
         anchors: Of another likelihood than a Gaussian one, the means at which sites were found, as
-            observations of the precisions that the sites lack; see ``anchor_statistics``.
+            observations with the precisions that the sites lack; see ``lacking_precision``.
     """
 
     values: KnownValues

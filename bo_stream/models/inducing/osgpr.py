@@ -287,11 +287,11 @@ class OSVGP(InducingModel):
       is approximate in OSGPR.
     - Learned: kernel and mean from memory alone, by
       ``fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data))``, whose ``num_data``
-      does not matter: sites fixed, and each mean held near where its site was found, so far as the
-      site says less elsewhere than its outcome did; kernel, mean and the likelihood's parameters
-      by ``hyper_steps`` steps of Adam on the online bound in each update, in which a prior of the
-      likelihood's parameters counts by the batch's share of all outcomes. A fit leaves these
-      alone, for they need the outcomes, which are gone.
+      does not matter: sites fixed, less a penalty of means that leave the place where their site
+      approximates the likelihood; kernel, mean and the likelihood's parameters by ``hyper_steps``
+      steps of Adam on the online bound in each update, in which a prior of the likelihood's
+      parameters counts by the batch's share of all outcomes. A fit leaves these alone, for they
+      need the outcomes, which are gone.
     - ``merge``: as of OSGPR, for models whose outcomes are standardised alike.
     - When: labels, counts, heavy tails, in any number of inputs. For Gaussian noise OSGPR.
 

@@ -190,13 +190,14 @@ class SiteInference(InducingInference):
     def objective(
         self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
     ) -> tuple[Tensor, InducingCache | None]:
-        """Return the online bound less what keeps means where their sites hold; bounded. O(M³).
+        """Return the online bound less a penalty of means far from where sites were found. O(M³).
 
         A site is log p's expansion where it was found, and no lower bound of it elsewhere: far from
         an outcome that looks like an outlier its log is a line, so that the bound of fixed sites
         grows without end with the process's scale. Less ``½ δ (E f − m)²`` of each outcome, with m
         its mean then and δ the precision that its site lacks (:func:`lacking_precision`), an
-        outcome's part is at most the largest that it can be, and the same to first order.
+        outcome's part is at most what its log density can be; where its site was found, it has the
+        value and the gradient that it has in the bound.
         """
         bound, cache = super().objective(memory, cache, prior)
         whole = memory.whole
@@ -395,10 +396,9 @@ def site_statistics(features: Tensor, fit: Fit, targets: Tensor) -> Whitened:
 
 
 def lacking_precision(outcomes: OutcomeModel, targets: Tensor, fit: Fit) -> Tensor:
-    """Return by how much sites bend less than what their outcomes bound, ``... x m x n``.
+    """Return what precisions lack of :meth:`OutcomeModel.bounded_precision`, ``... x m x n``.
 
-    0 for a Gaussian likelihood, and near an outcome's mode. See
-    :meth:`OutcomeModel.bounded_precision`.
+    It is 0 for a Gaussian likelihood, and near an outcome's mode.
     """
     sites, target, mean, variance = fit.sites, fit.target, fit.mean, fit.variance
     slope = target.shift - target.precision * mean
@@ -408,7 +408,7 @@ def lacking_precision(outcomes: OutcomeModel, targets: Tensor, fit: Fit) -> Tens
 
 
 def anchor_statistics(features: Tensor, mean: Tensor, precision: Tensor) -> Whitened:
-    """Return statistics of observations of means with these precisions; none are counted.
+    """Return statistics of means as observations with these precisions, which count as none.
 
     Cost O(n M²).
     """

@@ -80,8 +80,7 @@ def subset_module(
     dimensions = dict[torch.nn.Module, int]()  # of what each constraint or prior is for
     for part in copied.modules():
         for name, constraint in getattr(part, "_constraints", {}).items():
-            constrained = part.get_parameter(name.removesuffix("_constraint"))
-            dimensions[constraint] = constrained.dim()
+            dimensions[constraint] = getattr(part, name.removesuffix("_constraint")).dim()
         for prior, value_of, _ in getattr(part, "_priors", {}).values():
             dimensions[prior] = value_of(part).dim()
     for part in copied.modules():

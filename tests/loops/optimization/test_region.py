@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -79,6 +80,18 @@ def test_a_region_halves_after_failures_of_about_d_evaluations(
         lengths.append(region.length)
     halved = [FIRST_LENGTH] * (patience - 1) + [FIRST_LENGTH / 2] * patience
     assert lengths == [*halved, FIRST_LENGTH / 4]
+
+
+def test_failures_are_counted_in_evaluations() -> None:
+    """Of batches of any size: seven of one and one of three are ten evaluations of twenty."""
+    region = TrustRegion(20, 1)
+    for batch in (*[1] * 7, 3, 9):
+        region.batch = batch
+        region.update(*SAME)
+        assert region.length == FIRST_LENGTH
+    region.batch = 1
+    region.update(*SAME)
+    assert region.length == FIRST_LENGTH / 2
 
 
 def test_a_region_collapses_and_begins_again() -> None:
@@ -392,9 +405,12 @@ def test_candidates_differ_from_the_centre_in_few_inputs_of_few_values() -> None
     assert torch.equal(found[:, 21:], X[:, 21:])
 
 
-def test_lengthscales_are_in_the_order_of_the_inputs() -> None:
-    kernel = RBFKernel(ard_num_dims=3, active_dims=(2, 0, 1)).double()
-    kernel.lengthscale = torch.tensor([0.1, 1.0, 10.0])
+@pytest.mark.parametrize("outer", [False, True])
+def test_lengthscales_are_in_the_order_of_the_inputs(outer: bool) -> None:
+    order: dict[str, Any] = {"active_dims": (2, 0, 1)}
+    base = RBFKernel(ard_num_dims=3, **({} if outer else order)).double()
+    base.lengthscale = torch.tensor([0.1, 1.0, 10.0])
+    kernel = ScaleKernel(base, **order).double() if outer else base
     X = torch.rand(6, 3, dtype=torch.float64)
     model = AutoGP(X, X.sum(-1, keepdim=True), covar_module=kernel)
     found = input_lengthscales(model)

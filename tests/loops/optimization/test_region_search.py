@@ -486,6 +486,33 @@ def test_outcomes_of_a_former_region_that_come_late_count_in_the_end(tmp_path: P
     assert load_optimizer(tmp_path)[0].best() == best
 
 
+def test_any_former_outcome_that_is_amended_counts() -> None:
+    optimizer, _ = in_a_second_region()
+    begun, best = surrogate_of(optimizer).state.begun, optimizer.best().trial
+    other = next(t for t in optimizer.ledger if t.key < begun and t.key != best.key and t.Y)
+    optimizer.amend(other.key, -1e6)
+    assert optimizer.best().trial.key == other.key
+
+
+def test_a_late_outcome_hides_no_amended_one() -> None:
+    optimizer, (late, *_) = in_a_second_region(late=3)
+    best = optimizer.best().trial
+    optimizer.tell(late.key, -50.0)
+    assert optimizer.best().trial.key == late.key
+    optimizer.amend(best.key, -1000.0)
+    assert optimizer.best().trial.key == best.key
+
+
+def test_a_former_trial_that_failed_first_counts(tmp_path: Path) -> None:
+    optimizer, (late, *_) = in_a_second_region(late=3)
+    optimizer.fail(late.key, "boom")
+    optimizer.best()
+    optimizer.tell(late.key, -1000.0)
+    save_optimizer(tmp_path, optimizer)
+    for each in (optimizer, load_optimizer(tmp_path)[0]):
+        assert each.best().trial.key == late.key
+
+
 def test_an_outcome_of_a_failed_trial_is_taken_in_at_once() -> None:
     optimizer = started(REGION, steps=3)
     trial, *others = optimizer.ask()

@@ -63,6 +63,12 @@ def test_parquet(tmp_path: Path) -> None:
     assert numbers(table, "n") == [3.0, 4.0]
 
 
+def test_the_numbers_of_rows_are_no_column(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path, "id,n\na,1\nb,2\n", "sites.csv"))
+    table.to_parquet(tmp_path / "again.parquet")
+    assert read_table(tmp_path / "again.parquet").equals(table)
+
+
 def test_a_named_index_of_parquet_is_a_column(tmp_path: Path) -> None:
     path, frame = tmp_path / "sites.parquet", pd.DataFrame({"id": ["b", "a"], "n": [3, 4]})
     for indexed in (
