@@ -23,7 +23,7 @@ from gest_api.vocs import (
 
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.acquisition.feature_nipv import in_weight_space
-from bo_stream.errors import UsageError
+from bo_stream.errors import UsageError, plain
 from bo_stream.loops.optimization.acquisition import Situation
 from bo_stream.loops.optimization.objectives import NoOutcomeError, as_number
 from bo_stream.loops.optimization.optimizer import Optimizer, load_optimizer, save_optimizer
@@ -267,7 +267,7 @@ class Generator(gest_api.Generator):
                 coordinates.append(as_number(result[name]))
             except NoOutcomeError as error:
                 raise UsageError(f"Variable {name} of a result: {error}.") from error
-        X, given, key = tuple(coordinates), result.get(ID), None
+        X, given, key = tuple(coordinates), plain(result.get(ID)), None
         if given is not None and not (isinstance(given, float) and math.isnan(given)):
             key, ledger = _whole(ID, given, 0), self.optimizer.ledger
             if key >= len(ledger):

@@ -106,6 +106,11 @@ class Kilometres(InputTransform):
         columns[self.position[0]], columns[self.position[1]] = x, scale * y
         return torch.stack(columns, -1)
 
+    def equals(self, other: InputTransform) -> bool:
+        """Compare; overrides ``InputTransform.equals``, which looks at tensors alone."""
+        same = isinstance(other, Kilometres) and self.position == other.position
+        return same and super().equals(other)
+
 
 def kilometres(
     sites: Tensor, position: tuple[int, int] = (0, 1), units: Units = "degrees"

@@ -214,6 +214,8 @@ def test_points_of_ones_own_come_without_an_id() -> None:
     generator.ingest([{"x": waiting[0]["x"], "f": 0.1, "_id": math.nan}])  # from a table
     assert statuses(generator) == ["told", "told", "told", "told", "failed"]
     assert generator.optimizer.ledger[0].Y == 0.1
+    generator.ingest([{"x": 0.5, "f": 0.3, "_id": np.float32("nan")}])
+    assert generator.optimizer.ledger[5].Y == 0.3
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import hashlib
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Self
@@ -144,11 +144,12 @@ class SignTest:
     Attributes:
         threshold: Height at which a sum signals, a whole number.
         seen: Number of innovations, zeros left out.
+        rows: Number of rows, those without a tested innovation included.
         up: Sum that rises with positive innovations.
         down: Sum that rises with negative ones.
-        began: Numbers of innovations at which the two sums last left zero.
-        signals: The latest signals, each as [innovation at which it came, innovation after which
-            the sum last was zero, sign]: the second estimates where the drift began.
+        began: Numbers of rows before which the two sums last left zero.
+        signals: The latest signals, each as [row at which it came, row after which the sum last was
+            zero, sign]: the second estimates where the drift began.
         count: Number of all signals.
     """
 
@@ -159,34 +160,41 @@ class SignTest:
     began: list[int] = field(default_factory=lambda: [0, 0])
     signals: list[list[int]] = field(default_factory=list)
     count: int = 0
+    rows: int = 0
 
     @property
     def rate(self) -> float:
         """Mean number of signals an innovation of a model without drift."""
         return false_alarm_rate(self.threshold)
 
-    def observe(self, innovations: Iterable[float]) -> None:
-        """Add innovations in their order; zero and NaN, which have no sign, are left out."""
-        for value in innovations:
+    def observe(self, innovations: Sequence[float], rows: int | None = None) -> None:
+        """Add innovations in their order; zero and NaN, which have no sign, are left out.
+
+        Args:
+            innovations: Of a batch's first rows.
+            rows: Number of all its rows; default: as many as innovations.
+        """
+        for row, value in enumerate(innovations, self.rows):
             if not (value > 0.0 or value < 0.0):
                 continue
             up, down = (1, -DOWN) if value > 0.0 else (-DOWN, 1)
             self.began = [
-                self.seen if total == 0 else start
+                row if total == 0 else start
                 for total, start in zip((self.up, self.down), self.began, strict=True)
             ]
             self.seen += 1
             self.up, self.down = max(0, self.up + up), max(0, self.down + down)
             if max(self.up, self.down) >= self.threshold:
                 side = 0 if self.up > self.down else 1
-                self.signals.append([self.seen, self.began[side], 1 - 2 * side])
+                self.signals.append([row + 1, self.began[side], 1 - 2 * side])
                 self.signals = self.signals[-_KEPT_SIGNALS:]
                 self.count += 1
                 self.up = self.down = 0
+        self.rows += len(innovations) if rows is None else rows
 
     def within(self, last: int) -> list[list[int]]:
-        """Return the signals among the ``last`` latest innovations."""
-        return [signal for signal in self.signals if signal[0] > self.seen - last]
+        """Return the signals among the ``last`` latest rows."""
+        return [signal for signal in self.signals if signal[0] > self.rows - last]
 
     def false_alarm_probability(self, innovations: int) -> float:
         """Compute the probability of a signal within a number of innovations without drift.

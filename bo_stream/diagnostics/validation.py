@@ -245,7 +245,7 @@ class ProgressiveValidation:
             self.histogram = [[0] * _BINS for _ in range(outputs)]
         tested = batch.innovations[: batch.tested].T
         for test, column in zip(self.drift, tested, strict=True):
-            test.observe(column.tolist())
+            test.observe(column.tolist(), len(batch))
         self.innovations.extend(batch.innovations[-WINDOW:].tolist())
         bins = np.minimum((batch.pit * _BINS).astype(int), _BINS - 1)
         for own, column in zip(self.histogram, bins.T, strict=True):
@@ -301,13 +301,13 @@ class ProgressiveValidation:
         return {
             "false_alarms": self.false_alarms,
             "intervals": [asdict(interval) for interval in self.intervals],
-            "histogram": self.histogram,
-            "drift": [vars(test) for test in self.drift],
+            "histogram": [list(counts) for counts in self.histogram],
+            "drift": [asdict(test) for test in self.drift],
             "reservoir": self.reservoir.state(),
             "repeated": {"size": self.repeated.size, "counts": counts},
             "units": self.units.state(),
             "innovations": list(self.innovations),
-            "widths": self._widths,
+            "widths": list(self._widths),
             "end": self._end,
         }
 
@@ -317,7 +317,8 @@ class ProgressiveValidation:
         record, repeated = cls(state["false_alarms"]), state["repeated"]
         record.intervals = [Interval(**interval) for interval in state["intervals"]]
         record.histogram = [list(counts) for counts in state["histogram"]]
-        record.drift = [SignTest(**test) for test in state["drift"]]
+        # of a former version rows are not in the state of a test
+        record.drift = [SignTest(**{"rows": record.rows, **test}) for test in state["drift"]]
         record.reservoir = Reservoir.of_state(state["reservoir"])
         counts = {int(digest): int(number) for digest, number in repeated["counts"]}
         record.repeated = RepeatedRows(int(repeated["size"]), counts)

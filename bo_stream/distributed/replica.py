@@ -201,8 +201,8 @@ class Replica:
     def ask(self, q: int | None = None) -> list[tuple[float, ...]]:
         """Choose q points (default: as in the settings) within the bounds.
 
-        While fewer than ``initial`` observations are known the points are of a Sobol sequence, of
-        which each replica has its own part; then each maximises a function drawn from the
+        While fewer than ``initial`` observations are known the points are of a Sobol sequence,
+        which each replica scrambles in its own way; then each maximises a function drawn from the
         posterior. They depend on the seed of the settings, the name, the number of earlier points
         and the model, not on torch's global random state.
         """
@@ -210,13 +210,13 @@ class Replica:
         check_whole("q", count, 1)
         few = self.observations < max(self.settings.initial, FEWEST)
         is_random = few or self.settings.acquisition == "random"
+        own = f"{self.settings.seed} {self.name}"
         if is_random:
-            names = {name_of(run) for run in (*Listing.of(self.store).runs, self.run)}
-            engine = SobolEngine(self.settings.dim, scramble=True, seed=self.settings.seed)
-            engine.fast_forward(self._asked * len(names) + sorted(names).index(self.name))
-            points = engine.draw(count * len(names), dtype=torch.float64)[:: len(names)]
+            seed = zlib.crc32(own.encode()) % 2**31
+            engine = SobolEngine(self.settings.dim, scramble=True, seed=seed)
+            points = engine.fast_forward(self._asked).draw(count, dtype=torch.float64)
         else:
-            seed = zlib.crc32(f"{self.settings.seed} {self.name} {self._asked}".encode()) % 2**31
+            seed = zlib.crc32(f"{own} {self._asked}".encode()) % 2**31
             X, means = self._means()
             situation = Situation(
                 self.model,

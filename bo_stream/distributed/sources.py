@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from bo_stream.errors import UsageError
@@ -227,6 +228,17 @@ def streamed(source: Any, columns: ColumnNames) -> Iterator[Fragment]:
             continue
         size = sum(each.nbytes for each in (batch.X, batch.Y, batch.Yvar) if each is not None)
         yield BatchFragment(key, size, len(batch), batch)
+
+
+def _floats(values: Any) -> Array:
+    """Return an array or a tensor as float64."""
+    try:
+        given = values.detach().cpu() if isinstance(values, torch.Tensor) else values
+        return np.asarray(given, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"Expected batches of arrays of numbers, got a {type(values).__name__}: {error}."
+        ) from error
 
 
 def _is_of(source: object, package: str, method: str) -> bool:
@@ -453,7 +465,7 @@ def _batch_of(table: Any, columns: ColumnNames) -> TableBatch:
                 "Expected batches of arrays to be (X, Y) or (X, Y, Yvar), got "
                 f"{len(table)} of them."
             )
-        X, Y, *rest = (np.asarray(each, dtype=float) for each in table if each is not None)
+        X, Y, *rest = (_floats(each) for each in table[: 2 if table[-1] is None else 3])
         matrices = [each[:, None] if each.ndim == 1 else each for each in (X, Y, *rest)]
         if any(each.ndim != 2 or len(each) != len(X) for each in matrices):
             shapes = [each.shape for each in (X, Y, *rest)]

@@ -331,7 +331,7 @@ _ENCODERS: dict[type, Callable[[_Writer, Any, str], Node]] = {
     torch.dtype: lambda writer, value, path: {"dtype": str(value).removeprefix("torch.")},
     torch.device: lambda writer, value, path: {"device": str(value)},
     np.ndarray: lambda writer, value, path: {
-        "array": writer.node(torch.from_numpy(np.ascontiguousarray(value)), path)
+        "array": writer.node(torch.from_numpy(np.array(value, order="C")), path)
     },
     FunctionType: _Writer._function,
     BuiltinFunctionType: _Writer._function,

@@ -42,10 +42,21 @@ def test_a_run_of_one_sign_signals_and_says_where_it_began() -> None:
     test.observe([0.0, float("nan")])  # no sign
     test.observe([-0.1] * 10)
     assert (test.seen, test.count) == (50, 1)
-    assert test.signals[0] == [49, 39, -1]  # the last of the first signs was negative, too
+    assert test.signals[0] == [51, 39, -1]  # the last of the first signs was negative, too
     assert (test.up, test.down) == (0, 1)
     assert test.within(1) == []
     assert test.within(2) == test.signals
+
+
+def test_signals_are_of_rows_where_the_first_of_a_batch_are_tested() -> None:
+    test = SignTest(10)
+    test.observe([1.0, -1.0] * 5, rows=1000)
+    test.observe([0.1] * 8, rows=1000)
+    test.observe([0.1] * 8, rows=1000)
+    assert (test.seen, test.rows) == (26, 3000)
+    assert test.signals == [[2002, 1000, 1]]
+    assert test.within(998) == []
+    assert test.within(999) == test.signals
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])

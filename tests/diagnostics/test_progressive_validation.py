@@ -281,6 +281,16 @@ def test_a_record_goes_on_from_json() -> None:
     assert 0.0 < float(Yvar.isnan().double().mean()) < 1.0
 
 
+def test_a_state_stays_as_it_was_when_the_record_goes_on() -> None:
+    data = observations(60)
+    model, record = small(data[:20]), ProgressiveValidation()
+    record.add(model, *data[20:40].astuple())
+    state = record.state()
+    before = json.dumps(state)
+    record.add(model, *data[40:].astuple())
+    assert json.dumps(state) == before
+
+
 def test_bad_input_changes_neither_model_nor_record() -> None:
     data = observations(30)
     model = small(data[:20])

@@ -496,9 +496,9 @@ def test_few_rows_ring_no_alarm() -> None:
 def test_a_signal_of_long_ago_rings_no_more() -> None:
     model, record = HEALTHY.stream(FAST, rows=100)
     record.drift[0].signals = [[60, 40, 1]]
-    record.drift[0].seen = HORIZON
+    record.drift[0].rows = HORIZON
     assert [alarm.name for alarm in report(model, record).alarms] == ["drift"]
-    record.drift[0].seen = HORIZON + 60
+    record.drift[0].rows = HORIZON + 60
     assert report(model, record).alarms == ()
 
 

@@ -383,6 +383,24 @@ def test_a_bad_batch_is_named_by_its_number(parts: list[Observations]) -> None:
         ingest(model, [(parts[0].X, parts[0].Y[:5])])
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (np.array([["a", "b"]] * 3), np.zeros((3, 1))),
+        ([[0.1, 0.2], [0.3]], np.zeros((2, 1))),
+        (np.zeros((3, 2)), None),
+        (None, np.zeros((3, 1)), None),
+    ],
+    ids=["words", "ragged", "no outcomes", "no inputs"],
+)
+def test_a_batch_of_what_are_no_arrays_of_numbers(parts: list[Observations], bad: Any) -> None:
+    batches, model = [(parts[0].X, parts[0].Y.clone().requires_grad_()), bad], grid_model()
+    with pytest.raises(UsageError, match="batch 1: Expected batches of"):
+        ingest(model, batches)
+    assert ingest(model, batches, on_error="skip").skipped[0].key == "batch 1"
+    assert model.num_observations == len(parts[0].X)
+
+
 @pytest.mark.parametrize("executor", [None, "threads:2"])
 def test_a_batch_with_other_columns_is_skipped_like_a_file(
     parts: list[Observations], executor: str | None

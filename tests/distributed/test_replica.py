@@ -351,14 +351,17 @@ def test_all_take_the_hyperparameters_of_the_most_observations() -> None:
 # --- points ---------------------------------------------------------------------------------------
 
 
-def test_first_points_are_parts_of_one_sobol_sequence() -> None:
-    store = MemoryStore()
-    all_of = replicas(store, "ABCD")
-    asked = [x for replica in all_of for x in replica.ask(2)]
-    unit = UNLEARNED.to_unit_cube(asked)
-    assert len({tuple(x) for x in asked}) == 8
-    for column in unit.T:  # eight points of a Sobol sequence: one in each eighth
-        assert sorted((column * 8).long().tolist()) == [*range(8)]
+def test_first_points_are_of_a_sobol_sequence_of_each_replicas_own() -> None:
+    store, asked = MemoryStore(), list[tuple[float, ...]]()
+    for name in ("node-7", "node-3", "node-12", "node-1"):  # each joins when others have begun
+        replica = Replica(UNLEARNED, store, name)
+        own = replica.ask(3) + replica.ask(5)
+        for column in UNLEARNED.to_unit_cube(own).T:  # one in each eighth
+            assert sorted((column * 8).long().tolist()) == [*range(8)]
+        replica.tell(own[:2], [x[0] for x in own[:2]])
+        replica.exchange()
+        asked += own
+    assert len(set(asked)) == len(asked)
 
 
 def test_replicas_that_know_the_same_ask_for_different_points_within_the_bounds() -> None:

@@ -9,7 +9,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from bo_stream.mapping import kilometres
+from bo_stream.mapping import Kilometres, kilometres
 
 
 def haversine(a: Tensor, b: Tensor) -> Tensor:
@@ -71,3 +71,10 @@ def test_what_is_no_position_in_degrees_is_named(position: list[list[float]], sa
 def test_columns_that_are_not_there_are_refused() -> None:
     with pytest.raises(InputDataError, match="two columns"):
         kilometres(sites(0.0, 0.0), position=(0, 2))
+
+
+def test_transforms_of_other_columns_are_not_equal() -> None:
+    one, other = Kilometres((35.0, -6.0)), Kilometres((35.0, -6.0), (1, 0))
+    assert one.equals(Kilometres((35.0, -6.0)))
+    assert not one.equals(other)
+    assert not one.equals(Kilometres((35.0, -7.0)))

@@ -478,11 +478,13 @@ def test_plain_values_stay_what_they_are(tmp_path: Path) -> None:
 
 def test_numpy_s_numbers_stay_numpy_s(tmp_path: Path) -> None:
     array, number = np.arange(6.0).reshape(2, 3).T, np.float32(1.5)
-    twin = again(tmp_path / "file", array=array, number=number, empty=np.zeros((0, 2)))
+    none, one = np.zeros((0, 2)), np.array(3.0)
+    twin = again(tmp_path / "file", array=array, number=number, empty=none, one=one)
     assert type(twin.number) is np.float32
     assert twin.number == number
     assert np.array_equal(twin.array, array)
     assert twin.empty.shape == (0, 2)
+    assert (twin.one.shape, float(twin.one)) == ((), 3.0)
 
 
 def test_what_is_shared_stays_shared(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 from bo_stream.errors import UsageError, as_whole, check_one_of, check_whole, make_plain
@@ -195,6 +196,10 @@ class Trial:
     Yvar: float | None = None
 
 
+_CHANGING = Lock()
+"""Held while trials are stored or collected, which threads may do at once."""
+
+
 class Ledger:
     """Trials by key; a method changes one trial, or raises a ``UsageError`` and changes none."""
 
@@ -233,7 +238,8 @@ class Ledger:
 
     def with_status(self, *statuses: Status) -> list[Trial]:
         """Return the trials of some statuses, by key, in O(k log k) of these k."""
-        keys = sorted(key for status in statuses for key in self._keys[status])
+        with _CHANGING:  # a thread that chooses reads while outcomes come
+            keys = sorted(key for status in statuses for key in self._keys[status])
         return [self._trials[key] for key in keys]
 
     def count(self, status: Status) -> int:
@@ -256,16 +262,17 @@ class Ledger:
 
     def put(self, trial: Trial) -> Trial:
         """Store a trial as it is: replace the one of its key, or append it."""
-        if trial.key == len(self._trials):
-            self._trials.append(trial)
-        else:
-            former = self._trials[trial.key]
-            self._keys[former.status].remove(trial.key)
-            self._origins[former.origin] -= 1
-            self._trials[trial.key] = trial
-        self._keys[trial.status].add(trial.key)
-        self._origins[trial.origin] += 1
-        self._changed.append(trial.key)
+        with _CHANGING:
+            if trial.key == len(self._trials):
+                self._trials.append(trial)
+            else:
+                former = self._trials[trial.key]
+                self._keys[former.status].remove(trial.key)
+                self._origins[former.origin] -= 1
+                self._trials[trial.key] = trial
+            self._keys[trial.status].add(trial.key)
+            self._origins[trial.origin] += 1
+            self._changed.append(trial.key)
         return trial
 
     def tell(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from bo_stream.errors import UsageError
+from bo_stream.loops.optimization import trials
 from bo_stream.loops.optimization.trials import (
     STATUSES,
     Ledger,
@@ -29,6 +31,17 @@ def ledger() -> Ledger:
     ledger.fail(2, "no power", 0.1)
     ledger.withdraw(3)
     return ledger
+
+
+def test_threads_store_and_collect_trials_one_after_the_other(ledger: Ledger) -> None:
+    for change in (lambda: ledger.tell(0, 1.0), lambda: ledger.with_status("told")):
+        thread = Thread(target=change)
+        with trials._CHANGING:
+            thread.start()
+            thread.join(0.2)
+            assert thread.is_alive()
+        thread.join()
+    assert [trial.key for trial in ledger.with_status("told")] == [0, 1]
 
 
 def test_the_same_outcome_again_changes_nothing(ledger: Ledger) -> None:
