@@ -280,8 +280,8 @@ def log_marginal(
 ) -> Tensor:
     """Compute ``log E p(positives | f)`` for a logit ``f ~ N(mean, variance)``.
 
-    By the trapezoidal rule over the logits where likelihood times normal is not negligible, which
-    for such smooth integrands is exact but for rounding. The nodes are constants under
+    By the trapezoidal rule over the logits where likelihood times normal is not negligible: to 1e-7
+    up to a variance of 25, to 1e-4 at 100, to 2e-3 at 400. The nodes are constants under
     differentiation, since the integral does not depend on them. All tensors broadcast.
     """
     positives, trials, mean, variance = torch.broadcast_tensors(positives, trials, mean, variance)
@@ -304,8 +304,9 @@ def logit_noise(
 
     The inverse of the expected information ``E n p (1 − p)`` in n trials about a logit
     ``f ~ N(mean, variance)``, of a beta-binomial count divided by its overdispersion
-    ``1 + (n − 1) / (1 + s)``. By quadrature; all tensors broadcast. Finite, at most 1e10, where a
-    prevalence is 0 or 1 in floating point.
+    ``1 + (n − 1) / (1 + s)``. By quadrature with 32 nodes, to a thousandth up to a variance of 10
+    and to 3 % at 25; beyond they are too far apart: it is up to 1.6 times too large at 100. All
+    tensors broadcast. Finite, at most 1e10, where a prevalence is 0 or 1 in floating point.
 
     Args:
         trials: n, from 1.

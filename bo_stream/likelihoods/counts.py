@@ -122,8 +122,8 @@ AT_ONCE = 4_000_000
 class CountPosterior(Posterior):
     """Distribution of positives out of trials for a posterior of the logit of prevalence.
 
-    Probabilities and quantiles are of each point alone, by quadrature that is exact but for
-    rounding, with a concentration above a thousand trials to 1e-6. Moments and ``log_prob`` are
+    Probabilities and quantiles are of each point alone, by quadrature: to 1e-5 up to a variance of
+    the logit of 10. Moments and ``log_prob`` are
     differentiable; the cost of the others is O(trials^1.5) a point up to a thousand trials, and
     does not grow with them beyond. Samples are joint; they are whole numbers, which no gradient
     passes.
