@@ -151,12 +151,19 @@ class _UnexpectedError(Exception):
 _expected: ContextVar[_Expected | None] = ContextVar("expected", default=None)
 
 
-def none_set(flags: Tensor) -> bool:
+def none_set(flags: Tensor, is_worth_a_wait: bool = True) -> bool:
     """Return whether none of some flags is set; within :func:`read_at_once` yes, to begin with.
 
     Not for what would end the process if it were set, as a wrong index does on a GPU.
+
+    Args:
+        flags: On any device.
+        is_worth_a_wait: Whether to wait for a device for them alone, outside of
+            :func:`read_at_once`; if not, none is taken to be set there.
     """
     expected = _expected.get()
+    if expected is None and not (is_worth_a_wait or flags.is_cpu):
+        return True
     if expected is None or not expected.is_open or flags.is_cpu:
         return not bool(flags.any())
     expected.flags.append(flags.detach())

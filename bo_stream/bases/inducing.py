@@ -273,7 +273,7 @@ def _places(kernel: Kernel, X: Tensor) -> list[Tensor]:
     finite are near, so that each round takes some.
     """
     left = torch.arange(len(X), device=X.device)
-    if len(X) < 2 or none_set(_norms(kernel, X, _mean) > WIDE):
+    if len(X) < 2 or none_set(_norms(kernel, X, _mean) > WIDE, is_worth_a_wait=False):
         return [left]
     groups = list[Tensor]()
     while len(left) > 0:

@@ -164,9 +164,10 @@ class _RadialMatrix(torch.autograd.Function):
 def _are_wide(squares: Tensor) -> bool:
     """Return whether squared norms of points are beyond that of ``WIDE``.
 
-    Of A alone in ``k(A, B)``: what is far from all of A has no digits to lose.
+    Of A alone in ``k(A, B)``: what is far from all of A has no digits to lose. On a device within
+    :func:`~bo_stream.tensors.read_at_once` alone: a step of stochastic learning is not to wait.
     """
-    return not none_set(squares > WIDE**2)
+    return not none_set(squares > WIDE**2, is_worth_a_wait=False)
 
 
 def _of_differences(A: Tensor, B: Tensor, nu: float | None) -> Tensor:
