@@ -146,7 +146,8 @@ class InducingBasis(KernelBasis):
         """
         is_shared = self.root.ndim <= 3
         rows = X.reshape(-1, X.shape[-1]) if is_shared else X
-        if self._of_points is None or (torch.is_grad_enabled() and X.requires_grad):
+        moves = torch.is_grad_enabled() and (X.requires_grad or self.Z.requires_grad)
+        if moves or self._of_points is None:
             cross = kernel_matrix(self.kernel, self.Z, rows, self.outputs, self.radial)
         else:
             cross = self._of_points.covariance(rows)

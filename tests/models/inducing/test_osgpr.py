@@ -18,10 +18,7 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.input import Normalize
 from botorch.models.utils.inducing_point_allocators import GreedyVarianceReduction
 from gpytorch.constraints import GreaterThan
-from gpytorch.kernels import (
-    Kernel,
-    RBFKernel,
-)
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
@@ -29,7 +26,7 @@ from torch import Tensor
 from bo_stream import OSGPR, CoarsePointsWarning, ProjectionWarning
 from bo_stream.allocation import OIPS, Allocator, CoverTree, GreedyVariance, KMeans, Novelty, Random
 from bo_stream.models.inducing import inference as inducing_choice
-from bo_stream.testing.streams import GRADIENT_TOLERANCE, assert_close
+from bo_stream.testing.streams import GRADIENT_TOLERANCE, assert_close, assert_gradient
 from tests.oracles.inducing import SGPR, online_bound
 from tests.support.problems import observations
 from tests.support.problems.inducing import (
@@ -403,6 +400,19 @@ def test_the_cap_binds_and_the_better_points_stay() -> None:
             for Z in (model.inducing_points, X[:25])
         ]
     assert float(left[0].diagonal().mean()) < 0.5 * float(left[1].diagonal().mean())
+
+
+@pytest.mark.parametrize("kernel", [RBFKernel(), ScaleKernel(MaternKernel(nu=2.5))])
+def test_the_bound_under_a_kernel_that_stays_has_the_gradient_in_the_points(kernel: Kernel) -> None:
+    X, Y = wave(40, 2)
+    model = raw(X, Y, covar_module=kernel.double(), inducing_points=X[:8] + 0.01, window=20)
+    inference, prior = model._inference, model.prior
+    cache = inference.current(model._memory, None, prior)
+
+    def bound(Z: Tensor) -> Tensor:
+        return inference.bound_at(cache.memory, prior, cache.basis.kernel, Z).sum()
+
+    assert_gradient(bound, X[:8] + 0.03)
 
 
 @pytest.mark.parametrize(("window", "gain"), [(0, 0.0), (30, 1.0)])
