@@ -10,7 +10,6 @@ how many points each threshold ρ takes on each set, and what density it loses b
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -208,7 +207,9 @@ def claims_of(name: str, toy: Toy, found: Found) -> list[Claim]:
 
 
 def by_threshold(name: str, toy: Toy, grid: list[Moment], options: Options) -> Claim:
-    """Find the least threshold that costs at most ``CLOSE``; medians over seeds of all of them.
+    """Find the least threshold that costs at most ``CLOSE``, or 1, at which all inputs are points.
+
+    Medians over seeds; those of all thresholds are its detail.
 
     Args:
         name: Of the data set.
@@ -226,7 +227,7 @@ def by_threshold(name: str, toy: Toy, grid: list[Moment], options: Options) -> C
         pairs = zip(ends, grid, strict=True)
         losses[rho] = statistics.median(end.density - other.density for end, other in pairs)
         parts.append(f"{rho:g}: {points:g} points, {losses[rho]:.3f}")
-    least = min((rho for rho, loss in losses.items() if loss <= CLOSE), default=math.nan)
+    least = min((rho for rho, loss in losses.items() if loss <= CLOSE), default=1.0)
     what = f"{name}: least ρ at most {CLOSE} nats behind the grid"
     return stated(what, least, "", "; ".join(parts))
 
