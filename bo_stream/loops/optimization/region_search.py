@@ -512,9 +512,8 @@ class RegionSurrogate:
             for i in range(q - leaps, q):
                 points[i] = trend.leap(best, box, generator).to(points)
         points = self.domain.admit(points, starts)
-        known = self.trials.X[[*local.keys, *(t.key for t in ledger.with_status("pending"))]]
-        if self.domain.levels:
-            known = self.domain.snap(self.trials.X)
+        near = self.trials.X[[*local.keys, *state.waiting]]
+        known = self.domain.snap(self.trials.X) if self.domain.levels else near
         replace_repeated(points, known.to(points), candidates, values)
         first = len(ledger) + q - leaps
         waiting = [*state.leaps, *range(first, first + leaps)]
@@ -545,6 +544,11 @@ class RegionSurrogate:
         if len(keys) == 0:
             raise UsageError("There is no best point yet: no outcome was told.")
         state, local, former = self.state, self.local, keys[keys < self.state.begun]
+
+        def largest(among: Tensor) -> tuple[int, float]:
+            key = int(among[Y[among].argmax()])
+            return key, float(Y[key])
+
         found = [] if local is None else [(local.best, local.value)]
         found += [
             (key, value)
@@ -552,21 +556,16 @@ class RegionSurrogate:
             if float(Y[key]) == outcome or (outcome is None and not bool(Y[key].isnan()))
         ]
         if len(former) > 0 and len(found) < len(state.found) + (local is not None):
-            key = int(former[Y[former].argmax()])
-            found.append((key, float(Y[key])))
+            found.append(largest(former))
         late = former[_are_in(former, state.late)]
         if len(late) > 0:
-            key = int(late[Y[late].argmax()])
-            least = float(Y[key])
+            key, least = largest(late)
             if local is not None:
                 noise = local.noise().mean().sqrt().to(Y)
                 least = local.scale.to_outcome(float(local.scale.to_scale(Y[key]) - 2.0 * noise))
             if all(least > value for _, value in found):
                 found.append((key, float(Y[key])))
-        if not found:
-            key = int(keys[Y[keys].argmax()])
-            found.append((key, float(Y[key])))
-        return max(found, key=lambda pair: pair[1])
+        return max(found or [largest(keys)], key=lambda pair: pair[1])
 
 
 def region_state(record: Mapping[str, Any]) -> RegionState:

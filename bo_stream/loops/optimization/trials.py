@@ -254,7 +254,8 @@ class Ledger:
 
     def count_from(self, origin: Origin) -> int:
         """Count the trials of an origin, whatever became of them."""
-        return self._origins[origin]
+        with _CHANGING:
+            return self._origins[origin]
 
     def add(self, X: Sequence[float], origin: Origin) -> Trial:
         """Add a pending trial."""
