@@ -21,7 +21,7 @@ import torch
 
 from bo_stream.bases.grid.kernel import DEFAULT_SIZES
 from bo_stream.bases.kernels import radial_parts
-from bo_stream.errors import check_one_of
+from bo_stream.errors import check_one_of, check_whole
 
 LIKELIHOODS = {
     "_GaussianLikelihoodBase": "gaussian",
@@ -99,9 +99,8 @@ def problem_of(
         TypeError: The likelihood is neither a name nor a likelihood or its class.
         ValueError: A number is out of range.
     """
-    for name, value, least in (("n", n, 0), ("d", d, 1), ("m", m, 1), ("q", q, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"Expected {name} to be a whole number from {least}, got {value!r}.")
+    n, d = check_whole("n", n, 0), check_whole("d", d, 1)
+    m, q = check_whole("m", m, 1), check_whole("q", q, 1)
     if noise is not None and not (math.isfinite(noise) and noise >= 0.0):
         raise ValueError(f"Expected noise to be at least 0 and finite, got {noise!r}.")
     if lengthscale is not None and not (math.isfinite(lengthscale) and lengthscale > 0.0):

@@ -156,7 +156,7 @@ def exact_until(problem: Problem, families: Iterable[str] | None = None) -> int:
         families: As for :func:`recommend`; without ``"exact"`` the answer is 0.
 
     Returns:
-        The largest such n, up to 2²⁰.
+        The largest such n, up to 2²⁰ − 1.
     """
     names = _admissible(problem, families)
     least, beyond = 0, _MOST

@@ -448,12 +448,14 @@ def _greedy(acqf: AcquisitionFunction, X: Tensor, n: int) -> Tensor:
         return values(acqf, X).argmax(keepdim=True)
     picks = X.new_empty(0, dtype=torch.long)
     pending = acqf.X_pending
-    for _ in range(n):
-        worth = values(acqf, X)
-        worth[picks] = -torch.inf
-        picks = torch.cat((picks, worth.argmax(keepdim=True)))
-        acqf.set_X_pending(X[picks] if pending is None else torch.cat((pending, X[picks])))
-    acqf.set_X_pending(pending)
+    try:
+        for _ in range(n):
+            worth = values(acqf, X)
+            worth[picks] = -torch.inf
+            picks = torch.cat((picks, worth.argmax(keepdim=True)))
+            acqf.set_X_pending(X[picks] if pending is None else torch.cat((pending, X[picks])))
+    finally:
+        acqf.set_X_pending(pending)
     return picks
 
 

@@ -12,6 +12,7 @@ from ax.exceptions.core import SearchSpaceExhausted, UnsupportedError
 from botorch.acquisition.analytic import LogExpectedImprovement
 from botorch.acquisition.knowledge_gradient import qKnowledgeGradient
 from botorch.acquisition.max_value_entropy_search import qMaxValueEntropy
+from torch import Tensor
 
 from bo_stream import OSGPR
 from bo_stream.acquisition import FeatureNIPV
@@ -273,6 +274,24 @@ def test_screening_with_running_trials(acquisition: str, monkeypatch: pytest.Mon
     each = values(acquired.acqf, table_of(client, pool).X)
     mine = each[pool.rows([chosen])[0]]
     assert int((each > mine).sum()) < 3000 // 50
+
+
+def test_an_interrupted_choice_leaves_the_pending_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = after(4, pool=sites(50), acquisition="qUCB")
+    acqf = acquisition_of(client).acqf
+    X = table_of(client, sites(50)).X
+    waiting = X[:1]
+    acqf.set_X_pending(waiting)
+
+    def interrupted(value: Tensor) -> Tensor:
+        if len(acqf.X_pending) > 1:
+            raise KeyboardInterrupt
+        return value.flatten(1).sum(-1)
+
+    monkeypatch.setattr(acqf, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        best_of(acqf, X, 2, lambda: None)
+    assert torch.equal(acqf.X_pending, waiting)
 
 
 def test_a_screened_pool_is_not_evaluated_with_all_samples(

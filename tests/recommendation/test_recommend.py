@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import AdditiveKernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, StudentTLikelihood
@@ -164,6 +166,11 @@ def test_a_slower_machine_takes_longer_in_proportion() -> None:
         assert there == pytest.approx({name: 3.0 * value for name, value in here.items()})
 
 
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    found = recommend(np.int64(2_000), torch.tensor(3), m=np.int32(2), calibrate=False)
+    assert found == recommend(2_000, 3, m=2, calibrate=False)
+
+
 def test_the_machine_is_timed_once() -> None:
     assert set(speeds(7)) == set(KINDS)
     assert min(speeds(7).values()) > 0.0
@@ -190,8 +197,8 @@ def test_the_kernel_is_looked_at() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"n": -1}, ValueError, "n to be a whole number from 0, got -1"),
-        ({"d": 0}, ValueError, "d to be a whole number from 1, got 0"),
+        ({"n": -1}, ValueError, "n of at least 0, got -1"),
+        ({"d": 0}, ValueError, "d of at least 1, got 0"),
         ({"m": 1.5}, ValueError, "m to be a whole number"),
         ({"noise": -0.1}, ValueError, "noise to be at least 0"),
         ({"lengthscale": float("nan")}, ValueError, "lengthscale to be positive and finite"),
