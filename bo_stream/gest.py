@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import gest_api
 import numpy as np
+import pandas as pd
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from gest_api.vocs import (
@@ -267,9 +268,9 @@ class Generator(gest_api.Generator):
                 coordinates.append(as_number(result[name]))
             except NoOutcomeError as error:
                 raise UsageError(f"Variable {name} of a result: {error}.") from error
-        X, given, key = tuple(coordinates), plain(result.get(ID)), None
-        if given is not None and not (isinstance(given, float) and math.isnan(given)):
-            key, ledger = _whole(ID, given, 0), self.optimizer.ledger
+        X, given, key = tuple(coordinates), result.get(ID), None
+        if not _is_missing(given):
+            key, ledger = _whole(ID, plain(given), 0), self.optimizer.ledger
             if key >= len(ledger):
                 raise UsageError(
                     f"No point with {ID} {key} was suggested or ingested. Leave out {ID} for "
@@ -291,17 +292,7 @@ class Generator(gest_api.Generator):
                         "from outside the bounds, or give a VOCS with wider ones."
                     )
         (objective,) = self.vocs.objectives
-        value, Y = result.get(objective), None
-        if value is not None:
-            try:
-                number = float(value)
-            except (TypeError, ValueError) as error:
-                raise UsageError(
-                    f"Expected the objective {objective} of a result to be one number, got "
-                    f"{value!r}."
-                ) from error
-            Y = number if abs(number) <= LARGEST else None
-        return key, X, Y
+        return key, X, _outcome(objective, result.get(objective))
 
 
 def explore(situation: Situation) -> AcquisitionFunction:
@@ -317,6 +308,36 @@ def _outline(vocs: VOCS) -> dict[str, Any]:
     """Return the parts of a VOCS that must be equal for results of the same problem."""
     objectives = {name: type(one).__name__ for name, one in vocs.objectives.items()}
     return {"variables": list(vocs.variables), "objectives": objectives}
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a value stands for none: None, NaN, or what NumPy and pandas have for it."""
+    if value is np.ma.masked:
+        return True
+    value = plain(value)
+    return pd.api.types.is_scalar(value) and bool(pd.isna(value))
+
+
+def _outcome(name: str, value: Any) -> float | None:
+    """Return an outcome, None if it is missing, infinite or too large, or raise a ``UsageError``.
+
+    Unlike ``as_number`` it takes numbers of any class, as ``Decimal``.
+    """
+    if _is_missing(value):
+        return None
+    try:
+        array = np.asarray(plain(value))
+        if array.dtype.kind not in "iufO":  # texts and booleans
+            raise TypeError
+        number = float(array.item())
+    except OverflowError:
+        return None
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"Expected the objective {name} of a result to be one number, got {value!r}. Leave it "
+            "out, or give NaN, where the evaluation failed."
+        ) from error
+    return number if abs(number) <= LARGEST else None
 
 
 def _whole(name: str, value: Any, least: int) -> int:

@@ -509,7 +509,7 @@ def evidence_of(features: Tensor, residual: Tensor, noise: Tensor) -> Informatio
         weighted.mT @ residual.unsqueeze(-1),
         (residual.square() / noise).sum(-1),
         noise.log().sum(-1),
-        torch.full_like(noise[..., 0], noise.shape[-1]),
+        noise.new_full(noise.shape[:-1], noise.shape[-1]),
     )
 
 

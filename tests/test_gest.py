@@ -7,12 +7,15 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import gest_api
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from gest_api.vocs import VOCS, ContinuousVariable
 
 from bo_stream.errors import UsageError
@@ -177,11 +180,27 @@ def test_results_come_in_any_order_late_or_never() -> None:
     assert statuses(generator) == ["pending", "told", "told", "told", "told"]
 
 
-@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf, 1e300, "missing"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        math.nan,
+        math.inf,
+        -math.inf,
+        1e300,
+        10**400,
+        -(10**400),
+        pd.NA,
+        pd.NaT,
+        np.ma.masked,
+        "missing",
+    ],
+    ids=lambda value: f"{value:.3g}" if isinstance(value, float) else str(value)[:8],
+)
 def test_a_result_without_a_finite_objective_is_a_failure(value: Any) -> None:
     generator = Generator(line(), **QUICKLY)
     points = generator.suggest(4)
-    failed = points[0] if value == "missing" else {**points[0], "f": value}
+    failed = points[0] if isinstance(value, str) else {**points[0], "f": value}
     generator.ingest([failed, *map(measured, points[1:])])
     (near,) = generator.suggest(1)
     assert statuses(generator) == ["failed", "told", "told", "told", "pending"]
@@ -214,8 +233,20 @@ def test_points_of_ones_own_come_without_an_id() -> None:
     generator.ingest([{"x": waiting[0]["x"], "f": 0.1, "_id": math.nan}])  # from a table
     assert statuses(generator) == ["told", "told", "told", "told", "failed"]
     assert generator.optimizer.ledger[0].Y == 0.1
-    generator.ingest([{"x": 0.5, "f": 0.3, "_id": np.float32("nan")}])
-    assert generator.optimizer.ledger[5].Y == 0.3
+    missing = (np.float32("nan"), pd.NA, pd.NaT, np.ma.masked)
+    for key, nothing in enumerate(missing, 5):
+        generator.ingest([{"x": 0.1 * key, "f": 0.3, "_id": nothing}])
+        assert generator.optimizer.ledger[key].Y == 0.3
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.float32(1.5), np.array([1.5]), torch.tensor(1.5, requires_grad=True), Decimal("1.5")],
+)
+def test_an_objective_is_a_number_of_any_class(value: Any) -> None:
+    generator = Generator(line(), **QUICKLY)
+    generator.ingest([{"x": 0.5, "f": value}])
+    assert generator.optimizer.ledger[0].Y == 1.5
 
 
 @pytest.mark.parametrize(
@@ -228,6 +259,10 @@ def test_points_of_ones_own_come_without_an_id() -> None:
         ({"x": None}, "Variable x of a result: expected one number"),
         ({"x": math.nan}, "Variable x of a result: the value is nan"),
         ({"f": "high"}, "Expected the objective f of a result to be one number, got 'high'"),
+        ({"f": "3.5"}, "objective f of a result to be one number, got '3.5'. Leave it out"),
+        ({"f": b"3.5"}, "Expected the objective f"),
+        ({"f": True}, "Expected the objective f of a result to be one number, got True"),
+        ({"f": np.bool_(True)}, "Expected the objective f"),
         ({"f": [1.0, 2.0]}, "Expected the objective f"),
         ({"alpha": 2.0}, "Expected the constant alpha to be 1.0, got 2.0"),
         ({"_id": None, "x": 3.5}, r"Expected x within \[-2, 3\], got 3.5"),

@@ -30,10 +30,9 @@ from ax.orchestration.orchestrator_options import OrchestratorOptions
 from ax.utils.common.result import Err, Ok
 
 from bo_stream.errors import UsageError, check_whole
-from bo_stream.executors.processes import executor_of
+from bo_stream.executors.processes import executor_of, places
 from bo_stream.loops.optimization.executed import Executed, check_timeout, worker_processes
 from bo_stream.loops.optimization.objectives import (
-    Evaluator,
     FunctionOfParameters,
     NoOutcomeError,
     Outcome,
@@ -56,7 +55,7 @@ def run_trials(
     client: Client,
     function: str | Callable[[dict[str, Any]], Any],
     max_trials: int,
-    workers: int = 1,
+    workers: int | None = None,
     timeout: float | None = None,
     retries: int = 0,
     executor: str | Executor | None = None,
@@ -73,7 +72,8 @@ def run_trials(
             a tuple of mean and standard error, or one such value where there is one metric. At the
             top level of a module, or by name: ``package.module:function``.
         max_trials: Number of further trials.
-        workers: Largest number of trials at once, and of processes.
+        workers: Largest number of trials at once, and of processes. None: as many as the executor
+            has places when the run begins; 1 without an executor.
         timeout: Seconds that one attempt may take; None: any time.
         retries: Number of further attempts after one has failed.
         executor: Where trials are evaluated instead of in processes of this machine:
@@ -100,7 +100,7 @@ def run_trials(
     orchestrator = Orchestrator(
         client._experiment,
         client._generation_strategy_or_choose(),
-        orchestrator_options(workers, **options),
+        orchestrator_options(runner._places, **options),
         None if storage is None else db_settings_from_storage_config(storage),
     )
     try:
@@ -176,7 +176,7 @@ class ProcessRunner(Runner):
     def __init__(
         self,
         function: str | Callable[[dict[str, Any]], Any],
-        workers: int = 1,
+        workers: int | None = None,
         timeout: float | None = None,
         retries: int = 0,
     ) -> None:
@@ -185,7 +185,8 @@ class ProcessRunner(Runner):
         Raises:
             UsageError: One is out of range, or other processes would not find the function.
         """
-        check_whole("workers", workers, 1)
+        if workers is not None:
+            check_whole("workers", workers, 1)
         check_whole("retries", retries, 0)
         check_timeout(timeout)
         if not isinstance(function, str):
@@ -201,10 +202,17 @@ class ProcessRunner(Runner):
         self.workers, self.timeout, self.retries = workers, timeout, retries
         self._executor: str | Executor | None = None
         self._opened = ExitStack()
-        self._evaluator: Evaluator[Mapping[str, Any], Report] | None = None
+        self._evaluator: Executed[Mapping[str, Any], Report] | None = None
         self._jobs: dict[int, tuple[_ArmKey, Task[Mapping[str, Any]]]] = {}
         self._outcomes: dict[_ArmKey, Outcome[Report]] = {}
         self._started = 0
+
+    @property
+    def _places(self) -> int:
+        """Number of trials at once: as given, else as many as an executor has now, or 1."""
+        if self.workers is not None or self._executor is None:
+            return self.workers or 1
+        return self._open().capacity
 
     def use(self, executor: str | Executor) -> None:
         """Evaluate on an executor instead of in processes; Ax does not store it.
@@ -217,15 +225,16 @@ class ProcessRunner(Runner):
         self._executor = executor
         self._open()
 
-    def _open(self) -> Evaluator[Mapping[str, Any], Report]:
+    def _open(self) -> Executed[Mapping[str, Any], Report]:
         """Return the evaluator, which is started if need be."""
         if self._evaluator is None:
             work, enter = FunctionOfParameters(self.function), self._opened.enter_context
             if self._executor is None:
-                self._evaluator = enter(worker_processes(work, self.workers, self.timeout))
+                self._evaluator = enter(worker_processes(work, self._places, self.timeout))
             else:
                 opened = enter(executor_of(self._executor, self.workers))
-                self._evaluator = enter(Executed(work, opened, self.workers, self.timeout))
+                at_once = self.workers or places(self._executor)
+                self._evaluator = enter(Executed(work, opened, at_once, self.timeout))
         return self._evaluator
 
     def run(self, trial: BaseTrial) -> dict[str, Any]:
@@ -264,7 +273,7 @@ class ProcessRunner(Runner):
 
         Overrides ``Runner.poll_available_capacity``, by which Ax sizes a batch of new trials.
         """
-        return max(0, self.workers - len(self._at_work()))
+        return max(0, self._places - len(self._at_work()))
 
     def poll_trial_status(self, trials: Iterable[BaseTrial]) -> dict[TrialStatus, set[int]]:
         """Wait for an outcome, at most ``PATIENCE``, and return the trials by their status.

@@ -19,6 +19,8 @@ from torch import Tensor
 from bo_stream.bases.kernels import (
     SquaredExponential,
     TransformedKernel,
+    diagonal,
+    evaluated,
     stacked_kernel,
     stacked_variance,
 )
@@ -31,7 +33,7 @@ from bo_stream.linalg import (
     stack_columns,
     stack_rows,
 )
-from bo_stream.tensors import broadcast_shapes, cached_for_autograd, map_tensors, none_set
+from bo_stream.tensors import cached_for_autograd, map_tensors, none_set
 
 
 class Basis(ABC):
@@ -192,7 +194,7 @@ class InducingBasis(KernelBasis):
     @cached_for_autograd
     def _of_points(self) -> RadialSums | None:
         """Return the kernel between Z and other points, Z scaled once; None if it cannot be."""
-        return RadialSums.of(self.radial, self.Z.unsqueeze(-3)) if self.rank > 0 else None
+        return RadialSums.of(self.radial, self.Z.unsqueeze(-3))
 
     @property
     def values(self) -> KnownValues:
@@ -258,11 +260,10 @@ def _by_places(kernel: Kernel, A: Tensor, B: Tensor) -> Tensor:
     shared = next((X for X in (A, B) if X.shape[:-2].numel() == 1), None)
     places = [] if shared is None else _places(kernel, shared.reshape(shared.shape[-2:]))
     if len(places) < 2:
-        whole: Tensor = kernel(A, B).to_dense()
-        return whole
+        return evaluated(kernel, A, B)
     if shared is not A:
         return _by_places(kernel, B, A).mT
-    blocks = [kernel(A[..., rows, :], B).to_dense() for rows in places]
+    blocks = [evaluated(kernel, A[..., rows, :], B) for rows in places]
     return torch.cat(blocks, -2)[..., torch.cat(places).argsort(), :]
 
 
@@ -337,9 +338,8 @@ def kernel_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
     if known is not None:
         return known
     if outputs == 1:
-        variance: Tensor = kernel(X, diag=True)
-        return variance.unsqueeze(-2)
-    variance = kernel(X.unsqueeze(-3), diag=True)
+        return diagonal(kernel, X).unsqueeze(-2)
+    variance = diagonal(kernel, X.unsqueeze(-3))
     return variance.expand(*variance.shape[:-2], outputs, variance.shape[-1])
 
 
@@ -494,11 +494,7 @@ class InducingFunctions:
             exponential = SquaredExponential.of(kernel, outputs)
             if exponential is not None:
                 return exponential.matrix(Z, X)
-            if Z.shape[-2] > 0 and X.shape[-2] > 0:
-                return stacked_kernel(kernel, Z, X, outputs)
-            # gpytorch's kernels fail where there are no points
-            batch = broadcast_shapes(Z.shape[:-2], X.shape[:-2])
-            return Z.new_zeros(*batch, Z.shape[-2], X.shape[-2])
+            return stacked_kernel(kernel, Z, X, outputs)
         known = RadialKernel.of(kernel, outputs)
         assert known is not None  # noqa: S101 (check_factors has seen it)
         scale, lengthscale = 1.0 if known.scale is None else known.scale, known.lengthscale

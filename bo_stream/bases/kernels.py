@@ -37,10 +37,22 @@ from bo_stream.tensors import broadcast_shapes
 def stacked_kernel(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
     """Compute ``k(A, B)``, ``... x m x n x d`` and ``... x m x n' x d`` to ``... x m x n x n'``."""
     if outputs == 1:
-        matrix: Tensor = kernel(A.squeeze(-3), B.squeeze(-3)).to_dense()
-        return matrix.unsqueeze(-3)
+        return evaluated(kernel, A.squeeze(-3), B.squeeze(-3)).unsqueeze(-3)
     batch = (*A.shape[:-3], outputs)
-    return kernel(A.expand(*batch, *A.shape[-2:]), B).to_dense()
+    return evaluated(kernel, A.expand(*batch, *A.shape[-2:]), B)
+
+
+def evaluated(kernel: Kernel, A: Tensor, B: Tensor) -> Tensor:
+    """Compute ``k(A, B)`` by gpytorch, ``... x n x n'``; its gradients are 0 where n or n' is.
+
+    gpytorch's are NaN there, by distances from the mean of no points, and some kernels fail.
+    """
+    if A.shape[-2] > 0 and B.shape[-2] > 0:
+        matrix: Tensor = kernel(A, B).to_dense()
+        return matrix
+    empty = A[..., :1] @ B[..., :1].mT
+    batch = broadcast_shapes(kernel.batch_shape, empty.shape[:-2])
+    return empty.expand(*batch, *empty.shape[-2:])
 
 
 def stacked_correlation(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
@@ -57,9 +69,19 @@ def stacked_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
     if known is not None:
         return known
     if outputs == 1:
-        variance: Tensor = kernel(X.squeeze(-3), diag=True)
-        return variance.unsqueeze(-2)
-    return kernel(X.expand(*X.shape[:-3], outputs, *X.shape[-2:]), diag=True)
+        return diagonal(kernel, X.squeeze(-3)).unsqueeze(-2)
+    return diagonal(kernel, X.expand(*X.shape[:-3], outputs, *X.shape[-2:]))
+
+
+def diagonal(kernel: Kernel, X: Tensor) -> Tensor:
+    """Compute ``k(x, x)`` by gpytorch, ``... x n x d -> ... x n``.
+
+    X is given all dimensions of the kernel's batch: of ``n x d``, gpytorch would take the diagonals
+    ``n x n`` of n batch elements for a covariance matrix.
+    """
+    batch = broadcast_shapes(X.shape[:-2], kernel.batch_shape)
+    variance: Tensor = kernel(X.expand(*batch, *X.shape[-2:]), diag=True)
+    return variance
 
 
 _UNIT_WIDTH = 1e-5

@@ -260,8 +260,8 @@ class RadialSums:
 
     @classmethod
     def of(cls, known: RadialKernel | None, Z: Tensor) -> RadialSums | None:
-        """Scale points, ``... x m x N x d``; None without a kernel, or of ν = 1/2."""
-        if known is None or known.nu == 0.5:
+        """Scale points, ``... x m x N x d``; None without a kernel or points, or of ν = 1/2."""
+        if known is None or known.nu == 0.5 or Z.shape[-2] == 0:
             return None
         centre = Z.mean(-2, keepdim=True)
         points = (Z - centre) / known.lengthscale

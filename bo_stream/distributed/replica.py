@@ -176,6 +176,9 @@ class Replica:
             )
         check_whole("compact_above", compact_above, 1)
         self.settings, self.store, self.name, self.run = settings, store, name, new_run(name)
+        # each run of the name has other points: none asks again for what an earlier one evaluated
+        earlier = sum(name_of(run) == name for run in Listing.of(store).runs)
+        self._seed, self._asked = f"{settings.seed} {name}{' again' * earlier}", 0
         self._template = template_of(settings, model)
         facts, self._compact_above = _facts_of(settings, self._template), compact_above
         text = json.dumps(facts, sort_keys=True)  # its digest is in each record of the search
@@ -188,8 +191,6 @@ class Replica:
         self._clock, self._warned = VectorClock(), set[str]()
         self._learned, self._unsent = "", dict[str, bytes]()  # records of hyperparameters
         self.exchange()
-        # points that earlier runs of the name have asked for are not asked for again
-        self._asked = sum(n for run, n in self._clock.upto.items() if name_of(run) == name)
 
     # --- points -------------------------------------------------------------------------------
 
@@ -202,21 +203,21 @@ class Replica:
         """Choose q points (default: as in the settings) within the bounds.
 
         While fewer than ``initial`` observations are known the points are of a Sobol sequence,
-        which each replica scrambles in its own way; then each maximises a function drawn from the
-        posterior. They depend on the seed of the settings, the name, the number of earlier points
-        and the model, not on torch's global random state.
+        which each run of a replica scrambles in its own way; then each maximises a function drawn
+        from the posterior. They depend on the seed of the settings, the name, the numbers of its
+        earlier runs and of the points of this one, and the model, not on torch's global random
+        state.
         """
         count = self.settings.q if q is None else q
         check_whole("q", count, 1)
         few = self.observations < max(self.settings.initial, FEWEST)
         is_random = few or self.settings.acquisition == "random"
-        own = f"{self.settings.seed} {self.name}"
         if is_random:
-            seed = zlib.crc32(own.encode()) % 2**31
+            seed = zlib.crc32(self._seed.encode()) % 2**31
             engine = SobolEngine(self.settings.dim, scramble=True, seed=seed)
             points = engine.fast_forward(self._asked).draw(count, dtype=torch.float64)
         else:
-            seed = zlib.crc32(f"{own} {self._asked}".encode()) % 2**31
+            seed = zlib.crc32(f"{self._seed} {self._asked}".encode()) % 2**31
             X, means = self._means()
             situation = Situation(
                 self.model,

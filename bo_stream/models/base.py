@@ -159,6 +159,9 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     Arithmetic is in float64, whatever the dtype of inputs and outputs. Gradients of posteriors flow
     to inputs, not to hyperparameters; those are learned from ``compute_custom_loss``.
 
+    A model is for one thread at a time, as modules of torch are. What another thread reads during
+    an update may be of neither state; give it a ``deepcopy``.
+
     Models are final classes below this one: a constructor and a few properties. What differs
     between them is stored in :attr:`outcomes`, :attr:`memory` and :attr:`inference`, and in a cache
     of what was derived from these under one state of the hyperparameters. What only routines of
@@ -649,7 +652,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         Args:
             X: ``batch_shape x q x d``; more leading dimensions broadcast. A one-to-many input
                 transform makes more points of each.
-            output_indices: Outputs to keep, negative ones counted from the last; all if omitted.
+            output_indices: Outputs of several to keep, negative ones counted from the last; all if
+                omitted.
             observation_noise: True adds the model's noise; a tensor ``... x (q or 1) x m`` of
                 variances of all outputs, in transformed units, is added instead (see
                 :meth:`transformed_noise`).
@@ -659,7 +663,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             BotorchTensorDimensionError: X has the wrong width or too few dimensions.
             InputDataError: X has a wrong dtype or device, is not finite, or is too far outside the
                 bounds; a variance is negative or not finite.
-            UnsupportedError: An output is out of range or repeated.
+            UnsupportedError: One of several outputs is out of range or repeated.
         """
         self._leave_training()
         inputs = self.process_inputs(X)
@@ -794,8 +798,18 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         if not (self._inference.defers_reads or (X is not None and X.is_cpu)):
             read_expected()
         with torch.no_grad():
-            found, self._cache = solve(self._memory, self._cache, self.prior, X)
-        return found
+            return self._read(lambda memory, cache: solve(memory, cache, self.prior, X))
+
+    def _read(self, read: Callable[[Any, Any], tuple[R, Any]]) -> R:
+        """Return what is read from the memory and its cache, and keep the cache that this leaves.
+
+        Not where another thread has updated the memory meanwhile: its cache would not be of it.
+        """
+        memory = self._memory
+        value, cache = read(memory, self._cache)
+        if self._memory is memory:
+            self._cache = cache
+        return value
 
     def _noise(
         self, X: Tensor | None = None, process: PosteriorProcess | None = None
@@ -812,11 +826,9 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     ) -> NoiseAtInputs | None:
         if X is not None:
             check_finite("X", X)
-        noise: NoiseAtInputs | None
-        noise, self._cache = self._inference.noise(
-            self._memory, self._cache, self.prior, X, process
+        return self._read(
+            lambda memory, cache: self._inference.noise(memory, cache, self.prior, X, process)
         )
-        return noise
 
     def _pseudo_observations(
         self,
@@ -1096,8 +1108,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         In units of transformed outcomes; differentiable in the hyperparameters. Cost as a step of a
         refit, regardless of how many observations there were.
         """
-        value, self._cache = self._inference.log_marginal_likelihood(
-            self._memory, self._cache, self.prior
+        value = self._read(
+            lambda memory, cache: self._inference.log_marginal_likelihood(memory, cache, self.prior)
         )
         return self._from_per_output(value)
 
@@ -1117,8 +1129,9 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         def learned() -> Tensor:
             if not self._inference.defers_reads:
                 read_expected()
-            value, self._cache = self._inference.objective(self._memory, self._cache, self.prior)
-            return value
+            return self._read(
+                lambda memory, cache: self._inference.objective(memory, cache, self.prior)
+            )
 
         objective = self._from_per_output(self._read_once(learned))
         value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])

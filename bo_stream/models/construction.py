@@ -253,6 +253,7 @@ def choose_box(
         stem: That projects the inputs to the unit cube, if there is one.
 
     Raises:
+        InputDataError: Bounds are not finite, before the transform or after it.
         ValueError: Bounds are given with a stem.
     """
     if stem is not None:
@@ -302,9 +303,16 @@ def _given_box(bounds: Tensor, inputs: Tensor, transform: InputTransform | None)
     if transform is not None:
         points = _points_of(box)
         images, each = observed_inputs(points, transform), _asked_inputs(points, transform)
+        images = images.flatten(0, -2)  # of all elements of a batched transform
         if each is not None and each.shape[-1] == images.shape[-1]:
-            images = torch.cat((images, each.flatten(0, 1)))
+            images = torch.cat((images, each.flatten(0, -2)))
         box = torch.stack((images.amin(0), images.amax(0)))
+        if not bool(box.isfinite().all()):
+            raise InputDataError(
+                f"Expected bounds that input_transform {type(transform).__name__} maps to finite "
+                f"values, got {bounds.tolist()}, mapped to {box.tolist()}. Give bounds that are "
+                "inside what it takes: above 0 for a logarithm."
+            )
     if box.shape[-1] != inputs.shape[-1]:
         raise BotorchTensorDimensionError(
             f"Expected bounds of shape `2 x {inputs.shape[-1]}` as train_X, got "

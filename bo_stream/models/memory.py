@@ -203,9 +203,17 @@ class Observations:
         return Observations(self.X, targets, noise, torch.ones_like(self.known), self.sign)
 
     def equal(self, one: Observations) -> Tensor:
-        """Say which are the same as one, in all batch elements and outputs, ``n``."""
-        same = (self.X == one.X).all(-1).unsqueeze(-2) & (self.known == one.known)
-        same = same & (self.targets == one.targets) & (self.noise == one.noise)
+        """Say which are the same as one, in all batch elements and outputs, ``n``.
+
+        No number differs by more than ``SAME``, inputs in parts of the range of these.
+        """
+        X = self.X.flatten(0, -2)
+        if len(X) == 0:
+            return torch.ones(len(self), dtype=torch.bool, device=X.device)
+        width = X.amax(0) - X.amin(0)
+        differences = self._differences(one, torch.where(width > 0.0, width, 1.0)).squeeze(-2)
+        noise = (self.noise - one.noise).abs() <= SAME * one.noise
+        same = (differences <= SAME).unsqueeze(-2) & noise
         return same.movedim(-1, 0).flatten(1).all(-1)
 
     def positions(self, data: Observations, width: Tensor) -> Tensor:
@@ -430,7 +438,8 @@ def never_in() -> InputDataError:
     return InputDataError(
         "Expected X, Y and Yvar of observations in memory, as they were given to update, got some "
         "without which its statistics would be of no observations: they were never put in, or with "
-        "other Y or Yvar, or forget has scaled them down since. The model is as it was."
+        "other Y or Yvar, or forget has scaled them down, or to(dtype) has rounded them, since. The "
+        "model is as it was."
     )
 
 

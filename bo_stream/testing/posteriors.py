@@ -16,10 +16,12 @@ from botorch.exceptions.errors import (
     InputDataError,
     UnsupportedError,
 )
+from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.posteriors.posterior import Posterior
 from botorch.posteriors.transformed import TransformedPosterior
 from botorch.sampling.normal import SobolQMCNormalSampler
+from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream.models.base import StreamingGP
@@ -251,20 +253,22 @@ def _shapes_of_single_task_gp(
 
 @law
 def what_is_hypothetical_cannot_be_put_into_memory(stream: ModelStream) -> None:
-    """Check that a conditioned model refuses all verbs that change the memory.
+    """Check that a conditioned model refuses fits, and all verbs that change the memory.
 
-    Where it does not: leave the verbs to `StreamingGP`, or ask whether the model is conditioned.
+    Where it does not: leave them to `StreamingGP`, or ask whether the model is conditioned.
     """
     model, more = stream.model(stream.data(10)), stream.data(3)
     conditioned = condition_on(model, more)
     conditioned.posterior(stream.points)
     before = fingerprint(conditioned)
+    mll = MarginalLogLikelihood(conditioned.likelihood, conditioned)
     verbs: list[Callable[[], Any]] = [
         lambda: conditioned.update(*more.astuple()),
         lambda: conditioned.retract(*more.astuple()),
         lambda: conditioned.merge(model),
         lambda: model.merge(conditioned),
         lambda: conditioned.forget(0.5),
+        lambda: fit_gpytorch_mll(mll),
     ]
     for verb in verbs:
         with refused(UnsupportedError, about="hypothetical"):
@@ -375,12 +379,24 @@ def posterior_of_one_set_serves_every_batch_element(stream: ModelStream) -> None
 
     Where they are not: features and covariances must broadcast against the batch shape.
     """
-    model, s = stream.model(stream.data(10)), stream.setting
-    X = torch.rand(4, stream.case.input_dim).to(stream.points)
-    mean, covariance = moments(model, X)
-    expected = moments(model, X.expand(*s.batch_shape, *X.shape))
-    assert_close(mean, expected[0])
-    assert_close(covariance, expected[1])
+    batch, d = torch.Size(stream.setting.batch_shape), stream.case.input_dim
+    model = stream.model(stream.data(10))
+    with torch.no_grad():  # elements that are alike would hide which one is asked
+        for raw in model.covar_module.parameters():
+            if batch and raw.shape[: len(batch)] == batch:
+                steps = 0.3 * torch.arange(batch.numel()).to(raw)
+                raw += steps.view(*batch, *[1] * (raw.ndim - len(batch)))
+    fantasies = model.fantasize(stream.points[..., :1, :], stream.sampler(2))
+    for n in {4, *batch[-1:]}:  # n points of n elements: shapes alone do not tell which is which
+        X = torch.rand(n, d).to(stream.points)
+        whole = X.expand(*batch, n, d)
+        for each in (model, fantasies):
+            for found, expected in zip(moments(each, X), moments(each, whole), strict=True):
+                assert_close(found, expected)
+            one, own = (each.process_inputs(inputs) for inputs in (X, whole))
+            pairs = zip(each.process(one).marginals(one), each.process(own).marginals(own))
+            for found, expected in pairs:
+                assert_close(found.expand_as(expected), expected)
 
 
 @law

@@ -12,7 +12,7 @@ from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import AdditiveKernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from bo_stream import OSGPR, ClusteredGP, LocalGP
+from bo_stream import OSGPR, AutoGP, ClusteredGP, LocalGP
 from bo_stream.acquisition import SamplePaths, mean_path, sample_paths
 from bo_stream.bases import spectral
 from bo_stream.models.base import StreamingGP
@@ -86,6 +86,16 @@ class TestLaw:
         X = torch.rand(3, 2).double()
         assert_drawn_from(OSGPR(X[:0], X[:0, :1], covar_module=RBFKernel()).eval(), X)
         assert_drawn_from(ClusteredGP(X[:0], X[:0, :1], resolution=0.1).eval(), X)
+        assert_drawn_from(AutoGP(X[:0], X[:0, :1]), X)
+
+    def test_of_the_mean_before_any_data_is_flat(self) -> None:
+        X = torch.rand(3, 2).double()
+        for model in (AutoGP(X, X[:, :1]).clear(), OSGPR(X, X[:, :1]).clear()):
+            inputs = X.clone().requires_grad_()
+            values = mean_path(model)(inputs)
+            (gradient,) = torch.autograd.grad(values.sum(), inputs)
+            assert torch.equal(values, values[:1].expand(3, 1))
+            assert torch.equal(gradient, torch.zeros_like(X))
 
     def test_of_a_sum_of_kernels(self) -> None:
         X, Y = torch.rand(20, 2).double(), torch.rand(20, 1).double()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -251,6 +252,30 @@ def test_trials_are_evaluated_on_an_executor() -> None:
     values = client._experiment.lookup_data().df["mean"].tolist()
     expected = [bowl(t.arms[0].parameters) for t in client._experiment.trials.values()]
     assert values == pytest.approx(expected)
+
+
+_THREE = Barrier(3)
+
+
+def meet(parameters: dict[str, Any]) -> float:
+    """Return when three are evaluated at once."""
+    _THREE.wait(timeout=60.0)
+    return bowl(parameters)
+
+
+@pytest.mark.parametrize("executor", ["threads:3", ThreadPoolExecutor(3)])
+def test_an_executor_has_as_many_trials_at_once_as_places(executor: str | Executor) -> None:
+    client = started()
+    run_trials(client, meet, 3, executor=executor)
+    assert {trial.status for trial in client._experiment.trials.values()} == {TrialStatus.COMPLETED}
+
+
+def test_the_number_of_trials_at_once_is_one_or_as_given() -> None:
+    assert ProcessRunner(bowl).poll_available_capacity() == 1
+    runner = ProcessRunner(bowl, workers=2)
+    runner.use("threads:3")
+    assert runner.poll_available_capacity() == 2
+    runner.close()
 
 
 def test_an_executor_that_cannot_be_had_changes_nothing() -> None:

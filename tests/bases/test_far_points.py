@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    MaternKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+)
 from torch import Tensor
 
 from bo_stream.bases.inducing import (
@@ -54,6 +61,23 @@ def test_far_points_leave_the_others_their_digits(far: tuple[float, ...]) -> Non
     if far:
         both = near(Z).unsqueeze(-1) & near(Z)
         assert float((spoiled(Z, Z).double() - dense(Z, Z))[both].abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("kind", [RBFKernel, RQKernel, MaternKernel])
+@pytest.mark.parametrize(("outputs", "batch"), [(1, ()), (1, (4,)), (2, (2,)), (2, (4, 2))])
+@pytest.mark.parametrize(("n", "others"), [(0, 3), (3, 0), (0, 0)])
+def test_matrices_of_no_points_have_their_shape_and_no_gradient(
+    kind: type[Kernel], outputs: int, batch: tuple[int, ...], n: int, others: int
+) -> None:
+    size = torch.Size(batch)
+    kernel = ScaleKernel(kind(batch_shape=size), batch_shape=size).double()
+    A = torch.rand(5, 1, n, 2, dtype=DOUBLE, requires_grad=True)
+    B = torch.rand(others, 2, dtype=DOUBLE, requires_grad=True)
+    matrix = kernel_matrix(kernel, A, B, outputs)
+    lead = (5, 4) if 4 in batch else (5, 1)
+    assert matrix.shape == (*lead, outputs, n, others)
+    for gradient in torch.autograd.grad(matrix.sum(), (A, B)):
+        assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
 def test_no_points_and_equal_points() -> None:

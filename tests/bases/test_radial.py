@@ -121,6 +121,20 @@ def test_a_basis_of_a_learned_kernel_follows_it() -> None:
     torch.testing.assert_close(basis.features(X).squeeze(-3), root.mT.squeeze(-3))
 
 
+@pytest.mark.parametrize(("batch", "outputs"), [((2,), 1), ((3,), 3), ((2, 3), 3)], ids=str)
+def test_as_many_points_as_kernels_are_no_matrix(batch: tuple[int, ...], outputs: int) -> None:
+    size = torch.Size(batch)
+    kernel = kernel_of(None, size, 2, True) + kernel_of(1.5, size, 2, True)
+    X = torch.rand(batch[-1], 2, dtype=DOUBLE)
+    matrix = expected_matrix(kernel, X.unsqueeze(-3), outputs)
+    expected = matrix.diagonal(dim1=-2, dim2=-1)
+    for found in (
+        kernel_variance(kernel, X, outputs),
+        stacked_variance(kernel, X.expand(outputs, *X.shape), outputs),
+    ):
+        torch.testing.assert_close(found, expected.expand_as(found))
+
+
 @pytest.mark.parametrize("scaled", [True, False], ids=["scaled", "bare"])
 @pytest.mark.parametrize(
     ("batch", "outputs"), [((), 1), ((2,), 1), ((3,), 3), ((2, 3), 3)], ids=str

@@ -82,7 +82,9 @@ def test_the_commands_go_from_a_table_to_a_report() -> None:
     names = ("prevalence", "listed_prevalence")  # of an earlier predictions.csv
     former = dict.fromkeys(names, 0.5)
     small_country().assign(**former).to_csv("sites.csv", index=False)
-    assert "40, of which 12 surveyed" in done("start", "sites.csv", *OPTIONS)
+    said = done("start", "sites.csv", *OPTIONS)
+    assert "40, of which 12 surveyed" in said
+    assert "(choose the next sites)" in said
     assert "bo-stream survey tell run run/next.csv" in done("next", "run", "-q", "3")
     fill_in(2)
     assert "2 results new" in done("tell", "run", "run/next.csv")
@@ -133,7 +135,7 @@ def test_a_first_round_is_spread_out_and_its_files_have_all_pending_sites() -> N
 
 
 def test_results_in_part_again_and_withdrawn() -> None:
-    done("start", "bare.csv", *OPTIONS)
+    assert "(choose the first sites)" in done("start", "bare.csv", *OPTIONS)
     done("next", "run", "-q", "3")
     first, second = fill_in(2)
     said = done("tell", "run", "run/next.csv")

@@ -375,8 +375,10 @@ def test_replicas_that_know_the_same_ask_for_different_points_within_the_bounds(
     assert len(set(asked)) == 8
     for x in asked:
         assert all(low <= value <= high for value, (low, high) in zip(x, BOX, strict=True))
+    same = MemoryStore()
+    same.update(store)
     again = Replica(a.settings, store, "C")
-    twin = Replica(a.settings, store, "C", model=a._template)
+    twin = Replica(a.settings, same, "C", model=a._template)
     assert again.ask() == twin.ask()
 
 
@@ -662,6 +664,23 @@ def test_two_of_one_name_are_told_and_nothing_is_lost() -> None:
     late = Replica(UNLEARNED, store, "late")
     for replica in (second, late):
         assert_same(replica.model, expected(replica, ledger))
+
+
+@pytest.mark.parametrize("initial", [2, 10_000])
+@pytest.mark.parametrize("compacts", [False, True])
+def test_no_run_of_a_name_asks_again_for_points_of_an_earlier_one(
+    initial: int, compacts: bool
+) -> None:
+    store, asked = MemoryStore(), list[Point]()
+    for _ in range(3):  # each sends several points at once, and is started again
+        replica = Replica(dataclasses.replace(UNLEARNED, initial=initial), store, "A")
+        own = replica.ask(2) + replica.ask(4)
+        told(replica, own)
+        replica.exchange()
+        if compacts:
+            replica.compact()
+        asked += own
+    assert len(set(asked)) == len(asked) == 18
 
 
 def test_one_that_died_goes_on_under_its_name() -> None:

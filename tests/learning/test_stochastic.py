@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import copy
+import math
+from typing import Any
 
 import pytest
 import torch
+from botorch.exceptions.errors import UnsupportedError
 from botorch.fit import fit_gpytorch_mll
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from bo_stream import ClusteredGP, maximise_stochastically
+from bo_stream import WISKI, ClusteredGP, maximise_stochastically
 from bo_stream.bases.inducing import differentiable_matrix
 from bo_stream.linalg import inverse_root
 from bo_stream.models.clustered.inference import stochastic_objective
 from bo_stream.models.clustered.solver import CholeskySolver
-from bo_stream.testing.streams import assert_close
+from bo_stream.testing.streams import assert_close, assert_untouched, fingerprint
 from tests.support.problems import observations
 
 
@@ -113,3 +116,50 @@ def test_the_same_seed_learns_the_same() -> None:
     learned = [torch.cat([p.detach().flatten() for p in m.parameters()]) for m in models]
     assert torch.equal(learned[0], learned[1])
     assert not torch.equal(learned[0], learned[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("steps", -1),
+        ("steps", 1.5),
+        ("learning_rate", -1.0),
+        ("learning_rate", math.nan),
+        ("probes", 0),
+        ("batch_size", 0),
+        ("tolerance", -1.0),
+        ("tolerance", 1.0),
+    ],
+)
+def test_a_number_out_of_range_is_named_and_changes_nothing(name: str, wrong: Any) -> None:
+    model = some_model().eval()
+    before = fingerprint(model)
+    with pytest.raises(ValueError, match=rf"Expected {name}\b"):
+        maximise_stochastically(model, **{name: wrong})
+    assert_untouched(model, before)
+    assert not model.training
+
+
+def test_other_models_and_fantasies_are_refused_and_stay_as_they_are() -> None:
+    first, more = observations(30, 2), observations(30, 2)
+    other: Any = WISKI(first.X, first.Y, grid_size=8).eval()
+    other.update(more.X, 10.0 * more.Y)
+    fantasy = some_model().eval().condition_on_observations(first.X[:2], first.Y[:2])
+    for model, says in ((other, "instance of ClusteredGP"), (fantasy, "original model")):
+        before = fingerprint(model)
+        with pytest.raises(UnsupportedError, match=says):
+            maximise_stochastically(model, steps=1)
+        assert_untouched(model, before)
+        assert not model.training
+
+
+def test_a_step_that_fails_leaves_evaluation_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = some_model()
+
+    def fail(self: ClusteredGP, *args: Any) -> Tensor:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ClusteredGP, "stochastic_objective", fail)
+    with pytest.raises(KeyboardInterrupt):
+        maximise_stochastically(model, steps=1)
+    assert not model.training

@@ -50,6 +50,12 @@ def test_thresholds_that_cannot_be(threshold: float) -> None:
         _posterior().exceedance(threshold)
 
 
+@pytest.mark.parametrize("level", [0.0, 1.0, 1.5, -0.1, float("nan")])
+def test_probabilities_that_cannot_be(level: float) -> None:
+    with pytest.raises(ValueError, match="Expected probabilities"):
+        _posterior().quantile(torch.tensor([0.5, level]))
+
+
 def test_gradients() -> None:
     def summary(mean: Tensor, variance: Tensor) -> Tensor:
         p = _posterior(mean, variance)

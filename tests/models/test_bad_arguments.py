@@ -13,6 +13,7 @@ from botorch.exceptions.errors import (
     InputDataError,
     UnsupportedError,
 )
+from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import Normalize
 from botorch.models.transforms.outcome import Standardize
 from gpytorch.kernels import Kernel, MultitaskKernel, RBFKernel, ScaleKernel
@@ -22,7 +23,15 @@ from torch import Size, Tensor
 
 import bo_stream
 from bo_stream import OSGPR, OSVGP, QSGP, Chevron
-from bo_stream.acquisition import sample_paths
+from bo_stream.acquisition import (
+    IntegratedVariance,
+    PoolSelector,
+    mean_path,
+    sample_paths,
+    select_from_pool,
+    select_sites,
+)
+from bo_stream.diagnostics import ProgressiveValidation, report
 from bo_stream.models.base import StreamingGP
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -155,3 +164,22 @@ def test_a_number_of_paths_that_is_none_is_refused() -> None:
     for wrong in ("a", None, 2.5, Size([2])):
         with pytest.raises(ValueError, match="Expected n to be a whole number"):
             sample_paths(model, wrong)
+
+
+VERBS: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
+    "report": lambda model, X, Y: report(model, X=X, Y=Y),
+    "observe": lambda model, X, Y: ProgressiveValidation().observe(model, X, Y),
+    "sample_paths": lambda model, X, Y: sample_paths(model, 2),
+    "mean_path": lambda model, X, Y: mean_path(model),
+    "select_from_pool": lambda model, X, Y: select_from_pool(model, X, 1, X),
+    "PoolSelector": lambda model, X, Y: PoolSelector(model, X, X),
+    "select_sites": lambda model, X, Y: select_sites(model, X, 1, IntegratedVariance()),
+}
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_model_of_another_package_is_refused(name: str) -> None:
+    verb, (X, Y) = VERBS[name], first("OSGPR")
+    for model in (SingleTaskGP(X, Y), OSGPR):
+        with pytest.raises(UnsupportedError, match="Expected model to be an instance of Streaming"):
+            verb(model, X, Y)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from bo_stream import WISKI
+from bo_stream import OSGPR, WISKI, AutoGP, BayesianLastLayer
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski.cache import WHITENED_ROWS, WIDER_GRIDS
 from bo_stream.testing.streams import assert_close, joint_covariance
 from bo_stream.weights import MOST_ROWS as SOLVED_ROWS
@@ -99,6 +101,33 @@ def test_changes_leave_no_stale_cache(change: str) -> None:
     CHANGES[change](warm)
     warm.update(*data.astuple())
     assert_fresh(warm)
+
+
+@pytest.mark.parametrize("kind", [WISKI, OSGPR, AutoGP, BayesianLastLayer])
+def test_what_a_thread_reads_during_an_update_is_not_kept(
+    kind: type[StreamingGP], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update within the solve of a posterior stands for one by another thread."""
+    data, more = observations(20), observations(4)
+    read, alone = kind(data.X, data.Y), kind(data.X, data.Y)
+    solve, waiting = type(read._inference).process, [more[:2], more[2:]]
+
+    def interrupted(inference: Any, *args: Any) -> Any:
+        found = solve(inference, *args)
+        if waiting and inference is read._inference:
+            read.update(*waiting.pop(0).astuple()[:2])
+        return found
+
+    for batch in (more[:2], more[2:]):
+        alone.posterior(data.X)
+        alone.update(batch.X, batch.Y)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(read._inference), "process", interrupted)
+        read.posterior(data.X)
+        read.posterior(data.X)
+    assert not waiting
+    assert read.num_observations == alone.num_observations
+    assert_close(read.posterior(data.X).mean, alone.posterior(data.X).mean)
 
 
 def test_batches_that_wait_are_not_lost_when_more_come_than_may_wait() -> None:

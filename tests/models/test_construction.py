@@ -13,14 +13,16 @@ from botorch.exceptions.errors import (
 )
 from botorch.exceptions.warnings import InputDataWarning
 from botorch.models import SingleTaskGP
-from botorch.models.transforms.input import Normalize
+from botorch.models.transforms.input import Log10, Normalize
 from botorch.models.transforms.outcome import Standardize
 from gpytorch.kernels import LinearKernel, RBFKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.likelihoods.multitask_gaussian_likelihood import MultitaskGaussianLikelihood
 from gpytorch.means import LinearMean
 
+from bo_stream import AutoGP
 from bo_stream.bases.grid.kernel import kernel_factors
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import (
     check_rank,
     choose_box,
@@ -83,6 +85,24 @@ def test_a_given_box_goes_through_the_input_transform() -> None:
     transform = Normalize(2, bounds=bounds)
     X = torch.rand(3, 2).double()
     assert_close(choose_box(bounds, X, transform(X), transform), UNIT)
+
+
+def test_a_given_box_goes_through_all_elements_of_a_transform() -> None:
+    X = torch.tensor([[[10.0, -1.0], [20.0, 1.0]], [[15.0, -1.0], [20.0, 3.0]]]).double()
+    transform = Normalize(2, batch_shape=torch.Size([2]))
+    images = transform(X)
+    box = choose_box(X[0], X, images, transform.eval())  # the second takes 10 to -1
+    assert_close(box, torch.tensor([[-1.0, 0.0], [1.0, 1.0]]).double())
+
+
+@pytest.mark.parametrize(("low", "image"), [(0.0, "-inf"), (-1.0, "nan")])
+@pytest.mark.parametrize("kind", [AutoGP, WISKI])
+def test_bounds_that_a_transform_takes_to_infinity_are_named(
+    data: Observations, kind: type[StreamingGP], low: float, image: str
+) -> None:
+    bounds = torch.tensor([[low, 0.0], [2.0, 2.0]], dtype=torch.float64)
+    with pytest.raises(InputDataError, match=rf"bounds .* Log10 .* \[\[{low}, .* \[\[{image}, "):
+        kind(data.X + 0.1, data.Y, bounds=bounds, input_transform=Log10([0]))
 
 
 @pytest.mark.parametrize(

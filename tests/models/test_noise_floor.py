@@ -409,6 +409,17 @@ def test_a_grid_takes_noise_as_small_as_its_kernel_is_known() -> None:
     assert_close(model.posterior(T).mean, rest.posterior(T).mean, factor=1e6)
 
 
+@pytest.mark.filterwarnings("ignore:Yvar holds")
+def test_a_grid_that_begins_in_a_flat_place_is_no_surer() -> None:
+    X = torch.cat((0.28 + 0.06 * spread(20), spread(140)))  # sin 5x has its maximum there
+    noise = torch.zeros(160, 1).double()
+    model = WISKI(X[:20], sines(X[:20]), noise[:20], bounds=BOX)
+    model.update(X[20:], sines(X[20:]), noise[20:])
+    model.train()
+    level = model.eval().noise_level() * model.outcome_scale().square()
+    assert_close(level / (NOISE_FLOOR * sines(X).var()), torch.ones(1))
+
+
 def test_a_simulator_is_handed_over_to_a_model_that_takes_so_small_a_noise() -> None:
     """A grid is off by many posterior standard deviations there, and is not taken."""
     X, T = spread(80), torch.rand(50, 2).double()

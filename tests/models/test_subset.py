@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from botorch.exceptions.errors import UnsupportedError
+from botorch.models import ModelListGP
 from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
 from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.kernels import RBFKernel, ScaleKernel, SpectralMixtureKernel
@@ -12,6 +13,7 @@ from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior
 from torch import Tensor
 
+from bo_stream import OSGPR
 from bo_stream.models.outcomes.base import check_outputs_exist, chosen_outputs, subset_module
 from bo_stream.testing.streams import assert_close
 from tests.support.problems import kernel
@@ -136,3 +138,14 @@ def test_a_posterior_may_be_asked_for_outputs_from_either_end(
 def test_outputs_that_are_none_are_named(asked: list[int]) -> None:
     with pytest.raises(UnsupportedError, match="output_indices to hold distinct outputs in 0 to 2"):
         chosen_outputs(asked, 3)
+
+
+def test_a_list_of_models_gives_each_its_noise() -> None:
+    X, Y = torch.rand(8, 2).double(), torch.rand(8, 2).double()
+    models = [OSGPR(X, Y[:, i : i + 1]).eval() for i in range(2)]
+    T, noise = torch.rand(3, 2).double(), 0.1 + torch.rand(3, 2).double()
+    whole = ModelListGP(*models).posterior(T, observation_noise=noise)
+    for i, model in enumerate(models):
+        alone = model.posterior(T, observation_noise=noise[:, i : i + 1])
+        assert_close(whole.mean[:, i : i + 1], alone.mean)
+        assert_close(whole.variance[:, i : i + 1], alone.variance)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -63,7 +63,8 @@ def run_asynchronously(
             do not know of the last outcomes. None: a quarter of those under way.
         retries: How often a failed evaluation is tried again.
         folder: Folder of checkpoints, created if necessary; None: there are none.
-        on_trial: Called with each trial that was told or has failed; it may amend and withdraw.
+        on_trial: Called with each trial that was told or has failed; it may amend and withdraw:
+            in place of each withdrawn trial another one is evaluated.
 
     Raises:
         UsageError: A number is out of range or missing, all evaluations fail, or the folder is in
@@ -159,8 +160,6 @@ class AsynchronousRun:
         self._ready = deque(optimizer.pending)
         self._under_way: set[int] = set()
         self._choice: Future[list[Trial]] | None = None
-        self._counts = Counter(trial.status for trial in optimizer.ledger)
-        self._asked = len(optimizer.ledger) - self._counts["withdrawn"]
         self._next_checkpoint = -math.inf
         self._seconds_of_choices = self._choice_began = 0.0
 
@@ -174,18 +173,20 @@ class AsynchronousRun:
         """Evaluate what is left, and yield each trial that was told or has failed.
 
         Once a stop is requested no evaluation begins, and those under way are waited for. Whatever
-        ends this, an error, too, a checkpoint is written.
+        ends this, an error, too, the evaluations under way are cancelled and a checkpoint is
+        written.
         """
+        ledger = self._optimizer.ledger
         self._write_checkpoint()
         try:
             with ThreadPoolExecutor(1, "choice") as chooser:
                 while True:
                     stopped = stop is not None and stop.made
                     if not stopped:
-                        left = self._total - self._counts["told"] - self._counts["failed"]
+                        left = self._total - ledger.count("told") - ledger.count("failed")
                         places = min(self._places(), left)
                         while self._ready and len(self._under_way) < places:
-                            trial = self._optimizer.ledger[self._ready.popleft().key]
+                            trial = ledger[self._ready.popleft().key]
                             if trial.status == "pending":  # it may have been withdrawn meanwhile
                                 self._under_way.add(trial.key)
                                 self._evaluator.submit(Task(trial.key, trial.X, trial.attempts))
@@ -203,8 +204,9 @@ class AsynchronousRun:
                         self._seconds_of_choices, self._choice = self.seconds_of_choices, None
                         self._write_changes()
                         self._ready.extend(chosen)
-                        self._asked += len(chosen)
         finally:
+            for key in self._under_way:
+                self._evaluator.cancel(key)
             self._write_checkpoint()
             if self._journal is not None:
                 self._journal.close()
@@ -231,10 +233,9 @@ class AsynchronousRun:
         if trial.status == "pending":  # it is tried again
             self._ready.appendleft(trial)
         elif trial.status != "withdrawn":
-            self._counts[trial.status] += 1
-            failed = self._counts["failed"]
+            failed = ledger.count("failed")
             enough = max(self._optimizer.settings.initial, self._places())
-            if self._counts["told"] == 0 and failed >= min(enough, self._total):
+            if ledger.count("told") == 0 and failed >= min(enough, self._total):
                 raise all_failed(failed, trial)
             yield trial
             self._write_changes()
@@ -246,12 +247,12 @@ class AsynchronousRun:
 
         No more are chosen ahead than there are outcomes to choose them by.
         """
-        places, most = self._places(), self._ahead
-        ahead = min(math.ceil(AHEAD * places) if most is None else most, self._counts["told"])
+        places, most, ledger = self._places(), self._ahead, self._optimizer.ledger
+        ahead = min(math.ceil(AHEAD * places) if most is None else most, ledger.count("told"))
         if len(self._ready) > ahead // 2:
             return 0
         room = places - len(self._under_way) + ahead - len(self._ready)
-        return max(0, min(room, self._total - self._asked))
+        return max(0, min(room, self._total - len(ledger) + ledger.count("withdrawn")))
 
     def _choose(self, count: int) -> list[Trial]:
         """Choose points, and write a checkpoint if it is time; in a thread of its own."""

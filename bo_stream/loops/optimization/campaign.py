@@ -175,20 +175,23 @@ class OptimizationCampaign:
                     on_event(event)
             self.save(folder)
             return
-        run_with_checkpoints(
-            self.run(evaluator),
-            lambda: self.save(folder),
-            stop,
-            on_event,
-            ends_step=lambda event: isinstance(event, OptimizationStep),
-            is_costly=lambda event: (
-                isinstance(event, Trial) and (event.seconds or 0.0) > _SLOW_SECONDS
-            ),
-            seconds_between_checkpoints=seconds_between_checkpoints,
-        )
+        with closing(self.run(evaluator)) as events:
+            run_with_checkpoints(
+                events,
+                lambda: self.save(folder),
+                stop,
+                on_event,
+                ends_step=lambda event: isinstance(event, OptimizationStep),
+                is_costly=lambda event: (
+                    isinstance(event, Trial) and (event.seconds or 0.0) > _SLOW_SECONDS
+                ),
+                seconds_between_checkpoints=seconds_between_checkpoints,
+            )
 
-    def run(self, evaluator: PointEvaluator) -> Iterator[Event]:
+    def run(self, evaluator: PointEvaluator) -> Generator[Event]:
         """Do the steps that are left; after each trial and each step, the state is complete.
+
+        Where it ends within a step the evaluations under way are cancelled.
 
         Raises:
             UsageError: Every trial failed.
@@ -211,19 +214,24 @@ class OptimizationCampaign:
                 )
                 self._open = step
             waiting = [trial for trial in self.optimizer.pending if trial.key in step.keys]
-            for trial in waiting:
-                evaluator.submit(Task(trial.key, trial.X, trial.attempts))
             pending, started = {trial.key for trial in waiting}, time.monotonic()
-            while pending:
-                end = evaluator.next_outcome()
-                trial = ledger.record(end.key, end.value, end.error, end.seconds, self.plan.retries)
-                if trial.status == "pending":  # it is tried again
+            retries = self.plan.retries
+            try:
+                for trial in waiting:
                     evaluator.submit(Task(trial.key, trial.X, trial.attempts))
-                else:
-                    pending.remove(trial.key)
-                waited = step.evaluation_seconds + time.monotonic() - started
-                self._open = replace(step, evaluation_seconds=waited)
-                yield trial
+                while pending:
+                    end = evaluator.next_outcome()
+                    trial = ledger.record(end.key, end.value, end.error, end.seconds, retries)
+                    if trial.status == "pending":  # it is tried again
+                        evaluator.submit(Task(trial.key, trial.X, trial.attempts))
+                    else:
+                        pending.remove(trial.key)
+                    waited = step.evaluation_seconds + time.monotonic() - started
+                    self._open = replace(step, evaluation_seconds=waited)
+                    yield trial
+            finally:
+                for key in pending:
+                    evaluator.cancel(key)
             started = time.monotonic()
             self._find_best()
             step = self._with_best(self._open or step)

@@ -326,7 +326,13 @@ class InProcess(Evaluator[P, V]):
         self._tasks: deque[Task[P]] = deque()
 
     def submit(self, task: Task[P]) -> None:
-        """Add a task."""
+        """Add a task.
+
+        Raises:
+            UsageError: One of this key waits.
+        """
+        if any(waiting.key == task.key for waiting in self._tasks):
+            raise UsageError(f"The task {task.key} is under way: expected another key.")
         self._tasks.append(task)
 
     def poll(self, seconds: float | None) -> Outcome[V] | None:

@@ -286,7 +286,7 @@ class Ledger:
         Args:
             key: Of the trial.
             Y: Its outcome.
-            seconds: Duration of the evaluation.
+            seconds: Duration of the evaluation, at least 0; None: it is not known.
             Yvar: Known noise variance of the outcome; None: it is learned.
         """
         trial, value, noise = self[key], _checked_outcome(key, Y), _checked_noise(key, Yvar)
@@ -403,13 +403,18 @@ def _checked_noise(key: int, Yvar: float | None) -> float | None:
 
 
 def _checked_seconds(key: int, seconds: float | None) -> float | None:
+    if seconds is None:
+        return None
     try:
-        return None if seconds is None else float(seconds)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        value = float(seconds)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        value = math.nan
+    if not 0.0 <= value < math.inf:
         raise UsageError(
-            f"Expected the seconds of trial {key} as a number, got {seconds!r}. Leave them out "
-            "where they are not known."
-        ) from error
+            f"Expected the seconds of trial {key} as a finite number of at least 0, got "
+            f"{seconds!r}. Leave them out where they are not known."
+        )
+    return value
 
 
 def _spelled(Y: float | None, Yvar: float | None) -> str:

@@ -132,9 +132,9 @@ class KernelPrior(ObservationSpacePrior):
         return coordinates
 
     def covariance(self, coordinates: Tensor, images: Tensor) -> Tensor:
-        """Evaluate the kernel: once for all batches of points, where the others have none."""
+        """Evaluate the kernel: once for all batches of points, if nothing else has a batch."""
         *batch, _, n, _ = coordinates.shape
-        together = bool(batch) and images.ndim <= 3
+        together = bool(batch) and images.ndim <= 3 and self.mean.ndim == 2
         points = coordinates.flatten(0, -2).unsqueeze(-3) if together else coordinates
         known, outputs = self._squared_exponential, self.mean.shape[-2]
         moves = torch.is_grad_enabled() and (points.requires_grad or images.requires_grad)

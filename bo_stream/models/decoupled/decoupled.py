@@ -250,7 +250,7 @@ class DecoupledGP(StreamingGP):
         Args:
             steps: Most steps; where neither limit is given 2000.
             seconds: Begin no step after so many, counted from the call; the search for first
-                hyperparameters takes at most half of them.
+                hyperparameters takes at most a third of them.
             settle: Whether all rates fall linearly to zero over the last quarter of the limit, so
                 that the model ends without the noise of minibatches and of Adam, which near an
                 optimum takes a far step now and then. For the last call of a training: of two that
@@ -265,6 +265,8 @@ class DecoupledGP(StreamingGP):
             InputDataError: There are no observations.
             ModelFittingError: It diverged; the model is as it was when it was still good.
             UnsupportedError: The model is conditioned on hypothetical data.
+            Exception: A data set raises it, or gives items that cannot be learned from; first
+                hyperparameters and steps before it stay, and another call goes on from there.
             ValueError: A limit is negative; fewer observations are stored than ``batch_size``.
         """
         self._check_not_conditioned("fit")

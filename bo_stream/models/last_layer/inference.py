@@ -377,12 +377,19 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
     def objective(
         self, memory: LastLayerMemory, cache: Cached, prior: Prior
     ) -> tuple[Tensor, Cached]:
+        """Return :meth:`log_marginal_likelihood`; UnsupportedError: see :func:`check_unshared`."""
+        check_unshared(prior)
+        return self.log_marginal_likelihood(memory, cache, prior)
+
+    def log_marginal_likelihood(
+        self, memory: LastLayerMemory, cache: Cached, prior: Prior
+    ) -> tuple[Tensor, Cached]:
         """Return the log marginal likelihood of all observations; see :class:`Carried`.
 
         Cost O(r³) while the network is not learned, else O(w r² + r³) for w rows, and the network.
         """
         network = network_of(prior)
-        if any(parameter.requires_grad for parameter in network.parameters()):
+        if is_learned(network):
             carried = memory.carried()
             features = features_now(network, carried.rows.X)
             return likelihood_from(carried.into(features), prior), cache
@@ -425,6 +432,27 @@ def network_of(prior: Prior) -> Module:
     kernel: Any = prior.kernel
     network: Module = kernel.base_kernel.network
     return network
+
+
+def is_learned(network: Module) -> bool:
+    """Say whether a fit would move the network."""
+    return any(parameter.requires_grad for parameter in network.parameters())
+
+
+def check_unshared(prior: Prior) -> None:
+    """Check that a fit learns the network from the data of one batch element.
+
+    Raises:
+        UnsupportedError: It would learn the network of several from the data of all.
+    """
+    if prior.batch_shape.numel() > 1 and is_learned(network_of(prior)):
+        raise UnsupportedError(
+            "Expected a model without batch_shape to learn its network, got batch_shape "
+            f"{tuple(prior.batch_shape)}: batch elements share the network, which would be learned "
+            "from the data of all, so that folds of a cross-validation would know the outcomes "
+            "held out of them. Build one model per batch element or fold, or freeze the network by "
+            "requires_grad_(False): fit_gpytorch_mll then learns the rest of each element apart."
+        )
 
 
 def weight_scale(prior: Prior, rank: int) -> Tensor:

@@ -28,6 +28,7 @@ from bo_stream.models.last_layer.inference import (
     LastLayerMemory,
     NetworkKernel,
     check_network,
+    check_unshared,
     default_network,
     features_now,
     likelihood_from,
@@ -91,7 +92,9 @@ class BayesianLastLayer(StreamingGP):
       none out, is too small: learn it once more when others have come, with
       ``model.network.requires_grad_(False)``, at O(r³) a step.
     - Learned: network and hyperparameters together, by the marginal likelihood: ``fit`` (Adam), or
-      BoTorch's ``fit_gpytorch_mll`` for small ones (L-BFGS on all rows).
+      BoTorch's ``fit_gpytorch_mll`` for small ones (L-BFGS on all rows). Both refuse to learn the
+      network from several batch elements, as in BoTorch's ``batch_cross_validation``: it would know
+      of each what was held out of it. While it is frozen, ``fit_gpytorch_mll`` learns each apart.
     - ``merge`` takes over the other's statistics in this model's features, by the other's rows.
     - When: more data than inducing points can hold and a function that a network learns well. What
       the features do not tell apart has no variance of its own: far from all data, and for a
@@ -219,11 +222,13 @@ class BayesianLastLayer(StreamingGP):
         Raises:
             InputDataError: No observation is stored as a row.
             ModelFittingError: The likelihood diverged; the model is as it was when it was good.
-            UnsupportedError: The model is conditioned on hypothetical data.
+            UnsupportedError: The model is conditioned on hypothetical data, or has several batch
+                elements and a network that is not frozen.
             ValueError: A limit or the rate is negative, the batch size not positive, or the share
                 held out not in [0, 0.5].
         """
         self._check_not_conditioned("fit")
+        check_unshared(self.prior)
         began = time.monotonic()
         if not 0.0 <= held_out <= 0.5:
             raise ValueError(f"Expected held_out to be a share in [0, 0.5], got {held_out}.")

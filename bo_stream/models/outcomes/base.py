@@ -57,9 +57,14 @@ def check_outputs_exist(outputs: list[int], of: int, name: str = "idcs") -> None
 def chosen_outputs(output_indices: list[int], of: int) -> list[int] | None:
     """Count the outputs that a posterior is asked for from the first; None: all, in their order.
 
+    Indices say nothing to a model of one output, as in BoTorch, whose ``ModelList`` counts them
+    over all its models where it gives them noise variances.
+
     Raises:
         UnsupportedError: An index is out of range or repeated.
     """
+    if of == 1:
+        return None
     chosen = [i + of if -of <= i < 0 else i for i in output_indices]
     check_outputs_exist(chosen, of, "output_indices")
     return None if chosen == list(range(of)) else chosen

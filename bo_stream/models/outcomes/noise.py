@@ -38,7 +38,7 @@ class NoiseFloor:
     ``share`` of it on, or of the variance that the first outcomes have without outliers.
     Observations said to have no noise are a group of their own where the model learns no noise
     level: their noise variance is ``NOISE_FLOOR`` of the least variance of the outcomes so far, and
-    at least ``LEAST_NOISE`` of that at the last refit.
+    at least ``share`` of that at the last refit.
 
     An outlier that stays among the outcomes raises their variance, so that from about 1e5 standard
     deviations of the others on it raises their noise too, with a warning: the prior variance is as
@@ -105,7 +105,7 @@ class NoiseFloor:
         """
         variance = outcome_variance(totals)
         lower = self.variance.minimum(torch.where(variance > 0.0, variance, torch.inf))
-        zero = (NOISE_FLOOR * lower).maximum(LEAST_NOISE * variance)
+        zero = (NOISE_FLOOR * lower).maximum(self.share * variance)
         return replace(self, variance=lower, zero=zero)
 
     @property

@@ -113,14 +113,16 @@ class QuadruplyStochasticModel(StreamingGP, ABC):
 
         Args:
             steps: Most steps to take.
-            seconds: Begin no step after so many; of both limits the first to be reached counts, of
-                neither a default of steps.
+            seconds: Begin no step after so many, counted from the call; of both limits the first to
+                be reached counts, of neither a default of steps.
             progress: Whether to draw a bar, where standard error is a terminal.
 
         Raises:
             InputDataError: There are no data.
             ModelFittingError: The bound diverged; the model is as it was when it was good.
             UnsupportedError: The model is conditioned on hypothetical data.
+            Exception: A data set raises it, or gives items that cannot be learned from; first
+                hyperparameters and steps before it stay, and another call goes on from there.
             ValueError: A limit is negative; more data or functions for a step than there are.
         """
         self._check_not_conditioned("fit")

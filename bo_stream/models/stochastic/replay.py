@@ -295,8 +295,8 @@ class DatasetReplay(Replay):
 
         Raises:
             UnsupportedError: It can only be iterated.
-            InputDataError: It is empty, or its items are no pairs of tensors.
-            BotorchTensorDimensionError: An item is of another shape.
+            InputDataError: It is empty, or its first item is no pair of tensors.
+            BotorchTensorDimensionError: The first item is of another shape.
         """
         if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
             raise UnsupportedError(
@@ -309,8 +309,22 @@ class DatasetReplay(Replay):
         return cls(dataset, first.rows(slice(0, 0)), tuple(range(first.Y.shape[-1])), n, n)
 
     def at(self, index: Tensor) -> Batch:
-        """Read rows by their places."""
-        pairs = [_pair(self.dataset, i) for i in index.tolist()]
+        """Read rows by their places.
+
+        Raises:
+            InputDataError: An item is no pair of tensors.
+            BotorchTensorDimensionError: An item is of another shape than the first one.
+        """
+        pairs, widths = list[Batch](), (self.like.X.shape[-1], self.like.Y.shape[-1])
+        for i in index.tolist():
+            pair = _pair(self.dataset, i)
+            came = pair.X.shape[-1], pair.Y.shape[-1]
+            if came != widths:
+                raise BotorchTensorDimensionError(
+                    "Expected item {} of the Dataset to be an input of {} numbers and an outcome "
+                    "of {}, as in the first one read, got {} and {}.".format(i, *widths, *came)
+                )
+            pairs.append(pair)
         X, Y = (torch.cat(part) for part in ([p.X for p in pairs], [p.Y for p in pairs]))
         return Batch(X.to(self.like.X), Y[:, list(self.outputs)].to(self.like.Y))
 

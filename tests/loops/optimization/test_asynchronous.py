@@ -25,7 +25,7 @@ from bo_stream.loops.optimization import (
 )
 from bo_stream.loops.optimization.asynchronous import AsynchronousRun
 from bo_stream.loops.optimization.executed import JOURNAL, Executed, Journal, journaled_trials
-from bo_stream.loops.optimization.objectives import Objective, Outcome, Task
+from bo_stream.loops.optimization.objectives import InProcess, Objective, Outcome, Task
 from bo_stream.loops.run import StopRequest
 from tests.loops.functions import bowl
 from tests.loops.optimization.test_executed import Engine
@@ -196,9 +196,37 @@ def test_trials_may_be_amended_and_withdrawn_meanwhile() -> None:
             optimizer.amend(last.key, 7.0)
 
     run_asynchronously(optimizer, evaluator, 25, 4, on_trial=interfere)
-    assert statuses(optimizer) == {"told": 24, "withdrawn": 1}
+    assert statuses(optimizer) == {"told": 25, "withdrawn": 1}
     assert sorted(trial.Y or 0.0 for trial in optimizer.ledger)[-1] == 42.0
     assert sum(trial.Y == 7.0 for trial in optimizer.ledger) == 1
+
+
+def test_another_trial_takes_the_place_of_each_that_is_withdrawn() -> None:
+    optimizer = Optimizer(RANDOM)
+
+    def withdraw(trial: Trial) -> None:
+        if trial.key % 2:
+            optimizer.withdraw(trial.key)
+
+    run_asynchronously(optimizer, Anyhow(half), 12, 3, on_trial=withdraw)
+    kept = statuses(optimizer)
+    assert kept["told"] + kept["failed"] == 12
+    assert kept["withdrawn"] == sum(trial.key % 2 for trial in optimizer.ledger)
+
+
+def test_a_run_that_ends_by_an_error_leaves_no_task_to_another_one() -> None:
+    def interrupt(trial: Trial) -> None:
+        raise Killed
+
+    evaluator = InProcess(Objective("tests.loops.functions:bowl", RANDOM.bounds))
+    first, second = Optimizer(RANDOM), Optimizer(replace(RANDOM, seed=1))
+    with pytest.raises(Killed):
+        run_asynchronously(first, evaluator, 8, 4, on_trial=interrupt)
+    assert evaluator.poll(0.0) is None
+    for optimizer in (second, first):
+        run_asynchronously(optimizer, evaluator, 8, 4)
+        assert statuses(optimizer) == {"told": 8}
+        assert all(bowl(list(trial.X)) == trial.Y for trial in optimizer.ledger)
 
 
 def test_a_stop_lets_what_is_under_way_end() -> None:

@@ -242,6 +242,22 @@ def test_plans_that_cannot_be(tmp_path: Path) -> None:
         Plan(3, resources={"GPU": 1.0})
 
 
+def test_a_run_that_ends_within_a_step_leaves_no_task_to_another_one(
+    whole: OptimizationCampaign, tmp_path: Path
+) -> None:
+    def interrupt(_: Trial | OptimizationStep) -> None:
+        raise KeyboardInterrupt
+
+    campaign = begin()
+    with InProcess(campaign.objective) as evaluator:
+        with pytest.raises(KeyboardInterrupt):
+            campaign.run_in(tmp_path, evaluator, StopRequest(lambda: None), interrupt)
+        assert evaluator.poll(0.0) is None
+        for _ in campaign.run(evaluator):
+            pass
+    assert trials(campaign) == trials(whole)
+
+
 def test_a_stop_ends_the_step_at_hand(tmp_path: Path) -> None:
     campaign = begin()
     with StopRequest(lambda: None) as stop:

@@ -113,10 +113,13 @@ def test_tasks_of_this_process_are_done_when_asked_for_and_can_be_cancelled() ->
     with InProcess(own("bowl")) as here:
         for task in tasks(1.7, 0.7, 2.7):
             here.submit(task)
+        with pytest.raises(UsageError, match="The task 2 is under way: expected another key"):
+            here.submit(Task(2, (9.0, 9.0), 0))
         here.cancel(0)
         first = here.poll(0.0)
         assert first is not None
         assert (first.key, first.value) == (1, 0.0)
+        here.submit(Task(1, (0.7, 0.0), 1))
         here.close()
         assert here.poll(None) is None
 

@@ -639,6 +639,13 @@ class TestMoves:
         with pytest.raises(TypeError, match="Expected options"):
             raw(*data()).move_to("OSGPR", points=3)
 
+    @pytest.mark.parametrize("family", ["exact", "OSGPR", "WISKI"])
+    @pytest.mark.parametrize("share", [1.0, -1.0, math.nan])
+    def test_a_share_to_truncate_that_cannot_be(self, family: str, share: float) -> None:
+        model = raw(*data(), families=family, bounds=UNIT)
+        with pytest.raises(ValueError, match=r"left_out in \[0, 1\)"):
+            model.truncate(share)
+
     def test_a_conditioned_model(self) -> None:
         X, Y = data()
         with pytest.raises(UnsupportedError, match="move_to needs"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from botorch.cross_validation import batch_cross_validation, gen_loo_cv_folds
 from botorch.exceptions.errors import (
     BotorchTensorDimensionError,
     InputDataError,
@@ -375,6 +376,37 @@ def test_the_head_is_learned_alone_from_statistics_alone() -> None:
     assert_close(model.noise_level().detach(), whole.noise_level().detach(), factor=1e6)
 
 
+def test_a_network_is_not_learned_from_the_data_of_several_elements() -> None:
+    Y = torch.randn(2, 6, 1, dtype=torch.float64)
+    model = BayesianLastLayer(POINTS.expand(2, 6, 2), Y, default_network(2, UNITS))
+    model.posterior(POINTS)
+    twin, before = copy.deepcopy(model), fingerprint(model)
+    with pytest.raises(UnsupportedError, match=r"requires_grad_\(False\)"):
+        model.fit(steps=1)
+    assert_untouched(model, before)
+    with pytest.raises(UnsupportedError, match=r"batch_shape \(2,\).* one model per"):
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    assert_same_posterior(model, twin, POINTS, bits=True)
+
+
+def test_what_is_held_out_of_a_fold_does_not_reach_its_fit() -> None:
+    network = default_network(2, UNITS).requires_grad_(False)
+    X, Y = POINTS, torch.randn(6, 1, dtype=torch.float64)
+    changed = torch.cat((Y[:1] + 3.0, Y[1:]))
+    first, other = (
+        batch_cross_validation(
+            BayesianLastLayer,
+            ExactMarginalLogLikelihood,
+            gen_loo_cv_folds(X, each),
+            model_init_kwargs={"network": network},
+        ).posterior
+        for each in (Y, changed)
+    )
+    assert_close(first.mean[0], other.mean[0])
+    assert_close(first.variance[0], other.variance[0])
+    assert not torch.allclose(first.mean[1], other.mean[1])
+
+
 def test_a_fit_that_diverges_leaves_the_model_as_it_was() -> None:
     data = data_of(30)
     model = BayesianLastLayer(data.X, data.Y, default_network(2, UNITS)).eval()
@@ -409,6 +441,17 @@ def test_rows_that_are_taken_out_are_not_learned_from() -> None:
     assert model.num_rows == 10
     left = [i for i in range(12) if i not in (3, 4)]
     assert_close(model._memory.rows.X, data.X[left])
+
+
+@pytest.mark.parametrize("window", [5, 100])
+def test_rows_are_found_after_rounding(window: int) -> None:
+    data = data_of(12)
+    model = BayesianLastLayer(data.X, data.Y, default_network(2, UNITS), window=window)
+    model.to(torch.float32)
+    model.retract(data.X[10:11].float(), data.Y[10:11].float())
+    left = [i for i in range(12 - window, 12) if i >= 0 and i != 10]
+    assert_close(model._memory.rows.X, data.X[left])
+    assert model._memory.weight.sum() == len(left)
 
 
 def test_one_is_taken_from_several_that_count_less() -> None:

@@ -172,6 +172,18 @@ def test_a_data_set_of_plain_numbers() -> None:
     assert batch.X.shape == (4, 2)
 
 
+@pytest.mark.parametrize("widths", [(3, 2), (2, 1), (2, 3)])
+def test_an_item_of_another_width_than_the_first_is_named(widths: tuple[int, int]) -> None:
+    d, m = widths
+    longer = ConcatDataset([dataset(10), TensorDataset(torch.rand(2, d), torch.rand(2, m))])
+    message = rf"item 11 .* an input of 2 numbers and an outcome of 2, .* got {d} and {m}\."
+    for replay in (DatasetReplay.of(longer), DatasetReplay.of(longer).select([1])):
+        assert replay.at(torch.tensor([9])).X.shape == (1, 2)
+        for places in ([9, 11], [11]):
+            with pytest.raises(BotorchTensorDimensionError, match=message):
+                replay.at(torch.tensor(places))
+
+
 def test_refuses_data_sets_that_cannot_be_drawn_from() -> None:
     class Endless(IterableDataset):
         def __iter__(self):
