@@ -20,6 +20,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from torch.nn import Parameter
 
+from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.grid.contraction import Rewhitening, prior_covariance
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.models.base import StreamingGP
@@ -175,25 +176,44 @@ def maximise_stochastically(
 
     Args:
         model: Not conditioned on hypothetical observations; left in evaluation mode.
-        steps: Number of steps.
-        learning_rate: Adam's step; for positive parameters in their logarithms.
+        steps: Number of steps, 0 or more.
+        learning_rate: Adam's step, 0 or more; for positive parameters in their logarithms.
         probes: Hutchinson's probes in a step.
         batch_size: Centres whose rows of the kernel are differentiated in a step.
-        tolerance: Relative residual at which conjugate gradients stop; the model's if omitted.
+        tolerance: Relative residual at which conjugate gradients stop, in (0, 1); the model's if
+            omitted.
         seed: Seed of probes and rows.
 
     Returns:
         The model.
+
+    Raises:
+        UnsupportedError: It is no ``ClusteredGP``, or conditioned on hypothetical observations.
+        ValueError: A number is out of range.
     """
-    model.train()
-    ascent = ConstrainedAdam(model, _hyperparameters(model), learning_rate)
+    check_instance("model", model, ClusteredGP, "ClusteredGP(X, Y)")
+    model._check_not_conditioned("maximise_stochastically")
+    steps = checked_number("steps", steps, least=0)
+    probes = checked_number("probes", probes)
+    batch_size = checked_number("batch_size", batch_size)
+    if not 0.0 <= learning_rate < math.inf:
+        raise ValueError(
+            f"Expected learning_rate to be at least 0 and finite, got {learning_rate}."
+        )
+    if tolerance is not None and not 0.0 < tolerance < 1.0:
+        raise ValueError(f"Expected tolerance in (0, 1), got {tolerance}.")
     generator = torch.Generator().manual_seed(seed)
+    ascent = ConstrainedAdam(model, _hyperparameters(model), learning_rate)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     count = max(model.num_observations, 1.0)
-    for _ in range(steps):
-        objective = model.stochastic_objective(probes, batch_size, generator, tolerance)
-        ascent.ascend(_with_priors(mll, objective) / count)
-    return model.eval()
+    model.train()
+    try:
+        for _ in range(steps):
+            objective = model.stochastic_objective(probes, batch_size, generator, tolerance)
+            ascent.ascend(_with_priors(mll, objective) / count)
+    finally:
+        model.eval()
+    return model
 
 
 def _minimise(

@@ -35,8 +35,7 @@ from benchmarks.common.report import Claim, at_least, at_most, finish, stated, t
 from benchmarks.optimization.problems import Problem, unit_cube
 from bo_stream import AutoGP
 from bo_stream.models import lbfgs
-from bo_stream.models.fitting import SCIPYS_FTOL
-from bo_stream.models.lbfgs import fit_in_logarithms
+from bo_stream.models.lbfgs import SCIPYS_FTOL, fit_in_logarithms
 
 FEWER = 0.6
 """Evaluations, in those of fits in the hyperparameters themselves, at most."""

@@ -42,7 +42,7 @@ from bo_stream.linalg import (
     stack_rows,
 )
 from bo_stream.models.base import StreamingGP, keeps_tensors
-from bo_stream.models.checks import check_inputs
+from bo_stream.models.checks import check_inputs, check_instance
 from bo_stream.models.clustered.solver import ClusteredProcess, cross_matrix
 from bo_stream.models.decoupled.posterior import KernelExpansion, ShiftedProcess
 from bo_stream.models.local import LocalProcess
@@ -111,8 +111,8 @@ def sample_paths(
         InputDataError: ``at`` has a wrong dtype or device, is not finite, or is out of reach of
             the model's grid.
         ValueError: n is less than one, or ``spread`` is not n finite numbers.
-        UnsupportedError: Without ``at``, a ``LocalGP``, or a kernel whose spectral measure is not
-            known.
+        UnsupportedError: The model is none of this package's; or, without ``at``, it is a
+            ``LocalGP``, or its kernel's spectral measure is not known.
 
     Example:
         >>> paths = sample_paths(model, n=16, seed=0)
@@ -120,6 +120,7 @@ def sample_paths(
         >>> X, value = optimize_acqf(PosteriorMean(paths.path(0)), bounds, q=1, num_restarts=4)
         >>> best = candidates[sample_paths(model, n=16, at=candidates)(candidates).argmax(-2)]
     """
+    check_instance("model", model, StreamingGP, "AutoGP(X, Y)")
     n = checked_number("n", n)
     if spread is not None and (spread.shape != (n,) or not bool(spread.isfinite().all())):
         raise ValueError(f"Expected spread to be {n} finite numbers, got {spread}.")
@@ -132,7 +133,11 @@ def mean_path(model: StreamingGP) -> SamplePaths:
 
     A deterministic model of the model's batch shape. Undoing an outcome transform that is not
     affine makes it the posterior median.
+
+    Raises:
+        UnsupportedError: The model is none of this package's.
     """
+    check_instance("model", model, StreamingGP, "AutoGP(X, Y)")
     process = model.process()
     if in_weight_space(process):
         process = _folded(model)

@@ -30,7 +30,7 @@ from bo_stream.acquisition.gains import (
     same,
 )
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.checks import check_finite
+from bo_stream.models.checks import check_finite, check_instance
 from bo_stream.observation_space import ObservationSpaceProcess
 from bo_stream.process import PosteriorProcess
 from bo_stream.tensors import none_set, read_expected
@@ -74,8 +74,8 @@ def select_from_pool(
         BotorchTensorDimensionError: Shapes do not fit together.
         InputDataError: Values that are not finite, costs that are not positive, indices out of
             range, inputs too far outside the model's bounds.
-        UnsupportedError: A model with a batch shape, with several outputs and no posterior
-            transform, or with a likelihood of labels or counts.
+        UnsupportedError: A model that is none of this package's, with a batch shape, with several
+            outputs and no posterior transform, or with a likelihood of labels or counts.
         ValueError: q is less than one, or more than the candidates that are left.
     """
     selector = PoolSelector(model, pool, mc_points, posterior_transform)
@@ -112,6 +112,7 @@ class PoolSelector:
         posterior_transform: PosteriorTransform | None = None,
     ) -> None:
         """Check and transform the inputs; arguments and errors as :func:`select_from_pool`."""
+        check_instance("model", model, StreamingGP, "AutoGP(X, Y)")
         if len(model.batch_shape) > 0:
             raise UnsupportedError(
                 "Expected a model without batch shape to choose one batch of candidates, got one "

@@ -35,6 +35,7 @@ from bo_stream.bases.inducing import InducingBasis
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.linalg import pivot_rows
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.checks import check_instance
 from bo_stream.models.wiski.dirichlet import DirichletWISKI
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
@@ -114,8 +115,9 @@ def select_sites(
         BotorchTensorDimensionError: Shapes do not fit together.
         InputDataError: Values that are not finite or out of range, or no site that may be chosen,
             such as for a budget that pays for none.
-        UnsupportedError: A model of labels, of several outputs, with a batch shape or an outcome
-            transform other than ``Standardize``; ``trials`` of a model that is not of counts.
+        UnsupportedError: A model that is none of this package's, of labels, of several outputs,
+            with a batch shape or an outcome transform other than ``Standardize``; ``trials`` of a
+            model that is not of counts.
         ValueError: q is less than one, or targets of their own are given to sites that settle.
     """
     if q < 1:
@@ -270,6 +272,7 @@ def _targets(
 
 def _check_model(model: StreamingGP) -> None:
     """Check that a model has one output whose process is observed with noise."""
+    check_instance("model", model, StreamingGP, "AutoGP(X, Y)")
     name = type(model).__name__
     if len(model.batch_shape) > 0:
         raise UnsupportedError(

@@ -117,7 +117,8 @@ def start(
             say(text)
         say_columns(survey)
         _say_status(survey, out)
-        _say_next_step(f"survey next {out} -q 10{_own(survey)}", "choose the first sites")
+        which = "next" if len(survey.results) else "first"
+        _say_next_step(f"survey next {out} -q 10{_own(survey)}", f"choose the {which} sites")
 
 
 def _check_place(survey: Survey, source: str, yes: bool) -> None:

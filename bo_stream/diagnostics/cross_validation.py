@@ -26,6 +26,7 @@ from bo_stream.linalg import inverse_lower, safe_cholesky
 from bo_stream.models.auto.auto import AutoGP, family_model
 from bo_stream.models.auto.families import EXACT
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.checks import check_instance
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.memory import staying
 from bo_stream.models.outcomes.gaussian import LabelOutcomes, checked_labels
@@ -117,8 +118,10 @@ def check_validated(model: StreamingGP) -> None:
     """Check that a model can be validated.
 
     Raises:
-        UnsupportedError: It has a batch shape, or is conditioned on hypothetical observations.
+        UnsupportedError: It is none of this package's, has a batch shape, or is conditioned on
+            hypothetical observations.
     """
+    check_instance("model", model, StreamingGP, "AutoGP(X, Y)")
     model._check_not_conditioned("Validation")
     if model.batch_shape:
         raise UnsupportedError(

@@ -76,7 +76,8 @@ def report(
 
     Raises:
         ValueError: Both a record and rows, or only one of X and Y.
-        UnsupportedError: A model with a batch shape, or conditioned on hypothetical observations.
+        UnsupportedError: A model that is none of this package's, has a batch shape, or is
+            conditioned on hypothetical observations.
         InputDataError, BotorchTensorDimensionError: Rows that ``update`` would refuse.
         OSError: The folder cannot be written.
 

@@ -52,7 +52,11 @@ class PrevalencePosterior(TransformedPosterior):
 
         Returns:
             ``k x ... x q x 1``, without k for a scalar.
+
+        Raises:
+            ValueError: One is outside (0, 1).
         """
+        _check_probabilities(value)
         score = torch.special.ndtri(value.to(self.latent.mean))
         score = score.reshape(*value.shape, *[1] * self.latent.mean.ndim)
         return (self.latent.mean + self.latent.variance.sqrt() * score).sigmoid()
@@ -70,6 +74,12 @@ class PrevalencePosterior(TransformedPosterior):
             )
         logit = torch.logit(self.latent.mean.new_tensor(threshold))
         return torch.special.ndtr((self.latent.mean - logit) / self.latent.variance.sqrt())
+
+
+def _check_probabilities(value: Tensor) -> None:
+    """Check that quantiles are asked for at probabilities in (0, 1)."""
+    if not bool(((value > 0.0) & (value < 1.0)).all()):
+        raise ValueError(f"Expected probabilities in (0, 1), got {value.tolist()}.")
 
 
 def _moment(power: int, mean: Tensor, variance: Tensor) -> Tensor:
@@ -240,8 +250,7 @@ class CountPosterior(Posterior):
         Raises:
             ValueError: One is outside (0, 1).
         """
-        if not bool(((value > 0.0) & (value < 1.0)).all()):
-            raise ValueError(f"Expected probabilities in (0, 1), got {value.tolist()}.")
+        _check_probabilities(value)
         wide = self._points(self.rate.latent.mean)
         mean, *points = (point.reshape(-1) for point in wide)
         levels = value.to(mean).reshape(-1)

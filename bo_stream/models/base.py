@@ -798,18 +798,15 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         if not (self._inference.defers_reads or (X is not None and X.is_cpu)):
             read_expected()
         with torch.no_grad():
-            return self._read(lambda memory, cache: solve(memory, cache, self.prior, X))
+            memory = self._memory
+            found, cache = solve(memory, self._cache, self.prior, X)
+        self._keep_cache(cache, memory)
+        return found
 
-    def _read(self, read: Callable[[Any, Any], tuple[R, Any]]) -> R:
-        """Return what is read from the memory and its cache, and keep the cache that this leaves.
-
-        Not where another thread has updated the memory meanwhile: its cache would not be of it.
-        """
-        memory = self._memory
-        value, cache = read(memory, self._cache)
+    def _keep_cache(self, cache: Any, memory: Any) -> None:
+        """Keep the cache of a memory, unless another thread has updated the model meanwhile."""
         if self._memory is memory:
             self._cache = cache
-        return value
 
     def _noise(
         self, X: Tensor | None = None, process: PosteriorProcess | None = None
@@ -826,9 +823,10 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     ) -> NoiseAtInputs | None:
         if X is not None:
             check_finite("X", X)
-        return self._read(
-            lambda memory, cache: self._inference.noise(memory, cache, self.prior, X, process)
-        )
+        memory = self._memory
+        noise, cache = self._inference.noise(memory, self._cache, self.prior, X, process)
+        self._keep_cache(cache, memory)
+        return noise
 
     def _pseudo_observations(
         self,
@@ -1108,9 +1106,9 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         In units of transformed outcomes; differentiable in the hyperparameters. Cost as a step of a
         refit, regardless of how many observations there were.
         """
-        value = self._read(
-            lambda memory, cache: self._inference.log_marginal_likelihood(memory, cache, self.prior)
-        )
+        memory = self._memory
+        value, cache = self._inference.log_marginal_likelihood(memory, self._cache, self.prior)
+        self._keep_cache(cache, memory)
         return self._from_per_output(value)
 
     def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
@@ -1129,9 +1127,10 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         def learned() -> Tensor:
             if not self._inference.defers_reads:
                 read_expected()
-            return self._read(
-                lambda memory, cache: self._inference.objective(memory, cache, self.prior)
-            )
+            memory = self._memory
+            value, cache = self._inference.objective(memory, self._cache, self.prior)
+            self._keep_cache(cache, memory)
+            return value
 
         objective = self._from_per_output(self._read_once(learned))
         value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])

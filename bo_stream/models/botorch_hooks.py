@@ -242,7 +242,13 @@ class BoTorchHooks(GPyTorchModel, GP, ABC):
         return self._fit
 
     def _fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
-        """Fit as ``fit_gpytorch_mll``, by :func:`fit_apart`; called by BoTorch's ``custom_fit``."""
+        """Fit as ``fit_gpytorch_mll``, by :func:`fit_apart`; called by BoTorch's ``custom_fit``.
+
+        Raises:
+            UnsupportedError: The model is conditioned on hypothetical observations: it shares its
+                hyperparameters with the original, and its own posterior would not follow them.
+        """
+        mll.model._check_not_conditioned("fit_gpytorch_mll")
         self._is_fitting = True
         try:
             return fit_apart(mll, **kwargs)

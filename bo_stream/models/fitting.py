@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from bo_stream.models.lbfgs import Fitted, are_apart, fit_elements, fit_to_stall
+from bo_stream.models.lbfgs import SCIPYS_FTOL, Fitted, are_apart, fit_elements, fit_to_stall
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
@@ -40,9 +39,6 @@ Hyperparameters = Mapping[str, Tensor]
 LEAST_GAIN = 1e-3
 """Nats of all observations: an iteration that gains less ends a fit. Its hyperparameters are then
 some hundredths of their posterior standard deviations from the optimum."""
-
-SCIPYS_FTOL = 1e7 * sys.float_info.epsilon
-"""L-BFGS-B's tolerance where none is given: the least relative decrease of the loss."""
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any, TypeAlias, cast
 
@@ -184,6 +186,13 @@ FARTHEST = 1e9
 """How far a variable without bounds may move, in its own size and one more: between bounds
 L-BFGS-B's first step has the length of the gradient, and otherwise a length of one."""
 
+SCIPYS_FTOL = 1e7 * sys.float_info.epsilon
+"""L-BFGS-B's tolerance where none is given: the least relative decrease of the loss."""
+
+FEW_STEPS = 2
+"""Iterations up to which a larger tolerance is not believed, where nothing was known of curvatures:
+a first step is as long as the gradient, so that on a plateau it gains little."""
+
 SMALLEST, GREATEST = 1e-12, 1e12
 """Eigenvalues of an inverse Hessian, or its entries, as rounding could make them negative."""
 
@@ -204,7 +213,8 @@ def fit_in_logarithms(
     L-BFGS-B knows nothing of an objective's curvature when it begins, and needs some steps to learn
     it. Where a fit before ended in scales, these let the first step be nearly Newton's. A matrix of
     them, which mixes the parameters, serves while all are between their bounds: where one comes to
-    a bound, the fit goes on from there with the diagonal.
+    a bound, the fit goes on from there with the diagonal. Without scales, a fit that ``ftol`` ends
+    within ``FEW_STEPS`` is begun again with SciPy's.
 
     Args:
         mll: The objective.
@@ -229,7 +239,7 @@ def fit_in_logarithms(
     limits = get_bounds_as_ndarray(learned, {**own, **(bounds or {})})
     objective = LogObjective.of(NdarrayOptimizationClosure(evaluate, learned), limits)
     known_first, box = list[tuple[Floats, Floats]](), objective.limits
-    begun = time.monotonic()
+    begun, first = time.monotonic(), objective.objective.state
     if scales is not None and not learned.keys() <= scales.keys():
         scales = None
     if scales is not None:
@@ -282,17 +292,27 @@ def fit_in_logarithms(
         }
     else:
         result.scales = scales
-    if not goes_on:
-        return result
     options = dict(options or {})
-    if "maxiter" in options:
+    doubtful = scales is None and end.success and _is_doubtful(options, end.nit)
+    if not (goes_on or doubtful):
+        return result
+    if doubtful:
+        objective.objective.state = first
+        options["ftol"] = SCIPYS_FTOL
+    elif "maxiter" in options:
         options["maxiter"] -= end.nit
     if timeout_sec is not None:
         timeout_sec = max(timeout_sec - (time.monotonic() - begun), 0.0)
+    known_scales = result.scales if goes_on else None
     rest = fit_in_logarithms(
-        mll, closure, parameters, bounds, options, callback, timeout_sec, result.scales
+        mll, closure, parameters, bounds, options, callback, timeout_sec, known_scales
     )
-    return replace(rest, step=result.step + rest.step)
+    return rest if doubtful else replace(rest, step=result.step + rest.step)
+
+
+def _is_doubtful(options: Mapping[str, Any], steps: int) -> bool:
+    """Say whether a tolerance may have ended a search on a plateau."""
+    return steps <= FEW_STEPS and options.get("ftol", 0.0) > SCIPYS_FTOL
 
 
 def _scales_of(
@@ -321,14 +341,33 @@ def _scales_from(pairs: LbfgsInvHessProduct, former: Floats, scaled: bool) -> Fl
     """
     s, y = pairs.sk, pairs.yk
     before = 1.0 if scaled else float(s[-1] @ y[-1] / (y[-1] @ y[-1]))
+    if s.shape[1] > MATRIX:
+        return former * np.sqrt(_inverse_diagonal(s, y, before).clip(SMALLEST, GREATEST))
     unit = LbfgsInvHessProduct(s / math.sqrt(before), y * math.sqrt(before))
     inverse: Floats = before * unit.todense()
-    if len(inverse) > MATRIX:
-        deviations = np.sqrt(np.diag(inverse).clip(SMALLEST, GREATEST))
-        return former * deviations
     values, vectors = np.linalg.eigh(0.5 * (inverse + inverse.T))
     root: Floats = vectors * np.sqrt(values.clip(SMALLEST, GREATEST))
     return former @ root if former.ndim > 1 else former[:, None] * root
+
+
+def _inverse_diagonal(s: Floats, y: Floats, before: float) -> Floats:
+    """Compute the diagonal of an inverse Hessian after k steps, ``m``. Cost O(m k²).
+
+    With ``S`` and ``Y`` the steps s and y as columns, R the upper triangle of ``Sᵀ Y`` and D its
+    diagonal, the matrix is ``γ I + S B Sᵀ − γ (Y R⁻¹ Sᵀ + S R⁻ᵀ Yᵀ)`` for ``B = R⁻ᵀ (D + γ Yᵀ Y)
+    R⁻¹``. Source: Byrd, Nocedal and Schnabel (1994), theorem 2.2.
+
+    Args:
+        s: Steps, ``k x m``.
+        y: Changes of the gradient, ``k x m``.
+        before: γ; before these steps the matrix was γ times the identity.
+    """
+    products = s @ y.T
+    inner = np.diag(np.diag(products)) + before * (y @ y.T)
+    back = np.linalg.inv(np.triu(products))
+    own = back.T @ inner @ back @ s - 2.0 * before * (back.T @ y)
+    diagonal: Floats = before + (s * own).sum(0)
+    return diagonal
 
 
 MOST_RESTARTS = 3
@@ -437,15 +476,13 @@ def fit_elements(
     first: Any = {name: (low[0], high[0]) for name, (low, high) in bounds.items()}
     elements = BatchedNDarrayOptimizationClosure(get_loss_closure(mll), learned, shape)
     objective = LogObjective.of(elements, get_per_element_bounds(learned, first, shape))
-    start = elements.state
+    start, at = elements.state, objective.start
+    search = partial(minimize, objective, bounds=objective.limits, pass_batch_indices=True)
     try:
-        variables, losses, ends = minimize(
-            objective,
-            objective.start,
-            bounds=objective.limits,
-            pass_batch_indices=True,
-            **known,
-        )
+        variables, losses, ends = search(at, **known)
+        if any(_is_doubtful(options or {}, end["nit"]) for end in ends if end["status"] == 0):
+            known["factr"] = SCIPYS_FTOL / np.finfo(float).eps
+            variables, losses, ends = search(at, **known)
     except NotPSDError:
         elements.state = start
         return fit_to_stall(mll, options=options)

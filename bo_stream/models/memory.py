@@ -438,7 +438,7 @@ def never_in() -> InputDataError:
     return InputDataError(
         "Expected X, Y and Yvar of observations in memory, as they were given to update, got some "
         "without which its statistics would be of no observations: they were never put in, or with "
-        "other Y or Yvar, or forget has scaled them down, or to(dtype) has rounded them, since. The "
+        "other Y or Yvar, or forget has scaled them down, or to(dtype) has rounded them since. The "
         "model is as it was."
     )
 

@@ -394,8 +394,8 @@ def posterior_of_one_set_serves_every_batch_element(stream: ModelStream) -> None
             for found, expected in zip(moments(each, X), moments(each, whole), strict=True):
                 assert_close(found, expected)
             one, own = (each.process_inputs(inputs) for inputs in (X, whole))
-            pairs = zip(each.process(one).marginals(one), each.process(own).marginals(own))
-            for found, expected in pairs:
+            known = each.process(own).marginals(own)
+            for found, expected in zip(each.process(one).marginals(one), known, strict=True):
                 assert_close(found.expand_as(expected), expected)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -23,7 +24,7 @@ from botorch.test_functions import Hartmann
 from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
-from scipy.optimize import check_grad
+from scipy.optimize import LbfgsInvHessProduct, check_grad
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, AutoGP
@@ -159,6 +160,49 @@ def _noting(made: list[LogObjective]) -> Any:
         return made[-1]
 
     return of
+
+
+def pairs_of_steps(k: int, m: int) -> tuple[np.ndarray, np.ndarray]:
+    """Steps, and the changes of the gradient of a quadratic objective, ``k x m`` each."""
+    generator = np.random.default_rng(1)
+    steps = generator.normal(size=(k, m))
+    return steps, steps * (0.5 + generator.random(m))
+
+
+@pytest.mark.parametrize("before", [1.0, 0.3])
+def test_the_diagonal_of_an_inverse_hessian_is_that_of_the_matrix(before: float) -> None:
+    s, y = pairs_of_steps(6, 40)
+    unit = LbfgsInvHessProduct(s / math.sqrt(before), y * math.sqrt(before)).todense()
+    found = lbfgs._inverse_diagonal(s, y, before)
+    np.testing.assert_allclose(found, before * np.diag(unit), rtol=1e-10)
+
+
+def test_scales_of_many_parameters_take_no_matrix() -> None:
+    pairs = LbfgsInvHessProduct(*pairs_of_steps(10, 20_000))
+    tracemalloc.start()
+    found = lbfgs._scales_from(pairs, np.ones(20_000), scaled=False)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.shape == (20_000,)
+    assert most < 50 * pairs.sk.nbytes  # a matrix: 2,000 times as much
+
+
+@pytest.mark.filterwarnings("ignore:Data")  # not of the unit cube
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize(("n", "width"), [(15, 9.0), (40, 14.0)])
+def test_a_tolerance_does_not_end_a_fit_on_a_plateau(n: int, width: float, outputs: int) -> None:
+    """With points some lengthscales apart a first step gains less than the tolerance."""
+    U = torch.quasirandom.SobolEngine(2, seed=3).draw(n).double()
+    Y = (5.0 * U[:, :1]).sin() + U[:, 1:].square()
+    Y = torch.cat((Y, Y.flip(0) * U[:, :1]), -1)[:, :outputs]
+
+    def found(options: dict[str, float]) -> Tensor:
+        model = OSGPR(width * U, Y)
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        fit_gpytorch_mll(mll, optimizer_kwargs={"options": options})
+        return model.log_marginal_likelihood().detach()
+
+    assert bool((found({}) > found({"ftol": lbfgs.SCIPYS_FTOL}) - 0.2).all())
 
 
 def test_a_caller_s_bounds_hold() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -421,7 +422,10 @@ class ActiveSampling:
         shared = {n: v for n, v in present.items() if n in own and own[n].shape == v.shape}
         model.train()
         set_hyperparameters(model, shared)
-        model._last_fit = self.model._last_fit
+        last = self.model._last_fit
+        if last is not None and kernel != self.state.kernel:  # two starts of this one: not yet
+            last = replace(last, raced=0.0, loss=math.nan)
+        model._last_fit = last
         return model.eval()
 
     def _rows(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:

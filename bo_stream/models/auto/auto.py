@@ -250,6 +250,8 @@ class AutoGP(StreamingGP):
             UnsupportedError: The model is conditioned on hypothetical data.
         """
         self._check_not_conditioned("truncate")
+        if not 0.0 <= left_out < 1.0:
+            raise ValueError(f"Expected left_out in [0, 1), got {left_out}.")
         if self.family == ON_GRID:
             grid: Any = self._memory.inference
             grid = grid.truncated(left_out, self._memory.inner, self.prior)

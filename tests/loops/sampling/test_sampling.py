@@ -350,11 +350,17 @@ def test_a_model_of_another_kernel_knows_the_last_fit() -> None:
     X = torch.rand(60, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     sampling = ActiveSampling(X, STAGED)
     sampling.tell(range(60), torch.sin(6.0 * X).sum(-1))
-    for kernel, name in (("matern52", "exact"), ("matern32", "WISKI")):
+    former = sampling.model._last_fit
+    assert former is not None
+    former = sampling.model._last_fit = replace(former, raced=60.0)
+    own = sampling.state.kernel
+    other = "matern52" if own == "matern32" else "matern32"
+    for kernel, name, raced in ((own, "exact", 60.0), (other, "WISKI", 0.0)):
         model = sampling._rebuilt(kernel, name)
         last = model._last_fit
         assert last is not None
-        assert last is sampling.model._last_fit
+        assert last.scales is former.scales
+        assert last.raced == raced  # of another kernel no two starts were compared
         assert last.is_at(learned_values(model))
 
 
