@@ -312,7 +312,7 @@ def _outline(vocs: VOCS) -> dict[str, Any]:
 
 def _is_missing(value: Any) -> bool:
     """Return whether a value stands for none: None, NaN, or what NumPy and pandas have for it."""
-    if value is np.ma.masked:
+    if np.ma.is_masked(value):
         return True
     value = plain(value)
     return pd.api.types.is_scalar(value) and bool(pd.isna(value))
@@ -326,8 +326,8 @@ def _outcome(name: str, value: Any) -> float | None:
     if _is_missing(value):
         return None
     try:
-        array = np.asarray(plain(value))
-        if array.dtype.kind not in "iufO":  # texts and booleans
+        array = np.asarray(value if isinstance(value, np.generic) else plain(value))
+        if array.dtype.kind not in "iufO":  # texts, booleans and times
             raise TypeError
         number = float(array.item())
     except OverflowError:

@@ -333,13 +333,16 @@ class OnlineLearner:
 
         Returns:
             The log density of Y that the model predicted before (progressive validation), a point
-            and in units of the outcomes.
+            and in units of the outcomes; 0 of no points, which change nothing.
 
         Raises:
             InputDataError: The cases in which ``update`` raises one; a label of a class that is
                 new, which has no density yet: give it to ``model.update``; a stem of one's own
                 whose step led the batch out of the grid's cube: it stays as it was.
         """
+        if X.shape[-2] == 0:
+            self.model.update(X, Y, Yvar)  # checks them
+            return 0.0
         objective, stem = OnlineObjective(self.model), _stem_parameters(self.model)
         previous, moments = [p.detach().clone() for p in stem], self._stem.moments()
         with torch.set_grad_enabled(self._stem.learns):
@@ -358,7 +361,7 @@ class OnlineLearner:
             count = max(self.model.num_observations, 1.0)
             value = _with_priors(self._mll, objective.log_marginal_likelihood())
             self._kernel.ascend(value / count)
-        return float(density.detach()) / max(X.shape[-2], 1)
+        return float(density.detach()) / X.shape[-2]
 
     def offer(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> None:
         """Sample observations to store, as :meth:`step` does with its own.

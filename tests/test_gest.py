@@ -193,6 +193,7 @@ def test_results_come_in_any_order_late_or_never() -> None:
         pd.NA,
         pd.NaT,
         np.ma.masked,
+        np.ma.masked_array([1.0], [True]),
         "missing",
     ],
     ids=lambda value: f"{value:.3g}" if isinstance(value, float) else str(value)[:8],

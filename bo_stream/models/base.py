@@ -302,13 +302,20 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         """Move to the first observations' dtype and device; learn the standardisation."""
         targets, _ = self._outcome_chain.to_targets(Y, Yvar)
         self.to(X)
-        self._standardize_by(first_totals(targets, self._outcomes.shift))
+        self._standardize_by_first(targets)
         if self._inference.restarts and "stem" not in self._modules:
             self._first_values = hyperparameters(self)
         fixed = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
         self._outcomes = self._outcomes.initialized(
             targets, self.outcome_scale(), zeros_apart=fixed, share=self._inference.least_noise
         )
+
+    def _standardize_by_first(self, targets: Tensor) -> None:
+        """Learn the standardisation of transformed outcomes ``... x n x m``, about their mean."""
+        n, centre = targets.shape[-2], self._outcomes.shift
+        if n > 0:
+            centre = targets.detach().to(torch.float64).mean(-2)
+        self._standardize_by(first_totals(targets, centre), centre)
 
     def _take_first(
         self,
@@ -466,6 +473,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     @torch.no_grad()
     def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
         """Put checked observations into memory, or take them out if the sign is negative."""
+        if sign > 0.0 and not self._outcomes.rescales and self._is_unstandardized():
+            self._standardize_by_first(self._outcome_chain.to_targets(Y.detach(), None)[0])
         former, latest, prior = self._outcomes, self._latest, self.prior
         units = former.prepared_for(prior, self._memory, Y, Yvar, sign)
         if units is not former:
@@ -480,6 +489,13 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         self._memory, self._cache = self._inference.observe(self._memory, self._cache, data, prior)
         self._refresh_fixed_noise()
         self._latest = latest.with_rows(X) if sign > 0.0 else latest.without(X, lambda rows: rows)
+
+    def _is_unstandardized(self) -> bool:
+        """Say whether a standardisation waits for outcomes: the model was built without any."""
+        known = self._outcome_chain.standardize
+        if known is None or self.num_observations > 0.0:
+            return False
+        return bool((known.means == 0.0).all() and (known.stdvs == 1.0).all())
 
     def _observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Observations:
         """Return checked observations as a memory takes them."""
@@ -508,10 +524,13 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         """
         outputs, units, likelihood = self._num_outputs, self._outcomes, self.likelihood
         memory, cache, latest = self._memory, self._cache, self._latest
+        transform: Any = self._modules.get("outcome_transform")
         try:
             yield
         except BaseException:
             self._num_outputs, self._outcomes, self.likelihood = outputs, units, likelihood
+            if transform is not None:
+                self.outcome_transform = transform
             self._memory, self._cache, self._latest = memory, cache, latest
             raise
 
@@ -1140,7 +1159,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     def train(self, mode: bool = True) -> Self:
         """Training mode; entering it begins a refit, for which outcomes are re-standardised."""
         if mode and not self.is_conditioned and self._outcomes.rescales:
-            self._standardize_by(self._memory.totals)
+            self._standardize_by(self._memory.totals, self._outcomes.shift)
             settled = self._outcomes.settled(self._memory.totals)
             if settled is not self._outcomes:
                 self._outcomes = settled
@@ -1158,11 +1177,11 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
                 )
         return self
 
-    def _standardize_by(self, totals: Tensor) -> None:
+    def _standardize_by(self, totals: Tensor, shift: Tensor) -> None:
         """Learn the standardisation, in a copy: conditioned models keep their own."""
         if "outcome_transform" in self._modules:
             self.outcome_transform = deepcopy(self.outcome_transform).eval()
-        self._outcome_chain.learn(totals, self._outcomes.shift)
+        self._outcome_chain.learn(totals, shift)
 
     def eval(self) -> Self:
         """Set evaluation mode, which ends a refit."""

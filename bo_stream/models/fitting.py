@@ -40,6 +40,10 @@ LEAST_GAIN = 1e-3
 """Nats of all observations: an iteration that gains less ends a fit. Its hyperparameters are then
 some hundredths of their posterior standard deviations from the optimum."""
 
+FEW_STEPS = 2
+"""Iterations up to which that is not believed of a first fit, which knows nothing of curvatures.
+Its first step is as long as the gradient, so that on a plateau it gains little."""
+
 
 @dataclass(frozen=True)
 class LastFit:
@@ -172,9 +176,10 @@ def fit_apart(
         several = mll.model._parameter_shape.numel() > 1
         optimizer = fit_elements if several else fit_to_stall
         start = other_start(mll.model)
-        if start is not None:
-            optimizer = partial(fit_from_both, optimizer, start)
         own = kwargs.get("optimizer_kwargs") or {}
+        if start is not None:
+            doubts = {"ftol", "gtol"}.isdisjoint(own.get("options") or {})
+            optimizer = partial(fit_from_both, optimizer, start, doubts=doubts)
         options = {"ftol": tolerance(mll.model._counts()), **(own.get("options") or {})}
         kwargs["optimizer_kwargs"] = {**own, "options": options}
         callback, steps = own.get("callback"), count(1)
@@ -283,6 +288,7 @@ def fit_from_both(
     mll: MarginalLogLikelihood,
     options: Mapping[str, Any] | None = None,
     timeout_sec: float | None = None,
+    doubts: bool = False,
     **kwargs: Any,
 ) -> OptimizationResult:
     """Fit from the present values and from another start, of which the better counts.
@@ -300,7 +306,8 @@ def fit_from_both(
     Where the last fit ended at the present values, its scales (:class:`Fitted`) serve this one.
 
     A first fit begins at the present values. If it ends smooth (:func:`other_kind`), it is done
-    again from shorter lengthscales, at the cost of another fit.
+    again from shorter lengthscales, at the cost of another fit. If ``doubts`` and it ends within
+    ``FEW_STEPS``, it is done again with SciPy's ``ftol``.
 
     Args:
         fit: :func:`fit_to_stall` or :func:`fit_elements`, called with the other arguments.
@@ -310,6 +317,7 @@ def fit_from_both(
         options: Of L-BFGS-B; its most iterations are those of the race and the rest together, or of
             each of two first fits.
         timeout_sec: Seconds for all.
+        doubts: Whether tolerances are the defaults.
         kwargs: Further arguments of ``fit``.
 
     Raises:
@@ -325,7 +333,7 @@ def fit_from_both(
     scales, raced = last.scales, last.raced
     few, lately = n <= FEW_PER_INPUT * model._process_dim, raced <= n < AGAIN * raced
     if not start:
-        best = fits.first(present)
+        best = fits.first(present, doubts)
     elif few and not lately:
         best, raced = fits.raced(present, start, scales), n
     elif apart:
@@ -360,6 +368,13 @@ class _End:
     values: Hyperparameters
     losses: Tensor
     warnings: Sequence[warnings.WarningMessage]
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether a tolerance ended it within ``FEW_STEPS``, of an element if these are apart."""
+        fewest = self.result.fewest if isinstance(self.result, Fitted) else None
+        steps = self.result.step if fewest is None else fewest
+        return self.result.status == OptimizationStatus.SUCCESS and steps <= FEW_STEPS
 
     @property
     def scales(self) -> Mapping[str, Tensor] | None:
@@ -423,9 +438,12 @@ class _Fits:
         value = torch.tensor(float(result.fval), dtype=torch.float64).nan_to_num(nan=math.inf)
         return _End(result, values, self.losses(values) if self.apart else value, caught)
 
-    def first(self, present: Hyperparameters) -> _End | None:
+    def first(self, present: Hyperparameters, doubts: bool) -> _End | None:
         """Fit from present values, and from shorter lengthscales where these end smooth."""
         best = self.end(present)
+        if doubts and best is not None and best.is_quick and self._left() > 0.0:
+            again = self.end(present, ftol=SCIPYS_FTOL)
+            best = best if again is None else _better(best, again)
         if best is None or self._left() <= 0.0:
             return best
         start, smooth = other_kind(self.mll.model, present)

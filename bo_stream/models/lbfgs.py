@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count
 from typing import Any, TypeAlias, cast
 
@@ -171,9 +170,11 @@ class Fitted(OptimizationResult):
             by the parameters or their logarithms, ``... x m``; of more than ``MATRIX`` parameters
             the square root of the diagonal entry, ``...``. None without a step. Variables of which
             the parameters are R times have curvatures near one.
+        fewest: Steps of the element that took the fewest, where elements were fitted apart.
     """
 
     scales: Mapping[str, Tensor] | None = None
+    fewest: int | None = None
 
 
 MATRIX = 32
@@ -188,10 +189,6 @@ L-BFGS-B's first step has the length of the gradient, and otherwise a length of 
 
 SCIPYS_FTOL = 1e7 * sys.float_info.epsilon
 """L-BFGS-B's tolerance where none is given: the least relative decrease of the loss."""
-
-FEW_STEPS = 2
-"""Iterations up to which a larger tolerance is not believed, where nothing was known of curvatures:
-a first step is as long as the gradient, so that on a plateau it gains little."""
 
 SMALLEST, GREATEST = 1e-12, 1e12
 """Eigenvalues of an inverse Hessian, or its entries, as rounding could make them negative."""
@@ -213,8 +210,7 @@ def fit_in_logarithms(
     L-BFGS-B knows nothing of an objective's curvature when it begins, and needs some steps to learn
     it. Where a fit before ended in scales, these let the first step be nearly Newton's. A matrix of
     them, which mixes the parameters, serves while all are between their bounds: where one comes to
-    a bound, the fit goes on from there with the diagonal. Without scales, a fit that ``ftol`` ends
-    within ``FEW_STEPS`` is begun again with SciPy's.
+    a bound, the fit goes on from there with the diagonal.
 
     Args:
         mll: The objective.
@@ -239,7 +235,7 @@ def fit_in_logarithms(
     limits = get_bounds_as_ndarray(learned, {**own, **(bounds or {})})
     objective = LogObjective.of(NdarrayOptimizationClosure(evaluate, learned), limits)
     known_first, box = list[tuple[Floats, Floats]](), objective.limits
-    begun, first = time.monotonic(), objective.objective.state
+    begun = time.monotonic()
     if scales is not None and not learned.keys() <= scales.keys():
         scales = None
     if scales is not None:
@@ -292,27 +288,17 @@ def fit_in_logarithms(
         }
     else:
         result.scales = scales
-    options = dict(options or {})
-    doubtful = scales is None and end.success and _is_doubtful(options, end.nit)
-    if not (goes_on or doubtful):
+    if not goes_on:
         return result
-    if doubtful:
-        objective.objective.state = first
-        options["ftol"] = SCIPYS_FTOL
-    elif "maxiter" in options:
+    options = dict(options or {})
+    if "maxiter" in options:
         options["maxiter"] -= end.nit
     if timeout_sec is not None:
         timeout_sec = max(timeout_sec - (time.monotonic() - begun), 0.0)
-    known_scales = result.scales if goes_on else None
     rest = fit_in_logarithms(
-        mll, closure, parameters, bounds, options, callback, timeout_sec, known_scales
+        mll, closure, parameters, bounds, options, callback, timeout_sec, result.scales
     )
-    return rest if doubtful else replace(rest, step=result.step + rest.step)
-
-
-def _is_doubtful(options: Mapping[str, Any], steps: int) -> bool:
-    """Say whether a tolerance may have ended a search on a plateau."""
-    return steps <= FEW_STEPS and options.get("ftol", 0.0) > SCIPYS_FTOL
+    return replace(rest, step=result.step + rest.step)
 
 
 def _scales_of(
@@ -476,13 +462,15 @@ def fit_elements(
     first: Any = {name: (low[0], high[0]) for name, (low, high) in bounds.items()}
     elements = BatchedNDarrayOptimizationClosure(get_loss_closure(mll), learned, shape)
     objective = LogObjective.of(elements, get_per_element_bounds(learned, first, shape))
-    start, at = elements.state, objective.start
-    search = partial(minimize, objective, bounds=objective.limits, pass_batch_indices=True)
+    start = elements.state
     try:
-        variables, losses, ends = search(at, **known)
-        if any(_is_doubtful(options or {}, end["nit"]) for end in ends if end["status"] == 0):
-            known["factr"] = SCIPYS_FTOL / np.finfo(float).eps
-            variables, losses, ends = search(at, **known)
+        variables, losses, ends = minimize(
+            objective,
+            objective.start,
+            bounds=objective.limits,
+            pass_batch_indices=True,
+            **known,
+        )
     except NotPSDError:
         elements.state = start
         return fit_to_stall(mll, options=options)
@@ -519,6 +507,6 @@ def _result(losses: Any, ends: Sequence[Mapping[str, Any]]) -> OptimizationResul
             OptimizationWarning,
             stacklevel=2,
         )
-    stopped, steps = any(end["status"] == 1 for end in ends), max(end["nit"] for end in ends)
+    stopped, steps = any(end["status"] == 1 for end in ends), [end["nit"] for end in ends]
     status = OptimizationStatus.STOPPED if stopped else OptimizationStatus.SUCCESS
-    return OptimizationResult(step=steps, fval=float(losses.sum()), status=status)
+    return Fitted(max(steps), float(losses.sum()), status, fewest=min(steps))

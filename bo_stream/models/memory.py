@@ -122,6 +122,8 @@ class Measured(Protocol):
 SAME = 1e-5
 """Relative difference up to which two observations are taken for the same."""
 
+_SMALLEST = 1e-300
+
 NOT_HELD = (
     "Expected observations that are in memory, with X, Y and Yvar as they were given to the model; "
     "got some that are not among its rows: they were never put in, or with other Y or Yvar. The "
@@ -202,19 +204,28 @@ class Observations:
         targets, noise = self.sites.pseudo_observations()
         return Observations(self.X, targets, noise, torch.ones_like(self.known), self.sign)
 
-    def equal(self, one: Observations) -> Tensor:
+    def like(self, one: Observations) -> Tensor:
         """Say which are the same as one, in all batch elements and outputs, ``n``.
 
-        No number differs by more than ``SAME``, inputs in parts of the range of these.
+        Those equal to the bit if there are any. Else the nearest, if none of its numbers differs by
+        more than ``SAME`` of its size or of those of half of the others: by rounding.
         """
+        same = (self.X == one.X).all(-1).unsqueeze(-2) & (self.known == one.known)
+        same = same & (self.targets == one.targets) & (self.noise == one.noise)
+        equal = same.movedim(-1, 0).flatten(1).all(-1)
+        if len(self) == 0 or bool(equal.any()):
+            return equal
         X = self.X.flatten(0, -2)
-        if len(X) == 0:
-            return torch.ones(len(self), dtype=torch.bool, device=X.device)
-        width = X.amax(0) - X.amin(0)
-        differences = self._differences(one, torch.where(width > 0.0, width, 1.0)).squeeze(-2)
-        noise = (self.noise - one.noise).abs() <= SAME * one.noise
-        same = (differences <= SAME).unsqueeze(-2) & noise
-        return same.movedim(-1, 0).flatten(1).all(-1)
+        width = (X - X.median(0).values).abs().median(0).values
+        inputs = (self.X - one.X).abs() / width.maximum(one.X.abs()).clamp_min(_SMALLEST)
+        typical = self.targets.abs().median(-1, keepdim=True).values
+        size = one.targets.abs().maximum(typical).clamp_min(_SMALLEST)
+        outcomes = (self.targets - one.targets).abs() / size
+        noise = (self.noise - one.noise).abs() / one.noise.clamp_min(_SMALLEST)
+        apart = torch.where(self.known == one.known, 0.0, torch.inf).to(inputs)
+        every = (inputs.amax(-1).unsqueeze(-2), outcomes, noise, apart)
+        difference = torch.stack([e.movedim(-1, 0).flatten(1).amax(-1) for e in every]).amax(0)
+        return (difference <= SAME) & (difference == difference.min())
 
     def positions(self, data: Observations, width: Tensor) -> Tensor:
         """Find each observation of a batch among these, each of these once, ``batch x k``.
@@ -289,7 +300,7 @@ def staying(rows: Observations, data: Observations) -> Tensor:
     """Say which rows stay when a batch is taken out, each of its observations once, ``n``."""
     stay = torch.ones(len(rows), dtype=torch.bool, device=rows.X.device)
     for i in range(len(data)):
-        found = torch.nonzero(stay & rows.equal(data.rows(slice(i, i + 1)))).flatten()
+        found = torch.nonzero(stay & rows.like(data.rows(slice(i, i + 1)))).flatten()
         stay[found[:1]] = False
     return stay
 

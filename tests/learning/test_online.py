@@ -286,6 +286,18 @@ def test_a_step_that_fails_changes_nothing(fault: str) -> None:
     assert torch.equal(model.posterior(T).mean, before.mean)
 
 
+def test_a_step_of_no_points_changes_nothing() -> None:
+    data = observations(12, D)
+    model = WISKI(data.X, data.Y, stem=LinearStem(D, 2), grid_size=8)
+    learner = OnlineLearner(model, 0.1, 0.1)
+    learner.step(*observations(2, D).astuple())
+    before = fingerprint(model)
+    assert learner.step(data.X[:0], data.Y[:0]) == 0.0
+    assert_untouched(model, before)
+    with pytest.raises(BotorchTensorDimensionError):
+        learner.step(data.X[:0, 1:], data.Y[:0])
+
+
 def test_the_work_of_a_step_does_not_grow_with_the_stream() -> None:
     work = []
     for n in (20, 2_000):

@@ -148,3 +148,22 @@ def test_selecting_outputs_copies(basis: GridBasis) -> None:
     one = replace(data, targets=data.targets[1:], noise=data.noise[1:])
     memory.observe(data)
     assert_memory(part.whitened(factor), factor, one)
+
+
+def rows_with_an_outlier(dtype: torch.dtype) -> Observations:
+    """Replicates at few places, with outcomes and inputs far from all others among them."""
+    X = torch.linspace(0.0, 1.0, 40).round(decimals=1).unsqueeze(-1)
+    Y = torch.linspace(-1.0, 1.0, 40).repeat(OUTPUTS, 1)
+    X[0], Y[:, 1] = 1e5, 1e5
+    noise, known = torch.ones(OUTPUTS, 40).double(), torch.zeros(1, 40).bool()
+    return Observations(X.to(dtype).double(), Y.to(dtype).double(), noise, known, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rows_are_found_among_replicates_and_outliers(dtype: torch.dtype) -> None:
+    rows, given = rows_with_an_outlier(torch.float64), rows_with_an_outlier(dtype)
+    for i in range(len(rows)):
+        found = rows.like(given.rows(slice(i, i + 1)))
+        assert found.nonzero().flatten().tolist() == [i]
+    other = replace(given, targets=given.targets + 0.001).rows(slice(5, 6))
+    assert not rows.like(other).any()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from botorch.exceptions.errors import UnsupportedError
+from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.models.transforms.outcome import (
     Bilog,
     ChainedOutcomeTransform,
@@ -18,9 +18,20 @@ from botorch.models.transforms.outcome import (
 )
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import LaplaceLikelihood, StudentTLikelihood
 from torch import Tensor
 
-from bo_stream import OSGPR, QSGP, WISKI, AutoGP, BayesianLastLayer, ClusteredGP, LocalGP
+from bo_stream import (
+    OSGPR,
+    OSVGP,
+    QSGP,
+    WISKI,
+    AutoGP,
+    BayesianLastLayer,
+    ClusteredGP,
+    DecoupledGP,
+    LocalGP,
+)
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.outcomes.base import OutcomeChain
 from bo_stream.testing.streams import assert_close
@@ -166,3 +177,40 @@ def test_outcomes_in_any_unit_make_the_same_model(kind: type[StreamingGP]) -> No
     for other in found[1:]:
         for ours, theirs in zip(other, found[0], strict=True):
             assert_close(ours, theirs, factor=1e4)
+
+
+UNDER_LIKELIHOODS = {
+    "AutoGP": lambda X, Y: AutoGP(X, Y, likelihood=StudentTLikelihood()),
+    "OSVGP": lambda X, Y: OSVGP(X, Y, LaplaceLikelihood(), outcome_transform=Standardize(1)),
+    "DecoupledGP": lambda X, Y: DecoupledGP(X, Y, outcome_transform=Standardize(1)),
+    "QSGP": QSGP,
+}
+"""Models that standardise outcomes by the first ones, for good."""
+
+
+def first_outcomes(offset: float) -> tuple[Tensor, Tensor]:
+    X = torch.rand(30, 2, dtype=torch.float64)
+    return X, X.sum(-1, keepdim=True) + offset
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6, 1e9])
+@pytest.mark.parametrize("name", UNDER_LIKELIHOODS)
+def test_a_large_offset_takes_no_digits_of_the_scale(name: str, offset: float) -> None:
+    X, Y = first_outcomes(offset)
+    found, expected = UNDER_LIKELIHOODS[name](X, Y).outcome_transform, Standardize(1)
+    expected(Y)
+    torch.testing.assert_close(found.stdvs, expected.stdvs, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(found.means, expected.means, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", UNDER_LIKELIHOODS)
+def test_a_model_built_empty_standardises_by_its_first_update(name: str) -> None:
+    X, Y = first_outcomes(50.0)
+    model, expected = UNDER_LIKELIHOODS[name](X[:0], Y[:0]), Standardize(1)
+    with pytest.raises(InputDataError):
+        model.update(X, torch.where(Y[3] < Y, torch.nan, Y))
+    assert float(model.outcome_transform.stdvs) == 1.0
+    model.update(X, Y).update(X[:5], Y[:5] + 9.0)
+    expected(Y)
+    assert_close(model.outcome_transform.stdvs, expected.stdvs)
+    assert_close(model.outcome_transform.means, expected.means)

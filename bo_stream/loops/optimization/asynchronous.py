@@ -159,6 +159,7 @@ class AsynchronousRun:
         self._written = optimizer.ledger.changes
         self._ready = deque(optimizer.pending)
         self._under_way: set[int] = set()
+        self._failed = optimizer.ledger.count("failed")  # also those that are withdrawn later
         self._choice: Future[list[Trial]] | None = None
         self._next_checkpoint = -math.inf
         self._seconds_of_choices = self._choice_began = 0.0
@@ -233,10 +234,10 @@ class AsynchronousRun:
         if trial.status == "pending":  # it is tried again
             self._ready.appendleft(trial)
         elif trial.status != "withdrawn":
-            failed = ledger.count("failed")
+            self._failed += trial.status == "failed"
             enough = max(self._optimizer.settings.initial, self._places())
-            if ledger.count("told") == 0 and failed >= min(enough, self._total):
-                raise all_failed(failed, trial)
+            if ledger.count("told") == 0 and self._failed >= min(enough, self._total):
+                raise all_failed(self._failed, trial)
             yield trial
             self._write_changes()
 

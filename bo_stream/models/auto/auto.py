@@ -122,8 +122,9 @@ class AutoGP(StreamingGP):
                 ``"WISKI"`` in ``families`` a copy with a :class:`~bo_stream.ProductMatern` is
                 taken, with a warning.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
-            outcome_transform: Default: ``Standardize``, learned again at each refit; none for
-                labels and counts. Else as for :class:`~bo_stream.WISKI`.
+            outcome_transform: Default: ``Standardize``, learned again at each refit, under a
+                likelihood by the first outcomes and for good; none for labels and counts. Else as
+                for :class:`~bo_stream.WISKI`.
             input_transform: Any. One with parameters to learn (``Warp``) becomes a part of the
                 kernel and is learned with it.
             bounds: The box of all inputs to come, ``2 x d``, before the input transform. The

@@ -214,6 +214,18 @@ def test_another_trial_takes_the_place_of_each_that_is_withdrawn() -> None:
     assert kept["withdrawn"] == sum(trial.key % 2 for trial in optimizer.ledger)
 
 
+def test_failures_that_are_withdrawn_end_a_run_too() -> None:
+    optimizer = Optimizer(RANDOM)
+
+    def broken(x: list[float]) -> float:
+        raise ValueError("broken")
+
+    with pytest.raises(UsageError, match="trials failed"):
+        run_asynchronously(
+            optimizer, Anyhow(broken), 12, 3, on_trial=lambda trial: optimizer.withdraw(trial.key)
+        )
+
+
 def test_a_run_that_ends_by_an_error_leaves_no_task_to_another_one() -> None:
     def interrupt(trial: Trial) -> None:
         raise Killed
