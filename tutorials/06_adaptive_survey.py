@@ -216,7 +216,7 @@ draw_calibration(held_out)
 # ## 4. The next thirty clusters
 #
 # What would thirty more clusters bring? Before anyone has travelled the model can say what to
-# expect: how much of today's uncertainty is left after one round, and after a second one.
+# expect: how much of the uncertainty is left after one round, and after a second one.
 
 # %%
 q = 5 if SMOKE_TEST else 30

@@ -54,6 +54,8 @@ Site = int | Tensor
 class Worth:
     """What a candidate is chosen for: its gain per cost, summed over outputs.
 
+    Costs are in units of the largest: in those of the user gains per cost may be infinite.
+
     Attributes:
         noise: Noise variance of each candidate, ``m x N``.
         factors: Weights of the outputs' gains, ``m x 1``.
@@ -74,7 +76,7 @@ class Worth:
             variance: Of the candidates, ``m x N``.
         """
         gains = reductions(numerator, variance, self.noise)
-        worth = (self.factors * gains).sum(0) / self.costs
+        worth = (self.factors * gains).sum(0) / (self.costs / self.costs.max())
         return worth.masked_fill(~self.available, -torch.inf)
 
     def without(self, pick: Tensor) -> Worth:
@@ -89,9 +91,13 @@ def reductions(numerator: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
 
 def first_of_largest(worth: Tensor) -> Tensor:
     """Return the lowest index of those that tie with the largest, ``1``; it is not read."""
-    largest = worth.max()
-    tied = worth >= largest - TIE * largest.abs()
+    tied = worth >= least_of_ties(worth.max())
     return tied.to(torch.uint8).argmax(0, keepdim=True)
+
+
+def least_of_ties(largest: Tensor) -> Tensor:
+    """Return the least worth that ties with the largest; itself where that is infinite."""
+    return largest * (1.0 - TIE * largest.sign())
 
 
 @dataclass(frozen=True)
@@ -350,7 +356,7 @@ class VarianceGains:
             if gains.exact is None:
                 return first_of_largest(values), gains
             known = values.masked_fill(~gains.exact, -torch.inf).max()
-            maybe = worth.available & ~gains.exact & (values >= known - TIE * known.abs())
+            maybe = worth.available & ~gains.exact & (values >= least_of_ties(known))
             count = int(maybe.sum())
             if count == 0:
                 return first_of_largest(values), gains
@@ -535,12 +541,17 @@ def best_of(gains: Tensor, feasible: Tensor, costs: Tensor | None) -> tuple[int,
         feasible: Candidates to choose from, ``N`` bools.
         costs: ``N``, or None.
     """
+    if costs is not None:
+        costs = costs.masked_fill(~feasible, 0.0)
     pick = int(first_of_largest(per_cost(gains, costs).masked_fill(~feasible, -torch.inf)))
     return pick, float(gains[pick])
 
 
 def per_cost(gains: Tensor, costs: Tensor | None) -> Tensor:
-    """Divide gains by costs, ``N``; tiny costs count as a millionth of the largest cost."""
-    if costs is None:
+    """Divide gains by costs in units of the largest cost, ``N``; at least a millionth of it.
+
+    Where nothing costs they are the gains.
+    """
+    if costs is None or not bool((largest := costs.max()) > 0.0):
         return gains
-    return gains / costs.clamp_min(_LEAST_COST * float(costs.max()))
+    return gains / (costs / largest).clamp_min(_LEAST_COST)

@@ -408,7 +408,8 @@ class ShortlistGains(CriterionGains):
         listed = allowed[drawn.to(allowed.device)]
         if self.ranking is not None:
             gains, noise = self.ranking
-            worth = per_cost(gains.value(noise)[0], costs)[allowed]
+            of_allowed = None if costs is None else costs[allowed]
+            worth = per_cost(gains.value(noise)[0][allowed], of_allowed)
             highest = worth.topk(min(SHORTLIST, len(allowed))).indices
             listed = torch.cat((listed, allowed[highest])).unique()
         listed = listed.sort().values

@@ -36,7 +36,13 @@ from ax.core.parameter import DerivedParameter, ParameterType, RangeParameter
 from ax.core.search_space import SearchSpace
 from ax.core.trial_status import TrialStatus
 from ax.core.types import TParameterization
-from ax.exceptions.core import AxOptimizationWarning, DataRequiredError, SearchSpaceExhausted
+from ax.exceptions.core import (
+    AxOptimizationWarning,
+    DataRequiredError,
+    SearchSpaceExhausted,
+    UnsupportedError,
+    UserInputError,
+)
 from ax.generators.random.sobol import SobolGenerator
 from ax.generators.torch.botorch_modular.generator import BoTorchGenerator
 from ax.generators.types import TConfig
@@ -62,6 +68,7 @@ from bo_stream.ax.pool import (
     pool_named,
 )
 from bo_stream.loops.optimization.optimizer import is_off, unit_of
+from bo_stream.loops.optimization.trials import LARGEST
 from bo_stream.models.base import StreamingGP
 
 Pending = dict[str, list[ObservationFeatures]]
@@ -87,8 +94,13 @@ class AvoidsFailures(Adapter):
         fixed_features: ObservationFeatures | None = None,
         model_gen_options: TConfig | None = None,
     ) -> GeneratorRun:
-        """Generate candidates; overrides ``Adapter.gen`` to add failed points to pending ones."""
+        """Generate candidates; overrides ``Adapter.gen`` to add failed points to pending ones.
+
+        Raises:
+            UserInputError: A parameter is fixed at a value outside of the search space.
+        """
         pending, space = pending_observations or {}, self._search_space
+        fixed_features = fixed_in(space if search_space is None else search_space, fixed_features)
         failed = [arm for arm in self.failed if space.check_membership(arm.parameters)]
         latest = failed[-_REMEMBERED:]
         if latest:  # each metric has its own, which the transforms change in place
@@ -148,9 +160,11 @@ class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
 
         Raises:
             SearchSpaceExhausted: Fewer points are left than are asked for.
+            UserInputError: A parameter is fixed at a value outside of the search space.
         """
         pending: Pending = pending_observations or {}
         space = self._search_space if search_space is None else search_space
+        fixed_features = fixed_in(space, fixed_features)
         fixed = {} if fixed_features is None else fixed_features.parameters
         cardinality = math.prod(each.cardinality() for each in space.tunable_parameters.values())
         if math.isfinite(cardinality) and not space.is_hierarchical:
@@ -173,12 +187,12 @@ class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
             if left < n:
                 now = len(proposed.intersection(waiting))
                 also = f", {now} of them for this call: ask for fewer" if now else ""
+                where = "the search space" + (" with the fixed parameters" if fixed else "")
                 raise SearchSpaceExhausted(
-                    f"All {total} points of the search space have been proposed{also}. To "
-                    "evaluate one again, attach a trial with its parameters."
+                    f"All {total} points of {where} have been proposed{also}. To evaluate one "
+                    "again, attach a trial with its parameters."
                     if left <= 0
-                    else f"{left} of {total} points of the search space are left, and {n} were "
-                    "asked for."
+                    else f"{left} of {total} points of {where} are left, and {n} were asked for."
                 )
             if points and left <= few:
                 order = torch.randperm(left, generator=torch.Generator().manual_seed(left))
@@ -191,6 +205,36 @@ class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
 def arms_of(pending: Pending) -> list[Arm]:
     """List pending points of all metrics as arms."""
     return [Arm(each.parameters) for points in pending.values() for each in points]
+
+
+def fixed_in(
+    space: SearchSpace, features: ObservationFeatures | None
+) -> ObservationFeatures | None:
+    """Return fixed parameters with values of the parameters' types.
+
+    Raises:
+        UserInputError: A value is not in the search space. Ax would move some to the nearest one.
+    """
+    if features is None:
+        return None
+    values, tunable = dict(features.parameters), space.tunable_parameters
+    for name, given in features.parameters.items():
+        if name not in tunable:
+            continue
+        parameter = tunable[name]
+        try:
+            own = parameter.cast(given)
+            is_cut = parameter.python_type is int and isinstance(given, float) and own != given
+            is_in = parameter.validate(own) and not is_cut
+        except (TypeError, ValueError, OverflowError, UnsupportedError):
+            is_in = False
+        if not is_in:
+            raise UserInputError(
+                f"Expected the fixed parameter {name} to be in {parameter.domain_repr}, of type "
+                f"{parameter.python_type.__name__}, got {given!r}."
+            )
+        values[name] = own
+    return features.clone(values)
 
 
 def points_of(space: SearchSpace, fixed: Mapping[str, Any]) -> list[Arm]:
@@ -413,9 +457,10 @@ def seed_of(experiment: Experiment, pending: Pending) -> int | None:
 
 
 class FiniteOutcomes(Transform):
-    """A transform that treats outcomes of infinite value or standard error as not reported.
+    """A transform that treats infinite outcomes, or of too large an error, as not reported.
 
-    A warning names the trial and the metric of each. Other metrics of the trial stay.
+    The square of a standard error above ``LARGEST`` overflows in a model. A warning names the trial
+    and the metric of each. Other metrics of the trial stay.
 
     Attributes:
         set_aside: Trial, arm and metric of each such outcome.
@@ -424,7 +469,7 @@ class FiniteOutcomes(Transform):
     set_aside: list[tuple[int, str, str]]
 
     def __init__(self, *, experiment_data: ExperimentData | None = None, **others: Any) -> None:
-        """Find the infinite outcomes."""
+        """Find these outcomes."""
         super().__init__(experiment_data=experiment_data, **others)
         observed = DataFrame() if experiment_data is None else experiment_data.observation_data
         self.set_aside = [
@@ -435,14 +480,14 @@ class FiniteOutcomes(Transform):
         if self.set_aside:
             named = ", ".join(f"{metric} of trial {trial}" for trial, _, metric in self.set_aside)
             warnings.warn(
-                f"Infinite outcomes or standard errors are set aside: {named}. To replace one, "
-                "report it again by client.attach_data.",
+                f"Outcomes that are infinite, or of a standard error above {LARGEST:g}, are set "
+                f"aside: {named}. To replace one, report it again by client.attach_data.",
                 InputDataWarning,
                 stacklevel=2,
             )
 
     def transform_experiment_data(self, experiment_data: ExperimentData) -> ExperimentData:
-        """Return the data without infinite outcomes, a copy where there are any.
+        """Return the data without these outcomes, a copy where there are any.
 
         Overrides ``Transform.transform_experiment_data``, by which Ax transforms all data at once.
         """
@@ -456,9 +501,10 @@ class FiniteOutcomes(Transform):
 
 
 def _infinite(observed: DataFrame) -> dict[str, NDArray[np.bool_]]:
-    """Return which rows have an infinite outcome or standard error, by metrics that have some."""
+    """Return which rows have such an outcome or standard error, by metrics that have some."""
     infinite = {
-        metric: np.isinf(observed[[("mean", metric), ("sem", metric)]].to_numpy(float)).any(-1)
+        metric: np.isinf(observed["mean", metric].to_numpy(float))
+        | (np.abs(observed["sem", metric].to_numpy(float)) > LARGEST)
         for metric in ([] if observed.empty else observed["mean"])
     }
     return {str(metric): rows for metric, rows in infinite.items() if rows.any()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import asdict, replace
@@ -26,6 +27,7 @@ from ax.generation_strategy.generation_node import GenerationNode
 from ax.generation_strategy.transition_criterion import TransitionCriterion
 from ax.generators.torch_base import TorchGenerator, TorchGenResults, TorchOptConfig
 from botorch.exceptions.errors import UnsupportedError
+from botorch.exceptions.warnings import InputDataWarning
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
@@ -315,38 +317,53 @@ class RegionGenerator(TorchGenerator):
     def predict_without(
         self, name: str, gone: Tensor, X: Tensor, observation_noise: bool
     ) -> tuple[Tensor, Tensor] | None:
-        """Predict one row given all others; None where there are more, or no model.
+        """Predict rows that are left out, given all others; None where there is no model.
 
         Rows that are not among those of the local model are predicted by it as it is.
 
         Args:
             name: Of the metric.
             gone: Whether a row of the data is left out, ``n``.
-            X: Inputs of that row, ``1 x d``.
+            X: Inputs of these rows, ``t x d``.
             observation_noise: Whether variances are of outcomes.
 
         Returns:
-            Mean and variance, ``1`` each.
+            Mean and variance, ``t`` each.
         """
         local = self._search.local
-        if local is None or int(gone.sum()) != 1 or len(X) != 1:
+        if local is None:
             return None
         rows, means, variances = self._each
-        own = (rows == X).all(-1).nonzero().flatten()
+        is_at = (rows == X.unsqueeze(-2)).all(-1)  # t x n
+        own = is_at.any(0).nonzero().flatten()
         if len(own) == 0:
             mean, covariance = self.predict(X, observation_noise)
             return mean.flatten(), covariance.flatten()
-        variance = variances[own[:1]]
+        if len(own) == len(X) == 1:
+            mean, variance = means[own], variances[own]
+        else:  # trials of one point, or a fold of several
+            Z, Yvar = self._outcomes, local.Yvar
+            model = deepcopy(local.model)
+            model.retract(rows[own], Z[own], None if Yvar is None else Yvar[own])
+            mean, variance = moments(model.posterior(X.unsqueeze(-2)))
         if observation_noise:
-            variance = variance + local.noise()[own[:1]]
-        return self._in_units(means[own[:1]], variance)
+            noise = local.noise()
+            at_it = noise[is_at.int().argmax(-1)]
+            variance = variance + torch.where(is_at.any(-1), at_it, noise.median())
+        return self._in_units(mean, variance)
+
+    @property
+    def _outcomes(self) -> Tensor:
+        """Return the outcomes of the local model on its scale, ``n x 1``."""
+        search, local = self._search, self._local
+        return local.scale.to_scale(search.trials.Y[search.state.rows]).unsqueeze(-1).double()
 
     @cached_property  # until the search follows other trials
     def _each(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the rows of the local model, and the prediction of each without it."""
         search, local, rows = self._search, self._local, self._search.state.rows
         X = search.settings.to_unit_cube([self.ledger[key].X for key in rows])
-        Z = local.scale.to_scale(search.trials.Y[rows]).unsqueeze(-1).to(X)
+        Z = self._outcomes.to(X)
         return X, *moments(leave_one_out(local.model, X, Z, local.Yvar, False).posterior)
 
     def _in_units(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
@@ -417,7 +434,7 @@ class RegionAdapter(ReproducibleAdapter):
             zip(data.arm_data.index, data.arm_data[self.parameters].to_numpy(float), strict=True)
         )
         failed, known = {arm.name for arm in self.failed}, self._of_space[1]
-        ledger = Ledger()
+        ledger, too_large = Ledger(), list[int]()
         for index, trial in sorted(self._experiment.trials.items()):
             runs = trial.generator_runs
             for arm in trial.arms:
@@ -429,8 +446,11 @@ class RegionAdapter(ReproducibleAdapter):
                     known[arm.signature] = x
                 status: Status = "withdrawn" if trial.status.is_terminal else "pending"
                 Y = told.get(at)
-                if Y is not None:
-                    status = "told" if abs(Y) <= LARGEST else "failed"
+                if Y is not None and abs(Y) <= LARGEST:
+                    status = "told"
+                elif Y is not None:
+                    status = "failed"
+                    too_large.append(index)
                 elif arm.name in failed:
                     status = "failed"
                 if x is None:  # outside of the search space
@@ -443,6 +463,14 @@ class RegionAdapter(ReproducibleAdapter):
                 ledger.put(
                     Trial(len(ledger), x, next(origins, "hand"), status, value, Yvar=variance)
                 )
+        if too_large:
+            warnings.warn(
+                f"Outcomes above {LARGEST:g} in size count as failures: {metric} of trial "
+                f"{', '.join(map(str, too_large))}. To replace one, report it again by "
+                "client.attach_data.",
+                InputDataWarning,
+                stacklevel=2,
+            )
         return ledger
 
     @property

@@ -1,7 +1,8 @@
 """Generators and generation strategies for Ax.
 
-:func:`generation_strategy` checks all that it is given at once, so that nothing is refused only
-when the first model is built or the first trial stored.
+:func:`generation_strategy` checks its arguments and the names of options at once. Most values of
+options are checked where they are used: when the first model is built, or the first candidate
+chosen.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ from bo_stream.ax.initialization import EnoughTrials, PoolStart
 from bo_stream.ax.pool import MC_POINTS, POOL, Candidates, Pool, handle, pool_named
 from bo_stream.ax.region import SEARCHES, RegionAdapter, RegionGenerator, RegionSuits
 from bo_stream.ax.surrogate import ASKED_FOR, Moments, RefitRecord, StreamSurrogate
+from bo_stream.errors import check_seed, check_whole, plain
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.auto.families import OPTIONS
 from bo_stream.models.base import StreamingGP
@@ -378,11 +380,21 @@ def generation_strategy(
             "A region is searched with draws of an exact model of the nearest outcomes: leave out "
             f"{' and '.join(given)}, or search the box."
         )
-    if initialization is not None and initialization < 1:
-        raise ValueError(f"Expected initialization of at least 1 trial, got {initialization}.")
-    if refit is not None and refit != 0.0 and not refit > 1.0:
-        raise ValueError(f"Expected refit above 1 (a growth factor), or 0 for once, got {refit}.")
+    if initialization is not None:
+        initialization = check_whole("initialization", initialization, 1)
+    seed, refit = None if seed is None else check_seed(seed), plain(refit)
+    is_growth = isinstance(refit, int | float) and (refit == 0.0 or refit > 1.0)
+    if refit is not None and not is_growth:
+        raise ValueError(f"Expected refit above 1 (a growth factor), or 0 for once, got {refit!r}.")
+    for name in ("model_options", "acquisition_options"):
+        if not isinstance(for_box[name], Mapping | None):
+            raise ValueError(
+                f"Expected {name} to be a mapping of names to values, got {for_box[name]!r}."
+            )
     _check_names("search", of_search, _OPTIMIZERS, _AXS_OWN)
+    for name in ("num_restarts", "raw_samples"):
+        if name in of_search:
+            of_search[name] = check_whole(name, of_search[name], 1)
     if isinstance(acquisition, str) and acquisition not in ACQUISITIONS:
         raise ValueError(
             f"Expected acquisition to be a class or one of {', '.join(ACQUISITIONS)}, got "

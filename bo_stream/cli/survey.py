@@ -184,8 +184,8 @@ def choose(
             )
         if chosen["gain"].notna().any():
             say(
-                "gain: the part of today's uncertainty over all sites that a site is expected to "
-                "take away, given those above it."
+                "gain: the part of the uncertainty left, once earlier pending sites are surveyed, "
+                "that a site is expected to take away, given those above it."
             )
         if survey.settings.stop_when is not None and len(survey.results):
             say(survey.stopping().in_words())

@@ -102,11 +102,16 @@ class OutcomeModel:
 
     def log_marginal(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Compute ``log E p(y | f)`` of each outcome under a normal f."""
-        return self._outward(log_marginal(self.likelihood, *self._at(mean, variance, Y)))
+        y, m, v = self._at(mean, variance, Y)
+        if m.numel() == 0:
+            return self._outward(m)  # some distributions cannot be empty
+        return self._outward(log_marginal(self.likelihood, y, m, v))
 
     def moments(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Compute mean and variance of an outcome under a normal f."""
         m, v = self._at(mean, variance)
+        if m.numel() == 0:
+            return self._outward(m), self._outward(v)
         if self.likelihood.has_analytic_marginal:
             outcome = self.likelihood.marginal(independent(m, v))
             return self._outward(outcome.mean), self._outward(outcome.variance)

@@ -100,6 +100,8 @@ def read_dataset(path: str | Path, x: Sequence[str] | None = None, y: str | None
         UsageError: The file cannot be read, lacks a column, or holds values that cannot be used.
     """
     path = Path(path)
+    if path.is_dir():
+        raise UsageError(f"Expected a file, but {str(path)!r} is a folder. Name a file in it.")
     if not path.is_file():
         raise UsageError(f"No such file: {path}.")
     reader = _READERS.get(path.suffix.lower())

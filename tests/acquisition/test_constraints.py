@@ -20,6 +20,7 @@ from bo_stream.acquisition import (
     select_sites,
 )
 from bo_stream.acquisition.constraints import Round
+from bo_stream.acquisition.gains import best_of
 from bo_stream.testing.streams import assert_close
 from tests.support.problems.inducing import wave
 
@@ -134,6 +135,33 @@ def test_a_site_on_the_way_costs_nothing_and_is_no_trouble() -> None:
     assert bool(choice.gains.isfinite().all())
     assert float(choice.costs.min()) >= 0.0
     assert float(choice.costs.sum()) == pytest.approx(trip(torch.zeros(2), places[choice.indices]))
+
+
+def test_two_candidates_at_each_place_are_each_chosen_once() -> None:
+    """Once all places are visited, every candidate that is left is free."""
+    places = rand(4, 2).repeat(2, 1)
+    limits = SiteConstraints(positions=10.0 * places, base=torch.zeros(2), cost_per_km=1.0)
+    assert sorted(choose(places, 8, limits).indices.tolist()) == list(range(8))
+
+
+def test_excluded_sites_on_the_way_are_not_chosen() -> None:
+    """After the first of three sites at the road's end all are free: gains decide."""
+    pool, road = rand(6, 2), torch.tensor([1.0, 2.0, 3.0, 9.0, 9.0, 9.0], dtype=torch.float64)
+    places = torch.stack((road, torch.zeros(6).double()), -1)
+    limits = SiteConstraints(positions=places, base=torch.zeros(2), cost_per_km=1.0)
+    model, on_the_way = _model(), torch.arange(3)
+    choice, plain = (
+        select_sites(model, pool, 4, IntegratedVariance(), exclude=on_the_way, constraints=each)
+        for each in (limits, None)
+    )
+    assert choice.costs.tolist() == [18.0, 0.0, 0.0]
+    assert torch.equal(choice.indices, plain.indices)
+
+
+def test_costs_of_sites_that_cannot_be_chosen_do_not_count() -> None:
+    """A millionth of the largest cost is the least that gains are divided by."""
+    gains, costs = torch.tensor([1.0, 1.5, 9.0]), torch.tensor([1.0, 2.0, 1e9])
+    assert best_of(gains, torch.tensor([True, True, False]), costs) == (0, 1.0)
 
 
 @pytest.mark.parametrize("distance", [0.1, 0.35])

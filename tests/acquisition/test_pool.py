@@ -330,11 +330,26 @@ class TestBadInput:
             select_from_pool(conditioned, rand(10), 2, rand(5))
 
 
-def test_the_unit_of_costs_changes_no_pick() -> None:
+@pytest.mark.parametrize("unit", [2.0**50, 1e-320])
+def test_the_unit_of_costs_changes_no_pick(unit: float) -> None:
     model, pool, points = small_model(some()), rand(POOL), rand(40)
-    picks = select_from_pool(model, pool, 5, points)
-    costs = torch.full((POOL,), 2.0**50, dtype=torch.float64)  # gains of 1e-15 are no ties
-    assert torch.equal(select_from_pool(model, pool, 5, points, costs=costs), picks)
+    excluded = torch.arange(3)
+    picks = select_from_pool(model, pool, 5, points, exclude=excluded)
+    costs = torch.full((POOL,), unit, dtype=torch.float64)  # gains of 1e-15 are no ties
+    chosen = select_from_pool(model, pool, 5, points, exclude=excluded, costs=costs)
+    assert torch.equal(chosen, picks)
+
+
+def test_costs_a_great_many_orders_apart_leave_out_those_excluded() -> None:
+    """Gains per the least costs are infinite."""
+    costs = torch.ones(10, dtype=torch.float64)
+    costs[:4] = 1e-320
+    excluded = torch.tensor([0, 4])
+    picks = select_from_pool(
+        small_model(some()), rand(10), 8, rand(40), exclude=excluded, costs=costs
+    ).tolist()
+    assert sorted(picks[:3]) == [1, 2, 3]
+    assert sorted(picks[3:]) == [5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("side", [-1.0, 1.0])

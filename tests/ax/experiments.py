@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from ax.api.client import Client
 from ax.api.configs import RangeParameterConfig, StorageConfig
+from botorch.exceptions.warnings import InputDataWarning
 from botorch.settings import validate_input_scaling
 
 from bo_stream import WISKI, AutoGP
@@ -94,6 +96,14 @@ def after(trials: int, measure: Any = loss, parameters: Any = None, **settings: 
     run(client, trials, measure)
     client.get_next_trials(1)
     return client
+
+
+def warned(client: Client) -> str:
+    """Return the warnings of the data when the next trial is asked for."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        client.get_next_trials(1)
+    return " ".join(str(w.message) for w in caught if issubclass(w.category, InputDataWarning))
 
 
 def raw_data(value: Any) -> Any:

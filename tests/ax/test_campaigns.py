@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from ax.adapter.transforms.winsorize import Winsorize
 from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 from ax.core.trial_status import TrialStatus
-from botorch.exceptions.warnings import InputDataWarning
 
 from bo_stream import OSGPR, WISKI
 from bo_stream.ax import generation_strategy, save_snapshot
@@ -26,6 +24,7 @@ from tests.ax.experiments import (
     run,
     started,
     surrogate_of,
+    warned,
     watch,
 )
 from tests.ax.reloads import from_json
@@ -48,14 +47,6 @@ def fail(client: Client, trials: int) -> None:
     for _ in range(trials):
         (index,) = client.get_next_trials(1)
         client.mark_trial_failed(index)
-
-
-def warned(client: Client) -> str:
-    """Return the warnings of the data when the next trial is asked for."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        client.get_next_trials(1)
-    return " ".join(str(w.message) for w in caught if issubclass(w.category, InputDataWarning))
 
 
 def test_quasi_random_points_go_on_until_there_are_data(tmp_path: Path) -> None:
@@ -138,7 +129,7 @@ def test_a_point_that_failed_once_and_was_evaluated_then_is_not_avoided() -> Non
     assert adapter.failed == []
 
 
-INFINITE = [float("inf"), -float("inf"), (0.5, float("inf"))]
+INFINITE = [float("inf"), -float("inf"), (0.5, float("inf")), (0.5, 1e200)]
 
 
 @pytest.mark.parametrize("value", INFINITE)

@@ -17,11 +17,13 @@ from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig, StorageC
 from ax.core.observation import ObservationFeatures
 from ax.core.trial_status import TrialStatus
 from botorch.exceptions.errors import UnsupportedError
+from torch.quasirandom import SobolEngine
 
 from bo_stream.ax import close_storage, generation_strategy, storage_config
 from bo_stream.ax.region import RegionGenerator
 from bo_stream.loops.optimization import region as regions
-from tests.ax.experiments import Said
+from bo_stream.loops.optimization import region_search
+from tests.ax.experiments import Said, warned
 from tests.ax.reloads import SEARCH_ENDS, from_database, from_json, next_candidate
 
 FIRST = 4
@@ -321,7 +323,7 @@ def test_a_goal_that_a_region_cannot_have_ends_it() -> None:
 # --- trials of all statuses ----------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:Infinite outcomes or standard errors are set aside")
+@pytest.mark.filterwarnings("ignore:Outcomes that are infinite")
 def test_failed_trials_are_bad_ones_and_abandoned_ones_none() -> None:
     client = in_region(mixed(), batches=1)
     first, second, third = client.get_next_trials(3)
@@ -334,6 +336,22 @@ def test_failed_trials_are_bad_ones_and_abandoned_ones_none() -> None:
     assert [statuses[key] for key in (first, second, third)] == ["failed", "withdrawn", "failed"]
     assert generator_of(client).search is not None
     assert not any(each in known for each in arms_of(client)[len(known) :])
+
+
+@pytest.mark.parametrize("worst_first", [False, True])
+def test_of_many_attached_trials_the_best_is_found_in_any_order(
+    worst_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(region_search, "ROWS", 20)
+    client = started(floats(11))
+    draws = 3.0 * SobolEngine(11, seed=0).draw(40, dtype=torch.float64) - 1.0
+    names = [f"x{i}" for i in range(11)]
+    attached = [dict(zip(names, row, strict=True)) for row in draws.tolist()]
+    for parameters in sorted(attached, key=bowl, reverse=worst_first):
+        client.complete_trial(client.attach_trial(parameters), {"loss": 1.0 + bowl(parameters)})
+    client.get_next_trials(1)
+    best, *_ = client.get_best_parameterization()
+    assert bowl(best) == 0.0
 
 
 def test_an_outcome_of_before_may_be_corrected() -> None:
@@ -366,6 +384,20 @@ def test_standard_errors_are_known_noise() -> None:
     assert pairs[0] is not None
     assert pairs[1] is not None
     assert float(pairs[1][1]) > float(pairs[0][1])
+
+
+def test_a_standard_error_whose_square_overflows_is_set_aside() -> None:
+    client = in_region(floats(11), batches=1)
+    client.attach_data(0, {"loss": (2.0, 1e200)})
+    assert "are set aside: loss of trial 0." in warned(client)
+    assert generator_of(client).ledger[0].status == "failed"
+
+
+def test_outcomes_too_large_for_a_model_count_as_failures_with_a_warning() -> None:
+    client = in_region(floats(11), batches=1)
+    client.attach_data(0, {"loss": -1e100})
+    assert "count as failures: loss of trial 0." in warned(client)
+    assert generator_of(client).ledger[0].status == "failed"
 
 
 def test_pending_trials_are_passed_over_and_not_proposed_again() -> None:
@@ -461,6 +493,25 @@ def test_cross_validation_leaves_a_row_out(tmp_path: Path) -> None:
     (left_out,) = adapter.cross_validate(cv_training_data=fold, cv_test_points=[test])
     (known,) = adapter.predict([test])[0]["loss"]
     assert abs(known - 50.0) < abs(left_out.means[0] - 50.0)
+
+
+def test_cross_validation_leaves_all_trials_of_a_point_out() -> None:
+    client = in_region(floats(11), batches=2)
+    client.attach_data(0, {"loss": 50.0})
+    arm = dict(client._experiment.trials[0].arms[0].parameters)
+    client.complete_trial(client.attach_trial(arm), {"loss": 49.0})
+    client.get_next_trials(1)
+    adapter = adapter_of(client)
+    data, name = adapter.get_training_data(), client._experiment.trials[0].arms[0].name
+    tests = [ObservationFeatures(arm)] * 2
+    fold = data.filter_by_arm_names({each for _, each in data.arm_data.index} - {name})
+    left_out = adapter.cross_validate(cv_training_data=fold, cv_test_points=tests)
+    assert len(left_out) == 2
+    (known,) = adapter.predict(tests[:1])[0]["loss"]
+    for each in left_out:
+        assert abs(known - 50.0) < abs(each.means[0] - 50.0)
+    best, *_ = client.get_best_parameterization()
+    assert best in arms_of(client)
 
 
 def test_importances_are_of_each_parameter() -> None:

@@ -26,7 +26,7 @@ from ax.core.parameter import (
 )
 from ax.core.parameter_constraint import ParameterConstraint
 from ax.core.search_space import SearchSpace
-from ax.exceptions.core import DataRequiredError, SearchSpaceExhausted
+from ax.exceptions.core import DataRequiredError, SearchSpaceExhausted, UserInputError
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.model import ModelList
 from botorch.models.model_list_gp_regression import ModelListGP
@@ -436,6 +436,38 @@ def test_the_last_points_of_a_finite_space_are_proposed_and_no_more(
     assert len(client._experiment.arms_by_signature) == count
     with pytest.raises(SearchSpaceExhausted, match=f"All {count} points of the search space"):
         client.get_next_trials(1)
+
+
+@pytest.mark.parametrize("value", [1, 1.0])
+@pytest.mark.parametrize("search", ["region", None])
+def test_points_with_fixed_parameters_are_counted_apart(value: float, search: str | None) -> None:
+    """Also where a whole number is given as another type."""
+    client = client_of(Row(BITS[:2]))
+    first = 2 if search else 4
+    client.set_generation_strategy(generation_strategy(initialization=first, search=search, seed=0))
+    for _ in range(2):
+        ((index, point),) = client.get_next_trials(1, fixed_parameters={"b0": 1}).items()
+        client.complete_trial(index, {"loss": float(point["b1"])})
+    with pytest.raises(SearchSpaceExhausted, match=r"All 2 points .* with the fixed parameters"):
+        client.get_next_trials(1, fixed_parameters={"b0": value})
+
+
+@pytest.mark.parametrize("search", ["region", PLAIN])
+def test_parameters_that_are_fixed_outside_of_the_space_are_refused(search: Any) -> None:
+    """Among the Sobol trials and afterwards; nothing is changed."""
+    sizes = choice("k", [1, 2, 4], "int", is_ordered=True)
+    client = client_of(Row((float_("a"), int_("i", 0, 3), sizes)))
+    client.set_generation_strategy(generation_strategy(initialization=2, search=search, seed=0))
+    wrong: list[tuple[str, Any]] = [("a", 7.0), ("a", None), ("i", 4), ("i", 1.5), ("i", "x")]
+    for _ in range(3):
+        for name, value in [*wrong, ("k", 3)]:
+            with pytest.raises(UserInputError, match=f"fixed parameter {name} to be .*, got"):
+                client.get_next_trials(1, fixed_parameters={name: value})
+        ends = {"i": 3.0, "k": 4.0}
+        ((index, point),) = client.get_next_trials(1, fixed_parameters=ends).items()
+        assert (point["i"], point["k"]) == (3, 4)
+        client.complete_trial(index, {"loss": float(point["a"])})
+    assert len(client._experiment.trials) == 3
 
 
 def test_points_that_a_call_has_proposed_are_counted_apart() -> None:

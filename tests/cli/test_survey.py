@@ -343,7 +343,7 @@ def test_status_lists_calls_and_when_the_survey_may_end() -> None:
     assert "more; bo-stream survey report writes all to called.csv" in said
     assert "Stopping rule reached" in done("status", "run", "--stop-when", "45%")
     said = done("next", "run", "-q", "2")
-    assert "gain: the part of today's uncertainty" in said
+    assert "gain: the part of the uncertainty left, once earlier pending sites are surveyed" in said
     assert "Stopping rule" in said
     gains = form()["gain"]
     assert gains.between(0.0, 1.0).all()

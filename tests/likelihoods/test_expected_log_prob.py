@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from gpytorch.likelihoods import BetaLikelihood, Likelihood
 from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import OutcomeModel, expected_log_prob, log_marginal
@@ -95,3 +98,14 @@ def test_second_derivatives_are_those_of_differences(name: str) -> None:
             )
             actual = torch.zeros_like(mean) if second[j] is None else second[j]
             torch.testing.assert_close(actual, (up - down) / (2 * step), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("likelihood", [BetaLikelihood, *LIKELIHOODS.values()])
+def test_no_points_have_no_moments_and_no_densities(
+    likelihood: Callable[[], Likelihood], outputs: int
+) -> None:
+    model = OutcomeModel.of(likelihood(), outputs)
+    none = torch.empty(3, outputs, 0, dtype=torch.float64)
+    assert [value.shape for value in model.moments(none, none)] == [none.shape] * 2
+    assert model.log_marginal(none, none, none).shape == none.shape

@@ -120,6 +120,8 @@ def test_damaged_file(tmp_path: Path, name: str, content: bytes) -> None:
 
 
 def test_missing_file_and_unknown_type(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"Expected a file, but '\.' is a folder"):
+        read_dataset(".")
     with pytest.raises(UsageError, match="No such file"):
         read_dataset(tmp_path / "a.npz")
     (tmp_path / "a.xls").write_bytes(b"")

@@ -122,10 +122,6 @@ def find_objective(
         objective = Objective(function, checked_bounds(bounds), len(bounds), seed=seed)
         objective.prepare()
         return objective
-    if bounds is not None:
-        raise UsageError(f"--bounds are for functions of your own; {function!r} has its own.")
-    if not 0.0 <= noise < float("inf"):
-        raise UsageError(f"Expected --noise of at least 0 (a standard deviation), got {noise}.")
     names = {name.lower(): name for name in _classes()}
     if function.lower() not in names:
         raise UsageError(
@@ -133,6 +129,10 @@ def find_objective(
             "package.module:function."
         )
     name = names[function.lower()]
+    if bounds is not None:
+        raise UsageError(f"--bounds are for functions of your own; {function!r} has its own.")
+    if not 0.0 <= noise < float("inf"):
+        raise UsageError(f"Expected --noise of at least 0 (a standard deviation), got {noise}.")
     if dim is not None and "dim" not in inspect.signature(_classes()[name].__init__).parameters:
         raise UsageError(f"{name} has a fixed number of inputs: leave out --dim.")
     if dim is not None:

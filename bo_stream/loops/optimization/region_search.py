@@ -274,7 +274,8 @@ class RegionSurrogate:
     """A trust region with a model of its nearest outcomes, that follows a ledger.
 
     The model is exact, of at most ``ROWS`` outcomes: those nearest to the centre, by its
-    lengthscales, and the newest. The last failed trials are in it with the lowest outcome. When the
+    lengthscales, and the newest; where more than ``ROWS // 2`` come at once, those nearest to the
+    centre and to the best one. The last failed trials are in it with the lowest outcome. When the
     region has collapsed it begins again, wide, about the best point, and half of the points leap
     for a while; if the next collapse is no better, a region begins elsewhere. Hyperparameters are
     learned when the region's outcomes have grown by ``GROWTH`` or ``OFTEN``; once, if the settings'
@@ -384,18 +385,26 @@ class RegionSurrogate:
         return self.model
 
     def _nearest(self, state: RegionState, own: Tensor, fresh: list[int]) -> list[int]:
-        """Return the keys of fresh outcomes, and of those nearest to the centre."""
+        """Return the keys of fresh outcomes, and of those nearest to the centre.
+
+        Fresh ones beyond half of the rows count by their distance, also to the best outcome.
+        """
         if len(own) <= ROWS:
             return list(own.tolist())
-        X, Y, centre = self.trials.X, self.trials.Y, state.centre
-        if centre is None or bool(Y[centre].isnan()):
-            centre = int(own[Y[own].argmax()])
+        X, Y, kept = self.trials.X, self.trials.Y, _are_in(own, fresh)
+        centres = [] if state.centre is None or bool(Y[state.centre].isnan()) else [state.centre]
+        too_many = int(kept.sum()) > ROWS // 2
+        if too_many or not centres:
+            centres.append(int(own[Y[own].argmax()]))
+        if too_many:
+            kept = _are_in(own, centres)
         weights = torch.ones(self.settings.dim, dtype=torch.float64)
         if state.values is not None:
             logs = torch.tensor(state.values[LENGTHSCALES], dtype=torch.float64)
             weights = (-2.0 * logs).exp()
-        distances = ((X - X[centre]).square_() @ weights)[own]
-        distances[_are_in(own, fresh)] = -1.0
+        each = [(X - X[centre]).square_() @ weights for centre in centres]
+        distances = torch.stack(each).amin(0)[own]
+        distances[kept] = -1.0
         return sorted(own[distances.topk(ROWS, largest=False).indices].tolist())
 
     def _fitted(
@@ -435,7 +444,7 @@ class RegionSurrogate:
         new, soon = _are_in(keys, state.newest), state.asked + HOPE * self.settings.q
         leapt = new & _are_in(keys, state.leaps)
         region.batch = len(state.newest)  # however many were to come together
-        if not bool(new.any()):  # all have failed
+        if not bool(new.any()):  # all have failed, or are of many and far off
             region.update(means.min(), means)
         elif not bool(new.all()):
             region.update(means[new], means[~new])

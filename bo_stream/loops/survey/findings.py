@@ -53,8 +53,8 @@ class SurveyFindings:
         chosen: A row a site that is to be surveyed next, in the order of choice: ``id``,
             ``longitude``, ``latitude`` (or ``east``, ``north``), ``reason``, ``gain``, ``cost``.
         held_out: Counts predicted by models without them, from ``held_out_counts``; may be empty.
-        forecast: A row a future round: ``sites``, surveyed by then in addition to today's, and
-            ``remaining``, the expected share of today's uncertainty that is left.
+        forecast: A row a future round: ``sites``, surveyed by then after the pending ones, and
+            ``remaining``, the expected uncertainty as a share of that once these are surveyed.
         threshold: Prevalence that divides sites, or None.
         certainty: Least probability at which a site is called above or below.
         calls: Probabilities of being above at most, at least, with which a site is below, above.

@@ -81,10 +81,10 @@ def draw_calibration(held_out: pd.DataFrame) -> Figure:
 
 
 def draw_forecast(forecast: pd.DataFrame) -> Figure:
-    """Draw the expected share of today's uncertainty that is left after further rounds.
+    """Draw the expected uncertainty after further rounds, a share of that after the pending sites.
 
     Args:
-        forecast: A row a round, with columns ``sites`` (in addition to today's) and ``remaining``.
+        forecast: A row a round, with columns ``sites`` (after the pending ones) and ``remaining``.
     """
     figure = Figure(figsize=_SIZE, layout="constrained")
     axes = figure.subplots()
@@ -95,7 +95,7 @@ def draw_forecast(forecast: pd.DataFrame) -> Figure:
         f"{100 * remaining[-1]:.0f} %", (sites[-1], remaining[-1]), (0, 9),
         textcoords="offset points", ha="center", fontsize=11,
     )  # fmt: skip
-    axes.set(xlabel="further sites surveyed", ylabel="uncertainty left, of today's")
+    axes.set(xlabel="further sites surveyed", ylabel="share of uncertainty left")
     axes.set_ylim(0.0, 1.08)
     axes.set_xticks(sites)
     axes.set_yticks([0.0, 0.25, 0.5, 0.75, 1.0], ["0 %", "25 %", "50 %", "75 %", "100 %"])

@@ -525,10 +525,14 @@ class Stopping:
         rule = f"at most {line} of all calls are to be wrong; today {now} are expected to be"
         if self.reached:
             return f"Stopping rule reached: {rule}. You may end the survey here."
-        waiting = f", the {self.pending:,} pending ones among them" if self.pending else ""
         if self.left == 0:
             return f"Stopping rule: {rule}, and no site is left to survey."
         if self.more is None:
             return f"Stopping rule: {rule}. It takes more than the {self.left:,} sites left."
-        until = f"Until then roughly {self.more:,} more sites{waiting}"
+        until = f"Until then roughly {self.more:,} more sites"
+        if self.pending > self.more:
+            enough = f"The {self.pending:,} pending ones may be enough"
+            until = f"{enough} (roughly {self.more:,} are needed)"
+        elif self.pending:
+            until += f", the {self.pending:,} pending ones among them"
         return f"Stopping rule: {rule}. {until}; {_WITHIN}."

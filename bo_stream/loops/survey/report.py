@@ -257,8 +257,8 @@ def _next_sites(findings: SurveyFindings) -> Iterator[Content]:
     yield table(head, rows, numbers=(0, gain, gain + 1))
     yield element(
         "p",
-        "Expected gain: the part of today's uncertainty over all sites that a site is expected to "
-        "take away, given those above it.",
+        "Expected gain: the part of the uncertainty left, once the sites of earlier rounds are "
+        "surveyed, that a site is expected to take away, given those above it.",
         class_="small",
     )
 
@@ -394,8 +394,8 @@ def _trust(findings: SurveyFindings) -> Iterator[Content]:
                 draw_forecast(forecast),
                 f"Expected uncertainty left after further rounds: {per_cent(last['remaining'])} "
                 f"after {int(last['sites']):,} more sites.",
-                "Uncertainty that is expected to be left over all sites, if the next rounds are "
-                "chosen as this one.",
+                "Uncertainty that is expected to be left, as a share of that once all pending "
+                "sites are surveyed, if the next rounds are chosen as this one.",
             )
         )
     yield element("div", *pictures, class_="pictures")
@@ -426,7 +426,8 @@ def outlook(forecast: pd.DataFrame) -> str:
     first, last = forecast.iloc[0], forecast.iloc[-1]
     said = (
         f"The next {int(first['sites']):,} sites are expected to take "
-        f"{per_cent(1.0 - first['remaining'])} off the uncertainty over all sites"
+        f"{per_cent(1.0 - first['remaining'])} off the uncertainty left once all pending sites are "
+        "surveyed"
     )
     if len(forecast) == 1:
         return f"{said}."

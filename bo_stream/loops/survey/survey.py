@@ -120,8 +120,8 @@ class Survey:
 
         Returns:
             A row a site, in the order of choice: id, longitude and latitude (or east and north, as
-            in all tables), reason, gain (share of today's uncertainty over all sites that the site
-            is expected to take away, NaN in a first round), cost.
+            in all tables), reason, gain (share of the uncertainty left, once earlier pending sites
+            are surveyed, that the site is expected to take away, NaN in a first round), cost.
 
         Raises:
             UsageError: No site is left that may be asked for, or none that the budget pays for, or
@@ -237,7 +237,8 @@ class Survey:
     def pending(self) -> pd.DataFrame:
         """Sites asked for: id, longitude, latitude, round, asked (time), reason, gain, cost.
 
-        The gain is a share of the uncertainty over all sites before the round; 0.01 is 1 %.
+        The gain is a share of the uncertainty expected to be left, before the round, once all
+        sites of earlier rounds are surveyed; 0.01 is 1 %.
         """
         requests = self._facts.pending
         table = self._placed(list(requests))

@@ -48,6 +48,7 @@ def test_a_function_of_one_s_own() -> None:
     [
         ("Brannin", {}, "No test function 'Brannin'. Expected one of Ackley, .*Branin"),
         ("AckleyMixed", {}, "No test function 'AckleyMixed'"),
+        ("mine", {"bounds": ((0.0, 1.0),)}, "'mine'. Expected .*, or package.module:function"),
         ("Branin", {"dim": 3}, "Branin has a fixed number of inputs: leave out --dim"),
         ("Hartmann", {"dim": 2}, "Hartmann cannot have --dim 2"),
         ("Ackley", {"dim": 0}, "Expected --dim of at least 1, got 0"),

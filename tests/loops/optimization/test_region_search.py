@@ -217,6 +217,29 @@ def test_the_model_is_of_the_nearest_outcomes(monkeypatch: pytest.MonkeyPatch) -
     assert search.local.keys == [*range(26, 35), 40]
 
 
+def test_of_many_outcomes_at_once_the_best_is_found_in_any_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(region_module, "ROWS", 20)
+    draws = 5.0 * SobolEngine(3, seed=0).draw(60, dtype=torch.float64) - 2.0
+    rows = sorted([*draws.tolist(), [0.7, 0.7, 0.7]], key=bowl)
+    found = []
+    for order in (rows, rows[::-1]):
+        optimizer = Optimizer(REGION)
+        tell_all(optimizer, [optimizer.register(x) for x in order])
+        assert tuple(rows[0]) == optimizer.best().trial.X
+        state, ledger = surrogate_of(optimizer).state, optimizer.ledger
+        assert state.centre is not None
+        found.append((ledger[state.centre].X, sorted(ledger[key].X for key in state.rows)))
+        tell_all(optimizer, [optimizer.register(x) for x in rows[:0:-1]])  # again, and all worse
+        assert tuple(rows[0]) == optimizer.best().trial.X
+        optimizer.tell(optimizer.register((3.0, 3.0, 3.0)).key, -5.0)
+        tell_all(optimizer, [optimizer.register(x) for x in rows[1:30]])
+        assert optimizer.best().trial.Y == -5.0  # the first of many
+    assert found[0] == found[1]
+    assert found[0][0] == tuple(rows[0])
+
+
 # --- stops, and what happens to trials -----------------------------------------------------------
 
 

@@ -28,9 +28,17 @@ def test_it_says_how_far_it_is_and_how_rough_that_is() -> None:
     said = RULE.in_words()
     assert "at most 5.0 % of all calls are to be wrong; today 10 % are expected to be" in said
     assert f"roughly {RULE.more} more sites, the 4 pending ones among them; in " in said
+    assert f"{RULE.more} more sites; in" in replace(RULE, pending=0).in_words()
     assert "more than the 20 sites left" in replace(RULE, left=20).in_words()
     assert "no site is left" in replace(RULE, left=0).in_words()
     assert "You may end" in replace(RULE, target=0.2).in_words()
+
+
+def test_more_sites_may_be_pending_than_are_needed() -> None:
+    rule = replace(RULE, share=0.052, pending=10)
+    assert rule.more == 7
+    assert "The 10 pending ones may be enough (roughly 7 are needed); in " in rule.in_words()
+    assert "7 more sites, the 7 pending ones among them" in replace(rule, pending=7).in_words()
 
 
 def test_a_survey_knows_its_share_and_what_is_left() -> None:
