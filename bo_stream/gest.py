@@ -292,7 +292,7 @@ class Generator(gest_api.Generator):
                         "from outside the bounds, or give a VOCS with wider ones."
                     )
         (objective,) = self.vocs.objectives
-        return key, X, _outcome(objective, result.get(objective))
+        return key, X, outcome_of(objective, result.get(objective))
 
 
 def explore(situation: Situation) -> AcquisitionFunction:
@@ -318,7 +318,7 @@ def _is_missing(value: Any) -> bool:
     return pd.api.types.is_scalar(value) and bool(pd.isna(value))
 
 
-def _outcome(name: str, value: Any) -> float | None:
+def outcome_of(name: str, value: Any) -> float | None:
     """Return an outcome, None if it is missing, infinite or too large, or raise a ``UsageError``.
 
     Unlike ``as_number`` it takes numbers of any class, as ``Decimal``.

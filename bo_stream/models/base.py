@@ -473,7 +473,9 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     @torch.no_grad()
     def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
         """Put checked observations into memory, or take them out if the sign is negative."""
-        if sign > 0.0 and not self._outcomes.rescales and self._is_unstandardized():
+        stays = self._outcomes.rescales or sign < 0.0 or self.num_observations > 0.0
+        known = None if stays else self._outcome_chain.standardize
+        if known is not None and bool((known.means == 0.0).all() and (known.stdvs == 1.0).all()):
             self._standardize_by_first(self._outcome_chain.to_targets(Y.detach(), None)[0])
         former, latest, prior = self._outcomes, self._latest, self.prior
         units = former.prepared_for(prior, self._memory, Y, Yvar, sign)
@@ -489,13 +491,6 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         self._memory, self._cache = self._inference.observe(self._memory, self._cache, data, prior)
         self._refresh_fixed_noise()
         self._latest = latest.with_rows(X) if sign > 0.0 else latest.without(X, lambda rows: rows)
-
-    def _is_unstandardized(self) -> bool:
-        """Say whether a standardisation waits for outcomes: the model was built without any."""
-        known = self._outcome_chain.standardize
-        if known is None or self.num_observations > 0.0:
-            return False
-        return bool((known.means == 0.0).all() and (known.stdvs == 1.0).all())
 
     def _observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Observations:
         """Return checked observations as a memory takes them."""
