@@ -473,7 +473,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     @torch.no_grad()
     def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
         """Put checked observations into memory, or take them out if the sign is negative."""
-        stays = self._outcomes.rescales or sign < 0.0 or self.num_observations > 0.0
+        stays = self._outcomes.rescales or sign < 0.0 or self._latest.parts
         known = None if stays else self._outcome_chain.standardize
         if known is not None and bool((known.means == 0.0).all() and (known.stdvs == 1.0).all()):
             self._standardize_by_first(self._outcome_chain.to_targets(Y.detach(), None)[0])
