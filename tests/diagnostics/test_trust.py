@@ -344,7 +344,7 @@ def test_the_gap_is_that_of_a_model_of_the_rows(points: int | None) -> None:
         outcome_transform=model.outcome_transform,
         inducing_points=model.inducing_points,
     )
-    twin._standardize_by(model._memory.totals)
+    twin._standardize_by(model._memory.totals, model._outcomes.shift)
     assert gap.rows == 40
     own = (twin.posterior(rows[0]).mean[:, 0] - model._offset_and_scale()[0].squeeze()).detach()
     assert_close(torch.tensor(gap.approximate), own / model.outcome_scale().squeeze(), 100.0)
