@@ -7,7 +7,7 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.outcome import Standardize
 from botorch.sampling import SobolQMCNormalSampler
-from gpytorch.likelihoods import GaussianLikelihood, LaplaceLikelihood, StudentTLikelihood
+from gpytorch.likelihoods import LaplaceLikelihood, StudentTLikelihood
 from gpytorch.mlls import VariationalELBO
 from torch import Tensor
 
