@@ -43,6 +43,9 @@ _FOLDED = 32
 _PAIRS = 100_000
 """Pairs of a candidate and a target that are valued together: they fit in a processor's cache."""
 
+_ROOM = 1e30
+"""Least cost in units of the largest, in smallest numbers: gains per cost are finite from there."""
+
 _LEAST_COST = 1e-6
 """Least cost that gains are divided by, as a fraction of the largest: a detour may be free."""
 
@@ -54,7 +57,8 @@ Site = int | Tensor
 class Worth:
     """What a candidate is chosen for: its gain per cost, summed over outputs.
 
-    Costs are in units of the largest: in those of the user gains per cost may be infinite.
+    Costs are in units of the largest of those available: in those of the user gains per cost may be
+    infinite.
 
     Attributes:
         noise: Noise variance of each candidate, ``m x N``.
@@ -76,7 +80,9 @@ class Worth:
             variance: Of the candidates, ``m x N``.
         """
         gains = reductions(numerator, variance, self.noise)
-        worth = (self.factors * gains).sum(0) / (self.costs / self.costs.max())
+        largest = self.costs.masked_fill(~self.available, 0.0).max()
+        least = min(_LEAST_COST, _ROOM * torch.finfo(self.costs.dtype).tiny)
+        worth = (self.factors * gains).sum(0) / (self.costs / largest).clamp_min(least)
         return worth.masked_fill(~self.available, -torch.inf)
 
     def without(self, pick: Tensor) -> Worth:

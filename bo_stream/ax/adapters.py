@@ -67,6 +67,7 @@ from bo_stream.ax.pool import (
     known_pool,
     pool_named,
 )
+from bo_stream.errors import plain
 from bo_stream.loops.optimization.optimizer import is_off, unit_of
 from bo_stream.loops.optimization.trials import LARGEST
 from bo_stream.models.base import StreamingGP
@@ -221,11 +222,12 @@ def fixed_in(
     for name, given in features.parameters.items():
         if name not in tunable:
             continue
-        parameter = tunable[name]
+        parameter, value = tunable[name], plain(given)
+        is_nan = isinstance(value, float) and math.isnan(value)
         try:
-            own = parameter.cast(given)
-            is_cut = parameter.python_type is int and isinstance(given, float) and own != given
-            is_in = parameter.validate(own) and not is_cut
+            own = parameter.cast(value)
+            is_cut = parameter.python_type in (int, bool) and own != value
+            is_in = parameter.validate(own) and not (is_cut or is_nan)
         except (TypeError, ValueError, OverflowError, UnsupportedError):
             is_in = False
         if not is_in:

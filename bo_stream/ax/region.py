@@ -317,9 +317,10 @@ class RegionGenerator(TorchGenerator):
     def predict_without(
         self, name: str, gone: Tensor, X: Tensor, observation_noise: bool
     ) -> tuple[Tensor, Tensor] | None:
-        """Predict rows that are left out, given all others; None where there is no model.
+        """Predict rows that are left out, given all others.
 
-        Rows that are not among those of the local model are predicted by it as it is.
+        None where there is no model, or where only some trials of a point are left out. Rows that
+        are not among those of the local model are predicted by it as it is.
 
         Args:
             name: Of the metric.
@@ -339,6 +340,8 @@ class RegionGenerator(TorchGenerator):
         if len(own) == 0:
             mean, covariance = self.predict(X, observation_noise)
             return mean.flatten(), covariance.flatten()
+        if len(own) > int(gone.sum()):
+            return None
         if len(own) == len(X) == 1:
             mean, variance = means[own], variances[own]
         else:  # trials of one point, or a fold of several

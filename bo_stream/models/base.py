@@ -302,20 +302,16 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         """Move to the first observations' dtype and device; learn the standardisation."""
         targets, _ = self._outcome_chain.to_targets(Y, Yvar)
         self.to(X)
-        self._standardize_by_first(targets)
+        centre = self._outcomes.shift  # about their mean: sums of squares lose no digits
+        if targets.shape[-2] > 0:
+            centre = targets.detach().to(torch.float64).mean(-2)
+        self._standardize_by(first_totals(targets, centre), centre)
         if self._inference.restarts and "stem" not in self._modules:
             self._first_values = hyperparameters(self)
         fixed = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
         self._outcomes = self._outcomes.initialized(
             targets, self.outcome_scale(), zeros_apart=fixed, share=self._inference.least_noise
         )
-
-    def _standardize_by_first(self, targets: Tensor) -> None:
-        """Learn the standardisation of transformed outcomes ``... x n x m``, about their mean."""
-        n, centre = targets.shape[-2], self._outcomes.shift
-        if n > 0:
-            centre = targets.detach().to(torch.float64).mean(-2)
-        self._standardize_by(first_totals(targets, centre), centre)
 
     def _take_first(
         self,
@@ -473,10 +469,6 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
     @torch.no_grad()
     def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
         """Put checked observations into memory, or take them out if the sign is negative."""
-        stays = self._outcomes.rescales or sign < 0.0 or self._latest.parts
-        known = None if stays else self._outcome_chain.standardize
-        if known is not None and bool((known.means == 0.0).all() and (known.stdvs == 1.0).all()):
-            self._standardize_by_first(self._outcome_chain.to_targets(Y.detach(), None)[0])
         former, latest, prior = self._outcomes, self._latest, self.prior
         units = former.prepared_for(prior, self._memory, Y, Yvar, sign)
         if units is not former:
@@ -519,13 +511,10 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         """
         outputs, units, likelihood = self._num_outputs, self._outcomes, self.likelihood
         memory, cache, latest = self._memory, self._cache, self._latest
-        transform: Any = self._modules.get("outcome_transform")
         try:
             yield
         except BaseException:
             self._num_outputs, self._outcomes, self.likelihood = outputs, units, likelihood
-            if transform is not None:
-                self.outcome_transform = transform
             self._memory, self._cache, self._latest = memory, cache, latest
             raise
 

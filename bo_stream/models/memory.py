@@ -204,20 +204,21 @@ class Observations:
         targets, noise = self.sites.pseudo_observations()
         return Observations(self.X, targets, noise, torch.ones_like(self.known), self.sign)
 
-    def like(self, one: Observations) -> Tensor:
-        """Say which are the same as one, in all batch elements and outputs, ``n``.
+    def like(self, one: Observations, left: Tensor) -> Tensor:
+        """Say which of those left are the same as one, in all batch elements and outputs, ``n``.
 
-        Those equal to the bit if there are any. Else the nearest, if none of its numbers differs by
-        more than ``SAME`` of its size or of those of half of the others: by rounding.
+        Those equal to the bit if there are any. Else the nearest, if it differs by no more than
+        rounding: an outcome by ``SAME`` of its size or of that of half of the others, an input by
+        ``SAME`` of how far half of them are from the middle, and a hundredth of its own size.
         """
         same = (self.X == one.X).all(-1).unsqueeze(-2) & (self.known == one.known)
         same = same & (self.targets == one.targets) & (self.noise == one.noise)
-        equal = same.movedim(-1, 0).flatten(1).all(-1)
+        equal = same.movedim(-1, 0).flatten(1).all(-1) & left
         if len(self) == 0 or bool(equal.any()):
             return equal
         X = self.X.flatten(0, -2)
         width = (X - X.median(0).values).abs().median(0).values
-        inputs = (self.X - one.X).abs() / width.maximum(one.X.abs()).clamp_min(_SMALLEST)
+        inputs = (self.X - one.X).abs() / (width + 0.01 * one.X.abs()).clamp_min(_SMALLEST)
         typical = self.targets.abs().median(-1, keepdim=True).values
         size = one.targets.abs().maximum(typical).clamp_min(_SMALLEST)
         outcomes = (self.targets - one.targets).abs() / size
@@ -225,6 +226,7 @@ class Observations:
         apart = torch.where(self.known == one.known, 0.0, torch.inf).to(inputs)
         every = (inputs.amax(-1).unsqueeze(-2), outcomes, noise, apart)
         difference = torch.stack([e.movedim(-1, 0).flatten(1).amax(-1) for e in every]).amax(0)
+        difference = torch.where(left, difference, torch.inf)
         return (difference <= SAME) & (difference == difference.min())
 
     def positions(self, data: Observations, width: Tensor) -> Tensor:
@@ -300,7 +302,7 @@ def staying(rows: Observations, data: Observations) -> Tensor:
     """Say which rows stay when a batch is taken out, each of its observations once, ``n``."""
     stay = torch.ones(len(rows), dtype=torch.bool, device=rows.X.device)
     for i in range(len(data)):
-        found = torch.nonzero(stay & rows.like(data.rows(slice(i, i + 1)))).flatten()
+        found = torch.nonzero(rows.like(data.rows(slice(i, i + 1)), stay)).flatten()
         stay[found[:1]] = False
     return stay
 

@@ -340,6 +340,18 @@ def test_the_unit_of_costs_changes_no_pick(unit: float) -> None:
     assert torch.equal(chosen, picks)
 
 
+@pytest.mark.parametrize("excluded", [[], [9]])
+def test_one_forbidding_cost_changes_no_other_pick(excluded: list[int]) -> None:
+    model, pool, points = small_model(some()), rand(10), rand(40)
+    costs, without = torch.full((10,), 0.01, dtype=torch.float64), torch.tensor([9])
+    expected = select_from_pool(model, pool, 4, points, exclude=without, costs=costs)
+    costs[9] = 1e308
+    index = torch.tensor(excluded, dtype=torch.long)
+    assert torch.equal(
+        select_from_pool(model, pool, 4, points, exclude=index, costs=costs), expected
+    )
+
+
 def test_costs_a_great_many_orders_apart_leave_out_those_excluded() -> None:
     """Gains per the least costs are infinite."""
     costs = torch.ones(10, dtype=torch.float64)

@@ -5,12 +5,15 @@ Each row of ``ROWS`` is run with both strategies. Ours goes over its model's han
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, DerivedParameterConfig, RangeParameterConfig
 from ax.core.arm import Arm
@@ -459,6 +462,7 @@ def test_parameters_that_are_fixed_outside_of_the_space_are_refused(search: Any)
     client = client_of(Row((float_("a"), int_("i", 0, 3), sizes)))
     client.set_generation_strategy(generation_strategy(initialization=2, search=search, seed=0))
     wrong: list[tuple[str, Any]] = [("a", 7.0), ("a", None), ("i", 4), ("i", 1.5), ("i", "x")]
+    wrong += [("a", math.nan), ("i", np.float32(1.5)), ("i", torch.tensor(2.5))]
     for _ in range(3):
         for name, value in [*wrong, ("k", 3)]:
             with pytest.raises(UserInputError, match=f"fixed parameter {name} to be .*, got"):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
 from bo_stream.bases.grid.kernel import kernel_factors
-from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.memory import Observations, WhitenedMemory, staying
 from bo_stream.models.wiski.memory import GridMemory
 from bo_stream.testing.streams import assert_close
 from bo_stream.weights import SufficientStatistics
@@ -162,8 +162,25 @@ def rows_with_an_outlier(dtype: torch.dtype) -> Observations:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_rows_are_found_among_replicates_and_outliers(dtype: torch.dtype) -> None:
     rows, given = rows_with_an_outlier(torch.float64), rows_with_an_outlier(dtype)
+    every = torch.ones(len(rows), dtype=torch.bool)
     for i in range(len(rows)):
-        found = rows.like(given.rows(slice(i, i + 1)))
+        found = rows.like(given.rows(slice(i, i + 1)), every)
         assert found.nonzero().flatten().tolist() == [i]
     other = replace(given, targets=given.targets + 0.001).rows(slice(5, 6))
-    assert not rows.like(other).any()
+    assert not rows.like(other, every).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rows_that_are_nearly_alike_are_each_taken_out(dtype: torch.dtype) -> None:
+    first = batch("none")
+    again = replace(first, targets=first.targets + 3e-9)
+    given = replace(first, X=first.X.to(dtype).double(), targets=first.targets.to(dtype).double())
+    stay = staying(Observations.joined([first, again]), Observations.joined([given, given]))
+    assert not stay.any()
+
+
+def test_places_with_a_large_offset_are_told_apart() -> None:
+    rows = batch("none")
+    rows = replace(rows, X=torch.tensor([5e5, 4.5e6]).double() + 200.0 * rows.X)
+    other = replace(rows, X=rows.X + 3.5).rows(slice(2, 3))
+    assert not rows.like(other, torch.ones(N, dtype=torch.bool)).any()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.outcome import (
     Bilog,
     ChainedOutcomeTransform,
@@ -201,16 +201,3 @@ def test_a_large_offset_takes_no_digits_of_the_scale(name: str, offset: float) -
     expected(Y)
     torch.testing.assert_close(found.stdvs, expected.stdvs, rtol=1e-6, atol=0.0)
     torch.testing.assert_close(found.means, expected.means, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", UNDER_LIKELIHOODS)
-def test_a_model_built_empty_standardises_by_its_first_update(name: str) -> None:
-    X, Y = first_outcomes(50.0)
-    model, expected = UNDER_LIKELIHOODS[name](X[:0], Y[:0]), Standardize(1)
-    with pytest.raises(InputDataError):
-        model.update(X, torch.where(Y[3] < Y, torch.nan, Y))
-    assert float(model.outcome_transform.stdvs) == 1.0
-    model.update(X, Y).update(X[:5], Y[:5] + 9.0)
-    expected(Y)
-    assert_close(model.outcome_transform.stdvs, expected.stdvs)
-    assert_close(model.outcome_transform.means, expected.means)

@@ -123,8 +123,8 @@ class AutoGP(StreamingGP):
                 taken, with a warning.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: Default: ``Standardize``, learned again at each refit, under a
-                likelihood by the first outcomes and for good; none for labels and counts. Else as
-                for :class:`~bo_stream.WISKI`.
+                likelihood by the first outcomes (train_Y) and for good, by none in a model built
+                empty; none for labels and counts. Else as for :class:`~bo_stream.WISKI`.
             input_transform: Any. One with parameters to learn (``Warp``) becomes a part of the
                 kernel and is learned with it.
             bounds: The box of all inputs to come, ``2 x d``, before the input transform. The

@@ -121,7 +121,7 @@ class DecoupledGP(StreamingGP):
                 scale.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: None, or ``Standardize`` for a likelihood of real outcomes: by the
-                first ones (train_Y, or the first update if that is empty), for good.
+                first ones (train_Y), for good; by none in a model built empty.
             input_transform: Any without parameters to learn; with them (``Warp``) see OSVGP.
             num_mean: Most functions M_α of the mean.
             num_covar: Most functions M_β of the covariance.

@@ -351,8 +351,8 @@ class OSVGP(InducingModel):
                 scale, for nothing else scales the process.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: None: the likelihood is of outcomes as they are. ``Standardize``, for
-                a likelihood of real outcomes: by the first ones (train_Y, or the first update if
-                that is empty), for good.
+                a likelihood of real outcomes: by the first ones (train_Y), for good; by none in a
+                model built empty.
             input_transform: As for :class:`~bo_stream.OSGPR`.
             inducing_points: As for :class:`~bo_stream.OSGPR`.
             allocator: As for :class:`~bo_stream.OSGPR`.

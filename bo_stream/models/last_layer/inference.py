@@ -213,7 +213,7 @@ class LastLayerMemory(HoldsStatistics):
         check_remainder(statistics, self.statistics)
         weight = self.weight.clone()
         for i in range(len(data)):  # each observation takes one from its like, the latest first
-            like = weight * self.rows.like(data.rows(slice(i, i + 1)))
+            like = weight * self.rows.like(data.rows(slice(i, i + 1)), weight > _NOTHING)
             later = like.flip(0).cumsum(0).flip(0) - like
             weight -= like.minimum((1.0 - later).clamp_min(0.0))
         held = torch.nonzero(weight > _NOTHING).flatten()

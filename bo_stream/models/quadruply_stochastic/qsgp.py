@@ -347,8 +347,8 @@ class QSGP(QuadruplyStochasticModel):
             covar_module: Of batch shape ``m`` (none if that is 1), or none. Default: BoTorch's
                 RBF kernel with an output scale. For Fourier features RBF or Matérn.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
-            outcome_transform: ``Standardize``, by the first outcomes (train_Y, or the first update
-                if that is empty) and for good (default for real outcomes), or None (for others).
+            outcome_transform: ``Standardize``, by the first outcomes (train_Y) and for good, by
+                none in a model built empty (default for real outcomes), or None (for others).
             input_transform: Any without parameters to learn; with them (``Warp``) see OSVGP.
             basis: ``FourierFeatures`` (default) or ``InducingAtData``.
             covariance: Of the weights: ``MeanField`` (default) or ``Chevron``.

@@ -7,7 +7,7 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.outcome import Standardize
 from botorch.sampling import SobolQMCNormalSampler
-from gpytorch.likelihoods import LaplaceLikelihood, StudentTLikelihood
+from gpytorch.likelihoods import GaussianLikelihood, LaplaceLikelihood, StudentTLikelihood
 from gpytorch.mlls import VariationalELBO
 from torch import Tensor
 
@@ -149,3 +149,14 @@ def test_a_fit_keeps_the_units() -> None:
     mll.train()
     mll.eval()
     assert torch.equal(pair.model.posterior(pair.X).mean, before)
+
+
+def test_without_first_outcomes_they_stay_as_they_are() -> None:
+    empty = torch.empty(0, 1, dtype=torch.float64)
+    X = torch.rand(20, 1, dtype=torch.float64)
+    models = [
+        OSVGP(empty, empty, GaussianLikelihood().double(), outcome_transform=transform)
+        for transform in (Standardize(m=1), None)
+    ]
+    means = [model.update(X, 3.0 * X).posterior(X).mean for model in models]
+    assert_close(means[0], means[1])
