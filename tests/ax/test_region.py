@@ -210,8 +210,12 @@ def test_parameters_that_are_fixed_for_some_trials_are_so() -> None:
     ],
 )
 def test_a_constraint_of_sums_is_kept(parameters: list[Any], constraint: str) -> None:
-    """The least value of all is on the other side."""
-    client = in_region(parameters, batches=4, constraints=[constraint])
+    """The least value of all is on the other side.
+
+    Ax rounds first trials at random, and in an order that differs from process to process: eight
+    batches were better than these in each of 60 processes, four not in all.
+    """
+    client = in_region(parameters, batches=8, constraints=[constraint])
     arms = arms_of(client)
     for each in arms:
         assert client._experiment.search_space.check_membership(each)
