@@ -41,7 +41,9 @@ def check_instance(name: str, value: object, kind: type | UnionType, example: st
 
 
 def spelled(value: object) -> str:
-    """Spell what was given in place of an instance, for a message."""
+    """Spell what was given in place of an instance, for a message: of a module its class."""
+    if isinstance(value, torch.nn.Module):
+        return f"a {type(value).__name__}"
     return f"the class {value.__name__}" if isinstance(value, type) else repr(value)
 
 

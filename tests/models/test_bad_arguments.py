@@ -180,6 +180,6 @@ VERBS: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
 @pytest.mark.parametrize("name", VERBS)
 def test_a_model_of_another_package_is_refused(name: str) -> None:
     verb, (X, Y) = VERBS[name], first("OSGPR")
-    for model in (SingleTaskGP(X, Y), OSGPR):
-        with pytest.raises(UnsupportedError, match="Expected model to be an instance of Streaming"):
+    for model, got in ((SingleTaskGP(X, Y), "a SingleTaskGP"), (OSGPR, "the class OSGPR")):
+        with pytest.raises(UnsupportedError, match=rf"model to be an instance .* got {got}\."):
             verb(model, X, Y)
