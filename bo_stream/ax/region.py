@@ -334,7 +334,7 @@ class RegionGenerator(TorchGenerator):
         local = self._search.local
         if local is None:
             return None
-        rows, means, variances = self._each
+        rows, outcomes, means, variances = self._each
         is_at = (rows == X.unsqueeze(-2)).all(-1)  # t x n
         own = is_at.any(0).nonzero().flatten()
         if len(own) == 0:
@@ -345,9 +345,8 @@ class RegionGenerator(TorchGenerator):
         if len(own) == len(X) == 1:
             mean, variance = means[own], variances[own]
         else:  # trials of one point, or a fold of several
-            Z, Yvar = self._outcomes, local.Yvar
-            model = deepcopy(local.model)
-            model.retract(rows[own], Z[own], None if Yvar is None else Yvar[own])
+            model, Yvar = deepcopy(local.model), local.Yvar
+            model.retract(rows[own], outcomes[own], None if Yvar is None else Yvar[own])
             mean, variance = moments(model.posterior(X.unsqueeze(-2)))
         if observation_noise:
             noise = local.noise()
@@ -355,19 +354,13 @@ class RegionGenerator(TorchGenerator):
             variance = variance + torch.where(is_at.any(-1), at_it, noise.median())
         return self._in_units(mean, variance)
 
-    @property
-    def _outcomes(self) -> Tensor:
-        """Return the outcomes of the local model on its scale, ``n x 1``."""
-        search, local = self._search, self._local
-        return local.scale.to_scale(search.trials.Y[search.state.rows]).unsqueeze(-1).double()
-
     @cached_property  # until the search follows other trials
-    def _each(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the rows of the local model, and the prediction of each without it."""
+    def _each(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the local model's rows, outcomes, and the prediction of each without it."""
         search, local, rows = self._search, self._local, self._search.state.rows
         X = search.settings.to_unit_cube([self.ledger[key].X for key in rows])
-        Z = self._outcomes.to(X)
-        return X, *moments(leave_one_out(local.model, X, Z, local.Yvar, False).posterior)
+        Z = local.scale.to_scale(search.trials.Y[rows]).unsqueeze(-1).to(X)
+        return X, Z, *moments(leave_one_out(local.model, X, Z, local.Yvar, False).posterior)
 
     def _in_units(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Transform means and variances of the model to those of outcomes, ``t`` each."""

@@ -123,6 +123,7 @@ SAME = 1e-5
 """Relative difference up to which two observations are taken for the same."""
 
 _SMALLEST = 1e-300
+"""Least size that differences are divided by: zeros differ from all else."""
 
 NOT_HELD = (
     "Expected observations that are in memory, with X, Y and Yvar as they were given to the model; "
@@ -253,7 +254,7 @@ class Observations:
         """Compute the largest relative difference of any two observations, ``batch x k x n``."""
         parts = (data.X.unsqueeze(-2) - self.X.unsqueeze(-3)).abs() / width.to(self.X)
         inputs = parts.amax(-1)
-        scale = self.targets.abs().amax(-1, keepdim=True).clamp_min(1e-300).unsqueeze(-1)
+        scale = self.targets.abs().amax(-1, keepdim=True).clamp_min(_SMALLEST).unsqueeze(-1)
         outcomes = (data.targets.unsqueeze(-1) - self.targets.unsqueeze(-2)).abs() / scale
         noise = (data.noise.log().unsqueeze(-1) - self.noise.log().unsqueeze(-2)).abs()
         kind = data.known.unsqueeze(-1) != self.known.unsqueeze(-2)
