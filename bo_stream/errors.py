@@ -15,18 +15,16 @@ class UsageError(ValueError):
     """
 
 
-def check_whole(name: str, value: Any, least: int) -> int:
+def check_whole(name: str, value: Any, least: int = 1) -> int:
     """Return a whole number as an int, or raise a ``UsageError`` if it is none or below the least.
 
     It may be one of NumPy, or a tensor of one number.
     """
     number = as_whole(value)
-    if number is None:
+    if number is None or number < least:
         raise UsageError(
             f"Expected {name} to be a whole number of at least {least}, got {value!r}."
         )
-    if number < least:
-        raise UsageError(f"Expected {name} of at least {least}, got {number}.")
     return number
 
 

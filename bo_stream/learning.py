@@ -20,8 +20,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from torch.nn import Parameter
 
-from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.grid.contraction import Rewhitening, prior_covariance
+from bo_stream.errors import check_whole
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_instance
@@ -193,9 +193,9 @@ def maximise_stochastically(
     """
     check_instance("model", model, ClusteredGP, "ClusteredGP(X, Y)")
     model._check_not_conditioned("maximise_stochastically")
-    steps = checked_number("steps", steps, least=0)
-    probes = checked_number("probes", probes)
-    batch_size = checked_number("batch_size", batch_size)
+    steps = check_whole("steps", steps, least=0)
+    probes = check_whole("probes", probes)
+    batch_size = check_whole("batch_size", batch_size)
     if not 0.0 <= learning_rate < math.inf:
         raise ValueError(
             f"Expected learning_rate to be at least 0 and finite, got {learning_rate}."

@@ -154,7 +154,7 @@ def test_a_vocs_that_it_cannot_take_is_refused_with_what_to_use_instead(
         ({"batch": 3}, "Expected settings among .*acquisition.* got batch"),
         ({"maximize": True}, "Bounds and direction are the VOCS's"),
         ({"model": "none"}, "Expected model"),
-        ({"q": 0}, "Expected q of at least 1"),
+        ({"q": 0}, "Expected q to be a whole number of at least 1"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:

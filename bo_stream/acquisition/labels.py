@@ -16,7 +16,7 @@ from torch import Tensor
 from bo_stream.acquisition.feature_nipv import listed_inputs
 from bo_stream.acquisition.paths import SamplePaths, sample_paths
 from bo_stream.acquisition.pool import available_candidates
-from bo_stream.allocation.allocator import checked_number
+from bo_stream.errors import check_whole
 from bo_stream.likelihoods.sites import STEP, SoftmaxMoments, entropy, softmax_moments
 from bo_stream.models.wiski.dirichlet import DirichletWISKI
 
@@ -151,7 +151,7 @@ def select_labels_from_pool(
     _check(model, max_configurations)
     if criterion not in ("BALD", "entropy"):
         raise ValueError(f"Expected criterion to be 'BALD' or 'entropy', got {criterion!r}.")
-    checked_number("num_samples", num_samples)
+    check_whole("num_samples", num_samples)
     listed_inputs(model, "pool", pool)
     available = available_candidates(exclude, pool, q)
     pool = pool.to(model.train_targets)
@@ -182,7 +182,7 @@ def _check(model: DirichletWISKI, max_configurations: int) -> None:
         )
     outcomes: Any = model.outcomes
     outcomes.check_whole("An acquisition function of labels")
-    checked_number("max_configurations", max_configurations)
+    check_whole("max_configurations", max_configurations)
 
 
 def _value(moments: SoftmaxMoments, criterion: Criterion) -> Tensor:

@@ -24,7 +24,6 @@ from gpytorch.kernels import Kernel
 from torch import Size, Tensor
 
 from bo_stream.acquisition.feature_nipv import in_weight_space, weight_space
-from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.inducing import (
     Basis,
@@ -34,6 +33,7 @@ from bo_stream.bases.inducing import (
     kernel_variance,
 )
 from bo_stream.bases.spectral import FourierFunctions, KernelFunctions, RandomDraws, draw_prior
+from bo_stream.errors import check_whole
 from bo_stream.linalg import (
     by_columns,
     row_product,
@@ -121,7 +121,7 @@ def sample_paths(
         >>> best = candidates[sample_paths(model, n=16, at=candidates)(candidates).argmax(-2)]
     """
     check_instance("model", model, StreamingGP, "AutoGP(X, Y)")
-    n = checked_number("n", n)
+    n = check_whole("n", n)
     if spread is not None and (spread.shape != (n,) or not bool(spread.isfinite().all())):
         raise ValueError(f"Expected spread to be {n} finite numbers, got {spread}.")
     return _draw(model, Size([n]), seed, at, spread)

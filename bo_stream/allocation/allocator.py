@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from copy import copy
-from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +22,7 @@ from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
 from bo_stream.bases.inducing import kernel_matrix, members
+from bo_stream.errors import check_whole
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.tensors import map_tensors
 
@@ -132,20 +132,6 @@ def check_points(name: str, X: Tensor, like: Tensor) -> None:
         )
     if not bool(X.isfinite().all()):
         raise InputDataError(f"Expected finite {name}, got NaN or infinity. Drop those rows.")
-
-
-def checked_number(name: str, value: object, least: int = 1) -> int:
-    """Check that an argument is a whole number of at least ``least``, and return it.
-
-    Raises:
-        ValueError: It is not.
-    """
-    number = float(value) if isinstance(value, Real) else math.nan
-    if not number >= least or number % 1.0 != 0.0:
-        raise ValueError(
-            f"Expected {name} to be a whole number of at least {least}, got {value!r}."
-        )
-    return int(number)
 
 
 # --- selection of points by a kernel -------------------------------------------------------------
@@ -339,7 +325,7 @@ class GreedyVariance(Allocator):
     """
 
     def __init__(self, max_points: int, tolerance: float = TOLERANCE) -> None:
-        self.max_points = checked_number("max_points", max_points)
+        self.max_points = check_whole("max_points", max_points)
         if not 0.0 <= tolerance < 1.0:
             raise ValueError(f"Expected tolerance in [0, 1), got {tolerance}.")
         self.tolerance = tolerance
@@ -366,7 +352,7 @@ class KMeans(Allocator):
     """
 
     def __init__(self, max_points: int, seed: int = 0) -> None:
-        self.max_points = checked_number("max_points", max_points)
+        self.max_points = check_whole("max_points", max_points)
         self.seed = seed
         self._memory: Tensor | None = None  # numbers of inputs
 
@@ -412,7 +398,7 @@ class Random(Allocator):
     """
 
     def __init__(self, max_points: int, seed: int = 0) -> None:
-        self.max_points = checked_number("max_points", max_points)
+        self.max_points = check_whole("max_points", max_points)
         self.seed = seed
         self._memory: tuple[int, Tensor] | None = None  # number of inputs, state of a generator
 
@@ -446,7 +432,7 @@ class UniformGrid(Allocator):
     """
 
     def __init__(self, size: int) -> None:
-        self.size = checked_number("size", size, least=2)
+        self.size = check_whole("size", size, least=2)
 
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
         pool = torch.cat((Z, X_new))

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import (
     Allocator,
-    checked_number,
     correlation,
     first_unlike,
     greedy_points,
 )
 from bo_stream.bases.inducing import InducingBasis, kernel_variance, largest_norm, members
 from bo_stream.bases.radial import WIDE
+from bo_stream.errors import check_whole
 from bo_stream.linalg import inverse_lower, pivot_rows
 from bo_stream.tensors import State, is_in, is_same, state_of
 
@@ -76,7 +76,7 @@ class Novelty(Allocator):
     """
 
     def __init__(self, max_points: int, tolerance: float = NOVEL) -> None:
-        self.max_points = checked_number("max_points", max_points)
+        self.max_points = check_whole("max_points", max_points)
         if not 0.0 < tolerance < 1.0:
             raise ValueError(f"Expected tolerance in (0, 1), got {tolerance}.")
         self.tolerance = tolerance
@@ -287,7 +287,7 @@ class Isolation:
     def __post_init__(self) -> None:
         if not 0.0 < self.below < 1.0:
             raise ValueError(f"Expected below in (0, 1), a correlation, got {self.below}.")
-        checked_number("nearest", self.nearest)
+        check_whole("nearest", self.nearest)
         if self.statistic not in ("median", "mean"):
             raise ValueError(f"Expected statistic 'median' or 'mean', got {self.statistic!r}.")
 
@@ -330,7 +330,7 @@ def expected_points_bound(
         ValueError: A number is out of range.
     """
     _check_rho(rho)
-    n, d = checked_number("n", n, least=0), checked_number("d", d)
+    n, d = check_whole("n", n, least=0), check_whole("d", d)
     for name, length in (("lengthscale", lengthscale), ("side", side)):
         if not 0.0 < length < math.inf:
             raise ValueError(f"Expected {name} to be positive and finite, got {length}.")
@@ -356,7 +356,7 @@ def nystroem_error_bound(n: int, points: int, rho: float) -> float:
         ValueError: A number is out of range.
     """
     _check_rho(rho)
-    n, points = checked_number("n", n), checked_number("points", points)
+    n, points = check_whole("n", n), check_whole("points", points)
     if points > n:
         raise ValueError(f"Expected points of at most n = {n}, the inputs, got {points}.")
     return (n - points) * (1.0 - rho**2 / (1.0 + points * (points - 1) * rho))

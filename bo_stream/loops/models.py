@@ -217,10 +217,10 @@ def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> 
     from botorch.models.transforms.outcome import Standardize
     from gpytorch import likelihoods
 
-    from bo_stream.allocation.allocator import checked_number
+    from bo_stream.errors import check_whole
 
     options = {**MODELS["osvgp"].options, **options}
-    name, steps = options["likelihood"], checked_number("hyper_steps", options["hyper_steps"], 0)
+    name, steps = options["likelihood"], check_whole("hyper_steps", options["hyper_steps"], 0)
     check_one_of("likelihood", name, LIKELIHOODS)
     model = bo_stream.OSVGP(
         X,

@@ -16,9 +16,10 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.allocation.allocator import checked_number, first_unlike
+from bo_stream.allocation.allocator import first_unlike
 from bo_stream.bases.inducing import as_read, frozen, in_dtype, kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import stacked_correlation, stacked_kernel
+from bo_stream.errors import check_whole
 from bo_stream.linalg import inverse_lower, safe_cholesky, scaled_prior, solve_lower
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inference import Inference, InferenceOption, Prior
@@ -105,8 +106,8 @@ class LocalGP(StreamingGP):
         inputs = self._set_inputs_and_modules(
             train_X, train_Yvar, input_transform, likelihood, covar_module, mean_module
         )
-        max_size, nearest = checked_number("max_size", max_size), checked_number("nearest", nearest)
-        max_models = checked_number("max_models", max_models)
+        max_size, nearest = check_whole("max_size", max_size), check_whole("nearest", nearest)
+        max_models = check_whole("max_models", max_models)
         if not 0.0 < w_gen < 1.0:
             raise ValueError(f"Expected w_gen in (0, 1), a correlation, got {w_gen}.")
         self._inference = LocalInference(w_gen, max_models, max_size, nearest)

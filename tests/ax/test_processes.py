@@ -225,9 +225,9 @@ def test_a_stopped_trial_is_given_up() -> None:
     ("settings", "message"),
     [
         ({"function": lambda p: 1.0}, "Expected function at the top level of a module"),
-        ({"function": bowl, "workers": 0}, "Expected workers of at least 1"),
+        ({"function": bowl, "workers": 0}, "Expected workers to be a whole number of at least 1"),
         ({"function": bowl, "timeout": 0.0}, "Expected timeout above 0"),
-        ({"function": bowl, "retries": -1}, "Expected retries of at least 0"),
+        ({"function": bowl, "retries": -1}, "Expected retries to be a whole number of at least 0"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:

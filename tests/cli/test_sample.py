@@ -196,7 +196,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         (["map.npz", "--grid", "2"], "grid_size"),
         (["map.npz", "--grid", "20,20,20"], "Expected grid to be one number or 2"),
         (["map.npz", "--grid", "100000"], "memory"),
-        (["map.npz", "-q", "0"], "q of at least 1"),
+        (["map.npz", "-q", "0"], "q to be a whole number of at least 1"),
         (["map.npz", "--steps", "1000"], "need a pool of"),
         (["map.npz", "--pool", "110", "--test", "40"], "too few for pool"),
         (["map.npz", "--device", "cuda:77"], "Device 'cuda:77' cannot be used"),

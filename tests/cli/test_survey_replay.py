@@ -109,7 +109,10 @@ def test_a_map_is_compared_by_its_error() -> None:
         (["last.csv", *SIZES], "Expected a threshold"),
         (["last.csv", *OPTIONS, "--start", "30"], "has results of 24 sites, too few for 30 first"),
         (["last.csv", *OPTIONS, "--rounds", "9"], "At most 5 rounds are possible (--rounds 5)"),
-        (["last.csv", *OPTIONS, "--seeds", "0"], "Expected seeds of at least 1"),
+        (
+            ["last.csv", *OPTIONS, "--seeds", "0"],
+            "Expected seeds to be a whole number of at least 1",
+        ),
         (["last.csv", *OPTIONS, "--truth", "rate"], "has no column 'rate', which --truth names"),
         (["last.csv", *OPTIONS, "--truth", "rain"], "both the truth and a covariate"),
         (["last.csv", *OPTIONS, "--compare", "grid"], "Expected --compare random, got 'grid'"),

@@ -57,7 +57,7 @@ def test_how_many_and_where() -> None:
     [
         ("slurm:4", {}, "Expected executor to be one of processes, threads, dask, ray, got 'slurm"),
         ("processes:many", {}, "Expected processes:N with a number of workers, got"),
-        ("processes:0", {}, "Expected workers of at least 1, got 0"),
+        ("processes:0", {}, "Expected workers to be a whole number of at least 1, got 0"),
         ("threads:2", {"resources": {"GPU": 1.0}}, "has no resources"),
         (ThreadPoolExecutor(1), {"resources": {"GPU": 1.0}}, "Give resources to the executor"),
         (Path(), {}, r"got a \w+Path. One of submitit: SubmititExecutor\(it\)"),

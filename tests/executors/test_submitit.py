@@ -133,5 +133,5 @@ def test_a_lost_job_is_submitted_again_and_no_more_than_asked_are_under_way() ->
 
 
 def test_a_number_of_jobs_is_checked() -> None:
-    with pytest.raises(UsageError, match="at_once of at least 1"):
+    with pytest.raises(UsageError, match="at_once to be a whole number of at least 1"):
         SubmititExecutor(Jobs(), at_once=0)

@@ -18,7 +18,7 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.allocation.allocator import checked_number
+from bo_stream.errors import check_whole
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.auto.families import (
     EXACT,
@@ -150,7 +150,7 @@ class AutoGP(StreamingGP):
             ValueError: An option is out of range, or a family is not known.
         """
         chosen = checked_options(options)
-        max_rows = checked_number("max_rows", max_rows, least=0)
+        max_rows = check_whole("max_rows", max_rows, least=0)
         gaussian = is_gaussian(likelihood)
         if not gaussian:  # real outcomes are standardised, labels and counts are not
             if isinstance(outcome_transform, _DefaultType):
@@ -185,7 +185,7 @@ class AutoGP(StreamingGP):
         if not gaussian:
             chosen = _with_steps(self, chosen, in_fits=allowed[0] == EXACT)
         most = most_exact(allowed, *kind) if max_exact is None else max_exact
-        most = checked_number("max_exact", most)
+        most = check_whole("max_exact", most)
         self._inference = AutoInference(allowed, most, max_rows, box, chosen)
         self._memory = self._inference.start(self.prior, inputs)
         if gaussian:

@@ -13,11 +13,11 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from torch import Tensor
 
-from bo_stream.allocation.allocator import checked_number
 from bo_stream.allocation.oips import Novelty
 from bo_stream.bases.inducing import as_read, differentiable_matrix, kernel_matrix
 from bo_stream.bases.kernels import stacked_variance
 from bo_stream.costs import problem_of
+from bo_stream.errors import check_whole
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.sites import Sites
 from bo_stream.models.auto.exact import ExactCache, ExactInference, ExactMemory
@@ -145,9 +145,9 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
         if name not in OPTIONS:
             raise TypeError(f"Expected options {', '.join(OPTIONS)}, got {name!r}.")
     check_rank(options.get("tolerance", TOLERANCE), options.get("max_rank", MAX_RANK))
-    checked_number("max_points", options.get("max_points", 1))
+    check_whole("max_points", options.get("max_points", 1))
     for name in ("window", "hyper_steps"):
-        checked_number(name, options.get(name, 0), least=0)
+        check_whole(name, options.get(name, 0), least=0)
     return dict(options)
 
 

@@ -17,10 +17,9 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.allocation.allocator import checked_number
 from bo_stream.allocation.cover_tree import CoverTree
 from bo_stream.bases.inducing import differentiable_matrix
-from bo_stream.errors import check_one_of
+from bo_stream.errors import check_one_of, check_whole
 from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.clustered.inference import (
     ClusterInference,
@@ -143,7 +142,7 @@ class ClusteredGP(StreamingGP):
         if cg_tolerance is not None and not 0.0 < cg_tolerance < 1.0:
             raise ValueError(f"Expected cg_tolerance in (0, 1), got {cg_tolerance}.")
         check_one_of("arithmetic", arithmetic, (torch.float64, torch.float32))
-        max_centres = checked_number("max_centres", max_centres)
+        max_centres = check_whole("max_centres", max_centres)
         chooses = resolution is None and tree is None
         self._inference = ClusterInference(
             solver, cg_tolerance, arithmetic, max_centres if chooses else None
@@ -249,8 +248,8 @@ class ClusteredGP(StreamingGP):
         Raises:
             ValueError: A number is not positive.
         """
-        probes = checked_number("probes", probes)
-        batch_size = checked_number("batch_size", batch_size)
+        probes = check_whole("probes", probes)
+        batch_size = check_whole("batch_size", batch_size)
         memory, prior, inference = self._memory, self.prior, self._inference
         _, Z, K = inference.frozen_prior(memory, prior)
         if len(Z) == 0:

@@ -15,9 +15,9 @@ from botorch.exceptions.errors import ModelFittingError
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.inducing import InducingFunctions, equal_rows
 from bo_stream.collective import ALONE, Collective
+from bo_stream.errors import check_whole
 from bo_stream.likelihoods.sites import ExpectedLogProb, local_sites
 from bo_stream.linalg import cholesky_with_nugget, identity, safe_cholesky, solve_lower
 from bo_stream.models.decoupled.posterior import (
@@ -110,9 +110,9 @@ class Growth:
             ValueError: One is negative or no whole number; a mean of fewer functions than the
                 covariance; a span of fewer than the covariance or more than the mean.
         """
-        mean = checked_number("num_mean", mean, 0)
-        covariance = checked_number("num_covar", covariance, 0)
-        span = min(4 * covariance, mean) if span is None else checked_number("num_span", span, 0)
+        mean = check_whole("num_mean", mean, 0)
+        covariance = check_whole("num_covar", covariance, 0)
+        span = min(4 * covariance, mean) if span is None else check_whole("num_span", span, 0)
         if mean < covariance:
             raise ValueError(
                 f"Expected num_mean of at least num_covar = {covariance}, got {mean}: functions of "
@@ -123,7 +123,7 @@ class Growth:
                 f"Expected num_span of num_covar = {covariance} to num_mean = {mean}, got {span}: "
                 "the covariance's functions combine some of the mean's."
             )
-        return cls(mean, covariance, checked_number("num_added", step), span)
+        return cls(mean, covariance, check_whole("num_added", step), span)
 
     def finished(self, posterior: DecoupledPosterior) -> bool:
         """Say whether both caps are reached."""

@@ -17,9 +17,8 @@ from gpytorch.means import Mean
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.inducing import check_factors
-from bo_stream.errors import check_one_of
+from bo_stream.errors import check_one_of, check_whole
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.construction import latent_kernel
@@ -358,7 +357,7 @@ class DecoupledGP(StreamingGP):
             )
         inference, prior, replay = self._inference, self.prior, self._memory.replay
         replay.check_not_empty()
-        checked_number("evaluations", evaluations)
+        check_whole("evaluations", evaluations)
         check_limits(None, seconds)
         budget = Budget(seconds, replay.collective)
         before = self._begun(budget, progress)
@@ -402,7 +401,7 @@ class DecoupledGP(StreamingGP):
         """
         self._check_not_conditioned("optimize_posterior")
         self._memory.replay.check_not_empty()
-        for _ in range(checked_number("rounds", rounds)):
+        for _ in range(check_whole("rounds", rounds)):
             best = self._inference.optimized(self._memory, self.prior, progress)
             self._set_memory(replace(self._memory, posterior=best))
         return self

@@ -14,9 +14,8 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
-from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.inducing import InducingFunctions, frozen, in_dtype
-from bo_stream.errors import check_one_of
+from bo_stream.errors import check_one_of, check_whole
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.models.decoupled.collapse import (
     Growth,
@@ -102,12 +101,12 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
 
     def __post_init__(self) -> None:
         schedule = self.schedule
-        checked_number("update_steps", self.update_steps, 0)
-        checked_number("initial_points", self.initial_points, 0)
-        checked_number("num_columns", schedule.columns)
+        check_whole("update_steps", self.update_steps, 0)
+        check_whole("initial_points", self.initial_points, 0)
+        check_whole("num_columns", schedule.columns)
         for name, number in (("batch_size", schedule.batch_size), ("max_rows", self.max_rows)):
             if number is not None:
-                checked_number(name, number)
+                check_whole(name, number)
         if schedule.columns > max(self.growth.mean, 1):
             raise ValueError(
                 f"Expected num_columns of at most num_mean = {self.growth.mean}, got "

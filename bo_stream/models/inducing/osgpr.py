@@ -17,8 +17,9 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator, checked_number
+from bo_stream.allocation.allocator import Allocator
 from bo_stream.allocation.oips import Novelty
+from bo_stream.errors import check_whole
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP, keeps_tensors
@@ -83,7 +84,7 @@ class InducingModel(StreamingGP, ABC):
     ) -> InducingMemory:
         """Move to the device of X, and make an empty memory; arguments as of :class:`OSGPR`."""
         self.to(X)
-        default = Novelty(checked_number("max_points", max_points))
+        default = Novelty(check_whole("max_points", max_points))
         if isinstance(allocator, _DefaultType):
             allocator = default if inducing_points is None else None
         check_allocator(allocator)
@@ -204,7 +205,7 @@ class OSGPR(InducingModel):
         inputs = self._set_inputs_and_modules(
             train_X, train_Yvar, input_transform, likelihood, covar_module, mean_module
         )
-        window = checked_number("window", window, least=0)
+        window = check_whole("window", window, least=0)
         self._memory = self._first_memory(inducing_points, allocator, max_points, train_X)
         self._inference = CollapsedInference(max_points, window)
         self._take_first(train_X, train_Y, train_Yvar, inputs, covar_module is not None)
@@ -378,7 +379,7 @@ class OSVGP(InducingModel):
                 :class:`~bo_stream.OSGPR` raises.
         """
         check_transform(outcome_transform, likelihood)
-        fantasy_steps = checked_number("fantasy_steps", fantasy_steps)
+        fantasy_steps = check_whole("fantasy_steps", fantasy_steps)
         if window is None:
             window = SITE_WINDOW if isinstance(likelihood, BinomialLikelihood) else 0
         latent_Y = latent_columns(train_Y, likelihood)

@@ -11,9 +11,9 @@ import torch
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from torch import Tensor
 
-from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.inducing import InducingBasis
 from bo_stream.collective import ALONE, Collective
+from bo_stream.errors import check_whole
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import Fit, Sites, fit_sites
 from bo_stream.linalg import identity
@@ -78,7 +78,7 @@ class SiteInference(InducingInference):
             if not 0.0 < share <= 1.0:
                 raise ValueError(f"Expected {name} in (0, 1], got {share}.")
         for name, least in (("natural_steps", 1), ("hyper_steps", 0), ("window", 0)):
-            number = checked_number(name, getattr(self, name), least)
+            number = check_whole(name, getattr(self, name), least)
             object.__setattr__(self, name, number)  # 2 of 2.0
         if not self.learning_rate >= 0.0:
             raise ValueError(f"Expected learning_rate of at least 0, got {self.learning_rate}.")

@@ -19,7 +19,7 @@ from gpytorch.means import Mean
 from torch import Tensor
 from torch.nn import Module
 
-from bo_stream.allocation.allocator import checked_number
+from bo_stream.errors import check_whole
 from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.inference import Hyperparameters, Prior
 from bo_stream.models.last_layer.inference import (
@@ -148,7 +148,7 @@ class BayesianLastLayer(StreamingGP):
         """
         self._begin(train_X, train_Y, train_Yvar, outcome_transform)
         inputs = self._first_inputs(train_X, input_transform)
-        window = checked_number("window", window, least=0)
+        window = check_whole("window", window, least=0)
         is_default, dim = network is None, inputs.shape[-1]
         network = default_network(dim) if network is None else network
         rank = check_network(network, inputs)
@@ -232,7 +232,7 @@ class BayesianLastLayer(StreamingGP):
         began = time.monotonic()
         if not 0.0 <= held_out <= 0.5:
             raise ValueError(f"Expected held_out to be a share in [0, 0.5], got {held_out}.")
-        batch_size = checked_number("batch_size", batch_size)
+        batch_size = check_whole("batch_size", batch_size)
         if self.num_rows == 0:
             raise InputDataError(
                 "Expected observations that are stored as rows to learn from, got none: call "

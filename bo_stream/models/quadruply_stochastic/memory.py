@@ -11,9 +11,8 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
-from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.spectral import FourierBasis, PointBasis, RelevanceBasis, SampledBasis
-from bo_stream.errors import check_one_of
+from bo_stream.errors import check_one_of, check_whole
 from bo_stream.models.outcomes.base import subset_module, subset_moments
 from bo_stream.models.quadruply_stochastic.function_process import ControlPoints
 from bo_stream.models.stochastic.replay import HoldsRows, Replay
@@ -35,7 +34,7 @@ class FourierFeatures:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if checked_number("count", self.count, 2) % 2 != 0:
+        if check_whole("count", self.count, 2) % 2 != 0:
             raise ValueError(f"Expected an even count of Fourier features, got {self.count}.")
 
 
@@ -50,7 +49,7 @@ class InducingAtData:
     max_points: int = 100_000
 
     def __post_init__(self) -> None:
-        checked_number("max_points", self.max_points)
+        check_whole("max_points", self.max_points)
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Chevron:
     columns: int
 
     def __post_init__(self) -> None:
-        checked_number("columns", self.columns)
+        check_whole("columns", self.columns)
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Schedule:
         for name, lowest in {**least, "initial_points": 0, "freeze_steps": 0}.items():
             value = getattr(self, name)
             if value is not None:
-                checked_number(name, value, lowest)
+                check_whole(name, value, lowest)
         for name in ("learning_rate", "half_life"):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"Expected {name} to be positive, got {getattr(self, name)}.")

@@ -16,10 +16,10 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.kernels import Stem
+from bo_stream.errors import check_whole
 from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import OutcomeModel, check_likelihood
 from bo_stream.likelihoods.sites import fit_sites
@@ -190,7 +190,7 @@ class WISKI(GridModel):
             check_transform(outcome_transform, counts)
         self._begin(train_X, latent_Y, train_Yvar, outcome_transform)
         rank = check_rank(tolerance, max_rank)
-        window = checked_number("window", window, least=0)
+        window = check_whole("window", window, least=0)
         inputs = self._first_inputs(train_X, input_transform, stem)
         covar_module = product_kernel(covar_module, inputs.shape[-1])
         dim = check_dim(inputs.shape[-1], covar_module)

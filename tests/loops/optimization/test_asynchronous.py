@@ -342,10 +342,10 @@ def test_what_comes_while_a_checkpoint_is_written_is_kept(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"total": 0}, "total of at least 1"),
-        ({"at_once": 0}, "at_once of at least 1"),
-        ({"ahead": -1}, "ahead of at least 0"),
-        ({"retries": -1}, "retries of at least 0"),
+        ({"total": 0}, "total to be a whole number of at least 1"),
+        ({"at_once": 0}, "at_once to be a whole number of at least 1"),
+        ({"ahead": -1}, "ahead to be a whole number of at least 0"),
+        ({"retries": -1}, "retries to be a whole number of at least 0"),
     ],
 )
 def test_numbers_are_checked(wrong: dict[str, int], message: str) -> None:

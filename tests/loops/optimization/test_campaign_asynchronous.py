@@ -205,8 +205,14 @@ def replace_plan(campaign: OptimizationCampaign, **changes: Any) -> Optimization
     [
         ({"at_once": 2}, "at_once is for asynchronous runs: expected asynchronous, or no at_once"),
         ({"ahead": 0}, "ahead is for asynchronous runs"),
-        ({"asynchronous": True, "at_once": 0}, "Expected at_once of at least 1, got 0"),
-        ({"asynchronous": True, "ahead": -1}, "Expected ahead of at least 0, got -1"),
+        (
+            {"asynchronous": True, "at_once": 0},
+            "Expected at_once to be a whole number of at least 1, got 0",
+        ),
+        (
+            {"asynchronous": True, "ahead": -1},
+            "Expected ahead to be a whole number of at least 0, got -1",
+        ),
         ({"asynchronous": True, "workers": 0}, "expected workers of at least 1, or an executor"),
     ],
 )

@@ -140,7 +140,7 @@ def test_a_function_of_one_s_own_is_kept_out_of_this_process_unless_asked() -> N
 @pytest.mark.parametrize(
     ("count", "timeout", "message"),
     [
-        (-1, None, "workers of at least 1, got -1"),
+        (-1, None, "workers to be a whole number of at least 1, got -1"),
         (2, 0.0, "timeout above 0 seconds, got 0"),
         (1, math.nan, "timeout above 0"),
     ],

@@ -312,9 +312,9 @@ def test_an_executor_that_is_shut_down_is_said_and_the_task_is_kept() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"at_once": 0}, "at_once of at least 1"),
+        ({"at_once": 0}, "at_once to be a whole number of at least 1"),
         ({"timeout": 0.0}, "timeout above 0"),
-        ({"resubmissions": -1}, "resubmissions of at least 0"),
+        ({"resubmissions": -1}, "resubmissions to be a whole number of at least 0"),
     ],
 )
 def test_numbers_are_checked(settings: dict[str, Any], message: str) -> None:

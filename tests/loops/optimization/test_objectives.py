@@ -51,7 +51,7 @@ def test_a_function_of_one_s_own() -> None:
         ("mine", {"bounds": ((0.0, 1.0),)}, "'mine'. Expected .*, or package.module:function"),
         ("Branin", {"dim": 3}, "Branin has a fixed number of inputs: leave out --dim"),
         ("Hartmann", {"dim": 2}, "Hartmann cannot have --dim 2"),
-        ("Ackley", {"dim": 0}, "Expected --dim of at least 1, got 0"),
+        ("Ackley", {"dim": 0}, "Expected --dim to be a whole number of at least 1, got 0"),
         ("Branin", {"noise": -1.0}, "--noise of at least 0"),
         ("Branin", {"bounds": ((0.0, 1.0),)}, "--bounds are for functions of your own"),
         (f"{OWN}:bowl", {}, "Say the bounds of each input"),

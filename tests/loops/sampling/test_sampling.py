@@ -263,7 +263,7 @@ class TestFiles:
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda s: s.ask(0), "q of at least 1, got 0"),
+        (lambda s: s.ask(0), "q to be a whole number of at least 1, got 0"),
         (lambda s: s.ask(55), "at most the 54 candidates that are neither told nor pending, got 5"),
         (lambda s: s.tell([1, 2], [0.5]), "value for each of 2 candidates, got 1"),
         (lambda s: s.tell([1, 60], [0.5, 0.5]), "from 0 to 59, got 60"),

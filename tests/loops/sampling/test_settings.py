@@ -29,11 +29,11 @@ def test_defaults_on_a_small_map_use_all_of_it() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"q": 0}, "q of at least 1, got 0"),
-        ({"initial": 1}, "initial of at least 2"),
-        ({"steps": -1}, "steps of at least 0"),
-        ({"score_every": 0}, "score_every of at least 1"),
-        ({"test": 1}, "test of at least 2"),
+        ({"q": 0}, "q to be a whole number of at least 1, got 0"),
+        ({"initial": 1}, "initial to be a whole number of at least 2"),
+        ({"steps": -1}, "steps to be a whole number of at least 0"),
+        ({"score_every": 0}, "score_every to be a whole number of at least 1"),
+        ({"test": 1}, "test to be a whole number of at least 2"),
         ({"kernel": "cubic"}, "kernel to be one of learned, rbf, matern12, .*, got 'cubic'"),
         ({"dtype": "float16"}, "dtype to be one of float64, float32"),
         ({"strategy": "greedy"}, "strategy to be one of chosen, random"),

@@ -202,5 +202,5 @@ def test_too_few_sites_for_a_plan() -> None:
         replay_survey(finished, replace(PLAN, start=34), "random", 0)
     with pytest.raises(UsageError, match="design to be one of adaptive, random"):
         replay_survey(finished, PLAN, "clever", 0)
-    with pytest.raises(UsageError, match="Expected rounds of at least 1"):
+    with pytest.raises(UsageError, match="Expected rounds to be a whole number of at least 1"):
         ReplayPlan(rounds=0)

@@ -113,7 +113,7 @@ def test_files_have_scores_and_choices(tmp_path: Path) -> None:
 def test_too_few_sites_or_seeds() -> None:
     with pytest.raises(UsageError, match="40 sites, too few"):
         begun(plan=replace(PLAN, start=32))
-    with pytest.raises(UsageError, match="Expected seeds of at least 1"):
+    with pytest.raises(UsageError, match="Expected seeds to be a whole number of at least 1"):
         begun(seeds=0)
 
 

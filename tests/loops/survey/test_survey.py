@@ -112,7 +112,7 @@ def test_a_bad_table_changes_nothing() -> None:
         survey.tell(bad)
     with pytest.raises(UsageError, match="Site 'V039' is not pending and has no result"):
         survey.withdraw(["V001", "V039"])
-    with pytest.raises(UsageError, match="Expected q of at least 1"):
+    with pytest.raises(UsageError, match="Expected q to be a whole number of at least 1"):
         survey.ask(0)
     assert (survey.status(), survey.fingerprint, list(survey.ledger.events)) == before
 
