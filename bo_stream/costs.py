@@ -174,8 +174,6 @@ def _operands(kernel: Any, compound: str) -> Iterator[Any]:
 # --- the speed of this machine -------------------------------------------------------------------
 
 
-Clock = Callable[[], float]
-
 _REPEATS = 5
 """Timings of a probe, of which the least counts."""
 
@@ -192,14 +190,13 @@ gradients are few, many or most; dense linear algebra; passes over large arrays.
 
 
 @cache
-def speeds(threads: int, clock: Clock = time.perf_counter) -> dict[str, float]:
+def speeds(threads: int) -> dict[str, float]:
     """Time probes on this machine, once a process for each number of threads.
 
     It takes a fifth of a second or so.
 
     Args:
         threads: The result of ``torch.get_num_threads()``, which is not changed.
-        clock: Seconds so far.
 
     Returns:
         Seconds of a probe of each of ``KINDS``, the least of some repeats.
@@ -209,9 +206,9 @@ def speeds(threads: int, clock: Clock = time.perf_counter) -> dict[str, float]:
         probe()  # the first time it is slow
         seconds = []
         for _ in range(_REPEATS):
-            start = clock()
+            start = time.perf_counter()
             probe()
-            seconds.append(clock() - start)
+            seconds.append(time.perf_counter() - start)
         least[kind] = min(seconds)
     return least
 
@@ -263,7 +260,7 @@ class CostTable:
     machine of the table, or bytes.
 
     Attributes:
-        speeds: Seconds of the probes of ``calibration`` on the machine of the table.
+        speeds: Seconds of the probes of :func:`speeds` on the machine of the table.
         limits: Defaults of the models that sizes depend on.
     """
 

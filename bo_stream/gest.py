@@ -24,7 +24,7 @@ from gest_api.vocs import (
 
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.acquisition.feature_nipv import in_weight_space
-from bo_stream.errors import UsageError, plain
+from bo_stream.errors import UsageError, check_whole, plain
 from bo_stream.loops.optimization.acquisition import Situation
 from bo_stream.loops.optimization.objectives import NoOutcomeError, as_number
 from bo_stream.loops.optimization.optimizer import Optimizer, load_optimizer, save_optimizer
@@ -341,13 +341,7 @@ def outcome_of(name: str, value: Any) -> float | None:
 
 
 def _whole(name: str, value: Any, least: int) -> int:
-    """Return a whole number of any type, or raise a ``UsageError``."""
-    try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):
-        number = None
-    if number is None or number != value or isinstance(value, bool | str) or number < least:
-        raise UsageError(
-            f"Expected {name} to be a whole number of at least {least}, got {value!r}."
-        )
-    return number
+    """Return a whole number, also one that came as a float, or raise a ``UsageError``."""
+    value = plain(value)
+    is_whole = isinstance(value, float) and value.is_integer()
+    return check_whole(name, int(value) if is_whole else value, least)

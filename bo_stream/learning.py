@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.exceptions.warnings import OptimizationWarning
+from botorch.models.transforms.outcome import Log, OutcomeTransform, Power
 from botorch.optim.closures.core import ForwardBackwardClosure
 from botorch.optim.core import OptimizationResult
 from botorch.optim.fit import fit_gpytorch_mll_scipy
@@ -28,7 +29,8 @@ from bo_stream.models.checks import check_instance
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.lbfgs import fit_in_logarithms
-from bo_stream.models.stochastic.budget import ConstrainedAdam
+from bo_stream.models.outcomes.gaussian import GaussianOutcomes
+from bo_stream.models.stochastic.budget import ConstrainedAdam, check_rate
 from bo_stream.models.wiski.cache import FEW_FEATURES, SolvedSubspace, Subspace, SubspacePrior
 from bo_stream.models.wiski.dirichlet import DirichletWISKI
 from bo_stream.models.wiski.grid_model import GridModel
@@ -70,9 +72,11 @@ def pretrain(
     Raises:
         InputDataError: Fewer than ten points, the cases in which ``update`` raises one, or a stem
             that was led out of the grid's cube; nothing is changed then.
-        UnsupportedError: The model has no stem, or is conditioned on hypothetical observations.
+        UnsupportedError: The model has no stem, is of counts, or is conditioned on hypothetical
+            observations.
     """
     model._check_not_conditioned("pretrain")
+    _check_normal(model)
     model.standardized(X, Y, Yvar)  # raises what update would, before anything is dropped
     if model._modules.get("stem") is None:
         raise UnsupportedError(
@@ -83,8 +87,7 @@ def pretrain(
         raise InputDataError(
             f"Expected at least {_LEAST_POINTS} points to pretrain a stem on, got {X.shape[-2]}."
         )
-    if maxiter < 1:
-        raise ValueError(f"Expected maxiter of at least 1, got {maxiter}.")
+    maxiter = check_whole("maxiter", maxiter)
     state = deepcopy(model.state_dict())
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
 
@@ -131,32 +134,44 @@ def learn_points(model: OSGPR, maxiter: int = 30) -> OptimizationResult:
 
     Raises:
         UnsupportedError: It is no ``OSGPR``, or conditioned on hypothetical observations.
-        ValueError: The model has no observations.
+        ValueError: The model has no observations, or more points than ``max_points``.
     """
     check_instance("model", model, OSGPR, "OSGPR(X, Y)")
-    if maxiter < 1:
-        raise ValueError(f"Expected maxiter of at least 1, got {maxiter}.")
+    maxiter = check_whole("maxiter", maxiter)
     model._check_not_conditioned("learn_points")
-    if len(model.inducing_points) == 0:
+    count = len(model.inducing_points)
+    if count == 0:
         raise ValueError("Expected a model with observations to learn points from, got none.")
-    model.train()
+    if count > model.max_points:
+        raise ValueError(
+            f"Expected at most max_points = {model.max_points} inducing points to learn, got "
+            f"{count}. Raise max_points, or place fewer by place_points."
+        )
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    points = Parameter(model.inducing_points.double())
+    points, before = Parameter(model.inducing_points.double()), deepcopy(model.state_dict())
 
     def loss() -> Tensor:
         return -_with_priors(mll, model.bound_at(points)) / model.num_observations
 
-    state, before = deepcopy(model.state_dict()), loss().detach()
-    others, options = {"inducing_points": points}, {"maxiter": maxiter}
-    result = _minimise(fit_in_logarithms, mll, loss, others, options=options)
-    with torch.no_grad():
-        if not bool(loss() <= before):
-            model.load_state_dict(state)
-            points.copy_(model.inducing_points)
-    model.zero_grad()
-    model.place_points(points)
-    model.eval()
-    return result
+    with model._undone_on_error():
+        try:
+            model.train()
+            state, start = deepcopy(model.state_dict()), loss().detach()
+            others, options = {"inducing_points": points}, {"maxiter": maxiter}
+            result = _minimise(fit_in_logarithms, mll, loss, others, options=options)
+            with torch.no_grad():
+                if not bool(loss() <= start):
+                    model.load_state_dict(state)
+                    points.copy_(model.inducing_points)
+            model.zero_grad()
+            model.place_points(points)
+            model.eval()
+            return result
+        except BaseException:
+            model.zero_grad()
+            model.load_state_dict(before)
+            model.eval()
+            raise
 
 
 def maximise_stochastically(
@@ -196,10 +211,6 @@ def maximise_stochastically(
     steps = check_whole("steps", steps, least=0)
     probes = check_whole("probes", probes)
     batch_size = check_whole("batch_size", batch_size)
-    if not 0.0 <= learning_rate < math.inf:
-        raise ValueError(
-            f"Expected learning_rate to be at least 0 and finite, got {learning_rate}."
-        )
     if tolerance is not None and not 0.0 < tolerance < 1.0:
         raise ValueError(f"Expected tolerance in (0, 1), got {tolerance}.")
     generator = torch.Generator().manual_seed(seed)
@@ -233,6 +244,16 @@ def _minimise(
         warnings.simplefilter("ignore", OptimizationWarning)
         closure = ForwardBackwardClosure(loss, parameters)
         return fit(mll, parameters=parameters, closure=closure, **kwargs)
+
+
+def _check_normal(model: GridModel) -> None:
+    """Check that a model's outcomes have normal noise, as those of counts do not."""
+    if not isinstance(model.outcomes, GaussianOutcomes):
+        raise UnsupportedError(
+            "Expected model to be one of outcomes with normal noise, or of labels, got a "
+            f"{type(model).__name__} with a {type(model.likelihood).__name__}. Refit it by "
+            "botorch.fit.fit_gpytorch_mll."
+        )
 
 
 def _stem_parameters(model: StreamingGP) -> list[Parameter]:
@@ -275,7 +296,9 @@ class OnlineLearner:
     observed with, so a stem that has moved far no longer agrees with its memory; :meth:`refresh`
     projects the stored ones again, at most ``keep`` of them. On the UCI streams of
     ``benchmarks/accuracy/uci.py`` :meth:`relearn` while the first 2,000 are stored, then a stem
-    that stays (``stem_learning_rate=0``), does better than stepping the stem throughout.
+    that stays (``stem_learning_rate=0``), does better than stepping the stem throughout. Outcomes
+    are standardised as the model has them, and by the first batch where it was built empty: begin
+    with some points.
 
     Cost of a step of q points: O(q (7^k + r²) + r³) regardless of the number of earlier
     observations, with k grid dimensions and as few features r as the noise allows.
@@ -304,18 +327,29 @@ class OnlineLearner:
             seed: Seed of that sample.
 
         Raises:
-            UnsupportedError: Another model; noise that depends on the inputs is not learned so.
-            ValueError: A negative rate or budget.
+            UnsupportedError: Another model; noise that depends on the inputs is not learned so, nor
+                are counts. Or a budget for a model with a batch shape.
+            ValueError: A rate that is negative or not finite, or a budget that is no whole number
+                from 0.
         """
         if not isinstance(model, WISKI | DirichletWISKI):
             raise UnsupportedError(
                 f"Expected model to be a WISKI or a DirichletWISKI, got a {type(model).__name__}. "
                 "Refit others from time to time: fit_gpytorch_mll."
             )
+        _check_normal(model)
+        check_rate("learning_rate", learning_rate)
+        check_rate("stem_learning_rate", stem_learning_rate)
+        keep = check_whole("keep", keep, least=0)
+        if keep > 0 and len(model.batch_shape) > 0:
+            raise UnsupportedError(
+                f"Expected keep = 0 for a model with a batch shape, {tuple(model.batch_shape)}, "
+                f"got {keep}. Make a model for each element."
+            )
         self.model = model.eval()
+        is_raw = bool((model.outcome_scale() == 1.0).all())  # else it was cleared
+        self._standardizes = model.num_observations == 0.0 and is_raw
         self._mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        if keep < 0:
-            raise ValueError(f"Expected to keep at least 0 observations, got {keep}.")
         self._keep, self._seen, self._generator = keep, 0, torch.Generator().manual_seed(seed)
         self._stored: list[StoredObservation] = []
         self._kernel = ConstrainedAdam(model, _hyperparameters(model), learning_rate)
@@ -356,6 +390,9 @@ class OnlineLearner:
                     parameter.copy_(value)
             self._stem.restore(moments)
             raise
+        if self._standardizes:
+            self.model.train().eval()  # by the batch
+            objective, self._standardizes = OnlineObjective(self.model), False
         self.offer(X, Y, Yvar)
         if self._kernel.learns:
             count = max(self.model.num_observations, 1.0)
@@ -389,16 +426,23 @@ class OnlineLearner:
         were projected. Cost O(keep · r² + r³) an iteration, regardless of the stream's length.
 
         Raises:
-            InputDataError: Fewer than ten observations are stored.
-            UnsupportedError: The model has no stem.
+            InputDataError: Fewer than ten observations are stored, or not all of them are in memory
+                any more; nothing is changed then.
+            UnsupportedError: The model has no stem, or observations on several grids, after
+                ``refine``; nothing is changed then.
         """
         if not self._stored:
             raise InputDataError("Expected kept observations, got none: give keep a budget.")
         learned = deepcopy(self.model)
         pretrain(learned, *_columns(self._stored), maxiter)
-        self.model.load_state_dict(learned.state_dict())
-        self.model.eval()
-        self.refresh()
+        before = deepcopy(self.model.state_dict())
+        try:
+            self.model.load_state_dict(learned.state_dict())
+            self.model.eval()
+            self.refresh()
+        except BaseException:
+            self.model.load_state_dict(before)
+            raise
 
     def refresh(self, n_kept: int | None = None) -> None:
         """Project n stored observations, or all, again, by the present stem. Cost O(n 7^k).
@@ -408,7 +452,7 @@ class OnlineLearner:
         stream the model equals one that is built from the stream by the present stem.
         """
         most = len(self._stored)
-        if n_kept is not None and not 0 <= n_kept <= most:
+        if n_kept is not None and check_whole("n_kept", n_kept, least=0) > most:
             raise ValueError(f"Expected n_kept from 0 to the {most} kept, got {n_kept}.")
         some = self._stored[:n_kept]
         if not some:
@@ -479,7 +523,8 @@ class OnlineObjective:
         logs = factor.diagonal(dim1=-2, dim2=-1).log().sum()
         constant = 0.5 * innovation.numel() * math.log(2.0 * math.pi)
         normal = -0.5 * white.square().sum() - logs - constant
-        return normal - outcomes.shape[-1] * model.outcome_scale().log().sum()
+        scale = outcomes.shape[-1] * model.outcome_scale().log().sum()
+        return normal - scale + _log_slope(model.prior.chain.fixed, Y)
 
     def log_marginal_likelihood(self) -> Tensor:
         """Return the log marginal likelihood of all observations, ``batch_shape x m``.
@@ -509,6 +554,19 @@ class OnlineObjective:
             followed = SolvedSubspace.of(subspace, prior, model.prior)
             model._cache = replace(cache, followed=followed)
         return subspace, followed
+
+
+def _log_slope(steps: Iterable[OutcomeTransform], Y: Tensor) -> Tensor:
+    """Sum the logarithms of the slopes of elementwise outcome transforms, first to last, at Y."""
+    total, Y = torch.zeros((), dtype=torch.float64, device=Y.device), Y.detach().double()
+    for step in steps:
+        size = Y.abs()
+        if isinstance(step, Power):
+            total = total + (math.log(abs(step.power)) + (step.power - 1.0) * size.log()).sum()
+        else:
+            total = total - (size.log() if isinstance(step, Log) else size.log1p()).sum()
+        Y, _ = step(Y)
+    return total
 
 
 @dataclass

@@ -59,7 +59,9 @@ def replayed(data: Path, settings: Settings, sites: Sequence[int]) -> Replayed:
     dataset = read_dataset(data)
     resolved = settings.resolved(*dataset.X.shape)
     replay = SamplingReplay(PoolSplit.of(dataset, resolved), resolved)
-    scores = {step.score.observations: step.score for step in replay.run() if step.score}
+    for _ in replay.run():
+        pass
+    scores = {score.observations: score for score in replay.curve}
     found = [scores[n] for n in sites]
     kernel = replay.state.kernel
     return Replayed([s.rmse_sd for s in found], [s.mae_sd for s in found], kernel)

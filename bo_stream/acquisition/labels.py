@@ -31,7 +31,7 @@ CHUNK = 512
 _COARSE = 2.0
 """Step of the quadrature that first values all candidates, in steps of the full accuracy."""
 
-Criterion = Literal["BALD", "entropy"]
+LabelCriterion = Literal["BALD", "entropy"]
 
 
 class LabelAcquisition(AcquisitionFunction):
@@ -43,7 +43,7 @@ class LabelAcquisition(AcquisitionFunction):
     """
 
     model: DirichletWISKI
-    criterion: ClassVar[Criterion]
+    criterion: ClassVar[LabelCriterion]
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ def select_labels_from_pool(
     model: DirichletWISKI,
     pool: Tensor,
     q: int,
-    criterion: Criterion = "BALD",
+    criterion: LabelCriterion = "BALD",
     exclude: Tensor | None = None,
     num_samples: int = 256,
     max_configurations: int = _MAX_CONFIGURATIONS,
@@ -185,7 +185,7 @@ def _check(model: DirichletWISKI, max_configurations: int) -> None:
     check_whole("max_configurations", max_configurations)
 
 
-def _value(moments: SoftmaxMoments, criterion: Criterion) -> Tensor:
+def _value(moments: SoftmaxMoments, criterion: LabelCriterion) -> Tensor:
     return moments.information if criterion == "BALD" else moments.entropy
 
 
@@ -193,7 +193,7 @@ class _SortedPool:
     """A pool sorted by the candidates' values alone, with draws as far as needed so far."""
 
     def __init__(
-        self, paths: SamplePaths, pool: Tensor, alone: Tensor, criterion: Criterion
+        self, paths: SamplePaths, pool: Tensor, alone: Tensor, criterion: LabelCriterion
     ) -> None:
         self._paths, self._pool, self._alone, self._criterion = paths, pool, alone, criterion
         self._order = alone.argsort(descending=True, stable=True).split(CHUNK)

@@ -21,7 +21,7 @@ from linear_operator.utils.errors import NotPSDError
 from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
-from bo_stream.bases.inducing import kernel_matrix, members
+from bo_stream.bases.inducing import kernel_matrix, kernel_variance, members
 from bo_stream.errors import check_whole
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.tensors import map_tensors
@@ -155,7 +155,7 @@ def correlation(kernel: Kernel, A: Tensor, B: Tensor) -> Tensor:
     point without prior variance is correlated with nothing. Cost O(n m d) a kernel.
     """
     raw = kernel_matrix(kernel, A, B, 1).squeeze(-3)
-    first, second = (kernel(X, diag=True) for X in (A, B))
+    first, second = (kernel_variance(kernel, X, 1).squeeze(-2) for X in (A, B))
     scale = (first.unsqueeze(-1) * second.unsqueeze(-2)).sqrt()
     values = torch.where(scale > 0.0, raw / scale, torch.zeros_like(raw))
     return values.flatten(0, -3).amin(0) if values.ndim > 2 else values
@@ -204,7 +204,7 @@ def greedy_points(
     pool = torch.cat((given, X))
     if len(pool) == 0:
         return pool
-    variance = kernel(pool, diag=True).reshape(-1, len(pool))
+    variance = kernel_variance(kernel, pool, 1).reshape(-1, len(pool))
     left = torch.ones_like(variance)
     root = variance.new_zeros(len(variance), count, len(pool))
     before = torch.arange(len(given), device=pool.device)
@@ -357,30 +357,37 @@ class KMeans(Allocator):
         self._memory: Tensor | None = None  # numbers of inputs
 
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
+        counts = self._memory
+        if counts is None or len(counts) != len(Z):
+            counts = Z.new_ones(len(Z))
         if len(Z) >= self.max_points:  # each input moves its nearest mean
             if len(X_new) == 0:
                 return Z
-            counts = self._memory
-            if counts is None or len(counts) != len(Z):
-                counts = Z.new_ones(len(Z))
-            nearest = torch.cdist(X_new, Z).argmin(-1)
+            distances = torch.cdist(X_new, Z, compute_mode="donot_use_mm_for_euclid_dist")
+            nearest = distances.argmin(-1)
             new = torch.bincount(nearest, minlength=len(Z)).to(Z)
             total = counts.to(Z) + new
             sums = torch.zeros_like(Z).index_add(0, nearest, X_new)
             self._memory = total
             share = (new / total).unsqueeze(-1)
             return Z + share * (sums / new.clamp_min(1.0).unsqueeze(-1) - Z)
-        pool = torch.unique(torch.cat((Z, X_new)), dim=0)
+        pool, places = torch.unique(torch.cat((Z, X_new)), dim=0, return_inverse=True)
+        each = torch.cat((counts.to(Z), Z.new_ones(len(X_new))))
+        sizes = Z.new_zeros(len(pool)).index_add(0, places, each)
         if len(pool) <= self.max_points:
+            self._memory = sizes
             return pool
         start = np.random.default_rng(self.seed)
-        means, labels = kmeans2(
+        _, found = kmeans2(
             pool.cpu().numpy(), self.max_points, iter=_ITERATIONS, minit="++", seed=start
         )
-        sizes = torch.bincount(torch.as_tensor(labels), minlength=self.max_points)
-        filled = sizes > 0
-        self._memory = sizes[filled].to(pool)
-        return torch.as_tensor(means).to(pool)[filled.to(pool.device)]
+        labels = torch.as_tensor(found, dtype=torch.long, device=pool.device)
+        total = Z.new_zeros(self.max_points).index_add(0, labels, sizes)
+        sums = Z.new_zeros(self.max_points, Z.shape[-1])
+        sums = sums.index_add(0, labels, sizes.unsqueeze(-1) * pool)
+        filled = total > 0.0
+        self._memory = total[filled]
+        return sums[filled] / self._memory.unsqueeze(-1)
 
 
 class Random(Allocator):

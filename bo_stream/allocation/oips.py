@@ -222,6 +222,7 @@ class OIPS(Allocator):
     threshold is on the correlation, so that an output scale does not change its meaning.
 
     - Cost: O(n M) for n points, and O(n) for each one accepted.
+    - An input without prior variance, of a linear kernel the origin, is never accepted.
     - When hyperparameters move, ``prune`` drops points; gaps are filled by the data to come.
     - Source: [Galy-Fajou2021, algorithm 1].
 
@@ -254,7 +255,8 @@ class OIPS(Allocator):
         stay = seen is not None and is_in(kernel, seen[1:]) and bool(members(Z, seen[0]).all())
         if not stay and self.prune < 1.0:
             Z = Z[first_unlike(correlation(kernel, Z, Z) >= self.prune)]
-        for rows in X_new.split(_OIPS_ROWS):
+        has_variance = (kernel_variance(kernel, X_new, 1) > 0.0).flatten(0, -2).any(0)
+        for rows in X_new[has_variance].split(_OIPS_ROWS):
             candidates = rows
             if len(Z) > 0:
                 candidates = rows[correlation(kernel, rows, Z).amax(-1) < self.rho]

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import torch
 from ax.core.search_space import SearchSpaceDigest
-from ax.exceptions.core import SearchSpaceExhausted
 from ax.exceptions.core import UnsupportedError as AxUnsupportedError
 from ax.generators.torch.botorch_modular.acquisition import Acquisition
 from ax.generators.torch.botorch_modular.surrogate import Surrogate
@@ -35,7 +34,7 @@ from torch import Tensor
 
 from bo_stream.acquisition import FeatureNIPV, PoolSelector, evaluate_known_points_once
 from bo_stream.acquisition.feature_nipv import in_weight_space
-from bo_stream.ax.pool import CANDIDATE, MC_POINTS, POOL, Pool
+from bo_stream.ax.pool import CANDIDATE, MC_POINTS, POOL, Pool, check_enough
 from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.errors import check_whole
 from bo_stream.loops.run import predict_mean
@@ -463,20 +462,3 @@ def _greedy(acqf: AcquisitionFunction, X: Tensor, n: int) -> Tensor:
 def values(acqf: AcquisitionFunction, X: Tensor) -> Tensor:
     """Evaluate an acquisition function at single candidates, ``N x d -> N``."""
     return torch.cat([acqf(chunk.unsqueeze(-2)) for chunk in X.split(_POOL_CHUNK)])
-
-
-def check_enough(wanted: int, left: int, pool: Pool, fixed: bool) -> None:
-    """Check that a pool has enough candidates left; some parameters may be fixed.
-
-    Raises:
-        SearchSpaceExhausted: It has not.
-    """
-    if left >= wanted:
-        return
-    which = " and have the fixed parameters" if fixed else ""
-    raise SearchSpaceExhausted(
-        f"Asked for {wanted} of the candidates of pool {pool.name!r} that no trial has had{which}, "
-        f"and {left} of {len(pool)} are left; those that the same call has chosen already are not. "
-        "Ask for fewer, stop here, or register a larger table with "
-        "register_pool(Pool.of(candidates, name=...), replace=True)."
-    )

@@ -28,10 +28,9 @@ from botorch.exceptions.errors import UnsupportedError
 from botorch.exceptions.warnings import InputDataWarning
 from torch.quasirandom import SobolEngine
 
-from bo_stream.ax.acquisition import check_enough
-from bo_stream.ax.adapters import how_to_report
-from bo_stream.ax.pool import Tables, input_transforms, pool_named
+from bo_stream.ax.pool import Tables, check_enough, input_transforms, pool_named
 from bo_stream.ax.surrogate import suited
+from bo_stream.ax.transforms import how_to_report
 from bo_stream.models.base import StreamingGP
 
 _WITHOUT_OUTCOME = (TrialStatus.FAILED, TrialStatus.ABANDONED)

@@ -22,7 +22,7 @@ from ax.adapter.registry import MBM_X_trans_base
 from ax.adapter.transforms.base import Transform
 from ax.core.parameter import DerivedParameter, Parameter, ParameterType, RangeParameter
 from ax.core.search_space import SearchSpace
-from ax.exceptions.core import UnsupportedError
+from ax.exceptions.core import SearchSpaceExhausted, UnsupportedError
 from torch import Tensor
 
 Name: TypeAlias = str | int
@@ -435,4 +435,21 @@ def _refuse(
         f"{len(rows)} of the {len(pool)} candidates of pool {pool.name!r} have {what}, such as "
         f"{pool.name_at(int(rows[0]))!r} with {value}. Leave them out, with pool.without(names), "
         "or widen the search space."
+    )
+
+
+def check_enough(wanted: int, left: int, pool: Pool, fixed: bool) -> None:
+    """Check that a pool has enough candidates left; some parameters may be fixed.
+
+    Raises:
+        SearchSpaceExhausted: It has not.
+    """
+    if left >= wanted:
+        return
+    which = " and have the fixed parameters" if fixed else ""
+    raise SearchSpaceExhausted(
+        f"Asked for {wanted} of the candidates of pool {pool.name!r} that no trial has had{which}, "
+        f"and {left} of {len(pool)} are left; those that the same call has chosen already are not. "
+        "Ask for fewer, stop here, or register a larger table with "
+        "register_pool(Pool.of(candidates, name=...), replace=True)."
     )

@@ -33,7 +33,7 @@ from torch.quasirandom import SobolEngine
 
 from bo_stream.ax.adapters import Pending, ReproducibleAdapter
 from bo_stream.ax.surrogate import moments
-from bo_stream.diagnostics import leave_one_out
+from bo_stream.diagnostics import leave_one_out, without
 from bo_stream.loops.optimization.region import Domain, input_lengthscales
 from bo_stream.loops.optimization.region_search import LocalFit, RegionSurrogate, region_state
 from bo_stream.loops.optimization.trials import (
@@ -345,8 +345,8 @@ class RegionGenerator(TorchGenerator):
         if len(own) == len(X) == 1:
             mean, variance = means[own], variances[own]
         else:  # trials of one point, or a fold of several
-            model, Yvar = deepcopy(local.model), local.Yvar
-            model.retract(rows[own], outcomes[own], None if Yvar is None else Yvar[own])
+            Yvar = None if local.Yvar is None else local.Yvar[own]
+            model = without(local.model, rows[own], outcomes[own], Yvar)
             mean, variance = moments(model.posterior(X.unsqueeze(-2)))
         if observation_noise:
             noise = local.noise()

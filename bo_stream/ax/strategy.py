@@ -60,19 +60,18 @@ from bo_stream.ax.acquisition import (
     best_observed,
     check_options,
 )
-from bo_stream.ax.adapters import (
-    ExactCandidates,
-    FiniteOutcomes,
-    OutcomeUnits,
-    QuasiRandomAdapter,
-    ReportedMetrics,
-    SteadyWinsorize,
-    StreamAdapter,
-)
+from bo_stream.ax.adapters import QuasiRandomAdapter, StreamAdapter
 from bo_stream.ax.initialization import EnoughTrials, PoolStart
 from bo_stream.ax.pool import MC_POINTS, POOL, Candidates, Pool, handle, pool_named
 from bo_stream.ax.region import SEARCHES, RegionAdapter, RegionGenerator, RegionSuits
 from bo_stream.ax.surrogate import ASKED_FOR, Moments, RefitRecord, StreamSurrogate
+from bo_stream.ax.transforms import (
+    ExactCandidates,
+    FiniteOutcomes,
+    OutcomeUnits,
+    ReportedMetrics,
+    SteadyWinsorize,
+)
 from bo_stream.errors import check_seed, check_whole, plain
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.auto.families import OPTIONS

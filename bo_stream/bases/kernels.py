@@ -28,10 +28,9 @@ from gpytorch.kernels import (
 )
 from gpytorch.priors import LogNormalPrior
 from torch import Size, Tensor
-from torch.autograd.function import once_differentiable
 
 from bo_stream.bases.radial import RadialKernel
-from bo_stream.tensors import broadcast_shapes
+from bo_stream.tensors import broadcast_shapes, first_derivatives_only
 
 
 def stacked_kernel(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
@@ -70,7 +69,8 @@ def stacked_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
         return known
     if outputs == 1:
         return diagonal(kernel, X.squeeze(-3)).unsqueeze(-2)
-    return diagonal(kernel, X.expand(*X.shape[:-3], outputs, *X.shape[-2:]))
+    variance = diagonal(kernel, X)
+    return variance.expand(*variance.shape[:-2], outputs, variance.shape[-1])
 
 
 def diagonal(kernel: Kernel, X: Tensor) -> Tensor:
@@ -273,7 +273,7 @@ class _WeightedExponential(torch.autograd.Function):
         return (weights.unsqueeze(-2) @ matrix).squeeze(-2), matrix
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         left, right, weights, matrix = ctx.saved_tensors
         w, s = weights.unsqueeze(-1), slope.unsqueeze(-1)

@@ -173,7 +173,7 @@ def optimize(
             metavar="NAME",
         ),
     ] = _DEFAULT.acquisition,
-    beta: Annotated[float, option("Search", "Weight of the spread in qUCB.")] = _DEFAULT.beta,
+    beta: Annotated[float, option("Search", "β of mean + √β sd in qUCB.")] = _DEFAULT.beta,
     seed: Annotated[
         int, option("Search", "Of the Sobol points, the search and the noise.")
     ] = _DEFAULT.seed,

@@ -6,6 +6,7 @@ Whatever loads torch or pandas is imported in the functions: the help pages do w
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -119,7 +120,8 @@ def replay(
         return ReplayRun(finished, plan, designs, SEEDS if seeds is None else seeds, truth)
 
     def go_on(folder: Path) -> ReplayRun:
-        replays = ReplayRun.resume(folder, table, str(sites), seeds)
+        trusted = [settings["loss"]] if settings["loss"] else []
+        replays = ReplayRun.resume(folder, table, str(sites), seeds, trusted)
         began = asdict(replays.finished_survey.settings)
         other = "random" if "random" in replays.designs else None
         previous = {**began, **asdict(replays.plan), "truth": replays.truth, "compare": other}
@@ -130,10 +132,15 @@ def replay(
     with running.reported_problems() as caught:
         parse_settings(settings)
         with running.campaign_in_folder(out, resume, begin, go_on) as (replays, folder):
-            _run_and_report(replays, folder, sites, caught)
+            again = ["survey", "replay", str(sites), *(["--group"] if group else [])]
+            if loss := replays.finished_survey.settings.loss:  # files run nothing
+                again += ["--loss", loss]
+            _run_and_report(replays, folder, again, caught)
 
 
-def _run_and_report(replays: ReplayRun, folder: Path, sites: Path, caught: running.Caught) -> None:
+def _run_and_report(
+    replays: ReplayRun, folder: Path, again: Sequence[str], caught: running.Caught
+) -> None:
     from bo_stream.loops.run import run_with_checkpoints, write_picture
     from bo_stream.loops.survey.findings import goal_in_words
     from bo_stream.loops.survey.maps import draw_replay
@@ -161,7 +168,7 @@ def _run_and_report(replays: ReplayRun, folder: Path, sites: Path, caught: runni
     if replays.finished:
         _compare(replays.table)
     files = "replay.csv, picks.csv, replay.png and replay.json"
-    running.show_end(folder, files, caught, [], stopped, ["survey", "replay", str(sites)])
+    running.show_end(folder, files, caught, [], stopped, again)
 
 
 def _last_score(replays: ReplayRun) -> str:

@@ -144,7 +144,7 @@ def listed(
     Args:
         source: A file, a folder, a pattern such as ``"data/*.parquet"``, several files, a data set
             of ``pyarrow.dataset``, or a Dask DataFrame.
-        columns: ColumnNames that each fragment must have.
+        columns: Columns that each fragment must have.
         file_format: Format of the files; None: by their names.
 
     Raises:

@@ -38,7 +38,7 @@ class SumTask:
     Attributes:
         number: Index of the task, in the order of the fragments.
         fragments: Consecutive fragments.
-        columns: ColumnNames to read.
+        columns: Columns to read.
         tolerant: Whether to leave out fragments that cannot be taken in.
         driver: Identifier of the process that the ingest runs in.
         recorded: Whether to return digests of the fragments, too.
@@ -87,7 +87,7 @@ def run(task: SumTask, start: Sums) -> PartialSums:
     processor.
 
     Args:
-        task: SumTask to do.
+        task: The task.
         start: Sums of no observations; not changed.
     """
     keys, faults, digests = list[str](), list[Fault](), dict[str, str]()

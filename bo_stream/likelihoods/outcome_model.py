@@ -299,10 +299,17 @@ def distribution_function(conditional: Distribution, Y: Tensor) -> Tensor:
 def log_marginal(likelihood: Likelihood, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """Compute ``log E p(y | f)`` for ``f ~ N(mean, variance)``.
 
-    By the likelihood's own ``log_marginal``, in closed form or by quadrature, but for the rule
-    below. Arguments as for :func:`expected_log_prob`.
+    By the likelihood's own ``log_marginal``, but for the rule below. gpytorch's Gauss-Hermite
+    quadrature is summed in logarithms, and is finite where all probabilities underflow. Values of f
+    beyond the last of its 20 nodes, 7.6 deviations from the mean, do not count. Arguments as for
+    :func:`expected_log_prob`.
     """
-    return likelihood.log_marginal(Y, independent(mean, variance))
+    if type(likelihood).log_marginal is not _OneDimensionalLikelihood.log_marginal:
+        return likelihood.log_marginal(Y, independent(mean, variance))
+    rule, leading = likelihood.quadrature, (-1, *[1] * mean.dim())
+    nodes = mean + (2.0 * variance).sqrt() * rule.locations.view(leading)
+    log_weights = rule.weights.log().view(leading) - 0.5 * math.log(math.pi)
+    return (likelihood(nodes).log_prob(Y) + log_weights).logsumexp(0)
 
 
 @log_marginal.register

@@ -45,7 +45,7 @@ def fit_sites(
     rate 1 for a Gaussian likelihood. The optimum is unique where the likelihood is log-concave;
     where it is not (Student-t), sites of negative precision are set to zero, and no step lowers the
     bound of the result. It ends where the next step would move nothing, by the rate at which the
-    last two steps became smaller. A step costs one :meth:`Prior.given`.
+    last two steps became smaller. A step costs one :meth:`SitePrior.given`.
 
     Args:
         prior: Distribution of the values.

@@ -41,6 +41,7 @@ from bo_stream.storage.archive import (
     OtherVersionError,
     atomic_write,
     describe_file,
+    one_line,
     package_version,
     read_index,
     write_index,
@@ -543,7 +544,7 @@ def write_picture(path: Path, draw: Callable[[], Figure]) -> None:
         figure.savefig(file, format="png", dpi=150)
     except Exception as error:  # of any kind: the results are there
         path.unlink(missing_ok=True)
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = one_line(error)
         warnings.warn(f"{path.name} could not be drawn ({reason}).", RuntimeWarning, stacklevel=2)
     else:
         write_files(path.parent, {path.name: file.getvalue()})
@@ -563,7 +564,7 @@ def write_trust(
     except Exception as error:  # of any kind: the results are there
         for name in (RECORD, PICTURE):
             (folder / name).unlink(missing_ok=True)
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = one_line(error)
         warnings.warn(f"{RECORD} could not be written ({reason}).", RuntimeWarning, stacklevel=2)
         return None
     write_files(folder, {RECORD: result.to_json()})

@@ -59,6 +59,7 @@ from bo_stream.models.construction import (
     choose_likelihood,
     first_projected,
     first_transformed,
+    fixed_noise,
     keeps_boxes,
     learn_bounds,
     observed_inputs,
@@ -79,6 +80,7 @@ from bo_stream.models.outcomes.base import (
     chosen_outputs,
     default_standardize,
     subset_module,
+    subset_transform,
 )
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes, first_totals, shifted_targets
 from bo_stream.models.outcomes.likelihood import CountOutcomes
@@ -474,7 +476,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         if units is not former:
             self._outcomes, prior = units, replace(prior, outcomes=units)
             if units.floor.zero is not former.floor.zero:
-                self._set_memory(self._memory)
+                self._cache = None
         infers = self._has_learned_noise() or self._inference.noise_varies
         targets = units.encode(prior, Y, Yvar, infers)
         data = Observations(self.coordinates(X).to(torch.float64), *targets, sign)
@@ -528,7 +530,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         memory = self._inference.grown(self._memory, self.prior, outputs)
         self._outcomes, self._num_outputs = units, outputs
         self._set_memory(memory)
-        self.likelihood = choose_likelihood(None, self._outcomes.shift, self._parameter_shape)
+        self.likelihood = fixed_noise(self._parameter_shape, self._outcomes.shift)
         self._refresh_fixed_noise()
 
     def _has_learned_noise(self) -> bool:
@@ -1147,7 +1149,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             settled = self._outcomes.settled(self._memory.totals)
             if settled is not self._outcomes:
                 self._outcomes = settled
-                self._set_memory(self._memory)
+                self._cache = None
             self._refresh_fixed_noise()
         was_training = self.training
         torch.nn.Module.train(self, mode)
@@ -1251,18 +1253,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             Yvar: Known noise variances shaped as Y; NaN: unknown.
         """
         Y, Yvar, _ = self._outcomes.checked(self, X, Y, Yvar, "standardized")
-        return self.prior.standardized(self._observations(X, Y, Yvar, 1.0))
-
-    def calibrated_inputs(self, X: Tensor) -> Tensor:
-        """Inputs as the process takes them by a stem that is calibrated on them, differentiable.
-
-        Args:
-            X: ``... x n x d``.
-        """
-        stem = getattr(self, "stem", None)
-        if stem is None:
-            return self.hypothetical_inputs(X)
-        return stem.calibrated_forward(observed_inputs(X, getattr(self, "input_transform", None)))
+        return self.prior.standardized(self._measured(Y, Yvar))
 
     # --- what differs between models ---------------------------------------------------------
 
@@ -1410,7 +1401,9 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             own = subset_module(getattr(self, name), self._batch_shape, outputs, idcs)
             part._modules[name] = own
         for name, module in self._modules.items():
-            if isinstance(module, OutcomeTransform | Model):
+            if isinstance(module, OutcomeTransform):
+                part._modules[name] = subset_transform(module, idcs)
+            elif isinstance(module, Model):
                 part._modules[name] = module.subset_output(idcs)
         whole = self._outcomes.columns > 1  # of counts, there is one output
         part._set_memory(deepcopy(self._memory) if whole else self._memory.select(idcs))

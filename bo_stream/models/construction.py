@@ -227,7 +227,12 @@ def choose_likelihood(
         return likelihood
     if Yvar is None or bool(Yvar.isnan().any()):
         return get_gaussian_likelihood_with_lognormal_prior(batch_shape=aug_batch)
-    start = torch.full((*aug_batch, 1), 1e-2, dtype=Yvar.dtype, device=Yvar.device)
+    return fixed_noise(aug_batch, Yvar)
+
+
+def fixed_noise(aug_batch: torch.Size, like: Tensor) -> FixedNoiseGaussianLikelihood:
+    """Return BoTorch's likelihood of known noise, whose level is set by the observations."""
+    start = torch.full((*aug_batch, 1), 1e-2, dtype=like.dtype, device=like.device)
     return FixedNoiseGaussianLikelihood(noise=start, batch_shape=aug_batch)
 
 

@@ -9,17 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from botorch.exceptions.errors import ModelFittingError
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
-from botorch.optim.closures import (
-    get_loss_closure_with_grads,
-)
+from botorch.optim.closures import get_loss_closure_with_grads
 from botorch.optim.core import OptimizationResult, OptimizationStatus
 from botorch.optim.fit import fit_gpytorch_mll_scipy
+from botorch.optim.utils import get_parameters
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
@@ -31,9 +30,7 @@ from bo_stream.models.lbfgs import SCIPYS_FTOL, Fitted, are_apart, fit_elements,
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
 
-M = TypeVar("M", bound="StreamingGP")
-
-Hyperparameters = Mapping[str, Tensor]
+Values = Mapping[str, Tensor]
 """Values of a model's parameters by name."""
 
 LEAST_GAIN = 1e-3
@@ -56,12 +53,12 @@ class LastFit:
         loss: Of an observation there; NaN: not known.
     """
 
-    values: Hyperparameters
+    values: Values
     scales: Mapping[str, Tensor] | None
     raced: float
     loss: float = math.nan
 
-    def is_at(self, values: Hyperparameters) -> bool:
+    def is_at(self, values: Values) -> bool:
         """Say whether the fit ended at these values."""
         return values.keys() == self.values.keys() and all(
             torch.equal(value, self.values[name].to(value)) for name, value in values.items()
@@ -124,19 +121,19 @@ def tolerance(counts: Tensor) -> float:
     return max(LEAST_GAIN / max(float(counts.max()), 1.0), SCIPYS_FTOL)
 
 
-def hyperparameters(model: StreamingGP) -> Hyperparameters:
+def hyperparameters(model: StreamingGP) -> Values:
     """Copy a model's parameters as they are now."""
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
-def learned_values(model: StreamingGP) -> Hyperparameters:
+def learned_values(model: StreamingGP) -> Values:
     """Copy those that a refit learns."""
-    parameters = model.named_parameters()
-    return {name: p.detach().clone() for name, p in parameters if p.requires_grad}
+    learned = get_parameters(model, requires_grad=True)
+    return {name: value.detach().clone() for name, value in learned.items()}
 
 
 @torch.no_grad()
-def set_hyperparameters(model: StreamingGP, values: Hyperparameters) -> None:
+def set_hyperparameters(model: StreamingGP, values: Values) -> None:
     """Give a model's parameters other values, in place; those not named stay."""
     parameters = dict(model.named_parameters())
     for name, value in values.items():
@@ -213,7 +210,7 @@ SHORTER = 0.3
 """Lengthscales, in the first ones, at which a fit begins that shall explain little by noise."""
 
 
-def other_start(model: StreamingGP) -> Hyperparameters | None:
+def other_start(model: StreamingGP) -> Values | None:
     """Return where a refit begins besides the present values: see :func:`other_kind`.
 
     Returns:
@@ -234,7 +231,7 @@ def other_start(model: StreamingGP) -> Hyperparameters | None:
 
 
 @torch.no_grad()
-def other_kind(model: StreamingGP, first: Hyperparameters) -> tuple[Hyperparameters, bool]:
+def other_kind(model: StreamingGP, first: Values) -> tuple[Values, bool]:
     """Return values near another kind of maximum than a model's present ones, of each element.
 
     Of few observations the likelihood has maxima of two kinds: what varies quickly is noise to long
@@ -284,7 +281,7 @@ def other_kind(model: StreamingGP, first: Hyperparameters) -> tuple[Hyperparamet
 
 def fit_from_both(
     fit: Callable[..., OptimizationResult],
-    start: Hyperparameters,
+    start: Values,
     mll: MarginalLogLikelihood,
     options: Mapping[str, Any] | None = None,
     timeout_sec: float | None = None,
@@ -365,7 +362,7 @@ class _End:
     """
 
     result: OptimizationResult
-    values: Hyperparameters
+    values: Values
     losses: Tensor
     warnings: Sequence[warnings.WarningMessage]
 
@@ -405,7 +402,7 @@ class _Fits:
     begin: float
 
     @torch.no_grad()
-    def losses(self, values: Hyperparameters) -> Tensor:
+    def losses(self, values: Values) -> Tensor:
         """Give the model some values, and evaluate what a fit minimises there."""
         set_hyperparameters(self.mll.model, values)
         try:
@@ -416,7 +413,7 @@ class _Fits:
         return (loss if self.apart else loss.sum()).nan_to_num(nan=math.inf)
 
     def end(
-        self, values: Hyperparameters, scales: Mapping[str, Tensor] | None = None, **options: Any
+        self, values: Values, scales: Mapping[str, Tensor] | None = None, **options: Any
     ) -> _End | None:
         """Fit from some values, with scales of the objective there if they are known.
 
@@ -438,7 +435,7 @@ class _Fits:
         value = torch.tensor(float(result.fval), dtype=torch.float64).nan_to_num(nan=math.inf)
         return _End(result, values, self.losses(values) if self.apart else value, caught)
 
-    def first(self, present: Hyperparameters, doubts: bool) -> _End | None:
+    def first(self, present: Values, doubts: bool) -> _End | None:
         """Fit from present values, and from shorter lengthscales where these end smooth."""
         best = self.end(present)
         if doubts and best is not None and best.is_quick and self._left() > 0.0:
@@ -452,8 +449,8 @@ class _Fits:
 
     def settled(
         self,
-        present: Hyperparameters,
-        start: Hyperparameters,
+        present: Values,
+        start: Values,
         scales: Mapping[str, Tensor] | None,
         expected: float,
     ) -> tuple[_End | None, bool]:
@@ -466,7 +463,7 @@ class _Fits:
             The end, and whether the two were compared.
         """
         set_hyperparameters(self.mll.model, present)
-        learned = {name: p for name, p in self.mll.named_parameters() if p.requires_grad}
+        learned = get_parameters(self.mll, requires_grad=True)
         evaluate = get_loss_closure_with_grads(self.mll, learned)
         try:
             loss, gradients = evaluate()
@@ -493,8 +490,8 @@ class _Fits:
 
     def raced(
         self,
-        present: Hyperparameters,
-        start: Hyperparameters,
+        present: Values,
+        start: Values,
         scales: Mapping[str, Tensor] | None = None,
     ) -> _End | None:
         """Fit from the better of two starts; None where neither leads anywhere."""

@@ -23,7 +23,7 @@ from botorch.optim.closures import (
 )
 from botorch.optim.core import OptimizationResult, OptimizationStatus
 from botorch.optim.fit import fit_gpytorch_mll_scipy
-from botorch.optim.utils import get_parameters_and_bounds
+from botorch.optim.utils import get_parameters, get_parameters_and_bounds
 from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray, get_per_element_bounds
 from botorch.optim.utils.timeout import minimize_with_timeout
 from gpytorch.kernels import Kernel
@@ -384,8 +384,7 @@ def fit_to_stall(
     Raises:
         NotPSDError: The matrix of the first point cannot be factorised.
     """
-    parameters, _ = get_parameters_and_bounds(mll)
-    learned = {name: value for name, value in parameters.items() if value.requires_grad}
+    learned = get_parameters(mll, requires_grad=True)
     evaluate = closure or get_loss_closure_with_grads(mll, learned)
     is_first = True
 
@@ -445,8 +444,7 @@ def fit_elements(
     known, shape = _options(options or {}), mll.model._parameter_shape
     if closure is not None or kwargs or known is None or not are_apart(mll, shape):
         return fit_in_logarithms(mll, closure, options=options, scales=scales, **kwargs)
-    parameters, given = get_parameters_and_bounds(mll)
-    learned = {name: value for name, value in parameters.items() if value.requires_grad}
+    learned, given = get_parameters_and_bounds(mll, requires_grad=True)
     bounds = {  # numbers or tensors, expanded to ``elements x entries of each``
         name: [
             torch.as_tensor(bound).to(value).expand(value.shape).reshape(shape.numel(), -1)

@@ -422,18 +422,25 @@ def check_remainder(after: WhitenedMemory, before: WhitenedMemory) -> None:
     _check_groups(after, before, _may_be_data)
 
 
-def check_outcomes(after: WhitenedMemory, before: WhitenedMemory) -> None:
+def check_outcomes(after: WhitenedMemory, before: WhitenedMemory, weighted: bool = True) -> None:
     """Check that sums of outcomes that would be left can be of any: ``[Y, 1]ᵀ D⁻¹ [Y, 1] ⪰ 0``.
 
     Where features have changed since observations came, what these have added to the other sums is
     not known any more. InputDataError: They cannot.
+
+    Args:
+        after: What would be left.
+        before: What there is now.
+        weighted: Whether to take sums with D⁻¹. Those of sites also contain their scales: take sums
+            without it.
     """
 
     def may_be_outcomes(left: Whitened, was: Whitened) -> Tensor:
-        columns = _positive(was.energy.diagonal(dim1=-2, dim2=-1)).rsqrt()
-        energy = left.energy * columns.unsqueeze(-1) * columns.unsqueeze(-2)
-        energy.diagonal(dim1=-2, dim2=-1).add_(_ROUNDING)
-        return torch.linalg.cholesky_ex(energy)[1] == 0
+        sums, scale = (s.energy if weighted else s.totals for s in (left, was))
+        columns = _positive(scale.diagonal(dim1=-2, dim2=-1)).rsqrt()
+        relative = sums * columns.unsqueeze(-1) * columns.unsqueeze(-2)
+        relative.diagonal(dim1=-2, dim2=-1).add_(_ROUNDING)
+        return torch.linalg.cholesky_ex(relative)[1] == 0
 
     _check_groups(after, before, may_be_outcomes)
 

@@ -197,10 +197,15 @@ def describe_file(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     with path.open("rb") as file:
-        if file.read(2) == b'{"':
+        begin = file.read(2)
+        if begin == b'{"':
             whole = _parsed(path, path.read_bytes())
             return {name: whole[name] for name in (*_HEAD, "models") if name in whole}
-    return _opened(path, "np")[0]
+        start = file.read(7)
+    try:
+        return _described(safe_open(path, framework="np").metadata() or {})
+    except _DAMAGE as error:
+        raise _damaged(path, begin + start, error) from error
 
 
 # --- one object in JSON ------------------------------------------------------------------------
@@ -273,14 +278,7 @@ def read_archive(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         OSError: The file cannot be opened.
         ValueError: It is of another format or version, or damaged.
     """
-    about, file = _opened(path, "pt")
-    MODEL_FILE.check(path, about)
-    try:  # copies, in memory that torch aligns and nobody else writes to
-        arrays = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except _DAMAGE as error:
-        raise ValueError(f"{path} is damaged: {one_line(error)}.") from error
-    _check_archive(path, about, arrays)
-    return about, arrays
+    return read_archive_bytes(path.read_bytes(), str(path))
 
 
 def read_archive_bytes(
@@ -307,17 +305,6 @@ def read_archive_bytes(
     kind.check(name, about)
     _check_archive(name, about, arrays)
     return about, arrays
-
-
-def _opened(path: Path, framework: str) -> tuple[dict[str, Any], Any]:
-    """Open an archive: the entries of its header that describe it, and safetensors' reader."""
-    with path.open("rb") as plain:
-        start = plain.read(9)
-    try:
-        file = safe_open(path, framework=framework)
-        return _described(file.metadata() or {}), file
-    except _DAMAGE as error:
-        raise _damaged(path, start, error) from error
 
 
 def _described(texts: Mapping[str, str]) -> dict[str, Any]:
@@ -383,5 +370,8 @@ def _check_head(about: Mapping[str, Any]) -> None:
 
 def one_line(error: BaseException) -> str:
     """Return an error's class and text in one line."""
-    text = " ".join(str(error).split())[:200].rstrip(".")
+    try:
+        text = " ".join(str(error).split())[:500].rstrip(".")
+    except Exception:  # an error of the user's own may be broken
+        text = "an error without words"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

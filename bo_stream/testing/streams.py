@@ -306,9 +306,6 @@ def smooth_points(
     return draws[clear][:count].reshape(*shape, -1)
 
 
-# --- what a law is about: a model with some traits, in a setting, and its data -------------------
-
-
 # --- data ---------------------------------------------------------------------------------------
 
 
@@ -495,11 +492,11 @@ class ModelStream:
         return map_tensors(data, lambda tensor: tensor.to(s.device))
 
     def model(self, data: ExampleData, seed: int = 1) -> StreamingGP:
-        """Give a model in evaluation mode; its hyperparameters depend on the seed only."""
+        """Return a model in evaluation mode: :meth:`built`, unless a subclass keeps copies."""
         return self.built(data, seed)
 
     def built(self, data: ExampleData, seed: int = 1) -> StreamingGP:
-        """Build the same model: no copy of one, whatever gave it."""
+        """Build a model in evaluation mode; its hyperparameters depend on the seed only."""
         model = self.case.build(data)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():

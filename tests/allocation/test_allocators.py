@@ -154,6 +154,32 @@ def test_kmeans_means_are_running_means() -> None:
     torch.testing.assert_close(Z[order], expected)
 
 
+@pytest.mark.parametrize("sizes", [(1001,), (2, 999), (1, 700, 300)])
+def test_kmeans_counts_equal_inputs_from_the_start(sizes: tuple[int, ...]) -> None:
+    """Those of its first means, too, which are the distinct inputs; the mean of all is the mean."""
+    X = torch.cat((torch.zeros(500), torch.full((501,), 5.0), torch.ones(1))).double()
+    X = X[[*range(0, 1001, 2), *range(1, 1001, 2), 1001]].unsqueeze(-1)
+    allocator, Z = KMeans(2), X[:0]
+    for rows in X.split((*sizes, len(X) - sum(sizes))):
+        Z = allocator.update(Z, rows, kernel())
+    torch.testing.assert_close(Z.flatten().sort().values, torch.tensor([1 / 501, 5.0]).double())
+
+
+def test_the_first_of_kmeans_means_are_of_all_inputs() -> None:
+    X = torch.tensor([0.0] * 999 + [1.0, 9.0, 9.2]).double().unsqueeze(-1)
+    Z = KMeans(2).update(X[:0], X, kernel())
+    torch.testing.assert_close(Z.flatten().sort().values, torch.tensor([1e-3, 9.1]).double())
+
+
+def test_kmeans_far_from_the_origin() -> None:
+    X = (1024.0 * torch.rand(200, 2, dtype=torch.float64)).round() / 1024.0
+    near, far = (
+        KMeans(20).update(X[:20] + shift, X[20:] + shift, kernel()) - shift
+        for shift in (0.0, 2.0**27)
+    )
+    torch.testing.assert_close(far, near, rtol=0.0, atol=1e-6)
+
+
 def test_a_grid_spans_the_box_of_all_inputs() -> None:
     X = torch.rand(30, 2, dtype=torch.float64)
     allocator = UniformGrid(5)

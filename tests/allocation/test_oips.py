@@ -7,7 +7,14 @@ import math
 import pytest
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
-from gpytorch.kernels import Kernel, MaternKernel, PolynomialKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    PolynomialKernel,
+    RBFKernel,
+    ScaleKernel,
+)
 from torch import Tensor
 
 from bo_stream.allocation import OIPS, Isolation, expected_points_bound, nystroem_error_bound
@@ -101,6 +108,19 @@ def test_outliers_are_passed_over_and_new_regions_are_not(statistic: str) -> Non
 def test_equal_rows_give_one_point() -> None:
     X = torch.full((10_000, 3), 0.5, dtype=torch.float64)
     assert len(OIPS(0.9).update(X[:0], X, rbf())) == 1
+
+
+@pytest.mark.parametrize("isolation", [None, Isolation(nearest=1)])
+@pytest.mark.parametrize("outputs", [(), (2,)])
+def test_an_input_without_prior_variance_is_no_point(
+    isolation: Isolation | None, outputs: tuple[int, ...]
+) -> None:
+    kernel = LinearKernel(batch_shape=torch.Size(outputs)).double()
+    none, X = torch.zeros(50, 2).double(), torch.tensor([[1.0, 0.0], [1.0, 0.01]]).double()
+    allocator = OIPS(0.8, isolation=isolation)
+    assert len(allocator.update(none[:0], none, kernel)) == 0
+    assert torch.equal(allocator.update(none[:0], torch.cat((none, X, none)), kernel), X[:1])
+    assert torch.equal(allocator.update(X[:1], none, kernel), X[:1])
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 5])

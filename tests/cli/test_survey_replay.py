@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from bo_stream.cli import app
+from bo_stream.loops.survey.replay import ReplayRun
 from tests.cli.commands import assert_one_clear_error
 from tests.cli.test_sample import command, wait_for
 from tests.cli.test_survey import small_country
@@ -91,6 +93,31 @@ def test_ctrl_c_keeps_the_rounds_so_far() -> None:
     assert "bo-stream survey replay last.csv --out r --resume" in out
     assert {file.name for file in Path("r").iterdir()} >= FILES
     assert 1 <= len(pd.read_csv("r/replay.csv")) < 45
+
+
+def test_the_command_to_go_on_is_whole_and_imports_nothing_that_is_not_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stopped(replays: ReplayRun, *_: object) -> bool:
+        replays.save(Path("r"))
+        return True
+
+    monkeypatch.setattr("bo_stream.cli.running.run_with_bar", stopped)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("loss_of_test_survey_replay.py").write_text("def missed(p):\n    return p * (1 - p)\n")
+    pd.concat([small_country(30, 24)] * 2).to_csv("last.csv", index=False)
+    loss = ["--loss", "loss_of_test_survey_replay:missed"]
+    begun = replay("last.csv", *OPTIONS, "--group", *loss, "--out", "r")
+    again = f"survey replay last.csv --group {' '.join(loss)} --out r --resume"
+    assert begun.exit_code == 130, begun.output
+    assert f"To go on: bo-stream {again}" in begun.stdout
+    resumed = CliRunner().invoke(app, again.split())
+    assert resumed.exit_code == 130, resumed.output
+    assert again in resumed.stdout
+    del sys.modules["loss_of_test_survey_replay"]
+    refused = replay("last.csv", "--group", "--out", "r", "--resume")
+    assert_one_clear_error(refused, f"If you trust it, name it too: {' '.join(loss)}")
+    assert "loss_of_test_survey_replay" not in sys.modules
 
 
 @pytest.mark.integration

@@ -440,7 +440,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "y": ({"y": ["a", "b"], "x": ["value", "a"]}, "each column once"),
     "yvar": ({"yvar": ["c", "d"]}, "yvar to name a column for each of y"),
     "on_error": ({"on_error": "ignore"}, "on_error to be one of raise, skip"),
-    "task_rows": ({"task_rows": 0}, "task_rows of at least 1"),
+    "task_rows": ({"task_rows": 0}, "task_rows to be a whole number of at least 1"),
     "at_once": ({"at_once": -1}, "at_once to be a whole number of at least 1"),
     "source": ({"source": 7}, "source to be files, a folder"),
     "no files": ({"source": "nowhere/*.parquet"}, "no files of nowhere"),

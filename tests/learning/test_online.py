@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,17 @@ from botorch.exceptions.errors import (
     InputDataError,
     UnsupportedError,
 )
+from botorch.models.transforms.outcome import (
+    Bilog,
+    ChainedOutcomeTransform,
+    Log,
+    OutcomeTransform,
+    Power,
+    Standardize,
+)
 from torch.utils.flop_counter import FlopCounterMode
 
-from bo_stream import WISKI, HeteroscedasticWISKI
+from bo_stream import WISKI, BinomialLikelihood, HeteroscedasticWISKI
 from bo_stream.bases.kernels import LinearStem, MLPStem, Stem
 from bo_stream.learning import (
     LEFT_OUT,
@@ -30,6 +40,7 @@ from tests.support.problems import Observations, OpenStem, observations
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 
 D = 4
+RATES = ("learning_rate", "stem_learning_rate")
 
 
 def model_with(stem: Stem, noise: str = "learned", outputs: int = 1) -> WISKI:
@@ -85,6 +96,27 @@ def test_density_is_in_units_of_the_outcomes(noise: str, outputs: int) -> None:
     variances = True if more.Yvar is None else more.Yvar / model.outcome_scale().square()
     posterior = model.posterior(more.X, observation_noise=variances)
     assert_close(own, posterior.distribution.log_prob(more.Y.squeeze(-1)), factor=1e3)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [Log(), Power(0.5), Power(-2.0), Bilog(), ChainedOutcomeTransform(a=Bilog(), b=Power(2.0))],
+    ids=["log", "square root", "inverse square", "bilog", "chain"],
+)
+def test_density_is_in_units_of_the_outcomes_before_a_fixed_transform(
+    transform: OutcomeTransform,
+) -> None:
+    data, standardize = observations(15, 2), Standardize(1)
+    Y = data.Y.abs() + 0.1
+    chain = ChainedOutcomeTransform(fixed=transform, standardize=standardize)
+    model = WISKI(data.X[:12], Y[:12], grid_size=8, outcome_transform=chain).eval()
+    targets = transform(Y)[0]
+    plain = WISKI(data.X[:12], targets[:12], grid_size=8).eval()
+    new = Y[12:].clone().requires_grad_()
+    (slope,) = torch.autograd.grad(transform(new)[0].sum(), new)
+    expected = OnlineObjective(plain).log_density(data.X[12:], targets[12:])
+    own = OnlineObjective(model).log_density(data.X[12:], Y[12:])
+    assert_close(own, expected + slope.abs().log().sum())
 
 
 def test_a_step_is_one_of_each() -> None:
@@ -233,6 +265,56 @@ def test_refreshing_some_moves_those() -> None:
     assert_close(model.posterior(T).mean, expected.posterior(T).mean)
     with pytest.raises(ValueError, match="n_kept from 0 to the 10 kept, got 11"):
         learner.refresh(11)
+    with pytest.raises(ValueError, match=r"n_kept to be a whole number.* got 1.5"):
+        learner.refresh(1.5)  # type: ignore[arg-type]
+
+
+def test_refreshing_without_a_stem_takes_inputs_outside_the_unit_cube() -> None:
+    data, bounds = observations(20, 2), torch.tensor([[-2.0, -2.0], [3.0, 3.0]]).double()
+    X = 5.0 * data.X - 2.0
+    model = WISKI(X[:10], data.Y[:10], grid_size=8, bounds=bounds)
+    learner = OnlineLearner(model, 0.0, keep=20)
+    learner.step(X[10:], data.Y[10:])
+    before = model.posterior(X)
+    learner.refresh()
+    assert_close(model.posterior(X).mean, before.mean)
+    assert_close(model.posterior(X).variance, before.variance)
+
+
+@pytest.mark.parametrize("verb", ["refine", "retract", "clear"])
+def test_a_relearning_that_is_refused_changes_nothing(verb: str) -> None:
+    """Once the memory no longer holds the stored observations on one grid."""
+    data, T = observations(40, D), torch.rand(4, D).double()
+    model = WISKI(*data[:10].astuple(), stem=LinearStem(D, 1), grid_size=8, tolerance=0.0)
+    learner = OnlineLearner(model, 0.0, 0.0, keep=400)
+    for _ in range(10):  # more than are stored as rows
+        learner.step(*data.astuple())
+    if verb == "refine":
+        model.refine(10).update(*data.astuple())
+    else:
+        model.retract(*data.astuple()) if verb == "retract" else model.clear()
+    before, state = model.posterior(T), copy.deepcopy(model.state_dict())
+    with pytest.raises((InputDataError, UnsupportedError)):
+        learner.relearn(maxiter=3)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    assert torch.equal(model.posterior(T).mean, before.mean)
+    assert not model.training
+
+
+def test_a_model_that_is_built_empty_is_standardised_by_the_first_batch() -> None:
+    data, bounds = observations(30, 2), torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
+    Y = 1e4 * data.Y + 3e4
+    models = [WISKI(data.X[:n], Y[:n], bounds=bounds, grid_size=8) for n in (0, 12)]
+    learner = OnlineLearner(models[0], learning_rate=0.0)
+    learner.step(data.X[:12], Y[:12])
+    assert_close(models[0].outcome_scale(), models[1].outcome_scale())
+    densities = [OnlineLearner(model).step(data.X[12:], Y[12:]) for model in models]
+    assert densities[0] == pytest.approx(densities[1])
+    scale = models[0].outcome_scale()
+    learner.step(data.X[:12], Y[:12])
+    OnlineLearner(models[0].clear()).step(data.X[:1], Y[:1])
+    assert torch.equal(models[0].outcome_scale(), scale)
 
 
 def test_what_is_kept_is_a_uniform_sample_of_bounded_size() -> None:
@@ -259,14 +341,17 @@ def test_reprojecting_bad_input_changes_nothing() -> None:
     assert_untouched(model, before)
 
 
-def test_negative_rates() -> None:
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        *((name, rate) for name in RATES for rate in (-1.0, math.nan, math.inf)),
+        *(("keep", number) for number in (-1, 1.5, math.nan)),
+    ],
+)
+def test_rates_and_a_budget_out_of_range(name: str, wrong: Any) -> None:
     model = model_with(LinearStem(D, 1))
-    with pytest.raises(ValueError, match="at least 0 observations"):
-        OnlineLearner(model, keep=-1)
-    with pytest.raises(ValueError, match="learning rate of at least 0"):
-        OnlineLearner(model, learning_rate=-1.0)
-    with pytest.raises(ValueError, match="learning rate of at least 0"):
-        OnlineLearner(model, stem_learning_rate=-1.0)
+    with pytest.raises(ValueError, match=rf"Expected {name} to be .*got {wrong}"):
+        OnlineLearner(model, **{name: wrong})
 
 
 @pytest.mark.parametrize("fault", ["NaN", "too wide", "out of the grid"])
@@ -316,3 +401,15 @@ def test_other_models_are_refused() -> None:
     data = observations(12)
     with pytest.raises(UnsupportedError, match="WISKI or a DirichletWISKI, got a HeteroscedasticW"):
         OnlineLearner(HeteroscedasticWISKI(data.X, data.Y, grid_size=8))  # type: ignore[arg-type]
+    counts = torch.cat((data.Y.abs().round(), torch.full_like(data.Y, 9.0)), -1)
+    with pytest.raises(UnsupportedError, match=r"normal noise.* got a WISKI with a Binomial"):
+        OnlineLearner(WISKI(data.X, counts, likelihood=BinomialLikelihood(), grid_size=8))
+
+
+def test_a_budget_for_a_batch_of_models_is_refused() -> None:
+    data = observations(12, 2, 1, (2,))
+    model = WISKI(data.X, data.Y, grid_size=8)
+    with pytest.raises(UnsupportedError, match=r"keep = 0 for a model with a batch shape, \(2,\)"):
+        OnlineLearner(model, keep=3)
+    OnlineLearner(model).step(data.X[:, :2] + 0.01, data.Y[:, :2])
+    assert model.num_observations == 14

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -11,7 +13,12 @@ from torch import Tensor
 from bo_stream import OSGPR, AutoGP
 from bo_stream.learning import learn_points
 from bo_stream.models.lbfgs import LogObjective
-from bo_stream.testing.streams import GRADIENT_TOLERANCE, assert_close
+from bo_stream.testing.streams import (
+    GRADIENT_TOLERANCE,
+    assert_close,
+    assert_untouched,
+    fingerprint,
+)
 from tests.oracles.inducing import SGPR
 from tests.support.problems.inducing import wave
 
@@ -113,8 +120,9 @@ def test_bad_input_changes_nothing() -> None:
     model = crowded()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     Z = model.inducing_points.clone()
-    with pytest.raises(ValueError, match="Expected maxiter of at least 1, got 0"):
-        learn_points(model, maxiter=0)
+    for wrong in (0, 1.5, math.nan, "a"):
+        with pytest.raises(ValueError, match="Expected maxiter to be a whole number"):
+            learn_points(model, maxiter=wrong)  # type: ignore[arg-type]
     conditioned = model.condition_on_observations(Z[:1], Z[:1, :1])
     with pytest.raises(UnsupportedError, match="learn_points"):
         learn_points(conditioned)
@@ -124,6 +132,36 @@ def test_bad_input_changes_nothing() -> None:
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
     assert torch.equal(Z, model.inducing_points)
     assert not conditioned.training
+
+
+def test_more_points_than_the_model_may_have_are_refused_before_anything_moves() -> None:
+    model = crowded().eval()
+    model.max_points = 5
+    before = fingerprint(model)
+    with pytest.raises(ValueError, match="at most max_points = 5 inducing points to learn, got 8"):
+        learn_points(model)
+    assert_untouched(model, before)
+
+
+def test_a_failure_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = crowded().eval()
+    X, Y = wave(20, 2)
+    model.update(X, 9.0 * Y)
+    before, Z = model.posterior(X), model.inducing_points.clone()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def fail(self: OSGPR, Z: Tensor) -> OSGPR:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OSGPR, "place_points", fail)
+    with pytest.raises(KeyboardInterrupt):
+        learn_points(model, maxiter=2)
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(Z, model.inducing_points)
+    assert not model.training
+    assert torch.equal(model.posterior(X).mean, before.mean)
+    assert torch.equal(model.posterior(X).variance, before.variance)
 
 
 def test_only_inducing_points_are_learned() -> None:

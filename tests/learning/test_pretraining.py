@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from botorch.exceptions.errors import (
     UnsupportedError,
 )
 
-from bo_stream import WISKI
+from bo_stream import WISKI, BinomialLikelihood
 from bo_stream.bases.kernels import LinearStem, MLPStem, RandomProjection
 from bo_stream.learning import pretrain
 from bo_stream.testing.streams import assert_close
@@ -89,7 +90,8 @@ def test_bad_input_changes_nothing() -> None:
     model = WISKI(*data.astuple(), stem=LinearStem(D, 1), grid_size=8)
     for error, message, arguments in (
         (InputDataError, "at least 10 points", {"X": data.X[:9], "Y": data.Y[:9]}),
-        (ValueError, "maxiter of at least 1", {"X": data.X, "Y": data.Y, "maxiter": 0}),
+        (ValueError, "maxiter to be a whole", {"X": data.X, "Y": data.Y, "maxiter": 0}),
+        (ValueError, "maxiter to be a whole", {"X": data.X, "Y": data.Y, "maxiter": math.nan}),
         (InputDataError, "NaN", {"X": data.X, "Y": data.Y * torch.nan}),
         (BotorchTensorDimensionError, "X of shape", {"X": data.X[:, 0], "Y": data.Y}),
         (BotorchTensorDimensionError, "Y of shape", {"X": data.X, "Y": data.Y[:5]}),
@@ -100,6 +102,11 @@ def test_bad_input_changes_nothing() -> None:
     plain = WISKI(data.X[:, :2], data.Y, grid_size=8)
     with pytest.raises(UnsupportedError, match="fit_gpytorch_mll"):
         pretrain(plain, data.X[:, :2], data.Y)
+    counts = torch.cat((data.Y.abs().round(), torch.full_like(data.Y, 9.0)), -1)
+    stem, likelihood = LinearStem(D, 1), BinomialLikelihood()
+    of_counts = WISKI(data.X, counts, likelihood=likelihood, stem=stem, grid_size=8)
+    with pytest.raises(UnsupportedError, match=r"normal noise.* got a WISKI with a Binomial"):
+        pretrain(of_counts, data.X, counts)
     conditioned = model.condition_on_observations(data.X[:1], data.Y[:1])
     with pytest.raises(UnsupportedError, match="pretrain needs a model of real observations"):
         pretrain(conditioned, data.X, data.Y)

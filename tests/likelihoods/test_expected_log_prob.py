@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
-from gpytorch.likelihoods import BetaLikelihood, Likelihood
+from gpytorch.likelihoods import BetaLikelihood, Likelihood, PoissonLikelihood
 from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import OutcomeModel, expected_log_prob, log_marginal
@@ -75,6 +76,25 @@ def test_the_laplace_marginal_is_that_of_the_trapezoidal_rule() -> None:
     shift = density(mean)  # the average of what is near 1, however far out
     expected = shift + expectation(lambda f: (density(f) - shift).exp(), mean, variance).log()
     torch.testing.assert_close(actual, expected, rtol=0.0, atol=1e-4)
+
+
+def test_the_marginal_of_a_count_is_finite_where_its_probability_underflows() -> None:
+    """Up to 2,400 nats away, against a sum over 80 standard deviations and its differences."""
+    y = torch.tensor([0.0, 33.0, 200.0, 500.0, 1000.0], dtype=torch.float64)
+    mean, variance = torch.full_like(y, 33.0), torch.full_like(y, 0.03)
+    t = torch.linspace(-40.0, 40.0, 20_001, dtype=torch.float64).unsqueeze(-1)
+    log_normal = -0.5 * t.square() + (t[1] - t[0]).log() - 0.5 * math.log(2.0 * math.pi)
+
+    def dense(m: Tensor, v: Tensor) -> Tensor:
+        return (log_probs("poisson", y)(m + v.sqrt() * t) + log_normal).logsumexp(0)
+
+    at = mean.clone().requires_grad_(), variance.clone().requires_grad_()
+    actual = log_marginal(PoissonLikelihood().double(), y, *at)
+    torch.testing.assert_close(actual.detach(), dense(mean, variance), rtol=1e-7, atol=1e-6)
+    slopes, step = torch.autograd.grad(actual.sum(), at), 1e-5
+    for slope, h in zip(slopes, ((step, 0.0), (0.0, step)), strict=True):
+        up, down = (dense(mean + s * h[0], variance + s * h[1]) for s in (1.0, -1.0))
+        torch.testing.assert_close(slope, (up - down) / (2.0 * step), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)

@@ -84,6 +84,25 @@ def test_posteriors_are_mapped_back(name: str) -> None:
         assert_close(draw[0, :, 0], Y[:, 0], factor=10)
 
 
+@pytest.mark.parametrize("outputs", [[2], [1], [2, 0], [1, 2, 0]])
+@pytest.mark.parametrize("logarithm", [False, True])
+@pytest.mark.filterwarnings("ignore:Data .* is not standardized")
+def test_some_outputs_are_standardised_as_in_the_whole(outputs: list[int], logarithm: bool) -> None:
+    """Where the transform is told which: BoTorch's does not count them anew for some outputs."""
+    transform: OutcomeTransform = Standardize(m=3, outputs=[0, 2])
+    if logarithm:
+        transform = ChainedOutcomeTransform(log=Log(), s=transform)
+    X = torch.rand(12, 2, dtype=torch.float64)
+    Y = 3.0 + torch.rand(12, 3, dtype=torch.float64) * torch.tensor([1.0, 40.0, 7.0])
+    whole = OSGPR(X[:8], Y[:8], outcome_transform=transform)
+    part = whole.subset_output(outputs)
+    for model, rows in ((whole, Y[8:]), (part, Y[8:, outputs])):
+        model.update(X[8:], rows).train().eval()  # as a refit standardises anew
+    assert_close(part.outcome_scale(), whole.outcome_scale()[outputs])
+    if not logarithm:
+        assert_close(part.posterior(X).mean, whole.posterior(X).mean[:, outputs])
+
+
 @pytest.mark.parametrize("factor", [0.11, 0.2, 0.39])
 def test_outcomes_that_are_nearly_forgotten_keep_the_last_scale(factor: float) -> None:
     """Less than two observations' worth: no sample variance, but not one of 1 either."""

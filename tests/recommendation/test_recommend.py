@@ -197,8 +197,8 @@ def test_the_kernel_is_looked_at() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"n": -1}, ValueError, "n of at least 0, got -1"),
-        ({"d": 0}, ValueError, "d of at least 1, got 0"),
+        ({"n": -1}, ValueError, "n to be a whole number of at least 0, got -1"),
+        ({"d": 0}, ValueError, "d to be a whole number of at least 1, got 0"),
         ({"m": 1.5}, ValueError, "m to be a whole number"),
         ({"noise": -0.1}, ValueError, "noise to be at least 0"),
         ({"lengthscale": float("nan")}, ValueError, "lengthscale to be positive and finite"),

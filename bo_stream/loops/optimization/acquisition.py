@@ -137,7 +137,7 @@ class Situation:
         X_baseline: Observed points, ``n x d``, those of the largest posterior means first.
         best_mean: Largest of those means.
         X_pending: Points without an outcome (pending, and lately failed), ``n x d``.
-        beta: Weight of the standard deviation in confidence bounds.
+        beta: β of the bound ``mean + √β sd``.
         seed: Seed of samplers.
         centre: For ``TS``: value about which outcomes spread, as the search's tolerances are
             absolute.

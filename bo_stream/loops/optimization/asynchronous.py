@@ -18,10 +18,10 @@ from typing import Any
 
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.executors.engine import SECONDS_BETWEEN_LOOKS
-from bo_stream.loops.optimization.executed import Executed, Journal, PointEvaluator
+from bo_stream.loops.optimization.executed import Executed, PointEvaluator
 from bo_stream.loops.optimization.objectives import InProcess, Outcome, Task
 from bo_stream.loops.optimization.optimizer import Optimizer, save_optimizer
-from bo_stream.loops.optimization.trials import Trial, all_failed
+from bo_stream.loops.optimization.trials import Journal, Trial, all_failed
 from bo_stream.loops.run import OPTIMIZATION, StopRequest, hold_folder
 
 AHEAD = 0.25

@@ -1,27 +1,18 @@
-"""Trials that an executor evaluates, and the journal of what happened to them.
-
-A checkpoint holds a model and may take a second; hundreds of workers have several outcomes a
-second. So each trial that was asked for, and each that has an outcome, is a line of a file that
-only grows between two checkpoints. What is read from both is the state at the last line.
-"""
+"""Evaluation on any executor: processes, threads, Dask, Ray, or one of the user's."""
 
 from __future__ import annotations
 
-import json
 import math
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Lock
-from typing import Any, Generic, TypeAlias
-from uuid import uuid4
+from typing import Generic, TypeAlias
 
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.executors.engine import (
@@ -47,110 +38,8 @@ from bo_stream.loops.optimization.objectives import (
     V,
     Work,
     attempt,
-    in_one_line,
 )
-from bo_stream.loops.optimization.trials import Trial
-from bo_stream.loops.run import from_record
-from bo_stream.storage.archive import AppendOnlyFile
-
-JOURNAL = "trials.jsonl"
-"""Name of the file, in the folder of the checkpoint."""
-
-
-class Journal:
-    """A file of trials, whose lines are on the disk before a method returns; of any thread.
-
-    Its first line names the journal, and so does the checkpoint that it belongs to: a journal that
-    another run has left in the folder is not read.
-
-    Attributes:
-        name: Name that the checkpoints give.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """Prepare to write in a folder, from the first :meth:`begin` on."""
-        self.name = uuid4().hex
-        self._path = folder / JOURNAL
-        self._lock = Lock()
-        self._file: AppendOnlyFile | None = None
-        self._recent: list[Trial] = []
-
-    def add(self, trials: Iterable[Trial]) -> None:
-        """Write the present state of some trials.
-
-        Raises:
-            OSError: The disk is full or the file cannot be written; nothing is added to it.
-        """
-        with self._lock:
-            new = list(trials)
-            self._recent += new
-            if self._file is not None:
-                self._file.append(b"".join(map(_line, new)))
-
-    def mark(self) -> int:
-        """Return the number of trials so far, for :meth:`begin`, before a checkpoint is written."""
-        with self._lock:
-            return len(self._recent)
-
-    def begin(self, mark: int) -> None:
-        """Leave out the trials before a mark: a checkpoint that holds them is on the disk.
-
-        Whenever the process ends, a complete file is left, the old or the new one; the old one has
-        the trials of the checkpoint and those since.
-
-        Raises:
-            OSError: The disk is full or the file cannot be written; the old one stays.
-        """
-        with self._lock:
-            self._recent = self._recent[mark:]
-            file = AppendOnlyFile(self._path)
-            head = json.dumps({"journal": self.name}).encode() + b"\n"
-            file.write(head + b"".join(map(_line, self._recent)))
-            self._file = file
-
-    def close(self) -> None:
-        """Write no more; the file stays."""
-        with self._lock:
-            self._file = None
-
-
-def trial_of(record: Mapping[str, Any]) -> Trial:
-    """Build a trial of a record; former versions knew no noise variances."""
-    return from_record(Trial, {"Yvar": None, **record})
-
-
-def journaled_trials(folder: Path, name: str) -> Iterator[Trial]:
-    """Read the trials of the journal of a name, in their order; none if the folder has another.
-
-    Nothing is written. A last line that was cut short is left out: it was never confirmed.
-
-    Raises:
-        UsageError: Another line is damaged.
-    """
-    path = folder / JOURNAL
-    if not path.is_file():
-        return
-    lines, rest = AppendOnlyFile(path).read()
-    head, *lines = lines or [rest]
-    if json.loads(head) != {"journal": name}:
-        return
-    for number, line in enumerate(lines, 2):
-        try:
-            yield trial_of(json.loads(line))
-        except (ValueError, TypeError, LookupError) as error:
-            raise UsageError(
-                f"{path} is damaged in line {number} ({error!r}). Restore the folder from a copy, "
-                "or remove that line: its trial is evaluated again."
-            ) from error
-
-
-def _line(trial: Trial) -> bytes:
-    values: dict[str, Any] = vars(trial)
-    return json.dumps(values, allow_nan=False).encode() + b"\n"
-
-
-# --- evaluation on any executor: processes, threads, Dask, Ray, or one of the user's -------------
-
+from bo_stream.storage.archive import one_line
 
 RESUBMISSIONS = 3
 """How often a task that was lost with its worker is submitted again."""
@@ -260,7 +149,7 @@ class Executed(Evaluator[P, V]):
         except RuntimeError as error:  # a broken pool, or one that was shut down
             raise UsageError(
                 f"The {type(self._executor).__name__} takes no tasks any more "
-                f"({in_one_line(error)}). What came in before is kept: go on with another one."
+                f"({one_line(error)}). What came in before is kept: go on with another one."
             ) from error
         submission.future, submission.handed_out = future, time.monotonic()
         submission.next_look = submission.handed_out + (self._timeout or 0.0)
@@ -318,7 +207,7 @@ class Executed(Evaluator[P, V]):
             submission.losses += 1
             submission.future = None
             self._waiting.append(submission)
-            last = error if isinstance(error, LostTaskError) else in_one_line(error)
+            last = error if isinstance(error, LostTaskError) else one_line(error)
             warnings.warn(
                 f"Lost with their workers, and done again: {self.losses} evaluations "
                 f"(last: {last}).",
@@ -331,7 +220,7 @@ class Executed(Evaluator[P, V]):
             return future.result()
         if isinstance(error, UsageError):
             raise error
-        text = in_one_line(error)  # the function is not the reason
+        text = one_line(error)  # the function is not the reason
         if is_lost(error):
             self.losses += 1
             times = f", {submission.losses + 1} times" if submission.losses else ""

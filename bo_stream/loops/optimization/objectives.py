@@ -18,6 +18,7 @@ from bo_stream.errors import UsageError, check_whole
 from bo_stream.executors.engine import check_versions
 from bo_stream.loops.models import import_function
 from bo_stream.loops.optimization.trials import LARGEST, Bounds, checked_bounds
+from bo_stream.storage.archive import one_line
 
 P = TypeVar("P")  # a point
 V = TypeVar("V")  # an outcome
@@ -375,14 +376,5 @@ def attempt(
     except NoOutcomeError as wrong:
         error = str(wrong)
     except (Exception, SystemExit) as raised:  # the user's function may raise anything
-        error = in_one_line(raised)
+        error = one_line(raised)
     return Outcome(task.key, value, error, time.monotonic() - started)
-
-
-def in_one_line(error: BaseException) -> str:
-    """Return an error's kind and text, shortened."""
-    try:
-        text = str(error)
-    except Exception:  # the user's error may be broken too
-        text = "an error without words"
-    return " ".join(f"{type(error).__name__}: {text}".split())[:500]

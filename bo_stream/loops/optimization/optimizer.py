@@ -20,7 +20,6 @@ from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.models import KERNELS, MODELS, build_model, refit_is_due
 from bo_stream.loops.optimization.acquisition import Situation, best_points, check_acquisition
-from bo_stream.loops.optimization.executed import journaled_trials, trial_of
 from bo_stream.loops.optimization.region_search import RegionSurrogate, region_state
 from bo_stream.loops.optimization.trials import (
     FEWEST,
@@ -28,6 +27,8 @@ from bo_stream.loops.optimization.trials import (
     Ledger,
     OptimizationSettings,
     Trial,
+    journaled_trials,
+    trial_of,
 )
 from bo_stream.loops.run import OPTIMIZATION, ModelFile, from_record, predict_mean
 from bo_stream.models.auto.auto import AutoGP

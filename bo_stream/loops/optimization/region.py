@@ -201,6 +201,31 @@ def maximize_paths(paths: SamplePaths, starts: Tensor, bounds: Tensor, iteration
     return torch.where(risen, points.squeeze(-2), starts)
 
 
+def replace_repeated(points: Tensor, X: Tensor, candidates: Tensor, values: Tensor) -> None:
+    """Replace, in place, points that repeat others: corners of the box, leaps to the same place.
+
+    Each is replaced by the best candidate of its function that repeats none, if there is one.
+
+    Args:
+        points: ``q x d``.
+        X: Further points that are not to be repeated, ``n x d``.
+        candidates: ``N x d``.
+        values: Of q functions at the candidates, ``q x N``.
+    """
+    for i in range(len(points)):
+        others = torch.cat((X, points[:i]))
+        if _repeats(points[i], others):
+            order = values[i].argsort(descending=True).tolist()
+            fresh = (candidates[j] for j in order if not _repeats(candidates[j], others))
+            points[i] = next(fresh, points[i])
+
+
+def _repeats(x: Tensor, others: Tensor) -> bool:
+    """Tell whether a point is among others, ``n x d``, few of which share its first input."""
+    near = others[others[:, 0] == x[0]]
+    return bool((near == x).all(-1).any())
+
+
 # --- outcomes -----------------------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ from bo_stream.loops.optimization.region import (
     improves,
     maximize_paths,
     region_candidates,
+    replace_repeated,
 )
 from bo_stream.loops.optimization.trials import FEWEST, Ledger, OptimizationSettings
 from bo_stream.loops.run import predict_mean
@@ -582,31 +583,6 @@ def region_state(record: Mapping[str, Any]) -> RegionState:
     region = TrustRegion(**record["region"])
     found = [(*entry, *[None] * (3 - len(entry))) for entry in record["found"]]
     return RegionState(**{**record, "region": region, "found": found})
-
-
-def replace_repeated(points: Tensor, X: Tensor, candidates: Tensor, values: Tensor) -> None:
-    """Replace, in place, points that repeat others: corners of the box, leaps to the same place.
-
-    Each is replaced by the best candidate of its function that repeats none, if there is one.
-
-    Args:
-        points: ``q x d``.
-        X: Further points that are not to be repeated, ``n x d``.
-        candidates: ``N x d``.
-        values: Of q functions at the candidates, ``q x N``.
-    """
-    for i in range(len(points)):
-        others = torch.cat((X, points[:i]))
-        if _repeats(points[i], others):
-            order = values[i].argsort(descending=True).tolist()
-            fresh = (candidates[j] for j in order if not _repeats(candidates[j], others))
-            points[i] = next(fresh, points[i])
-
-
-def _repeats(x: Tensor, others: Tensor) -> bool:
-    """Tell whether a point is among others, ``n x d``, few of which share its first input."""
-    near = others[others[:, 0] == x[0]]
-    return bool((near == x).all(-1).any())
 
 
 def _are_in(keys: Tensor, some: list[int]) -> Tensor:

@@ -1,16 +1,20 @@
-"""Settings and trials of an optimization."""
+"""Settings and trials of an optimization, and the journal of its trials."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
 
 from bo_stream.errors import UsageError, as_whole, check_one_of, check_whole, make_plain
 from bo_stream.loops.models import AUTO, RunSettings
+from bo_stream.storage.archive import AppendOnlyFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +59,7 @@ class OptimizationSettings(RunSettings):
         acquisition: Of the search of the box: a name in ``ACQUISITIONS``, or
             ``package.module:function`` of a builder of one's own, see
             ``bo_stream.loops.optimization.acquisition``.
-        beta: Weight of the standard deviation in qUCB.
+        beta: β of ``mean + √β standard deviation`` in qUCB.
         num_restarts: Starts of the search for the best candidate.
         raw_samples: Points among which the starts are found.
         refit: As in ``RunSettings``; a region has a rule of its own, unless it is 0.
@@ -289,8 +293,12 @@ class Ledger:
             seconds: Duration of the evaluation, at least 0; None: it is not known.
             Yvar: Known noise variance of the outcome; None: it is learned.
         """
-        trial, value, noise = self[key], _checked_outcome(key, Y), _checked_noise(key, Yvar)
-        seconds = _checked_seconds(key, seconds)
+        trial, value, noise = (
+            self[key],
+            _checked_outcome(key, Y),
+            _checked("noise variance", key, Yvar, LARGEST**2),
+        )
+        seconds = _checked("seconds", key, seconds)
         if trial.status == "withdrawn":
             raise UsageError(f"Trial {key} was withdrawn. To bring it back, amend it.")
         if trial.status != "told":
@@ -312,7 +320,11 @@ class Ledger:
 
         Its noise variance becomes the given one, unknown if there is none.
         """
-        trial, value, noise = self[key], _checked_outcome(key, Y), _checked_noise(key, Yvar)
+        trial, value, noise = (
+            self[key],
+            _checked_outcome(key, Y),
+            _checked("noise variance", key, Yvar, LARGEST**2),
+        )
         attempts = max(trial.attempts, 1)
         return self.put(replace(trial, status="told", Y=value, attempts=attempts, Yvar=noise))
 
@@ -322,7 +334,7 @@ class Ledger:
 
     def fail(self, key: int, error: str | BaseException, seconds: float | None = None) -> Trial:
         """Record that an attempt at a pending or failed trial failed, by a text or an exception."""
-        trial, seconds = self[key], _checked_seconds(key, seconds)
+        trial, seconds = self[key], _checked("seconds", key, seconds)
         if isinstance(error, BaseException):
             error = f"{type(error).__name__}: {error}"
         if not isinstance(error, str):
@@ -387,35 +399,125 @@ def _checked_outcome(key: int, Y: float) -> float:
     return value
 
 
-def _checked_noise(key: int, Yvar: float | None) -> float | None:
-    if Yvar is None:
+def _checked(what: str, key: int, value: float | None, most: float = math.inf) -> float | None:
+    """Return a finite number of at least 0, or None, or raise a ``UsageError``."""
+    if value is None:
         return None
     try:
-        value = float(Yvar)
+        number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        value = math.nan
-    if not 0.0 <= value <= LARGEST**2:
+        number = math.nan
+    if not 0.0 <= number <= most or math.isinf(number):
+        limit = "" if math.isinf(most) else f", and at most {most:g}"
         raise UsageError(
-            f"Expected the noise variance of trial {key} as a number of at least 0, and at most "
-            f"{LARGEST**2:g}, got {Yvar!r}. Leave it out where it is not known."
+            f"Expected the {what} of trial {key} as a finite number of at least 0{limit}, got "
+            f"{value!r}. Leave out what is not known."
         )
-    return value
-
-
-def _checked_seconds(key: int, seconds: float | None) -> float | None:
-    if seconds is None:
-        return None
-    try:
-        value = float(seconds)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        value = math.nan
-    if not 0.0 <= value < math.inf:
-        raise UsageError(
-            f"Expected the seconds of trial {key} as a finite number of at least 0, got "
-            f"{seconds!r}. Leave them out where they are not known."
-        )
-    return value
+    return number
 
 
 def _spelled(Y: float | None, Yvar: float | None) -> str:
     return f"{Y:g}" if Yvar is None else f"{Y:g} with a noise variance of {Yvar:g}"
+
+
+# --- the journal ----------------------------------------------------------------------------------
+
+
+JOURNAL = "trials.jsonl"
+"""Name of the file, in the folder of the checkpoint."""
+
+
+class Journal:
+    """A file of trials, whose lines are on the disk before a method returns; of any thread.
+
+    A checkpoint holds a model and may take a second; hundreds of workers have several outcomes a
+    second. So each trial that was asked for, and each that has an outcome, is a line of a file that
+    only grows between two checkpoints. What is read from both is the state at the last line.
+
+    Its first line names the journal, and so does the checkpoint that it belongs to: a journal that
+    another run has left in the folder is not read.
+
+    Attributes:
+        name: Name that the checkpoints give.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Prepare to write in a folder, from the first :meth:`begin` on."""
+        self.name = uuid4().hex
+        self._path = folder / JOURNAL
+        self._lock = Lock()
+        self._file: AppendOnlyFile | None = None
+        self._recent: list[Trial] = []
+
+    def add(self, trials: Iterable[Trial]) -> None:
+        """Write the present state of some trials.
+
+        Raises:
+            OSError: The disk is full or the file cannot be written; nothing is added to it.
+        """
+        with self._lock:
+            new = list(trials)
+            self._recent += new
+            if self._file is not None:
+                self._file.append(b"".join(map(_line, new)))
+
+    def mark(self) -> int:
+        """Return the number of trials so far, for :meth:`begin`, before a checkpoint is written."""
+        with self._lock:
+            return len(self._recent)
+
+    def begin(self, mark: int) -> None:
+        """Leave out the trials before a mark: a checkpoint that holds them is on the disk.
+
+        Whenever the process ends, a complete file is left, the old or the new one; the old one has
+        the trials of the checkpoint and those since.
+
+        Raises:
+            OSError: The disk is full or the file cannot be written; the old one stays.
+        """
+        with self._lock:
+            self._recent = self._recent[mark:]
+            file = AppendOnlyFile(self._path)
+            head = json.dumps({"journal": self.name}).encode() + b"\n"
+            file.write(head + b"".join(map(_line, self._recent)))
+            self._file = file
+
+    def close(self) -> None:
+        """Write no more; the file stays."""
+        with self._lock:
+            self._file = None
+
+
+def trial_of(record: Mapping[str, Any]) -> Trial:
+    """Build a trial of a record; former versions knew no noise variances."""
+    return Trial(**{"Yvar": None, **record, "X": tuple(record["X"])})
+
+
+def journaled_trials(folder: Path, name: str) -> Iterator[Trial]:
+    """Read the trials of the journal of a name, in their order; none if the folder has another.
+
+    Nothing is written. A last line that was cut short is left out: it was never confirmed.
+
+    Raises:
+        UsageError: Another line is damaged.
+    """
+    path = folder / JOURNAL
+    if not path.is_file():
+        return
+    lines, rest = AppendOnlyFile(path).read()
+    head, *lines = lines or [rest]
+    if json.loads(head) != {"journal": name}:
+        return
+    for number, line in enumerate(lines, 2):
+        try:
+            yield trial_of(json.loads(line))
+        except (ValueError, TypeError, LookupError) as error:
+            raise UsageError(
+                f"{path} is damaged in line {number} ({error!r}). Restore the folder from a copy, "
+                "or remove that line: its trial is evaluated again."
+            ) from error
+
+
+def _line(trial: Trial) -> bytes:
+    values: dict[str, Any] = vars(trial)
+    return json.dumps(values, allow_nan=False).encode() + b"\n"

@@ -43,8 +43,9 @@ class SamplingReplay:
 
     Example:
         >>> settings = Settings(steps=100).resolved(*data.X.shape)
-        >>> for step in SamplingReplay(PoolSplit.of(data, settings), settings).run():
-        ...     print(step.number, step.score)
+        >>> replay = SamplingReplay(PoolSplit.of(data, settings), settings)
+        >>> for chosen in replay.run():
+        ...     print(replay.steps_done, chosen)
     """
 
     def __init__(
@@ -73,15 +74,14 @@ class SamplingReplay:
         """Whether all steps are done."""
         return bool(self.curve) and self.steps_done >= (self.settings.steps or 0)
 
-    def run(self) -> Iterator[Step]:
-        """Do the steps that are left, and yield each once it is complete."""
+    def run(self) -> Iterator[list[int]]:
+        """Do the steps that are left, and yield the choice of each once it is complete."""
         while not self.finished:
             yield self.advance()
 
-    def advance(self) -> Step:
-        """Do the start, if that is still to be done, or else one step."""
+    def advance(self) -> list[int]:
+        """Do the start, if that is still to be done, or else one step; return what was chosen."""
         settings, told = self.settings, self.sampling.observations
-        refits = len(self.state.refits)
         if not self.curve:
             chosen = list(range(settings.initial))
         elif settings.strategy == "random":
@@ -89,12 +89,10 @@ class SamplingReplay:
         else:
             chosen = self.sampling.ask(settings.q)
         self.sampling.tell(chosen, self.split.pool_Y[chosen])
-        done, refitted = self.steps_done, len(self.state.refits) > refits
-        scored = None
+        done = self.steps_done
         if done % (settings.score_every or 1) == 0 or done == settings.steps:
-            scored = self.score_now()
-            self.curve.append(scored)
-        return Step(done, self.sampling.observations, tuple(chosen), refitted, scored)
+            self.curve.append(self.score_now())
+        return chosen
 
     def score_now(self) -> Score:
         """Score the model as it is, without adding to the curve."""
@@ -139,25 +137,6 @@ class PoolSplit:
         X = torch.from_numpy(data.unit_X).to(like)
         Y = torch.from_numpy(data.y).unsqueeze(-1).to(like)
         return cls(X[pool_rows], Y[pool_rows], pool_rows, X[test_rows], Y[test_rows])
-
-
-@dataclass(frozen=True)
-class Step:
-    """Record of one step.
-
-    Attributes:
-        number: 0 for the start, then counted from 1.
-        observations: Number of observations after it, outliers included.
-        chosen: Positions in the pool.
-        refitted: Whether hyperparameters were learned.
-        score: Score of the model after it, where it was scored.
-    """
-
-    number: int
-    observations: int
-    chosen: tuple[int, ...]
-    refitted: bool
-    score: Score | None
 
 
 # --- a sampling campaign: strategies side by side over the same data, in one folder --------------
@@ -311,18 +290,18 @@ class Campaign:
         """Whether all loops are finished."""
         return all(loop.finished for loop in self.loops.values())
 
-    def run(self) -> Iterator[tuple[Strategy, Step]]:
-        """Do the steps that are left, in turn; after each, the state is complete."""
+    def run(self) -> Iterator[Strategy]:
+        """Do the steps that are left, in turn, each by a strategy; then the state is complete."""
         started, watch = time.monotonic() - self.seconds, CoreWatch()
         while not self.finished:
             behind = [name for name, loop in self.loops.items() if not loop.finished]
             name = min(behind, key=lambda name: self.loops[name].sampling.observations)
             self._within_step = True
             with watch:
-                step = self.loops[name].advance()
+                self.loops[name].advance()
             self._within_step = False
             self.seconds = time.monotonic() - started
-            yield name, step
+            yield name
 
 
 def _read(path: Path | None, x: Sequence[str] | None, y: str | None) -> Dataset:

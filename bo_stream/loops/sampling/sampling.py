@@ -36,10 +36,10 @@ from bo_stream.loops.models import (
 from bo_stream.loops.run import ASKING, ModelFile, from_record, predict
 from bo_stream.loops.sampling.settings import SamplingSettings
 from bo_stream.loops.sampling.state import (
-    ONE_IN,
     SamplingState,
     deviations_from_prediction,
     leave_outliers_out,
+    most_outliers,
 )
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.base import StreamingGP
@@ -378,7 +378,7 @@ class ActiveSampling:
         # outcomes far from the prediction wait for the next refit, which learns from them before it
         # decides on outliers
         waiting: list[int] = []
-        room = first // ONE_IN - len(state.outliers)
+        room = most_outliers(first) - len(state.outliers)
         if state.model is not None and self._outlier_threshold and room > 0:
             far = deviations_from_prediction(state.model, X, Y) > self._outlier_threshold
             waiting = [i for i, is_far in enumerate(far.tolist()) if is_far][:room]

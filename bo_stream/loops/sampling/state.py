@@ -122,11 +122,19 @@ _POSITIONS = ("picks", "pending", "refits", "outliers")
 # --- outliers of a model: observations far from what all others predict --------------------------
 
 
-ONE_IN = 100
+_ONE_IN = 100
 """Least number of observations per outlier: if there are more, the noise is heavy-tailed."""
+
+_FIRST_FROM = 20
+"""Number of observations from which one may be an outlier: fewer hardly tell the noise."""
 
 _MOST_PASSES = 3
 """Most changes of the set of outliers in a refit."""
+
+
+def most_outliers(observations: int) -> int:
+    """Return the largest number of outliers among so many observations."""
+    return max(observations // _ONE_IN, int(observations >= _FIRST_FROM))
 
 
 def leave_outliers_out(
@@ -136,7 +144,8 @@ def leave_outliers_out(
 
     An outlier is an observation more than ``threshold`` standard deviations of the posterior
     predictive distribution, noise included, from its mean given all other observations in the
-    model. It returns to the model once it is no outlier any more, because observations near it
+    model. There is at most one of 20 observations or more, and at most one in a hundred of 200 or
+    more: if there are more, the noise is heavy-tailed. It returns to the model once it is no outlier any more, because observations near it
     agree or because the hyperparameters are others. The refit before is to all new observations, so
     that hyperparameters which were learned from few do not rule out what contradicts them. Without
     outliers the model stays as it is, at the cost of a leave-one-out prediction of all
@@ -156,7 +165,7 @@ def leave_outliers_out(
     previous = list(outliers)
     for _ in range(_MOST_PASSES):
         deviations = _deviations(model, X, Y, previous)
-        largest = deviations.argsort(descending=True, stable=True)[: len(X) // ONE_IN]
+        largest = deviations.argsort(descending=True, stable=True)[: most_outliers(len(X))]
         result = sorted(largest[deviations[largest] > threshold].tolist())
         if result == previous:
             break

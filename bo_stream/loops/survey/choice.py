@@ -105,12 +105,8 @@ class Choice:
     def _criterion(self) -> Criterion:
         if self._given is not None:
             return self._given
-        loss = self._settings.loss
-        if loss is not None and self._trusted is not None and loss not in self._trusted:
-            raise UsageError(
-                f"The survey names the loss {loss}, which would be imported and called. If you "
-                f"trust it, name it too: --loss {loss}, or trusted=[...]."
-            )
+        if self._trusted is not None:
+            check_trusted(self._settings, self._trusted)
         return criterion_of(self._settings)
 
     def first(self, q: int) -> list[Chosen]:
@@ -215,6 +211,20 @@ class Choice:
                 "Raise the budget."
             )
         return start
+
+
+def check_trusted(settings: SurveySettings, trusted: Collection[str]) -> None:
+    """Check that the loss of a folder's settings, if they name one, is among those trusted.
+
+    Raises:
+        UsageError: It is not.
+    """
+    loss = settings.loss
+    if loss is not None and loss not in trusted:
+        raise UsageError(
+            f"The survey names the loss {loss}, which would be imported and called. If you "
+            f"trust it, name it too: --loss {loss}, or trusted=[...]."
+        )
 
 
 def criterion_of(settings: SurveySettings) -> Criterion:

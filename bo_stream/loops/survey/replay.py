@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import torch
 from bo_stream.errors import UsageError, check_one_of, check_seed, check_whole
 from bo_stream.loops.run import REPLAY, from_record, write_files
 from bo_stream.loops.survey.cells import Cells
+from bo_stream.loops.survey.choice import check_trusted
 from bo_stream.loops.survey.columns import given_column
 from bo_stream.loops.survey.model import log_scores
 from bo_stream.loops.survey.settings import DESIGNS, Design, ReplayPlan, SurveySettings
@@ -293,6 +294,7 @@ class ReplayRun:
         table: pd.DataFrame | Callable[[SurveySettings], pd.DataFrame],
         source: str,
         seeds: int | None,
+        trusted: Collection[str] = (),
     ) -> ReplayRun:
         """Go on with the run of :meth:`save`.
 
@@ -302,9 +304,11 @@ class ReplayRun:
                 the settings.
             source: Name of the table, for messages.
             seeds: New number of seeds, not below the previous one; None: the previous one.
+            trusted: Losses ``package.module:function`` that the folder may name.
 
         Raises:
-            UsageError: There is no run, or a damaged one, one of another table or version.
+            UsageError: There is no run, or a damaged one, one of another table or version, or its
+                loss is not trusted.
         """
         with REPLAY.opened(folder) as content:
             settings = SurveySettings(**content["settings"])
@@ -314,6 +318,7 @@ class ReplayRun:
             scores = [from_record(RoundScore, each) for each in content["scores"]]
             ended = {(design, int(seed)): text for design, seed, text in content["ended"]}
             seconds = float(content["seconds"])
+        check_trusted(settings, trusted)
         read = table(settings) if callable(table) else table
         finished = FinishedSurvey.of(read, settings, truth, source)
         if finished.fingerprint != fingerprint:

@@ -88,11 +88,6 @@ class ExactMemory(Memory):
         columns = target_columns(self.rows.told.targets)
         return columns.mT @ (columns * self.weight[..., None, :, None])
 
-    @property
-    def counts(self) -> Tensor:
-        """Number of observations, ``... x m``."""
-        return self.weight.sum(-1, keepdim=True).expand(self.rows.noise.shape[:-1])
-
     def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """See :meth:`Memory.known_sums`."""
         if not self.rows.any_known:

@@ -120,12 +120,6 @@ class AutoMemory(Memory):
         totals: Tensor = self.inner.totals
         return totals
 
-    @property
-    def counts(self) -> Tensor:
-        """Number of observations, ``... x m``."""
-        counts: Tensor = self.inner.counts
-        return counts
-
     def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """See :meth:`Memory.known_sums`."""
         sums: tuple[Tensor, Tensor, Tensor] | None = self.inner.known_sums()
@@ -287,10 +281,7 @@ class AutoInference(Inference[AutoMemory, Any]):
     def _of_rows(
         self, family: str, rows: ExactMemory, prior: Prior, options: dict[str, Any]
     ) -> tuple[Inference[Any, Any], Any, Any]:
-        """Begin a family and put rows into it, each as many times as it counts.
-
-        Those of the least weight come first and are scaled before the next ones come.
-        """
+        """Begin a family and put rows into it."""
         like = rows.rows.X.to(prior.model.train_targets)
         inference, inner = begin(family, prior, like, self.box, options)
         if family == EXACT:
@@ -300,8 +291,9 @@ class AutoInference(Inference[AutoMemory, Any]):
     def _filled(
         self, inference: Inference[Any, Any], inner: Any, rows: ExactMemory, prior: Prior
     ) -> tuple[Any, Any]:
-        """Put rows into an empty memory of a streaming family.
+        """Put rows into an empty memory of a streaming family, each as many times as it counts.
 
+        Those of the least weight come first and are scaled before the next ones come.
         Hyperparameters stay, but those of a likelihood that no exact model could learn: under it
         each batch takes the family's steps.
         """

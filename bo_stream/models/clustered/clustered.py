@@ -174,7 +174,7 @@ class ClusteredGP(StreamingGP):
     def solver(self, solver: Solver | None) -> None:
         check_one_of("solver", solver, SOLVERS)
         self._inference = replace(self._inference, solver=solver)
-        self._set_memory(self._memory)
+        self._cache = None
 
     @property
     def centres(self) -> Tensor:

@@ -112,7 +112,8 @@ class SiteInference(InducingInference):
         now = self._kept(now, update, 0 if prior.is_gaussian else self.window)
         if data.sign < 0.0:
             if prior.is_gaussian:  # then no sites stand for the outcomes
-                check_outcomes(now.memory.statistics, before.memory.statistics)
+                left, was = now.memory.statistics, before.memory.statistics
+                check_outcomes(left, was, weighted=False)
             self.check_solvable(now.memory, prior)
         now = replace(now, memory=replace(now.memory, moments=moments))
         after, kept = self.remembered(before, now, prior)

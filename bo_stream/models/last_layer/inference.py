@@ -259,13 +259,6 @@ class LastLayerMemory(HoldsStatistics):
         statistics = self.statistics.scale(factor)
         return replace(self, statistics=statistics, weight=self.weight * factor)
 
-    def map_targets(self, matrix: Tensor) -> LastLayerMemory:
-        """Turn targets into ``[Y, 1] @ matrix``, exactly."""
-        statistics = self.statistics.map_targets(matrix)
-        factor, shift = (matrix[..., i, 0].unsqueeze(-1) for i in (0, 1))
-        rows = replace(self.rows, targets=self.rows.targets * factor + shift)
-        return replace(self, statistics=statistics, rows=rows)
-
     def to(self, device: torch.device) -> LastLayerMemory:
         """Move the memory to another device."""
         moved = super().to(device)

@@ -37,11 +37,12 @@ from bo_stream.models.last_layer.inference import (
 from bo_stream.models.memory import WhitenedMemory
 from bo_stream.models.stochastic.budget import (
     ConstrainedAdam,
+    check_rate,
     judgement_said,
     maximise_inside,
 )
 from bo_stream.models.stochastic.start import set_noise
-from bo_stream.models.stochastic.training import Training, train
+from bo_stream.models.stochastic.training import Training, check_limits, train
 
 WINDOW = 4096
 """Rows that are stored beside the statistics."""
@@ -224,14 +225,18 @@ class BayesianLastLayer(StreamingGP):
             ModelFittingError: The likelihood diverged; the model is as it was when it was good.
             UnsupportedError: The model is conditioned on hypothetical data, or has several batch
                 elements and a network that is not frozen.
-            ValueError: A limit or the rate is negative, the batch size not positive, or the share
-                held out not in [0, 0.5].
+            ValueError: A limit is negative, the rate negative or not finite, the batch size not
+                positive, a number of steps or rows not whole, or the share held out not in
+                [0, 0.5].
         """
         self._check_not_conditioned("fit")
         check_unshared(self.prior)
         began = time.monotonic()
         if not 0.0 <= held_out <= 0.5:
             raise ValueError(f"Expected held_out to be a share in [0, 0.5], got {held_out}.")
+        steps = None if steps is None else check_whole("steps", steps, least=0)
+        check_limits(steps, seconds)
+        check_rate("learning_rate", learning_rate)
         batch_size = check_whole("batch_size", batch_size)
         if self.num_rows == 0:
             raise InputDataError(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -35,11 +35,7 @@ from bo_stream.process import PosteriorProcess
 from bo_stream.tensors import map_tensors
 
 if TYPE_CHECKING:
-    from bo_stream.models.base import StreamingGP
     from bo_stream.models.inference import Prior
-
-
-M = TypeVar("M", bound="StreamingGP")
 
 
 def check_outputs_exist(outputs: list[int], of: int, name: str = "idcs") -> None:
@@ -305,6 +301,22 @@ def _moments(totals: Tensor, standardize: Standardize) -> tuple[Tensor, Tensor]:
     return mean, torch.where(faded, last, torch.where(usable, stdv, 1.0))
 
 
+def subset_transform(transform: OutcomeTransform, outputs: list[int]) -> OutcomeTransform:
+    """Copy an outcome transform for some outputs.
+
+    BoTorch's own ``subset_output`` leaves in ``Standardize(m, outputs)`` the indices of the whole.
+    """
+    whole = deepcopy(transform)
+    standardize = OutcomeChain(whole).standardize
+    if standardize is None or standardize._outputs is None:
+        return transform.subset_output(outputs)
+    chosen, standardize._outputs = standardize._outputs, None
+    part = whole.subset_output(outputs)
+    own = cast(Standardize, OutcomeChain(part).standardize)
+    own._outputs = [k for k, i in enumerate(outputs) if i in chosen]
+    return part
+
+
 # --- the interface of outcomes -------------------------------------------------------------------
 
 
@@ -549,7 +561,7 @@ class Outcomes(ABC):
         return self
 
 
-# --- outcomes at single points: their moments, log density and draws, with the noise in ----------
+# --- moments of outcomes at single points --------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, UnsupportedError
@@ -37,10 +37,6 @@ from bo_stream.models.outcomes.base import Drawing, OutcomeChain, Outcomes
 from bo_stream.models.outcomes.noise import NoiseFloor
 from bo_stream.process import PosteriorProcess
 from bo_stream.weights import WeightPosterior
-
-if TYPE_CHECKING:
-    from bo_stream.models.inference import Prior
-
 
 REAL = (GaussianLikelihood, LaplaceLikelihood, StudentTLikelihood)
 """Likelihoods of real outcomes, which are the same family in any units."""

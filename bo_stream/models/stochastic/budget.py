@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -203,6 +204,16 @@ def judgement_said(training: Training, seconds: float | None) -> Training:
 # --- adam and L-BFGS on parameters that are kept inside their constraints ------------------------
 
 
+def check_rate(name: str, rate: float) -> None:
+    """Check a learning rate.
+
+    Raises:
+        ValueError: It is negative, infinite or NaN.
+    """
+    if not 0.0 <= rate < math.inf:
+        raise ValueError(f"Expected {name} to be at least 0 and finite, got {rate}.")
+
+
 def constrained_parameters(
     model: Module, parameters: Iterable[Parameter]
 ) -> list[ConstrainedParameter]:
@@ -316,10 +327,9 @@ class ConstrainedAdam:
             moments: Of Adam on parameters of the same shapes.
 
         Raises:
-            ValueError: The rate is negative.
+            ValueError: The rate is negative, infinite or NaN.
         """
-        if rate < 0.0:
-            raise ValueError(f"Expected a learning rate of at least 0, got {rate}.")
+        check_rate("learning_rate", rate)
         self._coordinates = constrained_parameters(model, parameters if rate > 0.0 else ())
         moved = [coordinate.moved for coordinate in self._coordinates]
         self._adam = torch.optim.Adam(moved, lr=rate, fused=True) if moved else None

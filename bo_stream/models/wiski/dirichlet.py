@@ -18,7 +18,6 @@ from bo_stream.likelihoods.sites import SoftmaxMoments, sampled_softmax, softmax
 from bo_stream.models.checks import check_inputs, check_instance
 from bo_stream.models.construction import (
     check_rank,
-    check_stem,
     choose_box,
     product_kernel,
     warn_of_scaling,
@@ -134,7 +133,6 @@ class DirichletWISKI(GridModel):
         check_known(labels, present, fixed=True)
         if classes is None:
             check_shared(covar_module, mean_module)
-        check_stem(stem)
         targets, noise = scores.of(labels, present, train_X.dtype)
         self._begin(train_X, targets, noise, None)
         self._outcomes = replace(LabelOutcomes.of(targets), scores=scores, num_classes=classes)

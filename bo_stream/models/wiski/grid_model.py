@@ -13,14 +13,10 @@ from torch import Tensor
 from bo_stream.bases.grid import kernel
 from bo_stream.bases.grid.mesh import Sizes
 from bo_stream.models.base import StreamingGP, keeps_tensors
-from bo_stream.models.construction import checked_projection
-from bo_stream.models.wiski.cache import GridCache, Whitening
-from bo_stream.models.wiski.inference import GridInference
-from bo_stream.models.wiski.memory import WiskiMemory
+from bo_stream.models.construction import checked_projection, observed_inputs
+from bo_stream.models.wiski.cache import Whitening
+from bo_stream.models.wiski.inference import Part
 from bo_stream.models.wiski.resolution import GridSize
-
-Part = tuple[GridInference, WiskiMemory, GridCache | None]
-"""Inference, memory and cache of a model's process, without those of a model of its noise."""
 
 
 class GridModel(StreamingGP, ABC):
@@ -94,7 +90,7 @@ class GridModel(StreamingGP, ABC):
         self._check_not_conditioned("truncate")
         inference, memory, _ = self._process_part()
         self._set_process_part(inference.truncated(left_out, memory, self.prior), memory, None)
-        self._set_memory(self._memory)
+        self._cache = None
         return self
 
     @keeps_tensors
@@ -120,7 +116,7 @@ class GridModel(StreamingGP, ABC):
         self._check_not_conditioned("refine")
         inference, memory, _ = self._process_part()
         self._set_process_part(*inference.refined(memory, grid_size, self.prior), None)
-        self._set_memory(self._memory)
+        self._cache = None
         return self
 
     def batch_log_marginal_likelihood(
@@ -139,7 +135,11 @@ class GridModel(StreamingGP, ABC):
             recalibrate: Calibrate the stem on X, as part of what is differentiated.
         """
         Y, Yvar, _ = self._outcomes.checked(self, X, Y, Yvar, "batch_log_marginal_likelihood")
-        inputs = self.calibrated_inputs(X) if recalibrate else self.hypothetical_inputs(X)
+        if recalibrate:
+            observed = observed_inputs(X, getattr(self, "input_transform", None))
+            inputs = self.stem.calibrated_forward(observed)
+        else:
+            inputs = self.hypothetical_inputs(X)
         inference, memory, _ = self._process_part()
         value = inference.batch_log_marginal_likelihood(
             memory.grid, inputs, self._measured(Y, Yvar), self.prior
@@ -171,8 +171,9 @@ class GridModel(StreamingGP, ABC):
                 f"Expected former of shape `{tuple(X.shape[:-1])} x {self._process_dim}`, the "
                 f"coordinates of X, got {tuple(former.shape)}."
             )
-        new = self._observations(X, Y, Yvar, 1.0)
-        old = replace(new, X=checked_projection(former.to(new.X)), sign=-1.0)
+        new, has_stem = self._observations(X, Y, Yvar, 1.0), "stem" in self._modules
+        former = former.to(new.X)
+        old = replace(new, X=checked_projection(former) if has_stem else former, sign=-1.0)
         inference, memory, cache = self._process_part()
         self._set_process_part(inference, *inference.replaced(memory, cache, old, new, self.prior))
         self._refresh_fixed_noise()
@@ -184,9 +185,8 @@ class GridModel(StreamingGP, ABC):
         part: Part = inference.part(self._memory, self._cache)
         return part
 
-    def _set_process_part(self, *part: GridInference | WiskiMemory | GridCache | None) -> None:
+    def _set_process_part(self, *part: *Part) -> None:
         """Replace inference, memory and cache of the process."""
         inference: Any = self._inference
-        self._inference, self._memory, self._cache = inference.with_part(
-            part, self._memory, self._cache
-        )
+        changed = inference.with_part(part, self._memory, self._cache)
+        self._inference, self._memory, self._cache = changed

@@ -19,7 +19,7 @@ from bo_stream.models.base import keeps_tensors
 from bo_stream.models.construction import (
     check_rank,
     choose_box,
-    choose_likelihood,
+    fixed_noise,
     product_kernel,
     warn_of_scaling,
 )
@@ -149,7 +149,7 @@ class HeteroscedasticWISKI(GridModel):
         given, scaled = None if bounds is None else box, self._standardized(train_Y.double())
         warn_of_scaling(inputs, scaled, covar_module is not None, given)
         level = self.noise_level().detach() * self.outcome_scale().square()
-        self.likelihood = choose_likelihood(None, train_Y, aug_batch)
+        self.likelihood = fixed_noise(aug_batch, train_Y)
         centre(noise_model, level.log())
         self.to(train_X)
         entry = self.observe(train_X, train_Y, train_Yvar)

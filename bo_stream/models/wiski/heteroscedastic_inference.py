@@ -23,7 +23,7 @@ from bo_stream.models.memory import Memory, Observations
 from bo_stream.models.outcomes.base import default_standardize
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.wiski.cache import GridCache
-from bo_stream.models.wiski.inference import GridInference, grid_of
+from bo_stream.models.wiski.inference import GridInference, Part, grid_of
 from bo_stream.models.wiski.memory import WiskiMemory
 from bo_stream.models.wiski.resolution import GridResolutionWarning, GridSize
 from bo_stream.models.wiski.wiski import WISKI
@@ -332,17 +332,12 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
     rounds: int
     record: Callable[[Entry], None] | None = None
 
-    def part(
-        self, memory: Memories, cache: Caches | None
-    ) -> tuple[GridInference, WiskiMemory, GridCache | None]:
+    def part(self, memory: Memories, cache: Caches | None) -> Part:
         """Return inference, memory and cache of the mean."""
         return self.mean, memory.mean, None if cache is None else cache.mean
 
     def with_part(
-        self,
-        of: tuple[GridInference, WiskiMemory, GridCache | None],
-        memory: Memories,
-        cache: Caches | None,
+        self, of: Part, memory: Memories, cache: Caches | None
     ) -> tuple[HeteroscedasticInference, Memories, Caches]:
         """Return inference, memory and cache with another :meth:`part`."""
         inference, own, of_mean = of

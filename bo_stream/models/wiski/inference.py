@@ -174,18 +174,11 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         kernel = kernel_factors(prior.kernel, self.dim)
         return kernel.for_single_output() if prior.num_outputs == 1 else kernel
 
-    def part(
-        self, memory: WiskiMemory, cache: GridCache | None
-    ) -> tuple[GridInference, WiskiMemory, GridCache | None]:
+    def part(self, memory: WiskiMemory, cache: GridCache | None) -> Part:
         """Return inference, memory and cache of the process, without those of a noise model."""
         return self, memory, cache
 
-    def with_part(
-        self,
-        of: tuple[GridInference, WiskiMemory, GridCache | None],
-        memory: WiskiMemory,
-        cache: object,
-    ) -> tuple[GridInference, WiskiMemory, GridCache | None]:
+    def with_part(self, of: Part, memory: WiskiMemory, cache: GridCache | None) -> Part:
         """Return inference, memory and cache with another :meth:`part`."""
         return of
 
@@ -211,16 +204,16 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         cache: GridCache | None,
         data: Observations,
         prior: Prior,
-        held: bool = False,
+        is_known: bool = False,
     ) -> tuple[WiskiMemory, GridCache | None]:
         """Add to the rows, or to the statistics at the nodes around each input, in place.
 
         The grid grows first where that is needed. Cost O(n 7^d) on the grid, to take observations
-        out O(n r² + r³) besides. With ``held`` observations to take out are among the rows that are
-        stored, and are not looked for on a grid.
+        out O(n r² + r³) besides. With ``is_known`` observations to take out are
+        known to be in memory, and this is not checked.
         """
         if data.sign < 0.0:
-            if not held and isinstance(memory, StreamMemory):
+            if not is_known and isinstance(memory, StreamMemory):
                 cache = self._check_holds(memory, cache, data, prior)
             if isinstance(memory, RowMemory) or not memory.all_on_current:
                 return memory.without(data), None
@@ -266,7 +259,7 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         """
         if isinstance(memory, StreamMemory):
             memory.check_holds(old.X)
-        memory, cache = self.observe(memory, cache, old, prior, held=True)
+        memory, cache = self.observe(memory, cache, old, prior, is_known=True)
         return self.observe(memory, cache, new, prior)
 
     def merged(
@@ -508,6 +501,10 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         share = self.share_of_noise(left_out, memory, prior)
         subspace = Subspace.around(self.kernel(prior), memory, share, self.max_rank)
         return subspace, replace(cache or GridCache.of(memory), subspace=subspace, followed=None)
+
+
+Part = tuple[GridInference, WiskiMemory, GridCache | None]
+"""Inference, memory and cache of a model's process, without those of a model of its noise."""
 
 
 def check_in_grid(process: PosteriorProcess, X: Tensor | None) -> None:

@@ -442,11 +442,6 @@ class RowMemory(OnGrid):
         columns = target_columns(self.rows.told.targets)
         return columns.mT @ columns
 
-    @property
-    def counts(self) -> Tensor:
-        """Number of observations, ``... x m``."""
-        return self.rows.noise.new_full(self.rows.noise.shape[:-1], float(len(self.rows)))
-
     def known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """See :meth:`Memory.known_sums`."""
         told = self.rows.told

@@ -28,7 +28,6 @@ from bo_stream.models.construction import (
     choose_box,
     latent_kernel,
     product_kernel,
-    warn_of_scaling,
 )
 from bo_stream.models.inference import InferenceOption, Prior, Solved, SolvedWeights
 from bo_stream.models.memory import Measured, Observations
@@ -195,26 +194,23 @@ class WISKI(GridModel):
         covar_module = product_kernel(covar_module, inputs.shape[-1])
         dim = check_dim(inputs.shape[-1], covar_module)
         box = choose_box(bounds, train_X, inputs, input_transform, stem)
-        kernel = covar_module
+        kernel, kind = covar_module, GridInference
         if counts is not None and kernel is None:
             kernel = latent_kernel(dim, self._parameter_shape, box)
         gaussian = None if isinstance(likelihood, BinomialLikelihood) else likelihood
         self._set_modules(dim, train_Yvar, gaussian, kernel, mean_module, box)
-        start = GridInference.start
         if counts is not None:
             check_likelihood(counts, self._parameter_shape)
-            self.likelihood = deepcopy(counts)
-            self._outcomes, start = (
-                outcomes_of(counts, self._outcomes.shift),
-                SiteGridInference.start,
-            )
-        self._inference, self._memory = start(self.prior, box, grid_size, rank, train_X)
+            self.likelihood, kind = deepcopy(counts), SiteGridInference
+            self._outcomes = outcomes_of(counts, self._outcomes.shift)
+        self._inference, self._memory = kind.start(self.prior, box, grid_size, rank, train_X)
         self.window = window
+        if counts is None:
+            given, custom = None if bounds is None else box, covar_module is not None
+            self._take_first(train_X, train_Y, train_Yvar, inputs, custom, given)
+            return
         self._standardize_first(train_X, latent_Y, train_Yvar)
         self._observe(train_X, train_Y, train_Yvar, 1.0)
-        if counts is None:
-            given, scaled = None if bounds is None else box, self._standardized(train_Y.double())
-            warn_of_scaling(inputs, scaled, covar_module is not None, given)
 
 
 # --- inference on a grid for counts: each enters the statistics as a Gaussian observation --------
@@ -241,7 +237,7 @@ class SiteGridInference(GridInference):
         cache: GridCache | None,
         data: Observations,
         prior: Prior,
-        held: bool = False,
+        is_known: bool = False,
     ) -> tuple[WiskiMemory, GridCache | None]:
         """Find the sites of all rows that are stored, or of a batch and the window on the grid.
 

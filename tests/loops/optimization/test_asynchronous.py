@@ -24,8 +24,9 @@ from bo_stream.loops.optimization import (
     save_optimizer,
 )
 from bo_stream.loops.optimization.asynchronous import AsynchronousRun
-from bo_stream.loops.optimization.executed import JOURNAL, Executed, Journal, journaled_trials
+from bo_stream.loops.optimization.executed import Executed
 from bo_stream.loops.optimization.objectives import InProcess, Objective, Outcome, Task
+from bo_stream.loops.optimization.trials import JOURNAL, Journal, journaled_trials
 from bo_stream.loops.run import StopRequest
 from tests.loops.functions import bowl
 from tests.loops.optimization.test_executed import Engine

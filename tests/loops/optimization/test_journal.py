@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bo_stream.loops.optimization.executed import JOURNAL, Journal, journaled_trials
-from bo_stream.loops.optimization.trials import Trial
+from bo_stream.loops.optimization.trials import JOURNAL, Journal, Trial, journaled_trials
 
 
 def test_trials_that_cannot_be_written_leave_the_journal_as_it_was(

@@ -283,7 +283,7 @@ def test_noise_that_is_none() -> None:
     optimizer = started(steps=0)
     for wrong in (-1.0, math.nan, math.inf, 1e160, "small"):
         with pytest.raises(
-            UsageError, match=r"noise variance of trial 0 as a number of at least 0"
+            UsageError, match=r"noise variance of trial 0 as a finite number of at least 0"
         ):
             optimizer.amend(0, 1.0, wrong)  # type: ignore[arg-type]
     before = optimizer.amend(0, 1.0, 0.25)

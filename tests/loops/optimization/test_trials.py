@@ -89,7 +89,7 @@ def test_any_trial_may_be_amended_and_withdrawn(ledger: Ledger, key: int) -> Non
         ("withdraw", (9,), "No trial has key 9"),
         ("tell", (0, 1.0, "soon"), "Expected the seconds of trial 0 as a finite .* got 'soon'"),
         ("tell", (0, 1.0, float("nan")), "seconds of trial 0 as a finite number of at least 0"),
-        ("tell", (0, 1.0, float("inf")), "seconds of trial 0 .* got inf. Leave them out"),
+        ("tell", (0, 1.0, float("inf")), "seconds of trial 0 .* got inf. Leave out what is not"),
         ("fail", (0, "no power", -1.0), "seconds of trial 0 .* got -1.0"),
         ("tell", (True, 1.0), "No trial has key True"),
         ("fail", (0, 7), "Expected the error of trial 0 as a text or an exception, got 7"),

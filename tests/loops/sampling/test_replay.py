@@ -38,11 +38,11 @@ def test_the_split_divides_the_rows_without_overlap_and_by_seed_alone() -> None:
 
 def test_a_run_picks_each_site_once_and_learns() -> None:
     loop = begin()
-    steps = list(loop.run())
-    assert [step.number for step in steps] == [0, 1, 2, 3, 4]
-    assert [step.observations for step in steps] == [5, 8, 11, 14, 17]
-    assert [step.score is not None for step in steps] == [True, False, True, False, True]
-    assert loop.state.picks == [i for step in steps for i in step.chosen]
+    steps = [(loop.steps_done, chosen) for chosen in loop.run()]
+    assert [number for number, _ in steps] == [0, 1, 2, 3, 4]
+    assert [len(chosen) for _, chosen in steps] == [5, 3, 3, 3, 3]
+    assert [score.observations for score in loop.curve] == [5, 11, 17]
+    assert loop.state.picks == [i for _, chosen in steps for i in chosen]
     assert len(set(loop.state.picks)) == 17
     assert loop.finished
     assert loop.sampling.model.num_observations == 17
@@ -71,7 +71,7 @@ def test_each_choice_is_the_greedy_one_for_the_model_at_that_time() -> None:
         taken = torch.tensor(loop.state.picks)
         split = loop.split
         expected = select_from_pool(loop.sampling.model, split.pool_X, 3, split.test_X, taken)
-        assert list(loop.advance().chosen) == expected.tolist()
+        assert loop.advance() == expected.tolist()
 
 
 def test_refits_at_geometrically_growing_numbers_of_observations() -> None:
@@ -109,8 +109,8 @@ def test_an_outcome_far_from_its_prediction_waits_for_the_refit() -> None:
     data, row = map_with_an_artefact(settings, place=105)
     resolved = settings.resolved(*data.X.shape)
     loop = SamplingReplay(PoolSplit.of(data, resolved), resolved)
-    counts = [(step.refitted, loop.sampling.model.num_observations) for step in loop.run()]
-    assert counts == [(True, 100), (False, 109), (False, 119), (True, 129)]
+    counts = [loop.sampling.model.num_observations for _ in loop.run()]
+    assert (counts, loop.state.refits) == ([100, 109, 119, 129], [100, 130])
     assert (loop.outlying_rows(), loop.state.outliers) == ([row], [105])
 
 
@@ -146,7 +146,8 @@ def test_without_outliers_the_choices_and_scores_are_those_without_the_treatment
 
 def test_random_choice_starts_from_the_same_points_and_goes_on_in_random_order() -> None:
     chosen, random = begin(), begin(replace(QUICK, strategy="random"))
-    assert chosen.advance().score == random.advance().score
+    chosen.advance(), random.advance()
+    assert chosen.curve == random.curve
     list(random.run())
     assert random.state.picks == list(range(17))
     assert random.picked_rows() == random.split.pool_rows[:17].tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def table() -> pd.DataFrame:
 
 
 def begun(**changes: Any) -> ReplayRun:
-    finished = FinishedSurvey.of(table(), SETTINGS)
+    finished = changes.pop("finished", None) or FinishedSurvey.of(table(), SETTINGS)
     return ReplayRun(finished, **{"plan": PLAN, "designs": DESIGNS, "seeds": 2, **changes})
 
 
@@ -92,6 +93,23 @@ def test_a_run_goes_on_with_its_own_table_and_no_fewer_seeds(tmp_path: Path) -> 
     REPLAY.save(tmp_path, {"settings": {}}, {})
     with pytest.raises(UsageError):
         ReplayRun.resume(tmp_path, table(), "table", None)
+
+
+def test_a_loss_is_imported_only_if_it_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "replayed_loss.py").write_text("def missed(p):\n    return p * (1 - p)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "replayed_loss:missed"
+    with_loss = FinishedSurvey.of(table(), replace(SETTINGS, loss=name))
+    begun(finished=with_loss).save(tmp_path)
+    del sys.modules["replayed_loss"]
+    with pytest.raises(UsageError, match=f"names the loss {name}.*--loss {name}"):
+        ReplayRun.resume(tmp_path, table(), "table", None)
+    assert "replayed_loss" not in sys.modules
+    again = ReplayRun.resume(tmp_path, table(), "table", None, trusted=[name])
+    assert again.finished_survey.settings.loss == name
+    assert "replayed_loss" in sys.modules
 
 
 def test_files_have_scores_and_choices(tmp_path: Path) -> None:

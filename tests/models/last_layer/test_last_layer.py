@@ -426,12 +426,30 @@ def test_there_must_be_rows_to_learn_from() -> None:
     with pytest.raises(InputDataError, match="update first"):
         BayesianLastLayer(data.X[:0], data.Y[:0]).fit(steps=1)
     model = BayesianLastLayer(data.X, data.Y)
-    with pytest.raises(ValueError, match="batch_size"):
-        model.fit(steps=1, batch_size=0)
-    with pytest.raises(ValueError, match="steps"):
-        model.fit(steps=-1)
     with pytest.raises(UnsupportedError, match="fit"):
         model.condition_on_observations(data.X, data.Y).fit(steps=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("batch_size", 0),
+        ("steps", -1),
+        ("steps", 2.5),
+        ("seconds", -1.0),
+        ("learning_rate", -1.0),
+        ("learning_rate", math.nan),
+        ("learning_rate", math.inf),
+    ],
+)
+def test_a_number_out_of_range_is_named_and_changes_nothing(name: str, wrong: float) -> None:
+    data = data_of(20)
+    model = BayesianLastLayer(data.X[:5], data.Y[:5]).eval()
+    model.update(data.X[5:], 9.0 * data.Y[5:])
+    before = fingerprint(model)
+    with pytest.raises(ValueError, match=rf"Expected {name}\b"):
+        model.fit(**{"steps": 1, name: wrong})
+    assert_untouched(model, before)
 
 
 def test_rows_that_are_taken_out_are_not_learned_from() -> None:
