@@ -1,0 +1,60 @@
+"""Outcomes taken out of O-SVGP with a Gaussian likelihood, in any unit: the model of the others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from botorch.exceptions.errors import InputDataError
+from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor
+
+from bo_stream import OSVGP
+from bo_stream.testing.streams import assert_same_posterior, assert_untouched, fingerprint
+
+N = 40
+
+
+def data() -> tuple[Tensor, Tensor]:
+    X = torch.rand(N, 2, dtype=torch.float64)
+    return X, (5.0 * X).sin().sum(-1, keepdim=True)
+
+
+def noisy(noise: float) -> GaussianLikelihood:
+    likelihood = GaussianLikelihood().double()
+    likelihood.noise = noise
+    return likelihood
+
+
+def assert_leaves_the_others(X: Tensor, Y: Tensor, out: slice) -> None:
+    kept = torch.ones(N, dtype=torch.bool)
+    kept[out] = False
+    model, others = (OSVGP(X[rows], Y[rows], inducing_points=X) for rows in (slice(None), kept))
+    assert_same_posterior(model.retract(X[out], Y[out]), others, X)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 1.0, 30.0])
+def test_outcomes_of_any_scale_can_be_retracted(scale: float) -> None:
+    X, Y = data()
+    assert_leaves_the_others(X, scale * Y, slice(3))
+
+
+def test_an_outlier_that_dwarfs_all_others_can_be_retracted() -> None:
+    X, Y = data()
+    Y[7] = 100.0
+    assert_leaves_the_others(X, (Y - Y.mean()) / Y.std(), slice(7, 8))
+
+
+def test_one_small_output_among_two_can_be_retracted() -> None:
+    X, Y = data()
+    assert_leaves_the_others(X, torch.cat((Y, 0.05 * Y.flip(0)), -1), slice(5))
+
+
+@pytest.mark.parametrize("noise", [0.01, 3.0])
+def test_outcomes_that_were_never_put_in_are_refused(noise: float) -> None:
+    """Larger than all that are; under a large noise, too, whose logarithm is no outcome's square."""
+    X, Y = data()
+    model = OSVGP(X, Y, noisy(noise), inducing_points=X)
+    before = fingerprint(model)
+    with pytest.raises(InputDataError, match="never put in"):
+        model.retract(X[:3], torch.full_like(Y[:3], 7.0))
+    assert_untouched(model, before)
