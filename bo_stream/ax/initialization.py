@@ -31,6 +31,7 @@ from torch.quasirandom import SobolEngine
 from bo_stream.ax.pool import Tables, check_enough, input_transforms, pool_named
 from bo_stream.ax.surrogate import suited
 from bo_stream.ax.transforms import how_to_report
+from bo_stream.loops.optimization.trials import first_in_region
 from bo_stream.models.base import StreamingGP
 
 _WITHOUT_OUTCOME = (TrialStatus.FAILED, TrialStatus.ABANDONED)
@@ -49,8 +50,7 @@ class EnoughTrials(TransitionCriterion):
 
         Args:
             transition_to: Name of the node that takes over.
-            threshold: Number of trials; None: twice the number p of parameters in up to 20, else
-                the larger of 40 and p, which leaves more of a few hundred trials to a region.
+            threshold: Number of trials; None: twice the number of parameters, at most 40.
         """
         super().__init__(transition_to)
         self.threshold = threshold
@@ -90,8 +90,7 @@ class EnoughTrials(TransitionCriterion):
         )
         threshold = self.threshold
         if threshold is None:
-            parameters = len(experiment.search_space.tunable_parameters)
-            threshold = min(2 * parameters, max(40, parameters))
+            threshold = first_in_region(len(experiment.search_space.tunable_parameters))
         if counted + proposed < threshold:
             return False
         config, frame = experiment.optimization_config, experiment.lookup_data().df

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from bo_stream.warnings import NumericalLog
 
 
-OUT = Console(highlight=False)
-ERR = Console(stderr=True, highlight=False)
+OUT = Console(highlight=False, emoji=False)
+ERR = Console(stderr=True, highlight=False, emoji=False)
 
 _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 """Environment of every OpenMP (GNU's included), and of Intel's and LLVM's."""

@@ -99,7 +99,8 @@ def sample(
         option(
             "Model",
             "Sites more than so many predictive standard deviations from what all others predict "
-            "are left out until a refit takes them in; 0: none (8 in up to four inputs, else 0).",
+            "are left out until a refit takes them in, from 20 sites on and at most one, or one in "
+            "a hundred; 0: none (8 in up to four inputs, else 0).",
         ),
     ] = None,
     device: running.Device = _DEFAULT.device,

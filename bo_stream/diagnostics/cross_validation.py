@@ -316,15 +316,18 @@ def _checked_rows(
     model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None
 ) -> _WeightSpaceRows | _StoredRows:
     """Check that a model has observations as its present basis would take them; return them."""
-    model = family_model(model)
+    given, model = model, family_model(model)
     if not isinstance(model, GridModel | OSGPR | AutoGP) or (
         isinstance(model, AutoGP) and model.family != EXACT
     ):
+        name = type(model).__name__
+        kind = f"an AutoGP in the family {name}" if isinstance(given, AutoGP) else f"a {name}"
         raise UnsupportedError(
-            "Expected a model that is normal in its weights: AutoGP, WISKI, DirichletWISKI, "
-            f"HeteroscedasticWISKI or OSGPR, got a {type(model).__name__}. For a model that "
-            "keeps its data, as SingleTaskGP does, take botorch.cross_validation.loo_cv; else "
-            "build another without the observations."
+            "Expected a model that is normal in its weights: WISKI, DirichletWISKI, "
+            "HeteroscedasticWISKI, OSGPR, or an AutoGP that is exact or in the family of one of "
+            f"these, got {kind}. For a model that keeps its data, as SingleTaskGP does, take "
+            "botorch.cross_validation.loo_cv; else retract the observations from a copy of the "
+            "model while it stores them, or build another without them."
         )
     if isinstance(model.likelihood, BinomialLikelihood):
         raise UnsupportedError(

@@ -76,13 +76,13 @@ BOXES: dict[str, Box] = {
         "StreamingGP, and what all families share; recommendation: which one costs what",
         54,
     ),
-    "storage": Box(30, 828, 300, "files; executors; errors"),
+    "storage": Box(30, 828, 300, "files; executors"),
     "allocation": Box(350, 828, 210, "where inducing points go"),
     "process": Box(580, 828, 250, "the posterior, a process; maps"),
     "likelihoods": Box(850, 938, 220, "sites, expectations"),
     "bases": Box(350, 938, 210, "grids, points, frequencies"),
     "weights": Box(500, 1038, 240, "sums of observations, q(w)"),
-    "linalg": Box(350, 1138, 720, "Cholesky with jitter, solves; tensors: maps and states"),
+    "linalg": Box(350, 1138, 720, "Cholesky with jitter, solves; tensors: maps and states; errors"),
 }
 
 SMALL = {
@@ -95,7 +95,7 @@ SMALL = {
     "costs": "models",
     "recommendation": "models",
     "testing": "diagnostics",
-    "errors": "storage",
+    "errors": "linalg",
     "executors": "storage",
 }
 """Modules that have no box of their own, and the box that they are shown in."""

@@ -35,7 +35,12 @@ from bo_stream.loops.optimization.region import (
     region_candidates,
     replace_repeated,
 )
-from bo_stream.loops.optimization.trials import FEWEST, Ledger, OptimizationSettings
+from bo_stream.loops.optimization.trials import (
+    FEWEST,
+    Ledger,
+    OptimizationSettings,
+    first_in_region,
+)
 from bo_stream.loops.run import predict_mean
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.fitting import hyperparameters, set_hyperparameters
@@ -464,7 +469,7 @@ class RegionSurrogate:
             values=None,
             fitted=0,
             begun=len(ledger),
-            sobol=ledger.count_from("sobol") + 2 * self.settings.dim,
+            sobol=ledger.count_from("sobol") + first_in_region(self.settings.dim),
             centre=None,
             rows=[],
             reached=None,

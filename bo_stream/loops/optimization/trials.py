@@ -32,6 +32,10 @@ unless another search is named. By ``benchmarks.optimization.few_inputs``."""
 FIRST_IN_BOX = 40
 """Outcomes after which a search of both goes from the whole box to a region."""
 
+MOST_FIRST = 40
+"""Most points before a region's first model, unless more are asked for. By
+``benchmarks.optimization.many_inputs``: in 40 inputs and more, 20 to 60 do about equally well."""
+
 Bounds = tuple[tuple[float, float], ...]
 
 
@@ -42,6 +46,11 @@ def usual_search(dim: int) -> str:
     return "both" if dim <= MOST_IN_BOTH else "region"
 
 
+def first_in_region(dim: int) -> int:
+    """Return the number of points before a region's first model, unless it is given."""
+    return min(2 * dim, MOST_FIRST)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizationSettings(RunSettings):
     """Settings that, with the trials so far, determine the next points; see also ``RunSettings``.
@@ -50,7 +59,7 @@ class OptimizationSettings(RunSettings):
         bounds: Low and high of each input, d pairs.
         maximize: Whether large outcomes are good; else small ones are.
         initial: Points of a scrambled Sobol sequence to begin with; 0: 10, or twice the number of
-            inputs where a region is searched from the first.
+            inputs, at most ``MOST_FIRST``, where a region is searched from the first.
         search: A name in ``SEARCHES``: ``box``; ``region``, a trust region about the best point
             with a model of the nearest outcomes; or ``both``, the box until there are
             ``FIRST_IN_BOX`` outcomes, then a region. Default (empty): ``box`` in up to
@@ -96,7 +105,8 @@ class OptimizationSettings(RunSettings):
                 f"out {' and '.join(named)}, or search the box."
             )
         if self.initial == 0:
-            object.__setattr__(self, "initial", 2 * self.dim if self.search == "region" else 10)
+            count = first_in_region(self.dim) if self.search == "region" else 10
+            object.__setattr__(self, "initial", count)
         super().__post_init__()
         self.check_inputs(self.dim)
         check_whole("num_restarts", self.num_restarts, 1)

@@ -43,11 +43,7 @@ from bo_stream.loops.sampling.state import (
 )
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.fitting import (
-    hyperparameters,
-    relearn,
-    set_hyperparameters,
-)
+from bo_stream.models.fitting import hyperparameters, relearn, set_hyperparameters
 
 SOME_POINTS = 2048
 """Number of points that stand for all where each has a covariance with every candidate."""

@@ -44,8 +44,9 @@ class SamplingSettings(RunSettings):
             ``exceedance``.
         outliers: Threshold in standard deviations of the posterior predictive distribution;
             observations farther from what all others predict are left out of the model until the
-            next refit (:func:`bo_stream.loops.sampling.state.leave_outliers_out`); 0: none are
-            left out; None: 8 for a model of at most four inputs that can retract, else 0.
+            next refit (:func:`bo_stream.loops.sampling.state.leave_outliers_out`), one of 20 to 199
+            and one in a hundred of more; 0: none are left out; None: 8 for a model of at most four
+            inputs that can retract, else 0.
     """
 
     _kernels: ClassVar[tuple[str, ...]] = (LEARNED, *KERNELS)

@@ -10,7 +10,7 @@ from torch import Tensor
 from bo_stream import WISKI
 from bo_stream.bases.kernels import as_product
 from bo_stream.loops.models import KERNELS
-from bo_stream.loops.sampling.state import leave_outliers_out
+from bo_stream.loops.sampling.state import leave_outliers_out, most_outliers
 from bo_stream.models.fitting import relearn
 
 SITE = 60
@@ -115,8 +115,13 @@ def test_at_most_one_in_a_hundred_is_an_outlier() -> None:
     Y[::20] += 10.0 * Y.std()
     model = model_of(X, Y)
     assert len(refit(model, X, Y, threshold=3.0)) == 2
+
+
+def test_one_of_fewer_than_two_hundred_is_an_outlier() -> None:
+    numbers = (19, 20, 99, 199, 200, 299, 300)
+    assert [most_outliers(n) for n in numbers] == [0, 1, 1, 1, 2, 2, 3]
     X, Y = field(99, artefact=10.0)
-    assert refit(model_of(X, Y), X, Y, threshold=3.0) == []
+    assert refit(model_of(X, Y), X, Y) == [SITE]
 
 
 def test_observations_without_noise() -> None:

@@ -114,6 +114,17 @@ def test_an_outcome_far_from_its_prediction_waits_for_the_refit() -> None:
     assert (loop.outlying_rows(), loop.state.outliers) == ([row], [105])
 
 
+@pytest.mark.usefixtures("whole_fits")
+def test_one_of_a_few_dozen_outcomes_may_wait() -> None:
+    settings = replace(LONG, initial=30, steps=2, pool=40, refit=2.0, strategy="random")
+    data, row = map_with_an_artefact(settings, place=33)
+    resolved = settings.resolved(*data.X.shape)
+    loop = SamplingReplay(PoolSplit.of(data, resolved), resolved)
+    counts = [loop.sampling.model.num_observations for _ in loop.run()]
+    assert counts == [30, 34, 39]
+    assert (loop.outlying_rows(), loop.state.outliers) == ([row], [33])
+
+
 def test_a_surprise_that_the_refit_explains_is_learned_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

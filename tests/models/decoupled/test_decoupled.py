@@ -446,3 +446,12 @@ def test_gradients_of_the_bound_are_those_of_differences(kind: str) -> None:
             values.append(model.elbo())
             model.covar_module.raw_outputscale -= sign * step
     assert_near(found, (values[0] - values[1]) / (2.0 * step), 1e-5)
+
+
+def test_a_second_derivative_of_a_drawn_bound_is_refused() -> None:
+    X, Y = data()
+    model = model_of(X, Y, batch_size=20, num_columns=8)
+    model.covar_module.requires_grad_(True)
+    value, leaves = model.log_marginal_likelihood().sum(), list(model.covar_module.parameters())
+    with pytest.raises(NotImplementedError, match="create_graph=True"):
+        torch.autograd.grad(value, leaves, create_graph=True)

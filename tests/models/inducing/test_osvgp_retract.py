@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from botorch.exceptions.errors import InputDataError
-from gpytorch.likelihoods import GaussianLikelihood
+from botorch.exceptions.errors import InputDataError, UnsupportedError
+from gpytorch.likelihoods import GaussianLikelihood, StudentTLikelihood
 from torch import Tensor
 
-from bo_stream import OSVGP
+from bo_stream import OSVGP, AutoGP
+from bo_stream.diagnostics import leave_one_out, without
 from bo_stream.testing.streams import assert_same_posterior, assert_untouched, fingerprint
 
 N = 40
@@ -58,3 +61,13 @@ def test_outcomes_that_were_never_put_in_are_refused(noise: float) -> None:
     with pytest.raises(InputDataError, match="never put in"):
         model.retract(X[:3], torch.full_like(Y[:3], 7.0))
     assert_untouched(model, before)
+
+
+def test_an_automatic_model_that_became_osvgp_is_named_as_what_it_is() -> None:
+    """Outcomes are left out in closed form by other families; here they are retracted."""
+    X, Y = data()
+    model = AutoGP(X, Y, likelihood=StudentTLikelihood())
+    for leave in (leave_one_out, without):
+        with pytest.raises(UnsupportedError, match="an AutoGP in the family OSVGP.*from a copy"):
+            leave(model, X[:3], Y[:3])
+    assert copy.deepcopy(model).retract(X[:3], Y[:3]).num_observations == N - 3
