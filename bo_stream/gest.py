@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
@@ -173,12 +174,12 @@ class Generator(gest_api.Generator):
                 that was suggested, without one of others. Constants, if given, are checked.
 
         Raises:
-            UsageError: A variable is missing, not a number or out of bounds; an objective is not a
-                number; a constant has another value; an ``_id`` is unknown or of another point.
-                Nothing is ingested then.
+            UsageError: They are no list of dictionaries; a variable is missing, not a number or out
+                of bounds; an objective is not a number; a constant has another value; an ``_id`` is
+                unknown or of another point. Nothing is ingested then.
         """
         optimizer = self.optimizer
-        for key, X, Y in [self._read(result) for result in results]:
+        for key, X, Y in [self._read(result) for result in _dictionaries(results)]:
             if key is None:
                 key = next((trial.key for trial in optimizer.pending if trial.X == X), None)
             if key is None:
@@ -232,7 +233,7 @@ class Generator(gest_api.Generator):
             )
         self = cls(vocs, folder)
         here, own = _outline(vocs), self.optimizer.settings
-        if here != saved or own.bounds != optimizer.settings.bounds:
+        if here != {**here, **saved} or own.bounds != optimizer.settings.bounds:
             raise UsageError(
                 f"{folder} is of the VOCS {saved} with bounds {optimizer.settings.bounds}, got "
                 f"{here} with bounds {own.bounds}."
@@ -305,9 +306,34 @@ def explore(situation: Situation) -> AcquisitionFunction:
 
 
 def _outline(vocs: VOCS) -> dict[str, Any]:
-    """Return the parts of a VOCS that must be equal for results of the same problem."""
+    """Return the parts of a VOCS that must be equal for results of the same problem, for JSON.
+
+    Folders of earlier versions have no constants.
+    """
     objectives = {name: type(one).__name__ for name, one in vocs.objectives.items()}
-    return {"variables": list(vocs.variables), "objectives": objectives}
+    values = {name: plain(constant.value) for name, constant in vocs.constants.items()}
+    constants = json.loads(json.dumps(values, skipkeys=True, default=_for_json))
+    return {"variables": list(vocs.variables), "objectives": objectives, "constants": constants}
+
+
+def _for_json(value: Any) -> Any:
+    """Return an array as lists, and the name of the class of what JSON does not have."""
+    return value.tolist() if hasattr(value, "tolist") else type(value).__name__
+
+
+def _dictionaries(results: Any) -> list[Mapping[str, Any]]:
+    """Return results as a list, or raise a ``UsageError``."""
+    got = type(results).__name__
+    if isinstance(results, Iterable) and not isinstance(results, Mapping | pd.DataFrame):
+        rows = list(results)
+        strange = [type(row).__name__ for row in rows if not isinstance(row, Mapping)]
+        if not strange:
+            return rows
+        got += f" with a {strange[0]} in it"
+    raise UsageError(
+        f"Expected results as a list of dictionaries, one for each point, got a {got}. Of a "
+        "DataFrame give to_dict('records')."
+    )
 
 
 def _is_missing(value: Any) -> bool:

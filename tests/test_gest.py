@@ -282,6 +282,24 @@ def test_a_result_that_cannot_be_is_refused_and_nothing_is_ingested(
     assert statuses(generator) == ["pending", "pending"]
 
 
+@pytest.mark.parametrize(
+    ("results", "got"),
+    [
+        ({"x": 0.0, "f": 1.0}, "got a dict."),
+        (pd.DataFrame({"x": [0.0], "f": [1.0]}), "got a DataFrame."),
+        (None, "got a NoneType."),
+        ("xf", "got a str with a str in it."),
+        ([{"x": 0.0, "f": 1.0}, None], "got a list with a NoneType in it."),
+    ],
+)
+def test_results_that_are_no_dictionaries_are_refused(results: Any, got: str) -> None:
+    generator = Generator(line(), **QUICKLY)
+    message = f"list of dictionaries, one for each point, {got} Of a DataFrame give to_dict"
+    with pytest.raises(UsageError, match=message):
+        generator.ingest(results)
+    assert statuses(generator) == []
+
+
 def test_points_that_a_driver_rounds_are_still_the_same() -> None:
     generator = Generator(line(), **QUICKLY)
     (point,) = generator.suggest(1)
@@ -328,6 +346,21 @@ def test_a_folder_of_another_vocs_is_refused(tmp_path: Path, vocs: VOCS) -> None
     Generator(line(), **QUICKLY).save(tmp_path)
     with pytest.raises(UsageError, match=r"is of the VOCS .*'x'.* with bounds"):
         Generator.load(tmp_path, vocs)
+
+
+def test_a_folder_of_other_constants_is_refused(tmp_path: Path) -> None:
+    def constants(beam: float, fields: Any = (1.0, 2.0), **more: Any) -> VOCS:
+        return line(constants={"beam": beam, "fields": np.array(fields), "code": math.sin, **more})
+
+    Generator(constants(0.5), **QUICKLY).save(tmp_path)
+    Generator.load(tmp_path, constants(0.5))
+    others = [line(), constants(0.6), constants(0.5, (1.0, 3.0)), constants(0.5, charge=1)]
+    for other in others:
+        with pytest.raises(UsageError, match=r"is of the VOCS .*'beam': 0\.5.* with bounds"):
+            Generator.load(tmp_path, other)
+    before = {"variables": ["x"], "objectives": {"f": "MinimizeObjective"}}
+    save_optimizer(tmp_path, Generator(constants(0.5), **QUICKLY).optimizer, {"vocs": before})
+    Generator.load(tmp_path, constants(0.6))  # of a version that did not store constants
 
 
 def test_a_folder_of_no_generator_is_refused(tmp_path: Path) -> None:

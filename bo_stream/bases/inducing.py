@@ -19,6 +19,7 @@ from torch import Tensor
 from bo_stream.bases.kernels import (
     SquaredExponential,
     TransformedKernel,
+    diagonal,
     evaluated,
     stacked_kernel,
     stacked_variance,
@@ -333,7 +334,13 @@ def inputs_of_parts(
 
 def kernel_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
     """Compute ``k(x, x)``, ``... x n x d -> ... x m x n``."""
-    return stacked_variance(kernel, X.unsqueeze(-3), outputs)
+    known = RadialKernel.variance_of(kernel, outputs, X)
+    if known is not None:
+        return known
+    if outputs == 1:
+        return diagonal(kernel, X).unsqueeze(-2)
+    variance = diagonal(kernel, X.unsqueeze(-3))
+    return variance.expand(*variance.shape[:-2], outputs, variance.shape[-1])
 
 
 def frozen(module: T, dtype: torch.dtype = torch.float64) -> T:

@@ -69,8 +69,7 @@ def stacked_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
         return known
     if outputs == 1:
         return diagonal(kernel, X.squeeze(-3)).unsqueeze(-2)
-    variance = diagonal(kernel, X)
-    return variance.expand(*variance.shape[:-2], outputs, variance.shape[-1])
+    return diagonal(kernel, X.expand(*X.shape[:-3], outputs, *X.shape[-2:]))
 
 
 def diagonal(kernel: Kernel, X: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bo_stream.cli.running import ERR, OUT, app, escape, option, reported_problems
+from bo_stream.cli.running import ERR, OUT, app, escape, option, parse_folder, reported_problems
 from bo_stream.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +58,10 @@ def benchmark(
     again: Annotated[
         bool, option("Which", "Those too that the folder has results of, by this commit.")
     ] = False,
-    out: Annotated[Path, option("Results", "Folder of the results.")] = Path("benchmark-results"),
+    out: Annotated[
+        Path,
+        option("Results", "Folder of the results.", parser=parse_folder, metavar="PATH"),
+    ] = Path("benchmark-results"),
 ) -> None:
     """Check what is claimed: run benchmarks of the repository, with their peers beside.
 

@@ -6,7 +6,7 @@ Whatever loads torch is imported in the functions: the help pages do without.
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -255,7 +255,9 @@ def optimize(
         if changes.get("asynchronous") is False:
             changes = {"at_once": None, "ahead": None, **changes}
         campaign = OptimizationCampaign.resume(folder, trusted, **changes)
-        previous = {**asdict(campaign.optimizer.settings), **asdict(campaign.objective)}
+        began = campaign.optimizer.settings
+        settings["initial"] = replace(began, initial=initial).initial  # 0: chosen
+        previous = {**asdict(began), **asdict(campaign.objective)}
         if previous["function"].lower() == str(function).lower():
             target["function"] = previous["function"]
         running.check_unchanged(ctx, previous, {**settings, **target})

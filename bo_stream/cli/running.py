@@ -140,6 +140,13 @@ def spread(option: str, args: list[str]) -> list[str]:
     return result
 
 
+def parse_folder(name: str | Path) -> Path:
+    """Parse the name of a folder, which is not empty, as that of an unset variable is."""
+    if not str(name):
+        raise typer.BadParameter("expected a folder, got ''; . is the one at hand")
+    return Path(name)
+
+
 def parse_grid(text: str) -> tuple[int, ...]:
     """Parse nodes per input, ``72`` or ``72,60``."""
     try:
@@ -200,7 +207,13 @@ Refit = Annotated[
 Device = Annotated[str, option("Model", "Torch device: cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[str, option("Model", "Precision.", metavar="float64|float32")]
 Out = Annotated[
-    Path | None, option("Files", f"Folder for the results ({DEFAULT_FOLDER}, -2, -3, ...).")
+    Path | None,
+    option(
+        "Files",
+        f"Folder for the results ({DEFAULT_FOLDER}, -2, -3, ...).",
+        parser=parse_folder,
+        metavar="PATH",
+    ),
 ]
 Resume = Annotated[
     bool,
@@ -453,13 +466,22 @@ def check_unchanged(
         UsageError: One is another, or no option of the run's model.
     """
     for name, value in said(ctx, values).items():
-        typed = checked_model(previous["model"], value) if name == "model_options" else value
-        if typed != previous[name]:
+        began, typed = previous[name], value
+        if name == "model_options":
+            model = previous["model"]
+            began, typed = (
+                {**MODELS[model].options, **checked_model(model, each)} for each in (began, value)
+            )
+        if typed != began:
             (parameter,) = (each for each in ctx.command.params if each.name == name)
             is_option = parameter.param_type_name == "option"
             word = parameter.opts[0] if is_option else parameter.metavar
+            told, got = f"{word} {previous[name]}", value
+            if isinstance(value, bool):
+                words = (*parameter.secondary_opts, word)  # of False, of True
+                told, word, got = words[previous[name]], words[value], words[value]
             raise UsageError(
-                f"The run began with {word} {previous[name]}, got {value}. A run goes on with its "
+                f"The run began with {told}, got {got}. A run goes on with its "
                 f"own settings: leave out {word}, or start again in another folder."
             )
 

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -84,7 +85,16 @@ def start(
             "earlier surveys may come along in columns examined and positive.",
         ),
     ],
-    out: Annotated[Path, option("Files", "Folder to begin the survey in.", "--out")],
+    out: Annotated[
+        Path,
+        option(
+            "Files",
+            "Folder to begin the survey in.",
+            "--out",
+            parser=running.parse_folder,
+            metavar="PATH",
+        ),
+    ],
     group: Group = False,
     yes: Annotated[
         bool, option("Files", "The sites lie where they are said to: do not ask.", "--yes", "-y")
@@ -289,6 +299,8 @@ def status(
     with _command():
         share = parse_share("--stop-when", stop_when)
         survey = load_survey(folder, [loss] if loss else [])
+        if share is not None:
+            replace(survey.settings, stop_when=share)  # which checks it
         _say_status(survey, folder)
         if len(survey.pending):
             OUT.print(_sites_table(survey.pending, survey.settings.coordinates))

@@ -102,6 +102,18 @@ def test_botorchs_variational_gp_takes_it(name: str, batch: tuple[int, ...]) -> 
     assert model.posterior(X).mean.shape == (*batch, 40, 1)
 
 
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_as_many_points_as_kernels(name: str) -> None:
+    """GPyTorch takes the variances of n points for a covariance where the kernel's batch is n."""
+    X = torch.tensor([[0.1, 0.2], [0.5, 0.9], [0.9, 0.4]], dtype=torch.float64)
+    three = torch.Size([3])
+    of_three = ScaleKernel(RBFKernel(batch_shape=three), batch_shape=three).double()
+    of_three.outputscale = torch.tensor([0.1, 1.0, 7.0], dtype=torch.float64)
+    of_three.base_kernel.lengthscale = 0.3
+    Z = ALLOCATORS[name]().update(X[:0], X, of_three)
+    assert torch.equal(Z, ALLOCATORS[name]().update(X[:0], X, kernel()))
+
+
 @pytest.mark.parametrize("name", [n for n in ALLOCATORS if n != "Random"])
 def test_equal_rows_and_a_constant_column(name: str) -> None:
     X = torch.full((500, 2), 0.25, dtype=torch.float64)

@@ -13,9 +13,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from botorch.exceptions.errors import ModelFittingError
+from torch.quasirandom import SobolEngine
 from typer.testing import CliRunner
 
 from bo_stream.cli import app
+from bo_stream.loops.optimization.trials import MOST_INPUTS
 from bo_stream.loops.run import ASKING, SURVEY, CheckpointFormat
 from bo_stream.models.base import StreamingGP
 from tests.cli.commands import assert_one_clear_error
@@ -285,7 +287,9 @@ def test_a_function_that_always_fails() -> None:
         (["-q", "3"], "The run began with --batch 2, got 3"),
         (["--noise", "2"], "The run began with --noise 0.0, got 2.0"),
         (["--grid", "9"], "The run began with --grid (12,), got (9,)"),
-        (["--maximize"], "The run began with --maximize False, got True"),
+        (["--maximize"], "The run began with --minimize, got --maximize. A run"),
+        (["--initial", "0"], "The run began with --initial 4, got 10"),
+        (["--set", "max_exact=5"], "The run began with --set {}, got {'max_exact': '5'}"),
         (["Ackley"], "The run began with FUNCTION Branin, got Ackley"),
         (["--steps", "0"], "has done 1 steps already"),
         (["--at-once", "3"], "at_once is for asynchronous runs"),
@@ -299,6 +303,15 @@ def test_a_run_does_not_go_on_with_other_settings(
     before = {path.name: path.read_bytes() for path in Path("run").iterdir()}
     assert_one_clear_error(optimize(*given, "--out", "run", "--resume"), message)
     assert {path.name: path.read_bytes() for path in Path("run").iterdir()} == before
+
+
+def test_a_run_goes_on_with_settings_that_say_the_same() -> None:
+    begun = optimize("Branin", *QUICK, "--initial", "0", "--steps", "0", "--out", "run")
+    assert begun.exit_code == 0, begun.stderr
+    same = ["--initial", "0", "--set", "max_exact=0", "--minimize"]
+    result = optimize("branin", *same, "--out", "run", "--resume")
+    assert result.exit_code == 0, result.stderr
+    assert optimize("--initial", "10", "--out", "run", "--resume").exit_code == 0
 
 
 @pytest.fixture(scope="module")
@@ -322,6 +335,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "Expected options of osgpr (max_p",
         ),
         (["Branin", "--model", "osgpr", "--grid", "20"], "A grid is for model auto, wiski"),
+        (["Ackley", "--dim", "21202"], "Expected bounds of at most 21,201 inputs, as many as a S"),
         (["Branin", "--dim", "2"], "Branin has a fixed number of inputs"),
         (["my_costs:cost"], "Say the bounds of each input of 'my_costs:cost'"),
         (["my_costs:price", "--bounds", "0,1"], "found nothing"),
@@ -360,6 +374,10 @@ def test_bad_input_is_one_line_and_exit_code_2(args: list[str], message: str) ->
     assert [path.name for path in Path().iterdir() if path.name != "__pycache__"] == ["my_costs.py"]
 
 
+def test_the_most_inputs_are_those_of_a_sobol_sequence() -> None:
+    assert MOST_INPUTS == SobolEngine.MAXDIM
+
+
 def test_bounds_may_be_negative() -> None:
     own_box = ["--bounds", "-5,-1 0,1", "--workers", "0"]
     result = optimize("my_costs:cost", *own_box, *QUICK, "--out", "run")
@@ -371,6 +389,16 @@ def test_bounds_that_are_none() -> None:
     result = optimize("my_costs:cost", "--bounds", "0;1")
     assert result.exit_code == 2
     assert "expected low,high of each input" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["optimize", "Branin"], ["benchmark"], ["survey", "start", "sites.csv", "--threshold", "0.1"]],
+)
+def test_a_folder_without_a_name_is_refused(command: list[str]) -> None:
+    result = CliRunner().invoke(app, [*command, "--out", ""])
+    assert result.exit_code == 2
+    assert "expected a folder, got ''" in " ".join(result.stderr.replace("│", " ").split())
 
 
 def test_a_folder_with_a_run_is_not_begun_again(finished: Path) -> None:

@@ -11,11 +11,12 @@ import pandas as pd
 import pytest
 import typer
 from filelock import FileLock
+from rich.table import Table
 from scipy.special import expit
 from typer.testing import CliRunner, Result
 
 from bo_stream.cli import app
-from bo_stream.cli.running import escape
+from bo_stream.cli.running import OUT, escape, say, warn
 from bo_stream.cli.survey import parse_quotas, parse_share
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import LOCK
@@ -342,6 +343,9 @@ def test_status_lists_calls_and_when_the_survey_may_end() -> None:
     assert "Stopping rule: at most 1.0 % of all calls are to be wrong" in said
     assert "more; bo-stream survey report writes all to called.csv" in said
     assert "Stopping rule reached" in done("status", "run", "--stop-when", "45%")
+    refused = survey("status", "run", "--stop-when", "200%")
+    assert_one_clear_error(refused, "Expected stop_when to be a share of wrong calls above 0")
+    assert refused.stdout == ""
     said = done("next", "run", "-q", "2")
     assert "gain: the part of the uncertainty left, once earlier pending sites are surveyed" in said
     assert "Stopping rule" in said
@@ -436,6 +440,19 @@ def test_results_that_are_not_understood_are_not_passed_over() -> None:
     assert "'exam_2015' may be numbers of people, but are not used" in " ".join(
         result.stderr.split()
     )
+
+
+def test_texts_of_files_are_printed_without_pictures(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Table(title=":cat:")
+    shown.add_column(escape(":key:"))
+    shown.add_row(escape(":+1:"))
+    OUT.print(shown)
+    say("Not used: ':house:'.")
+    warn("':key:' may be a column")
+    printed = capsys.readouterr()
+    for text in (":cat:", ":key:", ":+1:", "Not used: ':house:'."):
+        assert text in printed.out
+    assert "':key:' may be a column" in printed.err
 
 
 def test_texts_of_files_are_printed_without_codes_for_the_terminal() -> None:

@@ -60,7 +60,12 @@ class GridBasis(Basis):
 
     def features(self, X: Tensor) -> Tensor:
         """Compute the features, ``... x n x d -> ... x m x n x r``. Cost O(n (Σ g_i² + r d))."""
-        return self.products(self.values(X))
+        values = []
+        for part, group in zip(self.parts, self.grid.groups, strict=True):
+            own = X if len(self.parts) == 1 else columns(X, group)
+            lines = part.grid.interpolation_matrices(own.unsqueeze(-3))
+            values.append(list(map(row_product, lines, part.roots)))
+        return self.products(values)
 
     def values(self, X: Tensor) -> list[list[Tensor]]:
         """Compute the functions of each part and dimension, ``... x n x d -> ... x m x n x k``."""

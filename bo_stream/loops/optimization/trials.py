@@ -36,6 +36,9 @@ MOST_FIRST = 40
 """Most points before a region's first model, unless more are asked for. By
 ``benchmarks.optimization.many_inputs``: in 40 inputs and more, 20 to 60 do about equally well."""
 
+MOST_INPUTS = 21_201
+"""Most inputs of a Sobol sequence of torch, from which the first points come."""
+
 Bounds = tuple[tuple[float, float], ...]
 
 
@@ -56,7 +59,7 @@ class OptimizationSettings(RunSettings):
     """Settings that, with the trials so far, determine the next points; see also ``RunSettings``.
 
     Attributes:
-        bounds: Low and high of each input, d pairs.
+        bounds: Low and high of each input, d pairs, at most ``MOST_INPUTS``.
         maximize: Whether large outcomes are good; else small ones are.
         initial: Points of a scrambled Sobol sequence to begin with; 0: 10, or twice the number of
             inputs, at most ``MOST_FIRST``, where a region is searched from the first.
@@ -89,6 +92,11 @@ class OptimizationSettings(RunSettings):
         make_plain(self, ("beta",))
         check_one_of("maximize", self.maximize, (True, False))
         object.__setattr__(self, "bounds", checked_bounds(self.bounds))
+        if self.dim > MOST_INPUTS:
+            raise UsageError(
+                f"Expected bounds of at most {MOST_INPUTS:,} inputs, as many as a Sobol sequence "
+                f"has, got {self.dim:,}. Search fewer of them, and fix the others."
+            )
         others: dict[str, Any] = {
             "acquisition": "qLogEI",
             "model": AUTO,

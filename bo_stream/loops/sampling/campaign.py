@@ -57,9 +57,11 @@ class SamplingReplay:
     ) -> None:
         """Begin with resolved settings, or go on with state and scores, maybe of fewer steps.
 
-        The split was made with the same settings.
+        The split was made with the same settings. The score at the end of fewer steps is left out,
+        unless it is due.
         """
-        self.split, self.settings, self.curve = split, settings, list(curve)
+        self.split, self.settings = split, settings
+        self.curve = [each for each in curve if self._is_due(self._step_of(each.observations))]
         pool_X, test_X = split.pool_X, split.test_X
         self.sampling = ActiveSampling(pool_X, settings, test_X, unit_cube(pool_X), state)
         self.state = self.sampling.state
@@ -67,7 +69,14 @@ class SamplingReplay:
     @property
     def steps_done(self) -> int:
         """Number of steps after the start."""
-        return max(0, self.sampling.observations - self.settings.initial) // self.settings.q
+        return self._step_of(self.sampling.observations)
+
+    def _step_of(self, observations: int) -> int:
+        return max(0, observations - self.settings.initial) // self.settings.q
+
+    def _is_due(self, step: int) -> bool:
+        """Return whether the model is scored after a step."""
+        return step % (self.settings.score_every or 1) == 0 or step == self.settings.steps
 
     @property
     def finished(self) -> bool:
@@ -89,8 +98,7 @@ class SamplingReplay:
         else:
             chosen = self.sampling.ask(settings.q)
         self.sampling.tell(chosen, self.split.pool_Y[chosen])
-        done = self.steps_done
-        if done % (settings.score_every or 1) == 0 or done == settings.steps:
+        if self._is_due(self.steps_done):
             self.curve.append(self.score_now())
         return chosen
 

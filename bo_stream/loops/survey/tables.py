@@ -194,9 +194,11 @@ def read_table(path: str | Path) -> pd.DataFrame:
         row 1. :meth:`TableFormat.of` says how it was written.
 
     Raises:
-        UsageError: No such file, no table, no rows, or two columns of one name.
+        UsageError: No such file, a folder, no table, no rows, or two columns of one name.
     """
     path = Path(path)
+    if path.is_dir():
+        raise UsageError(f"Expected a file, but {str(path)!r} is a folder. Name a file in it.")
     if not path.is_file():
         raise UsageError(f"No such file: {path}.")
     suffix = path.suffix.lower()

@@ -277,9 +277,6 @@ def between(
 _TERMS = 4
 """Parts of the bound whose gradients are taken together: more take more memory."""
 
-Limits = tuple[int, float | None, float]
-"""Most evaluations, most seconds or none, and the monotonic time from which these count."""
-
 
 @dataclass(frozen=True)
 class CollapsedBound:
@@ -342,7 +339,9 @@ class Valued:
 def maximise_collapsed(
     bound: CollapsedBound,
     hyper: Hyperparameters,
-    limits: Limits,
+    evaluations: int,
+    seconds: float | None,
+    began: float,
     progress: bool,
 ) -> tuple[DecoupledPosterior, Training]:
     """Move hyperparameters that require gradients up the bound by L-BFGS, in place.
@@ -350,13 +349,20 @@ def maximise_collapsed(
     Ends early where no direction leads up, or where a bound beyond the first is not finite or a
     matrix cannot be factorised. At least one value is taken. They end at the best that was seen.
 
+    Args:
+        bound: To maximise.
+        hyper: Hyperparameters, of which some are learned.
+        evaluations: Most values of the bound.
+        seconds: Most seconds, or None.
+        began: Monotonic time from which these count.
+        progress: Whether to show a progress bar.
+
     Returns:
         The best posterior for them, and what was done; a step is an evaluation.
 
     Raises:
         ModelFittingError: The first value is not finite.
     """
-    evaluations, seconds, began = limits
     coordinates = constrained_parameters(hyper, hyper.moving)
     learned: list[Tensor] = [coordinate.parameter for coordinate in coordinates]
     trace: list[tuple[int, float]] = []

@@ -370,8 +370,9 @@ class DecoupledGP(StreamingGP):
             self._set_memory(learner.memory)
             hyper, functions = prior.copied(), self._memory.posterior
             bound = CollapsedBound(functions, replay, prior, inference.growth.covariance)
-            limits = evaluations, seconds, budget.began
-            posterior, training = maximise_collapsed(bound, hyper, limits, progress)
+            posterior, training = maximise_collapsed(
+                bound, hyper, evaluations, seconds, budget.began, progress
+            )
             prior.take_over(hyper)
             self._set_memory(replace(self._memory, posterior=posterior, hyper_moments=None))
         return judgement_said(self._judged(training, before), seconds)

@@ -79,7 +79,7 @@ class SiteInference(InducingInference):
                 raise ValueError(f"Expected {name} in (0, 1], got {share}.")
         for name, least in (("natural_steps", 1), ("hyper_steps", 0), ("window", 0)):
             number = check_whole(name, getattr(self, name), least)
-            object.__setattr__(self, name, number)  # 2 of 2.0
+            object.__setattr__(self, name, number)
         if not self.learning_rate >= 0.0:
             raise ValueError(f"Expected learning_rate of at least 0, got {self.learning_rate}.")
 

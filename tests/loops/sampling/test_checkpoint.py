@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,16 @@ def test_stopped_after_every_step_a_run_makes_the_same_choices(path: Path, folde
     for name in BOTH:
         assert result[name][:2] == expected[name][:2]
         assert result[name][2] == pytest.approx(expected[name][2], rel=1e-9)
+
+
+def test_a_longer_run_has_no_score_at_the_end_of_the_shorter_one(path: Path, folder: Path) -> None:
+    shorter = finish(Campaign.begin(path, None, None, replace(QUICK, steps=3), BOTH))
+    assert [score.observations for score in shorter.main.curve] == [5, 11, 14]
+    shorter.save(folder)
+    assert Campaign.resume(folder).main.curve == shorter.main.curve
+    longer = finish(Campaign.resume(folder, steps=4))
+    for loop in longer.loops.values():
+        assert [score.observations for score in loop.curve] == [5, 11, 17]
 
 
 def test_a_run_goes_on_without_its_outliers(folder: Path, tmp_path: Path) -> None:

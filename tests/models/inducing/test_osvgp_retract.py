@@ -54,7 +54,7 @@ def test_one_small_output_among_two_can_be_retracted() -> None:
 
 @pytest.mark.parametrize("noise", [0.01, 3.0])
 def test_outcomes_that_were_never_put_in_are_refused(noise: float) -> None:
-    """Larger than all that are; under a large noise, too, whose logarithm is no outcome's square."""
+    """Larger than all that were; a large noise hides them no more than a small one."""
     X, Y = data()
     model = OSVGP(X, Y, noisy(noise), inducing_points=X)
     before = fingerprint(model)
@@ -68,6 +68,6 @@ def test_an_automatic_model_that_became_osvgp_is_named_as_what_it_is() -> None:
     X, Y = data()
     model = AutoGP(X, Y, likelihood=StudentTLikelihood())
     for leave in (leave_one_out, without):
-        with pytest.raises(UnsupportedError, match="an AutoGP in the family OSVGP.*from a copy"):
+        with pytest.raises(UnsupportedError, match=r"an AutoGP in the family OSVGP.*from a copy"):
             leave(model, X[:3], Y[:3])
     assert copy.deepcopy(model).retract(X[:3], Y[:3]).num_observations == N - 3
