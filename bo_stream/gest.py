@@ -178,8 +178,17 @@ class Generator(gest_api.Generator):
                 of bounds; an objective is not a number; a constant has another value; an ``_id`` is
                 unknown or of another point. Nothing is ingested then.
         """
+        are_rows = isinstance(results, Iterable) and not isinstance(results, Mapping | pd.DataFrame)
+        rows = list(results) if are_rows else []
+        strange = [type(row).__name__ for row in rows if not isinstance(row, Mapping)]
+        if strange or not are_rows:
+            within = f" with a {strange[0]} in it" if strange else ""
+            raise UsageError(
+                "Expected results as a list of dictionaries, one for each point, got a "
+                f"{type(results).__name__}{within}. Of a DataFrame give to_dict('records')."
+            )
         optimizer = self.optimizer
-        for key, X, Y in [self._read(result) for result in _dictionaries(results)]:
+        for key, X, Y in [self._read(result) for result in rows]:
             if key is None:
                 key = next((trial.key for trial in optimizer.pending if trial.X == X), None)
             if key is None:
@@ -312,28 +321,17 @@ def _outline(vocs: VOCS) -> dict[str, Any]:
     """
     objectives = {name: type(one).__name__ for name, one in vocs.objectives.items()}
     values = {name: plain(constant.value) for name, constant in vocs.constants.items()}
-    constants = json.loads(json.dumps(values, skipkeys=True, default=_for_json))
-    return {"variables": list(vocs.variables), "objectives": objectives, "constants": constants}
-
-
-def _for_json(value: Any) -> Any:
-    """Return an array as lists, and the name of the class of what JSON does not have."""
-    return value.tolist() if hasattr(value, "tolist") else type(value).__name__
-
-
-def _dictionaries(results: Any) -> list[Mapping[str, Any]]:
-    """Return results as a list, or raise a ``UsageError``."""
-    got = type(results).__name__
-    if isinstance(results, Iterable) and not isinstance(results, Mapping | pd.DataFrame):
-        rows = list(results)
-        strange = [type(row).__name__ for row in rows if not isinstance(row, Mapping)]
-        if not strange:
-            return rows
-        got += f" with a {strange[0]} in it"
-    raise UsageError(
-        f"Expected results as a list of dictionaries, one for each point, got a {got}. Of a "
-        "DataFrame give to_dict('records')."
+    # arrays as lists, and of what JSON does not have the name of its class
+    text = json.dumps(
+        values,
+        skipkeys=True,
+        default=lambda one: one.tolist() if hasattr(one, "tolist") else type(one).__name__,
     )
+    return {
+        "variables": list(vocs.variables),
+        "objectives": objectives,
+        "constants": json.loads(text),
+    }
 
 
 def _is_missing(value: Any) -> bool:

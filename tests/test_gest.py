@@ -423,7 +423,11 @@ def test_libensemble_drives_it_on_two_workers(tmp_path: Path) -> None:
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["flag"] == 0
     assert len(said["rows"]) >= 16
-    vocs = VOCS(variables={"x": [0.0, 1.0], "y": [-2.0, 2.0]}, objectives={"f": "MINIMIZE"})
+    vocs = VOCS(
+        variables={"x": [0.0, 1.0], "y": [-2.0, 2.0]},
+        objectives={"f": "MINIMIZE"},
+        constants={"scale": 2.0},
+    )
     ledger = Generator.load(tmp_path / "run", vocs).optimizer.ledger
     assert ledger[0].origin == "hand"
     for key, x, f in said["rows"]:

@@ -38,9 +38,10 @@ def weight_space(process: PosteriorProcess) -> WeightSpaceProcess:
     space = explained(process)
     if space is None:
         raise UnsupportedError(
-            f"Acquisition in feature space cannot use a {type(process).__name__}: call "
-            "subset_output first, and condition_on_observations or fantasize on the model it "
-            "returns."
+            f"Acquisition in feature space cannot use a {type(process).__name__}. Use BoTorch's "
+            "own acquisition functions, such as qNegIntegratedPosteriorVariance, with this model; "
+            "of conditioned outputs call subset_output first, then condition_on_observations or "
+            "fantasize."
         )
     if space.basis.has_residual:
         raise UnsupportedError(

@@ -466,7 +466,7 @@ class RunSettings:
         import torch
 
         try:
-            torch.empty(0, device=self.device)
+            torch.zeros(1, device=self.device).item()
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UsageError(f"Device {self.device!r} cannot be used: {reason}") from error

@@ -366,8 +366,8 @@ def first_transformed(X: Tensor, transform: InputTransform) -> Tensor:
     if is_learnable(transform):
         raise UnsupportedError(
             f"input_transform {type(transform).__name__} has parameters to learn, but what this "
-            "model keeps of its inputs cannot be transformed again. Use OSGPR, OSVGP, ClusteredGP "
-            "or LocalGP, or freeze the transform by requires_grad_(False)."
+            "model keeps of its inputs cannot be transformed again. Use AutoGP, OSGPR, OSVGP, "
+            "ClusteredGP or LocalGP, or freeze the transform by requires_grad_(False)."
         )
     learn_bounds(X, transform)
     return observed_inputs(X, transform)

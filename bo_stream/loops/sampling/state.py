@@ -144,12 +144,12 @@ def leave_outliers_out(
 
     An outlier is an observation more than ``threshold`` standard deviations of the posterior
     predictive distribution, noise included, from its mean given all other observations in the
-    model. There is at most one of 20 observations or more, and at most one in a hundred of 200 or
-    more: if there are more, the noise is heavy-tailed. It returns to the model once it is no
-    outlier any more, because observations near it agree or because the hyperparameters are others.
-    The refit before is to all new observations, so that hyperparameters which were learned from few
-    do not rule out what contradicts them. Without outliers the model stays as it is, at the cost of
-    a leave-one-out prediction of all observations, O(n r²) on a grid.
+    model. Fewer than 20 observations have none, fewer than 200 at most one, and others at most one
+    in a hundred: if there are more, the noise is heavy-tailed. It returns to the model once it is
+    no outlier any more, because observations near it agree or because the hyperparameters are
+    others. The refit before is to all new observations, so that hyperparameters which were learned
+    from few do not rule out what contradicts them. Without outliers the model stays as it is, at
+    the cost of a leave-one-out prediction of all observations, O(n r²) on a grid.
 
     Args:
         model: Model of the observations without the previous outliers, changed in place. It

@@ -298,7 +298,7 @@ class QSGP(QuadruplyStochasticModel):
       and the mean is best for the covariance as it is: of more functions than the data determine
       ``MeanField`` leaves the process nearly the prior's variance, and draws the mean off, which no
       further steps mend, but ``Chevron`` of as many columns as functions does. Observations cannot
-      be taken out again.
+      be taken out or forgotten, nor models merged.
     - Learned: weights in ``update`` and ``fit``; hyperparameters in ``fit``, first by an exact GP
       of some of the data, then along the bound.
     - When: 10⁵ observations and more of a rough function in several inputs, where hundreds of

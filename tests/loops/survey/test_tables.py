@@ -104,9 +104,7 @@ def test_tables_that_cannot_be_read(tmp_path: Path, content: bytes | str, messag
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         read_table(tmp_path / "sites.csv")
-    with pytest.raises(
-        UsageError, match=r"Expected a file, but .* is a folder\. Name a file in it"
-    ):
+    with pytest.raises(UsageError, match=r"Expected a file, but .* is a folder"):
         read_table(tmp_path)
     with pytest.raises(UsageError, match=r"unknown type '.ods'.*Save the sheet as .xlsx or as CSV"):
         read_table(written(tmp_path, "", "sites.ods"))
