@@ -357,7 +357,7 @@ def report(
             f"predictions{written.suffix}": written.write(_rounded(table)),
             "report.html": page,
         }
-        if findings.threshold is not None:
+        if findings.settings.threshold is not None:
             files[findings.called_file] = written.write(_rounded(findings.calls_made))
         write_files(folder, files)
         say(headline(findings))

@@ -25,7 +25,7 @@ from bo_stream.loops.survey.model import (
     held_out_counts,
     per_cent,
 )
-from bo_stream.loops.survey.settings import DEGREES, Coordinates, CriterionName, SurveySettings
+from bo_stream.loops.survey.settings import Coordinates, CriterionName, SurveySettings
 from bo_stream.loops.survey.tables import NoRowsError, read_table
 
 if TYPE_CHECKING:
@@ -55,12 +55,8 @@ class SurveyFindings:
         held_out: Counts predicted by models without them, from ``held_out_counts``; may be empty.
         forecast: A row a future round: ``sites``, surveyed by then after the pending ones, and
             ``remaining``, the expected uncertainty as a share of that once these are surveyed.
-        threshold: Prevalence that divides sites, or None.
-        certainty: Least probability at which a site is called above or below.
-        calls: Probabilities of being above at most, at least, with which a site is below, above.
-        miss_cost: Cost of calling a site below that is above, in costs of the opposite mistake.
-        settings: Settings in plain words.
-        coordinates: Units and names of positions.
+        settings: Of the survey.
+        texts: The settings in plain words, by their names.
         notes: What looks odd in the tables of sites and results.
         stopping: How many more sites the stopping rule needs; None: there is no such rule.
         calls_made: Sites with their calls, of :func:`~bo_stream.loops.survey.model.calls_table`;
@@ -74,12 +70,8 @@ class SurveyFindings:
     chosen: pd.DataFrame
     held_out: pd.DataFrame
     forecast: pd.DataFrame
-    threshold: float | None = None
-    certainty: float = 0.9
-    calls: tuple[float, float] = (0.1, 0.9)
-    miss_cost: float = 1.0
-    settings: Mapping[str, str] = field(default_factory=dict)
-    coordinates: Coordinates = DEGREES
+    settings: SurveySettings
+    texts: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     stopping: Stopping | None = None
     calls_made: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -97,7 +89,7 @@ class SurveyFindings:
         Raises:
             ValueError: There is no threshold.
         """
-        if self.threshold is None:
+        if self.settings.threshold is None:
             raise ValueError("Expected findings with a threshold, got none: there are no classes.")
         counts = self.predictions["class"].value_counts()
         return {name: int(counts.get(name, 0)) for name in (ABOVE, UNCERTAIN, BELOW)}
@@ -105,7 +97,7 @@ class SurveyFindings:
     def expected_errors(self) -> float:
         """Compute how many sites are expected to be called wrongly, each by its cheaper call."""
         chance = self.predictions["exceedance"].to_numpy()
-        return float(chances_of_wrong_calls(chance, 1.0 / (1.0 + self.miss_cost)).sum())
+        return float(chances_of_wrong_calls(chance, self.settings.cheaper_above).sum())
 
 
 def find(
@@ -152,12 +144,8 @@ def find(
         chosen=survey.pending,
         held_out=held_out,
         forecast=forecast,
-        threshold=survey.settings.threshold,
-        certainty=survey.settings.certainty,
-        calls=survey.settings.calls,
-        miss_cost=survey.settings.miss_cost,
-        settings=in_words(survey),
-        coordinates=survey.settings.coordinates,
+        settings=survey.settings,
+        texts=in_words(survey),
         notes=survey.notes,
         stopping=rule,
         calls_made=survey.calls(predictions),

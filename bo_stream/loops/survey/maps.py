@@ -514,7 +514,7 @@ def zoomable_map(findings: SurveyFindings) -> dict[str, Any]:
 
     They are lists of numbers and texts, an entry a site, and take some hundred bytes a site.
     """
-    table, coordinates = findings.predictions, findings.coordinates
+    table, coordinates = findings.predictions, findings.settings.coordinates
     ground = Ground.of(table, coordinates)
     (left, right), (bottom, top) = ground.extent(_TALLEST_ZOOMED, _WIDEST)
     width, height = right - left, top - bottom
@@ -551,8 +551,8 @@ def zoomable_map(findings: SurveyFindings) -> dict[str, Any]:
         values["places"] = [table["latitude"].round(5).tolist(), longitude.round(5).tolist()]
     if len(findings.chosen):
         values["marks"].append([f"to survey next ({len(findings.chosen):,})", "disc"])
-    if findings.threshold is not None:
-        line = per_cent(findings.threshold)
+    if findings.settings.threshold is not None:
+        line = per_cent(findings.settings.threshold)
         values["above"] = f"Above {line}"
         values["called"] = ["called above", "uncertain", "called below"]
         values["chance"] = [chance_in_words(chance) for chance in table["exceedance"]]
@@ -568,7 +568,7 @@ def zoomable_map(findings: SurveyFindings) -> dict[str, Any]:
         )
     mean, spread = table["prevalence"].to_numpy(), (table["upper"] - table["lower"]).to_numpy()
     values["layers"] += [
-        _layer("Prevalence", mean, "YlOrBr", findings.threshold or 0.0),
+        _layer("Prevalence", mean, "YlOrBr", findings.settings.threshold or 0.0),
         _layer("Uncertainty", spread, "BuPu", 0.0),
     ]
     return values

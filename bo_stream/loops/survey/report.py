@@ -80,7 +80,7 @@ def survey_page(findings: SurveyFindings, written: date) -> bytes:
         parts += [element("h2", "What looks odd in the tables")]
         parts += [element("ul", *(element("li", text) for text in findings.notes))]
     parts += [element("h2", "Settings")]
-    parts += [table(["Setting", "Value"], findings.settings.items(), numbers=[])]
+    parts += [table(["Setting", "Value"], findings.texts.items(), numbers=[])]
     parts += [element("h2", "What to keep in mind")]
     parts += [element("ul", *(element("li", text) for text in _CAVEATS))]
     version = f"Written on {written.isoformat()} by bo_stream {package_version('bo-stream')}."
@@ -96,12 +96,13 @@ def survey_page(findings: SurveyFindings, written: date) -> bytes:
 def headline(findings: SurveyFindings) -> str:
     """Say in a few sentences what was surveyed and what is known of all sites."""
     surveyed, total = findings.surveyed, len(findings.predictions)
+    settings = findings.settings
     examined, positive = (int(surveyed[name].sum()) for name in ("examined", "positive"))
     said = (
         f"{len(surveyed):,} of {total:,} sites were surveyed: {examined:,} people examined, "
         f"{positive:,} positive ({per_cent(positive / examined)})."
     )
-    if findings.threshold is None:
+    if settings.threshold is None:
         width = float((findings.predictions["upper"] - findings.predictions["lower"]).median())
         mean = float(findings.predictions["prevalence"].mean())
         return (
@@ -109,16 +110,16 @@ def headline(findings: SurveyFindings) -> str:
             f"half of them it is known to within a 95 % interval of {100 * width:.2g} percentage "
             "points or less."
         )
-    line = per_cent(findings.threshold)
+    line = per_cent(settings.threshold)
     above, uncertain, below = (
         f"{_number(count)} ({per_cent(count / total)})"
         for count in findings.class_counts().values()
     )
     missed = ""
-    if findings.miss_cost != 1.0:
-        missed = f" (a missed site counts as {findings.miss_cost:g} false alarms)"
+    if settings.miss_cost != 1.0:
+        missed = f" (a missed site counts as {settings.miss_cost:g} false alarms)"
     return (
-        f"{said} {per_cent(findings.certainty)} sure or more: above {line} {above}, below it "
+        f"{said} {per_cent(settings.certainty)} sure or more: above {line} {above}, below it "
         f"{below}; uncertain: {uncertain}. If every site had to be called today{missed}, about "
         f"{findings.expected_errors():,.0f} of {total:,} calls would be wrong."
     )
@@ -133,7 +134,7 @@ def advice(findings: SurveyFindings) -> str:
             f"Next: survey {what} numbered on the map and listed below, and tell the results. "
             "Those of some of the sites will do."
         )
-    if findings.threshold is not None and not findings.class_counts()[UNCERTAIN]:
+    if findings.settings.threshold is not None and not findings.class_counts()[UNCERTAIN]:
         return "Next: no site is uncertain any more. You may end the survey here."
     return "Next: no site is waiting for a survey. Choose some with bo-stream survey next."
 
@@ -161,9 +162,9 @@ def _headline(findings: SurveyFindings) -> Iterator[Content]:
         f"of {total:,} sites surveyed": f"{len(surveyed):,}",
         "people examined": f"{int(surveyed['examined'].sum()):,}",
     }
-    if findings.threshold is not None:
-        counts, line = findings.class_counts(), per_cent(findings.threshold)
-        sure = per_cent(findings.certainty)
+    if findings.settings.threshold is not None:
+        counts, line = findings.class_counts(), per_cent(findings.settings.threshold)
+        sure = per_cent(findings.settings.certainty)
         numbers |= {
             f"of sites above {line}, {sure} sure": per_cent(counts[ABOVE] / total),
             "of sites uncertain": per_cent(counts[UNCERTAIN] / total),
@@ -171,7 +172,7 @@ def _headline(findings: SurveyFindings) -> Iterator[Content]:
         }
     boxes = [element("div", element("strong", value), name) for name, value in numbers.items()]
     yield element("div", *boxes, class_="numbers")
-    if findings.threshold is not None:
+    if findings.settings.threshold is not None:
         bars = [
             element("span", style=f"background:{COLOURS[name]};width:{100 * count / total:.3f}%")
             for name, count in counts.items()
@@ -185,11 +186,12 @@ def _headline(findings: SurveyFindings) -> Iterator[Content]:
 
 def _maps(findings: SurveyFindings) -> Iterator[Content]:
     yield element("h2", "Maps")
-    shown, chosen, ground = findings.predictions, findings.chosen, findings.coordinates
+    settings, shown, chosen = findings.settings, findings.predictions, findings.chosen
+    ground = settings.coordinates
     pictures, line = [], ""
-    if findings.threshold is not None:
+    if settings.threshold is not None:
         line = " The black line in the scale is the threshold."
-        cut, (rest, sure) = per_cent(findings.threshold), map(per_cent, findings.calls)
+        cut, (rest, sure) = per_cent(settings.threshold), map(per_cent, settings.calls)
         labels = {ABOVE: f"above {cut}", UNCERTAIN: "uncertain", BELOW: f"below {cut}"}
         counts = findings.class_counts()
         labels = {name: f"{text} ({counts[name]:,})" for name, text in labels.items()}
@@ -207,7 +209,7 @@ def _maps(findings: SurveyFindings) -> Iterator[Content]:
     pictures.append(
         picture(
             draw_values(
-                shown, mean, "predicted prevalence", "YlOrBr", findings.threshold, None, ground
+                shown, mean, "predicted prevalence", "YlOrBr", settings.threshold, None, ground
             ),
             f"Map of the predicted prevalence of all sites, {spread}.",
             f"Predicted prevalence, {spread}. Circles: surveyed sites.{line}",
@@ -290,7 +292,7 @@ class _Described:
         name, others = shown_labels(findings.labels)
         columns = [*([] if name is None else [name]), *others]
         labels = findings.labels[columns].fillna("").astype(str)
-        ground = findings.coordinates
+        ground = findings.settings.coordinates
         place_head = "Latitude, longitude" if ground.are_degrees else "East, north"
         return cls(("Site", *others), place_head, labels, name is not None, ground)
 
@@ -318,12 +320,12 @@ class _Described:
 
 def _called(findings: SurveyFindings) -> Iterator[Content]:
     """List the sites above, uncertain and below."""
-    if findings.threshold is None:
+    if findings.settings.threshold is None:
         return
-    line, who = per_cent(findings.threshold), _Described.of(findings)
+    line, who = per_cent(findings.settings.threshold), _Described.of(findings)
     yield element("h2", f"Sites above, uncertain and below {line}")
     said = f"The surest first. All, with all columns of the list, are in {findings.called_file}."
-    if findings.coordinates.are_degrees:
+    if findings.settings.coordinates.are_degrees:
         said += " A position opens the map of an Android phone."
     yield element("p", said)
     head = (

@@ -50,6 +50,7 @@ def test_defaults_on_a_small_map_use_all_of_it() -> None:
         ({"threshold": float("nan")}, "finite threshold, got nan"),
         ({"device": "abacus"}, "Device 'abacus' cannot be used"),
         ({"device": "cuda:99"}, "Device 'cuda:99' cannot be used"),
+        ({"device": "meta"}, "Device 'meta' cannot be used"),
     ],
 )
 def test_each_setting_is_checked(wrong: dict[str, Any], message: str) -> None:

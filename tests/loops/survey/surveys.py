@@ -11,6 +11,7 @@ from scipy.stats import binom, norm
 
 from bo_stream.loops.survey.findings import SurveyFindings
 from bo_stream.loops.survey.model import calls_table
+from bo_stream.loops.survey.settings import SurveySettings
 
 
 def findings(n: int = 60, surveyed: int = 20, q: int = 3, **changes: Any) -> SurveyFindings:
@@ -54,8 +55,8 @@ def findings(n: int = 60, surveyed: int = 20, q: int = 3, **changes: Any) -> Sur
         "chosen": chosen,
         "held_out": held_out_table(table[:surveyed]),
         "forecast": pd.DataFrame({"sites": [q, 2 * q], "remaining": [0.9, 0.85]}),
-        "threshold": 0.1,
-        "settings": {"Goal": "sites above 10 %"},
+        "settings": SurveySettings(threshold=0.1, miss_cost=1.0),
+        "texts": {"Goal": "sites above 10 %"},
         "labels": labels,
         "calls_made": calls_table(changes.get("predictions", table), labels),
     }

@@ -27,11 +27,13 @@ from bo_stream.loops.survey.report import (
     outlook,
     survey_page,
 )
+from bo_stream.loops.survey.settings import SurveySettings
 from tests.loops.survey.surveys import findings
 from tests.support.browser import browser_tab
 from tests.support.drafts import save_small
 
 TODAY = date(2026, 1, 31)
+MAP = SurveySettings(goal="map")
 HOSTILE = "<script>alert(1)</script>\"'><img src=http://example.org/x onerror=alert(2)>&amp; $x_{"
 
 
@@ -69,7 +71,7 @@ def hostile() -> SurveyFindings:
         name=HOSTILE,
         predictions=predictions,
         chosen=chosen,
-        settings={HOSTILE: HOSTILE},
+        texts={HOSTILE: HOSTILE},
         labels=labels.assign(Village=HOSTILE, District=HOSTILE),
         calls_made=calls_table(predictions, labels.assign(Village=HOSTILE, District=HOSTILE)),
     )
@@ -138,11 +140,12 @@ def test_the_headline_counts_sites_people_and_classes() -> None:
 
 
 def test_the_headline_and_the_map_say_what_a_missed_site_costs() -> None:
-    dear = findings(predictions=four_sites().predictions, miss_cost=3.0, calls=(0.13, 0.44))
+    costly = SurveySettings(threshold=0.1, certainty=0.87, miss_cost=3.0)
+    dear = findings(predictions=four_sites().predictions, settings=costly)
     assert "had to be called today (a missed site counts as 3 false alarms)" in headline(dear)
     assert "a missed site" not in headline(four_sites())
-    page = Seen(survey_page(findings(miss_cost=3.0, calls=(0.13, 0.44)), TODAY)).text
-    assert "with a probability of 44 % or more. Below: of 13 % or less" in page
+    page = Seen(survey_page(findings(settings=costly), TODAY)).text
+    assert "with a probability of 87 % or more. Below: of 13 % or less" in page
 
 
 def test_the_page_says_when_the_survey_may_end() -> None:
@@ -159,7 +162,7 @@ def test_expected_errors_are_those_of_the_cheaper_call() -> None:
 
 
 def test_without_a_threshold_the_headline_is_of_the_interval() -> None:
-    text = headline(findings(threshold=None, predictions=four_sites().predictions))
+    text = headline(findings(settings=MAP, predictions=four_sites().predictions))
     assert "11 % on average" in text
     assert "18 percentage points" in text
     assert "above" not in text
@@ -239,9 +242,9 @@ def test_text_of_tables_stays_text() -> None:
 
 
 def test_of_few_sites_and_no_plans() -> None:
-    few = findings(threshold=None, surveyed=4, chosen=findings().chosen[:0])
+    few = findings(settings=MAP, surveyed=4, chosen=findings().chosen[:0])
     few = findings(
-        threshold=None, chosen=few.chosen, held_out=few.held_out[:4], forecast=few.forecast[:0]
+        settings=MAP, chosen=few.chosen, held_out=few.held_out[:4], forecast=few.forecast[:0]
     )
     seen = Seen(survey_page(few, TODAY))
     assert seen.tags.count("img") == 2
@@ -298,7 +301,7 @@ def test_long_lists_end_with_where_the_others_are() -> None:
 
 
 def test_without_a_threshold_no_site_is_called() -> None:
-    assert "called.csv" not in Seen(survey_page(findings(threshold=None), TODAY)).text
+    assert "called.csv" not in Seen(survey_page(findings(settings=MAP), TODAY)).text
 
 
 def test_dates_of_results_in_words() -> None:
