@@ -14,8 +14,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from scipy.stats import theilslopes
 
 from bo_stream.diagnostics.approximation import ApproximationGap, finer
-from bo_stream.diagnostics.cross_validation import Array
-from bo_stream.diagnostics.validation import Interval, ProgressiveValidation
+from bo_stream.diagnostics.validation import Array, Interval, ProgressiveValidation
 from bo_stream.models.auto.auto import AutoGP, family_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bo_stream.bases.grid.kernel import sufficient_grid_size
 from bo_stream.bases.inducing import frozen, kernel_matrix
-from bo_stream.diagnostics.cross_validation import all_variances
+from bo_stream.diagnostics.validation import all_variances
 from bo_stream.linalg import safe_cholesky
 from bo_stream.models.auto.auto import AutoGP, family_model
 from bo_stream.models.base import StreamingGP

@@ -36,8 +36,7 @@ from bo_stream.diagnostics.approximation import (
     sensitivities,
 )
 from bo_stream.diagnostics.certificate import Stability, stability
-from bo_stream.diagnostics.cross_validation import check_validated
-from bo_stream.diagnostics.validation import ProgressiveValidation
+from bo_stream.diagnostics.validation import ProgressiveValidation, check_validated
 from bo_stream.models.auto.inference import HandOver
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import atomic_write

@@ -28,9 +28,8 @@ from scipy import integrate, stats
 
 from bo_stream import OSGPR, OSVGP, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.diagnostics import ProgressiveValidation
-from bo_stream.diagnostics.cross_validation import predict_batch
 from bo_stream.diagnostics.sketches import RepeatedRows, Reservoir
-from bo_stream.diagnostics.validation import SAMPLE, model_bytes
+from bo_stream.diagnostics.validation import SAMPLE, model_bytes, predict_batch
 from bo_stream.models.base import StreamingGP
 from bo_stream.testing.streams import assert_close
 from tests.laws.registry import Setting
@@ -123,7 +122,7 @@ def test_rows_beyond_a_joint_covariance_enter_no_test(monkeypatch: pytest.Monkey
     data = observations(40)
     model = osgpr(data[:10])
     whole = predict_batch(model, data[10:].X, data[10:].Y)
-    monkeypatch.setattr("bo_stream.diagnostics.cross_validation.JOINT", 7)
+    monkeypatch.setattr("bo_stream.diagnostics.validation.JOINT", 7)
     parts = predict_batch(model, data[10:].X, data[10:].Y)
     assert (whole.tested, parts.tested) == (30, 7)
     assert_close(torch.as_tensor(parts.innovations[:7]), torch.as_tensor(whole.innovations[:7]))

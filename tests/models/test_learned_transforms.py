@@ -293,9 +293,7 @@ def test_inputs_are_warned_of_as_the_kernel_has_them() -> None:
 )
 def test_models_that_cannot_follow_say_which_can(build: Callable[..., Any]) -> None:
     X, Y = some(12)
-    with pytest.raises(
-        UnsupportedError, match=r"parameters to learn.*Use AutoGP, OSGPR, OSVGP"
-    ):
+    with pytest.raises(UnsupportedError, match=r"parameters to learn.*Use AutoGP, OSGPR, OSVGP"):
         build(X, Y, input_transform=warp())
     still = warp().requires_grad_(False)
     set_frozen = torch.tensor([1.4, 0.8])

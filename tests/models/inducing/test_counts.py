@@ -24,7 +24,7 @@ from scipy.stats import betabinom, binom
 from torch import Tensor
 
 from bo_stream import OSGPR, OSVGP, BinomialLikelihood, prevalence
-from bo_stream.diagnostics.cross_validation import predict_batch
+from bo_stream.diagnostics.validation import predict_batch
 from bo_stream.models.base import StreamingGP
 from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.oracles.counts import elliptical_slices, laplace
