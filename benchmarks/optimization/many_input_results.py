@@ -47,7 +47,7 @@ SUBJECT = "region"
 
 COLOURS = {
     "region": "#d55e00",
-    "region, d first": "#f0a070",
+    "region, 20 first": "#f0a070",
     "box, TS": "#e69f00",
     "TuRBO-1": "#0072b2",
     "TuRBO-5": "#56b4e9",
