@@ -37,6 +37,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 from torch.nn import Module
 
+from bo_stream.errors import as_whole
 from bo_stream.likelihoods.binomial import empirical_logits
 
 __all__ = [
@@ -123,11 +124,16 @@ def kilometres(
         units: ``"degrees"``, or ``"kilometres"`` or ``"metres"`` on a map projection.
 
     Raises:
-        InputDataError: Positions are not in these units, or reach farther than 5,000 km from their
-            middle.
+        InputDataError: There are no sites, or their positions are not in these units or reach
+            farther than 5,000 km from their middle.
         ValueError: The units are none of these.
     """
     check_positions(sites, position, units)
+    if sites.numel() == 0:
+        raise InputDataError(
+            f"Expected at least one site, got none, of shape {tuple(sites.shape)}. Pass all sites "
+            "that are to be mapped."
+        )
     if units == "degrees":
         x, y, z = _on_sphere(sites, position).flatten(0, -2).mean(0).tolist()
         centre = math.degrees(math.atan2(y, x)), math.degrees(math.atan2(z, math.hypot(x, y)))
@@ -259,8 +265,9 @@ def map_kernel(
     ``k(x, x') = s_0 Matern_nu(|p - p'| / l_0) + Σ_j s_j Matern_5/2(|x_j - x_j'| / l_j)`` with p the
     position in kilometres and x_j the covariate j, standardised; over the columns in ``linear``
     ``+ v_j x_j x_j'`` instead. Priors are log-normal: the length scale l_0 has median 0.3 of the
-    root mean square distance of the sites from their middle, l_j median 4, the output scales s_0
-    and the sum of the s_j each half the ``variance``. They are wide, of log standard deviation 1.
+    root mean square distance of the sites from their middle, l_j median 4, the output scale s_0
+    half the ``variance``, the s_j together the other half, and each v_j 1. They are wide, of log
+    standard deviation 1.
 
     Its parts have at most two inputs. WISKI's grids represent it, but for linear parts, with the
     product of two one-dimensional kernels over position, and a warning. On three surveys it called
@@ -272,13 +279,17 @@ def map_kernel(
         position: Columns of longitude and latitude, or of east and north.
         linear: Columns that enter linearly, such as predictions of ``out_of_fold``.
         nu: Smoothness of the part over position: 0.5, 1.5 or 2.5.
-        variance: Sum of the prior medians of the output scales; 1 for standardised outcomes.
+        variance: Sum of the prior medians of s_0 and of the s_j, 1 for standardised outcomes. Where
+            there are no s_j, with no covariates or linear ones only, s_0 still has half of it.
         units: Of positions: ``"degrees"``; of a map projection ``"kilometres"`` or ``"metres"``.
 
     Raises:
-        InputDataError: Positions are not in these units.
-        ValueError: A column of ``linear`` is none of the covariates, or the units are unknown.
+        InputDataError: There are no sites, or positions are not in these units.
+        ValueError: A column of ``linear`` is none of the covariates, the variance is not positive
+            and finite, or the units are unknown.
     """
+    if not (math.isfinite(variance) and variance > 0.0):
+        raise ValueError(f"Expected variance to be positive and finite, got {variance!r}.")
     covariates = [column for column in range(sites.shape[-1]) if column not in position]
     if not set(linear) <= set(covariates):
         raise ValueError(f"Expected linear among the covariates {covariates}, got {list(linear)}.")
@@ -302,10 +313,12 @@ def survey_kernel(
 ) -> AdditiveKernel:
     """Make the kernel of logits of prevalence, for inputs transformed by ``map_inputs``.
 
-    It is the sum of :func:`map_kernel` with an exponential part over position (``nu`` of one half)
-    and a variance of 2, about the variance of logits between villages; and of ``s [p = p']``, a
-    site's own effect, with s of prior median 0.05 and log standard deviation 1: a nugget, which all
-    surveys of a site share. Without it a survey of counts makes the other parts too rough.
+    It is the sum of :func:`map_kernel` with an exponential part over position (``nu`` of one half);
+    and of ``s [p = p']``, a site's own effect, with s of prior median 0.05 and log standard
+    deviation 1: a nugget, which all surveys of a site share. Without it a survey of counts makes
+    the other parts too rough. The prior median of the output scale is 1 over position, and 1 over
+    all covariates together: 2 in all where there are some, about the variance of logits between
+    villages, and 1 of positions alone.
 
     Args:
         sites: ``n x d``, all that are to be mapped, as for ``map_inputs``.
@@ -313,7 +326,7 @@ def survey_kernel(
         units: Of positions: ``"degrees"``; of a map projection ``"kilometres"`` or ``"metres"``.
 
     Raises:
-        InputDataError: Positions are not in these units.
+        InputDataError: There are no sites, or positions are not in these units.
         ValueError: The units are none of these.
     """
     shared = map_kernel(sites, position, nu=0.5, variance=2.0, units=units).kernels
@@ -403,7 +416,8 @@ def out_of_fold(
     """
     inputs, outcomes = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.float64).ravel()
     rows = np.arange(len(inputs))
-    labels = rows % folds if isinstance(folds, int) else np.asarray(folds)
+    count = as_whole(folds)
+    labels = np.atleast_1d(folds) if count is None else rows % max(count, 1)
     if not len(inputs) == len(outcomes) == len(labels):
         raise ValueError(
             f"Expected as many rows of X, y and folds, got {len(inputs)}, {len(outcomes)} and "
@@ -483,7 +497,8 @@ def map_inputs(
         units: Of positions: ``"degrees"``; of a map projection ``"kilometres"`` or ``"metres"``.
 
     Raises:
-        InputDataError: Positions are not in these units, or a covariate is missing.
+        InputDataError: There are no sites, positions are not in these units, or a covariate is
+            missing.
         ValueError: The units are none of these.
     """
     if not bool(sites.isfinite().all()):

@@ -11,6 +11,7 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 
 from bo_stream.costs import CostTable, Problem, problem_of, speeds
+from bo_stream.errors import plain
 
 if TYPE_CHECKING:
     from gpytorch.kernels import Kernel
@@ -177,13 +178,17 @@ def ordered(
     calibrate: bool = True,
 ) -> Recommendations:
     """Order the families for a problem; see :func:`recommend`."""
-    given = {"seconds": budget} if isinstance(budget, int | float) else dict(budget or {})
-    if unknown := set(given) - {"seconds", "bytes"}:
+    limits = {"seconds": math.inf, "bytes": math.inf}
+    given = plain({} if budget is None else budget)
+    given = given if isinstance(given, Mapping) else {"seconds": given}
+    if unknown := given.keys() - limits.keys():
         raise ValueError(f"Expected budget to have seconds, bytes or both, got {sorted(unknown)}.")
     for name, value in given.items():
-        if not value > 0.0:
-            raise ValueError(f"Expected the budget's {name} to be positive, got {value!r}.")
-    limits = {"seconds": math.inf, "bytes": math.inf, **given}
+        if isinstance(value, bool) or not (isinstance(value, int | float) and value > 0.0):
+            raise ValueError(
+                f"Expected the budget's {name} to be a positive number, got {value!r}."
+            )
+    limits |= given
 
     names, table = _admissible(problem, families), CostTable.shipped()
     probed = speeds(torch.get_num_threads()) if calibrate else None

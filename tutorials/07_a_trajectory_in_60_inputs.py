@@ -114,8 +114,7 @@ for one in path(some):
 # ## 2. Ask and tell
 #
 # In more than ten inputs `Optimizer` searches a region of its own accord; `search="region"` names
-# it. It begins with Sobol points, twice as many as there are inputs but at most 40, then proposes
-# ten paths at a time.
+# it. It begins with Sobol points, here one for each input, then proposes ten paths at a time.
 
 # %%
 BATCH, TOTAL = 10, 160 if SMOKE_TEST else 2_000

@@ -50,7 +50,8 @@ class EnoughTrials(TransitionCriterion):
 
         Args:
             transition_to: Name of the node that takes over.
-            threshold: Number of trials; None: twice the number of parameters, at most 40.
+            threshold: Number of trials; None: twice the number of parameters in up to 20,
+                else the larger of 40 and that number.
         """
         super().__init__(transition_to)
         self.threshold = threshold

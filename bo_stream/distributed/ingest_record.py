@@ -43,6 +43,9 @@ STREAM = "stream"
 """Plan of a source whose fragments are not known before they are read."""
 
 _NODE = re.compile(r"sealed-\d+|node-\d+-\d+").fullmatch
+_DRAFT = re.compile(
+    r"\.(ingest|sealed-\d+|node-\d+-\d+)\.(json|safetensors)\.[0-9a-f]{32}"
+).fullmatch
 _CURE = "Give another folder, or none, or restore this one from a copy."
 _DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError)
 
@@ -124,6 +127,9 @@ class IngestRecord:
         self._read_sealed(model)
         if not self._state.plan:
             self._remove("node-*")  # of an ingest that ended just before its process
+        for path in folder.glob(".*"):
+            if _DRAFT(path.name):  # of a process that was killed while it wrote
+                path.unlink(missing_ok=True)
 
     # --- an ingest under way ------------------------------------------------------------------
 

@@ -410,7 +410,7 @@ def bounds_of(source: Any, x: str | Sequence[str], file_format: Format | None = 
                 for batch in fragment.batches(columns)
                 if len(batch)
             )
-        except (OSError, ValueError, TypeError) as error:
+        except Exception as error:
             raise UsageError(str(Fault.of(fragment.key, error))) from error
     if not boxes:
         raise UsageError("Expected a source of at least one row, got none.")

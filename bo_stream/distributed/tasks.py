@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from botorch.exceptions.errors import BotorchError
 from bo_stream.distributed.sources import ColumnNames, Fault, Fragment, TableBatch
 from bo_stream.distributed.sums import Sums, accumulate, inner_memory, merge
 from bo_stream.errors import UsageError
-from bo_stream.executors.engine import WorkerCount
+from bo_stream.executors.engine import WorkerCount, is_lost
 from bo_stream.models.wiski.memory import OnGrid
 from bo_stream.storage.archive import one_line
 
@@ -27,8 +28,8 @@ BATCH_ROWS = 4096
 GRID_ROWS = 65_536
 """Rows that are added at a time to sums on a grid: these need less memory a row, and are faster."""
 
-_BAD_DATA = (OSError, ValueError, TypeError, ArithmeticError, BotorchError)
-"""Errors of readers and models for content that cannot be used; Arrow's errors are among them."""
+_BAD_DATA = (ValueError, TypeError, ArithmeticError, BotorchError)
+"""Errors of models for content that cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,11 @@ def _added(sums: Sums, fragment: Fragment, task: SumTask, digests: dict[str, str
     The digest is computed before the fragment is read, and again if the file was written since.
     """
     like = next(sums.model.covar_module.parameters())
-    columns, stamp, row = task.columns, fragment.stamp(), 0
-    before = fragment.digest(columns) if task.recorded else ""
-    for batch in fragment.batches(columns):
+    columns, row = task.columns, 0
+    with _reading():
+        stamp = fragment.stamp()
+        before = fragment.digest(columns) if task.recorded else ""
+    for batch in _batches(fragment, columns):
         start = 0
         while start < len(batch):
             is_on_grid = isinstance(inner_memory(sums.model), OnGrid)
@@ -135,10 +138,28 @@ def _added(sums: Sums, fragment: Fragment, task: SumTask, digests: dict[str, str
                 raise UsageError(f"{_position(part, row, columns)}: {one_line(error)}") from error
             row += len(part)
     if task.recorded:
-        if fragment.stamp() != stamp and fragment.digest(columns) != before:
+        with _reading():
+            is_changed = fragment.stamp() != stamp and fragment.digest(columns) != before
+        if is_changed:
             raise UsageError("it was changed while it was read: wait until it is whole")
         digests[fragment.key] = before
     return sums
+
+
+def _batches(fragment: Fragment, columns: ColumnNames) -> Iterator[TableBatch]:
+    with _reading():
+        yield from fragment.batches(columns)
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Let any error of a reader say that content cannot be used, but for that of a lost worker."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UsageError) or is_lost(error):
+            raise
+        raise UsageError(one_line(error)) from error
 
 
 def _position(batch: TableBatch, first: int, columns: ColumnNames) -> str:
@@ -176,6 +197,7 @@ def sum_tasks(
 
     Raises:
         UsageError: A task was lost more often, or the executor takes no more.
+        Exception: An error of the model that is none of its data.
     """
     if executor is None:
         yield from ((each, run(each, start), 0) for each in tasks)
@@ -200,6 +222,8 @@ def sum_tasks(
                     error = cancelled
                 if error is None:
                     yield task, future.result(), again
+                elif isinstance(error, Exception) and not is_lost(error):
+                    raise error
                 elif again < retries:
                     under_way[_submitted(executor, task, start)] = (task, again + 1)
                 else:

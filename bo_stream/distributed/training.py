@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from datetime import timedelta
+from itertools import count
 from typing import Any, NoReturn
 
 import torch
@@ -32,6 +33,12 @@ _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PLAIN = (bool, int, float, str, torch.dtype)
 _SHOWN = 8
 
+_stores: dict[tuple[str, ...], tuple[torch.distributed.Store, Iterator[int]]] = {}
+"""Where processes find each other, and the numbers of their groups, by environment.
+
+Kept until the process ends: without torchrun the first process serves it to the others.
+"""
+
 
 class LostProcessError(RuntimeError):
     """An error for a process that takes no part in the training any more."""
@@ -52,8 +59,8 @@ def data_parallel(
 
     Models are :class:`~bo_stream.QSGP`, :class:`~bo_stream.QSRVM`, :class:`~bo_stream.DecoupledGP`
     and :class:`~bo_stream.OSVGP`. Verbs that read all observations (``fit``, ``fit_collapsed``,
-    ``optimize_posterior``, ``elbo``) must be called by all processes, in the same order; ``save``
-    only after the block. Posteriors are each process's own business.
+    ``optimize_posterior``, ``elbo``) and ``clear`` must be called by all processes, in the same
+    order; ``save`` only after the block. Posteriors are each process's own business.
 
     Args:
         model: Model with the same class, options, hyperparameters, seed and observations on all
@@ -221,7 +228,7 @@ def _collective(device: torch.device, timeout: float, backend: str | None) -> It
         )
     name = backend or ("nccl" if device.type == "cuda" else "gloo")
     try:
-        torch.distributed.init_process_group(name, timeout=timedelta(seconds=timeout))
+        _begin_group(name, timedelta(seconds=timeout))
     except (RuntimeError, ValueError) as error:
         raise LostProcessError(
             f"Expected {os.environ['WORLD_SIZE']} processes within {timeout:g} s at "
@@ -231,6 +238,23 @@ def _collective(device: torch.device, timeout: float, backend: str | None) -> It
         yield ProcessGroup(device)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def _begin_group(backend: str, timeout: timedelta) -> None:
+    """Begin the default group, whose processes must not find the addresses of the one before."""
+    environment = tuple(os.environ[name] for name in _ENVIRONMENT)
+    if environment not in _stores:
+        found, _, _ = next(torch.distributed.rendezvous("env://", timeout=timeout))
+        _stores[environment] = found, count()
+    store, numbers = _stores[environment]
+    store.set_timeout(timeout)
+    torch.distributed.init_process_group(
+        backend,
+        store=torch.distributed.PrefixStore(f"bo_stream {next(numbers)}", store),
+        rank=int(environment[0]),
+        world_size=int(environment[1]),
+        timeout=timeout,
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from bo_stream.errors import UsageError, check_one_of, check_whole
 from bo_stream.executors.engine import EngineExecutor, EngineFuture, LostTaskError
+from bo_stream.storage.archive import one_line
 
 T = TypeVar("T")
 
@@ -183,15 +184,21 @@ class _Process:
             ) from None
 
     def do(self, future: ProcessFuture[Any], pickled: bytes) -> None:
-        """Do a pickled call and set the result or the error of its future."""
+        """Do a pickled call and set the result or the error of its future.
+
+        Raises:
+            Exception: The value cannot be unpickled; the process is as good as before.
+        """
         if not future.begin(self):
             return
         try:
             self._connection.send_bytes(pickled)
-            value, error = pickle.loads(self._connection.recv_bytes())
+            reply = self._connection.recv_bytes()
         except (EOFError, OSError):
-            value, error = None, LostTaskError(f"the worker process died ({self.died()})")
+            lost = LostTaskError(f"the worker process died ({self.died()})")
+            reply = pickle.dumps((None, lost))
         future.end()
+        value, error = pickle.loads(reply)
         if error is None:
             future.set_result(value)
         else:
@@ -226,14 +233,14 @@ def _reply(pickled: bytes) -> bytes:
     try:
         fn, args, kwargs = pickle.loads(pickled)
         return pickle.dumps((fn(*args, **kwargs), None))
-    except (Exception, SystemExit) as error:  # the function may raise anything
+    except BaseException as error:  # the function may raise anything
         raised = error
     try:
         pickled = pickle.dumps((None, raised))
         pickle.loads(pickled)
         return pickled
     except Exception:  # an error of the user's own may not come back as it went
-        return pickle.dumps((None, RuntimeError(f"{type(raised).__name__}: {raised}")))
+        return pickle.dumps((None, RuntimeError(one_line(raised))))
 
 
 def _end_with_parent() -> None:

@@ -34,13 +34,15 @@ _DAMAGE = (
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file in the folder of ``path`` that replaces it when the block succeeds.
+    """Open a temporary file that replaces the one at ``path`` when the block succeeds.
+
+    It is in the same folder. A symbolic link stays, and the file that it leads to is replaced.
 
     Raises:
         OSError: The disk is full or the folder cannot be written; the old file stays.
     """
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.{uuid4().hex}")
+    target = Path(os.path.realpath(path))
+    draft = target.with_name(f".{target.name[:50]}.{uuid4().hex}")
     try:
         with draft.open("xb") as file:
             yield file

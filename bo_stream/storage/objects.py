@@ -50,6 +50,7 @@ from bo_stream.storage.archive import (
 from bo_stream.storage.trusted import (
     Trusted,
     UntrustedError,
+    check_trusted,
     method_of,
     name_of,
     present_fields,
@@ -104,8 +105,15 @@ def read_model(
     Raises:
         OSError: The file cannot be opened.
         ValueError: It is of another format, version or class, is damaged, or names a
-            class or function that is not trusted.
+            class or function that is not trusted; this machine lacks the device; or
+            ``trusted`` is no list of classes and functions.
     """
+    check_trusted(trusted)
+    if map_location is not None and (reason := _why_missing(map_location)):
+        raise ValueError(
+            "Expected map_location to be a device of this machine, such as 'cpu', got "
+            f"{str(map_location)!r}: {reason}."
+        )
     about, arrays = read_archive(Path(path))
     if about.get("class") != kind.__name__:
         raise ValueError(f"{path} holds a {about.get('class')}, expected a {kind.__name__}.")
@@ -125,8 +133,10 @@ def read_model_bytes(
 
     Raises:
         ValueError: They are of another format, version or class, damaged, or name a class or
-            function that is not trusted.
+            function that is not trusted; this machine lacks the device that they were on; or
+            ``trusted`` is no list of classes and functions.
     """
+    check_trusted(trusted)
     _, arrays = read_archive_bytes(content, name)
     return _built(name, arrays, kind, None, trusted)
 
@@ -143,7 +153,7 @@ def _built(
         document = json.loads(arrays.pop(_OBJECTS).numpy().tobytes())
         names = resolve_all(document["names"], trusted)
         model = _Reader(arrays, names, map_location, trusted).value(document["model"])
-    except UntrustedError as error:
+    except (UntrustedError, MissingDeviceError) as error:
         raise ValueError(f"{path} {error}") from error
     except Exception as error:  # whatever is wrong with the tree, the file is at fault
         raise ValueError(
@@ -356,6 +366,19 @@ def _unkept(value: object, path: str) -> ValueError:
 # --- reading -----------------------------------------------------------------------------------
 
 
+class MissingDeviceError(Exception):
+    """A file has tensors of a device that this machine lacks."""
+
+
+def _why_missing(device: str | torch.device) -> str | None:
+    """Return why this machine has no such device; None if it has it."""
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # its class depends on the kind of device
+        return one_line(error)
+    return None
+
+
 class _Reader:
     """Builds the values that nodes describe, from arrays that are removed as they are read."""
 
@@ -451,6 +474,11 @@ class _Reader:
         name, device = node[tag], node.get("device", "cpu")
         if (name, device) not in self._storages:
             on = device if self._device is None else self._device
+            if _why_missing(on) is not None:
+                raise MissingDeviceError(
+                    f"was on {on}, which this machine lacks: load it with map_location='cpu', or "
+                    "move the model to the CPU before it is saved."
+                )
             self._storages[name, device] = self._arrays.pop(name).to(on)
         whole = self._storages[name, device]
         size, stride, offset = node.get("view", (whole.shape, whole.stride(), 0))

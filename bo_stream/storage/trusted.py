@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import Any, TypeAlias
 
@@ -164,6 +164,21 @@ def name_of(value: Any) -> str | None:
             return name
     module, name = value.__module__, value.__qualname__
     return f"{module}.{name}" if _attribute(module, name) is value else None
+
+
+def check_trusted(trusted: object) -> None:
+    """Check that these are classes and functions, in a list or another collection.
+
+    Raises:
+        ValueError: They are not.
+    """
+    named = isinstance(trusted, Collection) and all(hasattr(x, "__qualname__") for x in trusted)
+    if not named:
+        got = " ".join(repr(trusted).split())[:80]
+        raise ValueError(
+            "Expected trusted to be a list of classes and functions, such as [MyKernel], got "
+            f"{got}."
+        )
 
 
 def resolve_all(names: Mapping[str, str], trusted: Sequence[Trusted]) -> dict[str, Trusted]:

@@ -25,6 +25,7 @@ from rich.console import Console
 
 from bo_stream import WISKI, DirichletWISKI
 from bo_stream.distributed import bounds_of, ingest, ingestion, zero
+from bo_stream.distributed.sources import ColumnNames, FileFragment
 from bo_stream.errors import UsageError
 from bo_stream.testing.streams import assert_untouched, fingerprint
 from tests.distributed.streams import (
@@ -399,6 +400,42 @@ def test_a_batch_of_what_are_no_arrays_of_numbers(parts: list[Observations], bad
         ingest(model, batches)
     assert ingest(model, batches, on_error="skip").skipped[0].key == "batch 1"
     assert model.num_observations == len(parts[0].X)
+
+
+@pytest.mark.parametrize("executor", [None, "threads:2"])
+@pytest.mark.parametrize("method", ["batches", "digest"])
+@pytest.mark.parametrize("kind", [KeyError, AttributeError, RuntimeError, MemoryError])
+def test_any_error_of_a_reader_is_of_its_fragment(
+    kind: type[Exception],
+    method: str,
+    executor: str | None,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = getattr(FileFragment, method)
+
+    def reader(fragment: FileFragment, columns: ColumnNames) -> Any:
+        if fragment.key == "part-01.parquet#1":
+            raise kind("of the reader")
+        return read(fragment, columns)
+
+    monkeypatch.setattr(FileFragment, method, reader)
+    options: dict[str, Any] = {**COLUMNS, "executor": executor, "record": tmp_path / "kept"}
+    with pytest.raises(UsageError, match=rf"part-01.parquet#1: {kind.__name__}: .*of the reader"):
+        ingest(grid_model(), folder, **options)
+    done = ingest(grid_model(), folder, **options, on_error="skip")
+    assert [fault.key for fault in done.skipped] == ["part-01.parquet#1"]
+    assert done.rows == 340
+
+
+def test_any_error_of_a_reader_of_bounds_is_of_its_fragment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: list[Observations]
+) -> None:
+    folder = write_files(tmp_path / "data", parts, "csv")
+    monkeypatch.setattr(FileFragment, "batches", lambda fragment, columns: {}["reader"])
+    with pytest.raises(UsageError, match="part-00.csv: KeyError: 'reader'"):
+        bounds_of(folder, ["a", "b"])
 
 
 @pytest.mark.parametrize("executor", [None, "threads:2"])

@@ -70,6 +70,8 @@ Path(f"ready{rank}").touch()  # the time-out counts from here on, where nothing 
 while len(list(Path().glob("ready*"))) < 2:
     time.sleep(0.01)
 model = small()
+with data_parallel(model):
+    pass
 try:
     with data_parallel(model, timeout=20.0) as processes:
         if rank == 1:
@@ -80,6 +82,14 @@ except LostProcessError as error:
     os._exit(3)
 """
 
+
+SEVERAL = """
+for _ in range(3):
+    if rank == 0:
+        time.sleep(1.0)  # while the other finds what is left of the block before
+    with data_parallel(small(), timeout=60.0) as processes:
+        processes.fit(3, progress=False)
+"""
 
 ABSENT = """
 try:
@@ -141,6 +151,7 @@ def test_equal_to_one_process_until_one_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_silent_process_is_not_waited_for_beyond_the_time_out(tmp_path: Path) -> None:
+    """In the second block of a script."""
     with some(tmp_path, SILENT) as (first, second):
         said, wrong = first.communicate(timeout=LONG)
         assert second.poll() is None  # it sleeps
@@ -157,22 +168,32 @@ def test_a_process_that_does_not_come_is_an_error(tmp_path: Path) -> None:
     assert line.startswith("Expected 2 processes within 2 s at 127.0.0.1:")
 
 
+def under_torchrun(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(program)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return subprocess.run(
+        [*command, "--nproc-per-node", "2", "train.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+
+
+def test_a_script_under_torchrun_has_several_blocks(tmp_path: Path) -> None:
+    done = under_torchrun(tmp_path, BEGIN + SEVERAL)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_example_of_the_page_under_torchrun(tmp_path: Path) -> None:
     (example,) = [
         block.code
         for block in blocks(ROOT / "docs" / "scale" / "training.md")
         if block.language == "python" and "data_parallel(" in block.code
     ]
-    (tmp_path / "train.py").write_text(textwrap.dedent(example))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*command, "--nproc-per-node", "2", "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-    )
+    done = under_torchrun(tmp_path, textwrap.dedent(example))
     assert done.returncode == 0, done.stderr
     # Both processes write to one pipe, the end of a line apart from its text: texts may share one.
     said = re.findall(r"process (\d) of 2: (-?\d+\.\d{6})", done.stdout)

@@ -6,6 +6,7 @@ import copy
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pyarrow import csv, parquet
 from bo_stream.distributed import ingest, ingest_record
 from bo_stream.distributed.sources import ColumnNames, FileFragment
 from bo_stream.errors import UsageError
-from bo_stream.storage.archive import FileFormat, write_index
+from bo_stream.storage.archive import FileFormat, atomic_write, write_index
 from tests.distributed.streams import (
     COLUMNS,
     GROUPS,
@@ -242,6 +243,20 @@ def test_a_damaged_record_is_said_to_be_so(folder: Path, kept: Path, name: str) 
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"damaged|no record"):
         ingest(model, folder, **COLUMNS, record=kept)
+
+
+def test_drafts_of_a_process_that_was_killed_are_removed(folder: Path, kept: Path) -> None:
+    model, drafts = grid_model(), list[Path]()
+    ingest(model, folder, **COLUMNS, record=kept)
+    for name in ("ingest.json", "node-2-0.json", "sealed-0.safetensors"):
+        with suppress(Stopped), atomic_write(kept / name) as file:
+            drafts.append(Path(file.name))
+            raise Stopped
+    for path in (*drafts, kept / ".mine.json"):
+        path.touch()
+    ingest(model, folder, **COLUMNS, record=kept)
+    assert not any(path.exists() for path in drafts)
+    assert (kept / ".mine.json").exists()
 
 
 def test_two_processes_do_not_use_one_record(folder: Path, kept: Path) -> None:

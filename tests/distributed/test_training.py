@@ -200,6 +200,28 @@ def test_processes_without_rows_take_part() -> None:
         assert_same(part, one, **SAME)
 
 
+@pytest.mark.parametrize("name", ["few functions drawn", "relevance", "spectral", "hybrid"])
+def test_processes_that_clear_their_models_go_on_together(name: str) -> None:
+    case = CASES[name]
+    X, Y = case.data(70, 2)
+
+    def work(collective: Collective) -> dict[str, Tensor]:
+        model = case.build(*case.data(30, 1))
+        module._join(model, collective)
+        processes = Processes(model, collective)
+        model.clear()
+        assert model.num_observations == 0
+        own = slice(collective.rank, None, collective.size)
+        processes.update(X[own], Y[own])
+        processes.fit(5, progress=False)
+        assert model.num_observations == 70
+        module._leave(model)
+        return learned(model)
+
+    first, second = together(2, work)
+    assert_same(first, second, rtol=0.0, atol=0.0)
+
+
 def test_all_end_by_the_clock_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose time does not pass, so that the steps are the limit for all."""
     X, Y = field(20, 1)

@@ -18,7 +18,8 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from bo_stream import WISKI
-from bo_stream.distributed import Ingested, Sums, finish, ingest, sums, zero
+from bo_stream.distributed import Ingested, Sums, finish, ingest, sums, tasks, zero
+from bo_stream.distributed.sources import ColumnNames, FileFragment
 from bo_stream.distributed.tasks import PartialSums
 from bo_stream.errors import UsageError
 from bo_stream.executors import LostTaskError
@@ -83,6 +84,38 @@ def test_a_task_that_is_lost_again_and_again_ends_the_ingest(folder: Path) -> No
     with pytest.raises(UsageError, match=r"part-\d\d.parquet#\d was lost 3 times: .*worker died"):
         ingest(model, folder, **COLUMNS, executor=Backwards(losses=10**6), task_rows=1, at_once=4)
     assert model.num_observations == 0
+
+
+@pytest.mark.parametrize("executor", [None, "threads:2"])
+def test_an_error_of_the_model_is_not_done_again(
+    executor: str | None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = list[Any]()
+
+    def accumulate(*arguments: Any) -> Sums:
+        calls.append(arguments)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(tasks, "accumulate", accumulate)
+    with pytest.raises(RuntimeError, match="a bug"):
+        ingested(folder, executor=executor, task_rows=10**6, on_error="skip")
+    assert len(calls) == 1
+
+
+def test_a_reader_whose_worker_is_lost_is_asked_again(
+    folder: Path, parts: list[Observations], X: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, losses = FileFragment.batches, [LostTaskError("its worker died")]
+
+    def batches(fragment: FileFragment, columns: ColumnNames) -> Any:
+        if losses:
+            raise losses.pop()
+        return read(fragment, columns)
+
+    monkeypatch.setattr(FileFragment, "batches", batches)
+    model, done = ingested(folder, executor="threads:1")
+    assert (done.rows, done.retried) == (350, 1)
+    assert_same(model, streamed(grid_model(), parts), X)
 
 
 class Closed(Executor):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 
 def double(x: float) -> float:
@@ -44,3 +46,36 @@ class Odd(Exception):
 
 def oddly() -> None:
     raise Odd(1, 2)
+
+
+class Wordless(Exception):
+    """Has neither a text nor a pickle."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+    def __reduce__(self) -> Any:
+        raise TypeError("no pickle")
+
+
+def wordlessly() -> None:
+    raise Wordless
+
+
+def cancel() -> None:
+    raise asyncio.CancelledError("withdrawn")
+
+
+class Unreadable:
+    """Can be pickled, but not be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return be_absent, ()
+
+
+def be_absent() -> None:
+    raise OSError("the value's file is not here")
+
+
+def unreadable() -> Unreadable:
+    return Unreadable()

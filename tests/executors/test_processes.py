@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -13,7 +14,18 @@ import pytest
 
 from bo_stream.errors import UsageError
 from bo_stream.executors import LostTaskError, ProcessExecutor
-from tests.executors.functions import double, fail, hang, leave, oddly, process, wait_for
+from tests.executors.functions import (
+    cancel,
+    double,
+    fail,
+    hang,
+    leave,
+    oddly,
+    process,
+    unreadable,
+    wait_for,
+    wordlessly,
+)
 
 PATIENCE = 300.0
 
@@ -46,6 +58,31 @@ def test_values_and_errors_come_back(executor: ProcessExecutor) -> None:
 
 def raise_exit() -> None:
     raise SystemExit(3)
+
+
+def test_no_error_ends_a_process() -> None:
+    with ProcessExecutor(1) as executor:
+        number = executor.submit(process).result(PATIENCE)
+        with pytest.raises(RuntimeError, match="Wordless: an error without words"):
+            executor.submit(wordlessly).result(PATIENCE)
+        with pytest.raises(asyncio.CancelledError, match="withdrawn"):
+            executor.submit(cancel).result(PATIENCE)
+        assert executor.submit(process).result(PATIENCE) == number
+
+
+def test_a_value_that_cannot_be_read_is_an_error_of_its_task_only(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with ProcessExecutor(1) as executor:
+        number = executor.submit(process).result(PATIENCE)
+        ended = executor.submit(unreadable)
+        with pytest.raises(OSError, match="the value's file is not here"):
+            ended.result(PATIENCE)
+        waiting = executor.submit(wait_for, str(gate))
+        wait_until_there(tmp_path / "gate.begun")
+        ended.stop()  # which is over, and leaves the process to the other task
+        gate.touch()
+        assert waiting.result(PATIENCE) == str(gate)
+        assert executor.submit(process).result(PATIENCE) == number
 
 
 def test_a_process_that_dies_loses_its_own_task_only(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from botorch.exceptions.errors import InputDataError
 
-from bo_stream.mapping import fill_missing, map_inputs, out_of_fold
+from bo_stream.mapping import fill_missing, map_inputs, map_kernel, out_of_fold
 
 SITES = torch.tensor(
     [[179.9, 0.0, 1.0, 7.0], [-179.9, 0.0, math.nan, 8.0], [179.0, 0.0, 3.0, -9999.0]]
@@ -50,6 +50,13 @@ def test_missing_values_do_not_get_into_scales() -> None:
         map_inputs(SITES)
 
 
+@pytest.mark.parametrize("units", ["degrees", "kilometres"])
+def test_no_sites_are_refused(units: Any) -> None:
+    for make in (map_inputs, map_kernel):
+        with pytest.raises(InputDataError, match=r"at least one site, got none, of shape \(0, 4\)"):
+            make(SITES[:0], units=units)
+
+
 class Memory:
     """Predicts the outcome of a row that it has seen, and -1 of any other."""
 
@@ -61,8 +68,8 @@ class Memory:
         return np.array([self.seen.get(tuple(row), -1.0) for row in X])
 
 
-@pytest.mark.parametrize("folds", [5, [0, 0, 1, 1, 2, 2, 3, 3]])
-def test_rows_are_predicted_without_their_fold(folds: int | list[int]) -> None:
+@pytest.mark.parametrize("folds", [5, np.int64(5), torch.tensor(5), [0, 0, 1, 1, 2, 2, 3, 3]])
+def test_rows_are_predicted_without_their_fold(folds: Any) -> None:
     X, y = np.arange(16.0).reshape(8, 2), np.arange(8.0)
     regressor = Memory()
     held, whole = out_of_fold(regressor, X, y, folds)
@@ -74,5 +81,8 @@ def test_rows_are_predicted_without_their_fold(folds: int | list[int]) -> None:
 def test_rows_that_do_not_match_and_single_folds_are_refused() -> None:
     with pytest.raises(ValueError, match="got 3, 2 and 3"):
         out_of_fold(Memory(), np.ones((3, 2)), [1.0, 2.0])
-    with pytest.raises(ValueError, match="two at least"):
-        out_of_fold(Memory(), np.ones((3, 2)), np.ones(3), 1)
+    for folds in (1, 0, -3):
+        with pytest.raises(ValueError, match="two at least"):
+            out_of_fold(Memory(), np.ones((3, 2)), np.ones(3), folds)
+    with pytest.raises(ValueError, match="got 3, 3 and 1"):
+        out_of_fold(Memory(), np.ones((3, 2)), np.ones(3), 2.5)  # type: ignore[arg-type]

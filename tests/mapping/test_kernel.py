@@ -77,7 +77,16 @@ def test_the_kernel_of_surveys_has_a_part_of_each_site() -> None:
 
 def test_a_map_without_covariates_has_a_kernel() -> None:
     X, _ = surveyed()
-    assert len(map_kernel(X[:, :2], nu=2.5).kernels) == 1
+    (position,) = map_kernel(X[:, :2], nu=2.5).kernels
+    assert float(position.outputscale.detach()) == pytest.approx(0.5)
+    position, _ = survey_kernel(X[:, :2]).kernels
+    assert float(position.outputscale.detach()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("variance", [0, -1.0, math.inf, math.nan])
+def test_the_variance_is_positive(variance: float) -> None:
+    with pytest.raises(ValueError, match="variance to be positive and finite, got"):
+        map_kernel(surveyed()[0], variance=variance)
 
 
 def test_linear_columns_are_covariates() -> None:

@@ -169,6 +169,12 @@ def test_a_slower_machine_takes_longer_in_proportion() -> None:
 def test_numbers_of_other_libraries_are_numbers() -> None:
     found = recommend(np.int64(2_000), torch.tensor(3), m=np.int32(2), calibrate=False)
     assert found == recommend(2_000, 3, m=2, calibrate=False)
+    found = recommend(2_000, 3, budget={"seconds": 1.0, "bytes": 1e6}, calibrate=False)
+    numbers: Any = {"seconds": np.int64(1), "bytes": torch.tensor(1e6)}
+    assert found == recommend(2_000, 3, budget=numbers, calibrate=False)
+    numbers = np.float32(1.0)
+    found = recommend(2_000, 3, budget=1.0, calibrate=False)
+    assert found == recommend(2_000, 3, budget=numbers, calibrate=False)
 
 
 def test_the_machine_is_timed_once() -> None:
@@ -205,7 +211,9 @@ def test_the_kernel_is_looked_at() -> None:
         ({"lengthscale": 0.0}, ValueError, "lengthscale to be positive and finite, got 0.0"),
         ({"likelihood": "normal"}, ValueError, "likelihood to be one of gaussian, "),
         ({"likelihood": 3}, TypeError, "likelihood to be a name, .* got int"),
-        ({"budget": 0.0}, ValueError, "budget's seconds to be positive"),
+        ({"budget": 0.0}, ValueError, "budget's seconds to be a positive number, got 0.0"),
+        ({"budget": "3"}, ValueError, "budget's seconds to be a positive number, got '3'"),
+        ({"budget": {"bytes": "1e6"}}, ValueError, "budget's bytes to be a positive number"),
         ({"budget": {"hours": 1}}, ValueError, r"seconds, bytes or both, got \['hours'\]"),
         ({"families": ["GP"]}, ValueError, "families among exact, .* got GP"),
         ({"families": []}, ValueError, "families among exact, .* got none"),

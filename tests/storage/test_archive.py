@@ -68,6 +68,26 @@ def test_a_full_disk_leaves_the_old_file_whole(path: Path) -> None:
     assert_untouched(path)
 
 
+def test_a_symbolic_link_stays_and_its_file_is_replaced(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "links"
+    folder.mkdir()
+    link = folder / "latest"
+    link.symlink_to(path)
+    with atomic_write(link) as file:
+        file.write(b"new")
+        assert list(folder.iterdir()) == [link]  # a rename is whole only within a file system
+    assert link.is_symlink()
+    assert path.read_bytes() == b"new"
+    assert list(folder.iterdir()) == [link]
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "é" * 127])
+def test_the_longest_names_are_written(tmp_path: Path, name: str) -> None:
+    with atomic_write(tmp_path / name) as file:
+        file.write(b"new")
+    assert (tmp_path / name).read_bytes() == b"new"
+
+
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "nowhere" / "model.pt"):
         pass

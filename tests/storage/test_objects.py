@@ -383,6 +383,33 @@ def test_a_model_that_a_file_cannot_hold(tmp_path: Path) -> None:
         assert not [*tmp_path.iterdir()]
 
 
+MISSING = f"cuda:{torch.cuda.device_count()}"
+"""A device that this machine lacks."""
+
+
+@pytest.mark.parametrize("device", [MISSING, torch.device(MISSING), "nowhere"])
+def test_a_device_is_looked_for_before_the_file(tmp_path: Path, device: str | torch.device) -> None:
+    expected = f"map_location to be a device of this machine, such as 'cpu', got '{device}'"
+    with pytest.raises(ValueError, match=expected):
+        OSGPR.load(tmp_path / "none", map_location=device)
+
+
+def test_a_file_of_a_device_that_is_not_there(file: Path) -> None:
+    def edit(document: dict[str, Any]) -> None:
+        kernel = document["model"]["state"]["_modules"]["dict"]["covar_module"]
+        kernel["state"]["_parameters"]["dict"]["raw_lengthscale"]["device"] = MISSING
+
+    rewritten(file, edit)
+    assert re.search(f"was on {MISSING}.* lacks: load it with map_location='cpu'", refusal(file))
+    assert OSGPR.load(file, map_location="cpu").covar_module.raw_lengthscale.is_cpu
+
+
+@pytest.mark.parametrize("trusted", [WiggledKernel, None, ["WiggledKernel"], "WiggledKernel"])
+def test_what_is_trusted_is_a_list_of_classes_and_functions(tmp_path: Path, trusted: Any) -> None:
+    with pytest.raises(ValueError, match=r"trusted to be a list .*, such as \[MyKernel\], got"):
+        OSGPR.load(tmp_path / "none", trusted=trusted)
+
+
 # --- what is trusted ----------------------------------------------------------------------------
 
 

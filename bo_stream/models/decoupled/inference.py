@@ -48,7 +48,7 @@ from bo_stream.models.stochastic.start import (
     learn_first_hyperparameters,
     set_scales,
 )
-from bo_stream.models.stochastic.training import tracked, train, waiting
+from bo_stream.models.stochastic.training import ShardedReplay, tracked, train, waiting
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
 
@@ -207,7 +207,12 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         posterior = self._anew(memory.posterior, prior.copied().covar_module)
         points = posterior.alpha.points
         nothing = points.new_zeros(*prior.batch_shape, 0, points.shape[-1])
-        return replace(self.empty(nothing, prior), posterior=posterior, unit=memory.unit)
+        empty = replace(self.empty(nothing, prior), posterior=posterior, unit=memory.unit)
+        shards = memory.replay
+        if isinstance(shards, ShardedReplay):  # the processes go on together
+            rows = StreamReplay.empty(shards.at(shards.here[:0]))
+            empty = replace(empty, replay=ShardedReplay.shared_out(rows, shards.collective))
+        return empty
 
     def _anew(self, before: DecoupledPosterior, kernel: Kernel) -> DecoupledPosterior:
         """Keep the functions, but nothing that is known of them; spectral ones come later."""

@@ -54,7 +54,7 @@ from bo_stream.models.stochastic.budget import (
 )
 from bo_stream.models.stochastic.replay import Batch, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import agree, learn_first_hyperparameters, set_noise
-from bo_stream.models.stochastic.training import train
+from bo_stream.models.stochastic.training import ShardedReplay, train
 from bo_stream.process import PosteriorProcess
 from bo_stream.tensors import is_same, state_of
 
@@ -193,7 +193,12 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     def cleared(self, memory: Memory, prior: Prior) -> Memory:
         """Keep the functions, with weights as in the prior."""
         points = memory.layout.points
-        return self.filled(self.empty(memory.layout, points, prior), points, prior)
+        empty = self.empty(memory.layout, points, prior)
+        shards = memory.replay
+        if isinstance(shards, ShardedReplay):  # the processes go on together
+            rows = StreamReplay.empty(shards.at(shards.here[:0]))
+            empty = replace(empty, replay=ShardedReplay.shared_out(rows, shards.collective))
+        return self.filled(empty, points, prior)
 
     # --- the posterior, and the bound ---------------------------------------------------------
 
