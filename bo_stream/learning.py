@@ -297,8 +297,7 @@ class OnlineLearner:
     projects the stored ones again, at most ``keep`` of them. On the UCI streams of
     ``benchmarks/accuracy/uci.py`` :meth:`relearn` while the first 2,000 are stored, then a stem
     that stays (``stem_learning_rate=0``), does better than stepping the stem throughout. Outcomes
-    are standardised as the model has them, and by the first batch where it was built empty: begin
-    with some points.
+    are standardised as the model has them, and by the first points where it was built empty.
 
     Cost of a step of q points: O(q (7^k + r²) + r³) regardless of the number of earlier
     observations, with k grid dimensions and as few features r as the noise allows.
@@ -348,7 +347,8 @@ class OnlineLearner:
             )
         self.model = model.eval()
         is_raw = bool((model.outcome_scale() == 1.0).all())  # else it was cleared
-        self._standardizes = model.num_observations == 0.0 and is_raw
+        can = model.prior.chain.standardize is not None
+        self._standardizes = can and model.num_observations == 0.0 and is_raw
         self._mll = ExactMarginalLogLikelihood(model.likelihood, model)
         self._keep, self._seen, self._generator = keep, 0, torch.Generator().manual_seed(seed)
         self._stored: list[StoredObservation] = []
@@ -391,8 +391,9 @@ class OnlineLearner:
             self._stem.restore(moments)
             raise
         if self._standardizes:
-            self.model.train().eval()  # by the batch
-            objective, self._standardizes = OnlineObjective(self.model), False
+            self.model.train().eval()  # by all so far
+            objective = OnlineObjective(self.model)
+            self._standardizes = bool((self.model.outcome_scale() == 1.0).all())
         self.offer(X, Y, Yvar)
         if self._kernel.learns:
             count = max(self.model.num_observations, 1.0)

@@ -101,7 +101,7 @@ _STEPS = {
     "refit": ("", "m", "b", "b d"),
     "posterior": ("", "m", "q", "q d"),
     "fantasy": ("", "m", "q", "q d"),
-    "bytes": ("", "n d", "d"),
+    "bytes": ("", "m", "n", "n d"),
 }
 
 
@@ -169,6 +169,12 @@ SMALL_WORK: dict[str, dict[str, str]] = {
 one thread cannot tell them apart; these are the ones that slow down likewise on two.
 """
 
+SHARED: dict[str, dict[str, tuple[str, ...]]] = {
+    "DecoupledGP": {"bytes": ("n d",)},
+    "QSGP": {"bytes": ("n d",)},
+}
+"""Terms that outputs do not multiply, besides the constant: inputs are stored once."""
+
 
 # --- what is measured ---------------------------------------------------------------------------
 
@@ -226,6 +232,8 @@ def grid() -> list[Setting]:
     for family in ("DecoupledGP", "QSGP"):
         some += [Setting(family, n, d) for d in (2, 8) for n in (300, 1500, 5000)]
         some += [Setting(family, 5000, 2, q=4)]
+        some += [Setting(family, 5000, d, m=3) for d in (2, 8)]
+        some += [Setting(family, 60_000, 8, m=m) for m in (1, 4)]
     return some
 
 
@@ -371,8 +379,9 @@ def _named(setting: Setting) -> tuple[str, Problem]:
 def _fit_terms(
     stage: str, name: str, members: list[Measured], reader: CostTable
 ) -> list[list[Any]]:
-    """Fit one cost; outputs multiply every term but the constant."""
-    symbols = [one if one in ("", "m") else f"{one} m" for one in CANDIDATES[stage][name]]
+    """Fit one cost; outputs multiply every term but the constant and those that they share."""
+    alone = ("", "m", *SHARED.get(stage, {}).get(name, ()))
+    symbols = [one if one in alone else f"{one} m" for one in CANDIDATES[stage][name]]
     small = SMALL_WORK.get(stage, {}).get(name, "calls")
     terms = [("" if name == "bytes" else _kind(one, small), one) for one in symbols]
     rows, targets = [], []

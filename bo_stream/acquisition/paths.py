@@ -33,7 +33,7 @@ from bo_stream.bases.inducing import (
     kernel_variance,
 )
 from bo_stream.bases.spectral import FourierFunctions, KernelFunctions, RandomDraws, draw_prior
-from bo_stream.errors import check_whole
+from bo_stream.errors import check_seed, check_whole
 from bo_stream.linalg import (
     by_columns,
     row_product,
@@ -110,7 +110,8 @@ def sample_paths(
         BotorchTensorDimensionError: ``at`` has another shape, or no rows.
         InputDataError: ``at`` has a wrong dtype or device, is not finite, or is out of reach of
             the model's grid.
-        ValueError: n is less than one, or ``spread`` is not n finite numbers.
+        ValueError: n is less than one, the seed is not from 0 to 2**63 - 1, or ``spread`` is not n
+            finite numbers.
         UnsupportedError: The model is none of this package's; or, without ``at``, it is a
             ``LocalGP``, or its kernel's spectral measure is not known.
 
@@ -122,8 +123,10 @@ def sample_paths(
     """
     check_instance("model", model, StreamingGP, "AutoGP(X, Y)")
     n = check_whole("n", n)
-    if spread is not None and (spread.shape != (n,) or not bool(spread.isfinite().all())):
-        raise ValueError(f"Expected spread to be {n} finite numbers, got {spread}.")
+    seed = None if seed is None else check_seed(seed)
+    is_fit = isinstance(spread, Tensor) and spread.shape == (n,) and bool(spread.isfinite().all())
+    if not (spread is None or is_fit):
+        raise ValueError(f"Expected spread to be a tensor of {n} finite numbers, got {spread}.")
     return _draw(model, Size([n]), seed, at, spread)
 
 

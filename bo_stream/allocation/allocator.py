@@ -363,8 +363,8 @@ class KMeans(Allocator):
         if len(Z) >= self.max_points:  # each input moves its nearest mean
             if len(X_new) == 0:
                 return Z
-            distances = torch.cdist(X_new, Z, compute_mode="donot_use_mm_for_euclid_dist")
-            nearest = distances.argmin(-1)
+            centre = Z.mean(0)  # far from the origin norms lose their digits
+            nearest = torch.cdist(X_new - centre, Z - centre).argmin(-1)
             new = torch.bincount(nearest, minlength=len(Z)).to(Z)
             total = counts.to(Z) + new
             sums = torch.zeros_like(Z).index_add(0, nearest, X_new)

@@ -222,7 +222,8 @@ class OIPS(Allocator):
     threshold is on the correlation, so that an output scale does not change its meaning.
 
     - Cost: O(n M) for n points, and O(n) for each one accepted.
-    - An input without prior variance, of a linear kernel the origin, is never accepted.
+    - An input without prior variance, of a linear kernel the origin, is never accepted: a model
+      needs another one among its first.
     - When hyperparameters move, ``prune`` drops points; gaps are filled by the data to come.
     - Source: [Galy-Fajou2021, algorithm 1].
 
@@ -256,10 +257,11 @@ class OIPS(Allocator):
         if not stay and self.prune < 1.0:
             Z = Z[first_unlike(correlation(kernel, Z, Z) >= self.prune)]
         has_variance = (kernel_variance(kernel, X_new, 1) > 0.0).flatten(0, -2).any(0)
-        for rows in X_new[has_variance].split(_OIPS_ROWS):
-            candidates = rows
+        parts = zip(X_new.split(_OIPS_ROWS), has_variance.split(_OIPS_ROWS), strict=True)
+        for rows, is_novel in parts:
             if len(Z) > 0:
-                candidates = rows[correlation(kernel, rows, Z).amax(-1) < self.rho]
+                is_novel = is_novel & (correlation(kernel, rows, Z).amax(-1) < self.rho)
+            candidates = rows[is_novel]
             if self.isolation is not None:
                 candidates = candidates[~self.isolation.of(candidates, Z, rows, kernel)]
             alike = correlation(kernel, candidates, candidates) >= self.rho

@@ -152,7 +152,11 @@ def optimize(
     ] = None,
     initial: Annotated[
         int,
-        option("Search", "Sobol points to start with; 0: 10, or twice the inputs in a region."),
+        option(
+            "Search",
+            "Sobol points to start with; 0: 10, or in a region twice the inputs in up to 20, else "
+            "the larger of 40 and the number of inputs.",
+        ),
     ] = _DEFAULT.initial,
     search: Annotated[
         str,

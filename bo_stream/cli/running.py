@@ -477,7 +477,7 @@ def check_unchanged(
             is_option = parameter.param_type_name == "option"
             word = parameter.opts[0] if is_option else parameter.metavar
             told, got = f"{word} {previous[name]}", value
-            if isinstance(value, bool):
+            if isinstance(value, bool) and parameter.secondary_opts:
                 words = (*parameter.secondary_opts, word)  # of False, of True
                 told, word, got = words[previous[name]], words[value], words[value]
             raise UsageError(

@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from bo_stream.collective import ALONE, Collective
 from bo_stream.distributed.sums import BY_STEPS
@@ -33,7 +35,7 @@ _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PLAIN = (bool, int, float, str, torch.dtype)
 _SHOWN = 8
 
-_stores: dict[tuple[str, ...], tuple[torch.distributed.Store, Iterator[int]]] = {}
+_stores: dict[tuple[str, ...], tuple[Store, Iterator[int]]] = {}
 """Where processes find each other, and the numbers of their groups, by environment.
 
 Kept until the process ends: without torchrun the first process serves it to the others.
@@ -244,13 +246,13 @@ def _begin_group(backend: str, timeout: timedelta) -> None:
     """Begin the default group, whose processes must not find the addresses of the one before."""
     environment = tuple(os.environ[name] for name in _ENVIRONMENT)
     if environment not in _stores:
-        found, _, _ = next(torch.distributed.rendezvous("env://", timeout=timeout))
+        found, _, _ = next(rendezvous("env://", timeout=timeout))
         _stores[environment] = found, count()
     store, numbers = _stores[environment]
     store.set_timeout(timeout)
     torch.distributed.init_process_group(
         backend,
-        store=torch.distributed.PrefixStore(f"bo_stream {next(numbers)}", store),
+        store=PrefixStore(f"bo_stream {next(numbers)}", store),
         rank=int(environment[0]),
         world_size=int(environment[1]),
         timeout=timeout,

@@ -199,15 +199,10 @@ def describe_file(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     with path.open("rb") as file:
-        begin = file.read(2)
-        if begin == b'{"':
+        if file.read(2) == b'{"':
             whole = _parsed(path, path.read_bytes())
             return {name: whole[name] for name in (*_HEAD, "models") if name in whole}
-        start = file.read(7)
-    try:
-        return _described(safe_open(path, framework="np").metadata() or {})
-    except _DAMAGE as error:
-        raise _damaged(path, begin + start, error) from error
+    return _opened(path, "np")[0]
 
 
 # --- one object in JSON ------------------------------------------------------------------------
@@ -280,7 +275,14 @@ def read_archive(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         OSError: The file cannot be opened.
         ValueError: It is of another format or version, or damaged.
     """
-    return read_archive_bytes(path.read_bytes(), str(path))
+    about, file = _opened(path, "pt")
+    MODEL_FILE.check(path, about)
+    try:  # copies, in memory that torch aligns and nobody else writes to
+        arrays = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except _DAMAGE as error:
+        raise ValueError(f"{path} is damaged: {one_line(error)}.") from error
+    _check_archive(path, about, arrays)
+    return about, arrays
 
 
 def read_archive_bytes(
@@ -307,6 +309,17 @@ def read_archive_bytes(
     kind.check(name, about)
     _check_archive(name, about, arrays)
     return about, arrays
+
+
+def _opened(path: Path, framework: str) -> tuple[dict[str, Any], Any]:
+    """Open an archive: the entries of its header that describe it, and safetensors' reader."""
+    with path.open("rb") as plain:
+        start = plain.read(9)
+    try:
+        file = safe_open(path, framework=framework)
+        return _described(file.metadata() or {}), file
+    except _DAMAGE as error:
+        raise _damaged(path, start, error) from error
 
 
 def _described(texts: Mapping[str, str]) -> dict[str, Any]:

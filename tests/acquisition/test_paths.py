@@ -239,6 +239,16 @@ class TestBadInput:
         with pytest.raises(ValueError, match=f"n to be a whole number of at least 1, got {n}"):
             sample_paths(small_model(some()), n)
 
+    @pytest.mark.parametrize("seed", ["a", -1, 2**63])
+    def test_seed(self, seed: Any) -> None:
+        with pytest.raises(ValueError, match=r"Expected seed .* got"):
+            sample_paths(small_model(some()), 2, seed=seed)
+
+    @pytest.mark.parametrize("spread", [[0.0, 1.0], torch.ones(3), torch.tensor([0.0, torch.nan])])
+    def test_spread(self, spread: Any) -> None:
+        with pytest.raises(ValueError, match="spread to be a tensor of 2 finite numbers, got"):
+            sample_paths(small_model(some()), 2, seed=0, spread=spread)
+
     def test_inputs(self) -> None:
         paths = sample_paths(small_model(some()), 2)
         with pytest.raises(BotorchTensorDimensionError, match="X of shape"):

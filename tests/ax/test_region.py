@@ -16,10 +16,11 @@ from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig, StorageConfig
 from ax.core.observation import ObservationFeatures
 from ax.core.trial_status import TrialStatus
+from ax.exceptions.core import SearchSpaceExhausted, UserInputError
 from botorch.exceptions.errors import UnsupportedError
 from torch.quasirandom import SobolEngine
 
-from bo_stream.ax import close_storage, generation_strategy, storage_config
+from bo_stream.ax import adapters, close_storage, generation_strategy, storage_config
 from bo_stream.ax.region import RegionGenerator
 from bo_stream.loops.optimization import region as regions
 from bo_stream.loops.optimization import region_search
@@ -38,6 +39,10 @@ def floats(count: int) -> list[Any]:
 def integers(count: int) -> list[Any]:
     names = [f"i{i}" for i in range(count)]
     return [RangeParameterConfig(name, (0, 10), parameter_type="int") for name in names]
+
+
+def bits(count: int) -> list[Any]:
+    return [RangeParameterConfig(f"i{i}", (0, 1), parameter_type="int") for i in range(count)]
 
 
 def mixed() -> list[Any]:
@@ -159,8 +164,7 @@ def test_every_candidate_is_in_the_space_and_new() -> None:
 
 def test_a_space_of_few_points_is_searched_without_repetitions() -> None:
     """The best corner is found at once, and is then not proposed again."""
-    bits = [RangeParameterConfig(f"i{i}", (0, 1), parameter_type="int") for i in range(12)]
-    client = in_region(bits, batches=1)
+    client = in_region(bits(12), batches=1)
     run(client, 5, q=3)
     arms = arms_of(client)
     assert len({tuple(each.values()) for each in arms}) == len(arms)
@@ -197,6 +201,25 @@ def test_parameters_that_are_fixed_for_some_trials_are_so() -> None:
         assert {name: parameters[name] for name in given} == given
 
 
+def test_points_of_a_large_space_with_fixed_parameters_are_exhausted() -> None:
+    client = started(bits(13))
+    given: dict[str, Any] = {f"i{i}": i % 2 for i in range(12)}
+    assert len(client.get_next_trials(2, fixed_parameters=given)) == 2
+    with pytest.raises(SearchSpaceExhausted, match=r"All 2 points .* with the fixed parameters"):
+        client.get_next_trials(1, fixed_parameters=given)
+
+
+def test_points_with_other_values_than_the_fixed_ones_do_not_exhaust_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(adapters, "MOST_LISTED", 0)
+    client = started(bits(3))
+    for i in range(4):
+        client.attach_trial({"i0": 0, "i1": i // 2, "i2": i % 2})
+    (point,) = client.get_next_trials(1, fixed_parameters={"i0": 1}).values()
+    assert point["i0"] == 1
+
+
 # --- constraints ---------------------------------------------------------------------------------
 
 
@@ -221,6 +244,39 @@ def test_a_constraint_of_sums_is_kept(parameters: list[Any], constraint: str) ->
         assert client._experiment.search_space.check_membership(each)
     found, first = min(map(bowl, arms)), min(map(bowl, arms[:FIRST]))
     assert found < first
+
+
+@pytest.mark.parametrize("told", [1, FIRST], ids=["Sobol points", "of a model"])
+@pytest.mark.parametrize(
+    ("parameters", "constraint", "given"),
+    [
+        (floats(11), "x0 + x1 <= 1", {"x1": 1.75}),
+        (mixed(), "x0 + x1 + i0 <= 4", {"i0": 5}),
+        (integers(11), "i0 + i1 + i2 <= 7", {"i1": 7, "i3": 2}),
+    ],
+)
+def test_parameters_are_fixed_within_constraints(
+    parameters: list[Any], constraint: str, given: dict[str, Any], told: int
+) -> None:
+    client = started(parameters, constraints=[constraint])
+    for index, point in list(client.get_next_trials(FIRST).items())[:told]:
+        client.complete_trial(index, {"loss": bowl(point)})
+    for point in client.get_next_trials(4, fixed_parameters=given).values():
+        assert {name: point[name] for name in given} == pytest.approx(given)
+        assert client._experiment.search_space.check_membership(point, raise_error=True)
+    origins = {trial.origin for trial in list(generator_of(client).ledger)[FIRST:]}
+    assert origins == {"sobol" if told == 1 else "model"}
+
+
+def test_fixed_parameters_that_leave_no_point_are_refused() -> None:
+    client = in_region(floats(11), constraints=["x0 + x1 <= 0.5"])
+    state, known = deepcopy(generator_of(client).region), arms_of(client)
+    with pytest.raises(UserInputError, match=r"got values of x1, x2 that leave none: fix other"):
+        client.get_next_trials(1, fixed_parameters={"x2": 0.0, "x1": 1.75})
+    assert generator_of(client).region == state
+    assert arms_of(client) == known
+    client.get_next_trials(1, fixed_parameters={"x1": 1.25})
+    assert node_of(client) == "Region"
 
 
 # --- which search it is --------------------------------------------------------------------------
@@ -528,3 +584,17 @@ def test_importances_are_of_each_parameter() -> None:
 def test_a_generator_without_a_model_says_so() -> None:
     with pytest.raises(RuntimeError, match="has followed no trials"):
         RegionGenerator().predict(torch.zeros(1, 3, dtype=torch.float64))
+
+
+def test_an_amended_outcome_far_away_is_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each proposal follows trials of a new ledger, of which it has seen no change."""
+    monkeypatch.setattr(region_search, "ROWS", 8)
+    client = in_region(floats(11), batches=4)
+    rows = generator_of(client).region["rows"]
+    away = next(key for key in range(FIRST + 8) if key not in rows)
+    client.attach_data(away, {"loss": -50.0})
+    client.get_next_trials(1)
+    _, _, trial, _ = client.get_best_parameterization()
+    assert trial == away
+    run(client, 2)
+    assert generator_of(client).region["centre"] == away

@@ -404,7 +404,7 @@ def test_a_batch_of_what_are_no_arrays_of_numbers(parts: list[Observations], bad
 
 @pytest.mark.parametrize("executor", [None, "threads:2"])
 @pytest.mark.parametrize("method", ["batches", "digest"])
-@pytest.mark.parametrize("kind", [KeyError, AttributeError, RuntimeError, MemoryError])
+@pytest.mark.parametrize("kind", [KeyError, RuntimeError])
 def test_any_error_of_a_reader_is_of_its_fragment(
     kind: type[Exception],
     method: str,
@@ -434,7 +434,7 @@ def test_any_error_of_a_reader_of_bounds_is_of_its_fragment(
 ) -> None:
     folder = write_files(tmp_path / "data", parts, "csv")
     monkeypatch.setattr(FileFragment, "batches", lambda fragment, columns: {}["reader"])
-    with pytest.raises(UsageError, match="part-00.csv: KeyError: 'reader'"):
+    with pytest.raises(UsageError, match=r"part-00.csv: KeyError: 'reader'"):
         bounds_of(folder, ["a", "b"])
 
 

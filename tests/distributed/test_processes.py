@@ -69,9 +69,9 @@ SILENT = """
 Path(f"ready{rank}").touch()  # the time-out counts from here on, where nothing is to be imported
 while len(list(Path().glob("ready*"))) < 2:
     time.sleep(0.01)
-model = small()
-with data_parallel(model):
+with data_parallel(small()):
     pass
+model = small()
 try:
     with data_parallel(model, timeout=20.0) as processes:
         if rank == 1:

@@ -317,6 +317,16 @@ def test_a_model_that_is_built_empty_is_standardised_by_the_first_batch() -> Non
     assert torch.equal(models[0].outcome_scale(), scale)
 
 
+def test_a_model_that_is_built_empty_is_standardised_by_its_first_points_one_at_a_time() -> None:
+    data, bounds = observations(3, 2), torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
+    Y = 1e4 * data.Y + 3e4
+    model = WISKI(data.X[:0], Y[:0], bounds=bounds, grid_size=8)
+    learner = OnlineLearner(model, learning_rate=0.0)
+    for i in range(3):
+        learner.step(data.X[i : i + 1], Y[i : i + 1])
+    assert_close(model.outcome_scale().squeeze(), Y[:2].std())
+
+
 def test_what_is_kept_is_a_uniform_sample_of_bounded_size() -> None:
     counts, Y = torch.zeros(12), torch.arange(12.0).double().unsqueeze(-1)
     model = WISKI(*observations(15, 2).astuple(), grid_size=8)

@@ -13,6 +13,7 @@ from gpytorch.kernels import AdditiveKernel, LinearKernel, MaternKernel, RBFKern
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, StudentTLikelihood
 
 import bo_stream
+from benchmarks.common.harness import tensor_bytes
 from bo_stream import BinomialLikelihood, ProductMatern
 from bo_stream.costs import KINDS, LENGTHSCALE, OPERATIONS, CostTable, Problem, problem_of, speeds
 from bo_stream.recommendation import (
@@ -132,6 +133,17 @@ def test_the_table_was_fitted_to_the_models_defaults() -> None:
                 problem = Problem(n, 3, likelihood=likelihood, groups=((0, 1, 2),))
                 assert TABLE.stage(family, problem) in CANDIDATES
                 assert TABLE.bytes(family, problem) > 0
+
+
+@pytest.mark.parametrize("family", ["DecoupledGP", "QSGP"])
+def test_inputs_that_outputs_share_count_once(family: str) -> None:
+    n, d, m = 20_000, 20, 4
+    X = torch.rand(n, d, dtype=torch.float64)
+    Y = (3.0 * X.sum(-1, keepdim=True) / d**0.5).sin().expand(n, m)
+    options = {"update_steps": 1} if family == "QSGP" else {}
+    model = getattr(bo_stream, family)(X, Y, **options)
+    (found,) = recommend(n, d, m=m, families=[family], calibrate=False)
+    assert tensor_bytes(model) / 1.5 < found.bytes < 1.5 * tensor_bytes(model)
 
 
 def test_counts_have_costs_of_their_own() -> None:

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
@@ -510,7 +510,9 @@ class Journal:
 
 def trial_of(record: Mapping[str, Any]) -> Trial:
     """Build a trial of a record; former versions knew no noise variances."""
-    return Trial(**{"Yvar": None, **record, "X": tuple(record["X"])})
+    values = {"Yvar": None, **record}
+    known = {each.name: values[each.name] for each in fields(Trial)}
+    return Trial(**{**known, "X": tuple(map(float, record["X"]))})
 
 
 def journaled_trials(folder: Path, name: str) -> Iterator[Trial]:

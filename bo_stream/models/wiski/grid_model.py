@@ -135,7 +135,7 @@ class GridModel(StreamingGP, ABC):
             recalibrate: Calibrate the stem on X, as part of what is differentiated.
         """
         Y, Yvar, _ = self._outcomes.checked(self, X, Y, Yvar, "batch_log_marginal_likelihood")
-        if recalibrate:
+        if recalibrate and "stem" in self._modules:
             observed = observed_inputs(X, getattr(self, "input_transform", None))
             inputs = self.stem.calibrated_forward(observed)
         else:

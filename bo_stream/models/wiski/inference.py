@@ -209,8 +209,8 @@ class GridInference(Inference[WiskiMemory, GridCache]):
         """Add to the rows, or to the statistics at the nodes around each input, in place.
 
         The grid grows first where that is needed. Cost O(n 7^d) on the grid, to take observations
-        out O(n r² + r³) besides. With ``is_known`` observations to take out are
-        known to be in memory, and this is not checked.
+        out O(n r² + r³) besides. With ``is_known`` observations to take out are known to be in
+        memory, and this is not checked.
         """
         if data.sign < 0.0:
             if not is_known and isinstance(memory, StreamMemory):

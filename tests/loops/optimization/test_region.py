@@ -15,6 +15,7 @@ from torch.distributions import MultivariateNormal
 
 from bo_stream import AutoGP
 from bo_stream.acquisition import sample_paths
+from bo_stream.errors import UsageError
 from bo_stream.loops.models import KERNELS, many_input_kernel
 from bo_stream.loops.optimization import region as region_module
 from bo_stream.loops.optimization.region import (
@@ -138,6 +139,19 @@ def test_sizes_are_checked(dim: int, batch: int) -> None:
         TrustRegion(dim, batch)
 
 
+@pytest.mark.parametrize("length", [math.nan, math.inf, 0.0, -1.0])
+def test_the_length_is_checked(length: float) -> None:
+    with pytest.raises(ValueError, match=f"length to be positive and finite, got {length}"):
+        TrustRegion(2, 1, length=length)
+
+
+def test_a_batch_without_values_is_refused() -> None:
+    region = TrustRegion(3, 2)
+    with pytest.raises(ValueError, match="new to have the values of the last batch, got none"):
+        region.update(torch.empty(0), torch.tensor([1.0]))
+    assert region == TrustRegion(3, 2)
+
+
 # --- candidates and their climb ------------------------------------------------------------------
 
 
@@ -197,6 +211,31 @@ def test_inputs_without_width_stay() -> None:
     still = maximize_paths(paths, starts, torch.stack((starts, starts)), 20)
     assert torch.equal(still, starts)
     assert still.data_ptr() != starts.data_ptr()  # a caller changes one of them
+
+
+def test_candidates_need_a_good_point() -> None:
+    with pytest.raises(ValueError, match="X to have the best point at least, got no rows"):
+        region_candidates(torch.empty(0, 2), torch.tensor([[0.0, 0.0], [1.0, 1.0]]), 5)
+
+
+@pytest.mark.parametrize("wrong", ["above", "not a number", "bounds upside down"])
+def test_starts_outside_of_the_bounds_are_refused(wrong: str) -> None:
+    starts, bounds = uniform(2, 3), torch.stack((torch.zeros(3), torch.ones(3))).double()
+    paths = sample_paths(model_of(3, torch.full((3,), 0.5).double()), 2, seed=0, at=starts)
+    if wrong == "bounds upside down":
+        bounds = bounds.flip(0)
+    else:
+        starts[1, 2] = 1.1 if wrong == "above" else math.nan
+    with pytest.raises(ValueError, match=r"starts within the bounds, .* got some"):
+        maximize_paths(paths, starts, bounds, 5)
+
+
+def test_functions_of_several_outputs_are_not_maximised() -> None:
+    X = uniform(6, 3)
+    paths = sample_paths(AutoGP(X, X[:, :2].sin(), families="exact"), 2, seed=0, at=X)
+    bounds = torch.stack((torch.zeros(3), torch.ones(3))).double()
+    with pytest.raises(ValueError, match=r"one output, got 2: take paths.subset_output\(\[0\]\)"):
+        maximize_paths(paths, X[:2], bounds, 5)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -359,6 +398,35 @@ def test_admitted_points_are_in_the_domain_and_those_inside_stay() -> None:
     held = (snapped @ A.mT <= B).all(-1) & (X @ A.mT <= B).all(-1)
     assert bool(held.any())
     torch.testing.assert_close(admitted[held], snapped[held])
+
+
+@pytest.mark.parametrize("value", [0.65, 0.75, 1.0])
+def test_a_point_near_another_has_the_fixed_values(value: float) -> None:
+    """The nearest one in the domain; another input of few values moves, too, where it must."""
+    domain = Domain({**LEVELS, 4: torch.tensor([value], dtype=torch.float64)}, A, B)
+    near = domain.nearest(INSIDE)
+    assert float(near[4]) == value
+    assert bool((near @ A.mT <= B + TOLERANCE).all())
+    torch.testing.assert_close(domain.snap(near[None])[0], near)
+    others = domain.admit(uniform(500, D), near)
+    distances = (others - INSIDE).abs().sum(-1)
+    assert float((near - INSIDE).abs().sum()) <= float(distances.min()) + TOLERANCE
+
+
+def test_a_point_that_has_no_fixed_value_to_take_stays() -> None:
+    outside = torch.full((D,), 0.9, dtype=torch.float64)
+    assert Domain(LEVELS, A, B).nearest(outside) is outside
+    fixed = torch.tensor([0.3], dtype=torch.float64)
+    for domain in (Domain({0: fixed}), Domain({0: fixed}, A, B)):
+        near = domain.nearest(INSIDE)
+        assert float(near[0]) == 0.3
+        assert torch.equal(near[1:], INSIDE[1:])
+
+
+def test_fixed_values_with_which_no_point_keeps_the_constraints_are_refused() -> None:
+    domain = Domain({**LEVELS, 4: torch.tensor([1.0]), 0: torch.tensor([0.15])}, A, B)
+    with pytest.raises(UsageError, match="No point with the fixed values"):
+        domain.nearest(INSIDE)
 
 
 def test_without_levels_and_constraints_points_stay() -> None:

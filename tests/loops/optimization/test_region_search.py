@@ -563,6 +563,29 @@ def test_an_amended_outcome_far_away_is_taken_in_at_once(monkeypatch: pytest.Mon
     assert optimizer.best().trial.key == away
 
 
+@pytest.mark.parametrize("former", [False, True])
+def test_an_outcome_amended_before_or_after_a_load_is_taken_in_alike(
+    former: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(region_module, "ROWS", 12)
+    optimizer = in_a_second_region()[0] if former else started(REGION, steps=6)
+    best, state = optimizer.best().trial.key, surrogate_of(optimizer).state
+    away = next(
+        trial.key
+        for trial in optimizer.ledger
+        if trial.key not in (best, *state.rows) and (trial.key < state.begun) == former
+    )
+    save_optimizer(tmp_path / "before", optimizer)
+    loaded, _ = load_optimizer(tmp_path / "before")
+    for each in (optimizer, loaded):
+        each.amend(away, -50.0)
+    save_optimizer(tmp_path / "after", optimizer)
+    searches = [optimizer, loaded, load_optimizer(tmp_path / "after")[0]]
+    assert [each.best().trial.key for each in searches] == [away] * 3
+    asked, *others = [points(each.ask()) for each in searches]
+    assert others == [asked, asked]
+
+
 @pytest.mark.parametrize("verb", [Optimizer.retry, Optimizer.withdraw])
 def test_a_saved_search_goes_on_alike_when_a_trial_is_no_longer_failed(
     verb: Any, tmp_path: Path
