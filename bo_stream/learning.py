@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.exceptions.warnings import OptimizationWarning
-from botorch.models.transforms.outcome import Log, OutcomeTransform, Power
 from botorch.optim.closures.core import ForwardBackwardClosure
 from botorch.optim.core import OptimizationResult
 from botorch.optim.fit import fit_gpytorch_mll_scipy
@@ -525,7 +524,7 @@ class OnlineObjective:
         constant = 0.5 * innovation.numel() * math.log(2.0 * math.pi)
         normal = -0.5 * white.square().sum() - logs - constant
         scale = outcomes.shape[-1] * model.outcome_scale().log().sum()
-        return normal - scale + _log_slope(model.prior.chain.fixed, Y)
+        return normal - scale + model.prior.chain.log_slope(Y)
 
     def log_marginal_likelihood(self) -> Tensor:
         """Return the log marginal likelihood of all observations, ``batch_shape x m``.
@@ -555,19 +554,6 @@ class OnlineObjective:
             followed = SolvedSubspace.of(subspace, prior, model.prior)
             model._cache = replace(cache, followed=followed)
         return subspace, followed
-
-
-def _log_slope(steps: Iterable[OutcomeTransform], Y: Tensor) -> Tensor:
-    """Sum the logarithms of the slopes of elementwise outcome transforms, first to last, at Y."""
-    total, Y = torch.zeros((), dtype=torch.float64, device=Y.device), Y.detach().double()
-    for step in steps:
-        size = Y.abs()
-        if isinstance(step, Power):
-            total = total + (math.log(abs(step.power)) + (step.power - 1.0) * size.log()).sum()
-        else:
-            total = total - (size.log() if isinstance(step, Log) else size.log1p()).sum()
-        Y, _ = step(Y)
-    return total
 
 
 @dataclass

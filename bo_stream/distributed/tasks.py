@@ -124,7 +124,12 @@ def _added(sums: Sums, fragment: Fragment, task: SumTask, digests: dict[str, str
     with _reading():
         stamp = fragment.stamp()
         before = fragment.digest(columns) if task.recorded else ""
-    for batch in _batches(fragment, columns):
+        batches = fragment.batches(columns)
+    while True:
+        with _reading():
+            batch = next(batches, None)
+        if batch is None:
+            break
         start = 0
         while start < len(batch):
             is_on_grid = isinstance(inner_memory(sums.model), OnGrid)
@@ -144,11 +149,6 @@ def _added(sums: Sums, fragment: Fragment, task: SumTask, digests: dict[str, str
             raise UsageError("it was changed while it was read: wait until it is whole")
         digests[fragment.key] = before
     return sums
-
-
-def _batches(fragment: Fragment, columns: ColumnNames) -> Iterator[TableBatch]:
-    with _reading():
-        yield from fragment.batches(columns)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
@@ -230,6 +231,18 @@ class OutcomeChain:
         if fixed:
             check_finite("Y after its outcome transform", Y)
         return Y, Yvar
+
+    def log_slope(self, Y: Tensor) -> Tensor:
+        """Sum the logarithms of the slopes of the fixed part at outcomes, not differentiable."""
+        total, Y = torch.zeros((), dtype=torch.float64, device=Y.device), Y.detach().double()
+        for step in self.fixed:
+            size = Y.abs()
+            if isinstance(step, Power):
+                logs = math.log(abs(step.power)) + (step.power - 1.0) * size.log()
+            else:
+                logs = -(size.log() if isinstance(step, Log) else size.log1p())
+            total, (Y, _) = total + logs.sum(), step(Y)
+        return total
 
     def untransform(self, posterior: Posterior, outputs: list[int] | None = None) -> Posterior:
         """Undo the fixed part on a posterior.
