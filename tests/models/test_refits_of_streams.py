@@ -17,7 +17,7 @@ from bo_stream import OSGPR, WISKI, AutoGP
 from bo_stream.models import fitting
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import (
-    Hyperparameters,
+    Values,
     _Fits,
     hyperparameters,
     other_start,
@@ -54,7 +54,7 @@ def waves(n: int = 25) -> tuple[Tensor, Tensor]:
 def test_a_poor_present_start_ends_where_a_fresh_fit_does(
     kind: type[StreamingGP], offset: float, scale: float
 ) -> None:
-    """Hyperparameters as learned of a plateau: a long lengthscale, and all else noise."""
+    """Values as learned of a plateau: a long lengthscale, and all else noise."""
     X, Y = waves()
     Y = offset + scale * Y
     fresh = fit(kind(X, Y))
@@ -72,7 +72,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     numbers: list[float] = []
     losses = _Fits.losses
 
-    def recorded(self: _Fits, values: Hyperparameters) -> Tensor:
+    def recorded(self: _Fits, values: Values) -> Tensor:
         numbers.append(self.mll.model.num_observations)
         return losses(self, values)
 
