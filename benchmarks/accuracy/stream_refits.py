@@ -30,7 +30,7 @@ from benchmarks.common.report import Claim, at_least, at_most, finish
 from bo_stream import OSGPR, WISKI, AutoGP
 from bo_stream.models import fitting
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.fitting import Hyperparameters, hyperparameters, set_hyperparameters
+from bo_stream.models.fitting import Values, hyperparameters, set_hyperparameters
 
 FIRST = int(os.environ.get("FIRST", "0"))
 NATS = 1.0
@@ -77,7 +77,7 @@ def log_posterior(model: StreamingGP) -> float:
     return -float(loss) * model.num_observations
 
 
-def followed(kind: type[StreamingGP], X: Tensor, Y: Tensor) -> tuple[StreamingGP, Hyperparameters]:
+def followed(kind: type[StreamingGP], X: Tensor, Y: Tensor) -> tuple[StreamingGP, Values]:
     """A model that was fitted along the stream, and its first hyperparameters."""
     ends = [8, *(round(len(X) * (i + 1) / FITS) for i in range(1, FITS))]
     model = built(kind, X[: ends[0]], Y[: ends[0]])
@@ -99,7 +99,7 @@ def one_start() -> Iterator[None]:
         fitting.other_start = chosen
 
 
-def best_fresh(model: StreamingGP, first: Hyperparameters) -> float:
+def best_fresh(model: StreamingGP, first: Values) -> float:
     """The best of three fits from scratch in the same memory."""
     values = []
     for seed in range(3):
@@ -119,7 +119,7 @@ def streams(kind: type[StreamingGP], seeds: range) -> list[Claim]:
     near, alone, costs = 0, 0, [0.0, 0.0]
     for seed in seeds:
         data = stream(seed)
-        found = list[tuple[StreamingGP, Hyperparameters]]()
+        found = list[tuple[StreamingGP, Values]]()
         with one_start():
             costs[0] += processor_seconds(
                 lambda data=data, to=found: to.append(followed(kind, *data))

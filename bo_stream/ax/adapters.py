@@ -157,7 +157,11 @@ class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
         space = self._search_space if search_space is None else search_space
         fixed_features = fixed_in(space, fixed_features)
         fixed = {} if fixed_features is None else fixed_features.parameters
-        cardinality = math.prod(each.cardinality() for each in space.tunable_parameters.values())
+        cardinality = math.prod(
+            each.cardinality()
+            for name, each in space.tunable_parameters.items()
+            if name not in fixed
+        )
         if math.isfinite(cardinality) and not space.is_hierarchical:
             count = int(cardinality)
             known = self._experiment.arms_by_signature
@@ -166,6 +170,7 @@ class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
                 signature
                 for signature, arm in (known | waiting).items()
                 if space.check_membership(arm.parameters)
+                and all(arm.parameters.get(name, value) == value for name, value in fixed.items())
             }
             few = FEW_LEFT * count
             total, left = count, count - len(proposed)

@@ -23,6 +23,7 @@ from ax.core.observation import ObservationFeatures
 from ax.core.optimization_config import OptimizationConfig
 from ax.core.parameter import ChoiceParameter, ParameterType, RangeParameter
 from ax.core.search_space import SearchSpace, SearchSpaceDigest
+from ax.exceptions.core import UserInputError
 from ax.generation_strategy.generation_node import GenerationNode
 from ax.generation_strategy.transition_criterion import TransitionCriterion
 from ax.generators.torch_base import TorchGenerator, TorchGenResults, TorchOptConfig
@@ -34,6 +35,7 @@ from torch.quasirandom import SobolEngine
 from bo_stream.ax.adapters import Pending, ReproducibleAdapter
 from bo_stream.ax.surrogate import moments
 from bo_stream.diagnostics import leave_one_out, without
+from bo_stream.errors import UsageError
 from bo_stream.loops.optimization.region import Domain, input_lengthscales
 from bo_stream.loops.optimization.region_search import LocalFit, RegionSurrogate, region_state
 from bo_stream.loops.optimization.trials import (
@@ -213,26 +215,38 @@ class RegionGenerator(TorchGenerator):
     def gen(
         self, n: int, search_space_digest: SearchSpaceDigest, torch_opt_config: TorchOptConfig
     ) -> TorchGenResults:
-        """Choose points; overrides ``TorchGenerator.gen``, which is abstract."""
+        """Choose points; overrides ``TorchGenerator.gen``, which is abstract.
+
+        Raises:
+            UserInputError: No point with the fixed parameters keeps the constraints.
+        """
         search, ledger, config = self._search, self.ledger, torch_opt_config
         fixed = config.fixed_features or {}
-        if fixed != self._fixed:
-            self._fixed, self._drawn = fixed, []
         one_value = {j: torch.tensor([value], dtype=torch.float64) for j, value in fixed.items()}
         A, b = config.linear_constraints or (None, None)
-        domain = search.domain = Domain({**self.levels, **one_value}, A, b)
+        domain = Domain({**self.levels, **one_value}, A, b)
+        # the best trial's point, or any one's, keeps all constraints
+        trials = ledger.with_status("told", "pending")
+        known = trials[0].X if trials else (0.5,) * search.settings.dim
+        if len(search.trials.with_outcome()) > 0:
+            known = ledger[search.best(ledger)[0]].X
+        try:
+            inside = domain.nearest(torch.tensor(known, dtype=torch.float64))
+        except UsageError as error:
+            names = ", ".join(search_space_digest.feature_names[j] for j in sorted(fixed))
+            raise UserInputError(
+                "Expected the fixed parameters to leave points that keep the constraints, got "
+                f"values of {names} that leave none: fix other values."
+            ) from error
+        search.domain = domain
+        if fixed != self._fixed:
+            self._fixed, self._drawn = fixed, []
         first = int(min(n, search.sobol_due(ledger)))
         chosen: list[tuple[Tensor, Origin]] = []
         if first:
             scramble = _SCRAMBLE + len(search.state.found)
             engine = SobolEngine(search.settings.dim, scramble=True, seed=scramble)
             sobol = engine.fast_forward(ledger.count_from("sobol")).draw(first, dtype=torch.float64)
-            # the best trial's point, or any one's, keeps all constraints
-            trials = ledger.with_status("told", "pending")
-            known = trials[0].X if trials else (0.5,) * search.settings.dim
-            if len(search.trials.with_outcome()) > 0:
-                known = ledger[search.best(ledger)[0]].X
-            inside = torch.tensor(known, dtype=torch.float64)
             chosen += [(x, "sobol") for x in domain.admit(sobol, inside)]
         for x, _ in chosen:
             ledger.add(x.tolist(), "sobol")

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from scipy.linalg import blas
+from scipy.optimize import linprog
 from torch import Tensor
 
 from bo_stream.acquisition import SamplePaths
 from bo_stream.bases.inducing import inputs_of_parts
-from bo_stream.errors import check_whole
+from bo_stream.errors import UsageError, check_whole
 from bo_stream.linalg import Array, Tridiagonal
 from bo_stream.loops.optimization.acquisition import climb
 from bo_stream.models.base import StreamingGP
@@ -41,6 +42,9 @@ SHAPE = 0.5
 
 COORDINATES = 20
 """Mean number of inputs in which a candidate differs from the centre, of those that perturb it."""
+
+ROUNDING = 1e-6
+"""By how much a start may be outside of its box, for rounding in float32."""
 
 
 @dataclass
@@ -69,6 +73,8 @@ class TrustRegion:
     def __post_init__(self) -> None:
         check_whole("dim", self.dim, 1)
         check_whole("batch", self.batch, 1)
+        if not 0.0 < self.length < math.inf:
+            raise ValueError(f"Expected length to be positive and finite, got {self.length}.")
 
     @property
     def patience(self) -> int:
@@ -91,8 +97,10 @@ class TrustRegion:
             Whether the last batch has improved on those before; if there are none, it has.
 
         Raises:
-            ValueError: A value is NaN.
+            ValueError: A value is NaN, or there is no new one.
         """
+        if new.numel() == 0:
+            raise ValueError("Expected new to have the values of the last batch, got none.")
         for name, values in (("new", new), ("known", known)):
             if bool(values.isnan().any()):
                 raise ValueError(f"Expected {name} without NaN, got {values.tolist()}.")
@@ -161,7 +169,12 @@ def region_candidates(
 
     Returns:
         ``n x d``.
+
+    Raises:
+        ValueError: There is no good point.
     """
+    if len(X) == 0:
+        raise ValueError("Expected X to have the best point at least, got no rows.")
     d, (low, high), best = X.shape[-1], bounds, X[0]
 
     def uniform(*shape: int) -> Tensor:
@@ -189,8 +202,21 @@ def maximize_paths(paths: SamplePaths, starts: Tensor, bounds: Tensor, iteration
 
     Returns:
         ``n x d``, a tensor of its own; where a search has ended below its start, the start.
+
+    Raises:
+        ValueError: The functions have several outputs, or a start lies outside of the bounds.
     """
+    if paths.num_outputs != 1:
+        raise ValueError(
+            f"Expected paths of one output, got {paths.num_outputs}: take paths.subset_output([0])."
+        )
     low, high = (side.expand(starts.shape).unsqueeze(-2) for side in bounds)
+    beyond = torch.maximum(low.squeeze(-2) - starts, starts - high.squeeze(-2))
+    if not bool((beyond <= ROUNDING).all()):
+        raise ValueError(
+            "Expected starts within the bounds, whose first row is the lower side, got some by "
+            f"{float(beyond.max()):g} outside: clamp the starts."
+        )
     if not bool((low < high).any()):
         return starts.clone()
     points, reached = climb(
@@ -291,7 +317,8 @@ class Domain:
     A region search has its candidates and points admitted, and asks for the boxes of its searches.
 
     Attributes:
-        levels: Ascending values of inputs that have few, by the input's position.
+        levels: Ascending values of inputs that have few, by the input's position; a fixed input has
+            one.
         A: ``k x d``.
         b: ``k``.
 
@@ -330,8 +357,52 @@ class Domain:
         few = torch.zeros(X.shape[-1], dtype=torch.bool, device=X.device)
         few[list(self.levels)] = True
         kept = self._drawn(torch.where(few, inside, snapped), inside)
-        holds = (snapped @ self.A.to(X).mT <= self.b.to(X).reshape(-1) + TOLERANCE).all(-1)
-        return torch.where(holds.unsqueeze(-1), snapped, kept)
+        return torch.where(self._holds(snapped).unsqueeze(-1), snapped, kept)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """Move a point that keeps the constraints, ``d``, to the fixed values.
+
+        Where it then breaks a constraint, its other inputs move by the least sum of distances that
+        brings it into the domain (a mixed-integer program). Without fixed inputs it stays.
+
+        Raises:
+            UsageError: No point with the fixed values keeps the constraints.
+        """
+        if all(len(values) > 1 for values in self.levels.values()):
+            return x
+        near = self.snap(x.unsqueeze(0)).squeeze(0)
+        if self.A is None or self.b is None or bool(self._holds(near)):
+            return near
+        # x = near + shifts of the inputs: to either end, in part, or to one of few values, in full
+        A, b, start = (each.to("cpu", torch.float64) for each in (self.A, self.b, near))
+        ends, some = torch.tensor([0.0, 1.0]), A.ne(0.0).any(0).nonzero().flatten().tolist()
+        values = [self.levels.get(j, ends).to(A) for j in some]
+        inputs = torch.cat([torch.full((len(v),), j) for j, v in zip(some, values, strict=True)])
+        shifts = torch.cat(values) - start[inputs]
+        is_of = (inputs == torch.arange(len(x)).unsqueeze(-1)).to(A)
+        found = linprog(
+            shifts.abs().numpy(),
+            A_ub=torch.cat((A[:, inputs] * shifts, is_of)).numpy(),
+            b_ub=torch.cat((b.reshape(-1) - A @ start, torch.ones(len(x)))).numpy(),
+            bounds=(0.0, 1.0),
+            integrality=[int(len(self.levels.get(j, ())) > 1) for j in inputs.tolist()],
+            options={"primal_feasibility_tolerance": TOLERANCE / 10.0},
+        )
+        if found.x is not None:
+            moved = (start + is_of @ (shifts * torch.as_tensor(found.x))).clamp(0.0, 1.0)
+            reached = self.snap(moved.unsqueeze(0)).squeeze(0).to(x)
+            if bool(self._holds(reached)):
+                return reached
+            if any(len(values) > 1 for values in self.levels.values()):  # whole to a millionth
+                there = {j: reached[j : j + 1] for j in self.levels}
+                return replace(self, levels=there).nearest(reached)
+        raise UsageError("No point with the fixed values keeps the constraints.")
+
+    def _holds(self, X: Tensor) -> Tensor:
+        """Tell which points, ``n x d`` or ``d``, keep the constraints."""
+        if self.A is None or self.b is None:
+            return torch.ones(X.shape[:-1], dtype=torch.bool, device=X.device)
+        return (X @ self.A.to(X).mT <= self.b.to(X).reshape(-1) + TOLERANCE).all(-1)
 
     def _drawn(self, X: Tensor, inside: Tensor) -> Tensor:
         """Draw points that break a constraint along a line to points that do not."""

@@ -110,7 +110,7 @@ class RegionState:
         waiting: Keys below it that had neither an outcome nor a failure then.
         newest: Keys of outcomes and failures since the region was last updated.
         failed: Keys of failed trials when outcomes were last taken in.
-        late: Keys of trials before ``begun`` that came, or were amended, afterwards.
+        late: Keys of trials before ``begun`` that came, or were raised above ``tops``, afterwards.
         leaps: Keys of leaps that the region was not updated by yet.
         asked: Number of points chosen.
         hopeful: Number of points chosen until which leaps are more frequent.
@@ -118,6 +118,8 @@ class RegionState:
         reached: Value at the last collapse of the region; None before.
         found: Key, value and outcome, larger being better, of the best trial of each region before;
             the outcome None: not known, of a former version.
+        tops: Largest outcome, larger being better, of the regions before and of this one, when
+            outcomes were last taken in; None where there was none.
     """
 
     region: TrustRegion
@@ -138,6 +140,7 @@ class RegionState:
     burst: int = 0
     reached: float | None = None
     found: list[tuple[int, float, float | None]] = field(default_factory=list)
+    tops: list[float | None] = field(default_factory=lambda: [None, None])
 
 
 @dataclass(frozen=True)
@@ -353,16 +356,14 @@ class RegionSurrogate:
             return [key for key in keys if ledger[key].status in ("told", "failed")]
 
         changed = ledger.changed_since(changes)
-        amended = trials.read(ledger, changed)
+        differ = trials.read(ledger, changed)
         failed = [trial.key for trial in ledger.with_status("failed")]
-        if amended or failed != state.failed:
+        if differ or failed != state.failed:
             self.local = None  # of other outcomes, also where what follows is interrupted
         since = range(state.ended, len(ledger))
         over, unseen = are_over((*state.waiting, *since)), {*state.waiting, *since, *changed}
         over += [key for key in state.failed if ledger[key].status == "told"]
-        new, known = [key for key in over if key >= state.begun], set(over)
-        # where this ledger was followed before; else all are read for the first time
-        amended = [key for key in amended if changes > 0 and key not in known]
+        new, amended = [key for key in over if key >= state.begun], self._amended(over)
         late = [key for key in over + amended if key < state.begun]
         state = replace(
             state,
@@ -371,6 +372,7 @@ class RegionSurrogate:
             newest=[*dict.fromkeys(are_over(state.newest) + new)],
             failed=failed,
             late=[*dict.fromkeys(state.late + late)],
+            tops=[_largest(trials.Y[: state.begun]), _largest(trials.Y[state.begun :])],
         )
         if not new and self.local is not None:
             self.state, self._followed = state, (ledger, ledger.changes)
@@ -389,6 +391,17 @@ class RegionSurrogate:
                 local = local if state.rows else None  # the region has ended
         self.state, self.local, self._followed = state, local, (ledger, ledger.changes)
         return self.model
+
+    def _amended(self, over: list[int]) -> list[int]:
+        """Return the keys of outcomes that were taken in, and are above the largest one then.
+
+        Amended since, that is; the others have come now, with the keys ``over``.
+        """
+        state, keys = self.state, self.trials.with_outcome()
+        keys = keys[(keys < state.ended) & ~_are_in(keys, over)]
+        former, own = (math.inf if top is None else top for top in state.tops)
+        tops = torch.tensor((former, own), dtype=torch.float64)[(keys >= state.begun).long()]
+        return list(keys[self.trials.Y[keys] > tops].tolist())
 
     def _nearest(self, state: RegionState, own: Tensor, fresh: list[int]) -> list[int]:
         """Return the keys of fresh outcomes, and of those nearest to the centre.
@@ -473,6 +486,7 @@ class RegionSurrogate:
             centre=None,
             rows=[],
             reached=None,
+            tops=[_largest(self.trials.Y), None],
             found=[*state.found, (local.best, local.value, float(self.trials.Y[local.best]))],
         )
 
@@ -502,6 +516,7 @@ class RegionSurrogate:
         generator = torch.Generator().manual_seed(seed)
         order = local.means.argsort(descending=True)
         X = self.trials.X[local.keys][order].to(self.settings.to_unit_cube([]))
+        X[0] = self.domain.nearest(X[0])
         bounds = self.domain.widened(state.region.bounds(local.model, X[0]), X[0])
         candidates = region_candidates(X, bounds, CANDIDATES, generator)
         candidates = self.domain.candidates(candidates, X[0], generator)
@@ -547,9 +562,9 @@ class RegionSurrogate:
     def best(self, ledger: Ledger) -> tuple[int, float]:
         """Return key and posterior median, larger being better, of the best trial of all regions.
 
-        Outcomes of former regions that came late, or were amended since, have no posterior: they
-        count if they are better by two standard deviations of the noise. Where the best trial of a
-        former region is amended, the best outcome of them all takes its place.
+        Outcomes of former regions that came late, or became their best one by an amendment, have no
+        posterior: they count if they are better by two standard deviations of the noise. Where the
+        best trial of a former region is amended, the best outcome of them all takes its place.
 
         Raises:
             UsageError: There is no outcome.
@@ -588,6 +603,12 @@ def region_state(record: Mapping[str, Any]) -> RegionState:
     region = TrustRegion(**record["region"])
     found = [(*entry, *[None] * (3 - len(entry))) for entry in record["found"]]
     return RegionState(**{**record, "region": region, "found": found})
+
+
+def _largest(Y: Tensor) -> float | None:
+    """Return the largest outcome; None: there is none."""
+    Y = Y[~Y.isnan()]
+    return float(Y.max()) if len(Y) > 0 else None
 
 
 def _are_in(keys: Tensor, some: list[int]) -> Tensor:
