@@ -393,7 +393,8 @@ class Domain:
             reached = self.snap(moved.unsqueeze(0)).squeeze(0).to(x)
             if bool(self._holds(reached)):
                 return reached
-            if any(len(values) > 1 for values in self.levels.values()):  # whole to a millionth
+            # few values are taken but for 1e-6: the other inputs again, given them
+            if any(len(known) > 1 for known in self.levels.values()):
                 there = {j: reached[j : j + 1] for j in self.levels}
                 return replace(self, levels=there).nearest(reached)
         raise UsageError("No point with the fixed values keeps the constraints.")
