@@ -31,7 +31,6 @@ from torch.quasirandom import SobolEngine
 from bo_stream.ax.pool import Tables, check_enough, input_transforms, pool_named
 from bo_stream.ax.surrogate import suited
 from bo_stream.ax.transforms import how_to_report
-from bo_stream.loops.optimization.trials import first_in_region
 from bo_stream.models.base import StreamingGP
 
 _WITHOUT_OUTCOME = (TrialStatus.FAILED, TrialStatus.ABANDONED)
@@ -50,8 +49,8 @@ class EnoughTrials(TransitionCriterion):
 
         Args:
             transition_to: Name of the node that takes over.
-            threshold: Number of trials; None: twice the number of parameters in up to 20,
-                else the larger of 40 and that number.
+            threshold: Number of trials; None: twice the number p of parameters in up to 20, else
+                the larger of 40 and p, which leaves more of a few hundred trials to a region.
         """
         super().__init__(transition_to)
         self.threshold = threshold
@@ -91,7 +90,8 @@ class EnoughTrials(TransitionCriterion):
         )
         threshold = self.threshold
         if threshold is None:
-            threshold = first_in_region(len(experiment.search_space.tunable_parameters))
+            parameters = len(experiment.search_space.tunable_parameters)
+            threshold = min(2 * parameters, max(40, parameters))
         if counted + proposed < threshold:
             return False
         config, frame = experiment.optimization_config, experiment.lookup_data().df

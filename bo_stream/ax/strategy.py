@@ -330,8 +330,8 @@ def generation_strategy(
             variance it is, by default the only objective's.
         initialization: Number of Sobol trials, counting existing ones, but not failed or abandoned
             ones. They go on until each metric of the objectives and constraints has an outcome.
-            Default: 5; where a region is searched twice the number of parameters in up to 20, else
-            the larger of 40 and that number.
+            Default: 5; where a region is searched twice the number p of parameters in up to 20,
+            else the larger of 40 and p.
         refit: Growth of the number of observations since the last refit at which hyperparameters
             are learned again; 0: once. Default: at every trial up to 100 observations, then
             whenever the number beyond 100 has become 1.3 times as large.

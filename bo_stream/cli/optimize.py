@@ -154,8 +154,7 @@ def optimize(
         int,
         option(
             "Search",
-            "Sobol points to start with; 0: 10, or in a region twice the inputs in up to 20, else "
-            "the larger of 40 and the number of inputs.",
+            "Sobol points to start with; 0: 10, or twice the inputs in a region.",
         ),
     ] = _DEFAULT.initial,
     search: Annotated[

@@ -39,7 +39,6 @@ from bo_stream.loops.optimization.trials import (
     FEWEST,
     Ledger,
     OptimizationSettings,
-    first_in_region,
 )
 from bo_stream.loops.run import predict_mean
 from bo_stream.models.auto.auto import AutoGP
@@ -482,7 +481,7 @@ class RegionSurrogate:
             values=None,
             fitted=0,
             begun=len(ledger),
-            sobol=ledger.count_from("sobol") + first_in_region(self.settings.dim),
+            sobol=ledger.count_from("sobol") + 2 * self.settings.dim,
             centre=None,
             rows=[],
             reached=None,

@@ -32,11 +32,6 @@ unless another search is named. By ``benchmarks.optimization.few_inputs``."""
 FIRST_IN_BOX = 40
 """Outcomes after which a search of both goes from the whole box to a region."""
 
-MANY_FIRST = 40
-"""Points before a region's first model in 20 to 40 inputs; two an input in fewer, one in more. With
-fewer in 100 inputs, searches of 2,000 evaluations ended in worse basins; with more, the first
-hundreds were worse. By ``benchmarks.optimization.many_inputs``."""
-
 MOST_INPUTS = 21_201
 """Most inputs of a Sobol sequence of torch, from which the first points come."""
 
@@ -50,11 +45,6 @@ def usual_search(dim: int) -> str:
     return "both" if dim <= MOST_IN_BOTH else "region"
 
 
-def first_in_region(dim: int) -> int:
-    """Return the number of points before a region's first model, unless it is given."""
-    return min(2 * dim, max(MANY_FIRST, dim))
-
-
 @dataclass(frozen=True, kw_only=True)
 class OptimizationSettings(RunSettings):
     """Settings that, with the trials so far, determine the next points; see also ``RunSettings``.
@@ -62,9 +52,8 @@ class OptimizationSettings(RunSettings):
     Attributes:
         bounds: Low and high of each input, d pairs, at most ``MOST_INPUTS``.
         maximize: Whether large outcomes are good; else small ones are.
-        initial: Points of a scrambled Sobol sequence to begin with; 0: 10, or where a region is
-            searched from the first twice the number of inputs in up to 20, else the larger of 40
-            and that number.
+        initial: Points of a scrambled Sobol sequence to begin with; 0: 10, or twice the number of
+            inputs where a region is searched from the first.
         search: A name in ``SEARCHES``: ``box``; ``region``, a trust region about the best point
             with a model of the nearest outcomes; or ``both``, the box until there are
             ``FIRST_IN_BOX`` outcomes, then a region. Default (empty): ``box`` in up to
@@ -115,8 +104,7 @@ class OptimizationSettings(RunSettings):
                 f"out {' and '.join(named)}, or search the box."
             )
         if self.initial == 0:
-            count = first_in_region(self.dim) if self.search == "region" else 10
-            object.__setattr__(self, "initial", count)
+            object.__setattr__(self, "initial", 2 * self.dim if self.search == "region" else 10)
         super().__post_init__()
         self.check_inputs(self.dim)
         check_whole("num_restarts", self.num_restarts, 1)

@@ -72,8 +72,6 @@ def tell_worse(optimizer: Optimizer) -> None:
         (MOST_IN_BOX + 1, "both", 10),
         (MOST_IN_BOTH, "both", 10),
         (MOST_IN_BOTH + 1, "region", 2 * (MOST_IN_BOTH + 1)),
-        (30, "region", 40),
-        (60, "region", 60),
     ],
 )
 def test_the_number_of_inputs_says_where_points_are_looked_for(
