@@ -358,5 +358,5 @@ def test_deviations_from_the_mean_are_multiplied(stream: Stream, joint: bool) ->
 def test_a_spread_that_is_none_is_named(spread: Tensor) -> None:
     X = torch.rand(4, 2, dtype=torch.float64)
     model = AutoGP(X, X.sum(-1, keepdim=True))
-    with pytest.raises(ValueError, match="Expected spread to be 3 finite numbers"):
+    with pytest.raises(ValueError, match="Expected spread to be a tensor of 3 finite numbers"):
         sample_paths(model, 3, spread=spread)

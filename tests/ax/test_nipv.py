@@ -256,7 +256,7 @@ def test_another_process_must_register_the_points(
         ({"mc_points": "nowhere"}, "No pool is registered as 'nowhere'"),
         ({"mc_points": pd.DataFrame({"a": [1.0]})}, "no column for the parameter 'b'"),
         ({"mc_points": [{"a": 9.0, "b": 0.0}]}, "have a outside"),
-        ({"num_mc_points": 0}, "num_mc_points of at least 1, got 0"),
+        ({"num_mc_points": 0}, "num_mc_points to be a whole number of at least 1, got 0"),
     ],
 )
 def test_bad_options(options: Any, message: str) -> None:

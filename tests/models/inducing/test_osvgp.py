@@ -634,7 +634,7 @@ def test_an_option_that_is_set_later_is_checked_too(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         setattr(model, name, -1)
     assert getattr(model, name) == before
-    setattr(model, name, 1.0)
+    setattr(model, name, type(before)(1))
     assert model.update(X, Y).num_observations == 12
 
 
