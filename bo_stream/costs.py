@@ -174,6 +174,8 @@ def _operands(kernel: Any, compound: str) -> Iterator[Any]:
 # --- the speed of this machine -------------------------------------------------------------------
 
 
+Clock = Callable[[], float]
+
 _REPEATS = 5
 """Timings of a probe, of which the least counts."""
 
@@ -190,13 +192,14 @@ gradients are few, many or most; dense linear algebra; passes over large arrays.
 
 
 @cache
-def speeds(threads: int) -> dict[str, float]:
+def speeds(threads: int, clock: Clock = time.perf_counter) -> dict[str, float]:
     """Time probes on this machine, once a process for each number of threads.
 
     It takes a fifth of a second or so.
 
     Args:
         threads: The result of ``torch.get_num_threads()``, which is not changed.
+        clock: Seconds so far.
 
     Returns:
         Seconds of a probe of each of ``KINDS``, the least of some repeats.
@@ -206,9 +209,9 @@ def speeds(threads: int) -> dict[str, float]:
         probe()  # the first time it is slow
         seconds = []
         for _ in range(_REPEATS):
-            start = time.perf_counter()
+            start = clock()
             probe()
-            seconds.append(time.perf_counter() - start)
+            seconds.append(clock() - start)
         least[kind] = min(seconds)
     return least
 
