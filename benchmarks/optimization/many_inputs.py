@@ -4,12 +4,11 @@ Ten functions over the unit cube, to be minimised, ten points at a time: TuRBO w
 and with five (BoTorch's tutorial), TuRBO-ENN, CMA-ES from the middle and from a random point, Ax's
 default to 200 evaluations, random points, this package's Thompson sampling in the whole box and its
 search in a region, to 500 also from 20 first points. Other methods without a start of their own
-have 2d first points, from the seed; The regret (the
-value where the least one is not known) is of the best point evaluated; with noise, of the point
-that the method recommends, by its value without noise. Processor time is that of asking and telling
-alone. It is measured in the searches, and again after 1,000, 5,000 and 20,000 outcomes of random
-points: so no search of that length is needed, but a history of random points has no region to which
-it has narrowed.
+have 2d first points, from the seed. The regret (the value where the least one is not known) is of
+the best point evaluated; with noise, of the point that the method recommends, by its value without
+noise. Processor time is that of asking and telling alone. It is measured in the searches, and again
+after 1,000, 5,000 and 20,000 outcomes of random points: so no search of that length is needed, but
+a history of random points has no region to which it has narrowed.
 
 Each search is a file in ``many_inputs`` beside the results; a run goes on where another was
 stopped, also in another environment, and the tables and pictures are of all files in the folder.

@@ -32,6 +32,7 @@ from bo_stream.storage.archive import (
     FileFormat,
     OtherVersionError,
     atomic_write,
+    draft_of,
     read_index,
     write_index,
 )
@@ -43,9 +44,9 @@ STREAM = "stream"
 """Plan of a source whose fragments are not known before they are read."""
 
 _NODE = re.compile(r"sealed-\d+|node-\d+-\d+").fullmatch
-_DRAFT = re.compile(
-    r"\.(ingest|sealed-\d+|node-\d+-\d+)\.(json|safetensors)\.[0-9a-f]{32}"
-).fullmatch
+_SUFFIXES = (".json", ".safetensors")
+"""Of the files of a node, names first."""
+
 _CURE = "Give another folder, or none, or restore this one from a copy."
 _DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError)
 
@@ -128,7 +129,8 @@ class IngestRecord:
         if not self._state.plan:
             self._remove("node-*")  # of an ingest that ended just before its process
         for path in folder.glob(".*"):
-            if _DRAFT(path.name):  # of a process that was killed while it wrote
+            name = Path(draft_of(path.name) or "")  # of a process that was killed while it wrote
+            if str(name) == _INDEX or (name.suffix in _SUFFIXES and _NODE(name.stem)):
                 path.unlink(missing_ok=True)
 
     # --- an ingest under way ------------------------------------------------------------------
@@ -317,7 +319,7 @@ class IngestRecord:
 
     def _remove(self, nodes: str) -> None:
         """Remove the files of the nodes whose names match a pattern."""
-        for suffix in (".json", ".safetensors"):  # names first
+        for suffix in _SUFFIXES:
             for path in sorted(self._folder.glob(nodes + suffix)):
                 path.unlink(missing_ok=True)
 

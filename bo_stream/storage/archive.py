@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,18 @@ _DAMAGE = (
     ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
     MemoryError, SafetensorError,
 )  # fmt: skip
+
+
+_DRAFT = re.compile(r"\.(.+)\.[0-9a-f]{32}").fullmatch
+
+
+def draft_of(name: str) -> str | None:
+    """Return the name of the file that a draft of :func:`atomic_write` is of; None: it is none.
+
+    Of a name it has the first 50 characters.
+    """
+    found = _DRAFT(name)
+    return None if found is None else found[1]
 
 
 @contextmanager

@@ -301,11 +301,8 @@ class Ledger:
             seconds: Duration of the evaluation, at least 0; None: it is not known.
             Yvar: Known noise variance of the outcome; None: it is learned.
         """
-        trial, value, noise = (
-            self[key],
-            _checked_outcome(key, Y),
-            _checked("noise variance", key, Yvar, LARGEST**2),
-        )
+        trial, value = self[key], _checked_outcome(key, Y)
+        noise = _checked("noise variance", key, Yvar, LARGEST**2)
         seconds = _checked("seconds", key, seconds)
         if trial.status == "withdrawn":
             raise UsageError(f"Trial {key} was withdrawn. To bring it back, amend it.")
@@ -328,11 +325,8 @@ class Ledger:
 
         Its noise variance becomes the given one, unknown if there is none.
         """
-        trial, value, noise = (
-            self[key],
-            _checked_outcome(key, Y),
-            _checked("noise variance", key, Yvar, LARGEST**2),
-        )
+        trial, value = self[key], _checked_outcome(key, Y)
+        noise = _checked("noise variance", key, Yvar, LARGEST**2)
         attempts = max(trial.attempts, 1)
         return self.put(replace(trial, status="told", Y=value, attempts=attempts, Yvar=noise))
 

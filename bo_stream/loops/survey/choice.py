@@ -106,7 +106,7 @@ class Choice:
         if self._given is not None:
             return self._given
         if self._trusted is not None:
-            check_trusted(self._settings, self._trusted)
+            check_loss(self._settings, self._trusted)
         return criterion_of(self._settings)
 
     def first(self, q: int) -> list[Chosen]:
@@ -213,7 +213,7 @@ class Choice:
         return start
 
 
-def check_trusted(settings: SurveySettings, trusted: Collection[str]) -> None:
+def check_loss(settings: SurveySettings, trusted: Collection[str]) -> None:
     """Check that the loss of a folder's settings, if they name one, is among those trusted.
 
     Raises:

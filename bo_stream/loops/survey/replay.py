@@ -15,7 +15,7 @@ import torch
 from bo_stream.errors import UsageError, check_one_of, check_seed, check_whole
 from bo_stream.loops.run import REPLAY, from_record, write_files
 from bo_stream.loops.survey.cells import Cells
-from bo_stream.loops.survey.choice import check_trusted
+from bo_stream.loops.survey.choice import check_loss
 from bo_stream.loops.survey.columns import given_column
 from bo_stream.loops.survey.model import log_scores
 from bo_stream.loops.survey.settings import DESIGNS, Design, ReplayPlan, SurveySettings
@@ -318,7 +318,7 @@ class ReplayRun:
             scores = [from_record(RoundScore, each) for each in content["scores"]]
             ended = {(design, int(seed)): text for design, seed, text in content["ended"]}
             seconds = float(content["seconds"])
-        check_trusted(settings, trusted)
+        check_loss(settings, trusted)
         read = table(settings) if callable(table) else table
         finished = FinishedSurvey.of(read, settings, truth, source)
         if finished.fingerprint != fingerprint:

@@ -208,10 +208,8 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         points = posterior.alpha.points
         nothing = points.new_zeros(*prior.batch_shape, 0, points.shape[-1])
         empty = replace(self.empty(nothing, prior), posterior=posterior, unit=memory.unit)
-        shards = memory.replay
-        if isinstance(shards, ShardedReplay):  # the processes go on together
-            rows = StreamReplay.empty(shards.at(shards.here[:0]))
-            empty = replace(empty, replay=ShardedReplay.shared_out(rows, shards.collective))
+        if isinstance(memory.replay, ShardedReplay):  # the processes go on together
+            empty = replace(empty, replay=memory.replay.emptied())
         return empty
 
     def _anew(self, before: DecoupledPosterior, kernel: Kernel) -> DecoupledPosterior:

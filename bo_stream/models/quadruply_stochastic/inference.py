@@ -194,10 +194,8 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         """Keep the functions, with weights as in the prior."""
         points = memory.layout.points
         empty = self.empty(memory.layout, points, prior)
-        shards = memory.replay
-        if isinstance(shards, ShardedReplay):  # the processes go on together
-            rows = StreamReplay.empty(shards.at(shards.here[:0]))
-            empty = replace(empty, replay=ShardedReplay.shared_out(rows, shards.collective))
+        if isinstance(memory.replay, ShardedReplay):  # the processes go on together
+            empty = replace(empty, replay=memory.replay.emptied())
         return self.filled(empty, points, prior)
 
     # --- the posterior, and the bound ---------------------------------------------------------

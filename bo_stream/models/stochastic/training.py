@@ -398,6 +398,11 @@ class ShardedReplay(Replay):
         own = StreamReplay.empty(whole.at(here[:0])).plus(whole.at(here))
         return cls(own, held, whole.count, here, collective)
 
+    def emptied(self) -> ShardedReplay:
+        """Return one of no rows, of the same processes."""
+        rows = StreamReplay.empty(self.at(self.here[:0]))
+        return ShardedReplay.shared_out(rows, self.collective)
+
     @property
     def left_alone(self) -> StreamReplay:
         """This process's rows, which stand for all observations."""
