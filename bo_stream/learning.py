@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -87,30 +88,37 @@ def pretrain(
             f"Expected at least {_LEAST_POINTS} points to pretrain a stem on, got {X.shape[-2]}."
         )
     maxiter = check_whole("maxiter", maxiter)
-    state = deepcopy(model.state_dict())
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
 
     def likelihood() -> Tensor:
         return model.batch_log_marginal_likelihood(X, Y, Yvar, recalibrate=True)
 
+    with _all_undone_on_error(model):
+        model.clear().update(X, Y, Yvar).train()
+        result = _minimise(
+            fit_gpytorch_mll_scipy,  # in logarithms a stem's fits end higher as often as lower
+            mll,
+            lambda: -_with_priors(mll, likelihood()) / X.shape[-2],
+            options={"maxiter": maxiter},
+            callback=None if report is None else lambda _, last: report(last.step, last.fval),
+        )
+        model.zero_grad()
+        with torch.no_grad():
+            likelihood()  # calibrates the learned stem
+        model.clear().update(X, Y, Yvar).eval()
+        return result
+
+
+@contextmanager
+def _all_undone_on_error(model: StreamingGP) -> Iterator[None]:
+    """Undo what a block that raises has done to parameters and memory, and leave training mode."""
+    before = deepcopy(model.state_dict())
     try:
         with model._undone_on_error():
-            model.clear().update(X, Y, Yvar).train()
-            result = _minimise(
-                fit_gpytorch_mll_scipy,  # in logarithms a stem's fits end higher as often as lower
-                mll,
-                lambda: -_with_priors(mll, likelihood()) / X.shape[-2],
-                options={"maxiter": maxiter},
-                callback=None if report is None else lambda _, last: report(last.step, last.fval),
-            )
-            model.zero_grad()
-            with torch.no_grad():
-                likelihood()  # calibrates the learned stem
-            model.clear().update(X, Y, Yvar).eval()
-            return result
+            yield
     except BaseException:
         model.zero_grad()
-        model.load_state_dict(state)
+        model.load_state_dict(before)
         model.eval()
         raise
 
@@ -147,30 +155,24 @@ def learn_points(model: OSGPR, maxiter: int = 30) -> OptimizationResult:
             f"{count}. Raise max_points, or place fewer by place_points."
         )
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    points, before = Parameter(model.inducing_points.double()), deepcopy(model.state_dict())
+    points = Parameter(model.inducing_points.double())
 
     def loss() -> Tensor:
         return -_with_priors(mll, model.bound_at(points)) / model.num_observations
 
-    with model._undone_on_error():
-        try:
-            model.train()
-            state, start = deepcopy(model.state_dict()), loss().detach()
-            others, options = {"inducing_points": points}, {"maxiter": maxiter}
-            result = _minimise(fit_in_logarithms, mll, loss, others, options=options)
-            with torch.no_grad():
-                if not bool(loss() <= start):
-                    model.load_state_dict(state)
-                    points.copy_(model.inducing_points)
-            model.zero_grad()
-            model.place_points(points)
-            model.eval()
-            return result
-        except BaseException:
-            model.zero_grad()
-            model.load_state_dict(before)
-            model.eval()
-            raise
+    with _all_undone_on_error(model):
+        model.train()
+        state, start = deepcopy(model.state_dict()), loss().detach()
+        others, options = {"inducing_points": points}, {"maxiter": maxiter}
+        result = _minimise(fit_in_logarithms, mll, loss, others, options=options)
+        with torch.no_grad():
+            if not bool(loss() <= start):
+                model.load_state_dict(state)
+                points.copy_(model.inducing_points)
+        model.zero_grad()
+        model.place_points(points)
+        model.eval()
+        return result
 
 
 def maximise_stochastically(
@@ -435,14 +437,10 @@ class OnlineLearner:
             raise InputDataError("Expected kept observations, got none: give keep a budget.")
         learned = deepcopy(self.model)
         pretrain(learned, *_columns(self._stored), maxiter)
-        before = deepcopy(self.model.state_dict())
-        try:
+        with _all_undone_on_error(self.model):
             self.model.load_state_dict(learned.state_dict())
             self.model.eval()
             self.refresh()
-        except BaseException:
-            self.model.load_state_dict(before)
-            raise
 
     def refresh(self, n_kept: int | None = None) -> None:
         """Project n stored observations, or all, again, by the present stem. Cost O(n 7^k).
