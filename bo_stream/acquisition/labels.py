@@ -144,7 +144,7 @@ def select_labels_from_pool(
         BotorchTensorDimensionError: Shapes do not fit together.
         InputDataError: Values that are not finite, indices out of range, inputs too far outside the
             model's bounds.
-        UnsupportedError: Another kind of model.
+        UnsupportedError: Another kind of model, or one with a batch shape.
         ValueError: q is less than one, or more than the candidates that are left; another
             criterion; ``max_configurations`` or ``num_samples`` less than one.
     """
@@ -152,6 +152,12 @@ def select_labels_from_pool(
     if criterion not in ("BALD", "entropy"):
         raise ValueError(f"Expected criterion to be 'BALD' or 'entropy', got {criterion!r}.")
     check_whole("num_samples", num_samples)
+    if len(model.batch_shape) > 0:
+        raise UnsupportedError(
+            "Expected a model without batch shape to choose one batch of candidates, got one of "
+            f"batch shape {tuple(model.batch_shape)}: that of hypothetical labels that it is "
+            "conditioned on."
+        )
     listed_inputs(model, "pool", pool)
     available = available_candidates(exclude, pool, q)
     pool = pool.to(model.train_targets)

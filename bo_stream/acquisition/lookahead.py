@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Self, TypeVar, cast
 
@@ -43,6 +43,7 @@ _ORDER = 24
 _Array = NDArray[np.float64]
 _ANGLES: _Array = 0.5 * math.pi * np.linspace(0.0, 1.0, _NUM_ANGLES) ** 2
 _DISTANCES: _Array = np.linspace(-_FARTHEST, _FARTHEST, _NUM_DISTANCES)
+_FAR_NODES: _Array = np.linspace(-9.0, 9.0, 901)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ class ShareLookahead(Lookahead):
 
     def share(self, removed: Tensor) -> Tensor:
         """Compute ``r / s²`` within [0, 1], 0 where there is no variance."""
-        return (removed / self.variance.clamp_min(1e-300)).clamp(0.0, 1.0)
+        least = torch.finfo(self.variance.dtype).tiny
+        return (removed / self.variance.clamp_min(least)).clamp(0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -197,14 +199,23 @@ def exceedance_loss(loss: Loss, distance: Tensor, variance: Tensor) -> SplineLoo
     """
     a = distance.cpu().numpy()
     few = _expected_losses(loss, a, _ANGLES[:_DIRECT], points=161)
-    most = _interpolated(loss)(np.clip(a, -_FARTHEST, _FARTHEST))
+    known = _KnownLoss(evaluated(loss, ndtr(_FAR_NODES)).tobytes(), loss)
+    most = _interpolated(known)(np.clip(a, -_FARTHEST, _FARTHEST))
     return SplineLookahead.of(variance, np.concatenate((few, most), -1))
 
 
+@dataclass(frozen=True)
+class _KnownLoss:
+    """A loss, which is another one when its values are others."""
+
+    values: bytes
+    loss: Loss = field(compare=False)
+
+
 @lru_cache(maxsize=8)
-def _interpolated(loss: Loss) -> CubicSpline:
+def _interpolated(known: _KnownLoss) -> CubicSpline:
     """Interpolate expected losses in the distance, at all angles but the first ones."""
-    table = _expected_losses(loss, _DISTANCES, _ANGLES[_DIRECT:])
+    table = _expected_losses(known.loss, _DISTANCES, _ANGLES[_DIRECT:])
     return CubicSpline(_DISTANCES, table, axis=0)
 
 
@@ -226,7 +237,7 @@ def _expected_losses(loss: Loss, distances: _Array, angles: _Array, points: int 
     """
     z = np.linspace(-8.5, 8.5, points)
     normal = np.exp(-0.5 * z**2) * (z[1] - z[0]) / math.sqrt(2.0 * math.pi)
-    y = np.linspace(-9.0, 9.0, 901)
+    y = _FAR_NODES
     ends = evaluated(loss, np.array([0.0, 1.0]))
     bump = evaluated(loss, ndtr(y)) - ends[0] - (ends[1] - ends[0]) * ndtr(y)
     chord = ends[0] + (ends[1] - ends[0]) * ndtr(distances)

@@ -65,7 +65,8 @@ def select_from_pool(
         costs: Positive cost of each candidate, ``N``: picks then have the largest gain per cost.
         posterior_transform: A ``ScalarizedPosteriorTransform``, required for several outputs.
         pending: Candidates that were requested and are not observed yet, as ``exclude``: not
-            chosen either, and the others are chosen as if the model had observed them.
+            chosen either, and the others are chosen as if the model had observed them. Those that
+            are excluded too count as observed before.
 
     Returns:
         Indices into ``pool``, in the order of picking, ``q``.

@@ -43,6 +43,8 @@ _EXACT_POINTS = 2048
 
 _LANCZOS_STEPS = 200
 
+_NO_POINT = "Expected at least one point, got none: put data in first."
+
 TRUSTED = 1e13
 """Condition numbers of float64 matrices beyond this are rounding errors: they are only larger."""
 
@@ -114,7 +116,7 @@ def stability_of_points(
         ValueError: There is no point.
     """
     if len(Z) == 0:
-        raise ValueError("Expected at least one point, got none: put data in first.")
+        raise ValueError(_NO_POINT)
     still = frozen(kernel)
     whole = kernel_matrix if precision is None else cross_matrix  # what the model factorises
     matrix, bounds = whole(still, Z, Z, outputs), eigenvalue_bounds(still, Z)
@@ -136,7 +138,12 @@ def stability_of_precision(gram: Tensor) -> Stability:
 
     Its condition number is at most 1 plus the largest eigenvalue of gram, hence at most 1 plus its
     largest absolute row sum, and 1 plus its Frobenius norm.
+
+    Raises:
+        ValueError: It has no row.
     """
+    if gram.shape[-1] == 0:
+        raise ValueError(_NO_POINT)
     norm = torch.minimum(gram.abs().sum(-1).amax(-1), torch.linalg.matrix_norm(gram))
     matrix, bound = torch.eye(gram.shape[-1]).to(gram) + gram, 1.0 + float(norm.max())
     return _certificate("identity plus gram", matrix, bound, 1.0, None, None)

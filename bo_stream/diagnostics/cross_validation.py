@@ -53,8 +53,9 @@ def leave_one_out(
     Equal to a model that is built without the row, at the same hyperparameters and standardisation,
 
     - for WISKI, and DirichletWISKI (Y are labels, and its scores are predicted), on one grid and
-      with a stem that has not moved since the rows entered; while few observations are stored
-      as rows, in O(n³) without features;
+      with a stem that has not moved since the rows entered, and if ``forget`` was not called since,
+      for a row is taken out as if it counted once; while few observations are stored as rows, in
+      O(n³) without features;
     - for HeteroscedasticWISKI, given the noise that the rows entered with, as Yvar;
     - for OSGPR at its present inducing points, for rows of its ``window``;
     - for AutoGP while it is exact, in O(n³), and then as for the family that it is in.

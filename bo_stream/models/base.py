@@ -369,7 +369,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         rest would be of no observations at all, so that they cannot have been in. This is found
         where the memory tells, and the model stays as it was. Rows that the memory cannot tell from
         others count as those; a grid model that still stores its few first observations as rows
-        finds each of them.
+        finds each of them. What is taken out of other memories counts once, also after ``forget``.
         """
         self._check_not_conditioned("retract")
         Y, Yvar, _ = self._outcomes.checked(self, X, Y, Yvar, "retract")

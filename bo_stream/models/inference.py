@@ -241,9 +241,17 @@ class Hyperparameters(Module):
         return self
 
     def learned(self, fixed: Iterable[str]) -> list[Parameter]:
-        """Return the parameters but some, by name."""
+        """Return the parameters but some, by name; none where none requires gradients.
+
+        The likelihood's require gradients from now on. So that their order stays, those of kernel
+        and mean that require none are among them.
+        """
         names = set(fixed)
-        return [p.requires_grad_() for name, p in self.named_parameters() if name not in names]
+        found = {name: p for name, p in self.named_parameters() if name not in names}
+        for name, parameter in found.items():
+            if name.startswith("likelihood."):
+                parameter.requires_grad_()
+        return list(found.values()) if any(p.requires_grad for p in found.values()) else []
 
     @property
     def moving(self) -> list[Parameter]:

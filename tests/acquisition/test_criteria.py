@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -143,6 +143,26 @@ def test_misclassification_is_the_loss_of_a_wrong_call() -> None:
     assert float((first - second).abs().max()) < 1e-4
 
 
+def test_a_loss_that_has_changed_is_another_one() -> None:
+    mean, variance, removed = targets()
+    cost = [5.0]
+
+    @dataclass
+    class Programme:  # without a hash
+        cost: list[float]
+
+        def __call__(self, chance: Tensor) -> Tensor:
+            return torch.minimum(self.cost[0] * chance, 1.0 - chance)
+
+    criterion = ExpectedLoss(Programme(cost), 0.3, "latent")
+    before = criterion.expected(mean, variance, removed)
+    cost[0] = 0.1
+    after = criterion.expected(mean, variance, removed)
+    fresh = ExpectedLoss(lambda P: torch.minimum(0.1 * P, 1.0 - P), 0.3, "latent")
+    assert torch.equal(after, fresh.expected(mean, variance, removed))
+    assert not torch.equal(before, after)
+
+
 def test_targeted_variance_is_the_variance_weighted_at_the_threshold() -> None:
     mean, variance, removed = targets()
     for width in (0.0, 0.7):
@@ -178,11 +198,12 @@ def test_a_threshold_may_be_a_prevalence(
 
 
 def test_points_without_variance_have_no_uncertainty() -> None:
-    mean, none = torch.tensor([-1.0, 0.3, 2.0]).double(), torch.zeros(3).double()
+    mean, none = torch.tensor([-1.0, 0.3, 2.0]), torch.zeros(3)
     for criterion, _, _ in CRITERIA.values():
-        found = criterion.current(mean, none)
-        assert bool(found.isfinite().all())
-        assert float(found[[0, 2]].abs().max()) < 1e-6
+        for dtype in (torch.float32, torch.float64):
+            found = criterion.current(mean.to(dtype), none.to(dtype))
+            assert bool(found.isfinite().all())
+            assert float(found[[0, 2]].abs().max()) < 1e-6
 
 
 THRESHOLDED: list[Callable[..., Criterion]] = [

@@ -109,6 +109,7 @@ def test_single_precision_pools_are_taken() -> None:
 def test_bad_arguments_are_named() -> None:
     model, pool = model_and_pool()
     X, labels = labelled(9)
+    two = model.condition_on_labels(pool[:1].expand(2, 1, -1), torch.tensor([[[0]], [[1]]]))
     cases: list[tuple[Any, type[Exception], str]] = [
         (lambda: select_labels_from_pool(model, pool, 0), ValueError, "q from 1 to"),
         (lambda: select_labels_from_pool(model, pool, 41), ValueError, "q from 1 to"),
@@ -118,6 +119,11 @@ def test_bad_arguments_are_named() -> None:
             lambda: select_labels_from_pool(model, pool, 1, exclude=torch.tensor([40])),
             InputDataError,
             "exclude",
+        ),
+        (
+            lambda: select_labels_from_pool(two, pool, 1),
+            UnsupportedError,
+            r"without batch shape .* got one of batch shape \(2,\)",
         ),
         (
             lambda: select_labels_from_pool(model, pool, 2, num_samples=0),

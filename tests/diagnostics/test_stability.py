@@ -23,11 +23,12 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
+from bo_stream import OSGPR, WISKI, AutoGP, ClusteredGP, LocalGP
 from bo_stream.allocation import OIPS, CoverTree
 from bo_stream.diagnostics import (
     condition_limit,
     condition_number,
+    report,
     stability,
     stability_of_points,
     stability_of_precision,
@@ -394,8 +395,9 @@ def test_a_batch_of_condition_numbers_is_its_largest() -> None:
 
 def test_what_has_no_certificate() -> None:
     X, Y = data()
-    empty = OSGPR(X[:0], Y[:0])
-    with pytest.raises(ValueError, match="at least one point"):
-        stability(empty)
+    for empty in (OSGPR(X[:0], Y[:0]), AutoGP(X.clamp(0.0, 1.0), Y).clear()):
+        with pytest.raises(ValueError, match="at least one point"):
+            stability(empty)
+        assert "at least one point" in str(report(empty).stability)
     with pytest.raises(UnsupportedError, match="inducing points or clusters, on a grid"):
         stability(object())  # type: ignore[arg-type]

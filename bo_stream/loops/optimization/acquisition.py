@@ -297,6 +297,9 @@ FANTASIES = 64
 LEAST_VARIANCE = 1e-10
 """Least conditional variance of a candidate, over its posterior variance."""
 
+LEAST_BETA = 1e-12
+"""Smaller ones count as this one, so that candidates have an order where β is 0."""
+
 FAR = 8.0
 """Standard deviations below all means at which nothing is reached: every value is larger."""
 
@@ -315,7 +318,7 @@ class Utility:
 
     @property
     def _factor(self) -> float:
-        return math.sqrt((self.beta or 0.0) * math.pi / 2.0)
+        return math.sqrt(max(self.beta or 0.0, LEAST_BETA) * math.pi / 2.0)
 
     def of(self, values: Tensor, mean: Tensor) -> Tensor:
         """Compute utilities of values, whose posterior mean before all fantasies is given."""

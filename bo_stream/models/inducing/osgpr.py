@@ -347,7 +347,7 @@ class OSVGP(InducingModel):
             likelihood: A ``GaussianLikelihood``, or any of gpytorch's of one function value an
                 outcome, of batch shape ``batch_shape x m`` (without m if that is 1) or none.
                 Default: BoTorch's Gaussian one. It is copied, and the copy's parameters require no
-                gradients: see ``hyper_steps``.
+                gradients; ``hyper_steps`` learn those that require them here.
             covar_module: As for :class:`~bo_stream.OSGPR`. Default: BoTorch's, with an output
                 scale, for nothing else scales the process.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
@@ -363,7 +363,8 @@ class OSVGP(InducingModel):
                 single points forgets its prior sooner (Stanton et al., 2021, appendix B).
             natural_steps: Most natural-gradient steps on a batch; fewer where it has converged.
             natural_rate: Of a step, in (0, 1]; halved where one would lower the bound.
-            hyper_steps: Steps of Adam on all hyperparameters in an update; 0: they stay.
+            hyper_steps: Steps of Adam in an update, on the likelihood's parameters and on those of
+                kernel and mean that require gradients then; 0: they stay.
             learning_rate: Of those.
             fantasy_steps: Natural-gradient steps on hypothetical outcomes. One is within a few
                 hundredths of a standard deviation of the exact posterior where the process has one
@@ -394,7 +395,8 @@ class OSVGP(InducingModel):
         if likelihood is not None:
             check_likelihood(likelihood, self._parameter_shape)
             self.likelihood = deepcopy(likelihood)
-        fixed = tuple(name for name, p in self.named_parameters() if not p.requires_grad)
+        of_likelihood = self.likelihood.named_parameters(prefix="likelihood")
+        fixed = tuple(name for name, p in of_likelihood if not p.requires_grad)
         self.likelihood.requires_grad_(False)
         self._memory = self._first_memory(inducing_points, allocator, max_points, train_X)
         self._inference = SiteInference(

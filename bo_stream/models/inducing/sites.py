@@ -60,8 +60,8 @@ class SiteInference(InducingInference):
 
     The sites of the latest outcomes, ``window`` of them, are found again with those of each
     batch; then they stay. The options are those of :class:`~bo_stream.OSVGP`, and ``fixed``, the
-    names of the hyperparameters that are not learned, and ``collective``, processes of which each
-    observes some rows of every batch; none holds outcomes then.
+    names of the likelihood's parameters that are not learned, and ``collective``, processes of
+    which each observes some rows of every batch; none holds outcomes then.
     """
 
     beta: float

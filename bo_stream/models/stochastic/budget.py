@@ -375,15 +375,17 @@ class ConstrainedAdam:
         """Take a step against the parameters' gradients, of which each process has a part."""
         if self._adam is None:
             return
+        moving = []
         for one in self._coordinates:
             if one.parameter.grad is None:
                 continue
+            moving.append(one)
             one.parameter.grad = collective.sum(one.parameter.grad)
             if one.relative:
                 one.moved.copy_(one.parameter.log())
                 one.moved.grad = one.slope(one.parameter.grad)
         self._adam.step()
-        for one in self._coordinates:
+        for one in moving:
             one.after()
 
 

@@ -135,6 +135,15 @@ def test_without_pending_points_the_first_is_that_of_the_plain_criterion() -> No
 
 
 @torch.no_grad()
+def test_an_upper_bound_of_no_deviations_prefers_large_means_without_repetition() -> None:
+    model, X = model_of("exact"), candidates_of(60)
+    mean, _ = joint(model, X)
+    rows = choose_by_fantasies(model, Utility(0.0), X[:0], X[:0], X, 60, seed=0)
+    assert rows[0] == mean.argmax()
+    assert sorted(rows.tolist()) == list(range(60))
+
+
+@torch.no_grad()
 def test_points_of_a_batch_are_apart_from_each_other_and_from_pending_ones() -> None:
     model, X = model_of("grid"), candidates_of(60)
     known = X[:10], X[:1]

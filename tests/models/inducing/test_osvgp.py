@@ -439,6 +439,26 @@ def test_what_the_user_fixed_is_not_learned() -> None:
     assert float(model.mean_module.constant.detach()) != 0.0
 
 
+def test_what_the_user_fixes_between_updates_is_not_learned_until_it_is_freed() -> None:
+    X, Y = data("laplace", 60)
+    model = OSVGP(X[:30], Y[:30], LaplaceLikelihood(), kernel(), hyper_steps=5)
+
+    def moved(kernel_is_free: bool, mean_is_free: bool) -> list[bool]:
+        model.covar_module.requires_grad_(kernel_is_free)
+        model.mean_module.requires_grad_(mean_is_free)
+        before = copy.deepcopy(model)
+        model.update(X[30:], Y[30:])
+        pairs = zip(before.parameters(), model.parameters(), strict=True)
+        differ = {name: not torch.equal(*pair) for name, pair in zip(names, pairs, strict=True)}
+        parts = ("likelihood", "mean_module", "covar_module")
+        return [any(differ[name] for name in names if name.startswith(part)) for part in parts]
+
+    names = [name for name, _ in model.named_parameters()]
+    assert moved(False, True) == [True, True, False]
+    assert moved(True, False) == [True, False, True]
+    assert moved(False, False) == [True, False, False]
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_likelihood_beats_the_prior(name: str) -> None:
     X, Y = data(name, 180)
