@@ -17,7 +17,7 @@ from zlib import crc32
 
 import pandas as pd
 import torch
-from ax.adapter.base import Adapter
+from ax.adapter.base import Adapter, GenResults
 from ax.adapter.data_utils import ExperimentData
 from ax.adapter.random import RandomAdapter
 from ax.adapter.registry import Cont_X_trans, Generators
@@ -50,6 +50,7 @@ from torch import Tensor
 from bo_stream.acquisition import FeatureNIPV, PoolSelector
 from bo_stream.ax.acquisition import CHOICES, INTEGRATED, NUM_MC_POINTS, Choices, check_options
 from bo_stream.ax.cross_validation import CrossValidatingAdapter
+from bo_stream.ax.initialization import is_for_region
 from bo_stream.ax.pool import (
     MC_POINTS,
     POOL,
@@ -132,11 +133,32 @@ FEW_LEFT = 0.1
 """Share of the points below which those left are listed: Ax would draw up to ten thousand."""
 
 
+MIDDLE = "middle"
+"""Option of a call: whether the user has named the region. Where there is such an option, and a
+region is searched, the first trial of an experiment is the middle of the space."""
+
+
 class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
     """Ax's adapter of random generators, which draws no failed point again.
 
     Where few points of a finite search space are left it proposes one of them.
     """
+
+    def _gen(self, *args: Any, **given: Any) -> GenResults:
+        """Generate candidates; overrides ``RandomAdapter._gen`` for the middle of the space.
+
+        It stands for the first candidate, unless constraints of parameters forbid it. All arguments
+        are named.
+        """
+        results = super()._gen(*args, **given)
+        named = (given["model_gen_options"] or {}).get(MIDDLE)
+        is_first = not self._experiment.trials and not arms_of(given["pending_observations"])
+        if is_first and named is not None and is_for_region(self._experiment, named):
+            space, fixed = given["search_space"], given["fixed_features"]
+            middle = space.compute_naive_center() | (fixed.parameters if fixed else {})
+            if space.check_membership(middle):
+                results.observation_features[0].parameters.update(middle)
+        return results
 
     def gen(
         self,

@@ -1,10 +1,12 @@
-"""The first trials of an experiment: their number, and their candidates if there is a pool.
+"""The first trials of an experiment, and which search comes after them.
 
-:class:`EnoughTrials` ends them on any search space, :class:`PoolStart` proposes them from a pool.
+:class:`EnoughTrials` ends them on any search space, :class:`PoolStart` proposes them from a pool,
+and :class:`RegionSuits` decides whether a region is searched.
 """
 
 from __future__ import annotations
 
+import logging
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +20,7 @@ from ax.core.data import Data
 from ax.core.experiment import Experiment
 from ax.core.generator_run import GeneratorRun
 from ax.core.observation import ObservationFeatures
+from ax.core.parameter import ChoiceParameter
 from ax.core.search_space import SearchSpace
 from ax.core.trial_status import TrialStatus
 from ax.core.types import TParameterization
@@ -33,7 +36,85 @@ from bo_stream.ax.surrogate import suited
 from bo_stream.ax.transforms import how_to_report
 from bo_stream.models.base import StreamingGP
 
+logger = logging.getLogger("bo_stream.ax")
+
+SEARCHES = ("box", "region")
+"""Names of the searches: of the whole space, or of a trust region in it."""
+
+MOST_IN_WHOLE_SPACE = 10
+"""Most parameters of which the whole space is searched unless a region is named."""
+
 _WITHOUT_OUTCOME = (TrialStatus.FAILED, TrialStatus.ABANDONED)
+
+
+def why_not_a_region(experiment: Experiment) -> str | None:
+    """Return the reason why an experiment's search cannot be of a region; None: it can."""
+    space, config = experiment.search_space, experiment.optimization_config
+    parameters = space.parameters.items()
+    unordered = [n for n, p in parameters if isinstance(p, ChoiceParameter) and not p.is_ordered]
+    others = [n for n, p in parameters if p.is_fidelity or getattr(p, "is_task", False)]
+    if space.is_hierarchical:
+        return "the search space is hierarchical"
+    if unordered:
+        return f"there are unordered choices, {', '.join(unordered)}"
+    if others:
+        return f"there are fidelity or task parameters, {', '.join(others)}"
+    if any(constraint.is_equality for constraint in space.parameter_constraints):
+        return "there is an equality constraint of parameters"
+    if config is None:
+        return "there is no objective"
+    if not config.objective.is_single_objective or config.is_bope_problem:
+        return "the objective is not one metric"
+    if config.outcome_constraints:
+        return "there are constraints of outcomes"
+    return None
+
+
+def is_for_region(experiment: Experiment, named: bool) -> bool:
+    """Return whether the search is of a region: if it is named, in any number of parameters."""
+    many = named or len(experiment.search_space.tunable_parameters) > MOST_IN_WHOLE_SPACE
+    return many and why_not_a_region(experiment) is None
+
+
+class RegionSuits(TransitionCriterion):
+    """A criterion met where a region is searched, or where it is not.
+
+    A region is searched in more than ``MOST_IN_WHOLE_SPACE`` parameters that have an order, for one
+    objective without constraints of outcomes.
+    """
+
+    def __init__(self, transition_to: str, suits: bool = True, named: bool = False) -> None:
+        """Choose what is met.
+
+        Args:
+            transition_to: Name of the node that takes over.
+            suits: Whether it does where a region is searched, or where it is not.
+            named: Whether the user has named the region: then any number of parameters will do.
+        """
+        super().__init__(transition_to)
+        self.suits, self.named = suits, named
+        self._said = ""
+
+    def is_met(self, experiment: Experiment, curr_node: GenerationNode) -> bool:
+        """Return whether the next node may take over.
+
+        Overrides ``TransitionCriterion.is_met``, which is abstract.
+
+        Raises:
+            UnsupportedError: The user has named the region, and it does not suit.
+        """
+        count = len(experiment.search_space.tunable_parameters)
+        reason = why_not_a_region(experiment)
+        if self.named and reason is not None:
+            raise UnsupportedError(
+                f"A region cannot be searched here: {reason}. Leave search='region' out."
+            )
+        many = self.named or count > MOST_IN_WHOLE_SPACE
+        kind = "a region" if reason is None else f"the whole space, as {reason}"
+        if many and self.suits and kind != self._said:
+            self._said = kind
+            logger.info("%d parameters: the search is of %s.", count, kind)
+        return is_for_region(experiment, self.named) == self.suits
 
 
 class EnoughTrials(TransitionCriterion):

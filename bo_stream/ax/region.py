@@ -1,13 +1,11 @@
 """A search of a trust region, in Ax: for spaces of many parameters.
 
 :class:`RegionGenerator` asks a :class:`RegionSurrogate` for points, :class:`RegionAdapter` gives it
-the trials of an experiment as a ledger, and :class:`RegionSuits` decides which experiments it is
-for.
+the trials of an experiment as a ledger.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,14 +16,11 @@ from typing import Any, cast
 
 import torch
 from ax.adapter.data_utils import ExperimentData
-from ax.core.experiment import Experiment
 from ax.core.observation import ObservationFeatures
 from ax.core.optimization_config import OptimizationConfig
 from ax.core.parameter import ChoiceParameter, ParameterType, RangeParameter
 from ax.core.search_space import SearchSpace, SearchSpaceDigest
 from ax.exceptions.core import UserInputError
-from ax.generation_strategy.generation_node import GenerationNode
-from ax.generation_strategy.transition_criterion import TransitionCriterion
 from ax.generators.torch_base import TorchGenerator, TorchGenResults, TorchOptConfig
 from botorch.exceptions.errors import UnsupportedError
 from botorch.exceptions.warnings import InputDataWarning
@@ -33,6 +28,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from bo_stream.ax.adapters import Pending, ReproducibleAdapter
+from bo_stream.ax.initialization import why_not_a_region
 from bo_stream.ax.surrogate import moments
 from bo_stream.diagnostics import leave_one_out, without
 from bo_stream.errors import UsageError
@@ -46,14 +42,6 @@ from bo_stream.loops.optimization.trials import (
     Status,
     Trial,
 )
-
-logger = logging.getLogger("bo_stream.ax")
-
-SEARCHES = ("box", "region")
-"""Names of the searches: of the whole space, or of a trust region in it."""
-
-MOST_IN_WHOLE_SPACE = 10
-"""Most parameters of which the whole space is searched unless a region is named."""
 
 MOST_LEVELS = 1000
 """Most values of an integer that a search takes one by one; of more it is as good as continuous."""
@@ -69,73 +57,6 @@ _SCRAMBLE = 1_000_003
 
 _FARTHEST = -700.0
 """Least logarithm of a prediction: e to its negative is still finite."""
-
-
-# --- which experiments a region is for -----------------------------------------------------------
-
-
-def why_not_a_region(experiment: Experiment) -> str | None:
-    """Return the reason why an experiment's search cannot be of a region; None: it can."""
-    space, config = experiment.search_space, experiment.optimization_config
-    parameters = space.parameters.items()
-    unordered = [n for n, p in parameters if isinstance(p, ChoiceParameter) and not p.is_ordered]
-    others = [n for n, p in parameters if p.is_fidelity or getattr(p, "is_task", False)]
-    if space.is_hierarchical:
-        return "the search space is hierarchical"
-    if unordered:
-        return f"there are unordered choices, {', '.join(unordered)}"
-    if others:
-        return f"there are fidelity or task parameters, {', '.join(others)}"
-    if any(constraint.is_equality for constraint in space.parameter_constraints):
-        return "there is an equality constraint of parameters"
-    if config is None:
-        return "there is no objective"
-    if not config.objective.is_single_objective or config.is_bope_problem:
-        return "the objective is not one metric"
-    if config.outcome_constraints:
-        return "there are constraints of outcomes"
-    return None
-
-
-class RegionSuits(TransitionCriterion):
-    """A criterion met where a region is searched, or where it is not.
-
-    A region is searched in more than ``MOST_IN_WHOLE_SPACE`` parameters that have an order, for one
-    objective without constraints of outcomes.
-    """
-
-    def __init__(self, transition_to: str, suits: bool = True, named: bool = False) -> None:
-        """Choose what is met.
-
-        Args:
-            transition_to: Name of the node that takes over.
-            suits: Whether it does where a region is searched, or where it is not.
-            named: Whether the user has named the region: then any number of parameters will do.
-        """
-        super().__init__(transition_to)
-        self.suits, self.named = suits, named
-        self._said = ""
-
-    def is_met(self, experiment: Experiment, curr_node: GenerationNode) -> bool:
-        """Return whether the next node may take over.
-
-        Overrides ``TransitionCriterion.is_met``, which is abstract.
-
-        Raises:
-            UnsupportedError: The user has named the region, and it does not suit.
-        """
-        count = len(experiment.search_space.tunable_parameters)
-        reason = why_not_a_region(experiment)
-        if self.named and reason is not None:
-            raise UnsupportedError(
-                f"A region cannot be searched here: {reason}. Leave search='region' out."
-            )
-        many = self.named or count > MOST_IN_WHOLE_SPACE
-        kind = "a region" if reason is None else f"the whole space, as {reason}"
-        if many and self.suits and kind != self._said:
-            self._said = kind
-            logger.info("%d parameters: the search is of %s.", count, kind)
-        return (many and reason is None) == self.suits
 
 
 # --- the generator -------------------------------------------------------------------------------

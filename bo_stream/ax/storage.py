@@ -33,9 +33,8 @@ from gpytorch.kernels import Kernel
 import bo_stream
 from bo_stream import DirichletWISKI, ProductMatern
 from bo_stream.ax.acquisition import INTEGRATED, PoolAcquisition, StreamAcquisition
-from bo_stream.ax.initialization import EnoughTrials, PoolStart
+from bo_stream.ax.initialization import EnoughTrials, PoolStart, RegionSuits
 from bo_stream.ax.processes import ProcessMetric, ProcessRunner
-from bo_stream.ax.region import RegionSuits
 from bo_stream.ax.strategy import StreamGenerators
 from bo_stream.ax.transforms import TRANSFORMS
 from bo_stream.models.base import StreamingGP

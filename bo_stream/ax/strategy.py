@@ -60,10 +60,10 @@ from bo_stream.ax.acquisition import (
     best_observed,
     check_options,
 )
-from bo_stream.ax.adapters import QuasiRandomAdapter, StreamAdapter
-from bo_stream.ax.initialization import EnoughTrials, PoolStart
+from bo_stream.ax.adapters import MIDDLE, QuasiRandomAdapter, StreamAdapter
+from bo_stream.ax.initialization import SEARCHES, EnoughTrials, PoolStart, RegionSuits
 from bo_stream.ax.pool import MC_POINTS, POOL, Candidates, Pool, handle, pool_named
-from bo_stream.ax.region import SEARCHES, RegionAdapter, RegionGenerator, RegionSuits
+from bo_stream.ax.region import RegionAdapter, RegionGenerator
 from bo_stream.ax.surrogate import ASKED_FOR, Moments, RefitRecord, StreamSurrogate
 from bo_stream.ax.transforms import (
     ExactCandidates,
@@ -310,6 +310,7 @@ def generation_strategy(
 ) -> GenerationStrategy:
     """Return a strategy of Sobol points, then candidates from models that take only new rows.
 
+    Where a region is searched, the first trial of an experiment is the middle of the space.
     For ``client.set_generation_strategy``. The cost of a trial does not grow with the number of
     earlier trials, except for Ax's own reading of its data: about 0.4 ms of each. A snapshot takes
     2 ms a trial, nearly all of it in Ax's own code too.
@@ -426,6 +427,7 @@ def generation_strategy(
     if pool is None:
         is_named, may_suit = search == "region", search is None and not given
         criteria: list[TransitionCriterion] = [EnoughTrials(STREAM, count)]
+        of_first: dict[str, Any] = {}
         if is_named or may_suit:
             otherwise = [RegionSuits(STREAM, suits=False)] if may_suit else []
             criteria = [
@@ -436,7 +438,12 @@ def generation_strategy(
             ]
             region = GeneratorSpec(StreamGenerators.REGION, generator_kwargs={"region": {}})
             regions = [GenerationNode(REGION, [region], transition_criteria=otherwise)]
-        sobol = GeneratorSpec(StreamGenerators.QUASI_RANDOM, generator_kwargs={"seed": seed})
+            of_first = {"model_gen_options": {MIDDLE: is_named}}
+        sobol = GeneratorSpec(
+            StreamGenerators.QUASI_RANDOM,
+            generator_kwargs={"seed": seed},
+            generator_gen_kwargs=of_first,
+        )
         first = GenerationNode("Sobol", [sobol], transition_criteria=criteria)
     else:
         name = handle(pool)

@@ -10,16 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+import torch
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from scipy.stats import theilslopes
+from torch import Tensor
 
-from bo_stream.diagnostics.approximation import ApproximationGap, finer
+from bo_stream.diagnostics.approximation import ApproximationGap, finer, rebuilt
 from bo_stream.diagnostics.validation import Array, Interval, ProgressiveValidation
 from bo_stream.models.auto.auto import AutoGP, family_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.osgpr import OSVGP
+from bo_stream.models.local import LocalGP
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
+from bo_stream.models.wiski.heteroscedastic import HeteroscedasticWISKI
 
 FEWEST = 50
 """Rows from which on an alarm can ring."""
@@ -61,7 +65,9 @@ class Alarm:
         text: The finding in words.
         value: The measured value.
         threshold: Largest value without alarm; least value, for a dead input.
-        remedy: A line of code, in which ``model`` is the model and X and Y are the user's data.
+        remedy: A line of code, in which ``model`` is the model; X, Y, Yvar and ``bounds`` are the
+            user's data. ``X_new``, ``Y_new`` and ``Yvar_new`` are those since a change, and
+            ``X_old``, ``Y_old`` and ``Yvar_old`` those before it.
     """
 
     name: str
@@ -95,17 +101,36 @@ def find_alarms(
     """
     if record is None or record.rows < FEWEST:
         return ()
+    Yvar = record.sample(torch.empty(0, dtype=torch.float64))[2]
+    known = "" if Yvar is None else "Yvar"
     change = record.units.change
     if change is not None:
-        factors = [10.0**power for power in change.powers]
         power = max(change.powers, key=abs)
-        shown = f"{factors[0]:g}" if len(set(factors)) == 1 else f"torch.tensor({factors})"
-        new = f"X_new / {shown}, Y_new" if change.what == "inputs" else f"X_new, Y_new / {shown}"
         text = (
             f"{change.what} are {10.0**power:g} times as large as before, found after row "
             f"{change.row:,} of the record"
         )
-        remedy = f"model.retract(X_new, Y_new).update({new})"
+        factors, width = [10.0**each for each in change.powers], 2 if Yvar is None else 3
+        shown, squared = (
+            f"{each[0]:g}" if len(set(each)) == 1 else f"torch.tensor({each})"
+            for each in (factors, [factor**2 for factor in factors])
+        )
+        converted = ["X_new", f"Y_new / {shown}", f"Yvar_new / {squared}"]
+        if change.what == "inputs":
+            converted = [f"X_new / {shown}", "Y_new", "Yvar_new"]
+        new, old = (
+            ", ".join(f"{name}_{age}" for name in ("X", "Y", "Yvar")[:width])
+            for age in ("new", "old")
+        )
+        subtracts = isinstance(model.likelihood, _GaussianLikelihoodBase) and not isinstance(
+            model, LocalGP | DecoupledGP | QSGP | QSRVM
+        )
+        if isinstance(model, HeteroscedasticWISKI):
+            subtracts = Yvar is not None and not bool(Yvar.isnan().any())
+        before = f"retract({new})" if subtracts else f"clear().update({old})"
+        remedy = f"model.{before}.update({', '.join(converted[:width])})"
+        if isinstance(model, DecoupledGP | QSGP | QSRVM):
+            remedy += ".fit(seconds=60)"
         return (Alarm("units", text, float(abs(power)), 0.0, remedy),)
     rows: list[Alarm] = []
     share = record.repeated.share
@@ -114,22 +139,28 @@ def find_alarms(
         text = f"{100.0 * share:.0f} % of the rows repeat an earlier one, outcomes included"
         widths = f"({record.inputs}, {model.num_outputs})"
         remedy = f"X, Y = torch.cat((X, Y), -1).unique(dim=0).split({widths}, -1)"
+        if Yvar is not None:
+            first = "np.unique(torch.cat((X, Y), -1).cpu(), axis=0, return_index=True)[1]"
+            remedy = f"rows = {first}; X, Y, Yvar = X[rows], Y[rows], Yvar[rows]"
         rows.append(Alarm("repeated rows", text, share, _MOST_REPEATED, remedy))
     if isinstance(gap, ApproximationGap) and gap.rows >= FEWEST and not gap.mean <= _MOST_GAP:
         text = (
             f"predicted means of {gap.rows} rows are {gap.mean:.2g} predictive standard deviations "
             "from those of an exact Gaussian process with the same hyperparameters"
         )
-        rows.append(Alarm("approximation", text, gap.mean, _MOST_GAP, finer(model)))
-    skew = _skew(model, innovations, record)
-    level = [] if repeats else _drift(record, innovations, bool(skew))
+        rows.append(Alarm("approximation", text, gap.mean, _MOST_GAP, finer(model, known)))
+    skew = _skew(model, innovations, record, known)
+    level = [] if repeats else _drift(model, record, innovations, bool(skew))
     shape = [] if rows or level else skew or _tails(model, innovations)
-    noise = [] if rows or level or shape else _noise(model, innovations)
-    return (*rows, *level, *shape, *noise, *_dead(model, effects))
+    noise = [] if rows or level or shape else _noise(model, innovations, Yvar)
+    return (*rows, *level, *shape, *noise, *_dead(model, effects, known))
 
 
 def _drift(
-    record: ProgressiveValidation, innovations: Sequence[Innovations], skewed: bool
+    model: StreamingGP,
+    record: ProgressiveValidation,
+    innovations: Sequence[Innovations],
+    skewed: bool,
 ) -> list[Alarm]:
     """Ring for a signal; a signal of skewed innovations with a mean of zero is not counted."""
     centred = all(abs(each.mean) < 4.0 / math.sqrt(each.count) for each in innovations)
@@ -146,12 +177,17 @@ def _drift(
                 f"probability of {test.false_alarm_probability(HORIZON):.2g})"
             )
             remedy = "model.forget(0.99)  # before each update; after a break: model.clear()"
+            if isinstance(model, DecoupledGP | QSGP | QSRVM):  # these cannot forget
+                remedy = "model.clear().update(X_new, Y_new).fit(seconds=60)  # the rows since then"
             return [Alarm("drift", text, float(len(signals)), 0.0, remedy)]
     return []
 
 
 def _skew(
-    model: StreamingGP, innovations: Sequence[Innovations], record: ProgressiveValidation
+    model: StreamingGP,
+    innovations: Sequence[Innovations],
+    record: ProgressiveValidation,
+    known: str,
 ) -> list[Alarm]:
     for output, each in enumerate(innovations):
         most = max(_MOST_SKEW, 6.0 / math.sqrt(each.count))
@@ -160,9 +196,10 @@ def _skew(
             is_positive = each.skew > 0.0 and (record.sampled_outcomes > 0.0).all()
             step = "log=Log()" if is_positive else "bilog=Bilog()"
             chain = f"ChainedOutcomeTransform({step}, z=Standardize({model.num_outputs}))"
-            fixed = isinstance(model, OSVGP | DecoupledGP | QSGP | QSRVM)  # these take no transform
-            regressor = "OSGPR" if fixed else type(model).__name__
-            remedy = f"model = {regressor}(X, Y, outcome_transform={chain})"
+            # these take no transform, and Bilog takes no known noise
+            fixed = isinstance(family_model(model), OSVGP | DecoupledGP | QSGP | QSRVM)
+            kind, Yvar = "OSGPR" if fixed else "", known if is_positive else ""
+            remedy = rebuilt(model, f"outcome_transform={chain}", kind=kind, Yvar=Yvar)
             return [Alarm("skew", text, abs(each.skew), most, remedy)]
     return []
 
@@ -181,7 +218,9 @@ def _tails(model: StreamingGP, innovations: Sequence[Innovations]) -> list[Alarm
     return []
 
 
-def _noise(model: StreamingGP, innovations: Sequence[Innovations]) -> list[Alarm]:
+def _noise(
+    model: StreamingGP, innovations: Sequence[Innovations], Yvar: Tensor | None
+) -> list[Alarm]:
     for output, each in enumerate(innovations):
         most = max(_MOST_SCALE, math.exp(5.0 / math.sqrt(each.count)))
         factor = max(each.scale, 1.0 / max(each.scale, 1e-300))
@@ -190,27 +229,28 @@ def _noise(model: StreamingGP, innovations: Sequence[Innovations]) -> list[Alarm
             large = "smaller than predicted: the noise is too large"
             size = small if each.scale > 1.0 else large
             text = f"innovations of output {output} are {factor:.2g} times {size}"
-            return [Alarm("noise", text, factor, most, _relearning(model, each.scale**2))]
+            remedy = _relearning(model, each.scale**2, Yvar)
+            return [Alarm("noise", text, factor, most, remedy)]
     return []
 
 
-def _relearning(model: StreamingGP, factor: float) -> str:
+def _relearning(model: StreamingGP, factor: float, Yvar: Tensor | None = None) -> str:
     """Return the line of code that learns a model's noise, or corrects the known one."""
-    if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
-        return f"model = {type(model).__name__}(X, Y, {factor:.2g} * Yvar)"
+    if Yvar is not None and not bool(Yvar.isnan().any()):
+        return rebuilt(model, Yvar=f"{factor:.2g} * Yvar")
     if isinstance(model, DecoupledGP | QSGP | QSRVM):
         return "model.fit(seconds=60)"
     if isinstance(model, AutoGP) and isinstance(family_model(model), OSVGP):
         # sites: by steps, as no fit reaches their noise
         if model.memory.held is None:
-            return f"model = AutoGP(X, Y, likelihood={type(model.likelihood).__name__}())"
+            return rebuilt(model)
         return 'model.move_to("OSVGP", hyper_steps=20)  # learns it from all rows'
     if isinstance(model, OSVGP):
         return "model.hyper_steps = 20  # the next updates learn it"
     return "fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))"
 
 
-def _dead(model: StreamingGP, effects: Sequence[float]) -> list[Alarm]:
+def _dead(model: StreamingGP, effects: Sequence[float], known: str) -> list[Alarm]:
     largest = max(effects, default=0.0)
     dead = [i for i, effect in enumerate(effects) if effect <= LEAST_SENSITIVITY * largest]
     used = [i for i in range(len(effects)) if i not in dead]
@@ -219,7 +259,7 @@ def _dead(model: StreamingGP, effects: Sequence[float]) -> list[Alarm]:
     which = f"input {dead[0]} has" if len(dead) == 1 else f"inputs {dead} have"
     text = f"{which} next to no effect on the posterior mean"
     value = max(effects[i] for i in dead) / largest
-    remedy = f"model = {type(model).__name__}(X[:, {used}], Y)"
+    remedy = rebuilt(model, inputs=f"[:, {used}]", Yvar=known)
     return [Alarm("dead input", text, value, LEAST_SENSITIVITY, remedy)]
 
 

@@ -169,8 +169,49 @@ def capacity_of(model: StreamingGP) -> UsedCapacity | None:
     return None
 
 
-def finer(model: StreamingGP) -> str:
-    """Return the line of code that makes a model's approximation finer."""
+def rebuilt(
+    model: StreamingGP, *options: str, kind: str = "", inputs: str = "", Yvar: str = ""
+) -> str:
+    """Return the line of code that builds a model again of the user's data.
+
+    The likelihood, the classes and the box are those of the model; options that are not given are
+    the defaults.
+
+    Args:
+        model: That the new one takes the place of.
+        options: Further arguments, as code.
+        kind: Name of another class, of Gaussian outcomes; empty: the model's own.
+        inputs: Index of the columns of X that are taken, as code; empty: all.
+        Yvar: Known noise variances, as code; empty: there are none.
+    """
+    arguments = [f"X{inputs}", "Y", *([f"train_Yvar={Yvar}"] if Yvar else [])]
+    if kind:
+        return f"model = {kind}({', '.join((*arguments, *options))})"
+    family: Any = family_model(model)
+    if not isinstance(model.likelihood, _GaussianLikelihoodBase):
+        names = {f"likelihood.{name}" for name, _ in model.likelihood.named_parameters()}
+        learns = isinstance(family, OSVGP) and not names <= set(family.inference.fixed)
+        arguments.append(f"likelihood=model.likelihood{'.requires_grad_()' if learns else ''}")
+    if isinstance(model, OSVGP | DecoupledGP) and "outcome_transform" in model._modules:
+        arguments.append(f"outcome_transform=Standardize({model.num_outputs})")
+    if isinstance(model.outcomes, LabelOutcomes) and model.outcomes.num_classes is not None:
+        arguments.append(f"num_classes={model.outcomes.num_classes}")
+    if isinstance(model, AutoGP) and model.inference.box is not None:
+        arguments.append(f"bounds=bounds{inputs}")
+    if isinstance(model, GridModel) and not {"input_transform", "stem"} & model._modules.keys():
+        unit = torch.tensor([[0.0], [1.0]]).to(model.bounds)  # a box that needs no bounds
+        if not torch.allclose(model.bounds, unit):
+            arguments.append(f"bounds=model.bounds{inputs}")
+    return f"model = {type(model).__name__}({', '.join((*arguments, *options))})"
+
+
+def finer(model: StreamingGP, Yvar: str = "") -> str:
+    """Return the line of code that makes a model's approximation finer.
+
+    Args:
+        model: Stays as it is.
+        Yvar: Known noise variances, as code; empty: there are none.
+    """
     kind: Any = family_model(model)
     if isinstance(model, AutoGP):  # by a move to a family, if possible
         if isinstance(kind, GridModel):
@@ -184,22 +225,23 @@ def finer(model: StreamingGP) -> str:
             return "fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))"
         if model.memory.held is None or family not in model.families:
             no_grid = 'families=("exact", "OSGPR")'
-            return f"model = AutoGP(X, Y, {option or no_grid})"
+            return rebuilt(model, option or no_grid, Yvar=Yvar)
         return f'model.move_to("{family}"{option and ", " + option})'
     if isinstance(model, GridModel):
         inference, memory, _ = model._process_part()
         if kind.rank == inference.max_rank and kind.dropped > kind.interpolation_error():
-            return f"model = {type(model).__name__}(X, Y, max_rank={2 * inference.max_rank})"
+            return rebuilt(model, f"max_rank={2 * inference.max_rank}", Yvar=Yvar)
         enough = sufficient_grid_size(inference.kernel(model.prior), memory.grid, _GRID_ERROR)
         if enough is None:
-            return "model = OSGPR(X, Y)  # no grid that fits in memory would do"
+            line = rebuilt(model, kind="OSGPR", Yvar=Yvar)
+            return f"{line}  # no grid that fits in memory would do"
         return f"model.refine(grid_size={enough[0] if len(enough) == 1 else enough})"
     if isinstance(model, OSGPR | OSVGP):
         most = 2 * max(kind.max_points, len(kind.inducing_points))
         return f"model.max_points, model.allocator = {most}, Novelty({most})"
     if isinstance(model, ClusteredGP):
         return f"model.resolve({kind.resolution / 2.0:.3g})"
-    return "model = OSGPR(X, Y)"
+    return rebuilt(model, kind="OSGPR", Yvar=Yvar)
 
 
 @torch.no_grad()

@@ -59,7 +59,7 @@ def mixed() -> list[Any]:
 
 def bowl(p: Any) -> float:
     """Return a separable quadratic of parameters as above, in 1,024ths: exact in decimal digits."""
-    values = [(v - 0.5) / 3.0 for n, v in p.items() if n.startswith("x")]
+    values = [(v - 0.8) / 3.0 for n, v in p.items() if n.startswith("x")]
     values += [(v - 7.0) / 10.0 for n, v in p.items() if n.startswith("i")]
     if "rate" in p:
         values += [(math.log10(p["rate"]) + 2.0) / 4.0, (math.log2(p["width"]) - 5.0) / 8.0]
@@ -292,6 +292,45 @@ def test_by_default_a_region_begins_after_twice_as_many_trials_as_parameters(
     assert node_of(client) == "Region"
 
 
+MIDDLE = {
+    **{f"x{i}": 0.5 for i in range(4)},
+    **{f"i{i}": 5 for i in range(4)},
+    "rate": 0.01,
+    "width": 11,
+    "size": 32,
+    "grade": "b",
+}
+"""Of the mixed space; Ax adds a half at both ends of an integer's range before its logarithm."""
+
+
+def test_the_first_trial_of_a_region_is_the_middle_of_the_space(tmp_path: Path) -> None:
+    client = from_json(started(mixed()), tmp_path)
+    first, second = client.get_next_trials(2).values()
+    assert first == pytest.approx(MIDDLE)
+    assert second["x0"] != 0.5
+    (fixed,) = started(floats(12)).get_next_trials(1, fixed_parameters={"x1": 2.0}).values()
+    assert fixed == {**dict.fromkeys((f"x{i}" for i in range(12)), 0.5), "x1": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "constraints", "is_attached", "options"),
+    [
+        (12, ["x0 + x1 <= 0.5"], False, {}),
+        (12, None, True, {}),
+        (12, None, False, {"search": "box"}),
+        (10, None, False, {}),
+    ],
+)
+def test_others_begin_with_a_sobol_point(
+    parameters: int, constraints: list[str] | None, is_attached: bool, options: dict[str, Any]
+) -> None:
+    client = started(floats(parameters), constraints=constraints, **options)
+    if is_attached:
+        client.attach_trial(dict.fromkeys((f"x{i}" for i in range(parameters)), 1.0))
+    (first,) = client.get_next_trials(1).values()
+    assert first["x2"] != 0.5
+
+
 @pytest.mark.parametrize(("dim", "first"), [(15, 30), (30, 40), (45, 45)])
 def test_in_many_parameters_there_are_fewer_sobol_trials(dim: int, first: int) -> None:
     client = started(floats(dim), initialization=None)
@@ -411,7 +450,7 @@ def test_of_many_attached_trials_the_best_is_found_in_any_order(
         client.complete_trial(client.attach_trial(parameters), {"loss": 1.0 + bowl(parameters)})
     client.get_next_trials(1)
     best, *_ = client.get_best_parameterization()
-    assert bowl(best) == 0.0
+    assert bowl(best) == min(map(bowl, attached))
 
 
 def test_an_outcome_of_before_may_be_corrected() -> None:

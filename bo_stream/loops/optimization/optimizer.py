@@ -242,8 +242,9 @@ class Optimizer:
     def ask(self, q: int | None = None) -> list[Trial]:
         """Choose the next q points (default: as in the settings), and return pending trials.
 
-        They are Sobol points until ``initial`` trials are told or pending and two are told; then
-        they maximise the acquisition, or are drawn in a region: of a search of both, from
+        They are Sobol points until ``initial`` trials are told or pending and two are told; where
+        a region is searched from the first, the middle of the box comes before them. Then they
+        maximise the acquisition, or are drawn in a region: of a search of both, from
         ``FIRST_IN_BOX`` outcomes on. Hundreds at once cost less each, see :func:`best_points`.
         """
         count = self.settings.q if q is None else check_whole("q", q, 1)
@@ -259,9 +260,10 @@ class Optimizer:
         trials = []
         if first:
             engine = SobolEngine(self.settings.dim, scramble=True, seed=self.settings.seed)
-            points = engine.fast_forward(self.ledger.count_from("sobol")).draw(
-                first, dtype=torch.float64
-            )
+            drawn = self.ledger.count_from("sobol")
+            points = engine.fast_forward(drawn).draw(first, dtype=torch.float64)
+            if drawn == 0 and self.settings.search == "region":
+                points[0] = 0.5  # better than most of the others where there are many inputs
             chosen = self.settings.from_unit_cube(points)
             trials += [self.ledger.add(x, "sobol") for x in chosen]
         if count > first:

@@ -53,7 +53,8 @@ class OptimizationSettings(RunSettings):
         bounds: Low and high of each input, d pairs, at most ``MOST_INPUTS``.
         maximize: Whether large outcomes are good; else small ones are.
         initial: Points of a scrambled Sobol sequence to begin with; 0: 10, or twice the number of
-            inputs where a region is searched from the first.
+            inputs where a region is searched from the first, and where the middle of the box stands
+            for the first of the sequence.
         search: A name in ``SEARCHES``: ``box``; ``region``, a trust region about the best point
             with a model of the nearest outcomes; or ``both``, the box until there are
             ``FIRST_IN_BOX`` outcomes, then a region. Default (empty): ``box`` in up to
@@ -188,7 +189,8 @@ class Trial:
     Attributes:
         key: Number from 0, in the order of asking.
         X: The point, d numbers in the units of the bounds.
-        origin: Source of the point: the Sobol sequence, the model, or a person.
+        origin: Source of the point: the Sobol sequence (with the middle of the box in a region),
+            the model, or a person.
         status: ``pending`` until told, failed or withdrawn.
         Y: Outcome of a told trial.
         attempts: Number of evaluations that ended, well or not.

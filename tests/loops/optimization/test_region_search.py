@@ -129,6 +129,19 @@ def test_runs_before_there_were_regions_go_on_in_the_box(tmp_path: Path) -> None
     assert asdict(loaded.settings) == {**asdict(settings), "acquisition": "qLogEI"}
 
 
+# --- the first points ----------------------------------------------------------------------------
+
+
+def test_the_middle_stands_for_the_first_of_the_sobol_points() -> None:
+    one, other = Optimizer(MANY), Optimizer(replace(MANY, search="both"))
+    (first,), rest = one.ask(1), one.ask(4)
+    middle, *others = points(other.ask(5))
+    assert first.X == (0.5,) * 12
+    assert middle != first.X
+    assert points(rest) == others
+    assert {trial.origin for trial in one.ledger} == {"sobol"}
+
+
 # --- the search itself ---------------------------------------------------------------------------
 
 
