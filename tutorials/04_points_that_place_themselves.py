@@ -120,11 +120,11 @@ _ = axes.legend(loc="lower right", facecolor="0.75")
 # %% [markdown]
 # ## 2. Points where they are needed
 #
-# `OSGPR` asks an *allocator* where its points should be, at every update. The default makes every
-# distinct reading a point until there are 512, and thins them then. Here we want few, and see where
-# they go: `OIPS(0.9)` (Galy-Fajou and Opper, 2021) is a rule of one line. A reading whose place has
-# a correlation of less than 0.9 with every inducing point becomes one itself. What the kernel holds
-# for alike needs no second point; what is new gets one.
+# `OSGPR` asks an *allocator* where its points should be, at every update. By default every reading
+# that the others do not determine becomes a point, and more than 512 are thinned. Here we want few,
+# and see where they go: `OIPS(0.9)` (Galy-Fajou and Opper, 2021) is a rule of one line. A reading
+# whose place has a correlation of less than 0.9 with every inducing point becomes one itself. What
+# the kernel holds for alike needs no second point; what is new gets one.
 #
 # Readings come in batches of 50. The hyperparameters are learned anew whenever there are twice as
 # many as the last time, though all but the 512 latest readings are gone by then.

@@ -193,7 +193,7 @@ axes.grid(alpha=0.3)
 #
 # Trials may be completed in any order. A value that is reported anew takes the place of the old
 # one; a failed trial leaves no trace in the model. Each time the model is what it would be if it
-# were built of the present data: `WISKI` takes an outcome out again exactly.
+# were built of the present data.
 
 # %%
 first, second, third = client.get_next_trials(max_trials=3).items()
@@ -210,9 +210,8 @@ print(type(surrogate.model).__name__, "has", int(surrogate.model.num_observation
 # ## 4. What was learned
 #
 # Cross-validation asks how well each outcome is predicted from all others. Ax's own builds a model
-# for each. Here they come in closed form from the model there is, at a cost that is linear in the
-# number of trials. `client.compute_analyses()` draws Ax's own pictures from the same numbers, in a
-# notebook as interactive ones.
+# for each. Here they come in closed form from the model there is. `client.compute_analyses()` draws
+# Ax's own pictures from the same numbers, in a notebook as interactive ones.
 
 # %%
 start = time.perf_counter()
@@ -295,8 +294,7 @@ print(f"at {counts[-1]} trials: {typical[-1]:.2f} s")
 # %% [markdown]
 # ## Where to go from here
 #
-# - `acquisition_options`, `search`, `refit` and `model_options` of `generation_strategy` are the
-#   knobs; `model=OSGPR` is for more than four inputs, and is taken by itself when the parameters
-#   are more.
+# - `model`, `model_options`, `acquisition_options`, `refit` and `search` of `generation_strategy`
+#   are the knobs. In more than ten parameters a region is searched.
 # - Several objectives, outcome constraints, choice parameters and standard errors work as in Ax.
 # - `python -m benchmarks.optimization.ax_trials` compares the time of a trial with Ax's default.

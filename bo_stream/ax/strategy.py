@@ -8,6 +8,7 @@ chosen.
 from __future__ import annotations
 
 import inspect
+import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -78,6 +79,8 @@ from bo_stream.models.auto.families import OPTIONS
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.wiski.wiski import WISKI
+
+logger = logging.getLogger("bo_stream.ax")
 
 _RELATIVE_TO_MEASURED = {
     "Derelativize": {"use_raw_status_quo": True},
@@ -459,6 +462,8 @@ def generation_strategy(
     streams = [] if search == "region" else [GenerationNode(STREAM, [spec])]
     strategy = GenerationStrategy(name="bo_stream", nodes=[first, *regions, *streams])
     check_storable(strategy)
+    if search is None and given:
+        logger.info("The search is of the whole space, given %s.", " and ".join(given))
     return strategy
 
 

@@ -154,7 +154,8 @@ def optimize(
         int,
         option(
             "Search",
-            "Sobol points to start with; 0: 10, or twice the inputs in a region.",
+            "Points to start with, of a Sobol sequence; 0: 10, or twice the inputs in a region, "
+            "whose first one is the middle of the box.",
         ),
     ] = _DEFAULT.initial,
     search: Annotated[
@@ -163,8 +164,8 @@ def optimize(
             "Search",
             "Where points are looked for: in the whole box, in a trust region about the best "
             f"point, or both, in the box until there are {FIRST_IN_BOX} outcomes. Default: box in "
-            f"up to {MOST_IN_BOX} inputs, and with --acquisition, --model or --grid; both in up to "
-            f"{MOST_IN_BOTH}; region in more.",
+            f"up to {MOST_IN_BOX} inputs, and with --acquisition, another --model than auto, --set "
+            f"or --grid; both in up to {MOST_IN_BOTH}; region in more.",
             metavar="|".join(SEARCHES),
         ),
     ] = _DEFAULT.search,
@@ -172,11 +173,14 @@ def optimize(
         str,
         option(
             "Search",
-            f"{', '.join(ACQUISITIONS)}, or a builder of your own as package.module:function.",
+            f"Of the box: {', '.join(ACQUISITIONS)}, or a builder of your own as "
+            "package.module:function. Default: qLogEI.",
             metavar="NAME",
         ),
     ] = _DEFAULT.acquisition,
-    beta: Annotated[float, option("Search", "β of mean + √β sd in qUCB.")] = _DEFAULT.beta,
+    beta: Annotated[
+        float, option("Search", "Of the box: β of mean + √β sd in qUCB.")
+    ] = _DEFAULT.beta,
     seed: Annotated[
         int, option("Search", "Of the Sobol points, the search and the noise.")
     ] = _DEFAULT.seed,
@@ -184,7 +188,14 @@ def optimize(
     model_options: running.Set = None,
     kernel: running.Kernel = _DEFAULT.kernel,
     grid: running.Grid = None,
-    refit: running.Refit = _DEFAULT.refit,
+    refit: Annotated[
+        float,
+        option(
+            "Model",
+            "Of the box: relearn hyperparameters at so many times the observations. A region has a "
+            "rule of its own; 0: never, in either.",
+        ),
+    ] = _DEFAULT.refit,
     device: running.Device = _DEFAULT.device,
     dtype: running.Dtype = _DEFAULT.dtype,
     out: running.Out = None,
@@ -196,11 +207,11 @@ def optimize(
 ) -> None:
     """Find where a function is smallest (or largest), in few evaluations.
 
-    Starts from Sobol points. Again and again it chooses the points that promise most, has them
-    evaluated, maybe by several processes at a time, and learns. In more than three inputs it
-    goes on, or begins, in a region about the best point. An evaluation that raises, hangs, dies or
-    returns anything but one finite number is recorded and repeated as asked; the model of the whole
-    box never sees it.
+    Starts from points spread over the box. Again and again it chooses the points that promise
+    most, has them evaluated, maybe by several processes at a time, and learns. In more than three
+    inputs it goes on, or begins, in a region about the best point. An evaluation that raises,
+    hangs, dies or returns anything but one finite number is recorded and repeated as asked; the
+    model of the whole box never sees it.
 
     With --asynchronous no worker waits for another one; from a hundred workers on, take
     `--acquisition TS`. Each outcome is on the disk before it counts: after a kill, `--resume`
@@ -213,7 +224,7 @@ def optimize(
 
     - `bo-stream optimize Branin --noise 1 --out run`
     - `bo-stream optimize Hartmann --dim 6 --set max_exact=200`
-    - `bo-stream optimize Ackley --dim 20 -q 10 --steps 100`
+    - `bo-stream optimize Levy --dim 20 -q 10 --steps 100`
     - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --workers 4 -q 4 --timeout 60 --out run`
     - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --executor dask:tcp://host:8786 -q 8`
     - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --workers 8 --asynchronous --steps 200`

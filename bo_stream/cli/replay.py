@@ -16,7 +16,14 @@ import typer
 
 from bo_stream.cli import running
 from bo_stream.cli.running import OUT, escape, option, say, with_survey_settings
-from bo_stream.cli.survey import Group, SurveyCommand, commands, parse_settings, say_columns
+from bo_stream.cli.survey import (
+    Group,
+    SurveyCommand,
+    check_used,
+    commands,
+    parse_settings,
+    say_columns,
+)
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.settings import DESIGNS, SEEDS, ReplayPlan, SurveySettings
 
@@ -115,6 +122,7 @@ def replay(
         if compare not in (None, "random"):
             raise UsageError(f"Expected --compare random, got {compare!r}.")
         plan, chosen = ReplayPlan(**sizes), SurveySettings(**settings)
+        check_used(chosen)
         finished = FinishedSurvey.of(table(chosen), chosen, truth, str(sites))
         designs = DESIGNS if compare else DESIGNS[:1]
         return ReplayRun(finished, plan, designs, SEEDS if seeds is None else seeds, truth)

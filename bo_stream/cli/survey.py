@@ -116,6 +116,7 @@ def start(
         parse_settings(settings)
         with ERR.status("Reading the sites ..."):
             table, chosen = read_table(sites), SurveySettings(**settings)
+            check_used(chosen)
             said: list[str] = []
             if group:
                 table, said = grouped_by_position(table, chosen, str(sites))
@@ -389,6 +390,23 @@ def parse_settings(settings: dict[str, Any]) -> None:
     settings["quotas"] = parse_quotas(settings["quotas"])
     for name in ("threshold", "certainty", "stop_when"):
         settings[name] = parse_share(f"--{name.replace('_', '-')}", settings[name])
+
+
+def check_used(settings: SurveySettings) -> None:
+    """Check that no setting is given in vain; folders that were begun with such a one go on.
+
+    Raises:
+        UsageError: It says what else to give.
+    """
+    for name in ("certainty", "miss_cost"):
+        is_given = getattr(settings, name) != getattr(SurveySettings, name)
+        if is_given and settings.threshold is None:
+            raise UsageError(
+                f"{name.replace('_', ' ').capitalize()} is of calls above and below a threshold: "
+                "give threshold, too."
+            )
+    if settings.base is not None and not settings.cost_per_km:
+        raise UsageError("A base is where travel that costs begins: give cost_per_km, too.")
 
 
 def parse_share(option: str, text: str | None) -> float | None:

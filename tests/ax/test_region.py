@@ -340,32 +340,46 @@ def test_in_many_parameters_there_are_fewer_sobol_trials(dim: int, first: int) -
         assert node_of(client) == name
 
 
+OF_WHOLE = "12 parameters: the search is of the whole space"
+
+
 @pytest.mark.parametrize(
-    ("parameters", "objective", "options", "reason"),
+    ("parameters", "objective", "options", "text"),
     [
-        (floats(10), "-loss", {}, None),
+        (floats(10), "-loss", {}, ""),
         (
             [*floats(11), ChoiceParameterConfig("kind", ["p", "q", "r"], "str", is_ordered=False)],
             "-loss",
             {},
-            "there are unordered choices, kind",
+            f"{OF_WHOLE}, as there are unordered choices, kind.\n",
         ),
-        (floats(12), "-loss, -cost", {}, "the objective is not one metric"),
+        (
+            floats(12),
+            "-loss, -cost",
+            {},
+            f"{OF_WHOLE}, as the objective is not one metric.\n",
+        ),
         (
             floats(12),
             "-loss",
             {"outcomes": ["cost <= 1.0"]},
-            "there are constraints of outcomes",
+            f"{OF_WHOLE}, as there are constraints of outcomes.\n",
         ),
-        (floats(11), "-loss", {"search": "box"}, None),
-        (floats(11), "-loss", {"acquisition": "qUCB"}, None),
+        (floats(11), "-loss", {"search": "box"}, ""),
+        (floats(11), "-loss", {"search": "box", "acquisition": "qUCB"}, ""),
+        (
+            floats(11),
+            "-loss",
+            {"acquisition": "qUCB", "refit": 2.0},
+            "The search is of the whole space, given acquisition and refit.\n",
+        ),
     ],
 )
 def test_where_a_region_does_not_suit_the_whole_space_is_searched(
     parameters: list[Any],
     objective: str,
     options: dict[str, Any],
-    reason: str | None,
+    text: str,
     said: Said,
 ) -> None:
     client = started(parameters, objective, **{"initialization": None, **options})
@@ -374,8 +388,7 @@ def test_where_a_region_does_not_suit_the_whole_space_is_searched(
     strategy = client._generation_strategy
     strategy._maybe_transition_to_next_node()
     assert strategy.current_node_name == "Stream"
-    whole = f"12 parameters: the search is of the whole space, as {reason}.\n"
-    assert said.text == ("" if reason is None else whole)
+    assert said.text == text
 
 
 def test_a_named_region_is_taken_in_few_parameters() -> None:

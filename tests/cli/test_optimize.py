@@ -41,6 +41,12 @@ def test_help_names_every_option() -> None:
     for option in ("--dim", "--noise", "--bounds", "--acquisition", "--workers", "--asynchronous"):
         assert option in text
     assert "qLogNEI" in text
+    words = " ".join(text.replace("│", " ").split())
+    assert "with --acquisition, another --model than auto, --set or --grid; both in up to" in words
+    assert "whose first one is the middle of the box" in words
+    assert "Of the box: relearn hyperparameters" in words
+    assert "Of the box: β" in words
+    assert "bo-stream optimize Levy --dim 20" in words  # of Ackley the middle is the least value
 
 
 @pytest.mark.usefixtures("small_pictures")
@@ -93,6 +99,7 @@ def test_many_inputs_are_searched_in_a_region_and_it_says_so() -> None:
         (("--dim", "2"), "Searching the whole box, as there are 2 inputs; --search chooses"),
         (("--dim", "5"), "box until there are 40 outcomes, then a region about the best point, as"),
         (("--dim", "11", "--acquisition", "random"), "of 11 inputs; --search region is faster"),
+        (("--dim", "11", "--acquisition", "qLogEI"), "of 11 inputs; --search region is faster"),
         (("--dim", "2", "--search", "region"), "about the best point, as asked for, of 2 inputs."),
     ],
 )

@@ -230,7 +230,8 @@ def test_two_people_at_once_are_told() -> None:
 def test_constraints_reach_the_choice() -> None:
     more = ["--cost", "days", "--budget", "3", "--stratum", "district", "--quota", "south=0"]
     more += ["--miss-cost", "3"]
-    done("start", "bare.csv", *OPTIONS, *more, "--minimum-distance", "5", "--base", "-1.5", "30")
+    more += ["--minimum-distance", "5", "--base", "-1.5", "30", "--cost-per-km", "1e-6"]
+    done("start", "bare.csv", *OPTIONS, *more)
     done("next", "run", "-q", "5")
     table = form()
     assert table["days"].sum() <= 3
@@ -238,12 +239,26 @@ def test_constraints_reach_the_choice() -> None:
     assert load_survey("run").settings.miss_cost == 3.0
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--goal", "map", "--miss-cost", "3"], "Miss cost is of calls above and below a thresh"),
+        (["--goal", "map", "--certainty", "80%"], "Certainty is of calls above and below a thresh"),
+        (["--threshold", "0.1", "--base", "30", "-3"], "that costs begins: give cost_per_km, too"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(options: list[str], message: str) -> None:
+    assert_one_clear_error(survey("start", "bare.csv", *options, "--out", "run"), message)
+    assert not Path("run").exists()
+
+
 def test_positions_in_kilometres() -> None:
     table = small_country().assign(lon=lambda t: 110 * t["lon"], lat=lambda t: 110 * t["lat"])
     table = table.rename(columns={"lon": "east", "lat": "north"})
     table.drop(columns=["examined", "positive"]).to_csv("km.csv", index=False)
     assert_one_clear_error(survey("start", "km.csv", *OPTIONS), "say --units m, or km")
-    done("start", "km.csv", *OPTIONS, "--units", "km", "--base", "3350", "-220")
+    base = ["--base", "3350", "-220", "--cost-per-km", "1"]
+    done("start", "km.csv", *OPTIONS, "--units", "km", *base)
     said = done("next", "run", "-q", "2")
     assert "All pending sites are in run/next.csv." in said
     assert {"east", "north"} < set(form())

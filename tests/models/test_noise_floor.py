@@ -131,6 +131,19 @@ def test_the_floor_falls_with_the_stream_and_is_said() -> None:
     assert_close(model.posterior(T).mean, mean, factor=1e3)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_what_zeros_are_raised_to_moves_as_the_warning_says(name: str) -> None:
+    X = spread(24)
+    Y, zero = torch.cat((wave(X[:12]), 10.0 * wave(X[12:]))), torch.zeros(24, 1).double()
+    with pytest.warns(InputDataWarning, match="raised to") as told:
+        MODELS[name](X[:12], Y[:12], zero[:12]).update(X[12:], Y[12:], zero[12:])
+    verb = "follows" if name == "WISKI" else "falls with"
+    for each in told:
+        assert f", which {verb} the outcomes' variance at each refit." in str(each.message)
+    levels = [float(re.findall(r"raised to (\S+),", str(each.message))[0]) for each in told]
+    assert (levels[-1] > levels[0]) == (verb == "follows")
+
+
 def test_what_was_raised_is_taken_out_as_it_was_raised_or_not_at_all() -> None:
     X = spread(40)
     Y = torch.cat((1e6 * wave(X[:4]), wave(X[4:])))

@@ -58,11 +58,11 @@ class OptimizationSettings(RunSettings):
         search: A name in ``SEARCHES``: ``box``; ``region``, a trust region about the best point
             with a model of the nearest outcomes; or ``both``, the box until there are
             ``FIRST_IN_BOX`` outcomes, then a region. Default (empty): ``box`` in up to
-            ``MOST_IN_BOX`` inputs, and where an acquisition, a model or a grid is named; ``both``
-            in up to ``MOST_IN_BOTH``; ``region`` in more.
+            ``MOST_IN_BOX`` inputs, and where an acquisition, another model than auto, options of
+            a model or a grid are named; ``both`` in up to ``MOST_IN_BOTH``; ``region`` in more.
         acquisition: Of the search of the box: a name in ``ACQUISITIONS``, or
             ``package.module:function`` of a builder of one's own, see
-            ``bo_stream.loops.optimization.acquisition``.
+            ``bo_stream.loops.optimization.acquisition``. Default (empty): ``qLogEI``.
         beta: β of ``mean + √β standard deviation`` in qUCB.
         num_restarts: Starts of the search for the best candidate.
         raw_samples: Points among which the starts are found.
@@ -74,7 +74,7 @@ class OptimizationSettings(RunSettings):
     q: int = 1
     initial: int = 0
     search: str = ""
-    acquisition: str = "qLogEI"
+    acquisition: str = ""
     beta: float = 2.0
     num_restarts: int = 8
     raw_samples: int = 256
@@ -89,6 +89,9 @@ class OptimizationSettings(RunSettings):
                 f"Expected bounds of at most {MOST_INPUTS:,} inputs, as many as a Sobol sequence "
                 f"has, got {self.dim:,}. Search fewer of them, and fix the others."
             )
+        is_named = self.acquisition != ""
+        if not is_named:
+            object.__setattr__(self, "acquisition", "qLogEI")
         others: dict[str, Any] = {
             "acquisition": "qLogEI",
             "model": AUTO,
@@ -97,7 +100,8 @@ class OptimizationSettings(RunSettings):
         }
         named = [name for name, default in others.items() if getattr(self, name) != default]
         if not self.search:
-            object.__setattr__(self, "search", "box" if named else usual_search(self.dim))
+            for_box = named or is_named
+            object.__setattr__(self, "search", "box" if for_box else usual_search(self.dim))
         check_one_of("search", self.search, SEARCHES)
         if self.search != "box" and named:
             raise UsageError(

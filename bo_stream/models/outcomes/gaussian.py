@@ -162,10 +162,11 @@ class GaussianOutcomes(Outcomes):
         floor = units.floor
         if bool(zeros.any()):
             floor = floor.with_zeros(memory.totals + first_totals(targets, units.shift))
+            how = "follows" if floor.share >= NOISE_FLOOR else "falls with"
             warn_of_raised(
                 f"{int(zeros.sum()):,} variances that are zero or less than what float64 resolves",
                 floor.zero,
-                ", which follows the outcomes' variance at each refit",
+                f", which {how} the outcomes' variance at each refit",
             )
         if bool(floor.below(noise).any()):
             floor = floor.for_update(noise, memory.totals + first_totals(targets, units.shift))

@@ -113,6 +113,14 @@ def test_what_is_named_for_the_box_searches_the_box(named: dict[str, Any]) -> No
         replace(settings, search="region")
 
 
+def test_the_usual_acquisition_searches_the_box_where_it_is_named() -> None:
+    unnamed = OptimizationSettings(bounds=((0.0, 1.0),) * 20)
+    named = replace(unnamed, search="", initial=0, acquisition="qLogEI")
+    assert (named.search, named.initial, named.acquisition) == ("box", 10, unnamed.acquisition)
+    assert OptimizationSettings(**asdict(unnamed)).search == "region"  # as settings are stored
+    assert replace(unnamed, search="both").search == "both"
+
+
 def test_an_unknown_search_is_named() -> None:
     with pytest.raises(UsageError, match=r"search.*box.*region.*'sphere'"):
         OptimizationSettings(bounds=((0.0, 1.0),), search="sphere")
