@@ -8,7 +8,6 @@ chosen.
 from __future__ import annotations
 
 import inspect
-import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -79,8 +78,6 @@ from bo_stream.models.auto.families import OPTIONS
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.wiski.wiski import WISKI
-
-logger = logging.getLogger("bo_stream.ax")
 
 _RELATIVE_TO_MEASURED = {
     "Derelativize": {"use_raw_status_quo": True},
@@ -347,7 +344,7 @@ def generation_strategy(
             ``{"num_restarts": 20, "raw_samples": 1024}``. Default: ``region`` in more than
             ``MOST_IN_WHOLE_SPACE`` parameters, where it can be and none of the arguments of models,
             acquisition, refit and pool is given. The generation node of a trial, ``Region`` or
-            ``Stream``, says which it is, the log ``bo_stream.ax`` why.
+            ``Stream``, says which it is, the log ``bo_stream.ax`` why, unless an argument decides.
         seed: Seed of the Sobol points.
         pool: All candidates, as a :class:`Pool`, an argument of :meth:`Pool.of`, or the name of a
             registered one; candidates of previous trials are not proposed again. Ax stores its name
@@ -462,8 +459,6 @@ def generation_strategy(
     streams = [] if search == "region" else [GenerationNode(STREAM, [spec])]
     strategy = GenerationStrategy(name="bo_stream", nodes=[first, *regions, *streams])
     check_storable(strategy)
-    if search is None and given:
-        logger.info("The search is of the whole space, given %s.", " and ".join(given))
     return strategy
 
 

@@ -367,12 +367,7 @@ OF_WHOLE = "12 parameters: the search is of the whole space"
         ),
         (floats(11), "-loss", {"search": "box"}, ""),
         (floats(11), "-loss", {"search": "box", "acquisition": "qUCB"}, ""),
-        (
-            floats(11),
-            "-loss",
-            {"acquisition": "qUCB", "refit": 2.0},
-            "The search is of the whole space, given acquisition and refit.\n",
-        ),
+        (floats(11), "-loss", {"refit": 2.0}, ""),
     ],
 )
 def test_where_a_region_does_not_suit_the_whole_space_is_searched(
