@@ -183,7 +183,6 @@ draw_learning(paths, costs)
 BOX = torch.tensor([[0.0] * D, [1.0] * D])
 generator = torch.Generator().manual_seed(0)
 X = SobolEngine(D, scramble=True, seed=0).draw(2 * D, dtype=torch.float64)
-X[0] = 0.5
 Y = -cost(X).log().unsqueeze(-1)
 model = AutoGP(X, Y, bounds=BOX, families="exact")
 region = TrustRegion(dim=D, batch=BATCH)
