@@ -21,6 +21,7 @@ from botorch.test_functions.synthetic import SyntheticTestFunction
 
 from benchmarks.common.harness import processor_seconds, start
 from benchmarks.common.report import Claim, at_least, finish, stated
+from benchmarks.optimization.many_input_problems import wide
 from bo_stream.errors import UsageError
 from bo_stream.loops.optimization import OptimizationSettings, Optimizer, run_asynchronously
 from bo_stream.loops.optimization import acquisition as acquisitions
@@ -212,7 +213,7 @@ def main() -> None:
     functions: dict[str, SyntheticTestFunction] = {
         "Levy-3": Levy(3),
         "Hartmann-6": Hartmann(6),
-        "Ackley-60": Ackley(60),
+        "Ackley-60": Ackley(60, bounds=wide(60)),
     }
     runs = options.pick(
         [

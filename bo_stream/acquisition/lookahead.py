@@ -199,7 +199,8 @@ def exceedance_loss(loss: Loss, distance: Tensor, variance: Tensor) -> SplineLoo
     """
     a = distance.cpu().numpy()
     few = _expected_losses(loss, a, _ANGLES[:_DIRECT], points=161)
-    known = _KnownLoss(evaluated(loss, ndtr(_FAR_NODES)).tobytes(), loss)
+    chances = np.concatenate(([0.0, 1.0], ndtr(_FAR_NODES)))
+    known = _KnownLoss(evaluated(loss, chances).tobytes(), loss)
     most = _interpolated(known)(np.clip(a, -_FARTHEST, _FARTHEST))
     return SplineLookahead.of(variance, np.concatenate((few, most), -1))
 

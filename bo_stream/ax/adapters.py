@@ -15,8 +15,10 @@ from functools import cached_property, lru_cache
 from typing import Any, cast
 from zlib import crc32
 
+import numpy as np
 import pandas as pd
 import torch
+from ax.adapter.adapter_utils import transform_callback
 from ax.adapter.base import Adapter, GenResults
 from ax.adapter.data_utils import ExperimentData
 from ax.adapter.random import RandomAdapter
@@ -156,8 +158,14 @@ class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
         if is_first and named is not None and is_for_region(self._experiment, named):
             space, fixed = given["search_space"], given["fixed_features"]
             middle = space.compute_naive_center() | (fixed.parameters if fixed else {})
-            if space.check_membership(middle):
-                results.observation_features[0].parameters.update(middle)
+            rounded = transform_callback(self.parameters, self.transforms)
+            values = rounded(np.array([middle[name] for name in self.parameters]))
+            middle = dict(zip(self.parameters, values.tolist(), strict=True))
+            points = results.observation_features
+            if middle in (point.parameters for point in points):  # it only comes first
+                points.sort(key=lambda point: point.parameters != middle)
+            elif space.check_membership(middle):
+                points[0].parameters.update(middle)
         return results
 
     def gen(

@@ -114,7 +114,7 @@ class RegionSuits(TransitionCriterion):
         if many and self.suits and kind != self._said:
             self._said = kind
             logger.info("%d parameters: the search is of %s.", count, kind)
-        return is_for_region(experiment, self.named) == self.suits
+        return (many and reason is None) == self.suits
 
 
 class EnoughTrials(TransitionCriterion):

@@ -163,6 +163,17 @@ def test_a_loss_that_has_changed_is_another_one() -> None:
     assert not torch.equal(before, after)
 
 
+def test_a_loss_may_change_where_the_chance_is_zero() -> None:
+    mean, variance, removed = targets()
+    jump = [0.0]
+    criterion = ExpectedLoss(
+        lambda P: torch.minimum(P, 1.0 - P) + jump[0] * (P == 0.0), 0.3, "latent"
+    )
+    before = criterion.expected(mean, variance, removed)
+    jump[0] = 1.0
+    assert not torch.equal(before, criterion.expected(mean, variance, removed))
+
+
 def test_targeted_variance_is_the_variance_weighted_at_the_threshold() -> None:
     mean, variance, removed = targets()
     for width in (0.0, 0.7):

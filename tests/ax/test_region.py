@@ -312,6 +312,15 @@ def test_the_first_trial_of_a_region_is_the_middle_of_the_space(tmp_path: Path) 
     assert fixed == {**dict.fromkeys((f"x{i}" for i in range(12)), 0.5), "x1": 2.0}
 
 
+def test_a_batch_that_has_the_middle_begins_with_it() -> None:
+    for seed in range(10):
+        client = started(bits(2), search="region", seed=seed)
+        run = client._generation_strategy.gen_single_trial(client._experiment, n=4)
+        points = [tuple(arm.parameters.values()) for arm in run.arms]
+        assert len(set(points)) == 4
+        assert points[0] == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("parameters", "constraints", "is_attached", "options"),
     [

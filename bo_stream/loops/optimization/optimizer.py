@@ -243,8 +243,8 @@ class Optimizer:
         """Choose the next q points (default: as in the settings), and return pending trials.
 
         They are Sobol points until ``initial`` trials are told or pending and two are told; where
-        a region is searched from the first, the middle of the box comes before them. Then they
-        maximise the acquisition, or are drawn in a region: of a search of both, from
+        a region is searched from the first, the middle of the box stands for the first of them.
+        Then they maximise the acquisition, or are drawn in a region: of a search of both, from
         ``FIRST_IN_BOX`` outcomes on. Hundreds at once cost less each, see :func:`best_points`.
         """
         count = self.settings.q if q is None else check_whole("q", q, 1)

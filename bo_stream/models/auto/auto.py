@@ -265,7 +265,8 @@ def _with_steps(model: AutoGP, options: dict[str, Any], in_fits: bool) -> dict[s
 
     A fit can while all rows are stored; the updates of the family that follows then go on.
     """
-    fixed = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
+    of_likelihood = model.likelihood.named_parameters(prefix="likelihood")
+    fixed = tuple(name for name, p in of_likelihood if not p.requires_grad)
     learns = any(p.requires_grad for p in model.likelihood.parameters())
     model.likelihood.requires_grad_(learns and in_fits)
     steps = STEPS * learns * (1 if in_fits else FIRST)

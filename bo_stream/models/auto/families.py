@@ -230,7 +230,7 @@ def begin(
         box: Box in which the inputs lie, ``2 x d``; None where it is not known.
         options: Of the family's public model: ``grid_size``, ``tolerance``, ``max_rank``;
             ``max_points``, ``window``; ``hyper_steps``, and ``fixed``, the names of
-            hyperparameters that stay.
+            the likelihood's parameters that stay.
 
     Raises:
         UnsupportedError: The family cannot take the model.

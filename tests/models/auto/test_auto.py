@@ -499,6 +499,19 @@ class TestFamilies:
         after = model.likelihood.state_dict()
         assert any(not torch.equal(before[name], after[name]) for name in before)
 
+    def test_a_kernel_that_was_frozen_when_it_was_given_learns_once_it_is_freed(
+        self, few_steps: None
+    ) -> None:
+        X, Y = data()
+        frozen = ScaleKernel(RBFKernel(ard_num_dims=2)).double().requires_grad_(False)
+        model = AutoGP(X, Y, likelihood=StudentTLikelihood(), covar_module=frozen)
+        before = model.covar_module.outputscale.clone()
+        model.update(X, Y)
+        assert torch.equal(before, model.covar_module.outputscale)
+        model.covar_module.requires_grad_(True)
+        model.update(X, Y)
+        assert not torch.equal(before, model.covar_module.outputscale)
+
     def test_labels_stay_as_they_are(self) -> None:
         X, Y = data()
         model = AutoGP(X, (Y > 0.0).double(), likelihood=BernoulliLikelihood())
