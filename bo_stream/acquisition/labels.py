@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bo_stream.acquisition.feature_nipv import listed_inputs
 from bo_stream.acquisition.paths import SamplePaths, sample_paths
-from bo_stream.acquisition.pool import available_candidates
+from bo_stream.acquisition.pool import available_candidates, check_no_batch
 from bo_stream.errors import check_whole
 from bo_stream.likelihoods.sites import STEP, SoftmaxMoments, entropy, softmax_moments
 from bo_stream.models.wiski.dirichlet import DirichletWISKI
@@ -152,12 +152,7 @@ def select_labels_from_pool(
     if criterion not in ("BALD", "entropy"):
         raise ValueError(f"Expected criterion to be 'BALD' or 'entropy', got {criterion!r}.")
     check_whole("num_samples", num_samples)
-    if len(model.batch_shape) > 0:
-        raise UnsupportedError(
-            "Expected a model without batch shape to choose one batch of candidates, got one of "
-            f"batch shape {tuple(model.batch_shape)}: that of hypothetical labels that it is "
-            "conditioned on."
-        )
+    check_no_batch(model.batch_shape)
     listed_inputs(model, "pool", pool)
     available = available_candidates(exclude, pool, q)
     pool = pool.to(model.train_targets)

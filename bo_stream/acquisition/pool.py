@@ -114,12 +114,7 @@ class PoolSelector:
     ) -> None:
         """Check and transform the inputs; arguments and errors as :func:`select_from_pool`."""
         check_instance("model", model, StreamingGP, "AutoGP(X, Y)")
-        if len(model.batch_shape) > 0:
-            raise UnsupportedError(
-                "Expected a model without batch shape to choose one batch of candidates, got one "
-                f"of batch shape {tuple(model.batch_shape)}: that of its data, or of hypothetical "
-                "observations that it is conditioned on."
-            )
+        check_no_batch(model.batch_shape)
         check_scalar(model, posterior_transform)
         self._model = model
         self._pool = listed_inputs(model, "pool", pool)
@@ -294,6 +289,20 @@ def available_candidates(exclude: Tensor | None, pool: Tensor, q: int) -> Tensor
             f"Expected q from 1 to the {left} candidate(s) of pool that are not excluded, got {q}."
         )
     return available
+
+
+def check_no_batch(batch_shape: torch.Size) -> None:
+    """Check that a model of a batch shape can choose one batch of candidates.
+
+    Raises:
+        UnsupportedError: It has elements, which would choose different ones.
+    """
+    if len(batch_shape) > 0:
+        raise UnsupportedError(
+            "Expected a model without batch shape to choose one batch of candidates, got one of "
+            f"batch shape {tuple(batch_shape)}: that of its data, or of hypothetical observations "
+            "that it is conditioned on."
+        )
 
 
 def checked_indices(name: str, given: Tensor | None, pool: Tensor) -> Tensor:

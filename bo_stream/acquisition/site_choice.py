@@ -30,7 +30,7 @@ from bo_stream.acquisition.gains import (
     per_cost,
 )
 from bo_stream.acquisition.lookahead import LinearLookahead, Lookahead
-from bo_stream.acquisition.pool import checked_indices
+from bo_stream.acquisition.pool import check_no_batch, checked_indices
 from bo_stream.bases.inducing import InducingBasis
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.linalg import pivot_rows
@@ -274,11 +274,7 @@ def _check_model(model: StreamingGP) -> None:
     """Check that a model has one output whose process is observed with noise."""
     check_instance("model", model, StreamingGP, "AutoGP(X, Y)")
     name = type(model).__name__
-    if len(model.batch_shape) > 0:
-        raise UnsupportedError(
-            f"Expected a model without batch shape, got one of batch shape "
-            f"{tuple(model.batch_shape)}: that of its data, or of hypothetical observations."
-        )
+    check_no_batch(model.batch_shape)
     if isinstance(model, DirichletWISKI) or isinstance(model.likelihood, _LABELS):
         raise UnsupportedError(
             f"Expected a model of real outcomes or of counts, got a {name} of class labels, whose "

@@ -15,14 +15,12 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from scipy.stats import theilslopes
 from torch import Tensor
 
-from bo_stream.diagnostics.approximation import ApproximationGap, finer, rebuilt
+from bo_stream.diagnostics.approximation import BY_STEPS, ApproximationGap, finer, rebuilt
 from bo_stream.diagnostics.validation import Array, Interval, ProgressiveValidation
 from bo_stream.models.auto.auto import AutoGP, family_model
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.osgpr import OSVGP
 from bo_stream.models.local import LocalGP
-from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 from bo_stream.models.wiski.heteroscedastic import HeteroscedasticWISKI
 
 FEWEST = 50
@@ -122,14 +120,13 @@ def find_alarms(
             ", ".join(f"{name}_{age}" for name in ("X", "Y", "Yvar")[:width])
             for age in ("new", "old")
         )
-        subtracts = isinstance(model.likelihood, _GaussianLikelihoodBase) and not isinstance(
-            model, LocalGP | DecoupledGP | QSGP | QSRVM
-        )
+        subtracts = isinstance(model.likelihood, _GaussianLikelihoodBase)
+        subtracts = subtracts and not isinstance(model, (LocalGP, *BY_STEPS))
         if isinstance(model, HeteroscedasticWISKI):
             subtracts = Yvar is not None and not bool(Yvar.isnan().any())
         before = f"retract({new})" if subtracts else f"clear().update({old})"
         remedy = f"model.{before}.update({', '.join(converted[:width])})"
-        if isinstance(model, DecoupledGP | QSGP | QSRVM):
+        if isinstance(model, BY_STEPS):
             remedy += ".fit(seconds=60)"
         return (Alarm("units", text, float(abs(power)), 0.0, remedy),)
     rows: list[Alarm] = []
@@ -177,7 +174,7 @@ def _drift(
                 f"probability of {test.false_alarm_probability(HORIZON):.2g})"
             )
             remedy = "model.forget(0.99)  # before each update; after a break: model.clear()"
-            if isinstance(model, DecoupledGP | QSGP | QSRVM):  # these cannot forget
+            if isinstance(model, BY_STEPS):  # these cannot forget
                 remedy = "model.clear().update(X_new, Y_new).fit(seconds=60)  # the rows since then"
             return [Alarm("drift", text, float(len(signals)), 0.0, remedy)]
     return []
@@ -197,7 +194,7 @@ def _skew(
             step = "log=Log()" if is_positive else "bilog=Bilog()"
             chain = f"ChainedOutcomeTransform({step}, z=Standardize({model.num_outputs}))"
             # these take no transform, and Bilog takes no known noise
-            fixed = isinstance(family_model(model), OSVGP | DecoupledGP | QSGP | QSRVM)
+            fixed = isinstance(family_model(model), (OSVGP, *BY_STEPS))
             kind, Yvar = "OSGPR" if fixed else "", known if is_positive else ""
             remedy = rebuilt(model, f"outcome_transform={chain}", kind=kind, Yvar=Yvar)
             return [Alarm("skew", text, abs(each.skew), most, remedy)]
@@ -238,7 +235,7 @@ def _relearning(model: StreamingGP, factor: float, Yvar: Tensor | None = None) -
     """Return the line of code that learns a model's noise, or corrects the known one."""
     if Yvar is not None and not bool(Yvar.isnan().any()):
         return rebuilt(model, Yvar=f"{factor:.2g} * Yvar")
-    if isinstance(model, DecoupledGP | QSGP | QSRVM):
+    if isinstance(model, BY_STEPS):
         return "model.fit(seconds=60)"
     if isinstance(model, AutoGP) and isinstance(family_model(model), OSVGP):
         # sites: by steps, as no fit reaches their noise

@@ -27,6 +27,9 @@ from bo_stream.models.outcomes.gaussian import LabelOutcomes
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 from bo_stream.models.wiski.grid_model import GridModel
 
+BY_STEPS = (DecoupledGP, QSGP, QSRVM)
+"""Models whose posteriors are learned by steps on a bound."""
+
 _GRID_ERROR = 1e-3
 """Interpolation error, as a fraction of the prior variance, of the grid that is advised."""
 
@@ -72,7 +75,7 @@ def approximation_gap(
         The gap; or why there is none, in words.
     """
     model = family_model(model)
-    if isinstance(model, DecoupledGP | QSGP | QSRVM):
+    if isinstance(model, BY_STEPS):
         return "this model learns by steps on minibatches, of which some rows take too few"
     if isinstance(model.outcomes, LabelOutcomes):
         return "labels have no exact Gaussian process"

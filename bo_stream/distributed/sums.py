@@ -19,17 +19,16 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
 from torch.nn import Module
 
+from bo_stream.diagnostics.approximation import BY_STEPS
 from bo_stream.models.auto.families import EXACT
 from bo_stream.models.auto.inference import AutoMemory
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.inference import ClusterMemory
 from bo_stream.models.construction import restore_products
-from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.inference import CollapsedInference
 from bo_stream.models.inducing.memory import InducingMemory
 from bo_stream.models.local import LocalGP
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
-from bo_stream.models.quadruply_stochastic.qsgp import QSGP, QSRVM
 from bo_stream.models.wiski.heteroscedastic import HeteroscedasticWISKI
 from bo_stream.models.wiski.memory import OnGrid
 from bo_stream.storage.objects import model_bytes, read_model_bytes
@@ -40,9 +39,6 @@ _EXACT = (
     "Those of WISKI, DirichletWISKI, BayesianLastLayer and of OSGPR with inducing_points and "
     "window=0 add up exactly."
 )
-
-BY_STEPS = (DecoupledGP, QSGP, QSRVM)
-"""Models whose posteriors are learned by steps on a bound."""
 
 _PLAIN = (bool, int, float, str)
 

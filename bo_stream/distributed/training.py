@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from bo_stream.collective import ALONE, Collective
-from bo_stream.distributed.sums import BY_STEPS
+from bo_stream.diagnostics.approximation import BY_STEPS
 from bo_stream.errors import UsageError
 from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.inducing.sites import SiteInference

@@ -240,6 +240,12 @@ class Hyperparameters(Module):
                 parameter.copy_(parameter.to(dtype))
         return self
 
+    @staticmethod
+    def fixed_of(likelihood: Likelihood) -> tuple[str, ...]:
+        """Return the names, here, of a likelihood's parameters that require no gradients."""
+        named = likelihood.named_parameters(prefix="likelihood")
+        return tuple(name for name, p in named if not p.requires_grad)
+
     def learned(self, fixed: Iterable[str]) -> list[Parameter]:
         """Return the parameters but some, by name; none where none requires gradients.
 

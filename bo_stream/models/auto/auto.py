@@ -35,7 +35,7 @@ from bo_stream.models.auto.inference import AutoInference, AutoMemory, HandOver
 from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.construction import choose_box, latent_kernel, product_kernel, split_transform
 from bo_stream.models.inducing.osgpr import OSGPR, OSVGP
-from bo_stream.models.inference import InferenceOption
+from bo_stream.models.inference import Hyperparameters, InferenceOption
 from bo_stream.models.outcomes.base import default_standardize
 from bo_stream.models.outcomes.likelihood import REAL, check_transform, latent_columns, outcomes_of
 from bo_stream.models.wiski.wiski import WISKI
@@ -265,8 +265,7 @@ def _with_steps(model: AutoGP, options: dict[str, Any], in_fits: bool) -> dict[s
 
     A fit can while all rows are stored; the updates of the family that follows then go on.
     """
-    of_likelihood = model.likelihood.named_parameters(prefix="likelihood")
-    fixed = tuple(name for name, p in of_likelihood if not p.requires_grad)
+    fixed = Hyperparameters.fixed_of(model.likelihood)
     learns = any(p.requires_grad for p in model.likelihood.parameters())
     model.likelihood.requires_grad_(learns and in_fits)
     steps = STEPS * learns * (1 if in_fits else FIRST)

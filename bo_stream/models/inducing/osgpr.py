@@ -35,7 +35,7 @@ from bo_stream.models.inducing.inference import (
 )
 from bo_stream.models.inducing.memory import InducingMemory
 from bo_stream.models.inducing.sites import SiteInference
-from bo_stream.models.inference import InferenceOption
+from bo_stream.models.inference import Hyperparameters, InferenceOption
 from bo_stream.models.outcomes.likelihood import WINDOW as SITE_WINDOW
 from bo_stream.models.outcomes.likelihood import (
     LikelihoodOutcomes,
@@ -395,8 +395,7 @@ class OSVGP(InducingModel):
         if likelihood is not None:
             check_likelihood(likelihood, self._parameter_shape)
             self.likelihood = deepcopy(likelihood)
-        of_likelihood = self.likelihood.named_parameters(prefix="likelihood")
-        fixed = tuple(name for name, p in of_likelihood if not p.requires_grad)
+        fixed = Hyperparameters.fixed_of(self.likelihood)
         self.likelihood.requires_grad_(False)
         self._memory = self._first_memory(inducing_points, allocator, max_points, train_X)
         self._inference = SiteInference(
