@@ -32,8 +32,9 @@ from bo_stream.ax.initialization import why_not_a_region
 from bo_stream.ax.surrogate import moments
 from bo_stream.diagnostics import leave_one_out, without
 from bo_stream.errors import UsageError
+from bo_stream.loops.optimization.local_model import LocalFit
 from bo_stream.loops.optimization.region import Domain, input_lengthscales
-from bo_stream.loops.optimization.region_search import LocalFit, RegionSurrogate, region_state
+from bo_stream.loops.optimization.region_search import RegionSurrogate, region_state
 from bo_stream.loops.optimization.trials import (
     LARGEST,
     Ledger,

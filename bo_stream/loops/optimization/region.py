@@ -135,9 +135,9 @@ class TrustRegion:
         return torch.stack((centre - half, centre + half)).clamp(0.0, 1.0)
 
 
-def improves(new: Tensor, known: Tensor) -> bool:
-    """Return whether the largest of new values is above the known ones, by ``IMPROVEMENT``."""
-    return bool(new.max() > known.max() + IMPROVEMENT * known.std(correction=0))
+def improves(new: Tensor, known: Tensor, by: float = IMPROVEMENT) -> bool:
+    """Return whether the largest of new values is above the known ones, by so many deviations."""
+    return bool(new.max() > known.max() + by * known.std(correction=0))
 
 
 def input_lengthscales(model: StreamingGP) -> Tensor | None:

@@ -12,17 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from gpytorch.constraints import GreaterThan
-from gpytorch.likelihoods import GaussianLikelihood
-from gpytorch.mlls import ExactMarginalLogLikelihood
-from gpytorch.priors import LogNormalPrior
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.acquisition import sample_paths
 from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.errors import UsageError
-from bo_stream.loops.models import many_input_kernel, unit_cube
+from bo_stream.loops.optimization.local_model import LEAST_NOISE, MOST_NOISE, LocalFit, TrialRows
 from bo_stream.loops.optimization.region import (
     IMPROVEMENT,
     MOST_INPUTS,
@@ -35,15 +31,9 @@ from bo_stream.loops.optimization.region import (
     region_candidates,
     replace_repeated,
 )
-from bo_stream.loops.optimization.trials import (
-    FEWEST,
-    Ledger,
-    OptimizationSettings,
-)
-from bo_stream.loops.run import predict_mean
+from bo_stream.loops.optimization.trials import FEWEST, Ledger, OptimizationSettings
 from bo_stream.models.auto.auto import AutoGP
-from bo_stream.models.fitting import hyperparameters, set_hyperparameters
-from bo_stream.models.lbfgs import fit_to_stall
+from bo_stream.models.fitting import hyperparameters
 
 ROWS = 300
 """Most outcomes of the local model."""
@@ -85,12 +75,30 @@ PAIR = 2
 TREND_ROWS = 1000
 """Most outcomes that the trend is learned from: half the best ones, half the last ones."""
 
+PROMISE, UNPROMISING = 0.01, 20
+"""Improvement that a drawn function promises at least, as ``IMPROVEMENT``, and number of points in
+sequence, none of whose functions promises it, after which a region is exhausted."""
+
 LENGTHSCALES = "covar_module.base_kernel.raw_lengthscale"
 """Name of the logarithms of the local model's lengthscales."""
 
-LEAST_NOISE, FIRST_NOISE, MOST_NOISE = 1e-6, math.exp(-5.0), 1e6
-"""Noise variances of the local model: at least, at first, and at most where they are known; over
-the variance of its outcomes."""
+
+@dataclass(frozen=True)
+class Excursion:
+    """A region elsewhere, while one waits in which no drawn function promises an improvement.
+
+    Attributes:
+        begun: Key of the first trial of the one that waits.
+        length: Its length.
+        until: Number of trials in the ledger at which it goes on at the latest: twice as many as
+            when it was left.
+        is_over: Whether the better of the two has gone on.
+    """
+
+    begun: int
+    length: float
+    until: int
+    is_over: bool = False
 
 
 @dataclass
@@ -114,6 +122,8 @@ class RegionState:
         asked: Number of points chosen.
         hopeful: Number of points chosen until which leaps are more frequent.
         burst: Number of points chosen until which half of them leap.
+        unpromising: Number of points in sequence none of whose functions promised an improvement.
+        excursion: The only one; None before.
         reached: Value at the last collapse of the region; None before.
         found: Key, value and outcome, larger being better, of the best trial of each region before;
             the outcome None: not known, of a former version.
@@ -137,145 +147,11 @@ class RegionState:
     asked: int = 0
     hopeful: int = 0
     burst: int = 0
+    unpromising: int = 0
+    excursion: Excursion | None = None
     reached: float | None = None
     found: list[tuple[int, float, float | None]] = field(default_factory=list)
     tops: list[float | None] = field(default_factory=lambda: [None, None])
-
-
-@dataclass(frozen=True)
-class LocalFit:
-    """An exact model of the outcomes in and about a region.
-
-    Attributes:
-        model: Of outcomes on ``scale`` at points of the unit cube.
-        scale: Of the outcomes.
-        keys: Keys of the outcomes.
-        Yvar: Their known noise variances on the scale, ``n x 1``, NaN where unknown; None: of all.
-        means: Posterior means at their points, on the scale.
-        best: Key of the largest mean.
-        value: That mean, as an outcome: the posterior median there.
-    """
-
-    model: AutoGP
-    scale: LogScale
-    keys: list[int]
-    Yvar: Tensor | None
-    means: Tensor
-    best: int
-    value: float
-
-    @classmethod
-    def of(
-        cls,
-        settings: OptimizationSettings,
-        X: Tensor,
-        Y: Tensor,
-        Yvar: Tensor | None,
-        keys: list[int],
-        scale: LogScale,
-        values: Mapping[str, list[float]] | None,
-        iterations: int,
-    ) -> LocalFit:
-        """Build the model, and learn its hyperparameters.
-
-        Args:
-            settings: Of the optimization.
-            X: Points of the outcomes, then of failed trials, ``n x d``.
-            Y: Their outcomes on the scale, ``n x 1``.
-            Yvar: Their known noise variances on the scale, ``n x 1``, NaN where unknown; None: all.
-            keys: Of the outcomes.
-            scale: Of the outcomes.
-            values: Hyperparameters, which stay where none better can be learned; None: the first.
-            iterations: Most iterations of L-BFGS-B; 0: nothing is learned.
-
-        Raises:
-            NotPSDError: No posterior can be computed with the hyperparameters.
-        """
-        noise = GreaterThan(
-            LEAST_NOISE, transform=torch.exp, inv_transform=torch.log, initial_value=FIRST_NOISE
-        )
-        likelihood = GaussianLikelihood(LogNormalPrior(-4.0, 1.0), noise_constraint=noise)
-        model = AutoGP(
-            X,
-            Y,
-            Yvar,
-            likelihood=likelihood.to(X),
-            covar_module=many_input_kernel(settings.kernel, settings.dim).to(X),
-            outcome_transform=None,
-            bounds=unit_cube(X),
-            families="exact",
-        )
-        former = hyperparameters(model)
-        if values is not None:
-            former = {
-                name: torch.tensor(values[name], dtype=torch.float64).reshape(each.shape)
-                for name, each in former.items()
-            }
-            set_hyperparameters(model, former)
-        if iterations > 0:
-            mll = ExactMarginalLogLikelihood(model.likelihood, model)
-            mll.train()
-            try:
-                fit_to_stall(mll, options={"maxiter": iterations, "ftol": 1e-7})
-            except NotPSDError:
-                set_hyperparameters(model, former)
-                model.log_event("a refit that failed")
-            mll.eval()
-        means = predict_mean(model, X)[: len(keys)].to("cpu", torch.float64)
-        value = scale.to_outcome(float(means.max()))
-        known = None if Yvar is None else Yvar[: len(keys)]
-        return cls(model, scale, keys, known, means, keys[int(means.argmax())], value)
-
-    def noise(self) -> Tensor:
-        """Return the noise variances of the outcomes on the scale, known or learned, ``n``."""
-        learned = self.model.likelihood.noise.detach().expand(len(self.keys))
-        if self.Yvar is None:
-            return learned
-        return torch.where(self.Yvar.isnan(), learned.unsqueeze(-1), self.Yvar).squeeze(-1)
-
-
-class TrialRows:
-    """The trials of a ledger as tensors by key, on the CPU, in float64.
-
-    Attributes:
-        X: Points in the unit cube, ``n x d``.
-        Y: Outcomes, larger being better, ``n``; NaN where there is none.
-        Yvar: Known noise variances of the outcomes, ``n``; NaN where there is none.
-    """
-
-    def __init__(self, settings: OptimizationSettings) -> None:
-        """Begin without trials."""
-        self._settings = settings
-        self._room = torch.empty(0, settings.dim + 2, dtype=torch.float64)
-        self._set_length(0)
-
-    def read(self, ledger: Ledger, keys: Sequence[int]) -> list[int]:
-        """Read trials that were added or changed, so that these are the trials of the ledger.
-
-        Returns:
-            The keys of those that have another outcome or noise variance than before.
-        """
-        if len(ledger) > len(self._room):
-            added = 2 * len(ledger) - len(self._room)
-            self._room = torch.nn.functional.pad(self._room, (0, 0, 0, added), value=math.nan)
-        self._set_length(len(ledger))
-        trials, sign = [ledger[key] for key in keys], self._settings.sign
-        X = self._settings.to_unit_cube([trial.X for trial in trials]).to(self._room)
-        outcomes = [math.nan if trial.Y is None else sign * trial.Y for trial in trials]
-        noise = [math.nan if trial.Yvar is None else trial.Yvar for trial in trials]
-        columns = torch.tensor((outcomes, noise), dtype=torch.float64).mT
-        former = self._room[list(keys), -2:]
-        same = (columns == former) | (columns.isnan() & former.isnan())
-        self._room[list(keys)] = torch.cat((X, columns), -1)
-        return [key for key, alike in zip(keys, same.all(-1).tolist(), strict=True) if not alike]
-
-    def with_outcome(self, first: int = 0) -> Tensor:
-        """Return the keys from the first one on that have an outcome."""
-        return (~self.Y[first:].isnan()).nonzero().squeeze(-1) + first
-
-    def _set_length(self, length: int) -> None:
-        self.X, self.Y, self.Yvar = self._room[:length].split((self._settings.dim, 1, 1), -1)
-        self.Y, self.Yvar = self.Y.squeeze(-1), self.Yvar.squeeze(-1)
 
 
 class RegionSurrogate:
@@ -285,8 +161,10 @@ class RegionSurrogate:
     lengthscales, and the newest; where more than ``ROWS // 2`` come at once, those nearest to the
     centre and to the best one. The last failed trials are in it with the lowest outcome. When the
     region has collapsed it begins again, wide, about the best point, and half of the points leap
-    for a while; if the next collapse is no better, a region begins elsewhere. Hyperparameters are
-    learned when the region's outcomes have grown by ``GROWTH`` or ``OFTEN``; once, if the settings'
+    for a while; if the next collapse is no better, a region begins elsewhere. Once, one begins
+    elsewhere sooner: where no function drawn from a model of all outcomes of the region promises an
+    improvement. The better of the two then goes on. Hyperparameters are learned when the region's
+    outcomes have grown by ``GROWTH`` or ``OFTEN``; once, if the settings'
     ``refit`` is 0.
 
     Attributes:
@@ -387,6 +265,9 @@ class RegionSurrogate:
             local, state = self._fitted(state, lost, len(own), learns=not same)
             if new and len(state.newest) >= min(self.settings.q, len(own)):
                 state = self._updated(state, local, ledger)
+                if state.begun < self.state.begun:  # back in a region that has waited
+                    self.state, self.local, self._followed = state, None, None
+                    return self.follow(ledger)
                 local = local if state.rows else None  # the region has ended
         self.state, self.local, self._followed = state, local, (ledger, ledger.changes)
         return self.model
@@ -457,7 +338,10 @@ class RegionSurrogate:
         return local, replace(state, centre=local.best)
 
     def _updated(self, state: RegionState, local: LocalFit, ledger: Ledger) -> RegionState:
-        """Update the region by the newest outcomes; begin again where it has collapsed."""
+        """Update the region by the newest outcomes; begin again where it has collapsed.
+
+        Or elsewhere, or where it was before.
+        """
         keys, means, region = torch.tensor(local.keys), local.means, state.region
         new, soon = _are_in(keys, state.newest), state.asked + HOPE * self.settings.q
         leapt = new & _are_in(keys, state.leaps)
@@ -465,17 +349,34 @@ class RegionSurrogate:
         if not bool(new.any()):  # all have failed, or are of many and far off
             region.update(means.min(), means)
         elif not bool(new.all()):
-            region.update(means[new], means[~new])
+            if region.update(means[new], means[~new]):
+                state = replace(state, unpromising=0)
             if bool(leapt.any()) and improves(means[leapt], means[~new]):
                 state = replace(state, hopeful=soon)
         leaps = [key for key in state.leaps if key not in state.newest]
         state = replace(state, newest=[], leaps=leaps)
+        excursion, is_exhausted = state.excursion, state.unpromising >= UNPROMISING
+        if excursion is None:
+            if is_exhausted and len(self.trials.with_outcome(state.begun)) <= ROWS:
+                left = Excursion(state.begun, region.length, 2 * len(ledger))
+                return replace(self._elsewhere(state, local, ledger), excursion=left)
+        elif not excursion.is_over and (
+            is_exhausted or region.has_collapsed or len(ledger) >= excursion.until
+        ):
+            state = replace(state, excursion=replace(excursion, is_over=True))
+            if local.value < state.found[-1][1]:
+                return self._back(state, local, excursion)
         if not region.has_collapsed:
             return state
-        region.restart()
         least = IMPROVEMENT * local.scale.unit
         if state.reached is None or local.value > state.reached + least:
+            region.restart()
             return replace(state, reached=local.value, burst=soon, hopeful=soon)
+        return self._elsewhere(state, local, ledger)
+
+    def _elsewhere(self, state: RegionState, local: LocalFit, ledger: Ledger) -> RegionState:
+        """Begin a region elsewhere, with Sobol points."""
+        state.region.restart()
         return replace(
             state,
             values=None,
@@ -484,10 +385,32 @@ class RegionSurrogate:
             sobol=ledger.count_from("sobol") + 2 * self.settings.dim,
             centre=None,
             rows=[],
+            unpromising=0,
             reached=None,
             tops=[_largest(self.trials.Y), None],
-            found=[*state.found, (local.best, local.value, float(self.trials.Y[local.best]))],
+            found=[*state.found, self._top(local)],
         )
+
+    def _back(self, state: RegionState, local: LocalFit, excursion: Excursion) -> RegionState:
+        """Go on with the region that waits, and the outcomes since."""
+        state.region.restart()
+        state.region.length = excursion.length
+        Y, begun = self.trials.Y, excursion.begun
+        return replace(
+            state,
+            values=None,
+            fitted=0,
+            begun=begun,
+            centre=state.found[-1][0],
+            rows=[],
+            unpromising=0,
+            tops=[_largest(Y[:begun]), _largest(Y[begun:])],
+            found=[*state.found[:-1], self._top(local)],
+        )
+
+    def _top(self, local: LocalFit) -> tuple[int, float, float]:
+        """Return key, value and outcome of a region's best trial, as they are in ``found``."""
+        return local.best, local.value, float(self.trials.Y[local.best])
 
     # --- points --------------------------------------------------------------------------------
 
@@ -529,6 +452,9 @@ class RegionSurrogate:
         values = paths(candidates).squeeze(-1)
         starts = candidates[values.argmax(-1)]
         points = maximize_paths(paths, starts, self.domain.pinned(bounds, starts), CLIMB)
+        with torch.no_grad():
+            tops = paths(points.unsqueeze(-2)).flatten().to(local.means)
+        unpromising = 0 if improves(tops, local.means, PROMISE) else state.unpromising + q
         chance = BURST if state.asked < state.burst else SELDOM
         if state.burst <= state.asked < max(state.hopeful, HOPE * self.settings.q):
             chance = OFTEN_LEAPS
@@ -546,7 +472,8 @@ class RegionSurrogate:
         replace_repeated(points, known.to(points), candidates, values)
         first = len(ledger) + q - leaps
         waiting = [*state.leaps, *range(first, first + leaps)]
-        self.state = replace(state, leaps=waiting, asked=state.asked + q)
+        asked = state.asked + q
+        self.state = replace(state, leaps=waiting, asked=asked, unpromising=unpromising)
         return points
 
     def _trend_data(self) -> tuple[Tensor, Tensor]:
@@ -601,7 +528,9 @@ def region_state(record: Mapping[str, Any]) -> RegionState:
     """Build a state from the plain values of a checkpoint."""
     region = TrustRegion(**record["region"])
     found = [(*entry, *[None] * (3 - len(entry))) for entry in record["found"]]
-    return RegionState(**{**record, "region": region, "found": found})
+    left = record.get("excursion")
+    excursion = None if left is None else Excursion(**left)
+    return RegionState(**{**record, "region": region, "found": found, "excursion": excursion})
 
 
 def _largest(Y: Tensor) -> float | None:

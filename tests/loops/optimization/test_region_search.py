@@ -23,11 +23,13 @@ from bo_stream.loops.optimization import (
     load_optimizer,
     save_optimizer,
 )
+from bo_stream.loops.optimization import local_model
 from bo_stream.loops.optimization import region as parts
 from bo_stream.loops.optimization import region_search as region_module
+from bo_stream.loops.optimization.local_model import LocalFit, TrialRows
 from bo_stream.loops.optimization.optimizer import Surrogate, parsed_optimizer
 from bo_stream.loops.optimization.region import SHORTEST
-from bo_stream.loops.optimization.region_search import RegionSurrogate, TrialRows, region_state
+from bo_stream.loops.optimization.region_search import RegionSurrogate, region_state
 from bo_stream.loops.optimization.trials import FIRST_IN_BOX, MOST_IN_BOTH, MOST_IN_BOX, Ledger
 from bo_stream.loops.run import OPTIMIZATION, predict
 from bo_stream.models.base import StreamingGP
@@ -206,10 +208,8 @@ def test_a_step_costs_the_same_however_many_came_before(monkeypatch: pytest.Monk
 def test_nothing_is_fitted_again_until_the_ledger_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = started(REGION)
     fits: list[int] = []
-    fit = region_module.LocalFit.of
-    monkeypatch.setattr(
-        region_module.LocalFit, "of", lambda *data: fits.append(len(data[4])) or fit(*data)
-    )
+    fit = LocalFit.of
+    monkeypatch.setattr(LocalFit, "of", lambda *data: fits.append(len(data[4])) or fit(*data))
     optimizer.best()
     asked = optimizer.ask()
     optimizer.best()
@@ -405,7 +405,7 @@ def test_an_interrupted_fit_is_done_again(monkeypatch: pytest.MonkeyPatch) -> No
         for trial in optimizer.ask():
             optimizer.tell(trial.key, bowl(list(trial.X)))
     with monkeypatch.context() as patch:
-        patch.setattr(region_module.LocalFit, "of", interrupted)
+        patch.setattr(LocalFit, "of", interrupted)
         with pytest.raises(KeyboardInterrupt):
             one.best()
     assert one.best() == other.best()
@@ -766,7 +766,7 @@ def test_a_fit_that_fails_leaves_the_hyperparameters(monkeypatch: pytest.MonkeyP
         raise NotPSDError("no factor")
 
     optimizer = started(REGION, steps=0)
-    monkeypatch.setattr(region_module, "fit_to_stall", fails)
+    monkeypatch.setattr(local_model, "fit_to_stall", fails)
     tell_all(optimizer, optimizer.ask())
     model = surrogate_of(optimizer).model
     assert model is not None
@@ -830,6 +830,6 @@ def test_the_local_model_is_cross_validated_in_folds() -> None:
     for fold in range(region_module.FOLDS):
         out = torch.arange(len(Y)) % region_module.FOLDS == fold
         data = X[~out], Y[~out, None], None, [0] * int((~out).sum()), local.scale
-        model = region_module.LocalFit.of(REGION, *data, search.state.values, 0).model
+        model = LocalFit.of(REGION, *data, search.state.values, 0).model
         squares += float((Y[out] - model.posterior(X[out]).mean.squeeze(-1)).square().sum())
     assert sum(part.squares[0] for part in record.intervals) == pytest.approx(squares, rel=1e-6)
