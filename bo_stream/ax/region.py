@@ -87,7 +87,7 @@ class RegionGenerator(TorchGenerator):
         self.search: RegionSurrogate | None = None
         self.ledger = Ledger()
         self.levels: Mapping[int, Tensor] = {}
-        self._drawn: list[tuple[Tensor, bool]] = []
+        self._drawn: list[tuple[Tensor, bool, bool]] = []
         self._fixed: dict[int, float] = {}
 
     def _get_state(self) -> dict[str, Any]:
@@ -178,16 +178,22 @@ class RegionGenerator(TorchGenerator):
                 before, count = search.state, len(ledger)
                 points = search.propose(ledger, q, int(torch.randint(2**31 - 1, ())))
                 leapt = {key - count for key in search.state.leaps[len(before.leaps) :]}
-                search.state = before
-                self._drawn = [(points[i], i in leapt) for i in torch.randperm(q).tolist()]
-            x, is_leap = self._drawn.pop()
-            leaps = [*search.state.leaps, *([len(ledger)] if is_leap else [])]
-            search.state = replace(search.state, leaps=leaps, asked=search.state.asked + 1)
+                promised, search.state = search.state.unpromising == 0, before
+                order = torch.randperm(q).tolist()
+                self._drawn = [(points[i], i in leapt, promised) for i in order]
+            x, is_leap, promised = self._drawn.pop()
+            state = search.state
+            search.state = replace(
+                state,
+                leaps=[*state.leaps, *([len(ledger)] if is_leap else [])],
+                asked=state.asked + 1,
+                unpromising=0 if promised else state.unpromising + 1,
+            )
             ledger.add(x.tolist(), "model")
             chosen.append((x, "model"))
-        state = asdict(search.state)
+        record = asdict(search.state)
         self.region.clear()
-        self.region.update({**state, "found": [list(pair) for pair in state["found"]]})
+        self.region.update({**record, "found": [list(pair) for pair in record["found"]]})
         return TorchGenResults(
             points=torch.stack([x.cpu() for x, _ in chosen]),
             weights=torch.ones(n, dtype=torch.float64),

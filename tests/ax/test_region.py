@@ -538,6 +538,18 @@ def test_a_region_that_has_collapsed_begins_elsewhere(monkeypatch: pytest.Monkey
     assert any(trial.origin == "sobol" for trial in generator_of(client).ledger)
 
 
+@pytest.mark.parametrize(("promises", "count"), [(False, 3), (True, 0)])
+def test_points_whose_functions_promise_nothing_are_counted(
+    promises: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are asked for, of the ones that are drawn together."""
+    client = in_region(floats(12))
+    before = generator_of(client).region["unpromising"]
+    monkeypatch.setattr(region_search, "improves", lambda *values: promises)
+    client.get_next_trials(3)
+    assert generator_of(client).region["unpromising"] == (count + before if count else 0)
+
+
 # --- storage -------------------------------------------------------------------------------------
 
 

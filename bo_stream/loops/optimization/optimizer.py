@@ -254,8 +254,8 @@ class Optimizer:
             self.surrogate = RegionSurrogate(self.settings, refits=former.refits)
         if self.settings.acquisition != "random" and told >= FEWEST:
             due = max(0, self.settings.initial - told - self.ledger.count("pending"))
-            if due == 0 and isinstance(self.surrogate, RegionSurrogate):
-                due = self.surrogate.sobol_due(self.ledger)
+            if due < count and isinstance(self.surrogate, RegionSurrogate):
+                due = max(due, self.surrogate.sobol_due(self.ledger))
         first = int(min(count, due))
         trials = []
         if first:

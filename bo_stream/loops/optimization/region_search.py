@@ -90,13 +90,15 @@ class Excursion:
     Attributes:
         begun: Key of the first trial of the one that waits.
         length: Its length.
+        reached: Value at its last collapse; None before.
         until: Number of trials in the ledger at which it goes on at the latest: twice as many as
-            when it was left.
+            when it was left, or as many more as two regions have Sobol points.
         is_over: Whether the better of the two has gone on.
     """
 
     begun: int
     length: float
+    reached: float | None
     until: int
     is_over: bool = False
 
@@ -228,23 +230,27 @@ class RegionSurrogate:
             changes = self._followed[1]
             if changes == ledger.changes:
                 return self.model
+        # what other threads tell from here on is taken in the next time
+        following, count = (ledger, ledger.changes), len(ledger)
+        changed = [key for key in ledger.changed_since(changes) if key < count]
+        since = range(state.ended, count)
+        unseen = {*state.waiting, *since, *changed}
+        statuses = {key: ledger[key].status for key in (*unseen, *state.newest, *state.failed)}
 
         def are_over(keys: Iterable[int]) -> list[int]:
-            return [key for key in keys if ledger[key].status in ("told", "failed")]
+            return [key for key in keys if statuses[key] in ("told", "failed")]
 
-        changed = ledger.changed_since(changes)
         differ = trials.read(ledger, changed)
         failed = [trial.key for trial in ledger.with_status("failed")]
         if differ or failed != state.failed:
             self.local = None  # of other outcomes, also where what follows is interrupted
-        since = range(state.ended, len(ledger))
-        over, unseen = are_over((*state.waiting, *since)), {*state.waiting, *since, *changed}
-        over += [key for key in state.failed if ledger[key].status == "told"]
+        over = are_over((*state.waiting, *since))
+        over += [key for key in state.failed if statuses[key] == "told"]
         new, amended = [key for key in over if key >= state.begun], self._amended(over)
         late = [key for key in over + amended if key < state.begun]
         state = replace(
             state,
-            ended=len(ledger),
+            ended=count,
             waiting=sorted(unseen.difference(are_over(unseen))),
             newest=[*dict.fromkeys(are_over(state.newest) + new)],
             failed=failed,
@@ -252,7 +258,7 @@ class RegionSurrogate:
             tops=[_largest(trials.Y[: state.begun]), _largest(trials.Y[state.begun :])],
         )
         if not new and self.local is not None:
-            self.state, self._followed = state, (ledger, ledger.changes)
+            self.state, self._followed = state, following
             return self.model
         state = replace(state, region=replace(state.region))
         own, local = trials.with_outcome(state.begun), None
@@ -265,11 +271,13 @@ class RegionSurrogate:
             local, state = self._fitted(state, lost, len(own), learns=not same)
             if new and len(state.newest) >= min(self.settings.q, len(own)):
                 state = self._updated(state, local, ledger)
-                if state.begun < self.state.begun:  # back in a region that has waited
-                    self.state, self.local, self._followed = state, None, None
-                    return self.follow(ledger)
                 local = local if state.rows else None  # the region has ended
-        self.state, self.local, self._followed = state, local, (ledger, ledger.changes)
+        elif (away := state.excursion) is not None and not away.is_over and count >= away.until:
+            state = self._back(state, away)  # from where next to nothing was to be had
+        if state.begun < self.state.begun:  # back in a region that has waited
+            self.state, self.local, self._followed = state, None, None
+            return self.follow(ledger)
+        self.state, self.local, self._followed = state, local, following
         return self.model
 
     def _amended(self, over: list[int]) -> list[int]:
@@ -355,17 +363,19 @@ class RegionSurrogate:
                 state = replace(state, hopeful=soon)
         leaps = [key for key in state.leaps if key not in state.newest]
         state = replace(state, newest=[], leaps=leaps)
-        excursion, is_exhausted = state.excursion, state.unpromising >= UNPROMISING
-        if excursion is None:
+        away, is_exhausted = state.excursion, state.unpromising >= UNPROMISING
+        if away is None:
             if is_exhausted and len(self.trials.with_outcome(state.begun)) <= ROWS:
-                left = Excursion(state.begun, region.length, 2 * len(ledger))
+                until = len(ledger) + max(len(ledger), 4 * self.settings.dim)
+                left = Excursion(state.begun, region.length, state.reached, until)
                 return replace(self._elsewhere(state, local, ledger), excursion=left)
-        elif not excursion.is_over and (
-            is_exhausted or region.has_collapsed or len(ledger) >= excursion.until
+        elif not away.is_over and (
+            is_exhausted or region.has_collapsed or len(ledger) >= away.until
         ):
-            state = replace(state, excursion=replace(excursion, is_over=True))
-            if local.value < state.found[-1][1]:
-                return self._back(state, local, excursion)
+            waits = self._best_of([], state, local, away.begun)
+            if waits is not None and waits[1] > local.value:
+                return self._back(state, away)
+            state = replace(state, excursion=replace(away, is_over=True))
         if not region.has_collapsed:
             return state
         least = IMPROVEMENT * local.scale.unit
@@ -388,29 +398,30 @@ class RegionSurrogate:
             unpromising=0,
             reached=None,
             tops=[_largest(self.trials.Y), None],
-            found=[*state.found, self._top(local)],
+            found=[*state.found, (local.best, local.value, float(self.trials.Y[local.best]))],
         )
 
-    def _back(self, state: RegionState, local: LocalFit, excursion: Excursion) -> RegionState:
+    def _back(self, state: RegionState, away: Excursion) -> RegionState:
         """Go on with the region that waits, and the outcomes since."""
         state.region.restart()
-        state.region.length = excursion.length
-        Y, begun = self.trials.Y, excursion.begun
+        state.region.length = away.length
+        Y, begun = self.trials.Y, away.begun
+        waits = self._best_of([], state, None, begun)
         return replace(
             state,
             values=None,
             fitted=0,
             begun=begun,
-            centre=state.found[-1][0],
+            sobol=0,
+            centre=None if waits is None else waits[0],
             rows=[],
+            late=[key for key in state.late if key < begun],
             unpromising=0,
+            reached=away.reached,
+            excursion=replace(away, is_over=True),
             tops=[_largest(Y[:begun]), _largest(Y[begun:])],
-            found=[*state.found[:-1], self._top(local)],
+            found=state.found[:-1],
         )
-
-    def _top(self, local: LocalFit) -> tuple[int, float, float]:
-        """Return key, value and outcome of a region's best trial, as they are in ``found``."""
-        return local.best, local.value, float(self.trials.Y[local.best])
 
     # --- points --------------------------------------------------------------------------------
 
@@ -496,32 +507,51 @@ class RegionSurrogate:
             UsageError: There is no outcome.
         """
         self.follow(ledger)
-        keys, Y = self.trials.with_outcome(), self.trials.Y
+        keys, state, local = self.trials.with_outcome(), self.state, self.local
         if len(keys) == 0:
             raise UsageError("There is no best point yet: no outcome was told.")
-        state, local, former = self.state, self.local, keys[keys < self.state.begun]
+        own = [] if local is None else [(local.best, local.value)]
+        first = keys[keys >= state.begun]  # too few for a model?
+        if local is None and len(first) > 0:
+            own = [self._largest_of(first)]
+        return self._best_of(own, state, local, 0) or self._largest_of(keys)
 
-        def largest(among: Tensor) -> tuple[int, float]:
-            key = int(among[Y[among].argmax()])
-            return key, float(Y[key])
+    def _best_of(
+        self,
+        own: list[tuple[int, float]],
+        state: RegionState,
+        local: LocalFit | None,
+        begun: int,
+    ) -> tuple[int, float] | None:
+        """Return key and value of the best trial of all former regions since a key, and of some.
 
-        found = [] if local is None else [(local.best, local.value)]
+        None where there is none. Outcomes that came late, or became a region's best one by an
+        amendment, see :meth:`best`.
+        """
+        keys, Y, found = self.trials.with_outcome(), self.trials.Y, list(own)
+        former = keys[(keys >= begun) & (keys < state.begun)]
+        known = [entry for entry in state.found if entry[0] >= begun]
         found += [
             (key, value)
-            for key, value, outcome in state.found
+            for key, value, outcome in known
             if float(Y[key]) == outcome or (outcome is None and not bool(Y[key].isnan()))
         ]
-        if len(former) > 0 and len(found) < len(state.found) + (local is not None):
-            found.append(largest(former))
+        if len(former) > 0 and len(found) < len(known) + len(own):
+            found.append(self._largest_of(former))
         late = former[_are_in(former, state.late)]
         if len(late) > 0:
-            key, least = largest(late)
+            key, least = self._largest_of(late)
             if local is not None:
                 noise = local.noise().mean().sqrt().to(Y)
                 least = local.scale.to_outcome(float(local.scale.to_scale(Y[key]) - 2.0 * noise))
             if all(least > value for _, value in found):
                 found.append((key, float(Y[key])))
-        return max(found or [largest(keys)], key=lambda pair: pair[1])
+        return max(found, key=lambda pair: pair[1], default=None)
+
+    def _largest_of(self, keys: Tensor) -> tuple[int, float]:
+        """Return the one of the largest outcome, and that."""
+        key = int(keys[self.trials.Y[keys].argmax()])
+        return key, float(self.trials.Y[key])
 
 
 def region_state(record: Mapping[str, Any]) -> RegionState:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,9 +22,9 @@ from bo_stream.loops.optimization import (
     Optimizer,
     Trial,
     load_optimizer,
+    local_model,
     save_optimizer,
 )
-from bo_stream.loops.optimization import local_model
 from bo_stream.loops.optimization import region as parts
 from bo_stream.loops.optimization import region_search as region_module
 from bo_stream.loops.optimization.local_model import LocalFit, TrialRows
@@ -485,6 +486,199 @@ def test_a_region_that_collapsed_begins_again_about_the_best_point_then_elsewher
     assert optimizer.best().trial.key == asked[0].key
     optimizer.withdraw(asked[0].key)
     assert optimizer.best().trial.X == X
+
+
+def tell_of_the_last_batch(optimizer: Optimizer, better: float = -10.0) -> None:
+    """Ask for the last batch of a region that promises nothing, and be told outcomes of it."""
+    trials, surrogate = optimizer.ask(), surrogate_of(optimizer)
+    surrogate.state = replace(surrogate.state, unpromising=region_module.UNPROMISING)
+    for trial in trials:
+        optimizer.tell(trial.key, bowl(list(trial.X)) - better)
+
+
+def on_an_excursion() -> tuple[Optimizer, int]:
+    """A search that has left a region for one elsewhere, with a model there; the best key."""
+    optimizer = started(REGION, steps=3)
+    tell_of_the_last_batch(optimizer)
+    best = optimizer.best().trial.key
+    tell_high(optimizer, optimizer.ask(6))  # of Sobol's sequence
+    assert surrogate_of(optimizer).follow(optimizer.ledger) is not None
+    return optimizer, best
+
+
+def test_a_region_that_promises_nothing_waits_while_one_elsewhere_is_searched(
+    tmp_path: Path,
+) -> None:
+    optimizer, best = on_an_excursion()
+    surrogate, left = surrogate_of(optimizer), surrogate_of(optimizer).state.begun
+    excursion = surrogate.state.excursion
+    assert excursion is not None
+    assert (excursion.begun, excursion.until, excursion.is_over) == (0, left + max(left, 12), False)
+    assert [trial.origin for trial in list(optimizer.ledger)[left:]] == ["sobol"] * 6
+    assert surrogate.local is not None
+    assert min(surrogate.local.keys) == left  # a model of its own
+    assert optimizer.best().trial.key == best
+    save_optimizer(tmp_path, optimizer)
+    again = load_optimizer(tmp_path)[0]
+    while len(optimizer.ledger) < excursion.until:
+        assert points(again.ask()) == points(optimizer.ask())
+        for each in (optimizer, again):
+            tell_high(each, list(each.pending))
+    optimizer.best()
+    state, local = surrogate_of(optimizer).state, surrogate_of(optimizer).local
+    assert state.begun == 0
+    assert state.excursion == replace(excursion, is_over=True)
+    assert state.region.length == excursion.length
+    assert local is not None
+    assert local.best == best  # of all outcomes
+    assert local.keys == list(range(len(optimizer.ledger)))
+    assert state.found == []
+    assert points(again.ask()) == points(optimizer.ask())
+    assert {trial.origin for trial in optimizer.pending} == {"model"}
+
+
+def test_the_better_region_goes_on_after_an_excursion_and_there_is_no_other() -> None:
+    optimizer, former = on_an_excursion()
+    left = surrogate_of(optimizer).state.begun
+    assert in_the_better_region(optimizer, -5.0) == left
+    assert optimizer.best().trial.key >= left
+    assert [key for key, _, _ in surrogate_of(optimizer).state.found] == [former]
+    tell_of_the_last_batch(optimizer)
+    optimizer.best()
+    assert surrogate_of(optimizer).state.begun == left
+
+
+def test_a_region_waits_only_if_its_model_is_of_all_its_outcomes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    optimizer = started(REGION, steps=3)
+    monkeypatch.setattr(region_module, "ROWS", len(optimizer.ledger))
+    tell_of_the_last_batch(optimizer)
+    optimizer.best()
+    assert surrogate_of(optimizer).state.excursion is None
+
+
+def test_a_success_is_a_promise() -> None:
+    optimizer = started(REGION, steps=3)
+    tell_of_the_last_batch(optimizer, better=5.0)
+    optimizer.best()
+    assert surrogate_of(optimizer).state.unpromising == 0
+    assert surrogate_of(optimizer).state.excursion is None
+
+
+@pytest.mark.parametrize(("promises", "count"), [(False, 5), (True, 0)])
+def test_points_whose_functions_promise_nothing_are_counted(
+    promises: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer = started(REGION, steps=3)
+    optimizer.best()
+    surrogate_of(optimizer).state.unpromising = 2
+    improves = Mock(return_value=promises)
+    monkeypatch.setattr(region_module, "improves", improves)
+    optimizer.ask(3)
+    ((heights, _, by),) = (call.args for call in improves.call_args_list)
+    assert (heights.shape, by) == ((3,), region_module.PROMISE)
+    assert surrogate_of(optimizer).state.unpromising == count
+
+
+def in_the_better_region(optimizer: Optimizer, value: float) -> int:
+    """End an excursion whose best outcome is a value; the first key of the region that goes on."""
+    for trial in optimizer.ask():
+        optimizer.tell(trial.key, value + bowl(list(trial.X)))
+    tell_of_the_last_batch(optimizer)
+    optimizer.best()
+    state = surrogate_of(optimizer).state
+    assert state.excursion is not None
+    assert state.excursion.is_over
+    return state.begun
+
+
+def test_a_region_that_waits_counts_by_what_its_outcomes_are_by_then() -> None:
+    """One of them is amended, some are withdrawn, or one comes late."""
+    optimizer, best = on_an_excursion()
+    optimizer.amend(best, -20.0)
+    assert in_the_better_region(optimizer, -10.0) == 0
+    assert optimizer.best().trial.key == best
+
+    optimizer, _ = on_an_excursion()
+    left = surrogate_of(optimizer).state.begun
+    for trial in list(optimizer.ledger)[:left]:
+        if trial.Y is not None and trial.Y < 5.0:
+            optimizer.withdraw(trial.key)
+    assert in_the_better_region(optimizer, 3.0) == left
+
+    optimizer = started(REGION, steps=3)
+    (late,) = optimizer.ask(1)
+    tell_of_the_last_batch(optimizer)
+    optimizer.best()
+    tell_high(optimizer, optimizer.ask(6))
+    optimizer.tell(late.key, -20.0)
+    assert in_the_better_region(optimizer, -10.0) == 0
+    assert surrogate_of(optimizer).state.late == []  # it is of this region again
+    assert optimizer.best().trial.key == late.key
+
+
+def test_an_excursion_ends_in_time_where_all_fails() -> None:
+    optimizer = started(REGION, steps=3)
+    tell_of_the_last_batch(optimizer)
+    optimizer.best()
+    excursion = surrogate_of(optimizer).state.excursion
+    assert excursion is not None
+    while len(optimizer.ledger) < excursion.until:
+        for trial in optimizer.ask(1):
+            assert trial.origin == "sobol"
+            optimizer.fail(trial.key, "boom")
+    assert {trial.origin for trial in optimizer.ask()} == {"model"}
+    assert surrogate_of(optimizer).state.begun == 0
+
+
+def test_points_elsewhere_are_of_sobol_s_sequence_though_initial_ones_are_missing_too() -> None:
+    optimizer = started(REGION, steps=3)
+    tell_of_the_last_batch(optimizer)
+    optimizer.best()
+    assert surrogate_of(optimizer).model is None
+    for key in range(len(optimizer.ledger) - REGION.initial + 1):
+        optimizer.withdraw(key)
+    assert [trial.origin for trial in optimizer.ask()] == ["sobol"] * 4
+
+
+def test_the_only_outcome_of_a_region_elsewhere_counts() -> None:
+    optimizer = started(REGION, steps=3)
+    tell_of_the_last_batch(optimizer)
+    optimizer.best()
+    (trial,) = optimizer.ask(1)
+    optimizer.tell(trial.key, -1.0)
+    assert optimizer.best().trial.key == trial.key
+
+
+def test_outcomes_that_come_while_others_are_taken_in_are_so_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread tells them: while the model learns, or after outcomes were read."""
+    optimizer = started(REGION, steps=3)
+    first, second, third = optimizer.ask(3)
+    fit, read = LocalFit.of, TrialRows.read
+
+    def fitted(*args: Any) -> LocalFit:
+        if optimizer.ledger[second.key].status == "pending":
+            optimizer.tell(second.key, -1.0)
+        return fit(*args)
+
+    def rows_read(rows: TrialRows, ledger: Ledger, keys: list[int]) -> list[int]:
+        if ledger[third.key].status == "pending":
+            optimizer.tell(third.key, -2.0)
+        return read(rows, ledger, keys)
+
+    optimizer.tell(first.key, 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFit, "of", fitted)
+        patch.setattr(TrialRows, "read", rows_read)
+        optimizer.best()
+    assert optimizer.best().trial.key == third.key
+    surrogate = surrogate_of(optimizer)
+    assert surrogate.local is not None
+    assert {first.key, second.key, third.key} <= set(surrogate.local.keys)
+    assert surrogate.state.waiting == []
 
 
 def in_a_second_region(late: int = 0) -> tuple[Optimizer, list[Trial]]:
