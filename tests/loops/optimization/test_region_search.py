@@ -651,33 +651,29 @@ def test_the_only_outcome_of_a_region_elsewhere_counts() -> None:
     assert optimizer.best().trial.key == trial.key
 
 
+@pytest.mark.parametrize(("owner", "name"), [(LocalFit, "of"), (TrialRows, "read")])
 def test_outcomes_that_come_while_others_are_taken_in_are_so_the_next_time(
-    monkeypatch: pytest.MonkeyPatch,
+    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread tells them: while the model learns, or after outcomes were read."""
+    """Another thread tells one: while the model learns, or when outcomes have been read."""
     optimizer = started(REGION, steps=3)
-    first, second, third = optimizer.ask(3)
-    fit, read = LocalFit.of, TrialRows.read
+    first, late = optimizer.ask(2)
+    method = getattr(owner, name)
 
-    def fitted(*args: Any) -> LocalFit:
-        if optimizer.ledger[second.key].status == "pending":
-            optimizer.tell(second.key, -1.0)
-        return fit(*args)
-
-    def rows_read(rows: TrialRows, ledger: Ledger, keys: list[int]) -> list[int]:
-        if ledger[third.key].status == "pending":
-            optimizer.tell(third.key, 5.0)
-        return read(rows, ledger, keys)
+    def interrupted(*args: Any) -> Any:
+        result = method(*args)
+        if optimizer.ledger[late.key].status == "pending":
+            optimizer.tell(late.key, 5.0)
+        return result
 
     optimizer.tell(first.key, 1.0)
     with monkeypatch.context() as patch:
-        patch.setattr(LocalFit, "of", fitted)
-        patch.setattr(TrialRows, "read", rows_read)
+        patch.setattr(owner, name, interrupted)
         optimizer.best()
     optimizer.best()
     surrogate = surrogate_of(optimizer)
     assert surrogate.local is not None
-    assert {first.key, second.key, third.key} <= set(surrogate.local.keys)
+    assert {first.key, late.key} <= set(surrogate.local.keys)
     assert surrogate.state.waiting == []
 
 
