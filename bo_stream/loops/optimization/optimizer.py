@@ -25,6 +25,7 @@ from bo_stream.loops.optimization.trials import (
     FEWEST,
     FIRST_IN_BOX,
     Ledger,
+    NoModelError,
     OptimizationSettings,
     Trial,
     journaled_trials,
@@ -257,26 +258,35 @@ class Optimizer:
             if due < count and isinstance(self.surrogate, RegionSurrogate):
                 due = max(due, self.surrogate.sobol_due(self.ledger))
         first = int(min(count, due))
-        trials = []
-        if first:
-            engine = SobolEngine(self.settings.dim, scramble=True, seed=self.settings.seed)
-            drawn = self.ledger.count_from("sobol")
-            points = engine.fast_forward(drawn).draw(first, dtype=torch.float64)
-            if drawn == 0 and self.settings.search == "region":
-                points[0] = 0.5  # better than most of the others where there are many inputs
-            chosen = self.settings.from_unit_cube(points)
-            trials += [self.ledger.add(x, "sobol") for x in chosen]
+        trials = self._sobol_trials(first) if first else []
         if count > first:
-            chosen = self.settings.from_unit_cube(self._model_points(count - first))
+            try:
+                points = self._model_points(count - first)
+            except NoModelError:  # a region has ended by what another thread has told since
+                return trials + self._sobol_trials(count - first)
+            chosen = self.settings.from_unit_cube(points)
             trials += [self.ledger.add(x, "model") for x in chosen]
         return trials
 
+    def _sobol_trials(self, count: int) -> list[Trial]:
+        """Add the next points of the Sobol sequence as pending trials."""
+        engine = SobolEngine(self.settings.dim, scramble=True, seed=self.settings.seed)
+        drawn = self.ledger.count_from("sobol")
+        points = engine.fast_forward(drawn).draw(count, dtype=torch.float64)
+        if drawn == 0 and self.settings.search == "region":
+            points[0] = 0.5  # better than most of the others where there are many inputs
+        return [self.ledger.add(x, "sobol") for x in self.settings.from_unit_cube(points)]
+
     def _model_points(self, q: int) -> Tensor:
-        """Choose the next points by the model, ``q x d`` in the unit cube."""
+        """Choose the next points by the model, ``q x d`` in the unit cube.
+
+        Raises:
+            NoModelError: There is none.
+        """
         settings, surrogate = self.settings, self.surrogate
         model = surrogate.follow(self.ledger)
         if model is None:
-            raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
+            raise NoModelError
         seed = (settings.seed * 1_000_003 + len(self.ledger)) % 2**31
         device = torch.device(settings.device)
         on_cpu = device.type == "cpu"

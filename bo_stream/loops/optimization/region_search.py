@@ -31,7 +31,12 @@ from bo_stream.loops.optimization.region import (
     region_candidates,
     replace_repeated,
 )
-from bo_stream.loops.optimization.trials import FEWEST, Ledger, OptimizationSettings
+from bo_stream.loops.optimization.trials import (
+    FEWEST,
+    Ledger,
+    NoModelError,
+    OptimizationSettings,
+)
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.fitting import hyperparameters
 
@@ -166,8 +171,7 @@ class RegionSurrogate:
     for a while; if the next collapse is no better, a region begins elsewhere. Once, one begins
     elsewhere sooner: where no function drawn from a model of all outcomes of the region promises an
     improvement. The better of the two then goes on. Hyperparameters are learned when the region's
-    outcomes have grown by ``GROWTH`` or ``OFTEN``; once, if the settings'
-    ``refit`` is 0.
+    outcomes have grown by ``GROWTH`` or ``OFTEN``; once, if ``refit`` of the settings is 0.
 
     Attributes:
         state: What the next points depend on.
@@ -241,7 +245,7 @@ class RegionSurrogate:
             return [key for key in keys if statuses[key] in ("told", "failed")]
 
         differ = trials.read(ledger, changed)
-        failed = [trial.key for trial in ledger.with_status("failed")]
+        failed = sorted(key for key, status in statuses.items() if status == "failed")
         if differ or failed != state.failed:
             self.local = None  # of other outcomes, also where what follows is interrupted
         over = are_over((*state.waiting, *since))
@@ -381,7 +385,7 @@ class RegionSurrogate:
         least = IMPROVEMENT * local.scale.unit
         if state.reached is None or local.value > state.reached + least:
             region.restart()
-            return replace(state, reached=local.value, burst=soon, hopeful=soon)
+            return replace(state, reached=local.value, burst=soon, hopeful=soon, unpromising=0)
         return self._elsewhere(state, local, ledger)
 
     def _elsewhere(self, state: RegionState, local: LocalFit, ledger: Ledger) -> RegionState:
@@ -415,6 +419,7 @@ class RegionSurrogate:
             sobol=0,
             centre=None if waits is None else waits[0],
             rows=[],
+            newest=[],
             late=[key for key in state.late if key < begun],
             unpromising=0,
             reached=away.reached,
@@ -440,12 +445,12 @@ class RegionSurrogate:
         pending points (Thompson sampling). Some points leap instead.
 
         Raises:
-            UsageError: There is no model yet.
+            NoModelError: There is none yet, or none any more.
         """
         self.follow(ledger)
         state, local = self.state, self.local
         if local is None:
-            raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
+            raise NoModelError
         generator = torch.Generator().manual_seed(seed)
         order = local.means.argsort(descending=True)
         X = self.trials.X[local.keys][order].to(self.settings.to_unit_cube([]))
@@ -500,7 +505,8 @@ class RegionSurrogate:
         """Return key and posterior median, larger being better, of the best trial of all regions.
 
         Outcomes of former regions that came late, or became their best one by an amendment, have no
-        posterior: they count if they are better by two standard deviations of the noise. Where the
+        posterior: they count if they are better by two standard deviations of the noise. The only
+        outcome of a region without a model counts as it is. Where the
         best trial of a former region is amended, the best outcome of them all takes its place.
 
         Raises:

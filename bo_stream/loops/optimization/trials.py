@@ -384,6 +384,14 @@ class Ledger:
         return self.put(replace(trial, status="pending"))
 
 
+class NoModelError(UsageError):
+    """An error for points that are asked of a model before there are outcomes for one."""
+
+    def __init__(self) -> None:
+        """Say how many it needs."""
+        super().__init__(f"There is no model yet: it needs {FEWEST} outcomes.")
+
+
 def all_failed(count: int, last: Trial) -> UsageError:
     """Return the error that ends a run of which every trial has failed."""
     return UsageError(

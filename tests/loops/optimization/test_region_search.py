@@ -629,7 +629,23 @@ def test_an_excursion_ends_in_time_where_all_fails() -> None:
             assert trial.origin == "sobol"
             optimizer.fail(trial.key, "boom")
     assert {trial.origin for trial in optimizer.ask()} == {"model"}
-    assert surrogate_of(optimizer).state.begun == 0
+    state = surrogate_of(optimizer).state
+    assert (state.begun, state.newest) == (0, [])
+
+
+def test_a_region_that_collapses_on_an_excursion_ends_it() -> None:
+    optimizer = started(REGION, steps=3)
+    surrogate_of(optimizer).state.reached = 0.5  # it has collapsed once
+    tell_of_the_last_batch(optimizer)
+    optimizer.best()
+    tell_high(optimizer, optimizer.ask(6))
+    assert surrogate_of(optimizer).state.reached is None
+    collapse(optimizer)
+    for trial in optimizer.ask():
+        optimizer.tell(trial.key, 100.0)
+    optimizer.best()
+    state = surrogate_of(optimizer).state
+    assert (state.begun, state.reached) == (0, 0.5)
 
 
 def test_points_elsewhere_are_of_sobol_s_sequence_though_initial_ones_are_missing_too() -> None:
@@ -642,6 +658,25 @@ def test_points_elsewhere_are_of_sobol_s_sequence_though_initial_ones_are_missin
     assert [trial.origin for trial in optimizer.ask()] == ["sobol"] * 4
 
 
+def test_points_are_of_sobol_s_sequence_where_the_region_ends_while_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread tells of its last batch while the model learns of an outcome before."""
+    optimizer = started(REGION, steps=3)
+    first, *late = optimizer.ask(5)
+    optimizer.tell(first.key, 50.0)
+    surrogate = surrogate_of(optimizer)
+    surrogate.state = replace(surrogate.state, unpromising=region_module.UNPROMISING)
+    fit = LocalFit.of
+
+    def fitted(*args: Any) -> LocalFit:
+        tell_high(optimizer, [each for each in late if optimizer.ledger[each.key].Y is None])
+        return fit(*args)
+
+    monkeypatch.setattr(LocalFit, "of", fitted)
+    assert [trial.origin for trial in optimizer.ask()] == ["sobol"] * 4
+
+
 def test_the_only_outcome_of_a_region_elsewhere_counts() -> None:
     optimizer = started(REGION, steps=3)
     tell_of_the_last_batch(optimizer)
@@ -649,6 +684,28 @@ def test_the_only_outcome_of_a_region_elsewhere_counts() -> None:
     (trial,) = optimizer.ask(1)
     optimizer.tell(trial.key, -1.0)
     assert optimizer.best().trial.key == trial.key
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_trials_that_fail_while_outcomes_are_read_are_known_the_next_time(
+    is_new: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer = started(REGION, steps=3)
+    first, other = optimizer.ask(2)
+    optimizer.tell(first.key, 1.0)
+    read, failed = TrialRows.read, list[int]()
+
+    def interrupted(rows: TrialRows, ledger: Ledger, keys: list[int]) -> list[int]:
+        if not failed:
+            failed.append(optimizer.register((0.0,) * 3).key if is_new else other.key)
+            optimizer.fail(failed[0], "boom")
+        return read(rows, ledger, keys)
+
+    monkeypatch.setattr(TrialRows, "read", interrupted)
+    optimizer.best()
+    assert surrogate_of(optimizer).state.failed == []
+    optimizer.best()
+    assert surrogate_of(optimizer).state.failed == failed
 
 
 @pytest.mark.parametrize(("owner", "name"), [(LocalFit, "of"), (TrialRows, "read")])
