@@ -350,7 +350,7 @@ class RegionSurrogate:
         return local, replace(state, centre=local.best)
 
     def _updated(self, state: RegionState, local: LocalFit, ledger: Ledger) -> RegionState:
-        """Update the region by the newest outcomes; begin again, or elsewhere, where it has ended."""
+        """Update the region by the newest outcomes; where it has ended, another one begins."""
         keys, means, region = torch.tensor(local.keys), local.means, state.region
         new, soon = _are_in(keys, state.newest), state.asked + HOPE * self.settings.q
         leapt = new & _are_in(keys, state.leaps)
