@@ -612,7 +612,7 @@ def test_a_region_that_waits_counts_by_what_its_outcomes_are_by_then() -> None:
     tell_of_the_last_batch(optimizer)
     optimizer.best()
     tell_high(optimizer, optimizer.ask(6))
-    optimizer.tell(late.key, -20.0)
+    optimizer.tell(late.key, -1000.0)
     assert in_the_better_region(optimizer, -10.0) == 0
     assert surrogate_of(optimizer).state.late == []  # it is of this region again
     assert optimizer.best().trial.key == late.key
