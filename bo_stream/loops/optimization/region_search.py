@@ -503,8 +503,8 @@ class RegionSurrogate:
 
         Outcomes of former regions that came late, or became their best one by an amendment, have no
         posterior: they count if they are better by two standard deviations of the noise. The only
-        outcome of a region without a model counts as it is. Where the
-        best trial of a former region is amended, the best outcome of them all takes its place.
+        outcome of a region without a model counts as it is. Where the best trial of a former region
+        is amended, the best outcome of them all takes its place.
 
         Raises:
             UsageError: There is no outcome.
@@ -552,7 +552,7 @@ class RegionSurrogate:
         return max(found, key=lambda pair: pair[1], default=None)
 
     def _largest_of(self, keys: Tensor) -> tuple[int, float]:
-        """Return the one of the largest outcome, and that."""
+        """Return the key of the largest outcome of some trials, and that outcome."""
         key = int(keys[self.trials.Y[keys].argmax()])
         return key, float(self.trials.Y[key])
 
