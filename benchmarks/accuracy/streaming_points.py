@@ -5,8 +5,8 @@ most 512 points begins with 500 rows and takes the others by hundreds. Points an
 are learned together while the window holds every row; after that they stay, and the stream is
 exactly batch SGPR's posterior. The peer is BoTorch's ``SingleTaskVariationalGP`` with 512 points,
 by Adam on minibatches of all training rows for three times as long. Then a million simulated rows
-of 6 inputs by thousands, at hyperparameters learned from the first of them, with the default
-allocator and at the cap.
+of 6 inputs by thousands, at hyperparameters learned from the first of them, with ``OIPS(0.8)`` and
+with ``OIPS(0.95)``, which reaches the cap.
 
 Both models' time is the processor's, so that what else runs on the machine favours neither; on one
 thread of a quiet machine it is that on the wall. Rows a second are by the wall.

@@ -50,7 +50,7 @@ class CoverTree(Allocator):
     Args:
         resolution: Largest distance from a point to its centre, in units of the inputs.
         average: Set a new centre to the mean of the points around it where it stays apart from the
-            others: fewer centres. [Terenin2024, algorithm 9, lines 9 and 10]
+            others: fewer centres. [Terenin2024, algorithm 9, lines 9 and 10, corrected]
         voronoi: Assign each point to its nearest centre, not to the first that covers it: more even
             families. [line 17]
         per_lengthscale: As an allocator, select the coarsest level whose radius is at most this

@@ -98,6 +98,16 @@ def test_the_papers_algorithm_separates_in_all_sets_only_with_a_level_more() -> 
     assert lost == 5
 
 
+def test_the_papers_averages_come_too_near_other_centres() -> None:
+    """Line 10 tests the uncovered point, which is apart from all centres, for its average."""
+    X = np.array([[0.0, 0.0], [1.05, 0.0], [0.6, 0.85], [0.6, -0.85], [-1.5, 0.0]])
+    printed = paper_cover_tree(X, 1.0, 1, average="printed")
+    mended = paper_cover_tree(X, 1.0, 1, average="mended")
+    assert separation(torch.as_tensor(printed)) == pytest.approx(0.75)
+    assert separation(torch.as_tensor(mended)) == pytest.approx(1.05)
+    assert separation(CoverTree(1.0).insert(torch.as_tensor(X)).centres) >= 1.0
+
+
 def test_averages_and_voronoi_spare_centres() -> None:
     X = torch.rand(4000, 2, dtype=torch.float64)
     sizes = {options: len(CoverTree(0.05, *options).insert(X).centres) for options in OPTIONS}

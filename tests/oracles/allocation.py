@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 
-def paper_cover_tree(X: np.ndarray, resolution: float, widened: int = 0) -> np.ndarray:
+def paper_cover_tree(
+    X: np.ndarray, resolution: float, widened: int = 0, average: str = ""
+) -> np.ndarray:
     """The finest centres by the paper's loops and its bound on neighbours. [Terenin2024, alg. 9]
 
-    Without the optional steps. Neighbours are within ``4 (1 − 2^(l − L))`` radii at level l of L,
-    as printed, or with L larger by ``widened``.
+    Neighbours are within ``4 (1 − 2^(l − L))`` radii at level l of L, as printed, or with L larger
+    by ``widened``. Of the optional steps there are lines 9 and 10 where ``average`` is "printed",
+    or "mended": whether the average, not the point, is apart from other children.
     """
     root = X.mean(0)
     depth = math.ceil(math.log2(np.linalg.norm(X - root, axis=1).max() / resolution))
@@ -27,6 +30,13 @@ def paper_cover_tree(X: np.ndarray, resolution: float, widened: int = 0) -> np.n
         for p in range(len(centres)):
             while families[p]:
                 centre = X[families[p][0]]
+                if average:
+                    around = [X[i] for i in families[p] if np.linalg.norm(X[i] - centre) <= radius]
+                    mean = np.mean(around, 0)
+                    tested = centre if average == "printed" else mean
+                    others = [below[c] for r in neighbours[p] for c in children[r]]
+                    if all(np.linalg.norm(tested - other) > radius for other in others):
+                        centre = mean
                 taken = []
                 for r in neighbours[p]:
                     near = [i for i in families[r] if np.linalg.norm(X[i] - centre) <= radius]
