@@ -184,15 +184,18 @@ def judgement_said(training: Training, seconds: float | None) -> Training:
             f"No step was taken in {seconds:g} s, of which {training.start:.3g} s went into first "
             "hyperparameters. Give more seconds."
         )
-    elif (
+    elif training.steps > 0 and (
         training.gain > MOST_GAIN
         or (1.0 if training.coverage is None else training.coverage) < LEAST_COVERAGE
     ):
-        cover = "" if training.coverage is None else f", {training.coverage:.0%} of outcomes are in"
-        cover = f"{cover} their 90 % intervals" if cover else ""
+        signs = []
+        if math.isfinite(training.gain):
+            rise = f"{training.gain:.2g} nats an observation"
+            signs.append(f"as many steps again would raise the bound by {rise}")
+        if training.coverage is not None:
+            signs.append(f"{training.coverage:.0%} of outcomes are in their 90 % intervals")
         said = (
-            f"The training has not come far: as many steps again would raise the bound by "
-            f"{training.gain:.2g} nats an observation{cover}. Call fit again; if it stays so, "
+            f"The training has not come far: {', '.join(signs)}. Call fit again; if it stays so, "
             "variances are too small for this model: compare with OSGPR or DecoupledGP."
         )
     else:

@@ -154,6 +154,15 @@ def test_warns_of_a_training_that_has_not_come_far(
     assert [w.category for w in recwarn] == [ShortTrainingWarning] * warns
 
 
+def test_a_training_of_few_steps_is_judged_by_its_coverage_alone(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    judgement_said(Training(0, 1.0, (), coverage=0.3), None)  # none were wanted
+    assert len(recwarn) == 0
+    judgement_said(Training(5, 1.0, (), coverage=0.3), None)
+    assert "far: 30% of outcomes are in their 90 % intervals. Call" in str(recwarn.pop().message)
+
+
 @pytest.mark.parametrize("edge", [2.0, 3.5])
 def test_a_bound_that_cannot_be_computed_everywhere_is_climbed_where_it_can(edge: float) -> None:
     x = torch.zeros(1, dtype=torch.float64, requires_grad=True)
