@@ -284,7 +284,10 @@ class Optimizer:
             NoModelError: There is none.
         """
         settings, surrogate = self.settings, self.surrogate
-        model = surrogate.follow(self.ledger)
+        if isinstance(surrogate, RegionSurrogate):  # has followed when asked for Sobol points
+            model: StreamingGP | None = surrogate.model
+        else:
+            model = surrogate.follow(self.ledger)
         if model is None:
             raise NoModelError
         seed = (settings.seed * 1_000_003 + len(self.ledger)) % 2**31

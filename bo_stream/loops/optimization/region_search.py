@@ -439,12 +439,12 @@ class RegionSurrogate:
 
         Functions are drawn jointly at candidates in the region, some of them nearer to the
         posterior mean, and each is maximised in the region from its best candidate, regardless of
-        pending points (Thompson sampling). Some points leap instead.
+        pending points (Thompson sampling). Some points leap instead. What the ledger was told since
+        :meth:`follow` is taken in the next time.
 
         Raises:
             NoModelError: There is none yet, or none any more.
         """
-        self.follow(ledger)
         state, local = self.state, self.local
         if local is None:
             raise NoModelError

@@ -661,20 +661,43 @@ def test_points_elsewhere_are_of_sobol_s_sequence_though_initial_ones_are_missin
 def test_points_are_of_sobol_s_sequence_where_the_region_ends_while_they_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another thread tells of its last batch while the model learns of an outcome before."""
+    """Another thread tells of its last batch, and looks at the best point."""
     optimizer = started(REGION, steps=3)
     first, *late = optimizer.ask(5)
     optimizer.tell(first.key, 50.0)
     surrogate = surrogate_of(optimizer)
     surrogate.state = replace(surrogate.state, unpromising=region_module.UNPROMISING)
-    fit = LocalFit.of
+    sobol_due = RegionSurrogate.sobol_due
+
+    def interrupted(search: RegionSurrogate, ledger: Ledger) -> float:
+        due = sobol_due(search, ledger)
+        tell_high(optimizer, [each for each in late if ledger[each.key].Y is None])
+        optimizer.best()
+        return due
+
+    monkeypatch.setattr(RegionSurrogate, "sobol_due", interrupted)
+    assert [trial.origin for trial in optimizer.ask()] == ["sobol"] * 4
+
+
+def test_outcomes_told_while_points_are_asked_for_cost_no_further_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    optimizer = started(REGION, steps=3)
+    first, *late = optimizer.ask(5)
+    optimizer.tell(first.key, -1.0)
+    fit, fits = LocalFit.of, list[int]()
 
     def fitted(*args: Any) -> LocalFit:
-        tell_high(optimizer, [each for each in late if optimizer.ledger[each.key].Y is None])
+        fits.append(len(args))
+        if len(late) > 0:
+            optimizer.tell(late.pop().key, -1.0)
         return fit(*args)
 
     monkeypatch.setattr(LocalFit, "of", fitted)
-    assert [trial.origin for trial in optimizer.ask()] == ["sobol"] * 4
+    assert [trial.origin for trial in optimizer.ask(2)] == ["model"] * 2
+    assert len(fits) == 1
+    optimizer.best()
+    assert len(fits) == 2
 
 
 def test_the_only_outcome_of_a_region_elsewhere_counts() -> None:
@@ -941,6 +964,7 @@ def test_leaps_come_more_often_after_one_was_good(monkeypatch: pytest.MonkeyPatc
     )
     optimizer = started(REGION, steps=0)
     search = surrogate_of(optimizer)
+    search.follow(optimizer.ledger)
 
     def leaps_of(q: int = 200) -> int:
         shares.clear()
