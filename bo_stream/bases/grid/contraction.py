@@ -97,8 +97,7 @@ class KroneckerPullBack:
 
     def _node_roots(self) -> list[Tensor]:
         """Compute each dimension's root functions at the grid's nodes, ``... x m x g x r_i``."""
-        roots = self.basis.roots
-        own = self.basis.grid
+        roots, own = self.basis.roots, self.basis.grid
         offset = self.grid.offset_in(own)
         if offset is not None:  # its nodes are nodes of the basis
             windows = zip(roots, offset, self.grid.size, strict=True)
@@ -238,11 +237,10 @@ class Contraction:
             functions = self.roots[0][:, self.index[:, 0]]
             images = (functions @ matrix).unfold(0, STENCIL, 1)
             blocks = torch.einsum("crj,crk->cjk", images, functions.unfold(0, STENCIL, 1))
-            coefficients = pair_coefficients().to(blocks)
-            return torch.einsum("cjk,ljk->cl", blocks, coefficients).flatten()
+            return torch.einsum("cjk,ljk->cl", blocks, pair_coefficients().to(blocks)).flatten()
         last = self.sums[-1]
-        rows = matrix.new_zeros(last.rows * last.polynomials.shape[-1])
-        rows = rows.index_add_(0, self.chosen.flatten(), matrix.flatten()).unsqueeze(-1)
+        rows = matrix.new_zeros(last.rows * last.polynomials.shape[-1], 1)
+        rows.index_add_(0, self.chosen.flatten(), matrix.reshape(-1, 1))
         for each in reversed(self.sums):
             rows = each.adjoint(rows)
         return rows.view(sizes)
@@ -314,9 +312,9 @@ class _SumOverDimension:
         return sums.flatten(1)
 
     def _empty(self, like: Tensor, *sizes: int) -> Tensor:
-        numbers = self.rows * math.prod(sizes)
-        check_memory("The gram in feature space", numbers, _CONTRACTION_LIMIT_GIB)
-        return like.new_empty(self.rows, *sizes)
+        shape = self.rows, *sizes
+        check_memory("The gram in feature space", math.prod(shape), _CONTRACTION_LIMIT_GIB)
+        return like.new_empty(shape)
 
 
 def _pair_polynomials(values: Tensor) -> Tensor:
@@ -325,8 +323,7 @@ def _pair_polynomials(values: Tensor) -> Tensor:
     Node values of r one-dimensional functions, ``g x r``, to ``(cells · 7) x r (r + 1) / 2``:
     unordered pairs, ordered by the larger index.
     """
-    functions = values.shape[-1]
-    cells = values.shape[0] - STENCIL + 1
+    functions, cells = values.shape[-1], values.shape[0] - STENCIL + 1
     first, second = torch.tril_indices(functions, functions, device=values.device)
     check_memory("A grid's pairs of functions", cells * PAIR_DEGREES * len(first), MEMORY_LIMIT_GIB)
     local, position = values.unfold(0, STENCIL, 1), first * functions + second
@@ -344,9 +341,8 @@ def _square_polynomials(values: Tensor) -> Tensor:
 
     Node values of r one-dimensional functions, ``... x g x r``, to ``... x (cells · 7) x r``.
     """
-    local = values.unfold(-2, STENCIL, 1)
-    coefficients = pair_coefficients().to(local)
-    return torch.einsum("ljk,...caj,...cak->...cla", coefficients, local, local).flatten(-3, -2)
+    local, rule = values.unfold(-2, STENCIL, 1), pair_coefficients().to(values)
+    return torch.einsum("ljk,...caj,...cak->...cla", rule, local, local).flatten(-3, -2)
 
 
 # --- prior moments of a basis's weights as functions of the kernel's hyperparameters -------------
@@ -443,8 +439,7 @@ class Rewhitening:
     product of one matrix per dimension the rows and columns of the features' products. The lower
     Cholesky factor of the whole product is that of these matrices, and L its rows and columns,
     because with a product all are among the features that come before it in every dimension
-    (:attr:`InterpolationBasis.lines`). So L is never formed but applied one dimension at a
-    time.
+    (:attr:`InterpolationBasis.lines`). So L is never formed but applied one dimension at a time.
 
     Attributes:
         basis: The basis of the weights w.
@@ -465,14 +460,12 @@ class Rewhitening:
             NotPSDError: Hyperparameters are NaN or infinite.
         """
         pairs = list(zip(basis.parts, kernel.parts, strict=True))
-        return cls(
-            basis,
-            tuple(
-                tuple(correlation_factor(part, own, i) for i in range(part.grid.dim))
-                for part, own in pairs
-            ),
-            tuple((own.scale() / part.scale).sqrt() for part, own in pairs),
+        factors = tuple(
+            tuple(correlation_factor(part, own, i) for i in range(part.grid.dim))
+            for part, own in pairs
         )
+        scales = tuple((own.scale() / part.scale).sqrt() for part, own in pairs)
+        return cls(basis, factors, scales)
 
     def variance(self) -> Tensor:
         """Compute the diagonal of ``L Lᵀ``, ``... x m x r``. Cost O(r d + Σ k²)."""
@@ -525,8 +518,8 @@ def correlation_factor(part: InterpolationBasis, factors: KernelFactors, dimensi
     """
     whitening = part.whitenings[dimension]
     k = whitening.shape[-1]
-    values = part.eigenvalues[dimension][..., :k]
-    vectors = part.eigenvectors[dimension][..., :k]
+    parts = part.eigenvalues, part.eigenvectors
+    values, vectors = (each[dimension][..., :k] for each in parts)
     correlation = vectors.mT @ node_correlation(factors, part.grid, dimension) @ vectors
     size = correlation.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * identity(correlation)
     for nugget in _NUGGETS:

@@ -37,11 +37,7 @@ from bo_stream.models.wiski.memory import StreamMemory, WiskiMemory
 from bo_stream.observation_space import ObservationSpaceProcess
 from bo_stream.process import WeightSpaceProcess
 from bo_stream.tensors import State, is_in, none_set, state_of
-from bo_stream.weights import (
-    MOST_ROWS,
-    log_marginal_likelihood,
-    weight_precision,
-)
+from bo_stream.weights import MOST_ROWS, log_marginal_likelihood, weight_precision
 
 WHITENED_ROWS = 512
 """Larger updates drop what was whitened, which is then pulled back from the grid again."""
@@ -258,8 +254,7 @@ MOST_OUTSIDE = 1e-4
 
 MOST_OUTSIDE_GROWTH = 4.0
 """The same, in parts of what was outside at the centre: more than a log move of ``RADIUS`` brings
-to a kernel with a lengthscale. But a hundredth of its period moves a periodic kernel outside.
-"""
+to a kernel with a lengthscale. But a hundredth of its period moves a periodic kernel outside."""
 
 _LEAST_TOLERANCE = 1e-11
 
@@ -311,15 +306,8 @@ class FitSubspace:
         basis, rest = whole.between(0, rank), whole.between(rank, whole.rank)
         whitened = memory.whitened(basis)
         squares = memory.learned_squares(rest) / whitened.learned.count.clamp_min(1.0)[..., None]
-        return cls(
-            basis,
-            whitened,
-            rest,
-            squares,
-            _log_parameters(factors),
-            whole,
-            variance_outside(whole, factors),
-        )
+        centre, outside = _log_parameters(factors), variance_outside(whole, factors)
+        return cls(basis, whitened, rest, squares, centre, whole, outside)
 
     def log_marginal_likelihood(self, kernel: GridKernel, prior: Prior) -> Tensor:
         """Return the log marginal likelihood, ``... x m``, with its exact gradient. Cost O(r³).

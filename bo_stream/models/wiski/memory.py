@@ -35,8 +35,7 @@ MAX_GROWTH = 4
 """How many times wider than at first a grid may grow, per dimension."""
 
 WAITING = 64
-"""Up to this many observations wait to be added to the statistics as one batch: a few of them take
-as long as all."""
+"""Most observations that wait to be added to the statistics as one batch, which is as fast."""
 
 EPS = torch.finfo(torch.float64).eps
 
