@@ -513,7 +513,7 @@ class OnlineObjective:
         """
         model, (subspace, posterior) = self._model, self._posterior()
         outcomes, noise = model.standardized(X, Y, Yvar)
-        features = subspace.basis.features(model.hypothetical_inputs(X))
+        features = subspace.basis.features(model.observation_inputs(X))
         mean, covariance = posterior.at(features, model.prior)
         innovation = outcomes - model.prior.mean.unsqueeze(-1).detach() - mean
         factor = safe_cholesky(covariance + torch.diag_embed(noise.detach()))

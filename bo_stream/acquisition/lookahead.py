@@ -32,7 +32,8 @@ _DIRECT = 22
 observations tell little, the kink of a loss stays sharper than a table could show."""
 
 _FARTHEST = 7.0
-"""Distances from the threshold beyond this many standard deviations count as this many."""
+"""Distance from the threshold, in standard deviations, beyond which expected losses are those at
+this distance, made smaller in proportion to the probability of the other side."""
 
 _NUM_DISTANCES = 449
 """Nodes in the distance from the threshold, 32 a standard deviation."""
@@ -192,17 +193,26 @@ Loss = Callable[[Tensor], Tensor]
 def exceedance_loss(loss: Loss, distance: Tensor, variance: Tensor) -> SplineLookahead:
     """Return the expected loss ``E ψ(P(f > t | observations))``.
 
+    More than ``b = 7`` standard deviations below the threshold its difference from ``ψ(0)``, above
+    it that from ``ψ(1)``, is ``Φ(−|a|) / Φ(−b)`` times the difference at b.
+
     Args:
         loss: ψ.
         distance: ``a = (m − t) / s``, ``M``.
         variance: s², ``M``.
     """
     a = distance.cpu().numpy()
-    few = _expected_losses(loss, a, _ANGLES[:_DIRECT], points=161)
+    near = np.clip(a, -_FARTHEST, _FARTHEST)
+    few = _expected_losses(loss, near, _ANGLES[:_DIRECT], points=161)
     chances = np.concatenate(([0.0, 1.0], ndtr(_FAR_NODES)))
-    known = _KnownLoss(evaluated(loss, chances).tobytes(), loss)
-    most = _interpolated(known)(np.clip(a, -_FARTHEST, _FARTHEST))
-    return SplineLookahead.of(variance, np.concatenate((few, most), -1))
+    losses = evaluated(loss, chances)
+    most = _interpolated(_KnownLoss(losses.tobytes(), loss))(near)
+    values = np.concatenate((few, most), -1)
+    far = a != near
+    certain = np.where(a[far] < 0.0, losses[0], losses[1])[:, np.newaxis]
+    faded = (ndtr(-np.abs(a[far])) / ndtr(-_FARTHEST))[:, np.newaxis]
+    values[far] = certain + (values[far] - certain) * faded
+    return SplineLookahead.of(variance, values)
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def _check_place(survey: Survey, source: str, yes: bool) -> None:
     from bo_stream.loops.survey.places import position_columns, quoted, whereabouts
 
     coordinates = survey.settings.coordinates
-    places = survey.sites[list(coordinates.names)].to_numpy()
+    places = survey.sites.iloc[:, 1:3].to_numpy()  # a covariate may have one of their names
     where, doubt = whereabouts(places, coordinates)
     say(f"{'Place:':12}{where}")
     names = [str(name) for name in survey.table.columns]
@@ -385,11 +385,14 @@ def parse_settings(settings: dict[str, Any]) -> None:
     """Parse the options of a survey that are texts: quotas and shares.
 
     Raises:
-        UsageError: One has another form.
+        UsageError: One has another form, or the threshold is 100 % or more.
     """
     settings["quotas"] = parse_quotas(settings["quotas"])
+    threshold = settings["threshold"]
     for name in ("threshold", "certainty", "stop_when"):
         settings[name] = parse_share(f"--{name.replace('_', '-')}", settings[name])
+    if threshold is not None and "%" in threshold and settings["threshold"] >= 1.0:
+        raise UsageError(f"Expected --threshold below 100 %, got {threshold!r}.")
 
 
 def check_used(settings: SurveySettings) -> None:

@@ -273,5 +273,5 @@ def sensitivities(model: StreamingGP, X: Tensor) -> list[float]:
 
 
 def _means(model: StreamingGP, X: Tensor) -> Tensor:
-    inputs = model.hypothetical_inputs(X)
+    inputs = model.observation_inputs(X)
     return model.process(inputs).marginals(inputs)[0]

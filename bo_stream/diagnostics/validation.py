@@ -100,7 +100,7 @@ def predict_batch(
     model._leave_training()
     if isinstance(model.outcomes, LabelOutcomes):
         return _labels(model, X, Y)
-    inputs = model.hypothetical_inputs(X)
+    inputs = model.observation_inputs(X)
     if isinstance(model.outcomes, LikelihoodOutcomes) and not model.prior.is_gaussian:
         return _under_likelihood(model, inputs, X, Y)
     outcomes, noise = model.standardized(X, Y, all_variances(model, X, Y, Yvar))
@@ -130,7 +130,7 @@ def all_variances(model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None)
     """
     if not model.inference.noise_varies:
         return Yvar
-    predicted = model.noise_at(model.hypothetical_inputs(X)).mT
+    predicted = model.noise_at(model.observation_inputs(X)).mT
     variances = (predicted * model.outcome_scale().square().unsqueeze(-2)).to(Y).expand_as(Y)
     return variances if Yvar is None else torch.where(Yvar.isnan(), variances, Yvar)
 

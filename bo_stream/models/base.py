@@ -57,6 +57,7 @@ from bo_stream.models.construction import (
     check_stem,
     checked_projection,
     choose_likelihood,
+    conditioned_inputs,
     first_projected,
     first_transformed,
     fixed_noise,
@@ -569,7 +570,10 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             InputDataError: X has a wrong dtype or device, or is not finite after the transform.
         """
         self._check_query(X, finite=True)
-        inputs: Tensor = self.transform_inputs(X)
+        return self._checked_inputs(X, self.transform_inputs(X))
+
+    def _checked_inputs(self, X: Tensor, inputs: Tensor) -> Tensor:
+        """Check transformed inputs of X; float64."""
         if inputs is not X:
             check_finite("X after its input transform", inputs)
         if inputs.shape[-1] != self._process_dim:
@@ -584,12 +588,27 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         """Transform inputs of hypothetical observations: :meth:`process_inputs` as in a fantasy.
 
         A transform that is not applied to fantasies (``transform_on_fantasize=False``), such as
-        ``InputPerturbation``, leaves them alone, as it leaves alone what is observed.
+        ``InputPerturbation``, leaves them alone.
 
         Args and errors as there.
         """
         with fantasize_flag():
             return self.process_inputs(X)
+
+    def observation_inputs(self, X: Tensor) -> Tensor:
+        """Transform inputs of observations as they enter memory, differentiable, float64.
+
+        A transform that is not applied to them (``transform_on_train=False``) is as for
+        :meth:`hypothetical_inputs`, which they are while BoTorch conditions on a fantasy.
+
+        Args and errors as :meth:`process_inputs`.
+        """
+        transform, stem = getattr(self, "input_transform", None), getattr(self, "stem", None)
+        if transform is None or fantasize_flag.on():
+            return self.process_inputs(X)
+        self._check_query(X, finite=True)
+        inputs = conditioned_inputs(X, transform)
+        return self._checked_inputs(X, inputs if stem is None else stem(inputs))
 
     @keeps_tensors
     def process(self, X: Tensor | None = None) -> PosteriorProcess:
@@ -908,7 +927,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             InputDataError: A wrong dtype or device, NaN or infinity, or a negative noise.
         """
         self._leave_training()
-        inputs = self.hypothetical_inputs(X)
+        inputs = self.observation_inputs(X)
         process = self._solved(self._inference.process, inputs)
         return self._conditioned(X, inputs, process, Y, noise)
 

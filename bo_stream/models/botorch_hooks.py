@@ -218,13 +218,21 @@ class BoTorchHooks(GPyTorchModel, GP, ABC):
 
         Raises:
             UnsupportedError: X is :attr:`train_inputs`, at which BoTorch's cross-validation and its
-                criteria of fit expect the prior, to compare outcomes with.
+                criteria of fit expect the prior, to compare outcomes with; or the model is in
+                training mode, in which a loop of GPyTorch's does.
         """
         if isinstance(X, TrainInputs):
             raise UnsupportedError(
                 "A streaming model does not keep the data that loo_cv, efficient_loo_cv and "
                 "compute_in_sample_model_fit_metric read: take bo_stream.diagnostics."
                 "leave_one_out(model, X, Y) or model.log_marginal_likelihood()."
+            )
+        if self.training:
+            raise UnsupportedError(
+                "Expected a model in evaluation mode, got one in training mode: its posterior "
+                "knows the outcomes that a marginal likelihood would compare it with. Fit by "
+                "fit_gpytorch_mll(mll), or minimise model.compute_custom_loss(mll) in a loop of "
+                "your own; predict by model.posterior(X)."
             )
         joint = self.process(X).joint(X.to(torch.float64))
         zero = torch.zeros_like(joint.mean[..., :1])

@@ -14,6 +14,7 @@ from botorch.models.transforms.input import (
     Warp,
 )
 from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.models.utils import fantasize as fantasize_flag
 from botorch.models.utils import validate_input_scaling
 from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
 from botorch.utils.transforms import normalize
@@ -400,6 +401,20 @@ def observed_inputs(X: Tensor, transform: InputTransform | None) -> Tensor:
     with torch.no_grad():
         inputs: Tensor = transform.preprocess_transform(X)
     return inputs
+
+
+def conditioned_inputs(X: Tensor, transform: InputTransform) -> Tensor:
+    """Inputs of observations by each transform of training inputs, or else of fantasies."""
+    if isinstance(transform, ChainedInputTransform):
+        parts: Any = transform.values()
+        for part in parts:
+            X = conditioned_inputs(X, part)
+        return X
+    if transform.transform_on_train:
+        inputs: Tensor = transform.preprocess_transform(X)
+        return inputs
+    with fantasize_flag():
+        return transform(X)
 
 
 def check_stem(stem: object) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from botorch.exceptions.errors import InputDataError
-from scipy.special import expit, ndtr, owens_t
+from scipy.special import expit, ndtr, owens_t, xlog1py, xlogy
+from scipy.stats import norm
 from torch import Tensor
 
 from bo_stream.acquisition import (
@@ -141,6 +142,64 @@ def test_misclassification_is_the_loss_of_a_wrong_call() -> None:
     first = Misclassification(0.3, "latent").expected(mean, variance, removed)
     second = ExpectedLoss(wrong, 0.3, "latent").expected(mean, variance, removed)
     assert float((first - second).abs().max()) < 1e-4
+
+
+FAR: dict[str, tuple[Criterion, Callable[[oracle.Array], oracle.Array], float]] = {
+    "misclassification": (
+        Misclassification(0.0, "latent"),
+        lambda P: np.minimum(P, 1.0 - P),
+        1e-12,
+    ),
+    "misses cost two": (
+        Misclassification(0.0, "latent", miss_cost=2.0),
+        lambda P: np.minimum(2.0 * P, 1.0 - P),
+        1e-6,
+    ),
+    "false alarms cost two": (
+        Misclassification(0.0, "latent", miss_cost=0.5),
+        lambda P: np.minimum(0.5 * P, 1.0 - P),
+        1e-6,
+    ),
+    "entropy": (
+        ExceedanceEntropy(0.0, "latent"),
+        lambda P: -xlogy(P, P) - xlog1py(1.0 - P, -P),
+        1e-12,
+    ),
+}
+"""Criteria, their losses, and by which share of the present one an expected loss may exceed it."""
+
+
+@pytest.mark.parametrize("name", FAR)
+@pytest.mark.parametrize("distance", [-15.0, -9.0, -7.2, -6.8])
+def test_far_from_the_threshold_the_share_that_is_left_is_right(name: str, distance: float) -> None:
+    criterion, loss, excess = FAR[name]
+    share = np.array([0.0, 0.003, 0.02, 0.2, 0.5, 0.8])
+    left = np.full(6, loss(ndtr(np.array(distance))))
+    for row, r in enumerate(share[1:], start=1):  # where the integrand is, far from the mean
+        mean, deviation = distance / np.sqrt(1.0 - r), np.sqrt(r / (1.0 - r))
+        y = distance * np.sqrt(1.0 - r) + np.sqrt(r) * np.linspace(-9.0, 9.0, 4001)
+        left[row] = (loss(ndtr(y)) * norm.pdf(y, mean, deviation)).sum() * (y[1] - y[0])
+    moments = torch.tensor([distance]).double(), torch.ones(1).double()
+    found = criterion.expected(*moments, torch.as_tensor(share).unsqueeze(-1))[:, 0].numpy()
+    assert np.abs(found / found[0] - left / left[0]).max() < 0.05
+    assert found.min() > 0.0
+    assert found.max() <= (1.0 + excess) * found[0]
+    if not isinstance(criterion, ExceedanceEntropy):
+        assert found[0] == pytest.approx(left[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("distance", [7.2, 9.0, 15.0])
+def test_far_above_the_threshold_a_loss_is_that_of_the_mirrored_one_below(distance: float) -> None:
+    share = torch.linspace(0.0, 1.0, 9).double().unsqueeze(-1)
+    above, below = (torch.tensor([side * distance]).double() for side in (1.0, -1.0))
+    ones = torch.ones(1).double()
+    for one, other, factor in (
+        (Misclassification(0.0, "latent", 2.0), Misclassification(0.0, "latent", 0.5), 2.0),
+        (ExceedanceEntropy(0.0, "latent"), ExceedanceEntropy(0.0, "latent"), 1.0),
+    ):
+        found = one.expected(above, ones, share)
+        expected = factor * other.expected(below, ones, share)
+        assert float((found - expected).abs().max()) < 1e-3 * float(expected[0])
 
 
 def test_a_loss_that_has_changed_is_another_one() -> None:

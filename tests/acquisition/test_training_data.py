@@ -89,6 +89,17 @@ class TestTrainInputs:
         parts = model._latest.parts
         assert sum(part.untyped_storage().nbytes() for part in parts) <= 2 * LATEST * DIM * 8
 
+    @pytest.mark.parametrize("name", MODELS)
+    def test_a_loop_of_gpytorch_s_is_told_of_the_objective(self, name: str) -> None:
+        data = observations(15, DIM)
+        model = MODELS[name](data)
+        model.train()
+        with pytest.raises(UnsupportedError, match=r"minimise model.compute_custom_loss\(mll\)"):
+            model(data.X)
+        model.eval()
+        mean = model(data.X).mean
+        assert mean.shape[-1] == len(data.X)
+
     def test_are_copies(self) -> None:
         data = observations(15, DIM)
         model, X = MODELS["WISKI"](data), data.X.clone()

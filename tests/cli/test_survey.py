@@ -331,6 +331,21 @@ def test_shares_may_be_per_cent() -> None:
     assert parse_share("--threshold", None) is None
     with pytest.raises(UsageError, match=r"--threshold as a share, such as 0\.1 or 10%, got 'ten'"):
         parse_share("--threshold", "ten")
+    refused = survey("start", "bare.csv", "--threshold", "100%", "--out", "other")
+    assert_one_clear_error(refused, "Expected --threshold below 100 %, got '100%'.")
+
+
+def test_a_list_of_one_site_begins_without_warnings() -> None:
+    small_country(1, 0).to_csv("one.csv", index=False)
+    result = survey("start", "one.csv", "--threshold", "10%", "--yes", "--out", "run")
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_a_covariate_may_have_the_name_of_a_position() -> None:
+    table = small_country().assign(latitude=1.0)
+    table.to_csv("more.csv", index=False)
+    options = ["--threshold", "10%", "--x", "lon", "lat", "--covariates", "latitude"]
+    assert "longitude 30" in done("start", "more.csv", *options, "--yes", "--out", "run")
 
 
 def test_a_bare_number_of_per_cent_is_asked_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ BoTorch's ``SingleTaskGP`` gives says which transformed inputs are meant.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,9 @@ from bo_stream import (
     LocalGP,
 )
 from bo_stream.acquisition import FeatureNIPV
+from bo_stream.diagnostics.approximation import sensitivities
+from bo_stream.diagnostics.validation import predict_batch
+from bo_stream.learning import OnlineObjective
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.quadruply_stochastic.memory import FourierFeatures
 from bo_stream.testing.streams import assert_close, gaussian, joint_covariance, moments
@@ -357,3 +361,29 @@ def test_feature_nipv_refuses_several_inputs_of_each() -> None:
     model = WISKI(X, outcomes(X), input_transform=InputPerturbation(SHIFTS))
     with pytest.raises(UnsupportedError, match="Use BoTorch's qNegIntegratedPosteriorVariance"):
         FeatureNIPV(model, cube(5))
+
+
+def test_observations_are_transformed_where_fantasies_are_not() -> None:
+    box, shared = torch.tensor([[0.0, 0.0], [10.0, 10.0]], dtype=torch.float64), []
+    X, rows = 10.0 * cube(40), slice(20, 40)
+    Y = outcomes(X)
+    for on in (True, False):
+        transform = Normalize(2, bounds=box, transform_on_fantasize=on)
+        model = WISKI(X[:20], Y[:20], bounds=box, input_transform=transform)
+        conditioned = model.condition_on_observations(X[rows], Y[rows])
+        predicted = predict_batch(model, X[rows], Y[rows])
+        shared.append(
+            (
+                *moments(conditioned, X),
+                model.batch_log_marginal_likelihood(X[rows], Y[rows]),
+                OnlineObjective(model).log_density(X[rows], Y[rows]),
+                torch.as_tensor(predicted.error),
+                torch.tensor(sensitivities(model, X)),
+            )
+        )
+    for one, other in zip(*shared, strict=True):
+        assert_close(one, other)
+    updated = deepcopy(model)
+    updated.update(X[rows], Y[rows])
+    for actual, expected in zip(moments(conditioned, X), moments(updated, X), strict=True):
+        assert_close(actual, expected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
@@ -16,17 +16,20 @@ from numpy.typing import NDArray
 
 from bo_stream.errors import UsageError, plain
 from bo_stream.likelihoods.binomial import MOST_EXAMINED
-from bo_stream.loops.survey.columns import required_column
+from bo_stream.loops.survey.columns import find_column, required_column
 from bo_stream.loops.survey.settings import SurveySettings
-from bo_stream.loops.survey.tables import CLEAR_COMMA
+from bo_stream.loops.survey.tables import CLEAR_COMMA, TableFormat
 
 Array = NDArray[np.float64]
 Texts = NDArray[np.object_]
 Mask = NDArray[np.bool_]
 
+DASHES = ("-", "--", "\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}")
+"""Texts of an empty cell that beside a plus sign mean negative."""
+
 _MISSING = (
     *("", "na", "n/a", "n.a.", "n.a", "nan", "none", "null", "#n/a", "<na>", "n.d.", "n/d", "s/d"),
-    *("-", "--", ".", "..", "\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}", "?"),
+    *(*DASHES, ".", "..", "?"),
 )
 """Texts of an empty cell, in lower case."""
 
@@ -52,6 +55,7 @@ class Cells:
         source: str,
         id_column: str | None = None,
         whole: pd.DataFrame | None = None,
+        numeric: Collection[str] | None = None,
     ) -> None:
         """Take a table as it is; nothing is read yet.
 
@@ -60,10 +64,12 @@ class Cells:
             source: See the class.
             id_column: See the class.
             whole: Table that these rows are of, whose decimal marks are theirs; default: the table.
+            numeric: Columns that are read as numbers, which have one decimal mark; default: all.
         """
         self.table, self.source, self.id_column = table.rename(columns=str), source, id_column
         self.names = list(self.table.columns)
         self._whole = self.table if whole is None else whole
+        self._numeric = self.names if numeric is None else numeric
         self._known: dict[str, Texts] = {}
 
     def __len__(self) -> int:
@@ -71,7 +77,8 @@ class Cells:
 
     def rows(self, positions: Sequence[int]) -> Cells:
         """Return some rows."""
-        return Cells(self.table.iloc[list(positions)], self.source, self.id_column, self._whole)
+        chosen = self.table.iloc[list(positions)]
+        return Cells(chosen, self.source, self.id_column, self._whole, self._numeric)
 
     def row(self, position: int) -> str:
         """Name the row at a position, as in ``row 2 (id 17)``."""
@@ -143,20 +150,21 @@ class Cells:
         missing = np.isnan(read)
         read[~missing] = texts[~missing].map(float)  # exact, as pandas is from its release 3 on
         unread = np.flatnonzero(missing)
-        if self._has_decimal_commas:
+        # Numbers of a workbook are read with a point, whatever its texts have.
+        if self._decimal_comma is not None and TableFormat.of(self._whole).suffix != ".xlsx":
             self.refuse(
                 texts.str.contains(".", regex=False).to_numpy(bool) & ~missing,
                 column,
                 lambda row: (
-                    f"{texts.iloc[row]!r} has a point, while other numbers of this table "
-                    "have decimal commas. Write all in one way, without separators of thousands."
+                    f"{texts.iloc[row]!r} has a point, while {self._decimal_comma} has a decimal "
+                    "comma. Write all numbers in one way, without separators of thousands."
                 ),
             )
         for row, text in zip(unread.tolist(), _texts(texts.iloc[unread]), strict=True):
             if not text:
                 continue
             thousands = re.fullmatch(_THOUSANDS, text)
-            if re.fullmatch(_DECIMAL_COMMA, text) and (not thousands or self._has_decimal_commas):
+            if re.fullmatch(_DECIMAL_COMMA, text) and (not thousands or self._decimal_comma):
                 read[row] = float(text.replace(",", "."))
                 continue
             fault = f"expected {expected}, got {text!r}."
@@ -171,15 +179,17 @@ class Cells:
         return read
 
     @cached_property
-    def _has_decimal_commas(self) -> bool:
-        """Whether a cell of the table is a number with a decimal comma beyond doubt."""
-        typed = "fiubM"
-        columns = (column for _, column in self._whole.items() if column.dtype.kind not in typed)
-        for texts in (column.astype(str) for column in columns):
-            with_comma = texts[texts.str.contains(",", regex=False).to_numpy(bool)]
-            if with_comma.str.strip().str.fullmatch(CLEAR_COMMA).any():
-                return True
-        return False
+    def _decimal_comma(self) -> str | None:
+        """First cell that is a number with a decimal comma beyond doubt, for messages."""
+        for name in (name for name in self.names if name in self._numeric):
+            if self._whole[name].dtype.kind in "fiubM":
+                continue
+            texts = self._whole[name].astype(str)
+            texts = texts[texts.str.contains(",", regex=False).to_numpy(bool)].str.strip()
+            clear = texts[texts.str.fullmatch(CLEAR_COMMA).to_numpy(bool)]
+            if len(clear):
+                return f"{clear.iloc[0]!r} (row {clear.index[0]}, column {name!r})"
+        return None
 
 
 def _texts(column: pd.Series[Any]) -> pd.Series[str]:
@@ -286,6 +296,24 @@ class Counts:
 
     positive: int
     examined: int
+
+
+def number_columns(names: Sequence[str], settings: SurveySettings, source: str) -> set[str]:
+    """Find the columns that are read as numbers: positions, covariates, costs and counts.
+
+    Raises:
+        UsageError: Several could be meant.
+    """
+    roles = {role: getattr(settings, role) for role in ("examined", "positive")}
+    if settings.x is None or not set(settings.x) <= set(names):
+        roles |= dict.fromkeys(settings.coordinates.names)
+    free = settings.unclaimed(names)
+    found = {
+        find_column(free, role, given if given in free else None, source)
+        for role, given in roles.items()
+    }
+    named = {*found, *(settings.x or ()), *settings.covariates, settings.cost}
+    return {name for name in names if name in named}
 
 
 def count_columns(cells: Cells, settings: SurveySettings) -> tuple[str, str]:

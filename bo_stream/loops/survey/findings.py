@@ -422,7 +422,10 @@ def next_files(survey: Survey) -> dict[str, bytes]:
         {
             "type": "Feature",
             "geometry": {"type": "Point", "coordinates": [turned(longitude), latitude]},
-            "properties": {name: None if pd.isna(cell) else cell for name, cell in row.items()},
+            "properties": {  # a cell of parquet may be a list
+                name: None if pd.api.types.is_scalar(cell) and pd.isna(cell) else cell
+                for name, cell in row.items()
+            },
         }
         for longitude, latitude, row in zip(
             table["longitude"].tolist(),

@@ -3,6 +3,8 @@
 A line of ``results.jsonl`` is one verb, as one object in JSON with a number, the time, the values
 and a digest. It is on the disk before the verb returns. A process that is killed leaves whole lines
 and at most one that is cut short, which was never confirmed to anyone.
+
+At the end the folder itself, and the table of sites that it begins with.
 """
 
 from __future__ import annotations
@@ -11,22 +13,25 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from bo_stream.errors import UsageError
-from bo_stream.loops.run import hold_folder
+from bo_stream.loops.run import LOCK, hold_folder
 from bo_stream.loops.survey.cells import Counts
+from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
+from bo_stream.loops.survey.tables import TableFormat, read_table
 from bo_stream.mapping import fill_missing
-from bo_stream.storage.archive import AppendOnlyFile
+from bo_stream.storage.archive import AppendOnlyFile, atomic_write
 
 Verb = Literal["ask", "tell", "withdraw"]
 
@@ -340,3 +345,83 @@ class SurveyFacts:
             for site, one in sorted(self.results.items())
         ]
         return hashlib.sha256(json.dumps([self._sites.fingerprint, rows]).encode()).hexdigest()
+
+
+# --- the folder: made, and the table of sites in it ----------------------------------------------
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """Make a folder if it is missing, and remove it again if the block refuses to use it."""
+    missing = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except UsageError:
+        if missing:
+            with suppress(OSError):  # another process has written to it
+                (folder / LOCK).unlink(missing_ok=True)
+                folder.rmdir()
+        raise
+
+
+def store_sites(
+    path: Path, table: pd.DataFrame, sites: SurveySites, settings: SurveySettings
+) -> None:
+    """Write the table of sites of a survey, and check that it is read again as the survey has it.
+
+    Ids are written as texts, and covariates that are true or false as 1 and 0.
+
+    Args:
+        path: Of the file, which ends in ``.csv`` or ``.parquet``.
+        table: The sites, with a column of ids.
+        sites: As the survey reads them.
+        settings: Of the survey.
+
+    Raises:
+        UsageError: A column cannot be written, or would be read otherwise; no file is left.
+        OSError: It cannot be written.
+    """
+    table = table.rename(columns=str)
+    changed: dict[str, Any] = {
+        name: table[name].astype("Int8")
+        for name in settings.covariates
+        if table[name].dtype.kind == "b"
+    }
+    table = table.assign(**{**changed, sites.id_column or "id": sites.ids})
+    with atomic_write(path) as file:
+        if path.suffix == ".csv":
+            file.write(TableFormat().write(table))
+        else:
+            try:
+                table.to_parquet(file, index=False)
+            except (ValueError, TypeError, NotImplementedError, OverflowError) as error:
+                raise UsageError(
+                    f"The table of sites: {len(table):,} sites are kept as parquet, which cannot "
+                    f"hold one of its columns. {'. '.join(map(str, error.args))}. Give it a name "
+                    "of its own, and cells that are all texts, or all numbers."
+                ) from error
+    try:
+        read = SurveySites.of(read_table(path), settings, str(path))
+        places = [sites.columns[name] for name in sites.coordinates.names]
+        columns: list[tuple[str | None, Any, Any]] = [
+            (sites.id_column or "id", sites.ids, read.ids),
+            *zip((*places, *settings.covariates), sites.X.mT, read.X.mT, strict=True),
+            (settings.cost, sites.costs, read.costs),
+            (settings.stratum, sites.strata, read.strata),
+            (settings.reachable, sites.reachable, read.reachable),
+            (sites.columns.get("positive"), dict(sites.earlier), dict(read.earlier)),
+            (sites.columns.get("date"), dict(sites.dates), dict(read.dates)),
+        ]
+        for name, before, after in columns:
+            if not np.array_equal(before, after):
+                raise UsageError(
+                    f"Column {name!r} has cells that are read as others. Write them in plain "
+                    "letters and numbers."
+                )
+    except UsageError as error:
+        path.unlink()
+        raise UsageError(
+            "The table of sites cannot be kept in a folder, for it would be read otherwise, or not "
+            f"at all. {error}"
+        ) from error

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from botorch.exceptions.errors import InputDataError
+from torch import Tensor
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import Array, Cells, Mask, first
@@ -24,7 +25,7 @@ from bo_stream.loops.survey.settings import (
     PositionUnits,
     SurveySettings,
 )
-from bo_stream.mapping import kilometres
+from bo_stream.mapping import REACH, kilometres
 
 FAR = 5.0
 """Distance from the middle, in nine-tenths quantiles of such distances, from which it is odd."""
@@ -34,6 +35,9 @@ _NEAR = 2.0
 
 _ENOUGH = 10
 """Number of sites from which they show where the others are."""
+
+_BESIDE = 10.0
+"""Distance, in kilometres, from a list of sites up to which a position is beside it."""
 
 _NO_DEGREES = 1000.0
 """Number of a position from which it is a length on a projection, and no slip in a degree."""
@@ -84,7 +88,11 @@ def position_columns_if_any(cells: Cells, settings: SurveySettings) -> tuple[str
 
 
 def check_places(
-    cells: Cells, places: Array, columns: tuple[str, str], coordinates: Coordinates = DEGREES
+    cells: Cells,
+    places: Array,
+    columns: tuple[str, str],
+    coordinates: Coordinates = DEGREES,
+    listed: Tensor | None = None,
 ) -> list[str]:
     """Check that positions are there, in their units, the right way round, and of one region.
 
@@ -93,6 +101,8 @@ def check_places(
         places: Longitude and latitude, or east and north, NaN where missing, ``n x 2``.
         columns: Names of their columns.
         coordinates: Their units.
+        listed: Positions of the list that these sites are outside of, ``N x 2``; None: these are
+            the list.
 
     Returns:
         Remarks on positions that are odd but may be right.
@@ -107,6 +117,33 @@ def check_places(
         _check_degrees(cells, places, columns)
     else:
         remarks = _check_lengths(cells, places, columns, coordinates)
+    if listed is not None:
+        in_space, points = coordinates.in_space, torch.from_numpy(places)
+        middle = in_space(listed).mean(0)
+        reach = float((in_space(listed) - middle).norm(dim=-1).max())
+        apart, turned = (
+            (in_space(x) - middle).norm(dim=-1).numpy() for x in (points, points.flip(-1))
+        )
+        cells.refuse(
+            (apart > 2.0 * reach + _BESIDE) & (turned <= reach + _BESIDE),
+            columns[0],
+            lambda row: (
+                f"{_said(places[row])} are {apart[row]:,.0f} km from the middle of the list, and "
+                "among its sites the other way round. Are "
+                f"{' and '.join(coordinates.names)} swapped?"
+            ),
+        )
+        plane = kilometres(listed, units=coordinates.mapping_units)
+        for row, point in enumerate(points):
+            try:
+                plane.transform(point[None])
+            except InputDataError as error:
+                raise cells.fault(
+                    row,
+                    columns[0],
+                    f"{_said(places[row])} are over {REACH:,.0f} km from the middle of the list, "
+                    "too far for one survey. Correct the position, or drop the row.",
+                ) from error
     far: Mask = np.zeros(len(places), dtype=bool)
     if len(places) >= _ENOUGH:
         far = np.asarray((_steps(places, coordinates) > FAR).any(axis=1))
@@ -294,7 +331,7 @@ def whereabouts(places: Array, coordinates: Coordinates) -> tuple[str, str]:
         which a map projection does not tell; and why this is unlikely to be where the sites are,
         empty if it is not.
     """
-    positions = torch.from_numpy(np.ascontiguousarray(places))
+    positions = torch.from_numpy(places.copy())
     low, high = places.min(axis=0), places.max(axis=0)
     box = ", ".join(
         f"{name} {coordinates.text(start)} to {coordinates.text(end)}"

@@ -109,7 +109,8 @@ class FinishedSurvey:
             },
             index=pd.Index(listed.ids[there], name="id", dtype=object),
         )
-        cells = Cells(table, source, listed.id_column)
+        read = () if truth is None else (truth,)
+        cells = Cells(table, source, listed.id_column, numeric=read)
         if truth is None:
             results["prevalence"] = (results["positive"] / results["examined"]).to_numpy()
         else:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from scipy.spatial import cKDTree
 
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import (
+    DASHES,
     DATE,
     Array,
     Cells,
@@ -24,6 +26,7 @@ from bo_stream.loops.survey.cells import (
     count_columns,
     first,
     meant,
+    number_columns,
     read_counts,
     read_dates,
 )
@@ -128,9 +131,10 @@ class ResultsTable:
         names = [str(name) for name in table.columns]
         if table.empty:
             raise UsageError(f"{source} has no rows.")
-        given = settings.id if settings.id in names else None
-        id_column = required_column(settings.unclaimed(names), "id", given, source)
-        whole = Cells(table, source, id_column)
+        settings = _as_in_form(settings, names)
+        id_column = _id_column(names, settings, source)
+        numeric = number_columns(names, settings, source)
+        whole = Cells(table, source, id_column, numeric=numeric)
         counted = count_columns(whole, settings)
         counts = read_counts(whole, counted)
         cells = whole.rows(list(counts))
@@ -202,6 +206,34 @@ class ResultsTable:
             return False
         place = self.places.get(site)
         return place is None or np.array_equal(place, np.array(previous.place), equal_nan=True)
+
+
+def _as_in_form(settings: SurveySettings, names: Sequence[str]) -> SurveySettings:
+    """Rename the columns that settings name as a form does, if the table is one.
+
+    A form has columns of its own, such as ``id``; one of the list is ``listed_id`` there.
+    """
+
+    def renamed(name: str) -> str:
+        while name in names and f"listed_{name}" in names:
+            name = f"listed_{name}"
+        return name
+
+    roles = {role: getattr(settings, role) for role in ("cost", "stratum", "reachable")}
+    found: dict[str, Any] = {role: renamed(name) for role, name in roles.items() if name in FORM}
+    found["covariates"] = tuple(
+        renamed(name) if name in FORM else name for name in settings.covariates
+    )
+    return replace(settings, **found)
+
+
+def _id_column(names: Sequence[str], settings: SurveySettings, source: str) -> str:
+    """Find the column of ids: ``id`` where no other is, even if the list's is a stratum."""
+    free = settings.unclaimed(names)
+    given = settings.id if settings.id in names else None
+    if "id" in names and find_column(free, "id", given, source) is None:
+        return "id"
+    return required_column(free, "id", given, source)
 
 
 def _read_ids(
@@ -333,7 +365,8 @@ def _read_places(
             f"{cells.source} has no column {missing[0]!r}, a covariate, and {others.row(0)} is not "
             "in the list of sites. Add the column; a cell may be empty."
         )
-    warnings += check_places(others, places[rows], columns, settings.coordinates)
+    positions = sites.X[:, :2]
+    warnings += check_places(others, places[rows], columns, settings.coordinates, positions)
     read = read_inputs(others, columns, settings)
     warnings += _odd_new_sites(others, read, sites)
     return dict(zip(ids[rows].tolist(), read, strict=True)), warnings
@@ -393,7 +426,7 @@ _OF_A_PERSON = (
 """Usual names of the column of a person's result, without blanks, signs and accents."""
 
 _POSITIVE = ("1", "pos", "positive", "positif", "positivo", "yes", "oui", "si", "sim", "true", "+")
-_NEGATIVE = ("0", "neg", "negative", "negatif", "negativo", "no", "non", "nao", "false", "-")
+_NEGATIVE = ("0", "neg", "negative", "negatif", "negativo", "no", "non", "nao", "false")
 
 
 def grouped_by_position(
@@ -418,8 +451,8 @@ def grouped_by_position(
             named by row and column.
     """
     names = [str(name) for name in table.columns]
-    cells = Cells(table, source)
     columns = position_columns(names, settings, source)
+    cells = Cells(table, source, numeric=number_columns(names, settings, source))
     places = np.column_stack([cells.numbers(name, settings.coordinates.cell) for name in columns])
     for column, values in zip(columns, places.T, strict=True):
         cells.refuse(np.isnan(values), column, "it is empty. Every row needs a position.")
@@ -445,9 +478,9 @@ def grouped_by_id(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Add up the results of rows of one id, otherwise as :func:`grouped_by_position`."""
     names = [str(name) for name in table.columns]
-    given = settings.id if settings.id in names else None
-    column = required_column(settings.unclaimed(names), "id", given, source)
-    cells = Cells(table, source, column)
+    settings = _as_in_form(settings, names)
+    column = _id_column(names, settings, source)
+    cells = Cells(table, source, column, numeric=number_columns(names, settings, source))
     ids = cells.texts(column)
     cells.refuse(ids == "", column, "the id is missing. Which site is it?")
     return _grouped(cells, pd.Index(ids, dtype=object), settings, "id")
@@ -531,13 +564,27 @@ def _counts(cells: Cells, settings: SurveySettings) -> tuple[dict[str, Array], s
 
 
 def _results(cells: Cells, column: str) -> Array:
-    """Read a person's results: 1 positive, 0 negative, NaN not examined."""
-    texts = [squeezed(text) or text for text in cells.texts(column)]
+    """Read a person's results: 1 positive, 0 negative, NaN not examined.
+
+    A dash is negative in a column that has plus signs, and an empty cell in others.
+    """
+    texts = cells.texts(column)
+    dashes: Mask = cells.table[column].astype(str).str.strip().isin(DASHES).to_numpy(bool)
+    decomposed = (unicodedata.normalize("NFKD", text.casefold()) for text in texts)
+    words = ["".join(c for c in text if not unicodedata.combining(c)) for text in decomposed]
+    has_plus = "+" in words
+    cells.refuse(
+        dashes & ~has_plus & (texts == "").all(),
+        column,
+        "does a dash mean negative, or not examined? No cell of the column says. Write 0 for "
+        "negative; leave cells of people who were not examined empty.",
+    )
     read = np.full(len(cells), np.nan)
-    for row, text in enumerate(texts):
-        if text in _POSITIVE:
+    read[dashes & has_plus] = 0.0
+    for row, (text, word) in enumerate(zip(texts, words, strict=True)):
+        if word in _POSITIVE:
             read[row] = 1.0
-        elif text in _NEGATIVE:
+        elif word in _NEGATIVE:
             read[row] = 0.0
         elif text:
             raise cells.fault(

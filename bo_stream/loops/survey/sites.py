@@ -11,6 +11,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 import torch
+from botorch.exceptions.errors import InputDataError
 from botorch.models.transforms.input import InputTransform
 from numpy.typing import NDArray
 from torch import Tensor
@@ -25,6 +26,7 @@ from bo_stream.loops.survey.cells import (
     Texts,
     count_columns,
     first,
+    number_columns,
     read_counts,
     read_dates,
     spreadsheet_number,
@@ -37,7 +39,7 @@ from bo_stream.loops.survey.columns import (
 )
 from bo_stream.loops.survey.places import check_places, position_columns
 from bo_stream.loops.survey.settings import DEGREES, Coordinates, SurveySettings
-from bo_stream.mapping import fill_missing, kilometres
+from bo_stream.mapping import REACH, fill_missing, kilometres
 
 _YES = ("yes", "y", "true", "t", "1")
 _NO = ("no", "n", "false", "f", "0")
@@ -105,10 +107,23 @@ class SurveySites:
         if not len(table):
             raise UsageError(f"{source} has no rows.")
         id_column = find_column(settings.unclaimed(names), "id", settings.id, source)
-        cells = Cells(table, source, id_column)
+        if "id" in settings.covariates:
+            raise UsageError(
+                f"{source}: column 'id' cannot be a covariate, as tables of a survey have ids in a "
+                "column of this name. Rename it."
+            )
+        if id_column is None and "id" in names:
+            roles = ("cost", "stratum", "reachable")
+            use = next(role for role in roles if getattr(settings, role) == "id")
+            raise UsageError(
+                f"{source}: column 'id' is that of --{use}, and no other column has ids. Name the "
+                "column of ids by --id, or rename 'id'."
+            )
+        columns = position_columns(names, settings, source)
+        numeric = number_columns(names, settings, source)
+        cells = Cells(table, source, id_column, numeric=numeric)
         ids = _ids(cells, id_column)
         coordinates = settings.coordinates
-        columns = position_columns(names, settings, source)
         raw = torch.from_numpy(read_inputs(cells, columns, settings))
         filled, notes = _checked_inputs(cells, raw, columns, settings)
         strata, without_quota = _strata(cells, settings)
@@ -127,7 +142,7 @@ class SurveySites:
                 "not used: no result was read. If they are results, say which: --examined NAME "
                 "--positive NAME."
             )
-        return cls(
+        sites = cls(
             ids,
             filled,
             settings.covariates,
@@ -143,6 +158,16 @@ class SurveySites:
             tuple(names),
             MappingProxyType(dates),
         )
+        if settings.base is not None:
+            try:
+                sites.plane.transform(torch.tensor([settings.base], dtype=raw.dtype))
+            except InputDataError as error:
+                x, y = settings.base
+                raise UsageError(
+                    f"Expected base within {REACH:,.0f} km of the middle of the sites, got "
+                    f"{x:.10g} and {y:.10g}. Are {' and '.join(coordinates.names)} right?"
+                ) from error
+        return sites
 
     def positions(self, ids: Sequence[str]) -> NDArray[np.intp]:
         """Return the positions of ids in the list, -1 for one that is not in it."""

@@ -19,7 +19,7 @@ from bo_stream.likelihoods.binomial import MOST_EXAMINED
 from bo_stream.loops.run import ASKING, OPTIMIZATION, REPLAY, SAMPLING, SURVEY, hold_folder
 from bo_stream.loops.survey.cells import Counts, as_ids
 from bo_stream.loops.survey.choice import Choice
-from bo_stream.loops.survey.ledger import RESULTS, SurveyFacts, SurveyLedger
+from bo_stream.loops.survey.ledger import RESULTS, SurveyFacts, SurveyLedger, made, store_sites
 from bo_stream.loops.survey.model import (
     ModelCache,
     Stopping,
@@ -36,7 +36,6 @@ from bo_stream.loops.survey.settings import USUAL_TRIALS, SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
 from bo_stream.loops.survey.tables import TableFormat, read_table
 from bo_stream.models.base import StreamingGP
-from bo_stream.storage.archive import atomic_write
 
 _SPREAD_OUT = "first round: spread out over the map and the covariates"
 
@@ -513,8 +512,9 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
     which is written last.
 
     Raises:
-        UsageError: The folder holds a survey or a run, or another process is writing to it; or the
-            survey has a criterion of your own, which a folder cannot store.
+        UsageError: The folder holds a survey or a run, or another process is writing to it; the
+            survey has a criterion of your own, which a folder cannot store; or its table would be
+            read otherwise, or not at all, from there.
         OSError: It cannot be written.
     """
     if survey.criterion is not None:
@@ -524,8 +524,7 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
             "(criterion), or a loss of your own: loss='package.module:function'."
         )
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with hold_folder(folder, "Give another folder."):
+    with made(folder), hold_folder(folder, "Give another folder."):
         if holds_survey(folder):
             raise UsageError(f"{folder} holds a survey already. Give another folder.")
         for kind in (SAMPLING, ASKING, OPTIMIZATION, REPLAY):
@@ -544,11 +543,8 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
             table.insert(0, "id", survey._sites.ids)
         for name in (SITES, _MANY_SITES):
             (folder / name).unlink(missing_ok=True)
-        with atomic_write(folder / (_MANY_SITES if many else SITES)) as file:
-            if many:
-                table.to_parquet(file, index=False)
-            else:
-                file.write(TableFormat().write(table))
+        path = folder / (_MANY_SITES if many else SITES)
+        store_sites(path, table, survey._sites, survey.settings)
         survey.ledger.move_to(folder)
         content = {"settings": asdict(survey.settings), "sites": survey._sites.fingerprint}
         content["table_format"] = asdict(survey.table_format)

@@ -124,7 +124,7 @@ class TableFormat:
             if re.fullmatch(r"-?\d*[1-9]\d*,\d{3}", text):  # which could be thousands
                 text += "0"
         else:
-            text = str(value)
+            text = str(value).replace("\0", "\N{REPLACEMENT CHARACTER}")  # no text has NUL
             if _FORMULA.match(text) and text != "-" and not _NUMBER.fullmatch(text):
                 text = f"'{text}"
         # Other separators, too, or the one of the header could be taken for them.

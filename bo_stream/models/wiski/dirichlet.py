@@ -268,9 +268,9 @@ class DirichletWISKI(GridModel):
             )
         with fantasize_flag():
             probabilities = self.label_moments(X).probabilities.squeeze(-2).movedim(-1, 0)
-        classes = torch.arange(self.num_outputs, device=X.device)
-        labels = classes.view(-1, *[1] * (probabilities.ndim - 1), 1, 1)
-        model = self.condition_on_labels(X, labels.expand(*probabilities.shape, 1, 1))
+            classes = torch.arange(self.num_outputs, device=X.device)
+            labels = classes.view(-1, *[1] * (probabilities.ndim - 1), 1, 1)
+            model = self.condition_on_labels(X, labels.expand(*probabilities.shape, 1, 1))
         return model, probabilities.to(X)
 
 

@@ -139,7 +139,7 @@ class GridModel(StreamingGP, ABC):
             observed = observed_inputs(X, getattr(self, "input_transform", None))
             inputs = self.stem.calibrated_forward(observed)
         else:
-            inputs = self.hypothetical_inputs(X)
+            inputs = self.observation_inputs(X)
         inference, memory, _ = self._process_part()
         value = inference.batch_log_marginal_likelihood(
             memory.grid, inputs, self._measured(Y, Yvar), self.prior

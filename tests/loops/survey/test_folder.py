@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from bo_stream.acquisition import ExpectedLoss
 from bo_stream.errors import UsageError
 from bo_stream.loops.run import OPTIMIZATION, SURVEY, hold_folder
 from bo_stream.loops.survey import survey as folders
-from bo_stream.loops.survey.findings import in_words
+from bo_stream.loops.survey.findings import in_words, next_files
 from bo_stream.loops.survey.ledger import RESULTS
 from bo_stream.loops.survey.model import MODEL
+from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.survey import Survey, load_survey, save_survey
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 
@@ -32,6 +34,8 @@ FULL = replace(
     budget=900.0,
     x=("Longitude (deg)", "Lat"),
 )
+
+NUL = [f"V{row:03d}\0" for row in range(40)]
 
 
 def table() -> pd.DataFrame:
@@ -293,6 +297,76 @@ def test_many_sites_are_kept_as_parquet(folder: Path, monkeypatch: pytest.Monkey
     save_survey(folder, begun)
     assert not (folder / "sites.csv").exists()
     assert_same(load_survey(folder), begun)
+
+
+@pytest.mark.parametrize(
+    ("changed", "settings", "message"),
+    [
+        (
+            villages().rename(columns={"rain": "rain  mm "}),
+            replace(SETTINGS, covariates=("rain  mm ",)),
+            "no column 'rain  mm ', which --covariates names. Is it 'rain mm'",
+        ),
+        (
+            villages().rename(columns={"Lat": "Lat "}),
+            replace(SETTINGS, x=("Longitude (deg)", "Lat ")),
+            "no column 'Lat ', which --x names. Is it 'Lat'",
+        ),
+        (villages().assign(**{"rain ": 1.0}), SETTINGS, "two columns have the name 'rain'"),
+        (villages().assign(**{"": 1.0}), SETTINGS, "a cell in column 6, which has no name"),
+        (villages().assign(village=NUL), SETTINGS, "Column 'village' has cells that are read as"),
+        (
+            villages().assign(ward=NUL),
+            replace(SETTINGS, stratum="ward"),
+            "Column 'ward' has cells that are read as",
+        ),
+    ],
+)
+def test_a_table_that_would_be_read_otherwise_is_refused(
+    folder: Path, changed: pd.DataFrame, settings: SurveySettings, message: str
+) -> None:
+    begun = Survey(changed, settings)
+    for there in (False, True):
+        if there:
+            folder.mkdir()
+        with pytest.raises(UsageError, match=f"cannot be kept in a folder.*{re.escape(message)}"):
+            save_survey(folder, begun)
+        assert folder.exists() == there
+    assert {file.name for file in folder.iterdir()} <= {".lock"}
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["csv", "parquet"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rain": np.arange(40) % 3 == 0},
+        {"rain": pd.array([None, True, False, False] * 10, dtype="boolean")},
+        {"village": pd.date_range("2026-01-31", periods=40)},
+        {"note": "a\0b"},
+        {"note": "1,2"},
+        {"note": [["a", None]] * 40},
+    ],
+    ids=["flag", "flag with gaps", "dates as ids", "NUL", "a comma", "a list"],
+)
+def test_cells_of_many_kinds_are_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], many: bool
+) -> None:
+    monkeypatch.setattr(folders, "MANY", 30 if many else 50_000)
+    begun = Survey(villages().assign(**changes), SETTINGS)
+    save_survey(folder, begun)
+    assert_same(load_survey(folder), begun)
+    begun.ask(2)
+    assert next_files(load_survey(folder)).keys() == {"next.csv", "next.geojson"}
+
+
+def test_a_column_that_parquet_cannot_hold_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "MANY", 30)
+    begun = Survey(villages().assign(note=["none", 3] * 20), SETTINGS)
+    with pytest.raises(UsageError, match=r"40 sites are kept as parquet, .* column note "):
+        save_survey(folder, begun)
+    assert not folder.exists()
 
 
 def test_two_at_once_are_told_and_take_in_each_other_s_verbs(survey: Survey, folder: Path) -> None:

@@ -58,6 +58,19 @@ def test_words_of_results(texts: list[object], sums: tuple[list[int], list[int]]
     assert (table["examined"].tolist(), table["positive"].tolist()) == sums
 
 
+@pytest.mark.parametrize("dash", ["-", " - ", "--", "\N{MINUS SIGN}", "\N{EN DASH}"])
+def test_a_dash_beside_plus_signs_is_negative(dash: str) -> None:
+    marks = people(RDT=["+", dash, dash, "", dash])
+    for table, _ in (
+        grouped_by_position(marks, SETTINGS, "people.csv"),
+        grouped_by_id(marks, SETTINGS, "people.csv"),
+    ):
+        assert table["examined"].tolist() == [2.0, 2.0]
+        assert table["positive"].tolist() == [1.0, 0.0]
+    with pytest.raises(UsageError, match=r"row 3 .*column 'RDT': does a dash mean negative, or no"):
+        grouped_by_id(people(RDT=["", dash, dash, "", dash]), SETTINGS, "people.csv")
+
+
 def test_counts_of_visits_are_added_up_and_empty_ones_stay_empty() -> None:
     visits = people(ntest=["10", "5", "", "1", "-"], npos=["3", "0", "", "1", ""]).drop(
         columns="RDT"
@@ -74,6 +87,10 @@ def test_counts_of_visits_are_added_up_and_empty_ones_stay_empty() -> None:
     ("columns", "message"),
     [
         ({"RDT": ["1", "7", "0", "", "1"]}, "row 3, column 'RDT': expected a person's result, 0 o"),
+        ({"RDT": ["1", "-1", "0", "", "1"]}, "row 3, column 'RDT': .* got '-1'"),
+        ({"RDT": ["1", "0", "1?", "", "1"]}, r"row 4, column 'RDT': .* got '1\?'"),
+        ({"RDT": ["pos", "neg", "", "pos?", ""]}, r"row 5, column 'RDT': .* got 'pos\?'"),
+        ({"RDT": ["+", "(-)", "-", "", "+"]}, r"row 3, column 'RDT': .* got '\(-\)'"),
         ({"lat": ["1", "", "0", "0", "1"]}, "row 3, column 'lat': it is empty. Every row needs"),
         ({"PCR": 1}, "columns 'RDT', 'PCR' could each be that of results. Say which by --posit"),
         ({"ntest": 5, "npos": ["1", "2", "9", "0", "1"]}, "row 4, column 'npos': 9 positive, but"),

@@ -12,7 +12,7 @@ import pytest
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import Counts
 from bo_stream.loops.survey.ledger import SiteResult
-from bo_stream.loops.survey.results import ResultsTable, Told
+from bo_stream.loops.survey.results import ResultsTable, Told, grouped_by_id
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
 from tests.loops.survey.villages import SETTINGS, villages
@@ -135,10 +135,39 @@ def test_places_and_units_that_look_wrong_are_remarked_on() -> None:
     (moved,) = told(table).warnings
     assert moved.startswith("row 4 (id V006) lies 56 km from where the list has this site")
     table.loc[4, "lat"] -= 0.5
-    table.loc[3, ["lon", "lat"]] = -5.0, 35.0
+    table.loc[3, ["lon", "lat"]] = 15.0, 5.0
     (far,) = told(table).warnings
     assert far.startswith("row 3 (id Zomba) lies")
     assert "from the middle of the list: is its position right" in far
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (
+            (-5.0, 35.0),
+            "-5 and 35 are .* km from the middle of the list, and among its sites the other way",
+        ),
+        ((-100.0, 40.0), "-100 and 40 are over 5,000 km from the middle of the list, too far for"),
+    ],
+)
+def test_a_new_site_that_no_map_of_the_list_shows_is_refused(
+    place: tuple[float, float], message: str
+) -> None:
+    table = results(site=["V001", "Zomba", "Mzuzu"], **ELSEWHERE)
+    table.loc[4, ["lon", "lat"]] = place
+    with pytest.raises(UsageError, match=rf"row 4 \(id Mzuzu\), column 'lon': {message}"):
+        read(table)
+
+
+def test_one_swapped_site_of_many_is_named() -> None:
+    one = villages().iloc[:1]
+    sites = SurveySites.of(one, SETTINGS)
+    table = results(site=["V1", "V2", "V3"], **ELSEWHERE)
+    table["lon"], table["lat"] = one["Longitude (deg)"][0] + 0.01, one["Lat"][0]
+    table.loc[3, ["lon", "lat"]] = table.loc[3, ["lat", "lon"]].to_numpy()
+    with pytest.raises(UsageError, match=r"row 3 \(id V2\), .*longitude and latitude swapped\?"):
+        ResultsTable.of(table, SETTINGS, sites, {}, "may.csv")
 
 
 @pytest.mark.parametrize(
@@ -227,6 +256,28 @@ def test_columns_that_are_not_used_are_said() -> None:
     found = told(results(teacher="Ada", rain=3))
     assert found.remarks == ("Columns not used: 'teacher'.",)
     assert told(results(Lat=SITES.X[1, 1].item())).remarks == ()
+
+
+def test_columns_of_a_form_are_its_own_where_the_list_has_their_names() -> None:
+    settings = replace(SETTINGS, id="village", stratum="id", covariates=("date", "night_lights"))
+    listed = villages().rename(columns={"rain": "date"}).assign(id=["north", "south"] * 20)
+    sites = SurveySites.of(listed, settings)
+    form = pd.DataFrame({"id": ["V001", "Zomba"], "listed_id": ["south", "north"], "lon": 35.0})
+    form = form.assign(lat=-5.0, listed_date=650.0, night_lights=1.0, examined=50, positive=3)
+    form["date"] = "2026-05-31"
+    reading = ResultsTable.of(form, settings, sites, {}, "next.csv")
+    assert reading.dates == {"V001": "2026-05-31", "Zomba": "2026-05-31"}
+    assert reading.places["Zomba"].tolist() == [35.0, -5.0, 650.0, 1.0]
+    assert reading.remarks == ()
+    added, _ = grouped_by_id(pd.concat((form, form)), settings, "next.csv")
+    assert added["examined"].tolist() == [100, 100]
+    short = form[["id", "examined", "positive"]][:1]
+    assert list(ResultsTable.of(short, settings, sites, {}, "may.csv").counts) == ["V001"]
+    assert grouped_by_id(short, settings, "may.csv")[0]["id"].tolist() == ["V001"]
+    own = form.drop(columns=["listed_id", "listed_date"]).rename(columns={"id": "village"})
+    own = own.assign(date=650.0, id="north")
+    reading = ResultsTable.of(own, settings, sites, {}, "may.csv")
+    assert (reading.dates, reading.places["Zomba"][2]) == ({}, 650.0)
 
 
 @pytest.mark.parametrize("examined", ["1e9", str(2**60), "1e30", "1e300"])

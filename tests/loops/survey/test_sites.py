@@ -50,6 +50,33 @@ def test_without_a_column_of_ids_the_rows_numbers_are_the_ids() -> None:
     assert sites.id_column is None
 
 
+def test_a_column_id_that_is_something_else_is_refused() -> None:
+    table = spreadsheet().drop(columns="village").assign(id=1.0)
+    settings = replace(SETTINGS, stratum="id")
+    with pytest.raises(UsageError, match="column 'id' is that of --stratum, and no other column h"):
+        read(table, settings)
+    assert read(table.assign(village=table.index), settings).id_column == "village"
+    with pytest.raises(UsageError, match="column 'id' cannot be a covariate"):
+        read(table.assign(village=table.index), replace(SETTINGS, covariates=("id",)))
+
+
+def test_a_base_far_from_the_sites_is_named() -> None:
+    settings = replace(SETTINGS, base=(-100.0, 40.0), cost_per_km=1.0)
+    with pytest.raises(UsageError, match="Expected base within 5,000 km of the middle of the sit"):
+        read(spreadsheet(), settings)
+
+
+def test_a_decimal_comma_in_a_column_of_texts_is_none_of_the_numbers() -> None:
+    table = spreadsheet().astype(str).assign(remark="", note="a,b")
+    table.loc[7, ["remark", "note"]] = "0,5"
+    assert torch.equal(read(table).X, read(spreadsheet()).X)
+    table.loc[7, "rain"] = "650,5"
+    with pytest.raises(
+        UsageError, match=r"row 2 .*has a point, while '650,5' \(row 7, column 'rain'\) has a dec"
+    ):
+        read(table)
+
+
 @pytest.mark.parametrize("missing", [np.nan, -9999.0])
 def test_missing_covariates_come_from_the_nearest_site_and_are_said(missing: float) -> None:
     table = spreadsheet()

@@ -14,6 +14,7 @@ from bo_stream import prevalence
 from bo_stream.acquisition import ExpectedLoss
 from bo_stream.errors import UsageError
 from bo_stream.loops.survey.findings import in_words
+from bo_stream.loops.survey.model import ModelCache
 from bo_stream.loops.survey.survey import Survey
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 
@@ -240,6 +241,19 @@ def test_the_forecast_is_of_the_rounds_that_would_be_chosen(told: Survey) -> Non
         assert survey.ask(4)["gain"].sum() == pytest.approx(1.0 - after / before, rel=1e-6)
     assert survey.forecast(1, 4)["total"][0] == pytest.approx(table["total"][3], rel=1e-6)
     assert told.forecast(30, 10)["sites"].iloc[-1] == 28  # no more are left
+
+
+@pytest.mark.parametrize("positives", [0, 500])
+def test_gains_are_shares_where_all_results_are_alike(positives: int) -> None:
+    cache = ModelCache()
+    for criterion in ("entropy", "misclassification"):
+        survey = Survey(villages(), replace(SETTINGS, criterion=criterion), cache=cache)
+        survey.tell(results_of(TWELVE).assign(tested=500, positives=positives))
+        total = survey.forecast(1, 4)["total"]
+        assert 0.0 < total[1] < total[0] < 1e-12  # far from the threshold
+        gains = survey.ask(28)["gain"]
+        assert gains.between(0.0, 1.0).all()
+        assert gains.sum() == pytest.approx(1.0, abs=1e-9)  # of all sites that are left
 
 
 def test_a_programme_s_own_loss_may_be_the_criterion(told: Survey) -> None:

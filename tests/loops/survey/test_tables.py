@@ -123,13 +123,22 @@ def test_decimal_commas(tmp_path: Path) -> None:
     assert numbers(quoted, "lon") == [35.5]
 
 
+def test_a_comma_in_a_text_of_a_workbook_leaves_its_numbers_alone(tmp_path: Path) -> None:
+    pd.DataFrame({"lon": [35.5, 36.25], "rain": ["0,5", 1.5]}).to_excel(
+        tmp_path / "sites.xlsx", index=False
+    )
+    table = read_table(tmp_path / "sites.xlsx")
+    assert numbers(table, "lon") == [35.5, 36.25]
+    assert numbers(table, "rain") == [0.5, 1.5]
+
+
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
         (("1,200", "2,300"), r"row 2, column 'lon': '1,200' seems to have a separator of thousan"),
         (("1.5", "1,200.5"), "row 3, column 'lon': '1,200.5' seems to have a separator of thou"),
         (("1 200", "2"), "row 2, column 'lon': '1 200' seems to have a separator of thousands"),
-        (("35,5", "36.5"), "row 3, column 'lon': '36.5' has a point, while other numbers"),
+        (("35,5", "36.5"), "row 3, column 'lon': '36.5' has a point, while '35,5' .row 2"),
         (("12 %", "2"), r"row 2, column 'lon': .* got '12 %'. Write no per cent signs"),
         (("1", "R"), r"row 3, column 'lon': expected a number, got 'R'"),
         (("1", "inf"), r"row 3, column 'lon': expected a number, got infinity"),
