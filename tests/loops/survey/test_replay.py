@@ -187,6 +187,12 @@ def test_a_table_that_cannot_be_replayed(
         FinishedSurvey.of(surveyed().assign(**changes), SETTINGS, truth)
 
 
+def test_a_label_with_a_comma_says_nothing_of_the_true_prevalence() -> None:
+    table = surveyed()
+    table = table.assign(visits="1,2", true=table["true"].map("{:.17f}".format))
+    assert len(FinishedSurvey.of(table, SETTINGS, "true")) == 35
+
+
 def test_a_true_prevalence_may_be_missing_where_there_is_no_result() -> None:
     table = surveyed()
     table.loc[7, "true"] = np.nan
