@@ -106,6 +106,9 @@ class SurveySites:
         names = [str(name) for name in table.columns]
         if not len(table):
             raise UsageError(f"{source} has no rows.")
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise UsageError(f"{source}: two columns have the name {twice[0]!r}. Rename one.")
         id_column = find_column(settings.unclaimed(names), "id", settings.id, source)
         if "id" in settings.covariates:
             raise UsageError(

@@ -50,6 +50,12 @@ def test_without_a_column_of_ids_the_rows_numbers_are_the_ids() -> None:
     assert sites.id_column is None
 
 
+def test_two_columns_of_one_name_are_refused() -> None:
+    table = pd.concat((villages(), villages()[["rain"]]), axis=1)
+    with pytest.raises(UsageError, match="two columns have the name 'rain'. Rename one"):
+        SurveySites.of(table, replace(SETTINGS, covariates=("rain",)))
+
+
 def test_a_column_id_that_is_something_else_is_refused() -> None:
     table = spreadsheet().drop(columns="village").assign(id=1.0)
     settings = replace(SETTINGS, stratum="id")
