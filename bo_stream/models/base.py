@@ -596,9 +596,9 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             return self.process_inputs(X)
 
     def observation_inputs(self, X: Tensor) -> Tensor:
-        """Transform inputs of observations as they enter memory, differentiable, float64.
+        """Transform inputs of observations, real or hypothetical ones; differentiable, float64.
 
-        A transform that is not applied to them (``transform_on_train=False``) is as for
+        By each transform that is applied to training inputs, as they enter memory; by others as
         :meth:`hypothetical_inputs`, which they are while BoTorch conditions on a fantasy.
 
         Args and errors as :meth:`process_inputs`.

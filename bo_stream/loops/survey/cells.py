@@ -309,8 +309,9 @@ def number_columns(names: Sequence[str], settings: SurveySettings, source: str) 
         roles |= dict.fromkeys(settings.coordinates.names)
     free = settings.unclaimed(names)
     found = {
-        find_column(free, role, given if given in free else None, source)
+        find_column(free, role, given, source)
         for role, given in roles.items()
+        if given is None or given in free
     }
     named = {*found, *(settings.x or ()), *settings.covariates, settings.cost}
     return {name for name in names if name in named}

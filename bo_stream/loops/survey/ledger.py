@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.errors import UsageError
-from bo_stream.loops.run import LOCK, hold_folder
+from bo_stream.loops.run import HOLDER, LOCK, hold_folder
 from bo_stream.loops.survey.cells import Counts
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.sites import SurveySites
@@ -351,18 +351,20 @@ class SurveyFacts:
 
 
 @contextmanager
-def made(folder: Path) -> Iterator[None]:
-    """Make a folder if it is missing, and remove it again if the block refuses to use it."""
+def hold_new_folder(folder: Path, advice: str) -> Iterator[None]:
+    """Make a folder if it is missing and hold it; remove it if the block refuses to use it."""
     missing = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except UsageError:
-        if missing:
-            with suppress(OSError):  # another process has written to it
-                (folder / LOCK).unlink(missing_ok=True)
-                folder.rmdir()
-        raise
+    with hold_folder(folder, advice):
+        try:
+            yield
+        except UsageError:
+            if missing and {file.name for file in folder.iterdir()} <= {LOCK, HOLDER}:
+                with suppress(OSError):  # no file that is held can be removed on Windows
+                    for name in (HOLDER, LOCK):
+                        (folder / name).unlink(missing_ok=True)
+                    folder.rmdir()
+            raise
 
 
 def store_sites(
@@ -370,7 +372,7 @@ def store_sites(
 ) -> None:
     """Write the table of sites of a survey, and check that it is read again as the survey has it.
 
-    Ids are written as texts, and covariates that are true or false as 1 and 0.
+    Ids and strata of times are written as texts, covariates that are true or false as 1 and 0.
 
     Args:
         path: Of the file, which ends in ``.csv`` or ``.parquet``.
@@ -388,6 +390,8 @@ def store_sites(
         for name in settings.covariates
         if table[name].dtype.kind == "b"
     }
+    if settings.stratum is not None and table[settings.stratum].dtype.kind == "M":
+        changed[settings.stratum] = sites.strata
     table = table.assign(**{**changed, sites.id_column or "id": sites.ids})
     with atomic_write(path) as file:
         if path.suffix == ".csv":
@@ -402,7 +406,8 @@ def store_sites(
                     "of its own, and cells that are all texts, or all numbers."
                 ) from error
     try:
-        read = SurveySites.of(read_table(path), settings, str(path))
+        kept = TableFormat.of(table).given_to(read_table(path))  # as it is opened again
+        read = SurveySites.of(kept, settings, str(path))
         places = [sites.columns[name] for name in sites.coordinates.names]
         columns: list[tuple[str | None, Any, Any]] = [
             (sites.id_column or "id", sites.ids, read.ids),

@@ -134,16 +134,16 @@ def check_places(
             ),
         )
         plane = kilometres(listed, units=coordinates.mapping_units)
-        for row, point in enumerate(points):
-            try:
-                plane.transform(point[None])
-            except InputDataError as error:
-                raise cells.fault(
-                    row,
-                    columns[0],
-                    f"{_said(places[row])} are over {REACH:,.0f} km from the middle of the list, "
-                    "too far for one survey. Correct the position, or drop the row.",
-                ) from error
+        try:
+            plane.transform(points)
+        except InputDataError as error:
+            row = int(apart.argmax())
+            raise cells.fault(
+                row,
+                columns[0],
+                f"{_said(places[row])} are over {REACH:,.0f} km from the middle of the list, too "
+                "far for one survey. Correct the position, or drop the row.",
+            ) from error
     far: Mask = np.zeros(len(places), dtype=bool)
     if len(places) >= _ENOUGH:
         far = np.asarray((_steps(places, coordinates) > FAR).any(axis=1))

@@ -215,7 +215,7 @@ def _as_in_form(settings: SurveySettings, names: Sequence[str]) -> SurveySetting
     """
 
     def renamed(name: str) -> str:
-        while name in names and f"listed_{name}" in names:
+        while f"listed_{name}" in names:
             name = f"listed_{name}"
         return name
 
@@ -571,13 +571,15 @@ def _results(cells: Cells, column: str) -> Array:
     texts = cells.texts(column)
     dashes: Mask = cells.table[column].astype(str).str.strip().isin(DASHES).to_numpy(bool)
     decomposed = (unicodedata.normalize("NFKD", text.casefold()) for text in texts)
-    words = ["".join(c for c in text if not unicodedata.combining(c)) for text in decomposed]
+    plain = ("".join(c for c in text if not unicodedata.combining(c)) for text in decomposed)
+    words = [re.sub(r"\s*\([a-z ]+\)$", "", text).rstrip(".") for text in plain]
     has_plus = "+" in words
+    is_clear = has_plus or any(word in _NEGATIVE for word in words)
     cells.refuse(
-        dashes & ~has_plus & (texts == "").all(),
+        dashes & np.bool_(not is_clear),
         column,
-        "does a dash mean negative, or not examined? No cell of the column says. Write 0 for "
-        "negative; leave cells of people who were not examined empty.",
+        "does a dash mean negative, or not examined? No cell of the column is negative otherwise. "
+        "Write 0 for negative; leave cells of people who were not examined empty.",
     )
     read = np.full(len(cells), np.nan)
     read[dashes & has_plus] = 0.0

@@ -110,11 +110,6 @@ class SurveySites:
         if twice:
             raise UsageError(f"{source}: two columns have the name {twice[0]!r}. Rename one.")
         id_column = find_column(settings.unclaimed(names), "id", settings.id, source)
-        if "id" in settings.covariates:
-            raise UsageError(
-                f"{source}: column 'id' cannot be a covariate, as tables of a survey have ids in a "
-                "column of this name. Rename it."
-            )
         if id_column is None and "id" in names:
             roles = ("cost", "stratum", "reachable")
             use = next(role for role in roles if getattr(settings, role) == "id")

@@ -16,10 +16,16 @@ from torch import Tensor
 from bo_stream.acquisition.criteria import Criterion
 from bo_stream.errors import UsageError, check_whole
 from bo_stream.likelihoods.binomial import MOST_EXAMINED
-from bo_stream.loops.run import ASKING, OPTIMIZATION, REPLAY, SAMPLING, SURVEY, hold_folder
+from bo_stream.loops.run import ASKING, OPTIMIZATION, REPLAY, SAMPLING, SURVEY
 from bo_stream.loops.survey.cells import Counts, as_ids
 from bo_stream.loops.survey.choice import Choice
-from bo_stream.loops.survey.ledger import RESULTS, SurveyFacts, SurveyLedger, made, store_sites
+from bo_stream.loops.survey.ledger import (
+    RESULTS,
+    SurveyFacts,
+    SurveyLedger,
+    hold_new_folder,
+    store_sites,
+)
 from bo_stream.loops.survey.model import (
     ModelCache,
     Stopping,
@@ -523,8 +529,13 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
             "object: later rounds would be chosen by another criterion. Name one in the settings "
             "(criterion), or a loss of your own: loss='package.module:function'."
         )
+    if "id" in survey.settings.covariates:
+        raise UsageError(
+            "Column 'id' cannot be a covariate, as tables of a survey have ids in a column of this "
+            "name. Rename it."
+        )
     folder = Path(folder)
-    with made(folder), hold_folder(folder, "Give another folder."):
+    with hold_new_folder(folder, "Give another folder."):
         if holds_survey(folder):
             raise UsageError(f"{folder} holds a survey already. Give another folder.")
         for kind in (SAMPLING, ASKING, OPTIMIZATION, REPLAY):

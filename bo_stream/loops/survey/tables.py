@@ -260,13 +260,13 @@ def _read_text(path: Path) -> tuple[pd.DataFrame, TableFormat]:
     except ValueError as error:
         raise UsageError(_fault(path, separator, blank, error)) from error
     whole.index = pd.RangeIndex(1 + blank, 1 + blank + len(whole), name=_ROW)
-    # The decimal mark is that of more columns with numbers beyond doubt, else the separator's.
+    # The decimal mark is that of numbers beyond doubt, else what goes with the separator.
     cells = [column.iloc[1:].str.strip() for _, column in whole.items()]
-    commas, points = (
-        sum(bool(column.str.fullmatch(pattern).any()) for column in cells)
-        for pattern in (CLEAR_COMMA, _POINT)
-    )
-    decimal = "," if commas > points or (commas == points and separator == ";") else "."
+    decimal = "," if separator == ";" else "."
+    if any(bool(column.str.fullmatch(CLEAR_COMMA).any()) for column in cells):
+        decimal = ","
+    elif any(bool(column.str.fullmatch(_POINT).any()) for column in cells):
+        decimal = "."
     end = _LINE_END.search(text)
     suffix = ".tsv" if path.suffix.lower() == ".tsv" else ".csv"
     newline = "\n" if end is None else end.group()

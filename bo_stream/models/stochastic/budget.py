@@ -189,7 +189,7 @@ def judgement_said(training: Training, seconds: float | None) -> Training:
         or (1.0 if training.coverage is None else training.coverage) < LEAST_COVERAGE
     ):
         signs = []
-        if math.isfinite(training.gain):
+        if not math.isnan(training.gain):
             rise = f"{training.gain:.2g} nats an observation"
             signs.append(f"as many steps again would raise the bound by {rise}")
         if training.coverage is not None:

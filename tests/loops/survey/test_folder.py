@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,15 @@ import torch
 
 from bo_stream.acquisition import ExpectedLoss
 from bo_stream.errors import UsageError
-from bo_stream.loops.run import OPTIMIZATION, SURVEY, hold_folder
+from bo_stream.loops.run import LOCK, OPTIMIZATION, SURVEY, hold_folder
+from bo_stream.loops.survey import ledger
 from bo_stream.loops.survey import survey as folders
 from bo_stream.loops.survey.findings import in_words, next_files
 from bo_stream.loops.survey.ledger import RESULTS
 from bo_stream.loops.survey.model import MODEL
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.survey import Survey, load_survey, save_survey
+from bo_stream.loops.survey.tables import read_table
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 
 FULL = replace(
@@ -345,18 +349,53 @@ def test_a_table_that_would_be_read_otherwise_is_refused(
         {"note": "a\0b"},
         {"note": "1,2"},
         {"note": [["a", None]] * 40},
+        {"ward": pd.to_datetime(["2026-01-31 06:30", "2026-02-01 12:00"] * 20)},
     ],
-    ids=["flag", "flag with gaps", "dates as ids", "NUL", "a comma", "a list"],
+    ids=["flag", "flag with gaps", "dates as ids", "NUL", "a comma", "a list", "times as strata"],
 )
 def test_cells_of_many_kinds_are_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], many: bool
 ) -> None:
     monkeypatch.setattr(folders, "MANY", 30 if many else 50_000)
-    begun = Survey(villages().assign(**changes), SETTINGS)
+    stratum = "ward" if "ward" in changes else None
+    begun = Survey(villages().assign(**changes), replace(SETTINGS, stratum=stratum))
     save_survey(folder, begun)
     assert_same(load_survey(folder), begun)
     begun.ask(2)
     assert next_files(load_survey(folder)).keys() == {"next.csv", "next.geojson"}
+
+
+def test_a_number_of_a_workbook_may_be_a_text(folder: Path, tmp_path: Path) -> None:
+    rain = ["650,5", *villages()["rain"].tolist()[1:]]
+    villages().assign(rain=rain).to_excel(tmp_path / "list.xlsx", index=False)
+    begun = Survey(read_table(tmp_path / "list.xlsx"), SETTINGS)
+    assert float(begun.sites["rain"].iloc[0]) == 650.5
+    save_survey(folder, begun)
+    assert_same(load_survey(folder), begun)
+
+
+def test_an_id_is_no_covariate(folder: Path) -> None:
+    settings = replace(SETTINGS, covariates=("id",))
+    begun = Survey(villages().assign(id=np.arange(40.0)), settings)
+    with pytest.raises(UsageError, match="Column 'id' cannot be a covariate"):
+        save_survey(folder, begun)
+
+
+def test_a_folder_that_another_process_holds_keeps_its_lock(
+    survey: Survey, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has made the folder, and holds it, while this one was about to."""
+
+    @contextmanager
+    def held(path: Path, advice: str) -> Iterator[None]:
+        (path / LOCK).touch()
+        raise UsageError(f"{path} is in use. {advice}")
+        yield
+
+    monkeypatch.setattr(ledger, "hold_folder", held)
+    with pytest.raises(UsageError, match="in use"):
+        save_survey(folder, survey)
+    assert (folder / LOCK).exists()
 
 
 def test_a_column_that_parquet_cannot_hold_is_named(

@@ -69,6 +69,14 @@ def test_a_dash_beside_plus_signs_is_negative(dash: str) -> None:
         assert table["positive"].tolist() == [1.0, 0.0]
     with pytest.raises(UsageError, match=r"row 3 .*column 'RDT': does a dash mean negative, or no"):
         grouped_by_id(people(RDT=["", dash, dash, "", dash]), SETTINGS, "people.csv")
+    with pytest.raises(UsageError, match="No cell of the column is negative otherwise"):
+        grouped_by_id(people(RDT=["positive", dash, dash, "", dash]), SETTINGS, "people.csv")
+
+
+def test_words_may_have_a_full_stop_and_a_remark_in_brackets() -> None:
+    words = people(RDT=["Pos.", "NEG (RDT)", "Positif (ve)", "no.", "não"])
+    table, _ = grouped_by_position(words, SETTINGS, "people.csv")
+    assert (table["examined"].sum(), table["positive"].sum()) == (5.0, 2.0)
 
 
 def test_counts_of_visits_are_added_up_and_empty_ones_stay_empty() -> None:

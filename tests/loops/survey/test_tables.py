@@ -114,14 +114,6 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         read_table(written(tmp_path, "no parquet", "sites.parquet"))
 
 
-def test_the_decimal_mark_is_that_of_more_columns(tmp_path: Path) -> None:
-    path = tmp_path / "list.csv"
-    for label, latitude, expected in (("1,2", "2.5", "."), ("1.2", "2,5", ",")):
-        longitude = latitude.replace("2", "30")
-        path.write_text(f"id;visits;longitude;latitude\n1;{label};{longitude};{latitude}\n")
-        assert TableFormat.of(read_table(path)).decimal == expected
-
-
 def test_decimal_commas(tmp_path: Path) -> None:
     table = read_table(written(tmp_path, "id;lon;lat;rain\n1;35,5;-4,25;0,125\n2;36;-5;1,250\n"))
     assert numbers(table, "lon") == [35.5, 36.0]
