@@ -132,7 +132,7 @@ def subspace_log_marginal_likelihood(
 ) -> Tensor:
     """Return the log marginal likelihood for weights with prior N(0, prior), ``... x m``.
 
-    Cost O(r³). [Stanton2021, section 4.3]
+    Cost O(r³). [Stanton2021, section 4.3; its derivatives: Galy-Fajou2021, A.2]
 
     Exact with its gradient, and smooth in the hyperparameters because the basis stays the same:
     ``∂/∂P = −½ (K − u uᵀ)``, see :class:`SubspacePosterior`, whose ``log_determinant`` enters the
