@@ -59,6 +59,11 @@ def plain(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () else value
 
 
+def encodable(text: str) -> str:
+    """Return a text that a file in UTF-8 can hold: surrogates, as in names of files, as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def make_plain(settings: Any, numbers: Iterable[str] = ()) -> None:
     """Replace the fields of a dataclass, which may be frozen, by their plain values, in place.
 

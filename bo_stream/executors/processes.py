@@ -223,9 +223,13 @@ def _serve(initializer: Callable[[], None] | None, connection: Connection) -> No
     if initializer is not None:
         initializer()
     connection.send_bytes(_READY)
+    own = os.getpid()
     with suppress(EOFError, OSError):
         while True:
-            connection.send_bytes(_reply(connection.recv_bytes()))
+            reply = _reply(connection.recv_bytes())
+            if os.getpid() != own:  # a child that the function has forked and not ended
+                os._exit(1)
+            connection.send_bytes(reply)
 
 
 def _reply(pickled: bytes) -> bytes:

@@ -39,10 +39,13 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # the user's module may raise anything
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
+        advice = "Run from its folder, or install it."
+        if isinstance(error, SystemExit):
+            advice = 'Put what it does as a script under: if __name__ == "__main__".'
         raise UsageError(
             f"{what} {name!r}: module {module_name!r} cannot be imported "
-            f"({type(error).__name__}: {error}). Run from its folder, or install it."
+            f"({type(error).__name__}: {error}). {advice}"
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):

@@ -18,6 +18,7 @@ from tests.executors.functions import (
     cancel,
     double,
     fail,
+    fork_and_double,
     hang,
     leave,
     oddly,
@@ -54,6 +55,11 @@ def test_values_and_errors_come_back(executor: ProcessExecutor) -> None:
         executor.submit(oddly).result(PATIENCE)
     with pytest.raises(SystemExit):
         executor.submit(raise_exit).result(PATIENCE)
+
+
+def test_a_child_that_a_function_forks_answers_nothing(executor: ProcessExecutor) -> None:
+    xs = [float(i) for i in range(8)]
+    assert list(executor.map(fork_and_double, xs)) == [2.0 * x for x in xs]
 
 
 def raise_exit() -> None:

@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from bo_stream.diagnostics.trust import TrustReport, mark_hand_overs
-from bo_stream.errors import UsageError, check_whole, make_plain
+from bo_stream.errors import UsageError, check_whole, encodable, make_plain
 from bo_stream.executors.processes import has_address, parsed
 from bo_stream.loops.models import model_record
 from bo_stream.loops.optimization.asynchronous import AsynchronousRun
@@ -115,6 +115,7 @@ class OptimizationCampaign:
         campaign = cls(objective, optimizer, replace(plan, **changes), steps, opened)
         if plan.asynchronous:
             campaign._take_up_outcomes()
+            check_not_shorter(campaign.steps_done, campaign.plan.total)
         return campaign
 
     def save(self, folder: Path) -> None:
@@ -516,7 +517,7 @@ def history(campaign: OptimizationCampaign) -> pd.DataFrame:
             "y": trial.Y,
             "noiseless": campaign.objective.noiseless(trial.X),
             "seconds": trial.seconds,
-            "error": trial.error,
+            "error": None if trial.error is None else encodable(trial.error),
         }
         for trial in campaign.optimizer.ledger
     ]

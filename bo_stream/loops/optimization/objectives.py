@@ -230,7 +230,11 @@ def complete(report: Report, metrics: Sequence[str]) -> Report:
 
 def as_number(result: Any) -> float:
     """Convert a result to one number, not too large for a model, or raise a ``NoOutcomeError``."""
-    array = np.asarray(result)
+    if np.ma.is_masked(result):
+        raise NoOutcomeError("expected one number, got a masked one")
+    if type(result) is int and abs(result) > LARGEST:
+        raise NoOutcomeError(f"the value is an integer, larger in size than {LARGEST:g}")
+    array = np.asarray(float(result) if type(result) is int else result)
     if array.dtype.kind not in "iuf":
         name, text = type(result).__name__, str(result)[:40]
         raise NoOutcomeError(f"expected one number, got {name} {text!r}")

@@ -240,6 +240,7 @@ class Optimizer:
 
     # --- points -------------------------------------------------------------------------------
 
+    @torch.enable_grad()
     def ask(self, q: int | None = None) -> list[Trial]:
         """Choose the next q points (default: as in the settings), and return pending trials.
 
@@ -364,6 +365,7 @@ class Optimizer:
         """Trials that wait for an outcome."""
         return self.ledger.with_status("pending")
 
+    @torch.enable_grad()
     def best(self) -> Best:
         """Find the observed point of the best posterior mean, or outcome if there is no model."""
         if isinstance(self.surrogate, RegionSurrogate):

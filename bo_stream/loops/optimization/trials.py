@@ -12,7 +12,14 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
-from bo_stream.errors import UsageError, as_whole, check_one_of, check_whole, make_plain
+from bo_stream.errors import (
+    UsageError,
+    as_whole,
+    check_one_of,
+    check_whole,
+    encodable,
+    make_plain,
+)
 from bo_stream.loops.models import AUTO, RunSettings
 from bo_stream.storage.archive import AppendOnlyFile
 
@@ -354,7 +361,7 @@ class Ledger:
                 f"Trial {key} is {trial.status}: it cannot fail any more. To drop its outcome, "
                 "withdraw it."
             )
-        attempts = trial.attempts + 1
+        error, attempts = encodable(error), trial.attempts + 1
         return self.put(
             replace(trial, status="failed", error=error, attempts=attempts, seconds=seconds)
         )

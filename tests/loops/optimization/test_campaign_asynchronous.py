@@ -147,6 +147,23 @@ def test_a_run_that_was_killed_goes_on_in_either_mode(
         assert resumed(folder).steps == campaign.steps
 
 
+def test_a_killed_run_does_not_go_on_to_fewer_steps_than_are_done(tmp_path: Path) -> None:
+    killed(begin(), tmp_path / "run", 12, tmp_path / "left")
+    done = resumed(tmp_path / "left").steps_done
+    assert done >= 2
+    with pytest.raises(UsageError, match=rf"done {done} steps already: .* got {done - 1}"):
+        resumed(tmp_path / "left", total=done - 1)
+
+
+def test_an_error_with_a_text_that_no_file_can_hold_is_kept(tmp_path: Path) -> None:
+    campaign = begin()
+    (trial, *_) = campaign.optimizer.ask(2)
+    campaign.optimizer.fail(trial.key, ValueError("cannot read \udc80.txt"))
+    (error,) = history(campaign)["error"].dropna()
+    assert error == "ValueError: cannot read \\udc80.txt"
+    assert b"udc80" in history(campaign).to_csv().encode()
+
+
 def test_a_stop_leaves_what_goes_on_step_by_step_or_not(tmp_path: Path) -> None:
     for number, plan in enumerate([ASYNCHRONOUS, STEP_BY_STEP]):
         campaign, evaluator, folder = begin(), Once(), tmp_path / str(number)

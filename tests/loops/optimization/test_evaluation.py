@@ -62,6 +62,29 @@ def test_what_is_no_number_is_a_failure(name: str, error: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("result", "error"),
+    [
+        (np.ma.masked, "got a masked one"),
+        (np.ma.array([5.0], mask=[True]), "got a masked one"),
+        (10**400, r"an integer, larger in size than 1e\+75"),
+    ],
+)
+def test_results_that_numpy_reads_as_something_else_are_failures(
+    result: object, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.loops.functions.bowl", lambda x: result)
+    outcome = attempt(own("bowl"), Task(0, (0.5,), 0))
+    assert outcome.value is None
+    with pytest.raises(AssertionError, match=error):
+        raise AssertionError(outcome.error)
+
+
+def test_integers_of_any_length_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.loops.functions.bowl", lambda x: -(10**30))
+    assert attempt(own("bowl"), Task(0, (0.5,), 0)).value == -1e30
+
+
+@pytest.mark.parametrize(
     "number", [2, 2.0, np.float32(2.0), np.array([2.0]), torch.tensor(2.0), torch.tensor([2.0])]
 )
 def test_any_single_number_will_do(number: object, monkeypatch: pytest.MonkeyPatch) -> None:

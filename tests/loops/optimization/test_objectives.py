@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,3 +70,12 @@ def test_what_cannot_be_optimised_is_said(
     every = {"dim": None, "noise": 0.0, "bounds": None, "seed": 0, **options}
     with pytest.raises(UsageError, match=message):
         find_objective(function, **every)
+
+
+def test_a_module_that_ends_the_process_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ending_script.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match=r"imported .SystemExit: 0.\. Put what it does as a scr"):
+        find_objective("ending_script:cost", None, 0.0, ((0.0, 1.0),), 0)

@@ -424,6 +424,15 @@ def told(optimizer: Optimizer, X: Tensor) -> None:
         optimizer.tell(optimizer.register([x]).key, math.sin(18.0 * x))
 
 
+@pytest.mark.parametrize("settings", [QUICK, REGION], ids=["box", "region"])
+def test_gradients_that_are_switched_off_change_nothing(settings: OptimizationSettings) -> None:
+    expected = started(settings, steps=2)
+    with torch.no_grad():
+        optimizer = started(settings, steps=2)
+        assert [trial.X for trial in optimizer.ledger] == [t.X for t in expected.ledger]
+        assert optimizer.best() == expected.best()
+
+
 @pytest.mark.parametrize("few", [50, 10])
 def test_a_poor_maximum_is_left(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few outcomes race from two starts; of more, the other start is better at once."""
