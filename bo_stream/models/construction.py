@@ -404,7 +404,7 @@ def observed_inputs(X: Tensor, transform: InputTransform | None) -> Tensor:
 
 
 def conditioned_inputs(X: Tensor, transform: InputTransform) -> Tensor:
-    """Inputs of observations by each transform of training inputs, or else of fantasies."""
+    """Transform inputs of observations by each transform of training inputs, or of fantasies."""
     if isinstance(transform, ChainedInputTransform):
         parts: Any = transform.values()
         for part in parts:

@@ -232,9 +232,11 @@ def as_number(result: Any) -> float:
     """Convert a result to one number, not too large for a model, or raise a ``NoOutcomeError``."""
     if np.ma.is_masked(result):
         raise NoOutcomeError("expected one number, got a masked one")
-    if type(result) is int and abs(result) > LARGEST:
-        raise NoOutcomeError(f"the value is an integer, larger in size than {LARGEST:g}")
-    array = np.asarray(float(result) if type(result) is int else result)
+    if type(result) is int:  # of any length, where NumPy's have at most 64 bits
+        if abs(result) > LARGEST:
+            raise NoOutcomeError(f"the value is an integer, larger in size than {LARGEST:g}")
+        result = float(result)
+    array = np.asarray(result)
     if array.dtype.kind not in "iuf":
         name, text = type(result).__name__, str(result)[:40]
         raise NoOutcomeError(f"expected one number, got {name} {text!r}")

@@ -158,9 +158,15 @@ def normalised(name: str) -> str:
     As in ``Longitude (deg)``, which becomes ``longitude``. Letters lose their accents, and ``N°``
     and ``#`` become ``no``.
     """
-    plain = unicodedata.normalize("NFKD", name.casefold().replace("°", "o ").replace("#", "no "))
-    bare = re.sub(r"[(\[].*?[)\]]", " ", "".join(c for c in plain if not unicodedata.combining(c)))
+    plain = unaccented(name.replace("°", "o ").replace("#", "no "))
+    bare = re.sub(r"[(\[].*?[)\]]", " ", plain)
     return re.sub(r"[^a-z0-9]+", "_", bare).strip("_")
+
+
+def unaccented(text: str) -> str:
+    """Return a text in lower case and without accents."""
+    plain = unicodedata.normalize("NFKD", text.casefold())
+    return "".join(c for c in plain if not unicodedata.combining(c))
 
 
 def squeezed(name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,6 +35,7 @@ from bo_stream.loops.survey.columns import (
     listed_as,
     required_column,
     squeezed,
+    unaccented,
 )
 from bo_stream.loops.survey.findings import FORM
 from bo_stream.loops.survey.ledger import SiteResult
@@ -570,9 +570,7 @@ def _results(cells: Cells, column: str) -> Array:
     """
     texts = cells.texts(column)
     dashes: Mask = cells.table[column].astype(str).str.strip().isin(DASHES).to_numpy(bool)
-    decomposed = (unicodedata.normalize("NFKD", text.casefold()) for text in texts)
-    plain = ("".join(c for c in text if not unicodedata.combining(c)) for text in decomposed)
-    words = [re.sub(r"\s*\([a-z ]+\)$", "", text).rstrip(".") for text in plain]
+    words = [re.sub(r"\s*\([a-z ]+\)$", "", unaccented(text)).rstrip(".") for text in texts]
     has_plus = "+" in words
     is_clear = has_plus or any(word in _NEGATIVE for word in words)
     cells.refuse(

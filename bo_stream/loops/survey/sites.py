@@ -112,7 +112,7 @@ class SurveySites:
         id_column = find_column(settings.unclaimed(names), "id", settings.id, source)
         if id_column is None and "id" in names:
             roles = ("cost", "stratum", "reachable")
-            use = next(role for role in roles if getattr(settings, role) == "id")
+            use = next((role for role in roles if getattr(settings, role) == "id"), "covariates")
             raise UsageError(
                 f"{source}: column 'id' is that of --{use}, and no other column has ids. Name the "
                 "column of ids by --id, or rename 'id'."

@@ -35,7 +35,7 @@ MAX_GROWTH = 4
 """How many times wider than at first a grid may grow, per dimension."""
 
 WAITING = 64
-"""Most observations that wait to be added to the statistics as one batch, which is as fast."""
+"""Most observations that wait to enter the statistics as one batch: a few take as long as all."""
 
 EPS = torch.finfo(torch.float64).eps
 

@@ -62,6 +62,8 @@ def test_a_column_id_that_is_something_else_is_refused() -> None:
     with pytest.raises(UsageError, match="column 'id' is that of --stratum, and no other column h"):
         read(table, settings)
     assert read(table.assign(village=table.index), settings).id_column == "village"
+    with pytest.raises(UsageError, match="column 'id' is that of --covariates, and no other col"):
+        read(table, replace(SETTINGS, covariates=("id",)))
 
 
 def test_a_base_far_from_the_sites_is_named() -> None:
