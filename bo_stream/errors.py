@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
+
+import numpy as np
 
 
 class UsageError(ValueError):
@@ -44,6 +47,23 @@ def as_whole(value: Any) -> int | None:
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
+        return None
+
+
+def as_real(value: Any) -> float | None:
+    """Return one real number of any class as a float, None for anything else: texts, times, bools.
+
+    It may be an array or a tensor of one entry, and is infinite where a float cannot hold it.
+    """
+    if np.ma.is_masked(value) or getattr(getattr(value, "dtype", None), "kind", "f") in "mM":
+        return None
+    try:
+        number = value.item() if hasattr(value, "item") else value
+        is_other = isinstance(number, bool | str | bytes | bytearray)
+        return None if is_other else float(number)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError, RuntimeError):
         return None
 
 

@@ -25,7 +25,7 @@ from gest_api.vocs import (
 
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.acquisition.feature_nipv import in_weight_space
-from bo_stream.errors import UsageError, check_whole, plain
+from bo_stream.errors import UsageError, as_real, check_whole, plain
 from bo_stream.loops.optimization.acquisition import Situation
 from bo_stream.loops.optimization.objectives import NoOutcomeError, as_number
 from bo_stream.loops.optimization.optimizer import Optimizer, load_optimizer, save_optimizer
@@ -349,18 +349,12 @@ def outcome_of(name: str, value: Any) -> float | None:
     """
     if _is_missing(value):
         return None
-    try:
-        array = np.asarray(value if isinstance(value, np.generic) else plain(value))
-        if array.dtype.kind not in "iufO":  # texts, booleans and times
-            raise TypeError
-        number = float(array.item())
-    except OverflowError:
-        return None
-    except (TypeError, ValueError, RuntimeError) as error:
+    number = as_real(value)
+    if number is None:
         raise UsageError(
             f"Expected the objective {name} of a result to be one number, got {value!r}. Leave it "
             "out, or give NaN, where the evaluation failed."
-        ) from error
+        )
     return number if abs(number) <= LARGEST else None
 
 

@@ -63,8 +63,9 @@ def run_asynchronously(
             do not know of the last outcomes. None: a quarter of those under way.
         retries: How often a failed evaluation is tried again.
         folder: Folder of checkpoints, created if necessary; None: there are none.
-        on_trial: Called with each trial that was told or has failed; it may amend and withdraw:
-            in place of each withdrawn trial another one is evaluated.
+        on_trial: Called with each trial that was told or has failed; it may register and retry,
+            which are evaluated next, and amend and withdraw: in place of each withdrawn trial
+            another one is evaluated.
 
     Raises:
         UsageError: A number is out of range or missing, all evaluations fail, or the folder is in
@@ -188,7 +189,8 @@ class AsynchronousRun:
                         places = min(self._places(), left)
                         while self._ready and len(self._under_way) < places:
                             trial = ledger[self._ready.popleft().key]
-                            if trial.status == "pending":  # it may have been withdrawn meanwhile
+                            # it may have been withdrawn meanwhile, or be here twice
+                            if trial.status == "pending" and trial.key not in self._under_way:
                                 self._under_way.add(trial.key)
                                 self._evaluator.submit(Task(trial.key, trial.X, trial.attempts))
                     if not stopped and self._choice is None:
@@ -238,7 +240,12 @@ class AsynchronousRun:
             enough = max(self._optimizer.settings.initial, self._places())
             if ledger.count("told") == 0 and self._failed >= min(enough, self._total):
                 raise all_failed(self._failed, trial)
+            changes = ledger.changes
             yield trial
+            for other in map(ledger.__getitem__, reversed(ledger.changed_since(changes))):
+                again = other.origin == "hand" or other.attempts > 0  # else it was just chosen
+                if other.status == "pending" and again:
+                    self._ready.appendleft(other)
             self._write_changes()
 
     # --- choices ------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch.quasirandom import SobolEngine
 
 from bo_stream.diagnostics.cross_validation import retracts_exactly
 from bo_stream.diagnostics.validation import ProgressiveValidation
-from bo_stream.errors import UsageError, check_whole
+from bo_stream.errors import UsageError, as_real, check_whole
 from bo_stream.loops.models import KERNELS, MODELS, build_model, refit_is_due
 from bo_stream.loops.optimization.acquisition import Situation, best_points, check_acquisition
 from bo_stream.loops.optimization.region_search import RegionSurrogate, region_state
@@ -318,9 +318,12 @@ class Optimizer:
         """Add a point of one's own, d numbers within the bounds, as a pending trial."""
         bounds = self.settings.bounds
         try:
-            values = tuple(float(x) for x in X)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise UsageError(f"Expected {len(bounds)} numbers, got {X!r}.") from error
+            numbers = [None] if isinstance(X, str | Mapping) else [as_real(x) for x in X]
+        except TypeError:  # what cannot be iterated over
+            numbers = [None]
+        values = tuple(x for x in numbers if x is not None)
+        if len(values) < len(numbers):
+            raise UsageError(f"Expected {len(bounds)} numbers, got {X!r}.")
         inside = [low <= x <= high for x, (low, high) in zip(values, bounds, strict=False)]
         if len(values) != len(bounds) or not all(inside):
             raise UsageError(f"Expected {len(bounds)} numbers within {bounds}, got {values}.")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import wraps
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from uuid import uuid4
 
 from bo_stream.errors import (
     UsageError,
+    as_real,
     as_whole,
     check_one_of,
     check_whole,
@@ -25,6 +27,9 @@ from bo_stream.storage.archive import AppendOnlyFile
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 ACQUISITIONS = ("qUCB", "qLogEI", "qLogNEI", "qSR", "TS", "random")
 """Names of the acquisitions; ``TS`` and ``random`` need no acquisition function."""
@@ -221,8 +226,19 @@ class Trial:
     Yvar: float | None = None
 
 
-_CHANGING = Lock()
-"""Held while trials are stored or collected, which threads may do at once."""
+_CHANGING = RLock()
+"""Held while trials are changed or collected, which threads may do at once."""
+
+
+def _alone(method: Callable[P, R]) -> Callable[P, R]:
+    """Let one thread at a time run a method that stores a trial by what it has read."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _CHANGING:
+            return method(*args, **kwargs)
+
+    return run
 
 
 class Ledger:
@@ -282,25 +298,27 @@ class Ledger:
         with _CHANGING:
             return self._origins[origin]
 
+    @_alone
     def add(self, X: Sequence[float], origin: Origin) -> Trial:
         """Add a pending trial."""
         return self.put(Trial(len(self._trials), tuple(X), origin))
 
+    @_alone
     def put(self, trial: Trial) -> Trial:
         """Store a trial as it is: replace the one of its key, or append it."""
-        with _CHANGING:
-            if trial.key == len(self._trials):
-                self._trials.append(trial)
-            else:
-                former = self._trials[trial.key]
-                self._keys[former.status].remove(trial.key)
-                self._origins[former.origin] -= 1
-                self._trials[trial.key] = trial
-            self._keys[trial.status].add(trial.key)
-            self._origins[trial.origin] += 1
-            self._changed.append(trial.key)
+        if trial.key == len(self._trials):
+            self._trials.append(trial)
+        else:
+            former = self._trials[trial.key]
+            self._keys[former.status].remove(trial.key)
+            self._origins[former.origin] -= 1
+            self._trials[trial.key] = trial
+        self._keys[trial.status].add(trial.key)
+        self._origins[trial.origin] += 1
+        self._changed.append(trial.key)
         return trial
 
+    @_alone
     def tell(
         self, key: int, Y: float, seconds: float | None = None, Yvar: float | None = None
     ) -> Trial:
@@ -333,6 +351,7 @@ class Ledger:
             )
         return trial
 
+    @_alone
     def amend(self, key: int, Y: float, Yvar: float | None = None) -> Trial:
         """Set the outcome, a finite number, of a trial of any status.
 
@@ -343,10 +362,12 @@ class Ledger:
         attempts = max(trial.attempts, 1)
         return self.put(replace(trial, status="told", Y=value, attempts=attempts, Yvar=noise))
 
+    @_alone
     def withdraw(self, key: int) -> Trial:
         """Delete a trial, told or not; withdrawing it again changes nothing."""
         return self.put(replace(self[key], status="withdrawn", Y=None, Yvar=None))
 
+    @_alone
     def fail(self, key: int, error: str | BaseException, seconds: float | None = None) -> Trial:
         """Record that an attempt at a pending or failed trial failed, by a text or an exception."""
         trial, seconds = self[key], _checked("seconds", key, seconds)
@@ -383,6 +404,7 @@ class Ledger:
         trial = self.fail(key, error or "no outcome", seconds)
         return self.retry(key) if trial.attempts <= retries else trial
 
+    @_alone
     def retry(self, key: int) -> Trial:
         """Make a failed trial pending again."""
         trial = self[key]
@@ -408,12 +430,9 @@ def all_failed(count: int, last: Trial) -> UsageError:
 
 
 def _checked_outcome(key: int, Y: float) -> float:
-    try:
-        value = float(Y)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise UsageError(
-            f"Expected one number as the outcome of trial {key}, got {Y!r}."
-        ) from error
+    value = as_real(Y)
+    if value is None:
+        raise UsageError(f"Expected one number as the outcome of trial {key}, got {Y!r}.")
     if not abs(value) <= LARGEST:
         raise UsageError(
             f"Expected a finite outcome of trial {key}, of at most {LARGEST:g} in size, got "
@@ -426,11 +445,8 @@ def _checked(what: str, key: int, value: float | None, most: float = math.inf) -
     """Return a finite number of at least 0, or None, or raise a ``UsageError``."""
     if value is None:
         return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        number = math.nan
-    if not 0.0 <= number <= most or math.isinf(number):
+    number = as_real(value)
+    if number is None or not 0.0 <= number <= most or math.isinf(number):
         limit = "" if math.isinf(most) else f", and at most {most:g}"
         raise UsageError(
             f"Expected the {what} of trial {key} as a finite number of at least 0{limit}, got "
@@ -468,7 +484,7 @@ class Journal:
         """Prepare to write in a folder, from the first :meth:`begin` on."""
         self.name = uuid4().hex
         self._path = folder / JOURNAL
-        self._lock = Lock()
+        self._lock = RLock()
         self._file: AppendOnlyFile | None = None
         self._recent: list[Trial] = []
 

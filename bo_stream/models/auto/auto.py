@@ -69,7 +69,8 @@ class AutoGP(StreamingGP):
       is in :attr:`history`. Where a mean is off by more than 0.4 posterior standard deviations, or
       a variance by more than a factor of 4/3, the family that is nearest is taken, of inducing
       points up to twice as many as by default unless ``max_points`` is given; if that is so still,
-      a :class:`~bo_stream.HandOverWarning` says how far.
+      a :class:`~bo_stream.HandOverWarning` says how far. Unless ``max_exact`` is given, the model
+      stays exact meanwhile where the next of them would be dearer.
     - Exact: everything, until the hand-over; the hand-over itself in the data.
     - Approximate: from then on what is so in the family. Of counts that are still stored as rows
       the sites are found again, together, after each fit; between fits a stream is off its batch as
@@ -134,7 +135,8 @@ class AutoGP(StreamingGP):
                 in the order in which they are tried. One name: the model stays in that family.
                 Default: all that can take the model.
             max_exact: Most observations that are stored exactly. Default: where a step of the
-                family that follows is as cheap, see :func:`bo_stream.recommend`; 512 of counts.
+                family that follows is as cheap, see :func:`bo_stream.recommend`, and at most 2,000;
+                512 of counts.
             max_rows: Most observations that are stored as rows beside a streaming family, so that
                 :meth:`move_to` can begin another.
             options: Of the streaming families: ``grid_size``, ``tolerance``, ``max_rank`` as of
@@ -184,9 +186,9 @@ class AutoGP(StreamingGP):
         allowed = allowed_families(names, *kind)
         if not gaussian:
             chosen = _with_steps(self, chosen, in_fits=allowed[0] == EXACT)
-        most = most_exact(allowed, *kind) if max_exact is None else max_exact
-        most = check_whole("max_exact", most)
-        self._inference = AutoInference(allowed, most, max_rows, box, chosen)
+        default = 0 if max_exact is not None else most_exact(allowed, *kind)
+        most = check_whole("max_exact", default if max_exact is None else max_exact)
+        self._inference = AutoInference(allowed, most, max_rows, box, chosen, default)
         self._memory = self._inference.start(self.prior, inputs)
         if gaussian:
             self._take_first(train_X, train_Y, train_Yvar, inputs, custom, of_kernel)

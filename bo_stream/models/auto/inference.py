@@ -21,11 +21,13 @@ from bo_stream.models.auto.families import (
     COMPARABLE,
     EXACT,
     MEAN_ERROR,
+    MOST_EXACT,
     OSGPR,
     VARIANCE_RATIO,
     ExactPosterior,
     begin,
     exact_inference,
+    most_exact,
 )
 from bo_stream.models.inducing.inference import MAX_POINTS, InducingCache
 from bo_stream.models.inducing.sites import SiteInference
@@ -138,6 +140,8 @@ class AutoInference(Inference[AutoMemory, Any]):
         max_rows: Most observations that are stored as rows alongside another family's memory.
         box: Box in which the inputs of the process lie, ``2 x d``; None where it is not known.
         options: Of the streaming families, see :func:`begin`.
+        default_exact: Default of ``max_exact``, by the first family that follows; where that is
+            used, later families have numbers of their own, see :func:`most_exact`.
     """
 
     defers_reads: ClassVar[bool] = True
@@ -147,6 +151,7 @@ class AutoInference(Inference[AutoMemory, Any]):
     max_rows: int
     box: Tensor | None
     options: dict[str, Any]
+    default_exact: int = 0
 
     def start(self, prior: Prior, like: Tensor) -> AutoMemory:
         """Begin with no observations, in the first of the families.
@@ -178,7 +183,9 @@ class AutoInference(Inference[AutoMemory, Any]):
         """Leave the exact family for the next that can be begun, if there are too many rows.
 
         One that is off by more than ``MEAN_ERROR`` or ``VARIANCE_RATIO`` is taken only where no
-        other is nearer, nor twice as many inducing points.
+        other is nearer, nor twice as many inducing points. Another one would follow before it is
+        cheaper than the exact family: the model stays exact until then, unless ``max_exact`` was
+        chosen by the user.
         """
         others = [family for family in self.families if family != EXACT]
         most = max(self.max_exact, memory.again)
@@ -192,12 +199,18 @@ class AutoInference(Inference[AutoMemory, Any]):
         reasons: list[str] = []
         best: tuple[AutoMemory, Any, list[warnings.WarningMessage], tuple[str, ...]] | None = None
         least = math.nan
-        candidates: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in others]
+        dim, waits = memory.inner.rows.X.shape[-1], self.max_exact == self.default_exact
+        candidates: list[tuple[str, dict[str, Any], int]] = [
+            (family, {}, most_exact((EXACT, family), prior, dim, self.box) if waits else 0)
+            for family in others
+        ]
         if OSGPR in others and "max_points" not in self.options:  # once more, with twice as many
-            candidates.append((OSGPR, {"max_points": 2 * MAX_POINTS}))
+            candidates.append((OSGPR, {"max_points": 2 * MAX_POINTS}, MOST_EXACT if waits else 0))
         model: Any = prior.model
         said = model._said
-        for family, options in candidates:
+        for i, (family, options, least_rows) in enumerate(candidates):
+            if i > 0 and len(memory.inner) <= least_rows:
+                return replace(memory, again=float(least_rows)), cache
             with warnings.catch_warnings(record=True) as warned:  # given if the family is taken
                 warnings.simplefilter("always")
                 try:

@@ -215,6 +215,23 @@ def test_another_trial_takes_the_place_of_each_that_is_withdrawn() -> None:
     assert kept["withdrawn"] == sum(trial.key % 2 for trial in optimizer.ledger)
 
 
+def test_points_registered_or_to_be_tried_again_meanwhile_are_evaluated() -> None:
+    optimizer, registered, retried = Optimizer(RANDOM), list[Trial](), list[int]()
+
+    def add(trial: Trial) -> None:
+        if len(registered) < 2:
+            registered.append(optimizer.register(trial.X))
+        if trial.status == "failed" and trial.attempts == 1:
+            retried.append(optimizer.retry(trial.key).key)
+
+    run_asynchronously(optimizer, Anyhow(half), 40, 3, on_trial=add)
+    ends = statuses(optimizer)
+    assert ends["told"] + ends["failed"] == 40
+    assert len(retried) > 0
+    assert {optimizer.ledger[key].attempts for key in retried[:-3]} == {2}
+    assert all(optimizer.ledger[trial.key].attempts > 0 for trial in registered)
+
+
 def test_failures_that_are_withdrawn_end_a_run_too() -> None:
     optimizer = Optimizer(RANDOM)
 

@@ -324,7 +324,7 @@ def test_points_of_one_s_own() -> None:
         with pytest.raises(UsageError, match="Expected 1 numbers within"):
             optimizer.register(X)
     before = list(optimizer.ledger)
-    for wrong in ("a", 0.5, [None]):
+    for wrong in ("a", "1", 0.5, [None], ["0.5"], {0.5: 1.0}):
         with pytest.raises(UsageError, match="Expected 1 numbers, got"):
             optimizer.register(wrong)  # type: ignore[arg-type]
     for q in (0, 1.5, "2"):

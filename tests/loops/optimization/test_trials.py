@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from decimal import Decimal
+from fractions import Fraction
 from threading import Thread
 from typing import Any
 
@@ -44,6 +46,46 @@ def test_threads_store_and_collect_trials_one_after_the_other(ledger: Ledger) ->
     assert [trial.key for trial in ledger.with_status("told")] == [0, 1]
 
 
+def test_trials_that_two_threads_add_have_keys_of_their_own(ledger: Ledger) -> None:
+    theirs: list[Trial] = []
+    thread = Thread(target=lambda: theirs.append(ledger.add([0.5, 1.0], "hand")))
+    with trials._CHANGING:
+        thread.start()
+        thread.join(0.2)  # its key is not chosen while another thread adds
+        ours = ledger.add([0.7, 1.0], "hand")
+    thread.join()
+    assert [ours.key, theirs[0].key] == [4, 5]
+    assert list(ledger)[4:] == [ours, *theirs]
+
+
+def test_of_two_threads_that_tell_different_outcomes_one_is_refused(ledger: Ledger) -> None:
+    refused: list[str] = []
+
+    def tell() -> None:
+        try:
+            ledger.tell(0, 1.0)
+        except UsageError as error:
+            refused.append(str(error))
+
+    thread = Thread(target=tell)
+    with trials._CHANGING:
+        thread.start()
+        thread.join(0.2)
+        ledger.tell(0, 2.0)
+    thread.join()
+    assert len(refused) == 1
+    assert "told 2 already, got 1" in refused[0]
+    assert ledger[0].Y == 2.0
+
+
+@pytest.mark.parametrize(
+    "given", [3, np.float32(3.0), np.array([3.0]), torch.tensor([[3.0]], requires_grad=True)]
+)
+def test_numbers_of_other_kinds_are_outcomes(ledger: Ledger, given: Any) -> None:
+    assert ledger.tell(0, given).Y == 3.0
+    assert ledger.amend(1, Fraction(3, 1)).Y == ledger.amend(2, Decimal(3)).Y == 3.0  # type: ignore[arg-type]
+
+
 def test_the_same_outcome_again_changes_nothing(ledger: Ledger) -> None:
     before = ledger[1]
     assert ledger.tell(1, 2.5) == before == ledger[1]
@@ -81,12 +123,20 @@ def test_any_trial_may_be_amended_and_withdrawn(ledger: Ledger, key: int) -> Non
         ("tell", (0, float("nan")), "finite outcome of trial 0, .* got nan"),
         ("tell", (0, float("inf")), "finite outcome"),
         ("tell", (0, -1e300), r"of at most 1e\+75 in size, got -1e\+300. If its evaluation failed"),
-        ("tell", (0, 10**400), "one number as the outcome of trial 0"),
+        ("tell", (0, 10**400), "finite outcome of trial 0, .* got inf"),
         ("tell", (0, "high"), "one number as the outcome of trial 0, got 'high'"),
+        ("tell", (0, "12"), "one number as the outcome of trial 0, got '12'"),
+        ("tell", (0, b"3"), "one number as the outcome of trial 0, got b'3'"),
+        ("tell", (0, True), "one number as the outcome of trial 0, got True"),
+        ("tell", (0, np.bool_(True)), "one number as the outcome of trial 0"),
+        ("tell", (0, np.timedelta64(3, "ns")), "one number as the outcome of trial 0"),
+        ("tell", (0, np.ma.masked), "one number as the outcome of trial 0"),
+        ("amend", (1, "12"), "one number as the outcome of trial 1, got '12'"),
         ("tell", (0, [1.0, 2.0]), "one number"),
         ("amend", (9, 1.0), "No trial has key 9"),
         ("amend", (1, float("nan")), "finite outcome"),
         ("withdraw", (9,), "No trial has key 9"),
+        ("tell", (0, 1.0, "3"), "Expected the seconds of trial 0 as a finite .* got '3'"),
         ("tell", (0, 1.0, "soon"), "Expected the seconds of trial 0 as a finite .* got 'soon'"),
         ("tell", (0, 1.0, float("nan")), "seconds of trial 0 as a finite number of at least 0"),
         ("tell", (0, 1.0, float("inf")), "seconds of trial 0 .* got inf. Leave out what is not"),

@@ -353,6 +353,47 @@ class TestHandOver:
         assert model.family == "OSGPR"
         assert model.history[0].mean_error < 1e-6
 
+    @pytest.mark.filterwarnings("ignore::bo_stream.GridResolutionWarning")
+    @pytest.mark.parametrize("is_given", [False, True])
+    def test_a_family_that_follows_one_that_errs_much_waits_until_it_is_cheaper(
+        self, is_given: bool
+    ) -> None:
+        def until(names: tuple[str, ...], *_: Any) -> int:
+            return 30 if "WISKI" in names else 36
+
+        X, Y = data(40)
+        options: dict[str, Any] = {"bounds": UNIT, "grid_size": 4, "covar_module": rough_kernel()}
+        with (
+            mock.patch.object(auto, "most_exact", until),
+            mock.patch.object(inference, "most_exact", until),
+        ):
+            model = raw(X[:30], Y[:30], **options)
+            assert model.max_exact == 30
+            if is_given:
+                model.max_exact = 31
+            for n, waits in ((30, True), (33, not is_given), (36, not is_given), (37, False)):
+                if n > model.num_observations:
+                    rows = slice(int(model.num_observations), n)
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("error", HandOverWarning)
+                        model.update(X[rows], Y[rows])
+                assert model.family == ("exact" if waits else "OSGPR"), n
+        same(model.posterior(X), raw(X[:37], Y[:37], covar_module=rough_kernel()).posterior(X))
+
+    @pytest.mark.filterwarnings("ignore::bo_stream.HandOverWarning")
+    def test_twice_as_many_points_wait_until_they_are_cheaper(self) -> None:
+        X, Y = data(40)
+        few = [mock.patch.object(module, "MAX_POINTS", 10) for module in (families, inference)]
+        most = mock.patch.object(inference, "MOST_EXACT", 35)
+        least = [
+            mock.patch.object(module, "most_exact", return_value=30) for module in (auto, inference)
+        ]
+        with few[0], few[1], most, least[0], least[1]:
+            model = raw(X[:30], Y[:30], covar_module=rough_kernel())
+            assert model.update(X[30:35], Y[30:35]).family == "exact"
+            assert model.update(X[35:], Y[35:]).family == "OSGPR"
+        assert model._memory.inference.max_points == 20
+
     def test_where_points_are_too_few_twice_as_many_are_taken(self) -> None:
         X, Y = data(40)
         few = [mock.patch.object(module, "MAX_POINTS", 10) for module in (families, inference)]
