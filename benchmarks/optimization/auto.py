@@ -32,6 +32,7 @@ from benchmarks.peers.players import StreamPlayer
 from bo_stream import AutoGP
 from bo_stream.loops.models import REFIT
 from bo_stream.models.auto.auto import family_model
+from bo_stream.models.auto.families import MOST_EXACT
 from bo_stream.models.base import StreamingGP
 
 SLOWER = 1.1
@@ -122,26 +123,30 @@ def refit(model: StreamingGP) -> None:
 def crossing(task: Task, seed: int, beyond: int, most: int | None) -> tuple[AutoGP, Crossing]:
     """Fill a model to its last exact observation, refit it, and go on by one.
 
-    The refit before the hand-over is that of a loop: rows have grown ``REFIT``-fold since.
+    The refit before the hand-over is that of a loop: rows have grown ``REFIT``-fold since. Where
+    the family that follows is far from exact, the model stays until the next one is cheaper.
     """
     torch.manual_seed(seed)
     box = unit_cube(task.dim)
     generator = torch.Generator().manual_seed(seed)
     first = torch.rand(10, task.dim, dtype=torch.float64)
     model = AutoGP(first, task.problem.measure(first, generator), bounds=box, max_exact=most)
-    X = torch.rand(model.max_exact - 10 + beyond, task.dim, dtype=torch.float64)
+    X = torch.rand((most or MOST_EXACT) - 10 + beyond, task.dim, dtype=torch.float64)
     Y = task.problem.measure(X, generator)
-    n = model.max_exact - 10
-    fitted = int(model.max_exact / REFIT) - 10
-    model.update(X[:fitted], Y[:fitted])
-    refit(model)
-    model.update(X[fitted:n], Y[fitted:n])
-    before = processor_seconds(lambda: refit(model))
-    handing = processor_seconds(lambda: _step(model, X[n : n + 1], Y[n : n + 1]))
+    n, end = 0, model.max_exact
+    while model.family == "exact":
+        fitted = max(n, int(end / REFIT) - 10)
+        model.update(X[n:fitted], Y[n:fitted])
+        refit(model)
+        n = end - 10
+        model.update(X[fitted:n], Y[fitted:n])
+        before = processor_seconds(lambda: refit(model))
+        handing = processor_seconds(lambda n=n: _step(model, X[n : n + 1], Y[n : n + 1]))
+        n, end = n + 1, int(model._memory.again)
     players = (model, deepcopy(family_model(model)))
     counts = [Evaluations(player) for player in players]
     found = Crossing(before, handing, [], [], [], [])
-    for i in range(n + 1, n + beyond):
+    for i in range(n, n - 1 + beyond):
         x, y = X[i : i + 1], Y[i : i + 1]
         for k in (0, 1) if i % 2 else (1, 0):
             counts[k].number = 0
