@@ -158,6 +158,8 @@ class IngestRecord:
     def check_new(self, fragments: Sequence[Fragment], digests: Mapping[str, str]) -> None:
         """Check that no file of a task has the content of a recorded one under another name.
 
+        Files without rows may: they are alike, and nothing of them counts twice.
+
         Args:
             fragments: Fragments of the task.
             digests: Digests of the fragments that the task read, by key.
@@ -167,7 +169,9 @@ class IngestRecord:
         """
         for each in fragments:
             same = self._contents.get(digests.get(each.key, ""))
-            if same is not None and isinstance(each, FileFragment):
+            if same is None or not isinstance(each, FileFragment):
+                continue
+            if any(map(len, each.batches(self._columns))):
                 raise UsageError(
                     f"{each.key} has the content of {same}, which is in by the record in "
                     f"{self._folder}: name the files as before, or leave this one out."

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bo_stream.errors import UsageError
+from bo_stream.errors import UsageError, as_real
 from bo_stream.storage.archive import one_line
 
 Array = NDArray[np.float64]
@@ -37,8 +37,6 @@ _SUFFIXES: dict[str, Format] = {
 }  # fmt: skip
 
 _UNITS = (b"unit", b"units")
-
-_WILD = "*?["
 
 
 @dataclass(frozen=True)
@@ -159,12 +157,7 @@ def listed(
         distributed = sys.modules.get("distributed")
         if distributed is not None and distributed.futures_of(source):
             return None  # it is in the memory of a cluster, which only its client can ask for it
-        names = list(map(str, source.columns))
-        missing = [name for name in columns.all if name not in names]
-        if missing:
-            raise UsageError(
-                f"The Dask DataFrame has no column {missing[0]!r}, but {sorted(names)}."
-            )
+        _check_names(source.columns, columns, "The Dask DataFrame")
         parts = enumerate(source[list(columns.all)].to_delayed())
         return FragmentListing(
             tuple(
@@ -173,12 +166,16 @@ def listed(
             )
         )
     if isinstance(source, ds.Dataset):
-        if not hasattr(source, "files"):
+        try:
+            pieces = source.get_fragments() if hasattr(source, "files") else None
+        except ValueError:  # it is filtered
+            pieces = None
+        if pieces is None:
             raise UsageError(
-                f"Expected a data set of files, got a {type(source).__name__}. Pass its batches: "
-                "source=dataset.to_batches()."
+                f"Expected a data set of files without a filter, got a {type(source).__name__}. "
+                "Pass its batches: source=dataset.to_batches()."
             )
-        return _of_parts(source.get_fragments(), "", columns)
+        return _of_parts(pieces, "", columns)
     paths = source if isinstance(source, list | tuple) and len(source) > 0 else [source]
     if not all(isinstance(each, str | Path) for each in paths):
         return None
@@ -230,15 +227,30 @@ def streamed(source: Any, columns: ColumnNames) -> Iterator[Fragment]:
         yield BatchFragment(key, size, len(batch), batch)
 
 
-def _floats(values: Any) -> Array:
-    """Return an array or a tensor as float64."""
+def _floats(values: Any, expected: str = "batches of arrays of numbers") -> Array:
+    """Convert an array, a tensor or a column to float64; missing and masked numbers are NaN."""
+    import pandas as pd
+    import pyarrow as pa
+
     try:
-        given = values.detach().cpu() if isinstance(values, torch.Tensor) else values
-        return np.asarray(given, dtype=float)
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"Expected batches of arrays of numbers, got a {type(values).__name__}: {error}."
-        ) from error
+        if isinstance(values, torch.Tensor):
+            values = values.detach().cpu()
+        elif isinstance(getattr(values, "type", None), pa.DictionaryType):
+            values = values.cast(values.type.value_type)  # NumPy's would have numbers for nulls
+        given = np.asanyarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"Expected {expected}, got a {type(values).__name__}: {error}.") from error
+    if given.dtype.kind in "fiub":
+        return np.asarray(np.ma.filled(given.astype(float, copy=False), np.nan))
+    came = given.dtype.name
+    if given.dtype.kind == "O":
+        filled = np.ma.filled(given, np.nan)
+        objects = np.where(pd.isna(filled), np.nan, filled).ravel()
+        numbers = [float(v) if isinstance(v, bool | np.bool_) else as_real(v) for v in objects]
+        if None not in numbers:
+            return np.array(numbers, dtype=float).reshape(given.shape)
+        came = f"{objects[numbers.index(None)]!r:.40}"
+    raise UsageError(f"Expected {expected}, got {came}.")
 
 
 def _is_of(source: object, package: str, method: str) -> bool:
@@ -371,7 +383,10 @@ class FileFragment(Fragment):
         groups = getattr(self.part, "row_groups", None)
         if not groups:
             return None
-        statistics = groups[0].statistics or {}
+        try:
+            statistics = groups[0].statistics or {}
+        except ValueError:  # of a column in float16, whichever it is
+            return None
         ends = [statistics.get(name, {}) for name in columns.x]
         if not all("min" in each and "max" in each for each in ends):
             return None
@@ -457,7 +472,7 @@ def _batch_of(table: Any, columns: ColumnNames) -> TableBatch:
         columns: Names of the columns to take from a table.
 
     Raises:
-        UsageError: It is neither, lacks a column, or has values that are not numbers.
+        UsageError: It is neither, has not each column once, or has values that are not numbers.
     """
     if isinstance(table, tuple | list):
         if len(table) not in (2, 3):
@@ -465,7 +480,7 @@ def _batch_of(table: Any, columns: ColumnNames) -> TableBatch:
                 "Expected batches of arrays to be (X, Y) or (X, Y, Yvar), got "
                 f"{len(table)} of them."
             )
-        X, Y, *rest = (_floats(each) for each in table[: 2 if table[-1] is None else 3])
+        X, Y, *rest = map(_floats, table[: 2 if table[-1] is None else 3])
         matrices = [each[:, None] if each.ndim == 1 else each for each in (X, Y, *rest)]
         if any(each.ndim != 2 or len(each) != len(X) for each in matrices):
             shapes = [each.shape for each in (X, Y, *rest)]
@@ -477,27 +492,24 @@ def _batch_of(table: Any, columns: ColumnNames) -> TableBatch:
             "Expected batches to be tables of Arrow or pandas, or arrays (X, Y) or (X, Y, Yvar), "
             f"got a {type(table).__name__}."
         )
-    missing = [name for name in columns.all if name not in list(names)]
-    if missing:
-        raise UsageError(f"it has no column {missing[0]!r}, but {sorted(map(str, names))}")
+    _check_names(names, columns)
     arrays = list[Array]()
     for group in (columns.x, columns.y, columns.yvar):
         values = np.empty((len(table), len(group)))
         for i, name in enumerate(group):
-            values[:, i] = _numbers(table[name], name)
+            values[:, i] = _floats(table[name], f"numbers in column {name!r}")
         arrays.append(values)
     return TableBatch(arrays[0], arrays[1], arrays[2] if columns.yvar else None)
 
 
-def _numbers(column: Any, name: str) -> Array:
-    """Convert a column to float64; missing numbers are NaN."""
-    try:
-        if hasattr(column, "null_count"):  # of a table of Arrow
-            return np.asarray(column.to_numpy(zero_copy_only=False), dtype=float)
-        values: Array = column.to_numpy(dtype=float, na_value=np.nan)
-        return values
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"column {name!r} holds what are no numbers: {error}") from error
+def _check_names(names: Iterable[object], columns: ColumnNames, it: str = "it") -> None:
+    """Check that columns of these names have each wanted one, once."""
+    there = Counter(names)
+    for name in columns.all:
+        if not there[name]:
+            raise UsageError(f"{it} has no column {name!r}, but {sorted(map(str, names))}")
+        if there[name] > 1:
+            raise UsageError(f"{it} has {there[name]} columns {name!r}, expected one: rename them")
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -522,7 +534,7 @@ def _files(source: Any) -> tuple[str, list[str]]:
         )
     elif path.is_file() or "://" in text:
         files = [text]
-    elif signs := set(text) & set(_WILD):
+    elif signs := set(text) & set("*?["):
         fixed = text[: min(map(text.find, signs))]
         root = fixed[: fixed.rfind("/") + 1]
         files = sorted(glob.glob(text, recursive=True))  # noqa: PTH207
@@ -570,13 +582,12 @@ def _check_schema(schema: Any, columns: ColumnNames, units: dict[str, Any], is_t
     """Check the columns of a file, and that its units are the same as in the files before.
 
     Raises:
-        UsageError: A column is missing, is not of numbers or of another unit.
+        UsageError: A column is missing or twice, is not of numbers or of another unit.
     """
     import pyarrow.types as types
 
+    _check_names(schema.names, columns)
     for name in columns.all:
-        if name not in schema.names:
-            raise UsageError(f"it has no column {name!r}, but {sorted(schema.names)}")
         field = schema.field(name)
         numeric = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean)
         if not is_text and not any(rule(field.type) for rule in numeric):

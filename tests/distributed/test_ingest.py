@@ -167,6 +167,17 @@ def test_one_table_is_a_source(kind: str, parts: list[Observations], X: torch.Te
     assert_same(model, streamed(grid_model(), parts[:1]), X)
 
 
+def test_a_filtered_data_set_is_read_by_its_batches(folder: Path) -> None:
+    filtered = ds.dataset(folder).filter(ds.field("a") > 0.5)
+    said = r"without a filter, .*source=dataset.to_batches"
+    with pytest.raises(UsageError, match=said):
+        bounds_of(filtered, "a")
+    with pytest.raises(UsageError, match=said):
+        ingest(grid_model(), filtered, **COLUMNS)
+    assert bounds_of(filtered.to_batches(), "a")[0] > 0.5
+    assert ingest(grid_model(), filtered.to_batches(), **COLUMNS).rows == filtered.count_rows()
+
+
 def test_an_iterable_is_drawn_as_it_is_summed(parts: list[Observations]) -> None:
     """So that what it makes never piles up."""
     summed: list[int] = []
@@ -219,6 +230,8 @@ def test_a_dask_data_frame_is_a_source(folder: Path, parts: list[Observations]) 
     done = ingest(model, frame[frame.a >= 0.0], **COLUMNS)
     assert (done.rows, done.fragments) == (350, 3)
     assert_same(model, streamed(grid_model(), parts), parts[0].X[:5])
+    with pytest.raises(UsageError, match="The Dask DataFrame has no column 'b', but"):
+        ingest(model, frame[["a", "value"]], **COLUMNS)
 
 
 # --- bounds -------------------------------------------------------------------------------------
@@ -247,6 +260,28 @@ def test_bounds_that_are_not_finite_are_refused(values: list[Any], message: str)
     known = pd.DataFrame({"a": [0.5], "b": [2.0]})
     if values[0] is None:
         assert bounds_of([first, known], ["a", "b"]).tolist() == [[0.0, 2.0], [1.0, 2.0]]
+
+
+@pytest.mark.parametrize("column", [0, 2])
+def test_a_footer_that_cannot_be_read_says_nothing(
+    column: int, folder: Path, parts: list[Observations], X: torch.Tensor
+) -> None:
+    """As of a column in float16, an input or not."""
+
+    def halved(t: pa.Table) -> pa.Table:
+        name = t.column_names[column]
+        return t.set_column(column, name, pa.array(t[name].to_numpy().astype(np.float16)))
+
+    changed(folder / "part-01.parquet", halved)
+    half = parts[1].X.clone(), parts[1].Y.clone()
+    half[column // 2][:, 0] = half[column // 2][:, 0].half()
+    taken = [parts[0], Observations(*half), parts[2]]
+    model = grid_model()
+    assert ingest(model, folder, **COLUMNS).fragments == 3 + 2 + 4
+    assert_same(model, streamed(grid_model(), taken), X)
+    inputs = torch.cat([part.X for part in taken])
+    ends = torch.stack((inputs.amin(0), inputs.amax(0)))
+    assert torch.equal(bounds_of(folder, ["a", "b"]), ends)
 
 
 def test_hidden_files_of_a_folder_are_left_out(folder: Path) -> None:
@@ -317,6 +352,10 @@ def _with_gap(path: Path) -> None:
     changed(path, lambda t: t.set_column(2, "value", pa.array(values)))
 
 
+def _twice(path: Path) -> None:
+    changed(path, lambda t: t.append_column("a", t["b"]))
+
+
 def _in_feet(path: Path) -> None:
     for each, unit in ((path.with_name("part-00.parquet"), "m"), (path, "ft")):
         field = pa.field("value", pa.float64(), metadata={"unit": unit})
@@ -328,6 +367,7 @@ BAD: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
     "empty": (lambda path: path.write_bytes(b""), ["part-01.parquet"], "size"),
     "scrambled": (_scrambled, ["part-01.parquet#1"], "OSError|ArrowInvalid"),
     "a column missing": (_without, ["part-01.parquet"], "has no column 'b', but"),
+    "a column twice": (_twice, ["part-01.parquet"], "has 2 columns 'a', expected one: rename them"),
     "a column of text": (_as_text, ["part-01.parquet"], "column 'b' is of type string"),
     "a missing value": (_with_gap, ["part-01.parquet#1"], "column 'value' .* in row 3"),
     "another unit": (_in_feet, ["part-01.parquet"], "column 'value' is in 'ft', .* in 'm'"),

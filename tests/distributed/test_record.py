@@ -205,6 +205,19 @@ def test_a_file_under_another_name_is_not_taken_in_twice(folder: Path, kept: Pat
     assert model.num_observations == 350
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_files_without_rows_are_alike_and_do_not_count_twice(
+    suffix: str, parts: list[Observations], tmp_path: Path, kept: Path
+) -> None:
+    folder = write_files(tmp_path / "data", [parts[0], parts[1][:0]], suffix)
+    model, arguments = grid_model(), {**COLUMNS, "record": kept}
+    assert ingest(model, folder, **arguments).rows == 120
+    write_files(folder, [parts[0], parts[1][:0], parts[1][:0], parts[1]], suffix)
+    done = ingest(model, folder, **arguments)
+    assert (done.rows, done.skipped) == (60, ())
+    assert ingest(model, folder, **arguments).fragments == 0
+
+
 def test_batches_are_known_by_their_numbers(
     parts: list[Observations], kept: Path, X: torch.Tensor
 ) -> None:
