@@ -197,7 +197,7 @@ def choose(choice: Choice, functions: dict[str, SyntheticTestFunction], many: in
     way = "one by one" if many > choice.pending + choice.q else "together"
     return stated(
         f"choosing a point, {choice.q} {way}, {choice.acquisition}, {choice.name}, "
-        f"{choice.pending:,} pending",
+        f"{choice.n:,} outcomes, {choice.pending:,} pending",
         1000.0 * seconds / choice.q,
         "ms",
         family(optimizer),
