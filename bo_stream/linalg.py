@@ -173,8 +173,7 @@ def solve_one_plus_product(A: Tensor, P: Tensor, right: Tensor) -> tuple[Tensor,
         # One after the other: torch gives each thread some matrices of a batch, and MKL's
         # factorisation of one, from some 150 rows on, is wrong while another thread is in it
         # (PyTorch's issue 142815).
-        n = matrix.shape[-1]
-        single = [torch.linalg.lu_factor_ex(each)[:2] for each in matrix.reshape(-1, n, n)]
+        single = [torch.linalg.lu_factor_ex(each)[:2] for each in matrix.flatten(0, -3)]
         factors, orders = (torch.stack(parts) for parts in zip(*single, strict=True))
         factor, pivots = factors.reshape(matrix.shape), orders.reshape(matrix.shape[:-1])
     else:

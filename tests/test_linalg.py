@@ -264,6 +264,13 @@ def test_one_plus_a_product_is_solved_whatever_the_ranks(rank: int) -> None:
     assert_close(log_determinant, torch.logdet(matrix))
 
 
+def test_one_plus_a_product_of_a_batch_of_empty_matrices() -> None:
+    empty = torch.zeros(2, 3, 0, 0, dtype=torch.float64)
+    solution, log_determinant = solve_one_plus_product(empty, empty, empty)
+    assert torch.equal(solution, empty)
+    assert torch.equal(log_determinant, torch.zeros(2, 3, dtype=torch.float64))
+
+
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     before = torch.get_num_threads()

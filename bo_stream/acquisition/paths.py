@@ -373,7 +373,10 @@ def _shape_of(process: Any) -> Size:
         return Size((*_shape_of(process.base)[:-1], len(process.outputs)))
     if isinstance(process, ShiftedProcess):
         return _shape_of(process.base)
-    return process.prior_mean.shape[:-1]
+    shape: Size = process.prior_mean.shape[:-1]
+    if isinstance(process, WeightSpaceProcess):  # hypothetical observations are in its weights
+        return broadcast_shapes(shape, process.weights.mean.shape[:-2])
+    return shape
 
 
 @singledispatch

@@ -10,6 +10,7 @@ import torch
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
 from torch import Tensor
+from torch.nn import ModuleList
 
 from bo_stream.acquisition.criteria import sites
 from bo_stream.acquisition.feature_nipv import (
@@ -33,7 +34,7 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite, check_instance
 from bo_stream.observation_space import ObservationSpaceProcess
 from bo_stream.process import PosteriorProcess
-from bo_stream.tensors import none_set, read_expected
+from bo_stream.tensors import is_in, none_set, read_expected, state_of
 
 _ROWS = 4096
 
@@ -117,19 +118,31 @@ class PoolSelector:
         check_no_batch(model.batch_shape)
         check_scalar(model, posterior_transform)
         self._model = model
-        self._pool = listed_inputs(model, "pool", pool)
-        points = listed_inputs(model, "mc_points", mc_points)
-        self._measure = PointMeasure(points, torch.full_like(points[:, 0], 1.0 / len(points)))
-        self._corners = box_of(torch.cat((box_of(self._pool), self._measure.corners)))
+        self._given = pool, mc_points
         self._posterior_transform = posterior_transform
         self._observations = 0.0
-        self._known: tuple[Gains, Gains] | None = None  # before and after the last choice
-        # of an exact model: posterior before the last choice, its points and noise, gains after it
-        self._exact: tuple[ObservationSpaceProcess, Tensor, Tensor, VarianceGains] | None = None
+        self._transform()
 
     def __len__(self) -> int:
         """Return the number N of candidates."""
         return self._pool.shape[0]
+
+    def _transform(self) -> None:
+        """Take the inputs as the model's input transform and stem have them now; drop all gains."""
+        pool = listed_inputs(self._model, "pool", self._given[0])
+        points = listed_inputs(self._model, "mc_points", self._given[1])
+        read_expected()
+        self._pool, self._state = pool, state_of(self._transforms)
+        self._measure = PointMeasure(points, torch.full_like(points[:, 0], 1.0 / len(points)))
+        self._corners = box_of(torch.cat((box_of(pool), self._measure.corners)))
+        self._known: tuple[Gains, Gains] | None = None  # before and after the last choice
+        # of an exact model: posterior before the last choice, its points and noise, gains after it
+        self._exact: tuple[ObservationSpaceProcess, Tensor, Tensor, VarianceGains] | None = None
+
+    @property
+    def _transforms(self) -> ModuleList:
+        found = map(self._model._modules.get, ("input_transform", "stem"))
+        return ModuleList(each for each in found if each is not None)
 
     @torch.no_grad()
     def select(
@@ -148,6 +161,8 @@ class PoolSelector:
     def _select(
         self, q: int, exclude: Tensor | None, costs: Tensor | None, pending: Tensor | None
     ) -> Tensor:
+        if not is_in(self._transforms, self._state):
+            self._transform()
         waiting: list[int] = []
         if pending is not None and pending.numel() > 0:
             index = checked_indices("pending", pending, self._pool)

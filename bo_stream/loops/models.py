@@ -453,6 +453,9 @@ class RunSettings:
         for name, least in (("q", 1), ("initial", 2)):
             check_whole(name, getattr(self, name), least)
         check_seed(self.seed)
+        if self.grid is not None:
+            nodes = self.grid if isinstance(self.grid, list | tuple) else (self.grid,)
+            object.__setattr__(self, "grid", tuple(check_whole("grid", each) for each in nodes))
         options = checked_model(self.model, self.model_options)
         object.__setattr__(self, "model_options", options)
         if self.grid is not None and not MODELS[self.model].on_grid:

@@ -371,6 +371,8 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         where the memory tells, and the model stays as it was. Rows that the memory cannot tell from
         others count as those; a grid model that still stores its few first observations as rows
         finds each of them. What is taken out of other memories counts once, also after ``forget``.
+        Exact only while stem and input transform are as they were at the update: observations are
+        taken out where these put them now.
         """
         self._check_not_conditioned("retract")
         Y, Yvar, _ = self._outcomes.checked(self, X, Y, Yvar, "retract")
@@ -620,10 +622,10 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             X: Transformed inputs, ``... x d``, that the process must be able to take.
 
         Raises:
+            BotorchTensorDimensionError: X is not as wide as transformed inputs are.
             InputDataError: X is not finite; on a grid, too far outside.
         """
-        if X is not None:
-            check_finite("X", X)
+        self._check_transformed(X)
         return self._solved(self._inference.process, X)
 
     @keeps_tensors
@@ -635,10 +637,24 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
 
         Args:
             X: As for :meth:`process`.
+
+        Raises:
+            BotorchTensorDimensionError: As :meth:`process`.
+            InputDataError: As :meth:`process`.
         """
-        if X is not None:
-            check_finite("X", X)
+        self._check_transformed(X)
         return self._solved(self._inference.feature_process, X)
+
+    def _check_transformed(self, X: Tensor | None) -> None:
+        """Check transformed inputs of which a process is asked for, if any."""
+        if X is None:
+            return
+        if X.ndim < 2 or X.shape[-1] != self._process_dim:
+            raise BotorchTensorDimensionError(
+                f"Expected X of shape `... x q x {self._process_dim}`, as model.process_inputs "
+                f"transforms inputs, got {tuple(X.shape)}. Give those, or ask model.posterior(X)."
+            )
+        check_finite("X", X)
 
     def noise_at(self, inputs: Tensor) -> Tensor:
         """Variance of the noise of an observation at inputs, in transformed units.
@@ -1416,14 +1432,17 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             part._conditioned_process = SelectedProcess(self._conditioned_process, tuple(idcs))
         if self._conditioned_noise is not None:
             part._conditioned_noise = self._conditioned_noise.select(idcs)
-        for name in ("covar_module", "mean_module", "likelihood"):
-            own = subset_module(getattr(self, name), self._batch_shape, outputs, idcs)
-            part._modules[name] = own
+        own: torch.nn.Module | None
         for name, module in self._modules.items():
-            if isinstance(module, OutcomeTransform):
-                part._modules[name] = subset_transform(module, idcs)
+            if name in ("covar_module", "mean_module", "likelihood"):
+                own = subset_module(getattr(self, name), self._batch_shape, outputs, idcs)
+            elif isinstance(module, OutcomeTransform):
+                own = subset_transform(module, idcs)
             elif isinstance(module, Model):
-                part._modules[name] = module.subset_output(idcs)
+                own = module.subset_output(idcs)
+            else:  # stem and input transform
+                own = deepcopy(module)
+            part._modules[name] = own
         whole = self._outcomes.columns > 1  # of counts, there is one output
         part._set_memory(deepcopy(self._memory) if whole else self._memory.select(idcs))
         part._outcomes = self._outcomes.select(idcs)

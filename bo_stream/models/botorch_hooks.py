@@ -217,6 +217,8 @@ class BoTorchHooks(GPyTorchModel, GP, ABC):
         """Return the posterior at transformed inputs, in transformed units.
 
         Raises:
+            BotorchTensorDimensionError: X is not as wide as transformed inputs are.
+            InputDataError: X is not finite; on a grid, too far outside.
             UnsupportedError: X is :attr:`train_inputs`, at which BoTorch's cross-validation and its
                 criteria of fit expect the prior, to compare outcomes with; or the model is in
                 training mode, in which a loop of GPyTorch's does.

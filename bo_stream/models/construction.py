@@ -385,8 +385,9 @@ def learn_bounds(X: Tensor, transform: InputTransform) -> None:
         transform.train()
         with torch.no_grad():
             transform(X)
-    for part in transform.modules():
-        if X.shape[-2] == 0 and getattr(part, "learn_coefficients", False):
+    for part in transform.modules():  # Warp comes before the Normalize in it, which is its own
+        learns = any(getattr(inner, "learn_coefficients", False) for inner in part.modules())
+        if X.shape[-2] == 0 and learns and not isinstance(part, ChainedInputTransform):
             raise InputDataError(
                 f"{type(part).__name__} must learn its bounds, but train_X is empty. Give it "
                 "bounds."

@@ -157,12 +157,13 @@ class Observations:
     def none(cls, X: Tensor, batch: torch.Size, columns: int = 1) -> Observations:
         """Make an empty batch of inputs like X, ``... x d``, and outputs ``batch_shape x m``.
 
-        Of each output there are as many columns of outcomes.
+        Of each output there are as many columns of outcomes; of several, there are sites.
         """
         noise = torch.zeros(*batch, 0, dtype=torch.float64, device=X.device)
         inputs = noise.new_zeros(*batch[:-1], 0, X.shape[-1])
         targets = noise.repeat_interleave(columns, -2)
-        return cls(inputs, targets, noise, noise[..., :1, :].bool(), 1.0)
+        sites = None if columns == 1 else Sites.none(noise)
+        return cls(inputs, targets, noise, noise[..., :1, :].bool(), 1.0, sites)
 
     @classmethod
     def joined(cls, batches: Sequence[Observations]) -> Observations:
@@ -459,8 +460,8 @@ def never_in() -> InputDataError:
     return InputDataError(
         "Expected X, Y and Yvar of observations in memory, as they were given to update, got some "
         "without which its statistics would be of no observations: they were never put in, or with "
-        "other Y or Yvar, or forget has scaled them down, or to(dtype) has rounded them since. The "
-        "model is as it was."
+        "other Y or Yvar, or forget has scaled them down, to(dtype) has rounded them, or the stem "
+        "or the input transform has moved since. The model is as it was."
     )
 
 

@@ -120,8 +120,9 @@ FAULTS = (
 def bad_observations_are_named_and_change_nothing(stream: ModelStream) -> None:
     """Check that faults of X and Y are named by whatever takes them, and change nothing.
 
-    Where they are not: leave `update`, `retract`, `condition_on_observations`, `posterior` and
-    `fantasize` to `StreamingGP`, whose checks come before anything is changed.
+    Where they are not: leave `update`, `retract`, `condition_on_observations`, `posterior`,
+    `fantasize`, `process` and `forward` to `StreamingGP`, whose checks come before anything is
+    changed.
     """
     model, more = stream.model(stream.data(10)), stream.data(4)
     model.posterior(stream.points)
@@ -140,6 +141,11 @@ def bad_observations_are_named_and_change_nothing(stream: ModelStream) -> None:
         for verb, arguments in calls:
             with refused(fault.error, about=rf"\bExpected .*\b({fault.argument})\b"):
                 verb(*arguments)
+    inputs = model.process_inputs(stream.points)
+    for wrong in (inputs[..., :-1], torch.cat((inputs, inputs), -1), inputs[..., 0].flatten()):
+        for call in (model, model.process, model.feature_process):
+            with refused(_SHAPE, about=rf"Expected X of shape .* x {inputs.shape[-1]}`"):
+                call(wrong)
     assert_untouched(model, before)
 
 

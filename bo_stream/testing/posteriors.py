@@ -566,6 +566,10 @@ def some_outputs_are_as_among_all(stream: ModelStream) -> None:
     lost = lost if lost.Yvar is None else replace(lost, Yvar=lost.Yvar[..., -1:])
     before = fingerprint(model)
     part = model.subset_output([last])
+    whole_state = model.state_dict()
+    for name, value in part.state_dict().items():
+        shared = value.numel() > 0 and value.data_ptr() == whole_state[name].data_ptr()
+        expect(not shared, f"Expected an output with a {name} of its own, got that of all.")
     part.update(*lost.astuple())
     assert_untouched(model, before)
     whole = copy.deepcopy(model).update(*more.astuple())

@@ -17,7 +17,7 @@ from botorch.models.transforms.input import Normalize
 from botorch.models.transforms.outcome import ChainedOutcomeTransform, Log, Standardize
 from botorch.optim import optimize_acqf
 from botorch.posteriors.gpytorch import GPyTorchPosterior
-from botorch.sampling.pathwise import get_matheron_path_model
+from botorch.sampling.pathwise import draw_matheron_paths, get_matheron_path_model
 from botorch.utils.sampling import optimize_posterior_samples
 from torch import Tensor
 
@@ -84,6 +84,14 @@ class TestLaw:
         X = points(4)
         assert_drawn_from(sample_paths(conditioned, DRAWS, seed=1)(X), conditioned.posterior(X))
         assert float((draws.mean(0) - model.posterior(X).mean).abs().max()) > 0.1
+
+    def test_is_the_posterior_of_each_of_a_batch_that_is_hypothetical(self) -> None:
+        Y = torch.tensor([0.0, 5.0, 10.0]).double().view(3, 1, 1).expand(3, 2, 1)
+        conditioned = small_model(some()).condition_on_observations(points(3, 2), Y)
+        draws = sample_paths(conditioned, DRAWS, seed=1)(X := points(4))
+        assert draws.shape == (DRAWS, 3, 4, 1)
+        assert_drawn_from(draws, conditioned.posterior(X))
+        assert draw_matheron_paths(conditioned, torch.Size([3]))(X).shape == (3, 3, 4)
 
     def test_is_the_prior_before_any_data(self) -> None:
         model, X = small_model(some(0), outcome_transform=None), points(3)

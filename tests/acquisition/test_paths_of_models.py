@@ -158,16 +158,22 @@ class TestFunction:
             assert paths.batch_shape == each.batch_shape
             assert_close(paths(X), each.posterior(X).mean.detach())
 
-    def test_of_fantasies(self) -> None:
-        """Each of its own."""
-        stream = FUNCTIONS[0]
-        model, X = stream.model(stream.data(25)), torch.rand(2, 1, 2).double()
+    @pytest.mark.parametrize("stream", shared_out(ONE_EACH))
+    def test_of_fantasies(self, stream: Stream) -> None:
+        """Each of its own, of fantasies of fantasies too."""
+        model, T = stream.model(stream.data(25)), stream.points
+        X = torch.rand(3, *stream.setting.batch_shape, 1, 2).to(T)
         fantasies = model.fantasize(X, stream.sampler(4))
-        paths = sample_paths(fantasies, 500, seed=1)
-        assert paths.batch_shape == (500, 4, 2)
-        expected = fantasies.posterior(X)
-        error = (paths(X).mean(0) - expected.mean).abs()
-        assert bool((error <= 6.0 * (expected.variance / 500).sqrt()).all())
+        for given in (fantasies, fantasies.fantasize(X, stream.sampler(2))):
+            mean, expected = mean_path(given), given.posterior(T)
+            assert mean.batch_shape == given.batch_shape
+            assert_close(mean(T), expected.mean.detach(), 10.0)
+            paths = sample_paths(given, 500, seed=1)
+            assert paths.batch_shape == (500, *given.batch_shape)
+            error = (paths(T).mean(0) - expected.mean).abs()
+            assert bool((error <= 6.0 * (expected.variance / 500).sqrt() + 1e-6).all())
+            one = sample_paths(given, 4, seed=1)  # as many draws as fantasies
+            assert one.path(0)(T).shape == expected.mean.shape
 
 
 class TestRefusals:

@@ -18,10 +18,12 @@ from botorch.models.transforms.outcome import Log
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from bo_stream import WISKI
+from bo_stream import WISKI, AutoGP
 from bo_stream.acquisition import FeatureNIPV, PoolSelector, select_from_pool
 from bo_stream.acquisition.gains import Gains
 from bo_stream.acquisition.pool import thinned
+from bo_stream.bases.kernels import LinearStem
+from bo_stream.learning import pretrain
 from bo_stream.testing.streams import assert_close
 from tests.acquisition.examples import dense, greedy_choice, small_model, some
 from tests.support.problems import Observations
@@ -240,6 +242,28 @@ class TestSelector:
         assert torch.equal(selector.select(6), selector.select(6))
         with pytest.raises(TypeError):
             self.noisier(model, pool) or selector.select(6)
+
+    @pytest.mark.parametrize("family", ["WISKI", "AutoGP"])
+    @pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
+    def test_follows_a_stem_and_an_input_transform_that_have_moved(self, family: str) -> None:
+        X, pool, points = rand(30), rand(200), rand(40)
+        X[:, 1], points[:, 1] = 0.5, 0.5
+        Y = torch.sin(5.0 * X[:, :1])
+        if family == "WISKI":
+            model: WISKI | AutoGP = WISKI(X, Y, stem=LinearStem(2, 1).double(), grid_size=20)
+        else:
+            box = torch.tensor([[0.0, 0.0], [2.0, 2.0]], dtype=torch.float64)
+            model = AutoGP(X, Y, families="exact", input_transform=Normalize(2, bounds=box))
+        selector = PoolSelector(model, pool, points)
+        selector.select(4)
+        if isinstance(model, WISKI):
+            pretrain(model, X, Y, maxiter=20)
+        else:
+            model.input_transform._coefficient[0, 0] = 0.4
+            model.clear().update(X, Y)
+        chosen = selector.select(4)
+        assert torch.equal(chosen, select_from_pool(model, pool, 4, points))
+        assert torch.equal(selector._pool, model.process_inputs(pool))
 
     def test_through_a_long_run(self) -> None:
         data, pool, points = some(), rand(300), rand(100)

@@ -40,6 +40,7 @@ from tests.support.problems import Observations, OpenStem, observations
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 
 D = 4
+HYPERPARAMETERS = ("covar_module", "mean_module", "likelihood")
 RATES = ("learning_rate", "stem_learning_rate")
 
 
@@ -379,6 +380,41 @@ def test_a_step_that_fails_changes_nothing(fault: str) -> None:
     for name, value in model.state_dict().items():
         assert torch.equal(value, state[name]), name
     assert torch.equal(model.posterior(T).mean, before.mean)
+
+
+@pytest.mark.parametrize(
+    "frozen", [(*HYPERPARAMETERS, "stem"), HYPERPARAMETERS, ("stem",), ("likelihood",)], ids=len
+)
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_is_frozen_later_stays_while_the_rest_learns(
+    frozen: tuple[str, ...], begun: bool
+) -> None:
+    model, more = model_with(LinearStem(D, 2)), observations(6, D)
+    learner = OnlineLearner(model, 0.05, 0.05)
+    if begun:
+        learner.step(*more[:2].astuple())
+    for part in frozen:
+        getattr(model, part).requires_grad_(False)
+    fixed = {name for name, p in model.named_parameters() if not p.requires_grad}
+    before, count = copy.deepcopy(model.state_dict()), model.num_observations
+    learner.step(*more[2:].astuple())
+    assert model.num_observations == count + 4
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) == (name in fixed), name
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_model_may_be_moved_to_another_dtype_between_steps(begun: bool) -> None:
+    model, more = model_with(LinearStem(D, 2)), observations(6, D)
+    learner = OnlineLearner(model, 0.05, 0.05)
+    if begun:
+        learner.step(*more[:2].astuple())
+    before, count = copy.deepcopy(model.float().state_dict()), model.num_observations
+    learner.step(more.X[2:].float(), more.Y[2:].float())
+    assert model.num_observations == count + 4
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == torch.float32
+        assert not torch.equal(parameter, before[name]), name
 
 
 def test_a_step_of_no_points_changes_nothing() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from botorch.models import SingleTaskGP
@@ -387,6 +388,18 @@ def test_a_grid_is_for_a_model_on_a_grid() -> None:
         replace(QUICK, model="osgpr")
     with pytest.raises(UsageError, match="A grid is for model auto, wiski"):
         optimization("local", grid=(9,))
+
+
+@pytest.mark.parametrize("grid", [12, [12], np.int64(12), (np.int64(12),)])
+def test_a_grid_may_be_one_number(grid: Any) -> None:
+    assert optimization("wiski", grid=grid).grid == (12,)
+    assert replace(QUICK, model="wiski", grid=grid).grid == (12,)
+
+
+@pytest.mark.parametrize("grid", ["ab", 12.5, 0, (0,), (12.5,), (12, "9"), (True,)])
+def test_a_grid_of_anything_but_whole_numbers_is_refused(grid: Any) -> None:
+    with pytest.raises(UsageError, match="Expected grid to be a whole number of at least 1, got"):
+        optimization("wiski", grid=grid)
 
 
 def test_too_many_inputs_name_the_models_that_take_them() -> None:

@@ -271,8 +271,10 @@ def test_bounds_are_learned_from_the_first_inputs_alone() -> None:
     model.update(X[:3] + 5.0, Y[:3]).eval()
     model.log_marginal_likelihood()
     assert_close(warp_of(model)._normalize.mins.squeeze(-2), X.amin(0))
-    with pytest.raises(InputDataError, match="Normalize must learn its bounds, but train_X"):
-        OSGPR(X[:0], Y[:0], input_transform=Warp(2, [0, 1]))
+    unit = Normalize(2, bounds=UNIT)
+    for transform in (Warp(2, [0, 1]), ChainedInputTransform(unit=unit, warp=Warp(2, [0, 1]))):
+        with pytest.raises(InputDataError, match="Warp must learn its bounds, but train_X"):
+            OSGPR(X[:0], Y[:0], input_transform=transform)
 
 
 def test_inputs_are_warned_of_as_the_kernel_has_them() -> None:

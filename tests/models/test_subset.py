@@ -6,6 +6,7 @@ import pytest
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models import ModelListGP
+from botorch.models.transforms.input import Normalize
 from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
 from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.kernels import RBFKernel, ScaleKernel, SpectralMixtureKernel
@@ -13,9 +14,11 @@ from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior
 from torch import Tensor
 
-from bo_stream import OSGPR
+from bo_stream import OSGPR, WISKI
+from bo_stream.bases.kernels import LinearStem
+from bo_stream.learning import OnlineLearner, pretrain
 from bo_stream.models.outcomes.base import check_outputs_exist, chosen_outputs, subset_module
-from bo_stream.testing.streams import assert_close
+from bo_stream.testing.streams import assert_close, assert_untouched, fingerprint
 from tests.support.problems import kernel
 
 BATCH = torch.Size([2])
@@ -149,3 +152,25 @@ def test_a_list_of_models_gives_each_its_noise() -> None:
         alone = model.posterior(T, observation_noise=noise[:, i : i + 1])
         assert_close(whole.mean[:, i : i + 1], alone.mean)
         assert_close(whole.variance[:, i : i + 1], alone.variance)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("what", ["pretrain", "step", "to"])
+@pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
+def test_an_output_that_is_taught_or_moved_leaves_the_model_alone(what: str, outputs: int) -> None:
+    X, Y = torch.rand(12, 2).double(), torch.rand(12, outputs).double()
+    if what == "to":
+        bounds = torch.tensor([[-0.1, -0.3], [1.1, 1.7]], dtype=torch.float64)
+        transform = Normalize(2, bounds=bounds)
+        whole: OSGPR | WISKI = OSGPR(X, Y, input_transform=transform)
+    else:
+        whole = WISKI(X, Y, stem=LinearStem(2, 2).double(), grid_size=8)
+    before = fingerprint(whole.eval())
+    part = whole.subset_output([outputs - 1])
+    if what == "to":
+        part.to(torch.float32)
+    elif what == "step":
+        OnlineLearner(part, stem_learning_rate=0.1).step(X[:3], Y[:3, -1:])
+    else:
+        pretrain(part, X, Y[:, -1:], maxiter=2)
+    assert_untouched(whole, before)

@@ -296,11 +296,12 @@ class CollapsedInference(InducingInference):
             X = torch.cat((before.memory.rows.data.X, data.X), -2) if moved else data.X
             now = self.placed(before, X, prior)
         rows = Rows.of(data, now.basis, prior.shape)
-        after = now.memory.after(rows, self.window)
+        after, solved = now.memory.after(rows, self.window), before.solved
         if data.sign < 0.0:
             check_outcomes(after.statistics, now.memory.statistics)
             self.check_solvable(after, prior)
-        solved = before.solved
+            if not bool(after.counts.any()):
+                after, solved = self.cleared(after, prior), None  # without rounding errors
         if solved is not None:
             follows = prior.is_in(solved.state) and solved.can_take(data, now.basis)
             solved = solved.after(rows.features, *prior.standardized(data)) if follows else None

@@ -322,7 +322,7 @@ def subset_transform(transform: OutcomeTransform, outputs: list[int]) -> Outcome
     whole = deepcopy(transform)
     standardize = OutcomeChain(whole).standardize
     if standardize is None or standardize._outputs is None:
-        return transform.subset_output(outputs)
+        return whole.subset_output(outputs)
     chosen, standardize._outputs = standardize._outputs, None
     part = whole.subset_output(outputs)
     own = cast(Standardize, OutcomeChain(part).standardize)

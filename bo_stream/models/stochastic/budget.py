@@ -312,7 +312,11 @@ def maximise_inside(
 
 
 class ConstrainedAdam:
-    """Adam on some of a model's parameters, kept inside their constraints."""
+    """Adam on some of a model's parameters, kept inside their constraints.
+
+    Those that require no gradient when a step is taken stay. Where the model was moved to another
+    dtype or device, what is moved and its moments follow.
+    """
 
     def __init__(
         self,
@@ -336,6 +340,7 @@ class ConstrainedAdam:
         self._coordinates = constrained_parameters(model, parameters if rate > 0.0 else ())
         moved = [coordinate.moved for coordinate in self._coordinates]
         self._adam = torch.optim.Adam(moved, lr=rate, fused=True) if moved else None
+        self._kinds = self._kinds_now()
         self.restore(moments)
 
     def moments(self) -> dict[str, Any] | None:
@@ -347,10 +352,13 @@ class ConstrainedAdam:
         if self._adam is not None and moments is not None:
             self._adam.load_state_dict(deepcopy(moments))
 
+    def _kinds_now(self) -> list[tuple[torch.dtype, torch.device]]:
+        return [(one.parameter.dtype, one.parameter.device) for one in self._coordinates]
+
     @property
     def learns(self) -> bool:
-        """Whether there is anything to learn."""
-        return self._adam is not None
+        """Whether there is anything to learn now."""
+        return any(one.parameter.requires_grad for one in self._coordinates)
 
     def set_rate(self, rate: float) -> None:
         """Set the rate of the steps from now on."""
@@ -362,7 +370,7 @@ class ConstrainedAdam:
 
         Of several processes each has its part of the scalar, and all take the step of their sum.
         """
-        if self._adam is None:
+        if not self.learns:
             return
         self.clear()
         (-value).backward()
@@ -371,14 +379,19 @@ class ConstrainedAdam:
     def clear(self) -> None:
         """Forget the parameters' gradients."""
         for coordinate in self._coordinates:
-            coordinate.parameter.grad = None
+            coordinate.parameter.grad = coordinate.moved.grad = None
 
     @torch.no_grad()
     def step(self, collective: Collective = ALONE) -> None:
         """Take a step against the parameters' gradients, of which each process has a part."""
         if self._adam is None:
             return
-        moving = []
+        moving, kinds = [], self._kinds_now()
+        if kinds != self._kinds:
+            for one in self._coordinates:
+                one.moved.data = one.moved.to(one.parameter)
+            self.restore(self.moments())
+            self._kinds = kinds
         for one in self._coordinates:
             if one.parameter.grad is None:
                 continue

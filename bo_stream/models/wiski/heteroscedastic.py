@@ -60,6 +60,9 @@ class HeteroscedasticWISKI(GridModel):
     - First observations (20 and more into an empty memory): noise by ``rounds`` rounds of fits to
       copies (``learn_first_noise``); the model's own hyperparameters stay, but for the constant
       mean of the noise model.
+    - Given noise: while every observation came with Yvar, predictions have the mean of these for
+      noise, as WISKI's do, and so have the first observations without. Where the constructor is
+      given them all, the prior of the noise model is about their mean from then on.
     - Fantasies have the noise of their inputs; hypothetical outcomes teach nothing about noise.
     - When: the noise varies by a factor of two and more, and there are some hundred observations.
 
@@ -155,6 +158,10 @@ class HeteroscedasticWISKI(GridModel):
         entry = self.observe(train_X, train_Y, train_Yvar)
         if len(entry.log_squares) >= FIRST_ROWS and rounds > 0:
             centre(noise_model, entry.log_squares.targets.mean(-1))
+        given, X = self._memory.given_noise(), entry.observations.X
+        if given is not None and len(entry.log_squares) == 0:
+            uncertainty = noise_model.process(X).variance(X)  # the mean of exp(g) is what was given
+            centre(noise_model, (given.log() - 0.5 * uncertainty).mean(-1))
 
     @property
     def noise_model(self) -> WISKI:

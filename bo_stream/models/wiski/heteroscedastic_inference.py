@@ -69,6 +69,11 @@ def expected_exponential(mean: Tensor, variance: Tensor) -> Tensor:
     return (mean + 0.5 * variance).exp()
 
 
+def given_or(noise: Tensor, given: Tensor | None) -> Tensor:
+    """Replace noise variances, ``... x m x n``, by those given, ``... x m x 1``, but for zeros."""
+    return noise if given is None else torch.where(given > 0.0, given, noise)
+
+
 TOLERANCE = 1e-6
 """Part of the kernel's trace left out: little, where the log squares have a variance of five."""
 
@@ -268,6 +273,14 @@ class Memories(Memory):
         """Sum the noise variances that entered; see :meth:`Memory.known_sums`."""
         return self.mean.known_sums()
 
+    def given_noise(self) -> Tensor | None:
+        """Return the mean noise variance where all were given, ``... x m x 1``, else 0 or None.
+
+        No residual then says what the noise of further observations is.
+        """
+        mean, only = self.mean_known_noise(), (self.counts > 0.0) & (self.noise.counts <= 0.0)
+        return None if mean is None else torch.where(only, mean, 0.0).unsqueeze(-1)
+
     def map_targets(self, matrix: Tensor) -> Memories:
         """Return a copy with the target columns ``[Y, 1] @ matrix``; the noise's stay."""
         return Memories(self.mean.map_targets(matrix), self.noise.scale(1.0))
@@ -293,22 +306,26 @@ class LogNormalNoise:
     Attributes:
         process: Of g, the log noise variance in the memory's units.
         scale: Standard deviation by which the outcome transform divides, ``batch x m x 1``.
+        given: The variance at all inputs instead, in the memory's units, ``batch x m x 1``, where
+            it is not 0: see :meth:`Memories.given_noise`.
     """
 
     process: PosteriorProcess
     scale: Tensor
+    given: Tensor | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the expected variance at inputs, ``... x m x q``; differentiable."""
         points = self.process.at(inputs)
         noise = expected_exponential(self.process.mean_at(points), self.process.variance_at(points))
-        squared = self.scale.square()
+        noise, squared = given_or(noise, self.given), self.scale.square()
         return noise.maximum(NOISE_FLOOR * squared) / squared
 
     def select(self, outputs: list[int]) -> LogNormalNoise:
         """Return the noise of some of the outputs."""
         chosen = SelectedProcess(self.process, tuple(outputs))
-        return LogNormalNoise(chosen, self.scale[..., outputs, :])
+        given = None if self.given is None else self.given[..., outputs, :]
+        return LogNormalNoise(chosen, self.scale[..., outputs, :], given)
 
 
 @dataclass(frozen=True)
@@ -417,7 +434,7 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
             parts = (mean, (noise_prior(prior), self.log_noise, memory.noise.grid))
             return learn_first_noise(parts, inputs, targets, noise, rows, self.rounds), cache
         process, of_noise = self.log_noise.process(memory.noise, cache.noise, noise_prior(prior), X)
-        noise = expected_exponential(*process.marginals(X))
+        noise = given_or(expected_exponential(*process.marginals(X)), memory.given_noise())
         process, of_mean = self.mean.process(memory.mean, cache.mean, prior, X)
         mean_of, variance = target_marginals(process, prior, X)
         measured = log_squares(targets[..., rows] - mean_of, variance, noise)
@@ -479,7 +496,8 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
             memory.noise, cache.noise, noise_prior(prior), X
         )
         cache = cache if of_noise is cache.noise else replace(cache, noise=of_noise)
-        return LogNormalNoise(log_noise, prior.scale.unsqueeze(-1).clone()), cache
+        scale = prior.scale.unsqueeze(-1).clone()
+        return LogNormalNoise(log_noise, scale, memory.given_noise()), cache
 
     def objective(
         self, memory: Memories, cache: Caches | None, prior: Prior

@@ -22,11 +22,17 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
+from torch.quasirandom import SobolEngine
 
 from bo_stream import OSGPR, CoarsePointsWarning, ProjectionWarning
 from bo_stream.allocation import OIPS, Allocator, CoverTree, GreedyVariance, KMeans, Novelty, Random
 from bo_stream.models.inducing import inference as inducing_choice
-from bo_stream.testing.streams import GRADIENT_TOLERANCE, assert_close, assert_gradient
+from bo_stream.testing.streams import (
+    GRADIENT_TOLERANCE,
+    assert_close,
+    assert_gradient,
+    assert_same_posterior,
+)
 from tests.oracles.inducing import SGPR, online_bound
 from tests.support.problems import observations
 from tests.support.problems.inducing import (
@@ -228,6 +234,20 @@ def test_what_leaves_the_window_is_absorbed_and_what_is_retracted_leaves_it() ->
     assert_close(model.posterior(X).mean, left.posterior(X).mean)
     model.update(X[:2], Y[:2]).update(X[36:], Y[36:])
     assert_close(model.posterior(X).mean, before)
+
+
+def test_without_the_last_observation_the_posterior_is_the_prior() -> None:
+    """Also where fewer points than rows know these only roughly under another kernel."""
+    X = SobolEngine(2).draw(20, dtype=torch.float64)
+    kernel = RBFKernel().double()
+    kernel.lengthscale = 0.5
+    Y = X.sum(-1, keepdim=True).sin()
+    model = raw(X, Y, covar_module=kernel, allocator=GreedyVariance(8), window=5)
+    prior = copy.deepcopy(model).clear()
+    for each in (model, prior):
+        each.covar_module.lengthscale = 0.501
+    assert_same_posterior(model.retract(X, Y), prior, X)
+    assert_same_posterior(model.update(X, Y), prior.update(X, Y), X)
 
 
 def test_while_the_window_holds_all_learning_needs_no_inducing_points() -> None:

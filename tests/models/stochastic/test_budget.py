@@ -8,6 +8,7 @@ import pytest
 import torch
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
+from torch.nn import Parameter
 
 from bo_stream import (
     QSGP,
@@ -16,8 +17,9 @@ from bo_stream import (
     FourierFeatures,
     ShortTrainingWarning,
 )
+from bo_stream.bases.kernels import default_kernel
 from bo_stream.models.stochastic import budget
-from bo_stream.models.stochastic.budget import Budget, judgement_said
+from bo_stream.models.stochastic.budget import Budget, ConstrainedAdam, judgement_said
 from bo_stream.models.stochastic.training import Training
 
 Stochastic = DecoupledGP | QSGP
@@ -186,3 +188,24 @@ def test_a_bound_that_cannot_be_computed_at_the_start_is_an_error() -> None:
 
     with pytest.raises(NotPSDError, match="nowhere"):
         budget.maximise(bound, [torch.zeros(1, requires_grad=True)], 5)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_steps_follow_a_model_that_is_cast_or_frozen(frozen: bool) -> None:
+    """In float32 as in float64; what a model does not learn for a while goes on where it was."""
+    reached = []
+    for dtype in (torch.float64, torch.float32):
+        kernel = default_kernel(2, torch.Size([2])).double()
+        offset = Parameter(torch.zeros(2).double())
+        kernel.register_parameter("offset", offset)
+        adam = ConstrainedAdam(kernel, [kernel.raw_lengthscale, offset], 0.1)
+        for step in range(6):
+            if step == 3:
+                kernel.to(dtype)
+            is_still = frozen and step in (2, 3)
+            before = kernel.lengthscale.clone()
+            kernel.raw_lengthscale.requires_grad_(not is_still)
+            adam.ascend(kernel.lengthscale.log().sum() + offset.sum() * (1.0 + step))
+            assert torch.equal(kernel.lengthscale, before) == is_still
+        reached.append((kernel.lengthscale.detach().double(), offset.detach().double()))
+    torch.testing.assert_close(*reached, rtol=1e-5, atol=1e-5)

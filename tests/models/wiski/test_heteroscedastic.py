@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -307,6 +308,50 @@ def test_known_noise_teaches_nothing() -> None:
     assert torch.equal(entry.log_squares.X, X[10:])
     assert model.num_observations == 30
     assert model.noise_model.num_observations == 20
+
+
+@pytest.mark.parametrize("first", [0, 20])
+def test_given_noise_is_predicted_as_wiski_does(first: int, tmp_path: Path) -> None:
+    (X, Y), T = draw(80), torch.rand(5, 1).double()
+    Y, Yvar = torch.cat((Y, -2.0 * Y), -1), torch.cat((deviation(X), 2.0 * deviation(X)), -1) ** 2
+    parts = [slice(first), slice(first, 40), slice(40, 60)]
+    (model, *others), (plain, *twins) = (
+        [
+            build(X[part], Y[part], Yvar[part], covar_module=rbf(0.3), bounds=UNIT, grid_size=12)
+            for part in (parts[0], parts[2], slice(0))
+        ]
+        for build in (model_of, WISKI)
+    )
+
+    def assert_wiskis(ours: StreamingGP, theirs: StreamingGP) -> None:
+        assert_close(ours.noise_at(T), theirs.noise_at(T).expand(2, 5))
+        for one, other in (
+            (ours, theirs),
+            (ours.subset_output([1]), theirs.subset_output([1])),
+            (each.condition_on_observations(T, T.expand(5, 2)) for each in (ours, theirs)),
+        ):
+            noisy = one.posterior(T, observation_noise=True).variance
+            assert_close(noisy, other.posterior(T, observation_noise=True).variance)
+
+    model.update(X[parts[1]], Y[parts[1]], Yvar[parts[1]])
+    plain.update(X[parts[1]], Y[parts[1]], Yvar[parts[1]])
+    assert_wiskis(model, plain)
+    for other, twin in zip(others, twins, strict=True):
+        assert_wiskis(model.merge(other), plain.merge(twin))
+    model.save(tmp_path / "model.safetensors")
+    assert_wiskis(HeteroscedasticWISKI.load(tmp_path / "model.safetensors"), plain)
+    assert_wiskis(model.retract(X[:5], Y[:5], Yvar[:5]), plain.retract(X[:5], Y[:5], Yvar[:5]))
+    entry = model.observe(X[60:], Y[60:])
+    assert_close(entry.observations.noise, Yvar[5:60].mean(0).unsqueeze(-1).expand(2, 20))
+    assert bool((noise_of(model, T) - Yvar[5:60].mean(0).unsqueeze(-1)).abs().max() > 1e-4)
+    assert_wiskis(model.withdraw(entry), plain)
+
+
+def test_given_noise_is_the_mean_of_the_prior() -> None:
+    (X, Y), T = draw(20), torch.rand(5, 1).double()
+    Yvar = deviation(X).square()
+    cleared = noise_of(model_of(X, Y, Yvar).clear(), T)
+    torch.testing.assert_close(cleared, Yvar.mean().expand(1, 5), rtol=1e-2, atol=0.0)
 
 
 def test_what_is_hypothetical_keeps_its_noise() -> None:
