@@ -291,7 +291,9 @@ class ReproducibleAdapter(AvoidsFailures, CrossValidatingAdapter, ABC):
     """An adapter whose candidates depend on the experiment's state, and repeat no other point.
 
     A search has random numbers that belong to that state, so that an experiment loaded from storage
-    goes on as it would have: Ax does not store the seed of a client.
+    goes on as it would have: Ax does not store the seed of a client. A model that depends on the
+    batches in which outcomes came (``HeteroscedasticWISKI``, ``LocalGP``, ``OSVGP``, ``QSGP``,
+    ``QSRVM``, ``DecoupledGP``) is then another one, for it is given all at once.
     """
 
     @abstractmethod

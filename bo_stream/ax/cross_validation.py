@@ -20,7 +20,7 @@ from ax.adapter.torch import TorchAdapter
 from ax.core.observation import Observation, ObservationData, ObservationFeatures
 from ax.core.search_space import SearchSpace
 from numpy.typing import NDArray
-from pandas import DataFrame
+from pandas import DataFrame, Index
 from torch import Tensor
 
 Chosen = NDArray[np.bool_]
@@ -74,16 +74,17 @@ class CrossValidatingAdapter(TorchAdapter):
         of the present data have been transformed already.
         """
         data, present, known = cv_training_data, self._last_experiment_data, self._transformed
+        if present is not None and (
+            known is None or known.observation_data is not present.observation_data
+        ):
+            known = self._transformed = DividedData(present.arm_data, present.observation_data)
         if (
             not isinstance(data, FoldData)
-            or present is None
-            or not data.whole.arm_data.index.equals(present.arm_data.index)
-            or not data.whole.observation_data.index.equals(present.observation_data.index)
+            or known is None
+            or not all(a.equals(b) for a, b in zip(data.whole.indices, known.indices, strict=True))
         ):
             frames = ExperimentData(data.arm_data, data.observation_data)  # Ax copies them
             return super()._transform_inputs_for_cv(frames, cv_test_points)
-        if known is None or known.observation_data is not present.observation_data:
-            known = self._transformed = DividedData(present.arm_data, present.observation_data)
         fold = FoldData(known, data.level, data.values)
         points, space = deepcopy(cv_test_points), self._model_space.clone()
         for transform in self.transforms.values():
@@ -144,6 +145,11 @@ class DividedData(ExperimentData):
     def filter_by_trial_index(self, trial_indices: Iterable[int]) -> FoldData:
         """Return the data of some trials, which ``ExperimentData.filter_by_trial_index`` copies."""
         return FoldData(self, "trial_index", set(trial_indices))
+
+    @cached_property
+    def indices(self) -> tuple[Index, Index]:
+        """Return sorted indices of arms and of rows; some of Ax's transforms change their order."""
+        return self.arm_data.index.sort_values(), self.observation_data.index.sort_values()
 
     @cached_property
     def keys(self) -> dict[tuple[str, str], list[Any]]:

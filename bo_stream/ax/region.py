@@ -296,6 +296,18 @@ class RegionGenerator(TorchGenerator):
             variance = variance + torch.where(is_at.any(-1), at_it, noise.median())
         return self._in_units(mean, variance)
 
+    def cross_validate(self, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Refuse folds that :meth:`predict_without` does not take: no model is built of a fold.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "In a region cross-validation leaves points of the present data out of the local "
+            "model, with all their trials; other data, some trials of a point and refit_on_cv are "
+            "not supported. Take the folds of Ax's cross_validate, once a trial was proposed."
+        )
+
     @cached_property  # until the search follows other trials
     def _each(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the local model's rows, outcomes, and the prediction of each without it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,10 +19,16 @@ from ax.adapter.data_utils import ExperimentData
 from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 from ax.core.data import Data
-from pandas import MultiIndex
+from ax.core.experiment import Experiment
+from ax.core.metric import Metric
+from ax.core.objective import Objective
+from ax.core.optimization_config import OptimizationConfig
+from ax.core.parameter import ParameterType, RangeParameter
+from ax.core.search_space import SearchSpace
+from pandas import DataFrame, MultiIndex
 
 from bo_stream import OSGPR, WISKI, ClusteredGP, HeteroscedasticWISKI, LocalGP
-from bo_stream.ax import StreamSurrogate
+from bo_stream.ax import StreamSurrogate, generation_strategy
 from bo_stream.ax.adapters import StreamAdapter
 from bo_stream.ax.cross_validation import CrossValidatingAdapter, DividedData
 from bo_stream.ax.surrogate import DataRows, LeaveOutModel
@@ -123,6 +129,45 @@ def test_folds_of_several_trials_and_their_outcomes() -> None:
     assert_same(
         in_closed_form(adapter_of(client), **options), fold_by_fold(adapter_of(client), **options)
     )
+
+
+@pytest.mark.parametrize("dim", [2, 12])
+def test_arms_of_a_batch_in_another_order_than_their_names(dim: int) -> None:
+    """Ax has arm 0_10 before 0_2 in some of its tables, and after it in others."""
+    names = [f"x{i}" for i in range(dim)]
+    space = SearchSpace([RangeParameter(name, ParameterType.FLOAT, 0.0, 1.0) for name in names])
+    objective = Objective("-loss", metric_name_to_signature={"loss": "loss"})
+    experiment = Experiment(space, name="batches", tracking_metrics=[Metric("loss")])
+    experiment.optimization_config = OptimizationConfig(objective)
+    search = {"num_restarts": 1, "raw_samples": 8}
+    strategy = generation_strategy(seed=0, initialization=1, search=search)
+    for n in (11, 11, 1):
+        trial = experiment.new_batch_trial(strategy.gen(experiment, n=n)[0][0])
+        trial.mark_running(no_runner_required=True)
+        rows = [
+            {
+                "trial_index": trial.index,
+                "arm_name": arm.name,
+                "metric_name": "loss",
+                "metric_signature": "loss",
+                "mean": sum((x - 0.3) ** 2 for x in arm.parameters.values()),  # type: ignore[operator, misc]
+                "sem": 0.1,
+            }
+            for arm in trial.arms
+        ]
+        experiment.attach_data(Data(df=DataFrame(rows)))
+        trial.mark_completed()
+    strategy.gen(experiment, n=1)
+    adapter = cast(StreamAdapter, strategy.adapter)
+    found = in_closed_form(adapter)
+    assert len(found) == 23
+    if dim == 2:
+        assert_same(found, fold_by_fold(adapter))
+    observed, predicted = (
+        torch.tensor([side.means[0] for side in sides])
+        for sides in zip(*((r.observed.data, r.predicted) for r in found), strict=True)
+    )
+    assert float(torch.corrcoef(torch.stack((observed, predicted)))[0, 1]) > 0.8
 
 
 def test_folds_that_the_caller_makes() -> None:
