@@ -212,10 +212,10 @@ def claims_of(numbers: dict[str, Any], options: Options) -> list[Claim]:
     ]
     claims += [
         stated(
-            f"choosing a point, {each['acquisition']}, {each['function']}",
+            f"choosing a point, {each['acquisition']}, {each['function']}, {each['family']} of "
+            f"{each['outcomes']:,}, {each['workers']:,} workers",
             1000.0 * each["seconds"],
             "ms",
-            f"{each['family']} of {each['outcomes']:,}, {each['workers']:,} workers",
         )
         for each in numbers["choices"]
     ]
