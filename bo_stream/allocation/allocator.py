@@ -186,12 +186,13 @@ def greedy_points(
     first: Tensor | None = None,
     tolerance: float = TOLERANCE,
 ) -> Tensor:
-    """Select the pivots of a partial Cholesky factorisation of the prior covariance, ``M x d``.
+    """Select the pivots of a partial Cholesky factorisation of prior correlations, ``M x d``.
 
-    Each next point is where the previous points leave most of the prior variance, in the mean over
-    a batch of kernels. BoTorch's ``GreedyVarianceReduction`` makes the same choice, without given
-    points. Cost O(n M²) time, O(n M) memory; on a device the host waits once. [Chen2018, algorithm
-    1; Burt2020, section 4]
+    Each next point is where the previous points leave the largest fraction of the point's own prior
+    variance, in the mean over a batch of kernels. BoTorch's ``GreedyVarianceReduction`` compares
+    the variances themselves: without given points it makes the same choice where the prior variance
+    is the same everywhere. Cost O(n M²) time, O(n M) memory; on a device the host waits once.
+    [Chen2018, algorithm 1; Burt2020, section 4]
 
     Args:
         X: Candidates, ``n x d``.
@@ -313,8 +314,10 @@ _ITERATIONS = 20
 class GreedyVariance(Allocator):
     """Greedy variance: at most ``max_points`` of the present ones and the new inputs, chosen again.
 
-    Each choice is the candidate with the largest prior variance given the earlier ones: partial
-    pivoted Cholesky (Burt, Rasmussen and van der Wilk, 2020). Cost O((M + n) M²) an update.
+    Each choice is the candidate of which the earlier ones leave the largest fraction of its own
+    prior variance: partial pivoted Cholesky of the correlations (Burt, Rasmussen and van der Wilk,
+    2020). Where the prior variance is the same everywhere BoTorch's ``GreedyVarianceReduction``
+    makes the same choice. Cost O((M + n) M²) an update.
 
     Args:
         max_points: Largest number M.

@@ -457,6 +457,16 @@ def said(ctx: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name, source in sources.items() if source == "COMMANDLINE"}
 
 
+def as_typed(word: str, value: Any) -> str:
+    """Write an option and its value as on the command line, ``no --compare`` where it is unset."""
+    if value is None or value in ((), {}):
+        return f"no {word}"
+    if isinstance(value, Mapping):
+        return " ".join(f"{word} {name}={shlex.quote(str(each))}" for name, each in value.items())
+    each = [shlex.quote(str(part)) for part in (value if isinstance(value, tuple) else (value,))]
+    return f"{word} {(',' if word == '--grid' else ' ').join(each)}"
+
+
 def check_unchanged(
     ctx: typer.Context, previous: Mapping[str, Any], values: Mapping[str, Any]
 ) -> None:
@@ -475,8 +485,9 @@ def check_unchanged(
         if typed != began:
             (parameter,) = (each for each in ctx.command.params if each.name == name)
             is_option = parameter.param_type_name == "option"
-            word = parameter.opts[0] if is_option else parameter.metavar
-            told, got = f"{word} {previous[name]}", value
+            word = parameter.opts[0] if is_option else str(parameter.metavar)
+            told = as_typed(word, previous[name])
+            got = as_typed(word, value).removeprefix(f"{word} ")
             if isinstance(value, bool) and parameter.secondary_opts:
                 words = (*parameter.secondary_opts, word)  # of False, of True
                 told, word, got = words[previous[name]], words[value], words[value]

@@ -31,9 +31,10 @@ from bo_stream.acquisition import mean_path
 from bo_stream.acquisition.criteria import sites
 from bo_stream.acquisition.feature_nipv import in_weight_space, weight_space
 from bo_stream.diagnostics.trust import PICTURE, RECORD, TrustReport, report
-from bo_stream.diagnostics.validation import ProgressiveValidation
+from bo_stream.diagnostics.validation import ProgressiveValidation, predict_batch
 from bo_stream.errors import UsageError
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.observation_space import ObservationSpaceProcess
 from bo_stream.process import ROWS, ConditionedProcess, PosteriorProcess
 from bo_stream.storage.archive import (
@@ -494,15 +495,21 @@ def score(model: StreamingGP, X: Tensor, Y: Tensor, threshold: float | None = No
     A threshold is in the units of the outcomes.
     """
     mean, variance = predict(model, X)
-    noise = model.noise_at(model.transform_inputs(X).double()).squeeze(-2)
-    variance = variance + noise * model.outcome_scale().square().squeeze()
     truth = Y.double().squeeze(-1)
     error = truth - mean
+    if isinstance(model.outcomes, LikelihoodOutcomes) and not model.prior.is_gaussian:
+        batch = predict_batch(model, X, Y)
+        nll = -float(batch.log_density.mean())
+        coverage = math.nan if batch.pit is None else float((abs(batch.pit - 0.5) <= 0.475).mean())
+    else:
+        noise = model.noise_at(model.transform_inputs(X).double()).squeeze(-2)
+        variance = variance + noise * model.outcome_scale().square().squeeze()
+        density = 0.5 * (error.square() / variance + variance.log() + math.log(2.0 * math.pi))
+        inside = error.abs() <= _HALF_WIDTH_95 * variance.sqrt()
+        nll, coverage = float(density.mean()), float(inside.double().mean())
     varies = bool(truth.min() < truth.max())  # equal values may have a deviation by rounding
     deviation = (float(truth.std()) if varies else 0.0) or math.nan
     rmse, mae = float(error.square().mean().sqrt()), float(error.abs().mean())
-    density = 0.5 * (error.square() / variance + variance.log() + math.log(2.0 * math.pi))
-    inside = error.abs() <= _HALF_WIDTH_95 * variance.sqrt()
     wrong = None
     if threshold is not None:
         wrong = float(((mean > threshold) != (truth > threshold)).double().mean())
@@ -512,8 +519,8 @@ def score(model: StreamingGP, X: Tensor, Y: Tensor, threshold: float | None = No
         rmse / deviation,
         mae,
         mae / deviation,
-        float(density.mean()),
-        float(inside.double().mean()),
+        nll,
+        coverage,
         wrong,
     )
 

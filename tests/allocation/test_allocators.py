@@ -132,6 +132,18 @@ def test_greedy_is_botorchs() -> None:
     assert torch.equal(GreedyVariance(20).update(X[:0], X, k), theirs)
 
 
+def test_greedy_takes_the_largest_fraction_of_a_point_s_own_prior_variance() -> None:
+    """Its first choice is the first candidate, for nothing is left of less than all."""
+    X = torch.rand(50, 2, dtype=torch.float64)
+    k = (ScaleKernel(MaternKernel(nu=2.5)) + LinearKernel()).double()
+    Z = GreedyVariance(6).update(X[:0], X, k)
+    assert torch.equal(Z[0], X[0])
+    with torch.no_grad():
+        K, cross, own = k(X).to_dense().diagonal(), k(X, Z[:5]).to_dense(), k(Z[:5]).to_dense()
+    left = K - (cross @ torch.linalg.solve(own, cross.mT)).diagonal()
+    assert torch.equal(Z[5], X[(left / K).argmax()])
+
+
 def test_greedy_goes_on_from_given_points() -> None:
     X = torch.rand(50, 2, dtype=torch.float64)
     Z = greedy_points(X, kernel(), 10)

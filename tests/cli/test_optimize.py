@@ -150,7 +150,7 @@ def test_another_model_with_an_option() -> None:
     assert 0 < record["model"]["inducing_points"] <= 5
     again = ["--out", "run", "--resume", "--steps", "3"]
     changed = optimize(*again, "--set", "max_points=6")
-    assert_one_clear_error(changed, "The run began with --set {'max_points': 5, 'window': 0}")
+    assert_one_clear_error(changed, "The run began with --set max_points=5 --set window=0,")
     assert_one_clear_error(optimize(*again, "--model", "local"), "The run began with --model osgpr")
     assert optimize(*again, *model).exit_code == 0
 
@@ -291,10 +291,10 @@ def test_a_function_that_always_fails() -> None:
         (["--acquisition", "qUCB"], "The run began with --acquisition qLogEI, got qUCB"),
         (["-q", "3"], "The run began with --batch 2, got 3"),
         (["--noise", "2"], "The run began with --noise 0.0, got 2.0"),
-        (["--grid", "9"], "The run began with --grid (12,), got (9,)"),
+        (["--grid", "9"], "The run began with --grid 12, got 9."),
         (["--maximize"], "The run began with --minimize, got --maximize. A run"),
         (["--initial", "0"], "The run began with --initial 4, got 10"),
-        (["--set", "max_exact=5"], "The run began with --set {}, got {'max_exact': '5'}"),
+        (["--set", "max_exact=5"], "The run began with no --set, got max_exact=5."),
         (["Ackley"], "The run began with FUNCTION Branin, got Ackley"),
         (["--steps", "0"], "has done 1 steps already"),
         (["--at-once", "3"], "at_once is for asynchronous runs"),

@@ -124,7 +124,7 @@ def test_another_model_of_more_inputs() -> None:
     model = record["strategies"]["chosen"]["model"]
     assert (model["class"], model["resolution"]) == ("ClusteredGP", 0.3)
     changed = sample("--out", "run", "--resume", "--set", "resolution=0.2")
-    assert_one_clear_error(changed, "The run began with --set {'resolution': 0.3}")
+    assert_one_clear_error(changed, "The run began with --set resolution=0.3, got resolution=0.2.")
     assert sample("--out", "run", "--resume", *options).exit_code == 0
 
 
@@ -249,8 +249,9 @@ def test_a_run_is_not_written_over_and_keeps_its_settings(data: str, tmp_path: P
     for args, message in (
         ([data, "--out", "run"], "run holds a run already. Go on with it by --resume"),
         ([*resume, "-q", "4"], "The run began with --batch 3, got 4."),
-        ([*resume, "--compare", "random"], "The run began with --compare None, got random."),
-        ([*resume, "--grid", "13"], "The run began with --grid (12,), got (13,)."),
+        ([*resume, "--compare", "random"], "The run began with no --compare, got random."),
+        ([*resume, "--grid", "13,9"], "The run began with --grid 12, got 13,9."),
+        ([*resume, "--x", "lat", "lon"], "The run began with no --x, got lat lon."),
         ([*resume, "--steps", "2"], "has done 4 steps already"),
         (["other.npz", *resume], "of another data set than other.npz"),
     ):

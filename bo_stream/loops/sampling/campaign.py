@@ -23,7 +23,12 @@ from bo_stream.loops.run import (
     score,
 )
 from bo_stream.loops.sampling.sampling import ActiveSampling
-from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
+from bo_stream.loops.sampling.settings import (
+    STRATEGIES,
+    Settings,
+    Strategy,
+    check_told_apart,
+)
 from bo_stream.loops.sampling.state import SamplingState
 
 
@@ -137,7 +142,12 @@ class PoolSplit:
 
     @classmethod
     def of(cls, data: Dataset, settings: Settings) -> PoolSplit:
-        """Split by the seed of resolved settings, in the same way for every strategy."""
+        """Split by the seed of resolved settings, in the same way for every strategy.
+
+        Raises:
+            UsageError: The settings' dtype rounds the target too coarsely.
+        """
+        check_told_apart(data.y, settings.dtype)
         order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(settings.seed))
         test_rows, rest = order[: settings.test], order[settings.test :]
         pool_rows = rest[: settings.pool]

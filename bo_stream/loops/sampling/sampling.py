@@ -20,7 +20,7 @@ from torch import Tensor
 from bo_stream.acquisition import Misclassification, PoolSelector, select_sites
 from bo_stream.acquisition.feature_nipv import in_weight_space
 from bo_stream.acquisition.pool import thinned
-from bo_stream.errors import UsageError, as_whole, check_whole, plain
+from bo_stream.errors import UsageError, as_whole, check_whole
 from bo_stream.loops.models import (
     AUTO,
     EXACT,
@@ -34,9 +34,10 @@ from bo_stream.loops.models import (
     retracts,
 )
 from bo_stream.loops.run import ASKING, ModelFile, from_record, predict
-from bo_stream.loops.sampling.settings import SamplingSettings
+from bo_stream.loops.sampling.settings import SamplingSettings, check_told_apart
 from bo_stream.loops.sampling.state import (
     SamplingState,
+    as_numbers,
     deviations_from_prediction,
     leave_outliers_out,
     most_outliers,
@@ -125,13 +126,13 @@ class ActiveSampling:
                 there are fewer candidates than ``initial``, or the settings' model cannot be built.
         """
         like = torch.empty(0, dtype=getattr(torch, settings.dtype), device=settings.device)
-        candidates = _floating(candidates)
-        points = candidates if points is None else _floating(points)
-        _check_inputs("candidates", candidates, candidates.shape[-1:])
-        _check_inputs("points", points, candidates.shape[-1:])
+        candidates = _checked_inputs("candidates", candidates)
+        dim = candidates.shape[-1]
+        points = candidates if points is None else _checked_inputs("points", points, dim)
         both = torch.cat((candidates, points))
-        box = torch.stack((both.amin(0), both.amax(0))) if bounds is None else _floating(bounds)
-        if box.shape != (2, both.shape[-1]) or not bool((box[0] < box[1]).all()):
+        box = torch.stack((both.amin(0), both.amax(0)))
+        box = box if bounds is None else _checked_inputs("bounds", bounds, dim)
+        if len(box) != 2 or not bool((box[0] < box[1]).all()):
             raise UsageError(
                 f"Expected bounds `2 x d` of which the first are less than the second, got "
                 f"{box.tolist()}. An input that is the same everywhere is to be left out."
@@ -139,14 +140,13 @@ class ActiveSampling:
         outside = ((both < box[0]) | (both > box[1])).any(-1)
         if bool(outside.any()):
             raise UsageError(f"Expected inputs within the bounds, got {both[outside][0].tolist()}.")
-        settings.check_inputs(candidates.shape[-1])
+        settings.check_inputs(dim)
         self.settings, self._bounds = settings, box
-        self._outlier_threshold = settings.outlier_threshold(candidates.shape[-1])
+        self._outlier_threshold = settings.outlier_threshold(dim)
         self._X, self._points = (
             normalize(inputs, box.to(inputs)).to(like) for inputs in (candidates, points)
         )
         # Families that the model goes through, one after the other; None: as its class does.
-        dim = candidates.shape[-1]
         onto_grid = settings.model == AUTO and settings.grid is None and dim <= MOST_ON_GRID
         self._families: tuple[str | None, ...] = (EXACT, "WISKI") if onto_grid else (None,)
         self._first_kernel = settings.kernel
@@ -212,7 +212,8 @@ class ActiveSampling:
         """Take in measured values: new ones, or corrected ones in place of previous ones.
 
         A value that was told before changes nothing. A corrected one is put into the model, and the
-        previous one taken out, exactly; the hyperparameters stay until the next refit.
+        previous one taken out, exactly; the hyperparameters stay until the next refit. In place of
+        an outlier it is judged as a new one is.
 
         Args:
             picks: Candidates, each once, asked for or not.
@@ -220,7 +221,8 @@ class ActiveSampling:
 
         Raises:
             UsageError: A candidate is not in the list or named twice, a value is no finite number,
-                the numbers of both differ, or a value is another one and the model cannot retract.
+                the numbers of both differ, the dtype rounds values too coarsely, or a value is
+                another one and the model cannot retract.
         """
         values, state = self._checked(picks, outcomes), self.state
         new = [pick for pick in values if pick not in self._positions]
@@ -238,12 +240,14 @@ class ActiveSampling:
                 "values."
             )
         positions = [self._positions[pick] for pick in corrected]
-        in_model = [i for i in positions if i not in set(state.outliers)]
+        in_model = [i for i in positions if i not in state.outliers]
         if state.model is not None and in_model:
             state.model.retract(*self._rows(in_model))
         for i, pick in zip(positions, corrected, strict=True):
             state.outcomes[i] = values[pick]
         self._update(in_model)
+        state.outliers = [i for i in state.outliers if i not in positions]
+        self._take_in([i for i in positions if i not in in_model])
         if new:
             self._add(new, [values[pick] for pick in new])
 
@@ -298,8 +302,7 @@ class ActiveSampling:
             UsageError: Fewer than ``initial`` values were told, X has another shape, no rows, or an
                 input that is not finite.
         """
-        X = _floating(X)
-        _check_inputs("X", X, self._X.shape[-1:])
+        X = _checked_inputs("X", X, self._X.shape[-1])
         return predict(self.model, normalize(X, self._bounds.to(X)).to(self._X))
 
     # --- choosing ---------------------------------------------------------------------------------
@@ -337,16 +340,8 @@ class ActiveSampling:
         self, picks: Sequence[int], outcomes: Sequence[float] | Tensor
     ) -> dict[int, float]:
         """Return values by candidate."""
-        chosen = _positions(picks)
-        try:
-            given = torch.as_tensor(outcomes, dtype=torch.float64)
-        except (TypeError, ValueError, RuntimeError) as error:
-            each = outcomes if isinstance(outcomes, Sequence) else ()
-            wrong = next((y for y in each if not isinstance(plain(y), int | float)), outcomes)
-            raise UsageError(
-                f"Expected outcomes as numbers, one for each candidate, got {wrong!r}."
-            ) from error
-        values = given.reshape(-1).to(self._X.dtype)
+        chosen, exact = _positions(picks), as_numbers(outcomes)
+        values = exact.to(self._X.dtype)
         if len(chosen) != len(values):
             raise UsageError(
                 f"Expected a value for each of {len(chosen):,} candidates, got {len(values):,}."
@@ -365,19 +360,15 @@ class ActiveSampling:
                 f"Expected finite values, got {float(values[odd])} of candidate {chosen[odd]}. "
                 "Leave out those that are not known."
             )
+        told = [*self.state.outcomes, *exact.tolist()]
+        if len(told) >= self.settings.initial:
+            check_told_apart(told, self.settings.dtype)
         return dict(zip(chosen, values.tolist(), strict=True))
 
     def _add(self, picks: list[int], outcomes: list[float]) -> None:
         """Take in values of candidates that had none, and learn if that is due."""
         state, first = self.state, self.observations
         X, Y = self._X[picks], self._column(outcomes)
-        # outcomes far from the prediction wait for the next refit, which learns from them before it
-        # decides on outliers
-        waiting: list[int] = []
-        room = most_outliers(first) - len(state.outliers)
-        if state.model is not None and self._outlier_threshold and room > 0:
-            far = deviations_from_prediction(state.model, X, Y) > self._outlier_threshold
-            waiting = [i for i, is_far in enumerate(far.tolist()) if is_far][:room]
         began = time.perf_counter()
         if state.model is not None:
             state.validation.add(state.model, X, Y)
@@ -385,10 +376,9 @@ class ActiveSampling:
         state.picks.extend(picks)
         state.outcomes.extend(outcomes)
         state.pending = [pick for pick in state.pending if pick not in self._positions]
-        self._update([first + i for i in range(len(picks)) if i not in waiting])
+        self._take_in(range(first, self.observations))
         if state.model is not None:
             state.validation.add_time(len(picks), time.perf_counter() - began)
-        state.outliers.extend(first + i for i in waiting)
         if state.model is None and self.observations >= self.settings.initial:
             rows = self._rows(range(self.observations))
             state.kernel = self._first_kernel
@@ -435,6 +425,16 @@ class ActiveSampling:
     def _update(self, positions: Sequence[int]) -> None:
         if positions and self.state.model is not None:
             self.state.model.update(*self._rows(positions))
+
+    def _take_in(self, positions: Sequence[int]) -> None:
+        """Update the model; outcomes far from its prediction wait for the next refit."""
+        state, threshold, waiting = self.state, self._outlier_threshold, list[int]()
+        room = most_outliers(self.observations - len(positions)) - len(state.outliers)
+        if state.model is not None and positions and threshold and room > 0:
+            far = deviations_from_prediction(state.model, *self._rows(positions)) > threshold
+            waiting = [i for i, is_far in zip(positions, far.tolist(), strict=True) if is_far]
+        self._update([i for i in positions if i not in waiting[:room]])
+        state.outliers = sorted([*state.outliers, *waiting[:room]])
 
     def _learn_if_due(self) -> None:
         """Take in outcomes that wait for a refit, learn from them, and leave outliers out."""
@@ -568,11 +568,6 @@ def _evidence(model: StreamingGP) -> float:
     return float(model.log_marginal_likelihood().sum())
 
 
-def _floating(inputs: Tensor) -> Tensor:
-    """Return inputs as they are, or in float64 if they are whole numbers."""
-    return inputs if inputs.is_floating_point() else inputs.double()
-
-
 def _positions(picks: Sequence[int]) -> list[int]:
     """Return row numbers of candidates, which may be numbers of NumPy or torch, as ints."""
     positions = []
@@ -586,8 +581,12 @@ def _positions(picks: Sequence[int]) -> list[int]:
     return positions
 
 
-def _check_inputs(name: str, inputs: Tensor, dim: Sequence[int]) -> None:
-    if inputs.ndim != 2 or inputs.shape[-1:] != dim or 0 in inputs.shape:
+def _checked_inputs(name: str, given: object, dim: int | None = None) -> Tensor:
+    """Return inputs of width d as they are, or in float64 if they are whole numbers."""
+    if not isinstance(given, Tensor):
+        raise UsageError(f"Expected {name} as a tensor, got a {type(given).__name__}.")
+    inputs = given if given.is_floating_point() else given.double()
+    if inputs.ndim != 2 or dim not in (None, inputs.shape[-1]) or 0 in inputs.shape:
         raise UsageError(
             f"Expected {name} of shape `n x d`, the same d for all, got {tuple(inputs.shape)}."
         )
@@ -596,3 +595,4 @@ def _check_inputs(name: str, inputs: Tensor, dim: Sequence[int]) -> None:
         raise UsageError(
             f"Expected finite {name}, got {inputs[bad][0].tolist()} in row {int(bad.nonzero()[0])}."
         )
+    return inputs

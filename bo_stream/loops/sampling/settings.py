@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from bo_stream.errors import UsageError, check_one_of, check_whole, make_plain
 from bo_stream.loops.models import (
@@ -17,6 +17,9 @@ from bo_stream.loops.models import (
     retracts,
 )
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
 Strategy = Literal["chosen", "random"]
 Goal = Literal["map", "exceedance"]
 
@@ -24,6 +27,9 @@ STRATEGIES: tuple[Strategy, ...] = ("chosen", "random")
 GOALS: tuple[Goal, ...] = ("map", "exceedance")
 
 _CHOICES: dict[Goal, str] = {"map": "least variance", "exceedance": "fewest wrong calls"}
+
+COARSEST = 1e-3
+"""Largest rounding error of an outcome, in standard deviations of all."""
 
 USUAL_OUTLIERS = 8.0
 """Threshold for outliers, in standard deviations, where the model can retract them."""
@@ -46,7 +52,7 @@ class SamplingSettings(RunSettings):
             observations farther from what all others predict are left out of the model until the
             next refit (:func:`bo_stream.loops.sampling.state.leave_outliers_out`), one of 20 to 199
             and one in a hundred of more; 0: none are left out; None: 8 for a model of at most four
-            inputs that can retract, else 0.
+            inputs that can retract, else 0. With refit 0, too, none are: they would never return.
     """
 
     _kernels: ClassVar[tuple[str, ...]] = (LEARNED, *KERNELS)
@@ -86,19 +92,21 @@ class SamplingSettings(RunSettings):
         return self.kernel == LEARNED and self.model == AUTO and self.grid is None
 
     def outlier_threshold(self, dim: int) -> float:
-        """Return the threshold for ``dim`` inputs, 0 for none.
+        """Return the threshold for ``dim`` inputs, 0 for none, as where there are no refits.
 
         Raises:
             UsageError: Outliers are to be left out, but the model cannot retract them.
         """
         can = retracts(self.model, dim)
-        if self.outliers is None:
-            return USUAL_OUTLIERS if can else 0.0
         if self.outliers and not can:
             raise UsageError(
                 f"Outliers are left out of models on a grid, which can retract them, got outliers "
                 f"{self.outliers:g} with {dim} inputs. Set it to 0."
             )
+        if not self.refit:
+            return 0.0
+        if self.outliers is None:
+            return USUAL_OUTLIERS if can else 0.0
         return self.outliers
 
 
@@ -166,3 +174,20 @@ class Settings(SamplingSettings):
 def strategy_name(strategy: Strategy, goal: Goal) -> str:
     """Name a strategy for readers."""
     return "random choice" if strategy == "random" else _CHOICES[goal]
+
+
+def check_told_apart(outcomes: ArrayLike, dtype: str) -> None:
+    """Raise a ``UsageError`` if float32 may round outcomes by over ``COARSEST``, float64 never."""
+    if dtype == "float64":
+        return
+    import numpy as np
+
+    values = np.asarray(outcomes, dtype=np.float64)
+    largest, deviation = np.abs(values).max(), values.std()
+    step = largest * np.finfo(dtype).eps
+    if values.min() < values.max() and step > COARSEST * deviation:
+        raise UsageError(
+            f"Outcomes of up to {largest:.3g} with a standard deviation of {deviation:.3g} "
+            f"differ by too little for dtype {dtype}, which rounds them to steps of "
+            f"{step:.2g}. Take dtype float64, or subtract a number near them from all."
+        )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bo_stream.diagnostics.cross_validation import leave_one_out
 from bo_stream.diagnostics.validation import ProgressiveValidation
-from bo_stream.errors import UsageError
+from bo_stream.errors import UsageError, plain
 from bo_stream.loops.models import KERNELS, MODELS
 from bo_stream.loops.run import ModelFile
 from bo_stream.loops.sampling.settings import SamplingSettings
@@ -114,6 +114,18 @@ class SamplingState:
             )
         if file is not None:
             self.model = file.read(path.parent, MODELS[settings.model].model, settings.device)
+
+
+def as_numbers(outcomes: Sequence[float] | Tensor) -> Tensor:
+    """Return told outcomes as one row in float64; texts, None and the like are a ``UsageError``."""
+    try:
+        return torch.as_tensor(outcomes, dtype=torch.float64).reshape(-1)
+    except (TypeError, ValueError, RuntimeError) as error:
+        each = outcomes if isinstance(outcomes, Sequence) else ()
+        wrong = next((y for y in each if not isinstance(plain(y), int | float)), outcomes)
+        raise UsageError(
+            f"Expected outcomes as numbers, one for each candidate, got {wrong!r}."
+        ) from error
 
 
 _POSITIONS = ("picks", "pending", "refits", "outliers")

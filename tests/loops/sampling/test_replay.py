@@ -36,6 +36,15 @@ def test_the_split_divides_the_rows_without_overlap_and_by_seed_alone() -> None:
     assert not torch.equal(rows, PoolSplit.of(data, replace(QUICK, seed=1)).pool_rows)
 
 
+def test_a_target_that_float32_does_not_tell_apart_is_refused() -> None:
+    data = small_map()
+    far, in_float32 = replace(data, y=data.y + 1e7), replace(QUICK, dtype="float32")
+    with pytest.raises(UsageError, match=r"up to 1e\+07 .* dtype float32, .* to steps of 1.2"):
+        PoolSplit.of(far, in_float32)
+    assert PoolSplit.of(data, in_float32).pool_Y.dtype == torch.float32
+    assert PoolSplit.of(far, QUICK).pool_Y.std() > 0.1
+
+
 def test_a_run_picks_each_site_once_and_learns() -> None:
     loop = begin()
     steps = [(loop.steps_done, chosen) for chosen in loop.run()]

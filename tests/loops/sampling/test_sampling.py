@@ -175,21 +175,59 @@ def test_a_model_that_cannot_take_a_value_out_says_so(model: str) -> None:
     assert known(sampling) == state
 
 
-def test_an_outlier_that_is_corrected_returns_at_the_next_refit() -> None:
-    settings = replace(FEW, initial=100, refit=1.05, outliers=7.0, q=10)
+@pytest.mark.parametrize("place", [50, 102], ids=["of a refit", "that waits for one"])
+def test_an_outlier_that_is_corrected_returns(place: int) -> None:
+    """At once, or at a refit if the other value is wrong, too."""
+    settings = replace(FEW, initial=100, refit=1.1, outliers=7.0, q=10)
     data = small_map(160)
-    X = torch.from_numpy(data.X)
-    y = torch.from_numpy(data.y)
+    X, y = torch.from_numpy(data.X), torch.from_numpy(data.y)
     wrong = y.clone()
-    wrong[50] += 10.0 * y.std()
+    wrong[place] += 10.0 * y.std()
     sampling = ActiveSampling(X, settings)
     sampling.tell(range(100), wrong[:100])
-    assert sampling.outliers == [50]
-    sampling.tell([50], y[50:51])
-    assert sampling.model.num_observations == 99
-    sampling.tell(range(100, 110), y[100:110])
+    sampling.tell(range(100, 105), wrong[100:105])
+    assert sampling.outliers == [place]
+    sampling.tell([place], wrong[place : place + 1] + 1.0)
+    assert sampling.outliers == [place]
+    assert sampling.model.num_observations == 104
+    sampling.tell([place], y[place : place + 1])
+    assert sampling.outliers == []
+    assert sampling.model.num_observations == 105
+    expected = copy.deepcopy(sampling.model)
+    expected.retract(sampling._X[[place]], y[[place], None])
+    expected.update(sampling._X[[place]], y[[place], None])
+    torch.testing.assert_close(
+        sampling.model.posterior(sampling._X).mean, expected.posterior(sampling._X).mean
+    )
+    sampling.tell(range(105, 110), y[105:110])
     assert sampling.outliers == []
     assert sampling.model.num_observations == 110
+
+
+def test_without_refits_nothing_is_left_out() -> None:
+    data, settings = small_map(160), replace(FEW, initial=100, outliers=7.0)
+    X, wrong = torch.from_numpy(data.X), torch.from_numpy(data.y)
+    wrong[[50, 102]] += 10.0 * wrong.std()
+    sampling = ActiveSampling(X, settings)
+    sampling.tell(range(100), wrong[:100])
+    sampling.tell(range(100, 105), wrong[100:105])
+    assert sampling.outliers == []
+    assert sampling.model.num_observations == 105
+
+
+def test_outcomes_that_float32_does_not_tell_apart_are_refused() -> None:
+    sampling = ActiveSampling(SITES, replace(FEW, dtype="float32"), bounds=BOX)
+    first = sampling.ask(6)
+    sampling.tell(first[:5], 1e8 + measured(first[:5]))  # too few to know how they differ
+    state = known(sampling)
+    with pytest.raises(UsageError, match=r"too little for dtype float32.*Take dtype float64, or"):
+        sampling.tell(first[5:], 1e8 + measured(first[5:]))
+    assert known(sampling) == state
+    sampling.tell(first, measured(first))
+    assert sampling.model.num_observations == 6
+    equal = ActiveSampling(SITES, replace(FEW, dtype="float32"), bounds=BOX)
+    equal.tell(first, [0.1] * 6)
+    assert equal.model.num_observations == 6
 
 
 def test_what_is_withdrawn_may_be_asked_for_again() -> None:
@@ -296,6 +334,9 @@ def test_bad_input_changes_nothing(act: Callable[[ActiveSampling], object], mess
         ({"points": SITES[:, :1]}, "points of shape `n x d`, the same d for all"),
         ({"candidates": SITES / SITES.new_tensor([0.0, 1.0])}, "finite candidates.* in row 0"),
         ({"bounds": BOX + 1.0}, "inputs within the bounds"),
+        ({"bounds": BOX.tolist()}, "bounds as a tensor, got a list"),
+        ({"bounds": BOX[:, :1]}, r"bounds of shape `n x d`, .*, got \(2, 1\)"),
+        ({"candidates": SITES.numpy()}, "candidates as a tensor, got a ndarray"),
         ({"bounds": BOX.flip(0)}, "the first are less than the second"),
         ({"candidates": SITES * SITES.new_tensor([0.0, 1.0])}, "the same everywhere"),
         ({"settings": replace(FEW, grid=(1,))}, "cannot be built: .*grid_size"),

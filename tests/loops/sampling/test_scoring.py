@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from botorch.models.transforms.outcome import Standardize
+from gpytorch.likelihoods import LaplaceLikelihood, Likelihood, StudentTLikelihood
+from scipy.stats import laplace, norm
+from scipy.stats import t as student_t
 
-from bo_stream import WISKI
+from bo_stream import OSVGP, WISKI
 from bo_stream.loops.run import Score, predict, score
 from bo_stream.loops.sampling.results import draw_curve, mean_over_run
 
@@ -46,6 +51,27 @@ def test_scores_agree_with_the_normal_distribution_s_own(model: WISKI) -> None:
     assert result.nll == pytest.approx(-normal.log_prob(Y).mean().item())
     inside = (tail > 0.025) & (tail < 0.975)
     assert result.coverage == pytest.approx(inside.double().mean().item())
+
+
+@pytest.mark.parametrize("kind", [StudentTLikelihood, LaplaceLikelihood])
+def test_scores_under_other_noise_are_of_its_own_distribution(kind: type[Likelihood]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(300, 2, dtype=torch.float64, generator=generator)
+    noise = torch.randn(300, 1, dtype=torch.float64, generator=generator)
+    Y = observe(X) + noise**3
+    model = OSVGP(X[:100], Y[:100], kind().double(), outcome_transform=Standardize(m=1))
+    result = score(model, X[100:], Y[100:])
+    mean, variance = (value.numpy()[:, None] for value in predict(model, X[100:]))
+    nodes = np.linspace(-9.0, 9.0, 2001)  # values of the process, in its standard deviations
+    weights = norm.pdf(nodes) / norm.pdf(nodes).sum()
+    width = float(model.outcome_scale() * model.likelihood.noise.sqrt())
+    values, truth = mean + np.sqrt(variance) * nodes, Y[100:].numpy()
+    given = laplace(values, width)
+    if kind is StudentTLikelihood:
+        given = student_t(model.likelihood.deg_free.item(), values, width)
+    density, tail = given.pdf(truth) @ weights, given.cdf(truth) @ weights
+    assert result.nll == pytest.approx(-np.log(density).mean(), rel=1e-3)
+    assert result.coverage == pytest.approx((abs(tail - 0.5) <= 0.475).mean(), abs=0.005)
 
 
 def test_wrong_calls_are_counted_in_the_units_of_the_outcomes(model: WISKI) -> None:

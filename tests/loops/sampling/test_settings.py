@@ -85,6 +85,7 @@ def test_outliers_are_left_out_where_the_model_can_retract() -> None:
     assert Settings(model="osgpr").resolved(100, 2).outliers == 0.0
     assert Settings(outliers=0.0).resolved(100, 2).outliers == 0.0
     assert Settings(outliers=0.0, model="osgpr").resolved(100, 2).outliers == 0.0
+    assert Settings(refit=0.0).resolved(100, 2).outliers == 0.0
 
 
 NUMPY = Settings(
