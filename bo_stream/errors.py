@@ -55,16 +55,19 @@ def as_real(value: Any) -> float | None:
 
     It may be an array or a tensor of one entry, and is infinite where a float cannot hold it.
     """
-    if np.ma.is_masked(value) or getattr(getattr(value, "dtype", None), "kind", "f") in "mM":
+    if np.ma.is_masked(value) or isinstance(value, _NO_NUMBERS):
         return None
     try:
-        number = value.item() if hasattr(value, "item") else value
-        is_other = isinstance(number, bool | str | bytes | bytearray)
-        return None if is_other else float(number)
+        is_time = getattr(getattr(value, "dtype", None), "kind", "f") in "mM"
+        number = value.item() if hasattr(value, "item") and not is_time else value
+        return None if is_time or isinstance(number, _NO_NUMBERS) else float(number)
     except OverflowError:
-        return math.inf
+        return -math.inf if number < 0 else math.inf
     except (TypeError, ValueError, RuntimeError):
         return None
+
+
+_NO_NUMBERS = (bool, str, bytes, bytearray, memoryview, np.datetime64, np.timedelta64)
 
 
 def plain(value: Any) -> Any:

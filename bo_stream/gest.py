@@ -349,7 +349,8 @@ def outcome_of(name: str, value: Any) -> float | None:
     """
     if _is_missing(value):
         return None
-    number = as_real(value)
+    is_one = isinstance(value, list | tuple) and len(value) == 1
+    number = as_real(value[0] if is_one else value)
     if number is None:
         raise UsageError(
             f"Expected the objective {name} of a result to be one number, got {value!r}. Leave it "

@@ -242,7 +242,13 @@ def test_points_of_ones_own_come_without_an_id() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [np.float32(1.5), np.array([1.5]), torch.tensor(1.5, requires_grad=True), Decimal("1.5")],
+    [
+        np.float32(1.5),
+        np.array([1.5]),
+        torch.tensor(1.5, requires_grad=True),
+        Decimal("1.5"),
+        [1.5],
+    ],
 )
 def test_an_objective_is_a_number_of_any_class(value: Any) -> None:
     generator = Generator(line(), **QUICKLY)

@@ -142,7 +142,7 @@ def crossing(task: Task, seed: int, beyond: int, most: int | None) -> tuple[Auto
         model.update(X[fitted:n], Y[fitted:n])
         before = processor_seconds(lambda: refit(model))
         handing = processor_seconds(lambda n=n: _step(model, X[n : n + 1], Y[n : n + 1]))
-        n, end = n + 1, int(model._memory.again)
+        n, end = n + 1, model._memory.waits_until
     players = (model, deepcopy(family_model(model)))
     counts = [Evaluations(player) for player in players]
     found = Crossing(before, handing, [], [], [], [])

@@ -118,19 +118,20 @@ class PoolSelector:
         check_no_batch(model.batch_shape)
         check_scalar(model, posterior_transform)
         self._model = model
-        self._given = pool, mc_points
         self._posterior_transform = posterior_transform
         self._observations = 0.0
-        self._transform()
+        self._transform(pool, mc_points)
+        # to be transformed again where that moves
+        self._given = (pool.clone(), mc_points.clone()) if len(self._transforms) > 0 else None
 
     def __len__(self) -> int:
         """Return the number N of candidates."""
         return self._pool.shape[0]
 
-    def _transform(self) -> None:
+    def _transform(self, pool: Tensor, mc_points: Tensor) -> None:
         """Take the inputs as the model's input transform and stem have them now; drop all gains."""
-        pool = listed_inputs(self._model, "pool", self._given[0])
-        points = listed_inputs(self._model, "mc_points", self._given[1])
+        pool = listed_inputs(self._model, "pool", pool)
+        points = listed_inputs(self._model, "mc_points", mc_points)
         read_expected()
         self._pool, self._state = pool, state_of(self._transforms)
         self._measure = PointMeasure(points, torch.full_like(points[:, 0], 1.0 / len(points)))
@@ -161,8 +162,8 @@ class PoolSelector:
     def _select(
         self, q: int, exclude: Tensor | None, costs: Tensor | None, pending: Tensor | None
     ) -> Tensor:
-        if not is_in(self._transforms, self._state):
-            self._transform()
+        if self._given is not None and not is_in(self._transforms, self._state):
+            self._transform(*self._given)
         waiting: list[int] = []
         if pending is not None and pending.numel() > 0:
             index = checked_indices("pending", pending, self._pool)

@@ -155,7 +155,8 @@ def capacity_of(model: StreamingGP) -> UsedCapacity | None:
     model = family_model(model)
     kind: Any = model
     if isinstance(model, AutoGP):  # an exact one
-        most = None if len(model.families) == 1 else model.max_exact
+        waits_until = model._memory.waits_until
+        most = None if len(model.families) == 1 else max(model.max_exact, waits_until)
         return UsedCapacity("observations, exactly", int(model.num_observations), most)
     if isinstance(model, GridModel):
         inference, _, _ = model._process_part()

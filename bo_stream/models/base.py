@@ -619,7 +619,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         The process is over transformed inputs, in transformed outcome units.
 
         Args:
-            X: Transformed inputs, ``... x d``, that the process must be able to take.
+            X: Transformed inputs, ``... x q x d``, that the process must be able to take.
 
         Raises:
             BotorchTensorDimensionError: X is not as wide as transformed inputs are.

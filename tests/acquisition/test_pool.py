@@ -254,7 +254,9 @@ class TestSelector:
         else:
             box = torch.tensor([[0.0, 0.0], [2.0, 2.0]], dtype=torch.float64)
             model = AutoGP(X, Y, families="exact", input_transform=Normalize(2, bounds=box))
-        selector = PoolSelector(model, pool, points)
+        reused = pool.clone()
+        selector = PoolSelector(model, reused, points)
+        reused.fill_(0.5)  # by the caller, who has the right to
         selector.select(4)
         if isinstance(model, WISKI):
             pretrain(model, X, Y, maxiter=20)

@@ -158,6 +158,7 @@ class AsynchronousRun:
         self._folder, self._record, self._after_choice = folder, record, after_choice
         self._journal = None if folder is None else Journal(folder)
         self._written = optimizer.ledger.changes
+        self._looked = optimizer.ledger.changes
         self._ready = deque(optimizer.pending)
         self._under_way: set[int] = set()
         self._failed = optimizer.ledger.count("failed")  # also those that are withdrawn later
@@ -183,6 +184,12 @@ class AsynchronousRun:
         try:
             with ThreadPoolExecutor(1, "choice") as chooser:
                 while True:
+                    # those to be tried again, and those that were registered meanwhile, come first
+                    looked, self._looked = self._looked, ledger.changes
+                    for trial in map(ledger.__getitem__, reversed(ledger.changed_since(looked))):
+                        was_chosen = trial.origin != "hand" and trial.attempts == 0
+                        if trial.status == "pending" and not was_chosen:
+                            self._ready.appendleft(trial)
                     stopped = stop is not None and stop.made
                     if not stopped:
                         left = self._total - ledger.count("told") - ledger.count("failed")
@@ -233,19 +240,12 @@ class AsynchronousRun:
         if trial.status == "pending":  # else it was amended or withdrawn meanwhile
             trial = ledger.record(key, outcome.value, outcome.error, outcome.seconds, retries)
         self._write_changes()
-        if trial.status == "pending":  # it is tried again
-            self._ready.appendleft(trial)
-        elif trial.status != "withdrawn":
+        if trial.status not in ("pending", "withdrawn"):
             self._failed += trial.status == "failed"
             enough = max(self._optimizer.settings.initial, self._places())
             if ledger.count("told") == 0 and self._failed >= min(enough, self._total):
                 raise all_failed(self._failed, trial)
-            changes = ledger.changes
             yield trial
-            for other in map(ledger.__getitem__, reversed(ledger.changed_since(changes))):
-                again = other.origin == "hand" or other.attempts > 0  # else it was just chosen
-                if other.status == "pending" and again:
-                    self._ready.appendleft(other)
             self._write_changes()
 
     # --- choices ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from uuid import uuid4
 
@@ -387,6 +387,7 @@ class Ledger:
             replace(trial, status="failed", error=error, attempts=attempts, seconds=seconds)
         )
 
+    @_alone
     def record(
         self, key: int, Y: float | None, error: str | None, seconds: float, retries: int
     ) -> Trial:
@@ -484,7 +485,7 @@ class Journal:
         """Prepare to write in a folder, from the first :meth:`begin` on."""
         self.name = uuid4().hex
         self._path = folder / JOURNAL
-        self._lock = RLock()
+        self._lock = Lock()
         self._file: AppendOnlyFile | None = None
         self._recent: list[Trial] = []
 

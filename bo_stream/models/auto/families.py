@@ -178,7 +178,7 @@ def most_exact(families: Sequence[str], prior: Prior, dim: int, box: Tensor | No
     """Choose up to how many observations are stored exactly before the next family follows.
 
     It is the number up to which :func:`bo_stream.recommend` puts the exact model before that
-    family, and at most ``MOST_EXACT``.
+    family, the second of those given, and at most ``MOST_EXACT``.
     """
     if EXACT not in families or len(families) == 1:
         return MOST_EXACT

@@ -101,7 +101,8 @@ class AutoMemory(Memory):
         rows: All observations, while they are stored beside it; None in the exact family, whose own
             memory they are, and once there were too many.
         history: All moves.
-        again: Number of observations from which on a move is tried.
+        again: Number of observations from which on a move is tried again, where none could be made.
+        waits_until: Number of observations to which it stays exact: a dearer family would follow.
     """
 
     family: str
@@ -110,6 +111,7 @@ class AutoMemory(Memory):
     rows: ExactMemory | None
     history: tuple[HandOver, ...] = ()
     again: float = 0.0
+    waits_until: int = 0
 
     @property
     def held(self) -> ExactMemory | None:
@@ -171,6 +173,8 @@ class AutoInference(Inference[AutoMemory, Any]):
         self, memory: AutoMemory, cache: Any, data: Observations, prior: Prior
     ) -> tuple[AutoMemory, Any]:
         """Put a batch into the family's memory; move on if the rows have become too many."""
+        if data.sign > 0.0:
+            memory, cache = self._decided(memory, cache, prior, data.X.shape[-2])
         rows = memory.rows
         if rows is not None:
             rows = rows.after(data)
@@ -179,16 +183,28 @@ class AutoInference(Inference[AutoMemory, Any]):
             rows = None
         return self._moved_on(replace(memory, inner=inner, rows=rows), cache, prior)
 
-    def _moved_on(self, memory: AutoMemory, cache: Any, prior: Prior) -> tuple[AutoMemory, Any]:
+    def _decided(
+        self, memory: AutoMemory, cache: Any, prior: Prior, more: int
+    ) -> tuple[AutoMemory, Any]:
+        """Leave the exact family at once if it waits, and could not be compared with more rows."""
+        waits = memory.family == EXACT and memory.waits_until > 0
+        if waits and len(memory.inner) + more > COMPARABLE:
+            return self._moved_on(memory, cache, prior, may_wait=False)
+        return memory, cache
+
+    def _moved_on(
+        self, memory: AutoMemory, cache: Any, prior: Prior, may_wait: bool = True
+    ) -> tuple[AutoMemory, Any]:
         """Leave the exact family for the next that can be begun, if there are too many rows.
 
         One that is off by more than ``MEAN_ERROR`` or ``VARIANCE_RATIO`` is taken only where no
         other is nearer, nor twice as many inducing points. Another one would follow before it is
-        cheaper than the exact family: the model stays exact until then, unless ``max_exact`` was
-        chosen by the user.
+        cheaper than the exact family: the model stays exact until then if it may wait, and unless
+        ``max_exact`` was chosen by the user.
         """
         others = [family for family in self.families if family != EXACT]
-        most = max(self.max_exact, memory.again)
+        waits = may_wait and self.max_exact == self.default_exact
+        most = max(self.max_exact, memory.again, memory.waits_until if waits else 0)
         if memory.family != EXACT or len(memory.inner) <= most or not others:
             return memory, cache
         exact = None  # solved once, for all are compared with it
@@ -199,7 +215,7 @@ class AutoInference(Inference[AutoMemory, Any]):
         reasons: list[str] = []
         best: tuple[AutoMemory, Any, list[warnings.WarningMessage], tuple[str, ...]] | None = None
         least = math.nan
-        dim, waits = memory.inner.rows.X.shape[-1], self.max_exact == self.default_exact
+        dim = memory.inner.rows.X.shape[-1]
         candidates: list[tuple[str, dict[str, Any], int]] = [
             (family, {}, most_exact((EXACT, family), prior, dim, self.box) if waits else 0)
             for family in others
@@ -210,7 +226,7 @@ class AutoInference(Inference[AutoMemory, Any]):
         said = model._said
         for i, (family, options, least_rows) in enumerate(candidates):
             if i > 0 and len(memory.inner) <= least_rows:
-                return replace(memory, again=float(least_rows)), cache
+                return replace(memory, waits_until=least_rows), cache
             with warnings.catch_warnings(record=True) as warned:  # given if the family is taken
                 warnings.simplefilter("always")
                 try:
@@ -335,6 +351,8 @@ class AutoInference(Inference[AutoMemory, Any]):
             UnsupportedError: They are in two streaming families and hold no rows.
             ValueError: The memory would become too large.
         """
+        if memory.family == other.family == EXACT:
+            memory, cache = self._decided(memory, cache, prior, len(other.inner))
         mine, theirs = memory.held, other.held
         rows = None if mine is None or theirs is None else mine.followed_by(theirs)
         if memory.family == other.family == EXACT:

@@ -158,10 +158,10 @@ class HeteroscedasticWISKI(GridModel):
         entry = self.observe(train_X, train_Y, train_Yvar)
         if len(entry.log_squares) >= FIRST_ROWS and rounds > 0:
             centre(noise_model, entry.log_squares.targets.mean(-1))
-        given, X = self._memory.given_noise(), entry.observations.X
-        if given is not None and len(entry.log_squares) == 0:
+        known, X = self._memory.given_noise(), entry.observations.X
+        if known is not None and len(entry.log_squares) == 0:
             uncertainty = noise_model.process(X).variance(X)  # the mean of exp(g) is what was given
-            centre(noise_model, (given.log() - 0.5 * uncertainty).mean(-1))
+            centre(noise_model, (known.log() - 0.5 * uncertainty).mean(-1))
 
     @property
     def noise_model(self) -> WISKI:

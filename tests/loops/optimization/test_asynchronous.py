@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
+from unittest import mock
 
 import pytest
 
@@ -230,6 +231,21 @@ def test_points_registered_or_to_be_tried_again_meanwhile_are_evaluated() -> Non
     assert len(retried) > 0
     assert {optimizer.ledger[key].attempts for key in retried[:-3]} == {2}
     assert all(optimizer.ledger[trial.key].attempts > 0 for trial in registered)
+
+
+def test_points_that_another_thread_registers_are_evaluated() -> None:
+    optimizer, evaluator = Optimizer(RANDOM), Anyhow()
+    poll = evaluator.next_outcome
+
+    def register_and_poll() -> Outcome[float]:  # between two calls of on_trial
+        if len(optimizer.ledger) < 10:
+            optimizer.register((0.25,))
+        return poll()
+
+    with mock.patch.object(evaluator, "next_outcome", register_and_poll):
+        run_asynchronously(optimizer, evaluator, 20, 3, ahead=0)
+    assert statuses(optimizer) == {"told": 20}
+    assert sum(trial.origin == "hand" for trial in optimizer.ledger) > 0
 
 
 def test_failures_that_are_withdrawn_end_a_run_too() -> None:

@@ -124,6 +124,8 @@ def test_any_trial_may_be_amended_and_withdrawn(ledger: Ledger, key: int) -> Non
         ("tell", (0, float("inf")), "finite outcome"),
         ("tell", (0, -1e300), r"of at most 1e\+75 in size, got -1e\+300. If its evaluation failed"),
         ("tell", (0, 10**400), "finite outcome of trial 0, .* got inf"),
+        ("tell", (0, -(10**400)), "finite outcome of trial 0, .* got -inf"),
+        ("tell", (0, np.array([np.timedelta64(3, "ns")], dtype=object)), "one number as the"),
         ("tell", (0, "high"), "one number as the outcome of trial 0, got 'high'"),
         ("tell", (0, "12"), "one number as the outcome of trial 0, got '12'"),
         ("tell", (0, b"3"), "one number as the outcome of trial 0, got b'3'"),

@@ -50,7 +50,7 @@ from bo_stream import (
 )
 from bo_stream.diagnostics import leave_one_out, report, stability, without
 from bo_stream.diagnostics.alarms import _relearning
-from bo_stream.diagnostics.approximation import finer
+from bo_stream.diagnostics.approximation import capacity_of, finer
 from bo_stream.models.auto import auto, families, inference
 from bo_stream.testing.streams import assert_close, assert_gradient, gaussian
 from tests.oracles.gaussian_process import DenseGP
@@ -379,6 +379,34 @@ class TestHandOver:
                         model.update(X[rows], Y[rows])
                 assert model.family == ("exact" if waits else "OSGPR"), n
         same(model.posterior(X), raw(X[:37], Y[:37], covar_module=rough_kernel()).posterior(X))
+
+    @pytest.mark.filterwarnings("ignore::bo_stream.GridResolutionWarning")
+    @pytest.mark.parametrize("way", ["update", "merge", "max_exact"])
+    def test_a_wait_ends_before_rows_that_are_too_many_to_compare(self, way: str) -> None:
+        """Or where ``max_exact`` is set; and not in the family that was far off."""
+        X, Y = data(60)
+        options: dict[str, Any] = {"bounds": UNIT, "grid_size": 4, "covar_module": rough_kernel()}
+        until = {"side_effect": lambda names, *_: 30 if "WISKI" in names else 50}
+        with (
+            mock.patch.object(auto, "most_exact", **until),
+            mock.patch.object(inference, "most_exact", **until),
+            mock.patch.object(inference, "COMPARABLE", 52),
+        ):
+            model = raw(X[:45], Y[:45], **options)
+            assert model.family == "exact"
+            assert f"of at most {50}" in str(capacity_of(model))
+            if way == "update":
+                model.update(X[45:], Y[45:])
+            elif way == "merge":
+                model.merge(raw(X[45:], Y[45:], **options))
+            else:
+                model.max_exact = 40
+                model.update(X[45:46], Y[45:46])
+        assert model.family == "OSGPR"
+        assert model.history[0].excess < 1.0
+        n = int(model.num_observations)
+        exact = raw(X[:n], Y[:n], covar_module=rough_kernel())
+        same(model.posterior(X), exact.posterior(X))
 
     @pytest.mark.filterwarnings("ignore::bo_stream.HandOverWarning")
     def test_twice_as_many_points_wait_until_they_are_cheaper(self) -> None:
