@@ -74,13 +74,13 @@ class CrossValidatingAdapter(TorchAdapter):
         of the present data have been transformed already.
         """
         data, present, known = cv_training_data, self._last_experiment_data, self._transformed
-        if present is not None and (
-            known is None or known.observation_data is not present.observation_data
-        ):
+        if present is None:
+            known = None
+        elif known is None or known.observation_data is not present.observation_data:
             known = self._transformed = DividedData(present.arm_data, present.observation_data)
         if (
-            not isinstance(data, FoldData)
-            or known is None
+            known is None
+            or not isinstance(data, FoldData)
             or not all(a.equals(b) for a, b in zip(data.whole.indices, known.indices, strict=True))
         ):
             frames = ExperimentData(data.arm_data, data.observation_data)  # Ax copies them

@@ -12,8 +12,11 @@ import pytest
 import torch
 from ax.api.client import Client
 from ax.api.configs import RangeParameterConfig, StorageConfig
+from ax.core.batch_trial import BatchTrial
+from ax.core.data import Data
 from botorch.exceptions.warnings import InputDataWarning
 from botorch.settings import validate_input_scaling
+from pandas import DataFrame
 
 from bo_stream import WISKI, AutoGP
 from bo_stream.ax import StreamSurrogate, generation_strategy
@@ -96,6 +99,24 @@ def after(trials: int, measure: Any = loss, parameters: Any = None, **settings: 
     run(client, trials, measure)
     client.get_next_trials(1)
     return client
+
+
+def complete(trial: BatchTrial, measure: Callable[[Any], float], sem: float) -> None:
+    """Complete a batch trial with an outcome of each of its arms."""
+    trial.mark_running(no_runner_required=True)
+    rows = [
+        {
+            "trial_index": trial.index,
+            "arm_name": arm.name,
+            "metric_name": "loss",
+            "metric_signature": "loss",
+            "mean": measure(arm.parameters),
+            "sem": sem,
+        }
+        for arm in trial.arms
+    ]
+    trial.experiment.attach_data(Data(df=DataFrame(rows)))
+    trial.mark_completed()
 
 
 def warned(client: Client) -> str:

@@ -25,7 +25,7 @@ from ax.core.objective import Objective
 from ax.core.optimization_config import OptimizationConfig
 from ax.core.parameter import ParameterType, RangeParameter
 from ax.core.search_space import SearchSpace
-from pandas import DataFrame, MultiIndex
+from pandas import MultiIndex
 
 from bo_stream import OSGPR, WISKI, ClusteredGP, HeteroscedasticWISKI, LocalGP
 from bo_stream.ax import StreamSurrogate, generation_strategy
@@ -37,6 +37,7 @@ from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     adapter_of,
     assert_is_a_batch_of_the_data,
+    complete,
     loss,
     model_of,
     raw_data,
@@ -143,20 +144,7 @@ def test_arms_of_a_batch_in_another_order_than_their_names(dim: int) -> None:
     strategy = generation_strategy(seed=0, initialization=1, search=search)
     for n in (11, 11, 1):
         trial = experiment.new_batch_trial(strategy.gen(experiment, n=n)[0][0])
-        trial.mark_running(no_runner_required=True)
-        rows = [
-            {
-                "trial_index": trial.index,
-                "arm_name": arm.name,
-                "metric_name": "loss",
-                "metric_signature": "loss",
-                "mean": sum((x - 0.3) ** 2 for x in arm.parameters.values()),  # type: ignore[operator, misc]
-                "sem": 0.1,
-            }
-            for arm in trial.arms
-        ]
-        experiment.attach_data(Data(df=DataFrame(rows)))
-        trial.mark_completed()
+        complete(trial, lambda arm: sum((x - 0.3) ** 2 for x in arm.values()), 0.1)
     strategy.gen(experiment, n=1)
     adapter = cast(StreamAdapter, strategy.adapter)
     found = in_closed_form(adapter)

@@ -6,7 +6,6 @@ import math
 from itertools import pairwise
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from ax.adapter.cross_validation import cross_validate
@@ -21,6 +20,7 @@ from tests.ax.experiments import (
     adapter_of,
     after,
     assert_is_a_batch_of_the_data,
+    complete,
     loss,
     model_of,
     run,
@@ -107,21 +107,7 @@ def test_several_arms_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
 def attach_batch(client: Client, arms: int) -> None:
     experiment, strategy = client._experiment, client._generation_strategy
     ((generator_run,),) = strategy.gen(experiment, n=arms, num_trials=1)
-    trial = experiment.new_batch_trial(generator_runs=[generator_run])
-    trial.mark_running(no_runner_required=True)
-    rows = [
-        {
-            "trial_index": trial.index,
-            "arm_name": arm.name,
-            "metric_name": "loss",
-            "metric_signature": "loss",
-            "mean": loss(arm.parameters),
-            "sem": float("nan"),
-        }
-        for arm in trial.arms
-    ]
-    experiment.attach_data(Data(df=pd.DataFrame(rows)))
-    trial.mark_completed()
+    complete(experiment.new_batch_trial(generator_runs=[generator_run]), loss, float("nan"))
 
 
 @pytest.mark.parametrize("change", ["widened", "narrowed"])
