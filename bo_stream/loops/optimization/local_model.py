@@ -26,6 +26,10 @@ LEAST_NOISE, FIRST_NOISE, MOST_NOISE = 1e-6, math.exp(-5.0), 1e6
 """Noise variances of the local model: at least, at first, and at most where they are known; over
 the variance of its outcomes."""
 
+DOUBT = 1.0
+"""Noise variance of failed trials and of outliers, likewise: a model passes over one of them among
+good outcomes, and not over several together."""
+
 
 class TrialRows:
     """The trials of a ledger as tensors by key, on the CPU, in float64.
@@ -79,7 +83,8 @@ class LocalFit:
         model: Of outcomes on ``scale`` at points of the unit cube.
         scale: Of the outcomes.
         keys: Keys of the outcomes.
-        Yvar: Their known noise variances on the scale, ``n x 1``, NaN where unknown; None: of all.
+        Yvar: Their noise variances in the model, ``n x 1``, NaN where learned; None: all are.
+        doubtful: Whether that of an outcome is ``DOUBT``, ``n``.
         means: Posterior means at their points, on the scale.
         best: Key of the largest mean.
         value: That mean, as an outcome: the posterior median there.
@@ -89,6 +94,7 @@ class LocalFit:
     scale: LogScale
     keys: list[int]
     Yvar: Tensor | None
+    doubtful: Tensor
     means: Tensor
     best: int
     value: float
@@ -109,9 +115,10 @@ class LocalFit:
 
         Args:
             settings: Of the optimization.
-            X: Points of the outcomes, then of failed trials, ``n x d``.
-            Y: Their outcomes on the scale, ``n x 1``.
-            Yvar: Their known noise variances on the scale, ``n x 1``, NaN where unknown; None: all.
+            X: Points of the n outcomes, then of f failed trials, ``n+f x d``.
+            Y: Their outcomes on the scale, ``n+f x 1``.
+            Yvar: Known noise variances of the outcomes on the scale, ``n x 1``, NaN where unknown;
+                None: of all.
             keys: Of the outcomes.
             scale: Of the outcomes.
             values: Hyperparameters, which stay where none better can be learned; None: the first.
@@ -120,6 +127,10 @@ class LocalFit:
         Raises:
             NotPSDError: No posterior can be computed with the hyperparameters.
         """
+        n, variances = len(keys), torch.full_like(Y, DOUBT)
+        variances[:n] = math.nan if Yvar is None else Yvar
+        doubtful = variances[:n].isnan() & (Y[:n] <= scale.floor)
+        variances[:n][doubtful] = DOUBT
         noise = GreaterThan(
             LEAST_NOISE, transform=torch.exp, inv_transform=torch.log, initial_value=FIRST_NOISE
         )
@@ -127,7 +138,7 @@ class LocalFit:
         model = AutoGP(
             X,
             Y,
-            Yvar,
+            None if bool(variances.isnan().all()) else variances,
             likelihood=likelihood.to(X),
             covar_module=many_input_kernel(settings.kernel, settings.dim).to(X),
             outcome_transform=None,
@@ -150,14 +161,16 @@ class LocalFit:
                 set_hyperparameters(model, former)
                 model.log_event("a refit that failed")
             mll.eval()
-        means = predict_mean(model, X)[: len(keys)].to("cpu", torch.float64)
+        means = predict_mean(model, X)[:n].to("cpu", torch.float64)
         value = scale.to_outcome(float(means.max()))
-        known = None if Yvar is None else Yvar[: len(keys)]
-        return cls(model, scale, keys, known, means, keys[int(means.argmax())], value)
+        of_outcomes = None if bool(variances[:n].isnan().all()) else variances[:n]
+        best = keys[int(means.argmax())]
+        return cls(model, scale, keys, of_outcomes, doubtful.squeeze(-1), means, best, value)
 
     def noise(self) -> Tensor:
         """Return the noise variances of the outcomes on the scale, known or learned, ``n``."""
         learned = self.model.likelihood.noise.detach().expand(len(self.keys))
         if self.Yvar is None:
             return learned
-        return torch.where(self.Yvar.isnan(), learned.unsqueeze(-1), self.Yvar).squeeze(-1)
+        Yvar = self.Yvar.squeeze(-1)
+        return torch.where(Yvar.isnan() | self.doubtful, learned, Yvar)

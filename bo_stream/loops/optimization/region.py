@@ -255,23 +255,31 @@ def _repeats(x: Tensor, others: Tensor) -> bool:
 # --- outcomes -----------------------------------------------------------------------------------
 
 
+FENCE = 1.5
+"""Interquartile ranges below the lower quartile beyond which an outcome is an outlier."""
+
+
 @dataclass(frozen=True)
 class LogScale:
     """Outcomes on a logarithmic scale below the best one, so that steep ones far off are near.
 
-    ``−log(1 + (best − y) / unit)``, standardised; linear above the best.
+    ``−log(1 + (best − y) / unit)``, standardised; linear above the best. Outliers below all others
+    are raised to ``floor``: ``FENCE`` interquartile ranges of the logarithms below their lower
+    quartile (Tukey, Exploratory Data Analysis, 1977).
 
     Attributes:
         best: Largest outcome.
         unit: Difference of the largest and the median outcome.
-        mean: Of the logarithms.
-        sd: Of the logarithms.
+        mean: Of the logarithms, after outliers were raised.
+        sd: Of the logarithms, likewise.
+        floor: Least value of the scale; minus infinity where half of the outcomes are equal.
     """
 
     best: float
     unit: float
     mean: float = 0.0
     sd: float = 1.0
+    floor: float = -math.inf
 
     @classmethod
     def of(cls, Y: Tensor) -> LogScale:
@@ -280,14 +288,18 @@ class LogScale:
         unit = best - float(Y.quantile(0.5))
         raw = cls(best, unit if unit > 0.0 else max(best - float(Y.min()), 1e-12))
         logs = raw.to_scale(Y)
-        sd = float(logs.std(correction=0))
-        return replace(raw, mean=float(logs.mean()), sd=sd if sd > 0.0 else 1.0)
+        low, high = logs.quantile(0.25), logs.quantile(0.75)
+        fence = float(low - FENCE * (high - low)) if high > low else -math.inf
+        kept = logs.clamp_min(fence)
+        mean, sd = float(kept.mean()), float(kept.std(correction=0))
+        sd = sd if sd > 0.0 else 1.0
+        return replace(raw, mean=mean, sd=sd, floor=(fence - mean) / sd)
 
     def to_scale(self, Y: Tensor) -> Tensor:
         """Transform outcomes."""
         below = (self.best - Y) / self.unit
         logs = torch.where(below > 0.0, -below.clamp_min(0.0).log1p(), -below)
-        return (logs - self.mean) / self.sd
+        return ((logs - self.mean) / self.sd).clamp_min(self.floor)
 
     def noise_to_scale(self, Y: Tensor, Yvar: Tensor) -> Tensor:
         """Transform noise variances of outcomes, by the slope there (delta method); NaN stays."""

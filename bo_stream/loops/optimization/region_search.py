@@ -166,12 +166,13 @@ class RegionSurrogate:
 
     The model is exact, of at most ``ROWS`` outcomes: those nearest to the centre, by its
     lengthscales, and the newest; where more than ``ROWS // 2`` come at once, those nearest to the
-    centre and to the best one. The last failed trials are in it with the lowest outcome. When the
-    region has collapsed it begins again, wide, about the best point, and half of the points leap
-    for a while; if the next collapse is no better, a region begins elsewhere. Once, one begins
-    elsewhere sooner: where no function drawn from a model of all outcomes of the region promises an
-    improvement. The better of the two then goes on. Hyperparameters are learned when the region's
-    outcomes have grown by ``GROWTH`` or ``OFTEN``; once, if ``refit`` of the settings is 0.
+    centre and to the best one. The last failed trials are in it with the lowest outcome and, as
+    outliers, with much noise. When the region has collapsed it begins again, wide, about the best
+    point, and half of the points leap for a while; if the next collapse is no better, a region
+    begins elsewhere. Once, one begins elsewhere sooner: where no function drawn from a model of all
+    outcomes of the region promises an improvement. The better of the two then goes on.
+    Hyperparameters are learned when the region's outcomes have grown by ``GROWTH`` or ``OFTEN``;
+    once, if ``refit`` of the settings is 0.
 
     Attributes:
         state: What the next points depend on.
@@ -331,8 +332,7 @@ class RegionSurrogate:
         Yvar = None
         if not bool(variances.isnan().all()):
             on_scale = scale.noise_to_scale(gains, variances)
-            Yvar = on_scale.clamp(LEAST_NOISE, MOST_NOISE).to(like)
-            Yvar = torch.cat((Yvar, Yvar.new_full((len(lost),), math.nan))).unsqueeze(-1)
+            Yvar = on_scale.clamp(LEAST_NOISE, MOST_NOISE).unsqueeze(-1).to(like)
         grown = count >= min(GROWTH * state.fitted, state.fitted + OFTEN)
         iterations = LATER_FIT if learns and grown and self.settings.refit > 0.0 else 0
         if state.values is None:

@@ -255,13 +255,37 @@ def test_lengthscales_are_expected_to_grow_with_the_root_of_the_inputs(name: str
 
 
 def test_outcomes_on_a_logarithmic_scale_keep_their_order_and_come_back() -> None:
-    Y = torch.tensor([-1e6, -300.0, -2.0, -1.0, -0.5, 0.0], dtype=torch.float64)
+    Y = torch.tensor([-1e3, -300.0, -2.0, -1.0, -0.5, 0.0], dtype=torch.float64)
     scale = LogScale.of(Y)
     values = scale.to_scale(Y)
     assert bool((values.diff() > 0.0).all())
     assert float(values.mean()) == pytest.approx(0.0, abs=1e-12)
     assert float(values.std(correction=0)) == pytest.approx(1.0)
+    assert scale.floor < float(values[0])
     assert [scale.to_outcome(float(v)) for v in values] == pytest.approx(Y.tolist(), abs=1e-9)
+
+
+@pytest.mark.parametrize("low", [1e3, 1e12])
+def test_outliers_below_all_others_are_raised_to_a_floor(low: float) -> None:
+    usual = torch.linspace(-2.0, 0.0, 20, dtype=torch.float64)
+    Y = torch.cat((torch.tensor([-2.0 * low, -low], dtype=torch.float64), usual))
+    scale = LogScale.of(Y)
+    values = scale.to_scale(Y)
+    assert values[:2].tolist() == [scale.floor, scale.floor]
+    assert bool((values[2:].diff() > 0.0).all())
+    assert scale.floor < float(values[2])
+    assert float(values.mean()) == pytest.approx(0.0, abs=1e-12)
+    assert float(values.std(correction=0)) == pytest.approx(1.0)
+    logs = -torch.log1p(-Y / scale.unit)
+    quarter, most = logs.quantile(0.25), logs.quantile(0.75)
+    fence = float(quarter - 1.5 * (most - quarter))
+    assert scale.floor * scale.sd + scale.mean == pytest.approx(fence)
+
+
+def test_nothing_is_an_outlier_where_most_outcomes_are_equal() -> None:
+    Y = torch.tensor([-5.0, -3.0, *[0.0] * 8], dtype=torch.float64)
+    scale = LogScale.of(Y)
+    assert [scale.to_outcome(float(v)) for v in scale.to_scale(Y)] == pytest.approx(Y.tolist())
 
 
 def test_better_outcomes_than_those_of_the_scale_are_on_it() -> None:

@@ -47,6 +47,14 @@ def surrogate_of(optimizer: Optimizer) -> RegionSurrogate:
     return surrogate
 
 
+def local_of(optimizer: Optimizer) -> LocalFit:
+    """Return the local model of all that was told."""
+    search = surrogate_of(optimizer)
+    search.follow(optimizer.ledger)
+    assert search.local is not None
+    return search.local
+
+
 def collapse(optimizer: Optimizer) -> None:
     """Let the region collapse at the next batch that is no better."""
     optimizer.best()
@@ -422,8 +430,9 @@ def test_all_outcomes_withdrawn_is_a_fresh_start() -> None:
         optimizer.best()
 
 
-def test_failures_count_as_the_lowest_outcome_and_the_search_goes_on() -> None:
+def test_failures_lower_what_is_predicted_there_and_the_search_goes_on() -> None:
     optimizer = started(REGION)
+    without = local_of(optimizer).model
     length = surrogate_of(optimizer).state.region.length
     failed = []
     for _ in range(4):
@@ -436,10 +445,44 @@ def test_failures_count_as_the_lowest_outcome_and_the_search_goes_on() -> None:
     assert search.state.region.length < length  # batches that failed are no successes
     assert len(search.trials.with_outcome()) == 6 + REGION.q
     X = REGION.to_unit_cube(failed)
-    assert search.local is not None
-    assert float(predict(model, X)[0].mean()) < float(search.local.means.quantile(0.25))
+    assert bool((predict(model, X)[0] < predict(without, X)[0]).all())
     tell_all(optimizer, optimizer.ask())
     assert optimizer.best().trial.Y is not None
+
+
+def test_one_failure_at_the_best_point_is_passed_over_and_many_are_not() -> None:
+    optimizer = started(REGION, steps=4)
+    before = local_of(optimizer)
+    X = optimizer.ledger[before.best].X
+    spread = float(before.means.std())
+    least = []
+    for times in (1, 7):
+        for _ in range(times):
+            optimizer.fail(optimizer.register(X).key, "no power")
+        after = local_of(optimizer)
+        least.append(float(before.means.max() - after.means[after.keys.index(before.best)]))
+    assert least[0] < 0.25 * spread  # the lowest outcome is several deviations below
+    assert least[1] > 2.0 * least[0]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_an_outlier_below_all_is_doubtful_unless_its_noise_is_known(known: bool) -> None:
+    optimizer = started(REGION, steps=4)
+    before = local_of(optimizer)
+    assert not bool(before.doubtful.any())
+    assert before.Yvar is None
+    bad = optimizer.register(optimizer.ledger[before.best].X)
+    optimizer.tell(bad.key, 1e9, Yvar=1e-4 if known else None)  # small is good
+    local = local_of(optimizer)
+    row = local.keys.index(bad.key)
+    assert local.doubtful.nonzero().tolist() == ([] if known else [[row]])
+    assert local.Yvar is not None
+    if not known:
+        assert float(local.Yvar[row]) == local_model.DOUBT
+        learned = local.model.likelihood.noise.detach().flatten()
+        assert bool((local.noise() == learned).all())  # an outlier says nothing of the noise
+        change = before.means.max() - local.means[local.keys.index(before.best)]
+        assert float(change) < 0.5 * float(before.means.std())
 
 
 def test_equal_outcomes_do_not_end_the_search() -> None:
