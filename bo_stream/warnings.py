@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from botorch.exceptions.warnings import BotorchWarning
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
@@ -111,6 +112,32 @@ def warn_of_coarse_centres(ratio: float, resolution: float, max_centres: int | N
         CoarsePointsWarning,
         stacklevel=users_stack_level(),
     )
+
+
+_LOST = 1e-3
+"""Rounding error of a sum of squares, in parts of what is left, from which there is a warning."""
+
+
+def warn_of_lost_digits(after: Tensor, before: Tensor) -> None:
+    """Warn where outcomes were so large that the others' squares were rounded away beside theirs.
+
+    Args:
+        after: ``[Y, 1]ᵀ [Y, 1]`` of the outcomes that are left, ``... x 2 x 2``.
+        before: With those that were taken out.
+    """
+    count = after[..., 1, 1].clamp_min(1.0)
+    squares = after[..., 0, 0] - after[..., 0, 1].square() / count
+    gone = before[..., 0, 0] - after[..., 0, 0]
+    lost = torch.finfo(before.dtype).eps * gone > _LOST * squares
+    if bool((lost & (gone > after[..., 0, 0]) & (after[..., 1, 1] > 1.5)).any()):
+        warnings.warn(
+            "Outcomes were taken out that are so much larger than the others that sums of these "
+            "were rounded beside them: what is learned from now on (scale, noise) is not what the "
+            "others say, nor are predictions, if they were larger still. Build the model again "
+            "without those outcomes.",
+            NumericalWarning,
+            stacklevel=users_stack_level(),
+        )
 
 
 MOST_RESIDUAL = 3.0

@@ -526,10 +526,10 @@ def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
     import pandas as pd
     from rich.table import Table
 
-    from bo_stream.loops.survey.findings import CALLED, shown_labels
-    from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, per_cent
+    from bo_stream.loops.survey.findings import CALLED, label_texts, shown_labels
+    from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, as_set, per_cent
 
-    sure, line = per_cent(survey.settings.certainty), per_cent(threshold)
+    sure, line = as_set(survey.settings.certainty), as_set(threshold)
     name, others = shown_labels(survey.labels)
     chosen = [*([] if name is None else [name]), *others][:_MOST_LABELS]
     columns = dict(zip(survey.labels, calls.columns[1:], strict=False))  # behind the id

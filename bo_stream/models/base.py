@@ -1188,9 +1188,11 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             self._refresh_fixed_noise()
         was_training = self.training
         torch.nn.Module.train(self, mode)
-        outcome_transform = self._modules.get("outcome_transform")
-        if mode and outcome_transform is not None:
-            outcome_transform.eval()  # a caller's outcomes are transformed, never learned from
+        if mode:  # a caller's data are transformed, never learned from
+            for name in ("input_transform", "outcome_transform"):
+                transform = self._modules.get(name)
+                if transform is not None:
+                    transform.eval()
         if was_training and not mode and not self.is_conditioned:
             with torch.no_grad():
                 self._memory, self._cache = self._inference.refitted(
@@ -1523,15 +1525,36 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         keep_transforms: bool = True,
         assign: bool = False,
     ) -> Any:
-        """Load hyperparameters and transforms; the memory stays, for it is in original units.
+        """Load hyperparameters and transforms; the memory stays, with outcomes in original units.
 
         Args:
             state_dict: Of a model of the same structure; holds no data.
             strict: Whether the keys must match.
             keep_transforms: Ignored: nothing depends on it here.
             assign: As in torch.
+
+        Raises:
+            UnsupportedError: The memory has observations, whose inputs are transformed, and the
+                input transform of the state is another one.
         """
+        transform = self._modules.get("input_transform")
+        if transform is not None and self.num_observations > 0.0:
+            for path, part in transform.named_modules(prefix="input_transform"):
+                if not getattr(part, "is_one_to_many", False):  # else of queries only
+                    self._check_transform(part.state_dict(prefix=f"{path}."), state_dict)
         return torch.nn.Module.load_state_dict(self, state_dict, strict=strict, assign=assign)
+
+    def _check_transform(self, own: Mapping[str, Tensor], loaded: Mapping[str, Any]) -> None:
+        """Check that values to be loaded are those by which inputs in memory were transformed."""
+        for name, values in own.items():
+            if name in loaded and not torch.equal(values, loaded[name].to(values)):
+                raise UnsupportedError(
+                    f"Expected a state_dict with {name} as in this model, whose "
+                    f"{self.num_observations:g} observations are in memory as transformed: "
+                    f"{values.tolist()}, got {loaded[name].tolist()}. Build the model with the "
+                    "other one's transform, as Normalize(d, bounds=...) with the bounds that it "
+                    "learned, then load the state."
+                )
 
     @classmethod
     def construct_inputs(cls, training_data: SupervisedDataset, **kwargs: Any) -> dict[str, Any]:

@@ -201,6 +201,12 @@ class BoTorchHooks(GPyTorchModel, GP, ABC):
             raise UnsupportedError("Expected a model that has observed something, got an empty one")
         return X
 
+    def _revert_to_original_inputs(self) -> None:
+        """Leave observations as they are; overrides ``Model``'s, which a ``ModelListGP`` calls."""
+
+    def _set_transformed_inputs(self) -> None:
+        """Leave observations as they are, likewise."""
+
     @torch.no_grad()
     def _last_input(self, X: Tensor) -> Tensor:
         """Transform the last of some inputs as ``ProximalAcquisitionFunction`` expects it."""

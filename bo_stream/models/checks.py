@@ -139,13 +139,16 @@ def check_observations(
 
     Raises:
         BotorchTensorDimensionError: A wrong number of dimensions, width or number of rows.
-        InputDataError: A wrong dtype or device, NaN or infinity, or a negative variance.
+        InputDataError: A wrong dtype or device, NaN, infinity, an outcome whose square is none, or
+            a negative variance.
     """
     for name, tensor in (("X", X), ("Y", Y)):
         check_type(name, tensor, like)
     check_shape("X", X, (*batch_shape, None, dim))
     check_shape("Y", Y, (*batch_shape, X.shape[-2], outputs))
-    if not _is_finite(X.detach().sum() + Y.detach().sum()):  # one read for both
+    with torch.no_grad():  # one read for all, and for the squares of outcomes
+        size = torch.linalg.vector_norm(torch.cat((X.flatten(), Y.flatten())))
+    if not _is_finite(size):
         check_finite("X", X)
         check_complete(Y, outputs // columns)
     if Yvar is not None:
@@ -250,6 +253,10 @@ def check_finite(name: str, tensor: Tensor) -> None:
         )
 
 
+LARGEST_OUTCOME = 1e150
+"""Size of outcomes up to which sums of their squares are finite."""
+
+
 def check_complete(Y: Tensor, outputs: int) -> None:
     """Check that outcomes, ``... x n x width``, are finite, and say what to do where some are not.
 
@@ -258,11 +265,9 @@ def check_complete(Y: Tensor, outputs: int) -> None:
         outputs: Number of outputs m that they are of.
 
     Raises:
-        InputDataError: NaN or an infinity. Rows that lack some of several outputs are of use to a
-            model for each output, which the message names.
+        InputDataError: NaN, an infinity, or what has no square. Rows that lack some of several
+            outputs are of use to a model for each output, which the message names.
     """
-    if _is_finite(Y.detach().sum()):
-        return
     finite = torch.isfinite(Y.detach())
     some = finite.any(-1) & ~finite.all(-1)
     if outputs > 1 and bool(some.any()):
@@ -274,6 +279,13 @@ def check_complete(Y: Tensor, outputs: int) -> None:
             "enumerate(Y.isfinite().mT))), and update each with rows of its own."
         )
     check_finite("Y", Y)
+    largest = float(Y.detach().abs().max())
+    if largest > LARGEST_OUTCOME:
+        raise InputDataError(
+            f"Expected outcomes Y of at most {LARGEST_OUTCOME:g} in size, whose squares are "
+            f"summed, got {largest:g}. Leave out such rows, if they stand for a failure, or give Y "
+            "in another unit."
+        )
 
 
 _OBJECTIVES = (

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bo_stream.likelihoods.sites import Sites
 from bo_stream.tensors import map_tensors, none_set
+from bo_stream.warnings import warn_of_lost_digits
 from bo_stream.weights import (
     G,
     SufficientStatistics,
@@ -231,17 +232,24 @@ class Observations:
         difference = torch.where(left, difference, torch.inf)
         return (difference <= SAME) & (difference == difference.min())
 
-    def positions(self, data: Observations, width: Tensor) -> Tensor:
+    def positions(self, data: Observations, width: Tensor, but: Tensor | None = None) -> Tensor:
         """Find each observation of a batch among these, each of these once, ``batch x k``.
 
         Two are the same where no number differs by more than ``SAME``, inputs in parts of a
         ``width``, ``d``, and outcomes of the largest one: those in float32 are rounded.
+
+        Args:
+            data: The batch.
+            width: Of the inputs.
+            but: Which of these are passed over, ``batch x n``; None: none.
 
         Raises:
             InputDataError: One is not among them.
         """
         differences = self._differences(data, width)
         used = differences.new_zeros(*differences.shape[:-2], len(self))
+        if but is not None:
+            used = used.masked_fill(but, torch.inf)
         found = [used[..., :0].long()]
         for row in differences.unbind(-2):
             nearest, index = (row + used).min(-1, keepdim=True)
@@ -451,8 +459,11 @@ def _check_groups(
 ) -> None:
     pairs = ((after.learned, before.learned), (after.known, before.known or after.known))
     for left, was in pairs:
-        if left is not None and was is not None and not bool(rule(left, was).all()):
+        if left is None or was is None:
+            continue
+        if not bool(rule(left, was).all()):
             raise never_in()
+        warn_of_lost_digits(left.totals, was.totals)
 
 
 def never_in() -> InputDataError:

@@ -93,6 +93,17 @@ def test_bad_first_observations_are_named(name: str, mistake: str) -> None:
 
 
 @pytest.mark.parametrize("name", OF_OUTCOMES)
+def test_outcomes_without_finite_squares_are_refused(name: str) -> None:
+    X, Y = first(name)
+    with pytest.raises(InputDataError, match=r"outcomes Y of at most 1e\+150 in size"):
+        build(name, X, 1e160 * Y)
+    model = build(name, X, Y)
+    with pytest.raises(InputDataError, match=r"outcomes Y of at most 1e\+150 in size"):
+        model.update(X[:1], torch.full_like(Y[:1], torch.finfo(Y.dtype).max))
+    assert bool(model.posterior(X).mean.isfinite().all())
+
+
+@pytest.mark.parametrize("name", OF_OUTCOMES)
 def test_outcomes_without_columns_are_refused(name: str) -> None:
     X, Y = first(name)
     with pytest.raises(BotorchTensorDimensionError, match="train_Y of one column or more"):

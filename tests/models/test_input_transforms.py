@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, UnsupportedError
-from botorch.models import SingleTaskGP
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.transforms.input import (
     AppendFeatures,
     ChainedInputTransform,
     FilterFeatures,
     InputPerturbation,
+    InputStandardize,
     InputTransform,
     InteractionFeatures,
     Normalize,
@@ -31,6 +33,7 @@ from botorch.models.transforms.input import (
 )
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.likelihoods import LaplaceLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -40,13 +43,14 @@ from bo_stream import (
     QSGP,
     QSRVM,
     WISKI,
+    AutoGP,
     ClusteredGP,
     DecoupledGP,
     DirichletWISKI,
     HeteroscedasticWISKI,
     LocalGP,
 )
-from bo_stream.acquisition import FeatureNIPV
+from bo_stream.acquisition import FeatureNIPV, sample_paths
 from bo_stream.diagnostics.approximation import sensitivities
 from bo_stream.diagnostics.validation import predict_batch
 from bo_stream.learning import OnlineObjective
@@ -387,3 +391,68 @@ def test_observations_are_transformed_where_fantasies_are_not() -> None:
     updated.update(X[rows], Y[rows])
     for actual, expected in zip(moments(conditioned, X), moments(updated, X), strict=True):
         assert_close(actual, expected)
+
+
+# --- learned from the first inputs, and never again ----------------------------------------------
+
+BUILT = {
+    "AutoGP": AutoGP,
+    "WISKI": partial(WISKI, grid_size=8),
+    "OSGPR": OSGPR,
+}
+
+
+@pytest.mark.parametrize("learned", [Normalize, InputStandardize])
+@pytest.mark.parametrize("name", BUILT)
+def test_a_state_with_another_transform_of_what_is_in_memory_is_refused(
+    name: str, learned: type[Normalize | InputStandardize]
+) -> None:
+    X = cube(20)
+    Y = outcomes(X)
+    few = BUILT[name](X[:8], Y[:8], input_transform=learned(2))
+    whole = BUILT[name](X, Y, input_transform=learned(2))
+    before = moments(whole, X)
+    state = few.state_dict()
+    with pytest.raises(UnsupportedError, match=r"input_transform\._\w+ as in this model, whose 20"):
+        whole.load_state_dict(state)
+    for after, former in zip(moments(whole, X), before, strict=True):
+        assert_close(after, former)
+    whole.load_state_dict(whole.state_dict())
+
+
+def test_a_state_may_have_another_transform_of_queries() -> None:
+    X = cube(20)
+    Y = outcomes(X)
+    model, other = (
+        OSGPR(X, Y, input_transform=ChainedInputTransform(a=Normalize(2), b=InputPerturbation(by)))
+        for by in (SHIFTS, 2.0 * SHIFTS)
+    )
+    model.load_state_dict(other.state_dict())
+    for after, expected in zip(moments(model, X), moments(other, X), strict=True):
+        assert_close(after, expected)
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_transform_learns_nothing_from_queries_in_training_mode(name: str) -> None:
+    X = cube(20)
+    model = BUILT[name](X, outcomes(X), input_transform=Normalize(2))
+    before = moments(model, X)
+    model.train()
+    for ask in (model.transform_inputs, model.process_inputs, model.hypothetical_inputs):
+        ask(0.5 * X[:4])
+    sample_paths(model, 3, seed=0, at=0.5 * X[:4])
+    model.eval()
+    for after, former in zip(moments(model, X), before, strict=True):
+        assert_close(after, former)
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_list_of_models_with_transforms_is_fitted(name: str) -> None:
+    X = cube(20)
+    models = [BUILT[name](X, outcomes(X), input_transform=Normalize(2)) for _ in range(2)]
+    alone = deepcopy(models[0])
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(alone.likelihood, alone))
+    together = ModelListGP(*models)
+    fit_gpytorch_mll(SumMarginalLogLikelihood(together.likelihood, together))
+    posterior = together.posterior(X)
+    torch.testing.assert_close(posterior.mean[:, :1], alone.posterior(X).mean, rtol=1e-2, atol=1e-2)

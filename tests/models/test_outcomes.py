@@ -127,6 +127,15 @@ def test_outcomes_without_spread_keep_their_scale(Y: Tensor) -> None:
         assert_close(offset, Y[0])
 
 
+def test_without_outcomes_any_more_the_last_standardisation_stays() -> None:
+    Y, shift = 3.0 + 40.0 * torch.rand(9, 2, dtype=torch.float64), torch.ones(2).double()
+    chain = learned(Standardize(m=2), Y)
+    chain.learn(0.0 * totals_of(Y, shift), shift)
+    offset, scale = chain.offset_and_scale(torch.zeros(2).double())
+    assert_close(offset, Y.mean(0))
+    assert_close(scale, Y.std(0))
+
+
 def test_outcomes_that_were_all_but_forgotten_keep_their_mean() -> None:
     Y = 3.0 + torch.rand(9, 2)
     chain = OutcomeChain.of(Standardize(m=2))

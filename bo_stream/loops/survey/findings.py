@@ -21,6 +21,7 @@ from bo_stream.loops.survey.model import (
     BELOW,
     UNCERTAIN,
     Stopping,
+    as_set,
     chances_of_wrong_calls,
     held_out_counts,
     per_cent,
@@ -190,10 +191,10 @@ def in_words(survey: Survey) -> dict[str, str]:
         reduced = f"the expected loss of the best actions ({settings.loss})"
     texts = {"Goal": goal_in_words(settings)}
     if settings.threshold is not None:
-        rest, sure = (per_cent(chance) for chance in settings.calls)
+        rest, sure = map(as_set, settings.calls)
         texts["Called above, below"] = f"chance of being above at least {sure}, at most {rest}"
     if settings.stop_when is not None:
-        texts["The survey may end at"] = f"{per_cent(settings.stop_when)} expected wrong calls"
+        texts["The survey may end at"] = f"{as_set(settings.stop_when)} expected wrong calls"
     texts |= {
         "Sites are chosen to reduce": reduced,
         "Cost of a missed site": f"{settings.miss_cost:g} false alarms",
@@ -220,7 +221,7 @@ def goal_in_words(settings: SurveySettings) -> str:
     """Say what a survey is to find out."""
     if settings.goal == "map" or settings.threshold is None:
         return "the prevalence everywhere"
-    return f"which sites have a prevalence above {per_cent(settings.threshold)}"
+    return f"which sites have a prevalence above {as_set(settings.threshold)}"
 
 
 # --- columns of the list that say which site it is ------------------------------------------------
@@ -265,6 +266,11 @@ def shown_labels(labels: pd.DataFrame) -> tuple[str | None, list[str]]:
     return name, shown[:_MOST]
 
 
+def label_texts(labels: pd.DataFrame) -> pd.DataFrame:
+    """Write the cells of such columns as texts, empty where they are missing."""
+    return labels.astype(str).where(labels.notna(), "")
+
+
 # --- points that a phone's map reads: KML, GPX, and addresses ---------------------------------
 
 
@@ -307,7 +313,7 @@ def waypoint_files(
     if not coordinates.are_degrees:
         return {}
     name, others = shown_labels(labels)
-    texts = labels.reindex(pending["id"]).fillna("").astype(str)
+    texts = label_texts(labels.reindex(pending["id"]))
     points = []
     for number, (site, row) in enumerate(
         zip(pending.to_dict("records"), texts.to_dict("records"), strict=True), start=1

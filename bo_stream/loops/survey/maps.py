@@ -27,7 +27,7 @@ from bo_stream.loops.survey.findings import (
     result_in_words,
     shown_labels,
 )
-from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, per_cent
+from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, as_set, per_cent
 from bo_stream.loops.survey.settings import DEGREES, Coordinates
 from bo_stream.mapping import RADIUS, REACH, Kilometres, kilometres
 
@@ -531,8 +531,8 @@ def zoomable_map(findings: SurveyFindings) -> dict[str, Any]:
         "y": (top - north).round(3).tolist(),
         "names": names,
         "labels": [[name, cells] for name, cells in labels.items()],
-        **{  # in per cent, to a digit
-            name: (100.0 * table[column]).round(1).tolist()
+        **{
+            name: [per_cent(share) for share in table[column]]
             for name, column in (("mean", "prevalence"), ("low", "lower"), ("high", "upper"))
         },
         "chance": None,
@@ -552,7 +552,7 @@ def zoomable_map(findings: SurveyFindings) -> dict[str, Any]:
     if len(findings.chosen):
         values["marks"].append([f"to survey next ({len(findings.chosen):,})", "disc"])
     if findings.settings.threshold is not None:
-        line = per_cent(findings.settings.threshold)
+        line = as_set(findings.settings.threshold)
         values["above"] = f"Above {line}"
         values["called"] = ["called above", "uncertain", "called below"]
         values["chance"] = [chance_in_words(chance) for chance in table["exceedance"]]
@@ -578,7 +578,7 @@ def _named(findings: SurveyFindings) -> tuple[list[str], dict[str, list[str]]]:
     """Return the name of each site, else its id, and what else says which it is, by heading."""
     ids = findings.predictions["id"].astype(str)
     name, others = shown_labels(findings.labels)
-    labels = findings.labels.reindex(findings.predictions["id"]).fillna("").astype(str)
+    labels = label_texts(findings.labels).reindex(findings.predictions["id"], fill_value="")
     texts = {other: labels[other].str.strip().tolist() for other in others}
     if name is None:
         return ids.tolist(), texts

@@ -304,7 +304,7 @@ def reasons(predictions: pd.DataFrame, threshold: float | None) -> list[str]:
         return spans
     chances: Sequence[float] = predictions["exceedance"].tolist()
     return [
-        f"{span}; above {_in_two_digits(threshold)} with probability {chance:.2f}"
+        f"{span}; above {as_set(threshold)} with probability {chance:.2f}"
         for span, chance in zip(spans, chances, strict=True)
     ]
 
@@ -319,6 +319,11 @@ def per_cent(share: float) -> str:
     value = 100.0 * share
     digits = 0 if abs(value) >= 9.95 or value == 0.0 else 1 if abs(value) >= 0.095 else 2
     return f"{value:,.{digits}f} %"
+
+
+def as_set(share: float) -> str:
+    """Write a share of the settings as per cent, with all digits that it was given."""
+    return f"{100.0 * share:.10g} %"
 
 
 # --- counts of a survey predicted by models that have not seen them ------------------------------
@@ -521,7 +526,7 @@ class Stopping:
 
     def in_words(self) -> str:
         """Say in a sentence or two how far it is."""
-        now, line = per_cent(self.share), per_cent(self.target)
+        now, line = per_cent(self.share), as_set(self.target)
         rule = f"at most {line} of all calls are to be wrong; today {now} are expected to be"
         if self.reached:
             return f"Stopping rule reached: {rule}. You may end the survey here."

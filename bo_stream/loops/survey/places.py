@@ -113,12 +113,12 @@ def check_places(
     for column, values in zip(columns, places.T, strict=True):
         cells.refuse(np.isnan(values), column, "it is empty. Every site needs a position.")
     remarks: list[str] = []
+    in_space, points = coordinates.in_space, torch.from_numpy(places)
     if coordinates.are_degrees:
         _check_degrees(cells, places, columns)
     else:
         remarks = _check_lengths(cells, places, columns, coordinates)
     if listed is not None:
-        in_space, points = coordinates.in_space, torch.from_numpy(places)
         middle = in_space(listed).mean(0)
         reach = float((in_space(listed) - middle).norm(dim=-1).max())
         apart, turned = (
@@ -162,9 +162,10 @@ def check_places(
         "the row.",
     )
     try:
-        kilometres(torch.from_numpy(places), units=coordinates.mapping_units)
+        kilometres(points, units=coordinates.mapping_units)
     except InputDataError as error:
-        row = int(_steps(places, coordinates).max(axis=1).argmax())
+        middle = in_space(torch.from_numpy(_middle(places, coordinates)))
+        row = int((in_space(points) - middle).norm(dim=-1).argmax())
         text = f"{_said(places[row])}: {error}"
         raise cells.fault(row, columns[0], text) from error
     return remarks + [
@@ -276,12 +277,23 @@ def _steps(places: Array, coordinates: Coordinates, of: Array | None = None) -> 
 
     Of all positions, or of others in the same units; of longitudes the short way round.
     """
-    apart = np.abs(np.stack((places, places if of is None else of)) - np.median(places, axis=0))
+    both = np.stack((places, places if of is None else of))
+    apart = np.abs(both - _middle(places, coordinates))
     if coordinates.are_degrees:
         apart[..., 0] = np.minimum(apart[..., 0] % 360.0, -apart[..., 0] % 360.0)
     scale = np.maximum(np.quantile(apart[0], 0.9, axis=0), coordinates.near)
     steps: Array = apart[1] / scale
     return steps
+
+
+def _middle(places: Array, coordinates: Coordinates) -> Array:
+    """Compute the median of positions; of longitudes on both sides of the date line, too."""
+    turned = places.copy()
+    if coordinates.are_degrees:  # within 180 degrees of their mean direction
+        east = np.angle(np.exp(1j * np.radians(places[:, 0])).mean(), deg=True)
+        turned[:, 0] = east + (places[:, 0] - east + 180.0) % 360.0 - 180.0
+    middle: Array = np.median(turned, axis=0)
+    return middle
 
 
 def _said(place: Array) -> str:

@@ -24,6 +24,7 @@ from bo_stream.loops.survey.findings import (
     SurveyFindings,
     chance_in_words,
     geo_address,
+    label_texts,
     result_in_words,
     shown_labels,
 )
@@ -35,7 +36,7 @@ from bo_stream.loops.survey.maps import (
     draw_values,
     zoomable_map,
 )
-from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, coverage, per_cent
+from bo_stream.loops.survey.model import ABOVE, BELOW, UNCERTAIN, as_set, coverage, per_cent
 from bo_stream.loops.survey.settings import Coordinates
 from bo_stream.storage.archive import package_version
 
@@ -110,7 +111,7 @@ def headline(findings: SurveyFindings) -> str:
             f"half of them it is known to within a 95 % interval of {100 * width:.2g} percentage "
             "points or less."
         )
-    line = per_cent(settings.threshold)
+    line = as_set(settings.threshold)
     above, uncertain, below = (
         f"{_number(count)} ({per_cent(count / total)})"
         for count in findings.class_counts().values()
@@ -119,7 +120,7 @@ def headline(findings: SurveyFindings) -> str:
     if settings.miss_cost != 1.0:
         missed = f" (a missed site counts as {settings.miss_cost:g} false alarms)"
     return (
-        f"{said} {per_cent(settings.certainty)} sure or more: above {line} {above}, below it "
+        f"{said} {as_set(settings.certainty)} sure or more: above {line} {above}, below it "
         f"{below}; uncertain: {uncertain}. If every site had to be called today{missed}, about "
         f"{findings.expected_errors():,.0f} of {total:,} calls would be wrong."
     )
@@ -163,8 +164,8 @@ def _headline(findings: SurveyFindings) -> Iterator[Content]:
         "people examined": f"{int(surveyed['examined'].sum()):,}",
     }
     if findings.settings.threshold is not None:
-        counts, line = findings.class_counts(), per_cent(findings.settings.threshold)
-        sure = per_cent(findings.settings.certainty)
+        counts, line = findings.class_counts(), as_set(findings.settings.threshold)
+        sure = as_set(findings.settings.certainty)
         numbers |= {
             f"of sites above {line}, {sure} sure": per_cent(counts[ABOVE] / total),
             "of sites uncertain": per_cent(counts[UNCERTAIN] / total),
@@ -191,7 +192,7 @@ def _maps(findings: SurveyFindings) -> Iterator[Content]:
     pictures, line = [], ""
     if settings.threshold is not None:
         line = " The black line in the scale is the threshold."
-        cut, (rest, sure) = per_cent(settings.threshold), map(per_cent, settings.calls)
+        cut, (rest, sure) = as_set(settings.threshold), map(as_set, settings.calls)
         labels = {ABOVE: f"above {cut}", UNCERTAIN: "uncertain", BELOW: f"below {cut}"}
         counts = findings.class_counts()
         labels = {name: f"{text} ({counts[name]:,})" for name, text in labels.items()}
@@ -291,7 +292,7 @@ class _Described:
         """Choose the columns of the list that are shown."""
         name, others = shown_labels(findings.labels)
         columns = [*([] if name is None else [name]), *others]
-        labels = findings.labels[columns].fillna("").astype(str)
+        labels = label_texts(findings.labels[columns])
         ground = findings.settings.coordinates
         place_head = "Latitude, longitude" if ground.are_degrees else "East, north"
         return cls(("Site", *others), place_head, labels, name is not None, ground)
@@ -322,7 +323,7 @@ def _called(findings: SurveyFindings) -> Iterator[Content]:
     """List the sites above, uncertain and below."""
     if findings.settings.threshold is None:
         return
-    line, who = per_cent(findings.settings.threshold), _Described.of(findings)
+    line, who = as_set(findings.settings.threshold), _Described.of(findings)
     yield element("h2", f"Sites above, uncertain and below {line}")
     said = f"The surest first. All, with all columns of the list, are in {findings.called_file}."
     if findings.settings.coordinates.are_degrees:

@@ -213,8 +213,10 @@ def _as_in_form(settings: SurveySettings, names: Sequence[str]) -> SurveySetting
 
     A form has columns of its own, such as ``id``; one of the list is ``listed_id`` there.
     """
+    is_form = {"round", "id", *settings.coordinates.names, "reason", "gain"} <= set(names)
 
     def renamed(name: str) -> str:
+        name = f"listed_{name}" if is_form else name
         while f"listed_{name}" in names:
             name = f"listed_{name}"
         return name
@@ -224,7 +226,8 @@ def _as_in_form(settings: SurveySettings, names: Sequence[str]) -> SurveySetting
     found["covariates"] = tuple(
         renamed(name) if name in FORM else name for name in settings.covariates
     )
-    return replace(settings, **found)
+    own = {"id": "id", "x": settings.coordinates.names} if is_form else {}
+    return replace(settings, **found, **own)
 
 
 def _id_column(names: Sequence[str], settings: SurveySettings, source: str) -> str:

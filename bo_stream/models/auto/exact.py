@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import ClassVar
 
 import torch
+from botorch.exceptions.errors import InputDataError
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
@@ -66,16 +67,28 @@ class ExactMemory(Memory):
         if data.sign > 0.0:
             return self.followed_by(ExactMemory(data, torch.ones_like(data.targets[..., 0, :])))
         taken = self.positions(data)
-        if bool((self.weight.gather(-1, taken) != 1.0).any()):
-            raise never_in()
+        if bool((self.weight.gather(-1, taken) != 1.0).any()):  # another like it may count in full
+            try:
+                taken = self.positions(data, is_whole=True)
+            except InputDataError as error:
+                raise never_in() from error
         left = self.rows.all_but(taken)
         return ExactMemory(self.rows.at(left), self.weight.gather(-1, left))
 
-    def positions(self, data: Observations) -> Tensor:
-        """Find each row of a batch among the rows; see :meth:`Observations.positions`."""
+    def positions(self, data: Observations, is_whole: bool = False) -> Tensor:
+        """Find each row of a batch among the rows; see :meth:`Observations.positions`.
+
+        Args:
+            data: The batch.
+            is_whole: Whether only among those that count once.
+
+        Raises:
+            InputDataError: One is not among them.
+        """
         X = self.rows.X.flatten(0, -2)
         width = X.amax(0) - X.amin(0)
-        return self.rows.positions(data, torch.where(width > 0.0, width, 1.0))
+        width = torch.where(width > 0.0, width, 1.0)
+        return self.rows.positions(data, width, self.weight != 1.0 if is_whole else None)
 
     def followed_by(self, others: ExactMemory) -> ExactMemory:
         """Append the rows of another memory."""

@@ -17,6 +17,7 @@ from bo_stream.models.memory import (
     Observations,
     WhitenedMemory,
     added,
+    never_in,
     staying,
 )
 from bo_stream.models.outcomes.base import subset_moments
@@ -109,9 +110,17 @@ class InducingMemory(HoldsStatistics):
         return replace(self, whole=whole, rows=rows, held=held)
 
     def after(self, new: Rows, window: int) -> InducingMemory:
-        """Add a batch in this basis, or take it out; hold the latest ``window`` rows. O(n M²)."""
+        """Add a batch in this basis, or take it out; hold the latest ``window`` rows. O(n M²).
+
+        Raises:
+            InputDataError: More are to be taken out that are not among the rows than were not kept.
+        """
         if new.data.sign < 0:
-            rows = self.rows[staying(self.rows.data, new.data)]
+            stay = staying(self.rows.data, new.data)
+            missing = len(new) - (len(self.rows) - int(stay.sum()))
+            if bool((self.counts - len(self.rows) < missing - 0.5).any()):
+                raise never_in()
+            rows = self.rows[stay]
         else:
             left = max(0, window - len(new))
             one, other = (

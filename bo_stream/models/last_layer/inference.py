@@ -14,7 +14,13 @@ from torch.nn import Linear, Module, Sequential, Tanh
 from bo_stream.bases.inducing import Basis, frozen, in_dtype
 from bo_stream.models.checks import check_instance
 from bo_stream.models.inference import Inference, Prior, SolvedWeights
-from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, check_remainder
+from bo_stream.models.memory import (
+    HoldsStatistics,
+    Observations,
+    WhitenedMemory,
+    check_remainder,
+    never_in,
+)
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import is_same
 from bo_stream.warnings import MOST_RESIDUAL, warn_of_few_features
@@ -205,17 +211,25 @@ class LastLayerMemory(HoldsStatistics):
         return layer_features(self.network, X).unsqueeze(-3)
 
     def after(self, data: Observations, features: Tensor) -> LastLayerMemory:
-        """Add or take out a batch of these features, if it is in memory. Cost O(n r²)."""
+        """Add or take out a batch of these features, if it is in memory. Cost O(n r²).
+
+        Raises:
+            InputDataError: The rest would be of no observations, or more are to be taken out that
+                are not among the rows than were not kept.
+        """
         statistics = self.statistics.observed(features, data)
         if data.sign > 0.0:
             one = self.weight.new_ones(len(data))
             return self.joined(statistics, (self.rows, self.weight), (data, one))
         check_remainder(statistics, self.statistics)
-        weight = self.weight.clone()
+        weight, missing = self.weight.clone(), 0
         for i in range(len(data)):  # each observation takes one from its like, the latest first
             like = weight * self.rows.like(data.rows(slice(i, i + 1)), weight > _NOTHING)
+            missing += not bool(like.any())
             later = like.flip(0).cumsum(0).flip(0) - like
             weight -= like.minimum((1.0 - later).clamp_min(0.0))
+        if bool((self.counts - self.weight.sum() < missing - 0.5).any()):
+            raise never_in()
         held = torch.nonzero(weight > _NOTHING).flatten()
         return replace(self, statistics=statistics, rows=self.rows.rows(held), weight=weight[held])
 

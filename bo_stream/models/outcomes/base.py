@@ -290,6 +290,10 @@ class OutcomeChain:
             return
         mean, stdv = _moments(totals, self.standardize)
         mean = mean + shift
+        means, stdvs = (getattr(self.standardize, name).squeeze(-2) for name in ("means", "stdvs"))
+        stays = (totals[..., 1, 1] == 0.0) & (stdvs > 0.0)  # no observations any more
+        mean = torch.where(stays, means.to(mean), mean)
+        stdv = torch.where(stays, stdvs.to(stdv), stdv)
         chosen = self.standardize._outputs
         if chosen is not None:
             left = [i for i in range(mean.shape[-1]) if i not in chosen]
