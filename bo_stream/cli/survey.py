@@ -544,12 +544,13 @@ def _say_calls(survey: Survey, calls: pd.DataFrame, threshold: float) -> None:
         numbers = ("prevalence", "95 % interval", f"chance above {line}", "surveyed")
         for heading in ("site", *labels, *numbers):
             shown.add_column(escape(heading), justify="right" if heading in numbers else "left")
-        for row in rows.head(_MOST_CALLS).to_dict("records"):
+        first = rows.head(_MOST_CALLS)
+        texts = label_texts(first[labels]).to_numpy()
+        for row, named in zip(first.to_dict("records"), texts, strict=True):
             counts = "" if pd.isna(row["examined"]) else f"{row['positive']:g}/{row['examined']:g}"
-            named = (escape(str(row[name])) for name in labels)
             shown.add_row(
                 escape(str(row["id"])),
-                *named,
+                *map(escape, named),
                 per_cent(row["prevalence"]),
                 f"{per_cent(row['lower'])} to {per_cent(row['upper'])}",
                 per_cent(row["probability"]),

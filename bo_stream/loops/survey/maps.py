@@ -24,6 +24,7 @@ from scipy.spatial import KDTree
 from bo_stream.loops.survey.findings import (
     SurveyFindings,
     chance_in_words,
+    label_texts,
     result_in_words,
     shown_labels,
 )
@@ -535,8 +536,6 @@ def zoomable_map(findings: SurveyFindings) -> dict[str, Any]:
             name: [per_cent(share) for share in table[column]]
             for name, column in (("mean", "prevalence"), ("low", "lower"), ("high", "upper"))
         },
-        "chance": None,
-        "places": None,
         "results": {  # in words, by the index of the site
             str(index): result_in_words(row)
             for index, row in enumerate(table.to_dict("records"))
