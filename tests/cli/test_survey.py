@@ -370,7 +370,7 @@ def test_status_lists_calls_and_when_the_survey_may_end() -> None:
     assert "sites uncertain" in said
     assert "Bandé" in said
     assert "south" in said
-    assert "Stopping rule: at most 1.0 % of all calls are to be wrong" in said
+    assert "Stopping rule: at most 1 % of all calls are to be wrong" in said
     assert "more; bo-stream survey report writes all to called.csv" in said
     assert "Stopping rule reached" in done("status", "run", "--stop-when", "45%")
     refused = survey("status", "run", "--stop-when", "200%")
@@ -383,6 +383,20 @@ def test_status_lists_calls_and_when_the_survey_may_end() -> None:
     assert gains.between(0.0, 1.0).all()
     shown = load_survey("run").pending["gain"]
     assert gains.tolist() == pytest.approx(shown.tolist())
+
+
+def test_labels_of_parquet_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bo_stream.loops.survey.survey.MANY", 1)  # which is kept as parquet
+    table = small_country()
+    zone = table["district"].where(table.index % 2 == 0, None)
+    table = table.assign(zone=zone, district=pd.Categorical([None] * 40, ["north"]))
+    table.to_parquet("typed.parquet")
+    done("start", "typed.parquet", "--threshold", "12.5%", "--out", "run")
+    done("next", "run", "-q", "2")
+    said = done("status", "run")
+    assert "sites above 12.5 %, 90 % sure or more" in said
+    assert "nan" not in said
+    assert "None" not in said
 
 
 def french_list(n: int = 30) -> None:

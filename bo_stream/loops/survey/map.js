@@ -225,6 +225,8 @@
 
   // --- what is known of a site --------------------------------------------------------------
 
+  const percent = (value) => value + "\u00a0%";
+
   function show(site) {
     if (site === chosen) return;
     chosen = site;
@@ -236,8 +238,8 @@
       for (const [heading, texts] of data.labels) {
         if (texts[site]) make("span", "", card, heading + ": " + texts[site]);
       }
-      const span = data.low[site] + " to " + data.high[site];
-      make("span", "", card, "Prevalence " + data.mean[site] + " (" + span + ")");
+      const span = percent(data.low[site]) + " to " + percent(data.high[site]);
+      make("span", "", card, "Prevalence " + percent(data.mean[site]) + " (" + span + ")");
       if (data.chance) {
         const called = data.called[data.layers[0].index[site]];
         make("span", "", card, data.above + " with probability " + data.chance[site] + ": " + called);

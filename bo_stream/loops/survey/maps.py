@@ -532,8 +532,8 @@ def zoomable_map(findings: SurveyFindings) -> dict[str, Any]:
         "y": (top - north).round(3).tolist(),
         "names": names,
         "labels": [[name, cells] for name, cells in labels.items()],
-        **{
-            name: [per_cent(share) for share in table[column]]
+        **{  # in per cent, with the digits of the page's lists
+            name: [per_cent(share).removesuffix(" %") for share in table[column]]
             for name, column in (("mean", "prevalence"), ("low", "lower"), ("high", "upper"))
         },
         "results": {  # in words, by the index of the site

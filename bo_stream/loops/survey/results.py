@@ -226,7 +226,7 @@ def _as_in_form(settings: SurveySettings, names: Sequence[str]) -> SurveySetting
     found["covariates"] = tuple(
         renamed(name) if name in FORM else name for name in settings.covariates
     )
-    own = {"id": "id", "x": settings.coordinates.names} if is_form else {}
+    own: dict[str, Any] = {"id": "id", "x": settings.coordinates.names} if is_form else {}
     return replace(settings, **found, **own)
 
 

@@ -17,7 +17,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from bo_stream.loops.survey.findings import SurveyFindings, chance_in_words
-from bo_stream.loops.survey.model import Stopping, calls_table, per_cent
+from bo_stream.loops.survey.maps import zoomable_map
+from bo_stream.loops.survey.model import Stopping, as_set, calls_table, per_cent
 from bo_stream.loops.survey.report import (
     MOST_LISTED,
     advice,
@@ -200,6 +201,39 @@ def test_outlook_in_words() -> None:
 )
 def test_per_cent(share: float, text: str) -> None:
     assert per_cent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.1, "10 %"),
+        (0.125, "12.5 %"),
+        (0.995, "99.5 %"),
+        (1.0 - 0.995, "0.5 %"),
+        (1e-6, "0.0001 %"),
+    ],
+)
+def test_shares_of_settings_have_all_their_digits(share: float, text: str) -> None:
+    assert as_set(share) == text
+
+
+def test_the_page_has_all_digits_of_threshold_and_certainty() -> None:
+    fine = SurveySettings(threshold=0.125, certainty=0.995)
+    page = Seen(survey_page(findings(settings=fine), TODAY))
+    for text in (
+        "99.5 % sure or more: above 12.5 % ",
+        "of sites above 12.5 %, 99.5 % sure",
+        "with a probability of 99.5 % or more. Below: of 0.5 % or less",
+        "Sites above, uncertain and below 12.5 %",
+    ):
+        assert text in page.text
+    assert json.loads(page.scripts[0])["above"] == "Above 12.5\N{NO-BREAK SPACE}%"
+
+
+def test_the_card_of_a_site_has_the_digits_of_the_lists() -> None:
+    rare = findings().predictions.assign(prevalence=0.0007, lower=0.00031, upper=0.002)
+    values = zoomable_map(findings(predictions=rare))
+    assert [values[name][0] for name in ("mean", "low", "high")] == ["0.07", "0.03", "0.2"]
 
 
 @pytest.mark.parametrize(
@@ -389,7 +423,7 @@ def test_fingers_zoom_the_map_and_ask_it_for_a_site(tmp_path: Path) -> None:
         row = shown.predictions.iloc[site]
         assert card.startswith(f"V{site} town\n")
         assert f"District: {shown.labels['District'].iloc[site]}" in card
-        assert f"Prevalence {100 * row['prevalence']:.3g} %"[:13] in card
+        assert f"Prevalence {per_cent(row['prevalence'])} (" in card
         assert f"called {row['class']}".replace("called uncertain", "uncertain") in card
         link = tab.ask("document.querySelector('.card a').getAttribute('href')")
         assert link.startswith(f"geo:{row['latitude']:.3f}"[:9])

@@ -245,6 +245,25 @@ def test_sites_on_both_sides_of_the_date_line_are_near_each_other() -> None:
     assert read(table).notes == ()
 
 
+def test_a_site_far_from_others_on_both_sides_of_the_date_line_is_named() -> None:
+    table = spreadsheet()
+    table[LON] = np.where(table.index % 2, -179.9, 179.0) + 0.01 * table.index
+    table.loc[7, LON] = -145.0
+    (note,) = read(table).notes
+    assert note == "row 7 (id V005) is far from all other sites: is its position right?"
+    table.loc[7, LON] = 18.0
+    with pytest.raises(UsageError, match=r"row 7 \(id V005\).*Expected sites within 5,000 km"):
+        read(table)
+
+
+def test_of_sites_too_far_apart_the_farthest_is_named() -> None:
+    table = spreadsheet().assign(**{LON: np.linspace(10.0, 50.0, 40), LAT: 0.0})
+    table.loc[5, LAT] = 3.0  # odd among latitudes, but near
+    table.loc[9, LON] = 120.0
+    with pytest.raises(UsageError, match=r"row 9 \(id V007\).*Expected sites within 5,000 km"):
+        read(table)
+
+
 def test_a_receiver_without_a_fix() -> None:
     table = spreadsheet()
     table.loc[9, [LON, LAT]] = 0.0

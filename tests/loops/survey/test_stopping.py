@@ -26,7 +26,8 @@ def test_the_share_falls_as_a_power_of_the_number_of_results() -> None:
 def test_it_says_how_far_it_is_and_how_rough_that_is() -> None:
     assert not RULE.reached
     said = RULE.in_words()
-    assert "at most 5.0 % of all calls are to be wrong; today 10 % are expected to be" in said
+    assert "at most 5 % of all calls are to be wrong; today 10 % are expected to be" in said
+    assert "at most 12.5 % of all" in replace(RULE, target=0.125).in_words()
     assert f"roughly {RULE.more} more sites, the 4 pending ones among them; in " in said
     assert f"{RULE.more} more sites; in" in replace(RULE, pending=0).in_words()
     assert "more than the 20 sites left" in replace(RULE, left=20).in_words()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ import torch
 from bo_stream import prevalence
 from bo_stream.acquisition import ExpectedLoss
 from bo_stream.errors import UsageError
-from bo_stream.loops.survey.findings import in_words
-from bo_stream.loops.survey.model import ModelCache
+from bo_stream.loops.survey.findings import in_words, next_files
+from bo_stream.loops.survey.model import ModelCache, reasons
 from bo_stream.loops.survey.survey import Survey
+from bo_stream.loops.survey.tables import read_table
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 
 STATE = ["id", "longitude", "latitude", "examined", "positive", "listed"]
@@ -155,6 +157,30 @@ def test_exact_ids_are_told_apart_without_positions() -> None:
     assert survey.tell(table, exact_ids=True).new == ("7", "1.10")
 
 
+@pytest.mark.parametrize(
+    ("names", "changes"),
+    [
+        (("village", "latitude", "longitude"), {"x": ("latitude", "longitude")}),
+        (("village", "north", "east"), {"x": ("north", "east"), "units": "km"}),
+        (("round", "lon", "lat"), {"id": "round"}),
+    ],
+)
+def test_a_form_has_names_of_its_own_for_ids_and_positions(
+    names: tuple[str, str, str], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    listed = villages().set_axis([*names, "rain", "night_lights"], axis=1)
+    survey = Survey(listed, replace(SETTINGS, **changes))
+    asked = survey.ask(2)
+    (tmp_path / "next.csv").write_bytes(next_files(survey)["next.csv"])
+    form = read_table(tmp_path / "next.csv")
+    place = dict(zip(survey.settings.coordinates.names, (35.1, -5.2), strict=True))
+    form = pd.concat((form, form[:1].assign(id="Zomba", **place)))
+    told = survey.tell(form.assign(examined=50, positive=[1, 2, 3]))
+    assert (told.new, told.outside) == ((*asked["id"], "Zomba"), ("Zomba",))
+    assert (told.warnings, told.remarks) == ((), ())
+    assert survey.results.iloc[-1, 1:3].tolist() == [35.1, -5.2]
+
+
 def test_results_that_came_with_the_sites_can_be_corrected_and_withdrawn() -> None:
     counts = results_of(TWELVE).rename(columns={"tested": "examined"})
     survey = Survey(villages().merge(counts, how="left"), SETTINGS)
@@ -220,6 +246,15 @@ def test_where_a_missed_site_is_dear_choices_heed_it(told: Survey) -> None:
     assert dear.forecast(1, 1)["total"][0] == pytest.approx(left.sum(), rel=1e-6)
     assert in_words(dear)["Cost of a missed site"] == "3 false alarms"
     assert in_words(dear)["Called above, below"].endswith("at least 70 %, at most 30 %")
+
+
+def test_settings_are_said_with_all_their_digits() -> None:
+    words = in_words(begin(threshold=0.125, certainty=0.995, stop_when=0.125))
+    assert words["Goal"] == "which sites have a prevalence above 12.5 %"
+    assert words["Called above, below"].endswith("at least 99.5 %, at most 0.5 %")
+    assert words["The survey may end at"] == "12.5 % expected wrong calls"
+    site = pd.DataFrame({"prevalence": [0.2], "lower": 0.1, "upper": 0.3, "exceedance": 0.9})
+    assert reasons(site, 0.125)[0].endswith("above 12.5 % with probability 0.90")
 
 
 def test_a_map_without_a_threshold_has_no_classes() -> None:
