@@ -323,7 +323,8 @@ class OnlineLearner:
             model: On a grid, of outcomes or of labels, with or without a stem.
             learning_rate: Adam's step for the hyperparameters; 0: they stay.
             stem_learning_rate: Adam's step for the stem's parameters; 0: they stay.
-            keep: Most observations to store, a uniform sample of the stream.
+            keep: Most observations to store, a uniform sample of the stream; of what came since the
+                model's last ``forget``, ``retract`` or ``clear``, if there was one.
             seed: Seed of that sample.
 
         Raises:
@@ -353,6 +354,7 @@ class OnlineLearner:
         self._mll = ExactMarginalLogLikelihood(model.likelihood, model)
         self._keep, self._seen, self._generator = keep, 0, torch.Generator().manual_seed(seed)
         self._stored: list[StoredObservation] = []
+        self._removals = model._removals
         self._kernel = ConstrainedAdam(model, _hyperparameters(model), learning_rate)
         self._stem = ConstrainedAdam(model, _stem_parameters(model), stem_learning_rate)
 
@@ -410,6 +412,8 @@ class OnlineLearner:
         """
         if self._keep == 0:
             return
+        self._drop_removed()
+        Y = Y.unsqueeze(-1) if Y.ndim < X.ndim else Y  # labels may come so
         variances = [None] * len(X) if Yvar is None else [one.clone() for one in Yvar]
         for x, y, noise, at in zip(X, Y, variances, self.model.coordinates(X), strict=True):
             self._seen += 1
@@ -420,6 +424,11 @@ class OnlineLearner:
                 observation = StoredObservation(x.clone(), y.clone(), noise, at.clone())
                 self._stored[index : index + 1] = [observation]
 
+    def _drop_removed(self) -> None:
+        """Begin the sample again where the model has taken out or forgotten observations."""
+        if self._removals != self.model._removals:
+            self._stored, self._seen, self._removals = [], 0, self.model._removals
+
     def relearn(self, maxiter: int = 200) -> None:
         """Learn the stem and all hyperparameters again from the stored observations; refresh these.
 
@@ -428,13 +437,17 @@ class OnlineLearner:
         were projected. Cost O(keep · r² + r³) an iteration, regardless of the stream's length.
 
         Raises:
-            InputDataError: Fewer than ten observations are stored, or not all of them are in memory
-                any more; nothing is changed then.
+            InputDataError: Fewer than ten observations are stored, as after ``forget``, ``retract``
+                or ``clear`` of the model; nothing is changed then.
             UnsupportedError: The model has no stem, or observations on several grids, after
                 ``refine``; nothing is changed then.
         """
+        self._drop_removed()
         if not self._stored:
-            raise InputDataError("Expected kept observations, got none: give keep a budget.")
+            raise InputDataError(
+                "Expected kept observations, got none: give keep a budget, and take more steps "
+                "after forget, retract or clear of the model, which kept ones do not survive."
+            )
         learned = deepcopy(self.model)
         pretrain(learned, *_columns(self._stored), maxiter)
         with _all_undone_on_error(self.model):
@@ -447,8 +460,10 @@ class OnlineLearner:
 
         Exact for these, the longest stored first: the memory is as if they had entered it by this
         stem. All others stay where they were projected when they came. With a budget for the whole
-        stream the model equals one that is built from the stream by the present stem.
+        stream the model equals one that is built from the stream by the present stem. None are
+        stored from before the model's last ``forget``, ``retract`` or ``clear``.
         """
+        self._drop_removed()
         most = len(self._stored)
         if n_kept is not None and check_whole("n_kept", n_kept, least=0) > most:
             raise ValueError(f"Expected n_kept from 0 to the {most} kept, got {n_kept}.")

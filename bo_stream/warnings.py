@@ -114,6 +114,23 @@ def warn_of_coarse_centres(ratio: float, resolution: float, max_centres: int | N
     )
 
 
+def warn_of_small_outcomes(variance: float, noise: float, outputs: int) -> None:
+    """Warn that outcomes vary as little as a model's least noise, with a remedy.
+
+    Args:
+        variance: Of the outcomes.
+        noise: Least noise variance that the model begins with.
+        outputs: Number of outputs m.
+    """
+    warnings.warn(
+        f"Outcomes vary by {variance:.2g}, where noise begins at a variance of {noise:g} at least: "
+        "they would be taken for noise. Give them in a smaller unit, or "
+        f"outcome_transform=Standardize({outputs}).",
+        NumericalWarning,
+        stacklevel=users_stack_level(),
+    )
+
+
 _LOST = 1e-3
 """Rounding error of a sum of squares, in parts of what is left, from which there is a warning."""
 

@@ -199,6 +199,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
 
     _numerical_log: NumericalLog = ()
     _said: tuple[str, ...] = ()  # plain values, which a saved model may hold
+    _removals: int = 0  # how often observations were taken out, or came to count in part
     _first_values: Mapping[str, Tensor] = MappingProxyType(
         {}
     )  # of hyperparameters; a refit's start
@@ -381,6 +382,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
             with self._undone_on_error():
                 self._observe(X, Y, Yvar, -1.0)
                 self._outcomes = self._outcomes.with_observations(self.num_observations > 1e-6)
+            self._removals += 1
         return self
 
     @keeps_tensors
@@ -398,6 +400,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         if not 0.0 < factor <= 1.0:
             raise ValueError(f"Expected factor in (0, 1], got {factor}.")
         self._set_memory(self._memory.scale(factor))
+        self._removals += factor < 1.0
         return self
 
     @keeps_tensors
@@ -411,6 +414,7 @@ class StreamingGP(BoTorchHooks, FantasizeMixin):
         self._outcomes = self._outcomes.with_observations(False)
         self._latest = LatestInputs()
         self._set_memory(self._inference.cleared(self._memory, self.prior))
+        self._removals += 1
         return self
 
     @keeps_tensors

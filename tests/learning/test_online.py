@@ -24,7 +24,7 @@ from botorch.models.transforms.outcome import (
 )
 from torch.utils.flop_counter import FlopCounterMode
 
-from bo_stream import WISKI, BinomialLikelihood, HeteroscedasticWISKI
+from bo_stream import WISKI, BinomialLikelihood, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.bases.kernels import LinearStem, MLPStem, Stem
 from bo_stream.learning import (
     LEFT_OUT,
@@ -268,6 +268,43 @@ def test_refreshing_some_moves_those() -> None:
         learner.refresh(11)
     with pytest.raises(ValueError, match=r"n_kept to be a whole number.* got 1.5"):
         learner.refresh(1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("verb", ["forget", "retract", "clear"])
+def test_what_was_stored_before_observations_left_is_not_learned_from(verb: str) -> None:
+    data, T = observations(60, D), torch.rand(4, D).double()
+    model = WISKI(*data[:20].astuple(), stem=LinearStem(D, 1), grid_size=8, tolerance=0.0)
+    learner = OnlineLearner(model, 0.0, 0.3, keep=60)
+    learner.offer(*data[:20].astuple())
+    for i in range(20, 40):
+        learner.step(*data[i : i + 1].astuple())
+    {"forget": lambda: model.forget(0.9), "clear": model.clear}.get(
+        verb, lambda: model.retract(*data[39:40].astuple())
+    )()
+    before = model.posterior(T)
+    learner.refresh()  # nothing is stored any more
+    assert torch.equal(model.posterior(T).mean, before.mean)
+    learner.step(*data[40:60].astuple())
+    rest, former = copy.deepcopy(model), copy.deepcopy(learner._stored)
+    assert len(former) == 20  # those since
+    learner.refresh()
+    rest.reproject(data.X[40:], data.Y[40:], torch.stack([one.coordinates for one in former]))
+    assert_close(model.posterior(T).mean, rest.posterior(T).mean)
+    assert_close(model.posterior(T).variance, rest.posterior(T).variance)
+
+
+def test_labels_may_be_offered_in_a_column_or_without() -> None:
+    X, labels = torch.rand(40, 3).double(), torch.arange(40) % 2
+    models = [
+        DirichletWISKI(X[:20], labels[:20], stem=LinearStem(3, 1), grid_size=8) for _ in range(2)
+    ]
+    for model, column in zip(models, (labels[:20, None], labels[:20]), strict=True):
+        learner = OnlineLearner(model, 0.0, 0.1, keep=40)
+        learner.offer(X[:20], column)
+        learner.step(X[20:], labels[20:])
+        learner.refresh()
+    one, other = models
+    assert_close(one.posterior(X).mean, other.posterior(X).mean)
 
 
 def test_refreshing_without_a_stem_takes_inputs_outside_the_unit_cube() -> None:

@@ -71,7 +71,8 @@ class InducingModel(StreamingGP, ABC):
         Of :class:`OSGPR` the rows of the window enter with their full covariance: never more than
         the exact log marginal likelihood where Z and hyperparameters have stayed. [Bui2017, eq. 7]
         Of :class:`OSVGP` it is that of the last batch times the sites of earlier ones. [Bui2017,
-        eq. 5]
+        eq. 5] With ``beta`` below 1 it is divided by it: no bound, and not to be compared between
+        values of ``beta``.
         """
         return self.log_marginal_likelihood()
 
@@ -359,8 +360,9 @@ class OSVGP(InducingModel):
             allocator: As for :class:`~bo_stream.OSGPR`.
             max_points: As for :class:`~bo_stream.OSGPR`.
             beta: Weight of the divergences in the bound, in (0, 1]; 1 is Bui's. Less counts every
-                outcome ``1 / beta`` times: all variances are too small for it, and a stream of
-                single points forgets its prior sooner (Stanton et al., 2021, appendix B).
+                outcome ``1 / beta`` times (so ``elbo`` is no bound then): all variances are too
+                small for it, and a stream of single points forgets its prior sooner (Stanton et
+                al., 2021, appendix B).
             natural_steps: Most natural-gradient steps on a batch; fewer where it has converged.
             natural_rate: Of a step, in (0, 1]; halved where one would lower the bound.
             hyper_steps: Steps of Adam in an update, on the likelihood's parameters and on those of

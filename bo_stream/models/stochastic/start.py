@@ -26,6 +26,7 @@ from bo_stream.linalg import cholesky_with_nugget, solve_lower
 from bo_stream.models.inference import Hyperparameters
 from bo_stream.models.stochastic.budget import maximise
 from bo_stream.models.stochastic.replay import Batch
+from bo_stream.warnings import warn_of_small_outcomes
 
 
 @torch.enable_grad()
@@ -204,6 +205,11 @@ def input_scale(X: Tensor) -> Tensor:
     return torch.where(scale > 0.0, scale, torch.ones_like(scale))
 
 
+LEAST_FIRST_NOISE, _SMALL = 1e-4, 10.0
+"""Least noise variance that is guessed, and how many times it outcomes vary at least without a
+warning."""
+
+
 @torch.no_grad()
 def guess(
     kernel: ScaleKernel | None,
@@ -236,8 +242,10 @@ def guess(
         if real:
             kernel.outputscale = _of_outputs(Y.var(-2), kernel.outputscale).clamp_min(1e-6)
     if isinstance(likelihood, GaussianLikelihood):
-        level = likelihood.noise.squeeze(-1)
-        likelihood.noise = _of_outputs(Y.var(-2), level).clamp_min(1e-4).unsqueeze(-1)
+        level, variance = likelihood.noise.squeeze(-1), Y.var(-2)
+        if bool(((variance > 0.0) & (variance < _SMALL * LEAST_FIRST_NOISE)).any()):
+            warn_of_small_outcomes(float(variance.min()), LEAST_FIRST_NOISE, variance.shape[-1])
+        likelihood.noise = _of_outputs(variance, level).clamp_min(LEAST_FIRST_NOISE).unsqueeze(-1)
     if isinstance(mean, ConstantMean) and real:
         mean.constant = _of_outputs(Y.mean(-2), mean.constant)
 

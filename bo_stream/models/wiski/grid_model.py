@@ -149,7 +149,8 @@ class GridModel(StreamingGP, ABC):
     def reproject(self, X: Tensor, Y: Tensor, former: Tensor, Yvar: Tensor | None = None) -> Self:
         """Replace observations by themselves as the stem projects them now.
 
-        Exact: equal to a memory that they had entered by the present stem.
+        Exact, unless ``forget`` was called since they came: equal to a memory that they had entered
+        by the present stem.
 
         Args:
             X: ``n x d``, observed before.

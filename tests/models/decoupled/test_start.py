@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from botorch.exceptions.errors import ModelFittingError
 from botorch.exceptions.warnings import BotorchWarning
+from botorch.models.transforms.outcome import Standardize
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -48,6 +51,17 @@ def exact_likelihood(model: DecoupledGP, X: Tensor, Y: Tensor) -> float:
     constant = torch.full((len(X),), float(model.mean_module.constant.detach())).double()
     normal = torch.distributions.MultivariateNormal(constant, K.detach())
     return float(normal.log_prob(Y[:, 0]))
+
+
+def test_outcomes_that_vary_less_than_the_least_noise_are_warned_of() -> None:
+    X, Y = data()
+    with pytest.warns(NumericalWarning, match=r"outcome_transform=Standardize\(1\)"):
+        small(X, 1e-3 * Y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NumericalWarning)
+        small(X, Y)
+        small(X, 0.0 * Y)
+        small(X, 1e-3 * Y, outcome_transform=Standardize(1))
 
 
 def test_the_exact_process_is_more_likely_than_by_the_median_trick() -> None:
