@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpytorch.kernels import Kernel
 
 from bo_stream.bases.grid.kernel import DEFAULT_SIZES
 from bo_stream.bases.kernels import radial_parts
-from bo_stream.errors import check_one_of, check_whole
+from bo_stream.errors import as_real, check_one_of, check_whole
 
 LIKELIHOODS = {
     "_GaussianLikelihoodBase": "gaussian",
@@ -96,15 +97,22 @@ def problem_of(
     """Check the arguments of :func:`recommend` and look at the kernel.
 
     Raises:
-        TypeError: The likelihood is neither a name nor a likelihood or its class.
-        ValueError: A number is out of range.
+        TypeError: The likelihood is neither a name nor a likelihood or its class, or the kernel is
+            none.
+        ValueError: A number is out of range, or none.
     """
     n, d = check_whole("n", n, 0), check_whole("d", d, 1)
     m, q = check_whole("m", m, 1), check_whole("q", q, 1)
-    if noise is not None and not (math.isfinite(noise) and noise >= 0.0):
+    sizes = [None if value is None else as_real(value) for value in (noise, lengthscale)]
+    if noise is not None and not (sizes[0] is not None and 0.0 <= sizes[0] < math.inf):
         raise ValueError(f"Expected noise to be at least 0 and finite, got {noise!r}.")
-    if lengthscale is not None and not (math.isfinite(lengthscale) and lengthscale > 0.0):
+    if lengthscale is not None and not (sizes[1] is not None and 0.0 < sizes[1] < math.inf):
         raise ValueError(f"Expected lengthscale to be positive and finite, got {lengthscale!r}.")
+    noise, lengthscale = sizes
+    if not isinstance(covar_module, Kernel | None):
+        raise TypeError(
+            f"Expected covar_module to be a kernel, such as RBFKernel(), got {covar_module!r}."
+        )
     parts = () if covar_module is None else _operands(covar_module, "AdditiveKernel")
     factors = [list(_operands(part, "ProductKernel")) for part in parts]
     groups: tuple[tuple[int, ...], ...] = ()  # the inputs that each summand depends on

@@ -132,6 +132,13 @@ class Generator(gest_api.Generator):
                     f"Expected {name} to be a float, got dtype {variable.dtype!r}. Give an array "
                     "as one variable for each entry; for whole numbers use Ax with bo_stream.ax."
                 )
+        names = [*vocs.variables, *vocs.constants, *vocs.objectives, ID]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(
+                f"Expected variables, constants and objectives with a name of their own each, none "
+                f"of them {ID}, got {twice} twice. Give one of them another name."
+            )
         if len(vocs.objectives) != 1:
             raise UsageError(
                 f"Expected VOCS of one objective, got {len(vocs.objectives)}: "

@@ -140,7 +140,7 @@ def recommend(
             order hardly depends on it.
 
     Raises:
-        TypeError: The likelihood is none.
+        TypeError: The likelihood or the kernel is none.
         UnsupportedError: A family of ``families``, or every family, cannot take the likelihood,
             the kernel, or the number of inputs.
         ValueError: A number is out of range, or a family or a key of the budget unknown.
@@ -216,11 +216,14 @@ def ordered(
 
 def _admissible(problem: Problem, families: Iterable[str] | None) -> list[str]:
     """Check the requested families, or choose all that take the problem."""
-    names = list(DOUBTS) if families is None else list(dict.fromkeys(families))
-    unknown = [name for name in names if name not in DOUBTS]
+    known = ", ".join(DOUBTS)
+    if isinstance(families, str) or not isinstance(families, Iterable | None):
+        raise ValueError(f"Expected families as a list of some of {known}, got {families!r}.")
+    names = list(DOUBTS if families is None else families)
+    unknown = [str(name) for name in names if name not in list(DOUBTS)]
     if unknown or not names:
-        known = ", ".join(DOUBTS)
         raise ValueError(f"Expected families among {known}, got {', '.join(unknown) or 'none'}.")
+    names = list(dict.fromkeys(names))
     refusals = {name: refusal(name, problem) for name in names}
     taken = [name for name, why in refusals.items() if why is None]
     reasons = [why for why in refusals.values() if why is not None]

@@ -137,6 +137,10 @@ REFUSED: list[tuple[Callable[[], VOCS], str]] = [
         ),
         "x to be a float, got dtype .* one variable for each entry",
     ),
+    (lambda: line(constants={"x": 1.0}), "a name of their own each.* got x twice"),
+    (lambda: line(constants={"f": 1.0}), "got f twice"),
+    (lambda: VOCS(variables={"f": [0, 1]}, objectives={"f": "MINIMIZE"}), "got f twice"),
+    (lambda: VOCS(variables={"_id": [0, 1]}, objectives={"f": "MINIMIZE"}), "got _id twice"),
 ]
 
 

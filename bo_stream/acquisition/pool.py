@@ -30,6 +30,7 @@ from bo_stream.acquisition.gains import (
     low_rank_change,
     same,
 )
+from bo_stream.errors import as_whole
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite, check_instance
 from bo_stream.observation_space import ObservationSpaceProcess
@@ -78,7 +79,7 @@ def select_from_pool(
             range, inputs too far outside the model's bounds.
         UnsupportedError: A model that is none of this package's, with a batch shape, with several
             outputs and no posterior transform, or with a likelihood of labels or counts.
-        ValueError: q is less than one, or more than the candidates that are left.
+        ValueError: q is no whole number, less than one, or more than the candidates that are left.
     """
     selector = PoolSelector(model, pool, mc_points, posterior_transform)
     return selector.select(q, exclude, costs, pending)
@@ -294,15 +295,17 @@ def available_candidates(exclude: Tensor | None, pool: Tensor, q: int) -> Tensor
     Raises:
         BotorchTensorDimensionError: A mask of another length.
         InputDataError: Indices out of range.
-        ValueError: q is less than one, or more than the candidates that are left.
+        ValueError: q is no whole number, less than one, or more than the candidates that are left.
     """
     available = torch.ones(len(pool), dtype=torch.bool, device=pool.device)
     if exclude is not None and exclude.numel() > 0:
         available[checked_indices("exclude", exclude, pool)] = False
-    if q < 1 or not none_set(available.sum() < q):
+    count = as_whole(q)
+    if count is None or count < 1 or not none_set(available.sum() < count):
         left = int(available.sum())
         raise ValueError(
-            f"Expected q from 1 to the {left} candidate(s) of pool that are not excluded, got {q}."
+            f"Expected a whole number q from 1 to the {left} candidate(s) of pool that are not "
+            f"excluded, got {q!r}."
         )
     return available
 

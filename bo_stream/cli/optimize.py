@@ -300,7 +300,7 @@ def at_terminal() -> bool:
 def _run_and_report(
     campaign: OptimizationCampaign, folder: Path, kind: History, caught: running.Caught
 ) -> None:
-    from bo_stream.loops.optimization.campaign import write_optimization
+    from bo_stream.loops.optimization.campaign import best_outcome, write_optimization
 
     settings, plan, objective = campaign.optimizer.settings, campaign.plan, campaign.objective
     verb = "Maximising" if settings.maximize else "Minimising"
@@ -329,6 +329,10 @@ def _run_and_report(
             trust = write_optimization(campaign, folder, running.notes(caught), kind)
     OUT.print(f"The best of {summary(campaign)}:")
     OUT.print(_best_table(campaign))
+    if (other := best_outcome(campaign)) is not None:
+        which = "Highest" if settings.maximize else "Lowest"
+        point = ", ".join(f"{x:.6g}" for x in other.X)
+        say(f"{which} outcome: {other.Y:.6g} of trial {other.key}, at ({point}).")
     model = campaign.optimizer.surrogate.model
     logs = [] if model is None else [model.numerical_log]
     files = f"history.{kind}, trace.png, trust.png, trust.json and run.json"

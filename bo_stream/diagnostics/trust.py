@@ -332,8 +332,9 @@ def _draw_scores(axes: Axes, validation: Validation) -> None:
         values = [scores.rmse[output] for scores in course]
         (line,) = axes.plot(rows, values, "o-", ms=3, label=f"RMSE, output {output}")
         axes.axhline(spread, color=line.get_color(), lw=0.8, ls=":")
-    axes.set(xlabel="rows validated", xscale="log", yscale="log")
-    _plain_ticks(axes.xaxis, axes.yaxis)
+    are_positive = any(score > 0.0 for scores in course for score in scores.rmse)
+    axes.set(xlabel="rows validated", xscale="log", yscale="log" if are_positive else "linear")
+    _plain_ticks(axes.xaxis, *([axes.yaxis] if are_positive else []))
     axes.legend(fontsize=8, title="dotted: sd of outcomes", title_fontsize=7)
 
 

@@ -1,4 +1,4 @@
-"""Executors of engines such as Dask and Ray: their interface, and checks before use."""
+"""Executors of engines such as Dask and Ray, and of threads; checks before use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import pickle
 import platform
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,8 @@ from concurrent.futures import (
 from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import version
-from typing import Any, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar, final
 
 from bo_stream.errors import UsageError
 
@@ -198,6 +200,59 @@ def _check_version(worker: str, package: str, found: str | Exception, wanted: st
         )
 
 
+@final
+class DaemonThreadExecutor(Executor):
+    """An executor of up to N threads that end with the interpreter, in the middle of a task too.
+
+    At its end the interpreter waits for the threads of Python's own ``ThreadPoolExecutor``: one
+    task that hangs would hold up the process for ever.
+    """
+
+    def __init__(self, count: int) -> None:
+        """Prepare threads; they are started as they are needed."""
+        self._max_workers, self._lock, self._is_closed = count, threading.Lock(), False
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._daemons: list[threading.Thread] = []
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Do ``fn(*args, **kwargs)`` in a thread."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("The executor is shut down: expected one that is open.")
+            self._calls.put((future, partial(fn, *args, **kwargs)))
+            if len(self._daemons) < self._max_workers:
+                self._daemons.append(threading.Thread(target=self._serve, daemon=True))
+                self._daemons[-1].start()
+        return future
+
+    def _serve(self) -> None:
+        """Do calls one after the other."""
+        while (call := self._calls.get()) is not None:
+            future, do = call
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = do()
+                except BaseException as error:  # the function may raise anything
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads when their tasks are done; overrides ``Executor.shutdown``."""
+        with self._lock:
+            self._is_closed = True
+        with suppress(Empty):
+            while cancel_futures:
+                if (call := self._calls.get_nowait()) is not None:
+                    call[0].cancel()
+        for _ in self._daemons:
+            self._calls.put(None)
+        if wait:
+            for thread in self._daemons:
+                thread.join()
+
+
 def check_picklable(name: str, value: Any, executor: Executor | None = None) -> None:
     """Check that a value can be sent to the workers of an executor.
 
@@ -209,7 +264,7 @@ def check_picklable(name: str, value: Any, executor: Executor | None = None) -> 
     Raises:
         UsageError: It cannot; the innermost part that cannot be pickled is named.
     """
-    if isinstance(executor, ThreadPoolExecutor):
+    if isinstance(executor, ThreadPoolExecutor | DaemonThreadExecutor):
         return
     cloudpickle = sys.modules.get("cloudpickle")  # of Dask, loky and submitit, which load it
     dumps: _Dumps

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -20,7 +20,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from bo_stream.errors import UsageError, check_one_of, check_whole
-from bo_stream.executors.engine import EngineExecutor, EngineFuture, LostTaskError
+from bo_stream.executors.engine import (
+    DaemonThreadExecutor,
+    EngineExecutor,
+    EngineFuture,
+    LostTaskError,
+)
 from bo_stream.storage.archive import one_line
 
 T = TypeVar("T")
@@ -315,7 +320,7 @@ def executor_of(
         finally:
             processes.kill()
     elif kind == "threads":
-        threads = ThreadPoolExecutor(number)
+        threads = DaemonThreadExecutor(number)
         try:
             yield threads
         finally:

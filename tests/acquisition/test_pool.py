@@ -312,9 +312,9 @@ def test_a_large_pool_needs_no_square() -> None:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize("q", [0, -1, 8])
+    @pytest.mark.parametrize("q", [0, -1, 8, 1.5])
     def test_count(self, q: int) -> None:
-        with pytest.raises(ValueError, match=f"q from 1 to the 7 .* got {q}"):
+        with pytest.raises(ValueError, match=f"whole number q from 1 to the 7 .* got {q}"):
             select_from_pool(small_model(some()), rand(10), q, rand(5), torch.tensor([0, 4, 9]))
 
     @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from torch.quasirandom import SobolEngine
 from typer.testing import CliRunner
 
 from bo_stream.cli import app
+from bo_stream.loops.optimization.optimizer import Best, Optimizer
 from bo_stream.loops.optimization.trials import MOST_INPUTS
 from bo_stream.loops.run import ASKING, SURVEY, CheckpointFormat
 from bo_stream.models.base import StreamingGP
@@ -69,6 +70,24 @@ def test_a_test_function_with_noise() -> None:
     trust = json.loads(Path("run/trust.json").read_text())
     assert trust["validation"]["total"]["count"] == 6  # the first four built the model
     assert "Only 6 rows were validated" in trust["untested"]
+
+
+@pytest.mark.usefixtures("small_pictures")
+@pytest.mark.parametrize(("options", "which"), [([], "Lowest"), (["--maximize"], "Highest")])
+def test_a_better_outcome_than_that_of_the_best_mean_is_named(
+    options: list[str], which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second(optimizer: Optimizer) -> Best:
+        told = optimizer.ledger.with_status("told")
+        order = sorted(told, key=lambda t: optimizer.settings.sign * float(t.Y or 0.0))
+        return Best(order[-2], 0.0)
+
+    monkeypatch.setattr(Optimizer, "best", second)
+    result = optimize(*own("cost", *options, "--steps", "0", "--out", "run"))
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(Path("run/run.json").read_text())["best_outcome"]
+    line = f"{which} outcome: {found['Y']:.6g} of trial {found['key']}, at ({found['X'][0]:.6g})."
+    assert line in result.stdout
 
 
 def test_many_inputs_are_searched_in_a_region_and_it_says_so() -> None:

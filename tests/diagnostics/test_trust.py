@@ -484,6 +484,16 @@ def test_without_rows_there_are_certificates_only(
         found.plot()
 
 
+@pytest.mark.filterwarnings("ignore:Data .* is not standardized")
+def test_predictions_without_error_are_drawn() -> None:
+    """On a linear scale: a logarithmic one would be a warning."""
+    X, record = torch.linspace(0, 1, 40, dtype=torch.float64).unsqueeze(-1), ProgressiveValidation()
+    model = AutoGP(X[:20], torch.ones_like(X[:20]))
+    record.observe(model, X[20:], torch.ones_like(X[20:]))
+    errors = report(model, record).plot().axes[0]
+    assert (errors.get_xscale(), errors.get_yscale()) == ("log", "linear")
+
+
 def test_few_rows_ring_no_alarm() -> None:
     model, record = replace(HEALTHY, noise_factor=1e4).stream(FAST, rows=40)
     found = report(model, record)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ import pytest
 from bo_stream.errors import UsageError
 from bo_stream.executors import ProcessExecutor, executor_of
 from bo_stream.executors.processes import has_address, places
-from tests.executors.functions import double
+from tests.executors.functions import double, fail
+
+PATIENCE = 300.0
 
 
 @pytest.fixture
@@ -39,6 +43,48 @@ def test_those_of_this_machine_are_ended() -> None:
     for executor in (threads, processes):
         with pytest.raises(RuntimeError, match="shut"):
             executor.submit(double, 1.0)
+
+
+def test_threads_do_their_tasks_and_leave_the_rest() -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def wait() -> bool:
+        began.set()
+        return go_on.wait(PATIENCE)
+
+    with executor_of("threads:1") as threads:
+        with pytest.raises(ValueError, match="not this"):
+            threads.submit(fail, "not this").result(PATIENCE)
+        first, second = threads.submit(wait), threads.submit(double, 1.0)
+        assert began.wait(PATIENCE)
+    assert second.cancelled()
+    assert not first.done()
+    go_on.set()
+    assert first.result(PATIENCE) is True
+
+
+HANGS = """
+import threading, time
+from bo_stream.executors import executor_of
+
+began = threading.Event()
+
+def hang():
+    began.set()
+    time.sleep(3600)
+
+with executor_of("threads:1") as threads:
+    threads.submit(hang)
+    began.wait()
+print("over")
+"""
+
+
+def test_a_task_that_hangs_in_a_thread_does_not_keep_the_process() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (ended.returncode, ended.stdout) == (0, "over\n")
 
 
 def test_how_many_and_where() -> None:

@@ -456,7 +456,8 @@ def write_optimization(
     there is one, can be trusted; of a region there are no alarms.
     """
     optimizer, surrogate = campaign.optimizer, campaign.optimizer.surrogate
-    settings, model, scale, best = optimizer.settings, surrogate.model, None, None
+    settings, model, scale = optimizer.settings, surrogate.model, None
+    best, other = None, best_outcome(campaign)
     if isinstance(surrogate, RegionSurrogate) and surrogate.local is not None:
         scale = asdict(surrogate.local.scale)
     last = campaign.steps[-1] if campaign.steps else None
@@ -477,6 +478,14 @@ def write_optimization(
         "settings": asdict(settings),
         "plan": asdict(campaign.plan),
         "best": best,
+        "best_outcome": None
+        if other is None
+        else {
+            "key": other.key,
+            "X": other.X,
+            "Y": other.Y,
+            "noiseless": campaign.objective.noiseless(other.X),
+        },
         "counts": counts(campaign),
         "steps": [asdict(step) for step in campaign.steps],
         "refits_at": surrogate.refits,
@@ -500,6 +509,16 @@ def write_optimization(
     if isinstance(surrogate, RegionSurrogate):
         unalarmed = "A region learns another model at each step: alarms are not judged."
     return write_trust(folder, model, surrogate.validation, unalarmed)
+
+
+def best_outcome(campaign: OptimizationCampaign) -> Trial | None:
+    """Find the trial of the best outcome where another one has the best posterior mean."""
+    ledger, sign = campaign.optimizer.ledger, campaign.optimizer.settings.sign
+    key = campaign.steps[-1].best if campaign.steps else None
+    outcomes = {trial.key: sign * (trial.Y or 0.0) for trial in ledger.with_status("told")}
+    if key not in outcomes or outcomes[key] == max(outcomes.values()):
+        return None
+    return ledger[max(outcomes, key=outcomes.__getitem__)]
 
 
 def history(campaign: OptimizationCampaign) -> pd.DataFrame:

@@ -154,7 +154,9 @@ class Surrogate:
         """Return inputs, outcomes and known noise variances, by key, as the model takes them."""
         X = self.settings.to_unit_cube([ledger[key].X for key in outcomes])
         Y = X.new_tensor([y / self.unit for y in outcomes.values()])
-        known = [min(noise.get(key, math.nan) / self.unit**2, MOST_NOISE) for key in outcomes]
+        # divided twice: the square of a tiny unit is 0
+        units = [noise.get(key, math.nan) / self.unit / self.unit for key in outcomes]
+        known = [min(variance, MOST_NOISE) for variance in units]
         Yvar = None if all(map(math.isnan, known)) else X.new_tensor(known).unsqueeze(-1)
         return X, Y.unsqueeze(-1) * self.settings.sign, Yvar
 

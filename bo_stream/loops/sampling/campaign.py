@@ -27,7 +27,7 @@ from bo_stream.loops.sampling.settings import (
     STRATEGIES,
     Settings,
     Strategy,
-    check_told_apart,
+    check_outcomes,
 )
 from bo_stream.loops.sampling.state import SamplingState
 
@@ -145,9 +145,9 @@ class PoolSplit:
         """Split by the seed of resolved settings, in the same way for every strategy.
 
         Raises:
-            UsageError: The settings' dtype rounds the target too coarsely.
+            UsageError: The target is too large, or differs by too little.
         """
-        check_told_apart(data.y, settings.dtype)
+        check_outcomes(data.y, settings.dtype)
         order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(settings.seed))
         test_rows, rest = order[: settings.test], order[settings.test :]
         pool_rows = rest[: settings.pool]

@@ -33,8 +33,9 @@ from bo_stream.loops.models import (
     refit_is_due,
     retracts,
 )
+from bo_stream.loops.optimization.trials import LARGEST
 from bo_stream.loops.run import ASKING, ModelFile, from_record, predict
-from bo_stream.loops.sampling.settings import SamplingSettings, check_told_apart
+from bo_stream.loops.sampling.settings import SamplingSettings, check_outcomes
 from bo_stream.loops.sampling.state import (
     SamplingState,
     as_numbers,
@@ -220,9 +221,9 @@ class ActiveSampling:
             outcomes: Value of each.
 
         Raises:
-            UsageError: A candidate is not in the list or named twice, a value is no finite number,
-                the numbers of both differ, the dtype rounds values too coarsely, or a value is
-                another one and the model cannot retract.
+            UsageError: A candidate is not in the list or named twice, a value is no finite number
+                or above 1e75 in size, the numbers of both differ, values differ by too little for
+                the dtype or any model, or a value is another one and the model cannot retract.
         """
         values, state = self._checked(picks, outcomes), self.state
         new = [pick for pick in values if pick not in self._positions]
@@ -354,15 +355,15 @@ class ActiveSampling:
         if len(set(chosen)) < len(chosen):
             twice = next(pick for pick in chosen if chosen.count(pick) > 1)
             raise UsageError(f"Candidate {twice} is named twice: which of its values counts?")
-        odd = next((i for i, value in enumerate(values.tolist()) if not np.isfinite(value)), None)
+        odd = next((i for i, y in enumerate(values.tolist()) if not abs(y) <= LARGEST), None)
         if odd is not None:
             raise UsageError(
-                f"Expected finite values, got {float(values[odd])} of candidate {chosen[odd]}. "
-                "Leave out those that are not known."
+                f"Expected finite values of at most {LARGEST:g} in size, got {float(values[odd])} "
+                f"of candidate {chosen[odd]}. Leave out those that are not known."
             )
         told = [*self.state.outcomes, *exact.tolist()]
         if len(told) >= self.settings.initial:
-            check_told_apart(told, self.settings.dtype)
+            check_outcomes(told, self.settings.dtype)
         return dict(zip(chosen, values.tolist(), strict=True))
 
     def _add(self, picks: list[int], outcomes: list[float]) -> None:

@@ -16,6 +16,7 @@ from bo_stream.loops.models import (
     RunSettings,
     retracts,
 )
+from bo_stream.loops.optimization.trials import LARGEST
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -30,6 +31,9 @@ _CHOICES: dict[Goal, str] = {"map": "least variance", "exceedance": "fewest wron
 
 COARSEST = 1e-3
 """Largest rounding error of an outcome, in standard deviations of all."""
+
+_EQUAL = 1e-12
+"""Difference of outcomes, over the largest, that is taken for rounding."""
 
 USUAL_OUTLIERS = 8.0
 """Threshold for outliers, in standard deviations, where the model can retract them."""
@@ -176,16 +180,35 @@ def strategy_name(strategy: Strategy, goal: Goal) -> str:
     return "random choice" if strategy == "random" else _CHOICES[goal]
 
 
-def check_told_apart(outcomes: ArrayLike, dtype: str) -> None:
-    """Raise a ``UsageError`` if float32 may round outcomes by over ``COARSEST``, float64 never."""
-    if dtype == "float64":
-        return
+def check_outcomes(outcomes: ArrayLike, dtype: str) -> None:
+    """Raise a ``UsageError`` if a model cannot tell outcomes apart, which may all be equal.
+
+    They are above 1e75 in size, their standard deviation is below ``LEAST_SPREAD``, or float32
+    may round them by over ``COARSEST``.
+    """
     import numpy as np
 
+    from bo_stream.models.outcomes.base import LEAST_SPREAD
+
     values = np.asarray(outcomes, dtype=np.float64)
-    largest, deviation = np.abs(values).max(), values.std()
+    largest = np.abs(values).max()
+    most = min(LARGEST, float(np.finfo(dtype).max))
+    if largest > most:
+        raise UsageError(
+            f"Expected outcomes of at most {most:.3g} in size, got {largest:.3g}. Give them in "
+            "another unit."
+        )
+    spread = values.max() - values.min()
+    if spread == 0.0:
+        return
+    deviation = (values / spread).std() * spread  # the squares of tiny ones are 0
+    if deviation < LEAST_SPREAD and spread > _EQUAL * largest:
+        raise UsageError(
+            f"Expected outcomes with a standard deviation of at least {LEAST_SPREAD:g}, or equal "
+            f"ones, got {deviation:.3g}, which models take for none. Give them in another unit."
+        )
     step = largest * np.finfo(dtype).eps
-    if values.min() < values.max() and step > COARSEST * deviation:
+    if dtype != "float64" and step > COARSEST * deviation:
         raise UsageError(
             f"Outcomes of up to {largest:.3g} with a standard deviation of {deviation:.3g} "
             f"differ by too little for dtype {dtype}, which rounds them to steps of "

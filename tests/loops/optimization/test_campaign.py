@@ -134,6 +134,21 @@ def test_a_function_that_always_fails_ends_the_run_and_nothing_is_lost(tmp_path:
     assert len(pd.read_csv(tmp_path / "history.csv")) == 4
 
 
+@pytest.mark.parametrize("maximize", [False, True])
+def test_a_better_outcome_than_that_of_the_best_mean_is_recorded(
+    maximize: bool, tmp_path: Path
+) -> None:
+    campaign = run(begin(total=0, maximize=maximize))
+    ranked = sorted(campaign.optimizer.ledger, key=lambda t: float(t.Y or 0.0), reverse=maximize)
+    for trial, other in ((ranked[0], None), (ranked[1], ranked[0])):
+        campaign.steps[-1] = replace(campaign.steps[-1], best=trial.key)
+        write_optimization(campaign, tmp_path, [])
+        found = json.loads((tmp_path / "run.json").read_text())["best_outcome"]
+        assert found == (
+            other and {"key": other.key, "X": list(other.X), "Y": other.Y, "noiseless": None}
+        )
+
+
 def test_an_error_of_the_search_loses_no_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: OptimizationCampaign
 ) -> None:

@@ -279,6 +279,17 @@ def test_noise_beyond_single_precision_tells_nothing_of_its_outcome(model: str) 
     tell_all(optimizer, optimizer.ask(1))
 
 
+def test_known_noise_of_outcomes_whose_squares_are_no_floats() -> None:
+    best = []
+    for unit, Yvar in ((1.0, 2.0**12), (2.0**-543, 2.0**-1074)):
+        optimizer = Optimizer(QUICK)
+        for trial in optimizer.ask(4):
+            optimizer.tell(trial.key, unit * bowl(list(trial.X)), Yvar=Yvar)
+        best.append(optimizer.best())
+    assert best[1].trial.key == best[0].trial.key
+    assert best[1].mean == (best[0].mean or 0.0) * unit
+
+
 def test_noise_that_is_none() -> None:
     optimizer = started(steps=0)
     for wrong in (-1.0, math.nan, math.inf, 1e160, "small"):

@@ -45,6 +45,15 @@ def test_a_target_that_float32_does_not_tell_apart_is_refused() -> None:
     assert PoolSplit.of(far, QUICK).pool_Y.std() > 0.1
 
 
+@pytest.mark.parametrize(
+    ("factor", "message"), [(1e-20, "of at least 1e-18"), (1e80, r"at most 1e\+75 in size")]
+)
+def test_a_target_in_a_unit_that_no_model_takes_is_refused(factor: float, message: str) -> None:
+    data = small_map()
+    with pytest.raises(UsageError, match=rf"{message}.* in another unit"):
+        PoolSplit.of(replace(data, y=factor * data.y), QUICK)
+
+
 def test_a_run_picks_each_site_once_and_learns() -> None:
     loop = begin()
     steps = [(loop.steps_done, chosen) for chosen in loop.run()]

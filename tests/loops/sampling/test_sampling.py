@@ -230,6 +230,18 @@ def test_outcomes_that_float32_does_not_tell_apart_are_refused() -> None:
     assert equal.model.num_observations == 6
 
 
+@pytest.mark.parametrize("unit", [1e-19, 1e-170])
+def test_outcomes_that_models_take_for_equal_are_refused(unit: float) -> None:
+    sampling = ActiveSampling(SITES, FEW, bounds=BOX)
+    first = sampling.ask(6)
+    state = known(sampling)
+    with pytest.raises(UsageError, match=r"deviation of at least 1e-18, .* in another unit"):
+        sampling.tell(first, unit * measured(first))
+    assert known(sampling) == state
+    sampling.tell(first, [0.003, *[0.003 + 4e-19] * 5])  # equal but for rounding
+    assert sampling.model.num_observations == 6
+
+
 def test_what_is_withdrawn_may_be_asked_for_again() -> None:
     sampling = begun()
     places = sampling.ask(3)
@@ -307,7 +319,11 @@ class TestFiles:
         (lambda s: s.tell([1, 60], [0.5, 0.5]), "from 0 to 59, got 60"),
         (lambda s: s.tell([1, -1], [0.5, 0.5]), "from 0 to 59, got -1"),
         (lambda s: s.tell([1, 1], [0.5, 0.5]), "Candidate 1 is named twice"),
-        (lambda s: s.tell([1, 2], [0.5, float("nan")]), "finite values, got nan of candidate 2"),
+        (lambda s: s.tell([1, 2], [0.5, float("nan")]), "finite values .*, got nan of candidate 2"),
+        (
+            lambda s: s.tell([1, 2], [0.5, 1e76]),
+            r"at most 1e\+75 in size, got 1e\+76 of candidate 2",
+        ),
         (lambda s: s.tell([1, 2], [0.5, "x"]), "outcomes as numbers, .*, got 'x'"),
         (lambda s: s.tell([1, 2], [0.5, None]), "outcomes as numbers, .*, got None"),
         (lambda s: s.tell(1, 0.5), "candidates as a list of whole numbers, got 1"),
