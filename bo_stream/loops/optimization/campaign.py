@@ -457,7 +457,7 @@ def write_optimization(
     """
     optimizer, surrogate = campaign.optimizer, campaign.optimizer.surrogate
     settings, model, scale = optimizer.settings, surrogate.model, None
-    best, other = None, best_outcome(campaign)
+    best, better = None, best_outcome(campaign)
     if isinstance(surrogate, RegionSurrogate) and surrogate.local is not None:
         scale = asdict(surrogate.local.scale)
     last = campaign.steps[-1] if campaign.steps else None
@@ -479,12 +479,12 @@ def write_optimization(
         "plan": asdict(campaign.plan),
         "best": best,
         "best_outcome": None
-        if other is None
+        if better is None
         else {
-            "key": other.key,
-            "X": other.X,
-            "Y": other.Y,
-            "noiseless": campaign.objective.noiseless(other.X),
+            "key": better.key,
+            "X": better.X,
+            "Y": better.Y,
+            "noiseless": campaign.objective.noiseless(better.X),
         },
         "counts": counts(campaign),
         "steps": [asdict(step) for step in campaign.steps],

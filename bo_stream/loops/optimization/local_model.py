@@ -129,7 +129,8 @@ class LocalFit:
         """
         n, variances = len(keys), torch.full_like(Y, DOUBT)
         variances[:n] = math.nan if Yvar is None else Yvar
-        doubtful = variances[:n].isnan() & (Y[:n] <= scale.floor)
+        floor = -math.inf if scale.floor is None else scale.floor
+        doubtful = variances[:n].isnan() & (Y[:n] <= floor)
         variances[:n][doubtful] = DOUBT
         noise = GreaterThan(
             LEAST_NOISE, transform=torch.exp, inv_transform=torch.log, initial_value=FIRST_NOISE

@@ -272,14 +272,14 @@ class LogScale:
         unit: Difference of the largest and the median outcome.
         mean: Of the logarithms, after outliers were raised.
         sd: Of the logarithms, likewise.
-        floor: Least value of the scale; minus infinity where half of the outcomes are equal.
+        floor: Least value of the scale; None where half of the outcomes are equal.
     """
 
     best: float
     unit: float
     mean: float = 0.0
     sd: float = 1.0
-    floor: float = -math.inf
+    floor: float | None = None
 
     @classmethod
     def of(cls, Y: Tensor) -> LogScale:
@@ -290,16 +290,18 @@ class LogScale:
         logs = raw.to_scale(Y)
         low, high = logs.quantile(0.25), logs.quantile(0.75)
         fence = float(low - FENCE * (high - low)) if high > low else -math.inf
-        kept = logs.clamp_min(fence)
-        mean, sd = float(kept.mean()), float(kept.std(correction=0))
+        logs = logs.clamp_min(fence)
+        mean, sd = float(logs.mean()), float(logs.std(correction=0))
         sd = sd if sd > 0.0 else 1.0
-        return replace(raw, mean=mean, sd=sd, floor=(fence - mean) / sd)
+        floor = (fence - mean) / sd if high > low else None
+        return replace(raw, mean=mean, sd=sd, floor=floor)
 
     def to_scale(self, Y: Tensor) -> Tensor:
         """Transform outcomes."""
         below = (self.best - Y) / self.unit
         logs = torch.where(below > 0.0, -below.clamp_min(0.0).log1p(), -below)
-        return ((logs - self.mean) / self.sd).clamp_min(self.floor)
+        values = (logs - self.mean) / self.sd
+        return values if self.floor is None else values.clamp_min(self.floor)
 
     def noise_to_scale(self, Y: Tensor, Yvar: Tensor) -> Tensor:
         """Transform noise variances of outcomes, by the slope there (delta method); NaN stays."""

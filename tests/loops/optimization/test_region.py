@@ -261,6 +261,7 @@ def test_outcomes_on_a_logarithmic_scale_keep_their_order_and_come_back() -> Non
     assert bool((values.diff() > 0.0).all())
     assert float(values.mean()) == pytest.approx(0.0, abs=1e-12)
     assert float(values.std(correction=0)) == pytest.approx(1.0)
+    assert scale.floor is not None
     assert scale.floor < float(values[0])
     assert [scale.to_outcome(float(v)) for v in values] == pytest.approx(Y.tolist(), abs=1e-9)
 
@@ -271,6 +272,7 @@ def test_outliers_below_all_others_are_raised_to_a_floor(low: float) -> None:
     Y = torch.cat((torch.tensor([-2.0 * low, -low], dtype=torch.float64), usual))
     scale = LogScale.of(Y)
     values = scale.to_scale(Y)
+    assert scale.floor is not None
     assert values[:2].tolist() == [scale.floor, scale.floor]
     assert bool((values[2:].diff() > 0.0).all())
     assert scale.floor < float(values[2])
@@ -285,6 +287,7 @@ def test_outliers_below_all_others_are_raised_to_a_floor(low: float) -> None:
 def test_nothing_is_an_outlier_where_most_outcomes_are_equal() -> None:
     Y = torch.tensor([-5.0, -3.0, *[0.0] * 8], dtype=torch.float64)
     scale = LogScale.of(Y)
+    assert scale.floor is None  # which a record of the run can hold
     assert [scale.to_outcome(float(v)) for v in scale.to_scale(Y)] == pytest.approx(Y.tolist())
 
 
