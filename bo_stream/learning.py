@@ -324,7 +324,8 @@ class OnlineLearner:
             learning_rate: Adam's step for the hyperparameters; 0: they stay.
             stem_learning_rate: Adam's step for the stem's parameters; 0: they stay.
             keep: Most observations to store, a uniform sample of the stream; of what came since the
-                model's last ``forget``, ``retract`` or ``clear``, if there was one.
+                model's last ``forget``, ``retract`` or ``clear``, if there was one: of no use where
+                each step forgets.
             seed: Seed of that sample.
 
         Raises:

@@ -123,7 +123,7 @@ def warn_of_small_outcomes(variance: float, noise: float, outputs: int) -> None:
         outputs: Number of outputs m.
     """
     warnings.warn(
-        f"Outcomes vary by {variance:.2g}, where noise begins at a variance of {noise:g} at least: "
+        f"Outcomes have a variance of {variance:.2g}, and the noise begins with {noise:g} or more: "
         "they would be taken for noise. Give them in a smaller unit, or "
         f"outcome_transform=Standardize({outputs}).",
         NumericalWarning,
@@ -133,6 +133,9 @@ def warn_of_small_outcomes(variance: float, noise: float, outputs: int) -> None:
 
 _LOST = 1e-3
 """Rounding error of a sum of squares, in parts of what is left, from which there is a warning."""
+
+_FAR = 1e8
+"""Squares that are taken out, over those that are left, from which there may be one."""
 
 
 def warn_of_lost_digits(after: Tensor, before: Tensor) -> None:
@@ -146,7 +149,8 @@ def warn_of_lost_digits(after: Tensor, before: Tensor) -> None:
     squares = after[..., 0, 0] - after[..., 0, 1].square() / count
     gone = before[..., 0, 0] - after[..., 0, 0]
     lost = torch.finfo(before.dtype).eps * gone > _LOST * squares
-    if bool((lost & (gone > after[..., 0, 0]) & (after[..., 1, 1] > 1.5)).any()):
+    far = gone > _FAR * after[..., 0, 0]  # those that are left may all be equal
+    if bool((lost & far & (after[..., 1, 1] > 1.5)).any()):
         warnings.warn(
             "Outcomes were taken out that are so much larger than the others that sums of these "
             "were rounded beside them: what is learned from now on (scale, noise) is not what the "

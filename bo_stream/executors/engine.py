@@ -205,7 +205,8 @@ class DaemonThreadExecutor(Executor):
     """An executor of up to N threads that end with the interpreter, in the middle of a task too.
 
     At its end the interpreter waits for the threads of Python's own ``ThreadPoolExecutor``: one
-    task that hangs would hold up the process for ever.
+    task that hangs would hold up the process for ever. One that hangs in a backward pass of torch
+    aborts the process there, with exit code 134.
     """
 
     def __init__(self, count: int) -> None:
@@ -237,6 +238,8 @@ class DaemonThreadExecutor(Executor):
                     future.set_exception(error)
                 else:
                     future.set_result(result)
+                    del result
+            del call, future, do  # else they live on while the thread waits
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads when their tasks are done; overrides ``Executor.shutdown``."""

@@ -418,6 +418,8 @@ def test_a_state_with_another_transform_of_what_is_in_memory_is_refused(
     for after, former in zip(moments(whole, X), before, strict=True):
         assert_close(after, former)
     whole.load_state_dict(whole.state_dict())
+    permuted = BUILT[name](X.flip(0), Y.flip(0), input_transform=learned(2))
+    whole.load_state_dict(permuted.state_dict())  # rounded otherwise
 
 
 def test_a_state_may_have_another_transform_of_queries() -> None:

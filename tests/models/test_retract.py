@@ -42,6 +42,9 @@ def test_the_others_rounded_beside_a_huge_outcome_are_warned_of(name: str) -> No
         warnings.simplefilter("error")
         usual = Y[:1] + 100.0
         OF_SUMS[name](X, Y).update(X[:1], usual).retract(X[:1], usual)
+        labels = (torch.arange(80) % 20 == 0).to(Y).unsqueeze(-1)
+        ones = labels[:, 0] == 1.0
+        OF_SUMS[name](X, labels).retract(X[ones], labels[ones])  # all that are left are equal
 
 
 def test_rows_lose_nothing_beside_a_huge_outcome() -> None:

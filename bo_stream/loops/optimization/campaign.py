@@ -512,11 +512,11 @@ def write_optimization(
 
 
 def best_outcome(campaign: OptimizationCampaign) -> Trial | None:
-    """Find the trial of the best outcome where another one has the best posterior mean."""
+    """Find the trial of a better outcome, to six digits, than that of the best posterior mean."""
     ledger, sign = campaign.optimizer.ledger, campaign.optimizer.settings.sign
     key = campaign.steps[-1].best if campaign.steps else None
     outcomes = {trial.key: sign * (trial.Y or 0.0) for trial in ledger.with_status("told")}
-    if key not in outcomes or outcomes[key] == max(outcomes.values()):
+    if key not in outcomes or f"{outcomes[key]:.6g}" == f"{max(outcomes.values()):.6g}":
         return None
     return ledger[max(outcomes, key=outcomes.__getitem__)]
 

@@ -258,6 +258,9 @@ def _repeats(x: Tensor, others: Tensor) -> bool:
 FENCE = 1.5
 """Interquartile ranges below the lower quartile beyond which an outcome is an outlier."""
 
+_EQUAL = 1e-6
+"""Interquartile range, over that of all below the upper quartile, which is taken for none."""
+
 
 @dataclass(frozen=True)
 class LogScale:
@@ -272,7 +275,8 @@ class LogScale:
         unit: Difference of the largest and the median outcome.
         mean: Of the logarithms, after outliers were raised.
         sd: Of the logarithms, likewise.
-        floor: Least value of the scale; None where half of the outcomes are equal.
+        floor: Least value of the scale; None where the middle half of the outcomes is equal but for
+            rounding.
     """
 
     best: float
@@ -289,11 +293,12 @@ class LogScale:
         raw = cls(best, unit if unit > 0.0 else max(best - float(Y.min()), 1e-12))
         logs = raw.to_scale(Y)
         low, high = logs.quantile(0.25), logs.quantile(0.75)
-        fence = float(low - FENCE * (high - low)) if high > low else -math.inf
+        is_spread = bool(high - low > _EQUAL * (high - logs.min()))
+        fence = float(low - FENCE * (high - low)) if is_spread else -math.inf
         logs = logs.clamp_min(fence)
         mean, sd = float(logs.mean()), float(logs.std(correction=0))
         sd = sd if sd > 0.0 else 1.0
-        floor = (fence - mean) / sd if high > low else None
+        floor = (fence - mean) / sd if is_spread else None
         return replace(raw, mean=mean, sd=sd, floor=floor)
 
     def to_scale(self, Y: Tensor) -> Tensor:

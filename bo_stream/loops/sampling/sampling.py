@@ -355,15 +355,16 @@ class ActiveSampling:
         if len(set(chosen)) < len(chosen):
             twice = next(pick for pick in chosen if chosen.count(pick) > 1)
             raise UsageError(f"Candidate {twice} is named twice: which of its values counts?")
-        odd = next((i for i, y in enumerate(values.tolist()) if not abs(y) <= LARGEST), None)
+        most = min(LARGEST, torch.finfo(self._X.dtype).max)
+        odd = next((i for i, y in enumerate(exact.tolist()) if not abs(y) <= most), None)
         if odd is not None:
             raise UsageError(
-                f"Expected finite values of at most {LARGEST:g} in size, got {float(values[odd])} "
+                f"Expected finite values of at most {most:.3g} in size, got {float(exact[odd])} "
                 f"of candidate {chosen[odd]}. Leave out those that are not known."
             )
         told = [*self.state.outcomes, *exact.tolist()]
         if len(told) >= self.settings.initial:
-            check_outcomes(told, self.settings.dtype)
+            check_outcomes(told, self.settings.dtype, all_of_them=False)
         return dict(zip(chosen, values.tolist(), strict=True))
 
     def _add(self, picks: list[int], outcomes: list[float]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
@@ -180,15 +181,17 @@ def strategy_name(strategy: Strategy, goal: Goal) -> str:
     return "random choice" if strategy == "random" else _CHOICES[goal]
 
 
-def check_outcomes(outcomes: ArrayLike, dtype: str) -> None:
+def check_outcomes(outcomes: ArrayLike, dtype: str, all_of_them: bool = True) -> None:
     """Raise a ``UsageError`` if a model cannot tell outcomes apart, which may all be equal.
 
-    They are above 1e75 in size, their standard deviation is below ``LEAST_SPREAD``, or float32
-    may round them by over ``COARSEST``.
+    They are above 1e75 in size, float32 may round them by over ``COARSEST``, or their standard
+    deviation is below ``LEAST_SPREAD``, of which there is only a warning if more are to come.
     """
     import numpy as np
+    from linear_operator.utils.warnings import NumericalWarning
 
     from bo_stream.models.outcomes.base import LEAST_SPREAD
+    from bo_stream.warnings import users_stack_level
 
     values = np.asarray(outcomes, dtype=np.float64)
     largest = np.abs(values).max()
@@ -203,10 +206,13 @@ def check_outcomes(outcomes: ArrayLike, dtype: str) -> None:
         return
     deviation = (values / spread).std() * spread  # the squares of tiny ones are 0
     if deviation < LEAST_SPREAD and spread > _EQUAL * largest:
-        raise UsageError(
+        message = (
             f"Expected outcomes with a standard deviation of at least {LEAST_SPREAD:g}, or equal "
             f"ones, got {deviation:.3g}, which models take for none. Give them in another unit."
         )
+        if all_of_them:
+            raise UsageError(message)
+        warnings.warn(message, NumericalWarning, stacklevel=users_stack_level())
     step = largest * np.finfo(dtype).eps
     if dtype != "float64" and step > COARSEST * deviation:
         raise UsageError(

@@ -213,7 +213,8 @@ def _as_in_form(settings: SurveySettings, names: Sequence[str]) -> SurveySetting
 
     A form has columns of its own, such as ``id``; one of the list is ``listed_id`` there.
     """
-    is_form = {"round", "id", *settings.coordinates.names, "reason", "gain"} <= set(names)
+    is_form = {"id", *settings.coordinates.names} <= set(names)  # some may have been deleted
+    is_form = is_form and not {"reason", "gain"}.isdisjoint(names)
 
     def renamed(name: str) -> str:
         name = f"listed_{name}" if is_form else name

@@ -243,8 +243,9 @@ def guess(
             kernel.outputscale = _of_outputs(Y.var(-2), kernel.outputscale).clamp_min(1e-6)
     if isinstance(likelihood, GaussianLikelihood):
         level, variance = likelihood.noise.squeeze(-1), Y.var(-2)
-        if bool(((variance > 0.0) & (variance < _SMALL * LEAST_FIRST_NOISE)).any()):
-            warn_of_small_outcomes(float(variance.min()), LEAST_FIRST_NOISE, variance.shape[-1])
+        small = variance[(variance > 0.0) & (variance < _SMALL * LEAST_FIRST_NOISE)]
+        if len(small) > 0:
+            warn_of_small_outcomes(float(small.min()), LEAST_FIRST_NOISE, variance.shape[-1])
         likelihood.noise = _of_outputs(variance, level).clamp_min(LEAST_FIRST_NOISE).unsqueeze(-1)
     if isinstance(mean, ConstantMean) and real:
         mean.constant = _of_outputs(Y.mean(-2), mean.constant)

@@ -284,8 +284,10 @@ def test_outliers_below_all_others_are_raised_to_a_floor(low: float) -> None:
     assert scale.floor * scale.sd + scale.mean == pytest.approx(fence)
 
 
-def test_nothing_is_an_outlier_where_most_outcomes_are_equal() -> None:
-    Y = torch.tensor([-5.0, -3.0, *[0.0] * 8], dtype=torch.float64)
+@pytest.mark.parametrize("rounding", [0.0, 1e-14])
+def test_nothing_is_an_outlier_where_most_outcomes_are_equal(rounding: float) -> None:
+    Y = torch.tensor([-5.0, -3.0, *[0.0] * 8, 0.5], dtype=torch.float64)
+    Y[2:10] += rounding * torch.arange(8)
     scale = LogScale.of(Y)
     assert scale.floor is None  # which a record of the run can hold
     assert [scale.to_outcome(float(v)) for v in scale.to_scale(Y)] == pytest.approx(Y.tolist())
