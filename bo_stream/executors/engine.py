@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import (
     BrokenExecutor,
     CancelledError,
@@ -200,6 +200,31 @@ def _check_version(worker: str, package: str, found: str | Exception, wanted: st
         )
 
 
+def end_threads(
+    threads: Sequence[threading.Thread],
+    calls: SimpleQueue[Any],
+    wait: bool,
+    cancel_futures: bool,
+) -> None:
+    """End threads that serve a queue of calls, each of which begins with its future.
+
+    Args:
+        threads: That end where they get None.
+        calls: The queue.
+        wait: Whether to return when they have ended.
+        cancel_futures: Whether calls that have not begun are cancelled.
+    """
+    with suppress(Empty):
+        while cancel_futures:
+            if (call := calls.get_nowait()) is not None:
+                call[0].cancel()
+    for _ in threads:
+        calls.put(None)
+    if wait:
+        for thread in threads:
+            thread.join()
+
+
 @final
 class DaemonThreadExecutor(Executor):
     """An executor of up to N threads that end with the interpreter, in the middle of a task too.
@@ -213,7 +238,7 @@ class DaemonThreadExecutor(Executor):
         """Prepare threads; they are started as they are needed."""
         self._max_workers, self._lock, self._is_closed = count, threading.Lock(), False
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._daemons: list[threading.Thread] = []
+        self._threads: list[threading.Thread] = []
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Do ``fn(*args, **kwargs)`` in a thread."""
@@ -222,9 +247,9 @@ class DaemonThreadExecutor(Executor):
             if self._is_closed:
                 raise RuntimeError("The executor is shut down: expected one that is open.")
             self._calls.put((future, partial(fn, *args, **kwargs)))
-            if len(self._daemons) < self._max_workers:
-                self._daemons.append(threading.Thread(target=self._serve, daemon=True))
-                self._daemons[-1].start()
+            if len(self._threads) < self._max_workers:
+                self._threads.append(threading.Thread(target=self._serve, daemon=True))
+                self._threads[-1].start()
         return future
 
     def _serve(self) -> None:
@@ -245,15 +270,7 @@ class DaemonThreadExecutor(Executor):
         """End the threads when their tasks are done; overrides ``Executor.shutdown``."""
         with self._lock:
             self._is_closed = True
-        with suppress(Empty):
-            while cancel_futures:
-                if (call := self._calls.get_nowait()) is not None:
-                    call[0].cancel()
-        for _ in self._daemons:
-            self._calls.put(None)
-        if wait:
-            for thread in self._daemons:
-                thread.join()
+        end_threads(self._threads, self._calls, wait, cancel_futures)
 
 
 def check_picklable(name: str, value: Any, executor: Executor | None = None) -> None:

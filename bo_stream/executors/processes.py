@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from bo_stream.errors import UsageError, check_one_of, check_whole
@@ -25,6 +25,7 @@ from bo_stream.executors.engine import (
     EngineExecutor,
     EngineFuture,
     LostTaskError,
+    end_threads,
 )
 from bo_stream.storage.archive import one_line
 
@@ -113,15 +114,7 @@ class ProcessExecutor(EngineExecutor):
         """End the processes when their tasks are done; overrides ``Executor.shutdown``."""
         with self._lock:
             self._is_closed = True
-        with suppress(Empty):
-            while cancel_futures:
-                if (call := self._calls.get_nowait()) is not None:
-                    call[0].cancel()
-        for _ in self._threads:
-            self._calls.put(None)
-        if wait:
-            for thread in self._threads:
-                thread.join()
+        end_threads(self._threads, self._calls, wait, cancel_futures)
         atexit.unregister(self.kill)
 
     def kill(self) -> None:

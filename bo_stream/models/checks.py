@@ -146,9 +146,10 @@ def check_observations(
         check_type(name, tensor, like)
     check_shape("X", X, (*batch_shape, None, dim))
     check_shape("Y", Y, (*batch_shape, X.shape[-2], outputs))
-    with torch.no_grad():  # one read for all, and for the squares of outcomes
-        size = torch.linalg.vector_norm(torch.cat((X.flatten(), Y.flatten())))
-    if not _is_finite(size):
+    with torch.no_grad():  # one read for inputs and squares of outcomes
+        outcomes = Y.flatten()
+        sums = X.sum() + outcomes.dot(outcomes)
+    if not _is_finite(sums):
         check_finite("X", X)
         check_complete(Y, outputs // columns)
     if Yvar is not None:

@@ -294,11 +294,11 @@ class LogScale:
         logs = raw.to_scale(Y)
         low, high = logs.quantile(0.25), logs.quantile(0.75)
         is_spread = bool(high - low > _EQUAL * (high - logs.min()))
-        fence = float(low - FENCE * (high - low)) if is_spread else -math.inf
-        logs = logs.clamp_min(fence)
+        fence = float(low - FENCE * (high - low)) if is_spread else None
+        logs = logs if fence is None else logs.clamp_min(fence)
         mean, sd = float(logs.mean()), float(logs.std(correction=0))
         sd = sd if sd > 0.0 else 1.0
-        floor = (fence - mean) / sd if is_spread else None
+        floor = None if fence is None else (fence - mean) / sd
         return replace(raw, mean=mean, sd=sd, floor=floor)
 
     def to_scale(self, Y: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ class InducingMemory(HoldsStatistics):
         """
         if new.data.sign < 0:
             stay = staying(self.rows.data, new.data)
-            missing = len(new) - (len(self.rows) - int(stay.sum()))
+            missing = len(new) - int((~stay).sum())
             if bool((self.counts - len(self.rows) < missing - 0.5).any()):
                 raise never_in()
             rows = self.rows[stay]

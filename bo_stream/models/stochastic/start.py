@@ -206,7 +206,7 @@ def input_scale(X: Tensor) -> Tensor:
 
 
 LEAST_FIRST_NOISE, _SMALL = 1e-4, 10.0
-"""Least noise variance that is guessed, and how many times it outcomes vary at least without a
+"""Least noise variance that is guessed; variance of outcomes, over it, below which there is a
 warning."""
 
 
